@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # of what is registered for CUDA tensors
+_MOST_CALLERS = 4
 _NEW = ("aten::new_empty", "aten::empty", "aten::empty_strided", "aten::empty_like")
 
 
@@ -110,14 +111,16 @@ def _tensors(x: Any) -> list[Tensor]:
 
 
 def with_lines(text: str) -> str:
-    """With lines of source where the emulator has places in its code."""
+    """With lines of a kernel's source where the emulator has places in its code: the innermost first."""
 
-    def line(found: re.Match[str]) -> str:
-        command = ["addr2line", "-e", str(emulator_build.library()), found[1]]
+    def lines(found: re.Match[str]) -> str:
+        command = ["addr2line", "-i", "-e", str(emulator_build.library()), found[1]]
         try:
-            where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         except (OSError, subprocess.CalledProcessError):
             return found[0]
-        return f" at {Path(where.partition(' ')[0]).name}"
+        frames = [Path(line.partition(" ")[0]).name for line in where]
+        of_kernels = [frame for frame in frames if ".cuh:" in frame][:_MOST_CALLERS]
+        return " at " + " < ".join(of_kernels or frames[:1])
 
-    return re.sub(r" at \+(0x[0-9a-f]+)", line, text)
+    return re.sub(r" at \+(0x[0-9a-f]+)", lines, text)

@@ -1,0 +1,169 @@
+#include "watch.hpp"
+
+#include <unordered_map>
+
+#include "faults.hpp"
+
+namespace emulator {
+
+const std::vector<Registers>* watched_registers;
+
+namespace {
+
+struct Piece {
+    const char* what;  // of the last asynchronous instruction
+    Place place;
+    unsigned short reads, writes;  // in flight
+};
+// When it was last stored by a thread, in Launch::fences; 0: never, or by an asynchronous instruction.
+struct Store {
+    unsigned time;
+    unsigned short fiber;
+};
+constexpr std::size_t kWindow = kMostBlocks * kArenaPitch;
+Piece pieces[kWindow / kPiece];
+Store stores[kWindow / 4];
+bool touched[kMostBlocks];
+
+std::unordered_map<std::size_t, unsigned> global_stores;  // by address / 16, when
+
+void touch(std::size_t address) {
+    touched[address / kArenaPitch] = true;
+}
+
+// Whether a store has been made known to asynchronous instructions: by a fence of the thread that stored or of all that issue.
+bool is_fenced(const Store& store, const Asynchronous& by) {
+    if (store.time == 0 || fibers[store.fiber].fenced >= store.time) return true;
+    for (int each = by.first; each <= by.last; ++each)
+        if (fibers[each].fenced < store.time) return false;
+    return true;
+}
+
+std::string named(const Piece& piece) {
+    return std::string(piece.what) + text_of(piece.place);
+}
+
+void check_fenced(unsigned address, const Asynchronous& by) {
+    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word)
+        if (const Store& store = stores[word]; !is_fenced(store, by))
+            fail_at(by.place, std::string(by.what) + " takes " + text_of_shared(word * 4) + ", which thread " +
+                                  std::to_string(thread_of(store.fiber)) + " has stored without fence.proxy.async behind");
+}
+
+void note_shared(std::size_t address, std::size_t bytes, bool is_store, Place place) {
+    for (std::size_t at = address / kPiece; at <= (address + bytes - 1) / kPiece; ++at) {
+        const Piece& piece = pieces[at];
+        if (piece.writes > 0)
+            fail_at(place, std::string(is_store ? "stores" : "loads") + " what has not arrived yet, " +
+                               text_of_shared(static_cast<unsigned>(address)) + ": " + named(piece));
+        if (is_store && piece.reads > 0)
+            fail_at(place,
+                    "stores what is still read, " + text_of_shared(static_cast<unsigned>(address)) + ": " + named(piece));
+    }
+    if (!is_store) return;
+    touch(address);
+    for (std::size_t word = address / 4; word <= (address + bytes - 1) / 4; ++word)
+        stores[word] = {now.fences + 1, static_cast<unsigned short>(current)};
+}
+
+void note_registers(const char* begin, std::size_t bytes, bool is_store, Place place) {
+    for (const Registers& registers : *watched_registers)
+        if (begin + bytes > registers.begin && begin < registers.end)
+            fail_at(place, std::string(is_store ? "writes" : "reads") + " registers of a wgmma in flight, which has begun" +
+                               text_of(registers.place) + ", without a wait");
+}
+
+void note(const void* pointer, std::size_t bytes, bool is_store, Place place) {
+    if (current < 0) return;  // not of a kernel
+    const char* const begin = static_cast<const char*>(pointer);
+    if (is_in_arenas(begin))
+        note_shared(static_cast<std::size_t>(begin - arenas), bytes, is_store, place);
+    else if (is_in_stacks(begin)) {
+        if (!watched_registers->empty()) note_registers(begin, bytes, is_store, place);
+    } else if (is_store) {
+        const std::size_t first = reinterpret_cast<std::size_t>(begin) / kPiece;
+        for (std::size_t at = first; at <= (reinterpret_cast<std::size_t>(begin) + bytes - 1) / kPiece; ++at)
+            global_stores[at] = now.fences + 1;
+    }
+}
+
+}  // namespace
+
+void begin_read(unsigned address, const Asynchronous& by) {
+    Piece& piece = pieces[address / kPiece];
+    touch(address);
+    if (piece.writes > 0)
+        fail_at(by.place,
+                std::string(by.what) + " takes what has not arrived yet, " + text_of_shared(address) + ": " + named(piece));
+    check_fenced(address, by);
+    piece = {by.what, by.place, static_cast<unsigned short>(piece.reads + 1), 0};
+}
+void end_read(unsigned address) {
+    --pieces[address / kPiece].reads;
+}
+void begin_write(unsigned address, const Asynchronous& by) {
+    Piece& piece = pieces[address / kPiece];
+    touch(address);
+    if (piece.reads > 0 || piece.writes > 0)
+        fail_at(by.place,
+                std::string(by.what) + " overwrites what is still in use, " + text_of_shared(address) + ": " + named(piece));
+    check_fenced(address, by);
+    piece = {by.what, by.place, 0, 1};
+}
+void end_write(unsigned address) {
+    Piece& piece = pieces[address / kPiece];
+    piece.writes = 0;
+    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) stores[word].time = 0;
+}
+
+void note_store(const void* to, std::size_t bytes) {
+    if (touched[rank_of(current)]) note(to, bytes, true, nullptr);
+}
+
+void check_global_read(const void* from, std::size_t bytes, const Asynchronous& by) {
+    if (global_stores.empty() || bytes == 0) return;
+    const std::size_t first = reinterpret_cast<std::size_t>(from);
+    for (std::size_t at = first / kPiece; at <= (first + bytes - 1) / kPiece; ++at)
+        if (const auto found = global_stores.find(at); found != global_stores.end())
+            for (int each = by.first; each <= by.last; ++each)
+                if (fibers[each].fenced_global < found->second)
+                    fail_at(by.place, std::string(by.what) +
+                                          " reads global memory that this launch has stored, without "
+                                          "fence.proxy.async between");
+}
+
+void forget_watched(int rank) {
+    if (!touched[rank]) return;
+    touched[rank] = false;
+    std::fill_n(pieces + rank * (kArenaPitch / kPiece), kArenaBytes / kPiece, Piece{});
+    std::fill_n(stores + rank * (kArenaPitch / 4), kArenaBytes / 4, Store{});
+}
+void forget_global_stores() {
+    global_stores.clear();
+}
+
+}  // namespace emulator
+
+// ---- What -fsanitize=thread calls
+
+#define GDN_NOTE(name, bytes, is_store)                                   \
+    extern "C" void __tsan_##name(void* at) {                             \
+        emulator::note(at, bytes, is_store, __builtin_return_address(0)); \
+    }
+#define GDN_NOTES(bytes)                          \
+    GDN_NOTE(read##bytes, bytes, false)           \
+    GDN_NOTE(write##bytes, bytes, true)           \
+    GDN_NOTE(unaligned_read##bytes, bytes, false) \
+    GDN_NOTE(unaligned_write##bytes, bytes, true)
+GDN_NOTES(1)
+GDN_NOTES(2)
+GDN_NOTES(4)
+GDN_NOTES(8)
+GDN_NOTES(16)
+extern "C" void __tsan_read_range(void* at, unsigned long bytes) {
+    emulator::note(at, bytes, false, __builtin_return_address(0));
+}
+extern "C" void __tsan_write_range(void* at, unsigned long bytes) {
+    emulator::note(at, bytes, true, __builtin_return_address(0));
+}
+extern "C" void __tsan_init() {}
