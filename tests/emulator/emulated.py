@@ -32,7 +32,8 @@ def library() -> ctypes.CDLL:
     path = emulator_build.library()
     torch.ops.load_library(path)
     loaded = ctypes.CDLL(str(path))
-    loaded.emulator_launches.restype, loaded.emulator_launched.argtypes = ctypes.c_size_t, (ctypes.c_size_t,)
+    loaded.emulator_launches.restype = loaded.emulator_blocks.restype = ctypes.c_size_t
+    loaded.emulator_launched.argtypes = loaded.emulator_blocks.argtypes = (ctypes.c_size_t,)
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
     loaded.emulator_launch.argtypes = (ctypes.c_char_p, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
@@ -42,6 +43,13 @@ def library() -> ctypes.CDLL:
 def launched(first: int = 0) -> set[str]:
     """Kernels with their configurations, of this process from a launch on."""
     return set(library().emulator_launched(first).decode().splitlines())
+
+
+@contextmanager
+def counted_blocks() -> Iterator[Callable[[], int]]:
+    """Gives what tells the blocks of a run since: each call of an operator has two."""
+    first = library().emulator_launches()
+    yield lambda: library().emulator_blocks(first) // 2
 
 
 @contextmanager

@@ -65,7 +65,11 @@ std::map<std::string, Run>& kernels() {
     static std::map<std::string, Run> all;
     return all;
 }
-std::vector<std::string> launched;
+struct Launched {
+    std::string name;
+    std::size_t blocks;
+};
+std::vector<Launched> launched;
 
 // ---- Threads
 
@@ -443,7 +447,7 @@ void launch(const std::string& kernel, const std::string& configuration, const S
     if (shape.shared_bytes > kSharedBytes) throw std::runtime_error(name + ": more shared memory than a block has");
     if (shape.cluster == 0 || shape.cluster > kMostBlocks || x % shape.cluster != 0)
         throw std::runtime_error(name + ": a cluster of that size cannot run");
-    launched.push_back(name);
+    launched.push_back({name, std::size_t{x} * y * z});
     now.run = found->second;
     now.args = args;
     now.shared_bytes = shape.shared_bytes;
@@ -480,10 +484,17 @@ extern "C" __attribute__((visibility("default"))) std::size_t emulator_launches(
 }
 extern "C" __attribute__((visibility("default"))) const char* emulator_launched(std::size_t first) {
     static std::string text;
-    const auto& all = emulator::launched;
+    std::set<std::string> names;
+    for (std::size_t i = first; i < emulator::launched.size(); ++i) names.insert(emulator::launched[i].name);
     text.clear();
-    for (const std::string& name : std::set(all.begin() + static_cast<std::ptrdiff_t>(first), all.end())) text += name + "\n";
+    for (const std::string& name : names) text += name + "\n";
     return text.c_str();
+}
+// Blocks of all launches from the first of these on.
+extern "C" __attribute__((visibility("default"))) std::size_t emulator_blocks(std::size_t first) {
+    std::size_t blocks = 0;
+    for (std::size_t i = first; i < emulator::launched.size(); ++i) blocks += emulator::launched[i].blocks;
+    return blocks;
 }
 // Launches a kernel alone; returns what it did wrong.
 extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, unsigned blocks,

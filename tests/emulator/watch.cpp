@@ -146,9 +146,18 @@ void forget_global_stores() {
 
 // ---- What -fsanitize=thread calls
 
-#define GDN_NOTE(name, bytes, is_store)                                   \
-    extern "C" void __tsan_##name(void* at) {                             \
-        emulator::note(at, bytes, is_store, __builtin_return_address(0)); \
+namespace emulator {
+
+// Most are of the thread's own variables.
+static inline void note_unless_own(const void* at, std::size_t bytes, bool is_store, Place place) {
+    if (!is_in_stacks(at) || !watched_registers->empty()) note(at, bytes, is_store, place);
+}
+
+}  // namespace emulator
+
+#define GDN_NOTE(name, bytes, is_store)                                              \
+    extern "C" void __tsan_##name(void* at) {                                        \
+        emulator::note_unless_own(at, bytes, is_store, __builtin_return_address(0)); \
     }
 #define GDN_NOTES(bytes)                          \
     GDN_NOTE(read##bytes, bytes, false)           \
@@ -161,9 +170,9 @@ GDN_NOTES(4)
 GDN_NOTES(8)
 GDN_NOTES(16)
 extern "C" void __tsan_read_range(void* at, unsigned long bytes) {
-    emulator::note(at, bytes, false, __builtin_return_address(0));
+    emulator::note_unless_own(at, bytes, false, __builtin_return_address(0));
 }
 extern "C" void __tsan_write_range(void* at, unsigned long bytes) {
-    emulator::note(at, bytes, true, __builtin_return_address(0));
+    emulator::note_unless_own(at, bytes, true, __builtin_return_address(0));
 }
 extern "C" void __tsan_init() {}

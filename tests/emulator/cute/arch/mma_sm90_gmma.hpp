@@ -28,27 +28,6 @@ enum class Major { K = 0, MN = 1 };
 enum class ScaleOut { Zero = 0, One = 1 };
 enum class ScaleIn { Neg = -1, One = 1 };
 
-// CUTLASS takes every accumulator as an argument of its own, and behind them whether to add. They must be an array's.
-template <int kColumns, class Issue>
-struct EmulatedAccumulators {
-    template <class... More>
-    __attribute__((always_inline)) static void take(const Issue& issue, float& first, More&&... more) {
-        static_assert(sizeof...(More) + 1 >= kColumns / 2);
-        ScaleOut scale = ScaleOut::One;
-        int index = 0;
-        bool is_array = true;
-        const auto each = [&]<class T>(T& x) {
-            if constexpr (std::is_same_v<std::remove_cv_t<T>, float>)
-                is_array = is_array && &x == &first + ++index;
-            else
-                scale = x;
-        };
-        (each(more), ...);
-        if (!is_array || index + 1 != kColumns / 2) emulator::fail("wgmma: accumulators that are not an array");
-        issue(&first, scale == ScaleOut::One);
-    }
-};
-
 template <int kColumns, bool kIsBf16, Major kMajorA, Major kMajorB, ScaleIn kScaleA, ScaleIn kScaleB>
 struct EmulatedWgmma {
     static constexpr emulator::Wgmma kPlain = {.columns = kColumns,
@@ -64,14 +43,17 @@ struct EmulatedWgmma {
                                                .registers = {},
                                                .d = nullptr};
 
+    // CUTLASS takes every accumulator as an argument of its own, and behind them, perhaps, whether to add. They must be an
+    // array's.
     template <class... D>
-    __attribute__((always_inline)) static void issue(emulator::Wgmma x, D&&... d) {
-        const auto with = [&](float* registers, bool adds) {
-            x.d = registers;
-            x.adds = adds;
-            emulator::wgmma(x);
-        };
-        EmulatedAccumulators<kColumns, decltype(with)>::take(with, d...);
+    __attribute__((always_inline)) static void issue(emulator::Wgmma& x, D&... d) {
+        constexpr int kCount = kColumns / 2;
+        static_assert(sizeof...(D) == kCount || sizeof...(D) == kCount + 1);
+        const void* const at[] = {&d...};
+        x.d = static_cast<float*>(const_cast<void*>(at[0]));
+        if (at[kCount - 1] != x.d + kCount - 1) emulator::fail("wgmma: accumulators that are not an array");
+        x.adds = sizeof...(D) == kCount || *static_cast<const ScaleOut*>(at[sizeof...(D) - 1]) == ScaleOut::One;
+        emulator::wgmma(x);
     }
 
     struct SS {
