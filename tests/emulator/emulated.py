@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # of what is registered for CUDA tensors
-_MOST_CALLERS = 4
+_MOST_CALLERS = 6
 _NEW = ("aten::new_empty", "aten::empty", "aten::empty_strided", "aten::empty_like")
 
 
@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL:
     loaded.emulator_launched.argtypes = loaded.emulator_blocks.argtypes = (ctypes.c_size_t,)
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
-    loaded.emulator_launch.argtypes = (ctypes.c_char_p, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
+    loaded.emulator_launch.argtypes = (*(ctypes.c_char_p,) * 2, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
     return loaded
 
 
@@ -119,10 +119,10 @@ def _tensors(x: Any) -> list[Tensor]:
 
 
 def with_lines(text: str) -> str:
-    """With lines of a kernel's source where the emulator has places in its code: the innermost first."""
+    """With lines of a kernel's source where the emulator has places in its code: the innermost first, then its callers."""
 
     def lines(found: re.Match[str]) -> str:
-        command = ["addr2line", "-i", "-e", str(emulator_build.library()), found[1]]
+        command = ["addr2line", "-i", "-e", str(emulator_build.library()), *found[1].replace("+", "").split(" < ")]
         try:
             where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         except (OSError, subprocess.CalledProcessError):
@@ -131,4 +131,5 @@ def with_lines(text: str) -> str:
         of_kernels = [frame for frame in frames if ".cuh:" in frame][:_MOST_CALLERS]
         return " at " + " < ".join(of_kernels or frames[:1])
 
-    return re.sub(r" at \+(0x[0-9a-f]+)", lines, text)
+    place = r"\+0x[0-9a-f]+"
+    return re.sub(f" at ({place}(?: < {place})*)", lines, text)

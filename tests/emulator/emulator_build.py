@@ -34,13 +34,15 @@ COMPILER = shlex.split(os.environ.get("CXX") or "g++")
 _IS_X86 = platform.machine() == "x86_64"
 COMMON = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", f"-I{HERE}"]  # setjmp between stacks is on purpose
 KERNELS = [
-    *("-O1", "-g1", "-include", str(HERE / "cuda.hpp"), f"-I{FOLDER / 'include'}", "-Wno-attributes", "-Wno-unknown-pragmas"),
+    *("-O1", "-finline-small-functions", "-g1", "-include", str(HERE / "cuda.hpp"), f"-I{FOLDER / 'include'}"),
+    *("-Wno-attributes", "-Wno-unknown-pragmas"),
     *("-fno-strict-aliasing", "-ffp-contract=fast", *(["-mfma", "-mf16c"] if _IS_X86 else [])),
     "-ftrivial-auto-var-init=pattern",  # what nobody has written is large
     *("-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero", "-fno-sanitize-recover=all"),
 ]
-# For kernels with instructions that go on by themselves: calls of watch.cpp for loads and stores.
-WATCHED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
+# For kernels with instructions that go on by themselves: calls of watch.cpp for loads and stores. The linker must not take
+# functions of others for theirs, so none are weak.
+WATCHED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-weak", "-w"]
 HAVE_THEM = "gdn_cuda/kernels/common/cutlass_sm90.cuh"
 TENSOR_CORES = ["-O3", *(["-mavx2", "-mfma", "-mf16c"] if _IS_X86 else [])]
 HOST = [

@@ -2,8 +2,10 @@
 #include "faults.hpp"
 
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iterator>
 
@@ -38,16 +40,35 @@ void on_signal(int number, siginfo_t* info, void* context) {
 
 }  // namespace
 
-std::string text_of(Place place) {
+static std::string offset_of(Place place) {
     Dl_info found;
     if (place == nullptr || dladdr(place, &found) == 0 || found.dli_fbase == nullptr) return "";
     char text[32];
-    std::snprintf(text, sizeof text, " at +0x%tx", static_cast<const char*>(place) - 1 - static_cast<char*>(found.dli_fbase));
+    std::snprintf(text, sizeof text, "+0x%tx", static_cast<const char*>(place) - 1 - static_cast<char*>(found.dli_fbase));
+    return text;
+}
+std::string text_of(Place place) {
+    const std::string offset = offset_of(place);
+    return offset.empty() ? "" : " at " + offset;
+}
+
+// With those who call, if the thread is there.
+static std::string text_with_callers(Place place) {
+    constexpr int kMost = 24, kMostCallers = 5;
+    void* frames[kMost];
+    const int count = backtrace(frames, kMost);
+    std::string text = text_of(place);
+    for (int i = 0; i < count && !text.empty(); ++i)
+        if (frames[i] == place || static_cast<const char*>(frames[i]) + 1 == place) {
+            for (int caller = i + 1; caller < std::min(count, i + 1 + kMostCallers); ++caller)
+                if (const std::string offset = offset_of(frames[caller]); !offset.empty()) text += " < " + offset;
+            break;
+        }
     return text;
 }
 
 void fail_at(Place place, const std::string& text) {
-    fail(text + text_of(place));
+    fail(text + text_with_callers(place));
 }
 
 Signals::Signals() {

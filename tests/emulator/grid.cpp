@@ -497,13 +497,14 @@ extern "C" __attribute__((visibility("default"))) std::size_t emulator_blocks(st
     return blocks;
 }
 // Launches a kernel alone; returns what it did wrong.
-extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, unsigned blocks,
-                                                                              unsigned threads, unsigned shared_bytes,
-                                                                              unsigned cluster, const void* args) {
+extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, const char* configuration,
+                                                                              unsigned blocks, unsigned threads,
+                                                                              unsigned shared_bytes, unsigned cluster,
+                                                                              const void* args) {
     static std::string text;
     text.clear();
     try {
-        emulator::launch(kernel, "", {{blocks, 1, 1}, threads, shared_bytes, cluster}, args);
+        emulator::launch(kernel, configuration, {{blocks, 1, 1}, threads, shared_bytes, cluster}, args);
     } catch (const std::exception& error) {
         text = error.what();
     }

@@ -32,17 +32,19 @@ inline constexpr bool kIsKnown = false;
 inline float without_subnormals(float x) {
     return fabsf(x) < 0x1p-126f ? copysignf(0.f, x) : x;
 }
+[[noreturn]] inline void fail_misaligned() {
+    fail("a misaligned address");
+}
+// No memcpy: of assignments alone -fsanitize=thread makes calls.
 template <class T>
 T load(const void* from) {
-    if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) != 0) fail("a misaligned address");
-    T x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
+    if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) != 0) fail_misaligned();
+    return *static_cast<const T*>(from);
 }
 template <class T>
 void store(void* to, const T& x) {
-    if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) != 0) fail("a misaligned address");
-    std::memcpy(to, &x, sizeof x);
+    if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) != 0) fail_misaligned();
+    *static_cast<T*>(to) = x;
 }
 inline void check_copy(unsigned to, const void* from) {
     if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("cp.async: a misaligned address");

@@ -94,5 +94,13 @@ static const Driver& emulated_driver() {
 }  // namespace gdn_cuda::jit
 
 #define driver emulated_driver
-#define kStandIn kMostDevices  // the device that stands for one has memory here
+#define kStandIn kMostDevices  // what stands for a device has memory here
 #include "jit/tensor_map.cpp"
+
+// For kernels that tests launch alone: jit::tile_map of a tensor with 16-bit elements, its strides in elements.
+extern "C" __attribute__((visibility("default"))) void emulator_tile_map(void* into, void* data, const long long (&sizes)[4],
+                                                                         const long long (&strides)[3], int tokens) {
+    const gdn_cuda::jit::TiledTensor tensor{{data, strides[0], strides[1], strides[2]}, sizes[0], sizes[1], sizes[2], sizes[3]};
+    const gdn_cuda::TensorMap map = gdn_cuda::jit::tile_map(tensor, gdn_cuda::DType::bf16, tokens, 0);
+    std::memcpy(into, &map, sizeof map);
+}

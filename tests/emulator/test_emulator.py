@@ -26,7 +26,8 @@ def launch(kernel: str, reverse: bool = False, blocks: int = 1) -> tuple[Tensor,
     numbers = memory.copy(torch.arange(64.0))
     library().emulator_schedule(7, reverse)
     arguments = ctypes.byref(Arguments(numbers.data_ptr()))
-    fault = library().emulator_launch(f"faulty/{kernel}".encode(), blocks, 64 // blocks, 256, blocks, arguments).decode()
+    name = f"faulty/{kernel}".encode()
+    fault = library().emulator_launch(name, b"", blocks, 64 // blocks, 256, blocks, arguments).decode()
     memory.check()
     return numbers, with_lines(fault)
 

@@ -96,8 +96,9 @@ const Said& said(std::uint64_t word) {
 }
 
 void expect_warpgroup(Place place) {
-    if (lanes_of_warp() != kLanes || now.threads % (kLanes * kWarps) != 0)
-        fail_at(place, "wgmma by other than whole warpgroups");
+    constexpr int kThreads = kWarps * kLanes;
+    if (lanes_of_warp() != kLanes || thread_of(current) / kThreads * kThreads + kThreads > now.threads)
+        fail_at(place, "wgmma by other than a whole warpgroup");
 }
 
 // That the warps of a group issue the same.
