@@ -2,6 +2,7 @@
 #pragma once
 
 #include "grid.hpp"
+#include "order.hpp"
 
 namespace emulator {
 
@@ -22,7 +23,8 @@ void forget_products();
 
 void check_mbarrier_of_copy(unsigned address, Place place);
 unsigned phase_of(unsigned address, Place place);
-void bytes_arrive(unsigned address, unsigned bytes, unsigned phase, Place place);
+Event end_of_phase(unsigned address, unsigned phase, Place place);
+void bytes_arrive(unsigned address, unsigned bytes, unsigned phase, const Clock& before, Place place);
 void forget_barriers();
 
 }  // namespace emulator

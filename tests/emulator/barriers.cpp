@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <utility>
 
 #include "async.hpp"
 #include "faults.hpp"
@@ -22,6 +24,7 @@ struct Numbered {
     unsigned expected = 0, count = 0;
     unsigned generation = 0;
     bool votes[2] = {};
+    Clock clock;  // of those that have arrived
 };
 Numbered numbered[kMostBlocks][kNumbers];
 
@@ -40,8 +43,12 @@ void complete(Numbered& barrier, Place place) {
             fail_at(place, "a named barrier is complete with part of the warp of thread " + std::to_string(first) +
                                ": the device counts whole warps");
     }
-    for (const int fiber : barrier.waiting) wake(fiber);
+    for (const int fiber : barrier.waiting) {
+        acquire_for(fiber, barrier.clock);
+        wake(fiber);
+    }
     barrier.waiting.clear();
+    barrier.clock.clear();
     barrier.arrived.reset();
     barrier.count = 0;
     barrier.votes[++barrier.generation % 2] = false;
@@ -62,6 +69,7 @@ Numbered& arrive(unsigned number, unsigned threads, Place place) {
         fail_at(place, "a second time at named barrier " + std::to_string(number) + " before it is complete");
     barrier.arrived.set(mine);
     ++barrier.count;
+    release(barrier.clock);
     return barrier;
 }
 
@@ -88,9 +96,12 @@ struct Mbarrier {
     int init_thread;
     unsigned init_time;  // in Launch::fences
     Place place;         // of init
+    unsigned number;
     bool valid = true;
+    Clock clock = {}, over = {};  // of what has arrived in this phase, and in the one that is over
 };
-std::deque<Mbarrier> mbarriers;  // of the cluster
+std::deque<Mbarrier> mbarriers;             // of the cluster
+std::map<const unsigned*, Clock> counters;  // in global memory
 
 std::string text_of(const Mbarrier& barrier) {
     return "mbarrier at " + text_of_shared(barrier.address) + " (phase " + std::to_string(barrier.phase) + ": " +
@@ -118,6 +129,9 @@ void complete_if_nothing_is_missing(Mbarrier& barrier, Place place) {
     ++now.events;
     if (barrier.missing > 0 || barrier.bytes > 0) return;
     if (barrier.bytes < 0) fail_at(place, "more bytes arrive than are expected at " + text_of(barrier));
+    barrier.over = std::move(barrier.clock);
+    barrier.clock.clear();
+    add_phase(barrier.over, barrier.number, barrier.phase);
     ++barrier.phase;
     barrier.missing = barrier.expected;
     for (const int fiber : barrier.waiting) wake(fiber);
@@ -131,6 +145,7 @@ void expect(Mbarrier& barrier, unsigned bytes, Place place) {
 void arrive(Mbarrier& barrier, Place place) {
     if (barrier.missing == 0) fail_at(place, "one arrival more than is expected at " + text_of(barrier));
     --barrier.missing;
+    release(barrier.clock);
     complete_if_nothing_is_missing(barrier, place);
 }
 
@@ -162,7 +177,8 @@ void init_mbarrier(unsigned address, unsigned arrivals) {
                          .waiting = {},
                          .init_thread = current,
                          .init_time = now.fences + 1,
-                         .place = place});
+                         .place = place,
+                         .number = static_cast<unsigned>(mbarriers.size())});
 }
 void invalidate_mbarrier(unsigned address) {
     const Place place = __builtin_return_address(0);
@@ -179,6 +195,7 @@ void expect_bytes(unsigned address, unsigned bytes) {
 void complete_bytes(unsigned address, unsigned bytes) {
     const Place place = __builtin_return_address(0);
     Mbarrier& barrier = mbarrier_at(address, place);
+    release(barrier.clock);
     barrier.bytes -= bytes;
     complete_if_nothing_is_missing(barrier, place);
 }
@@ -196,14 +213,16 @@ bool is_phase_over(unsigned address, unsigned parity) {
     const Place place = __builtin_return_address(0);
     Mbarrier& barrier = mbarrier_at(address, place);
     if ((barrier.phase & 1) == parity) spin({"", &barrier, describe_mbarrier, place});
-    return (mbarrier_at(address, place).phase & 1) != parity;
+    if ((mbarrier_at(address, place).phase & 1) == parity) return false;
+    acquire(barrier.over);
+    return true;
 }
 void wait_for_phase(unsigned address, unsigned parity) {
     const Place place = __builtin_return_address(0);
     if (parity > 1) fail_at(place, "the parity of a phase is 0 or 1");
     while (true) {
         Mbarrier& barrier = mbarrier_at(address, place);
-        if ((barrier.phase & 1) != parity) return;
+        if ((barrier.phase & 1) != parity) return acquire(barrier.over);
         barrier.waiting.push_back(current);
         sleep({"", &barrier, describe_mbarrier, place});
     }
@@ -220,16 +239,21 @@ void check_mbarrier_of_copy(unsigned address, Place place) {
 unsigned phase_of(unsigned address, Place place) {
     return mbarrier_at(address, place).phase;
 }
-void bytes_arrive(unsigned address, unsigned bytes, unsigned phase, Place place) {
+Event end_of_phase(unsigned address, unsigned phase, Place place) {
+    return event_of_phase(mbarrier_at(address, place).number, phase);
+}
+void bytes_arrive(unsigned address, unsigned bytes, unsigned phase, const Clock& before, Place place) {
     Mbarrier& barrier = mbarrier_at(address, place);
     if (barrier.phase != phase)
         fail_at(place, "bytes arrive when their phase is over, in which fewer were expected: " + text_of(barrier) +
                            ", by the copy that begins");
+    join(barrier.clock, before);
     barrier.bytes -= bytes;
     complete_if_nothing_is_missing(barrier, place);
 }
 void forget_barriers() {
     mbarriers.clear();
+    counters.clear();
     for (int rank = 0; rank < now.blocks; ++rank)
         for (Numbered& each : numbered[rank]) each = {};
 }
@@ -252,9 +276,11 @@ unsigned load_acquire(const unsigned* from) {
         spin({"ld.acquire of a value that no thread of this or an earlier block changes", from, nullptr,
               __builtin_return_address(0)});
     fiber.acquired = from;
+    if (const auto found = counters.find(from); found != counters.end()) acquire(found->second);
     return fiber.acquired_value = read();
 }
 void add_release(unsigned* to, unsigned x) {
+    release(counters[to]);
     *to += x;
     ++now.events;
 }

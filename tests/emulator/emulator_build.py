@@ -44,7 +44,7 @@ KERNELS = [
 # functions of others for theirs, so none are weak.
 WATCHED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-weak", "-w"]
 HAVE_THEM = "gdn_cuda/kernels/common/cutlass_sm90.cuh"
-TENSOR_CORES = ["-O3", *(["-mavx2", "-mfma", "-mf16c"] if _IS_X86 else [])]
+VECTORIZED = ["-O3", *(["-mavx2", "-mfma", "-mf16c"] if _IS_X86 else [])]
 HOST = [
     *("-O0", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DFMT_HEADER_ONLY=1", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"),
     *("-isystem", str(TORCH / "include")),
@@ -166,10 +166,10 @@ def _host_units() -> Iterator[Unit]:
         yield Unit(source, [*options, *ahead])
     for name in ("operators", "tensor_map"):
         yield Unit(HERE / f"{name}.cpp", options)
-    for name in ("barriers", "faults", "grid", "tma", "watch"):
+    for name in ("barriers", "faults", "grid", "tma"):
         yield Unit(HERE / f"{name}.cpp", ["-O2"])
-    for name in ("mma", "wgmma"):
-        yield Unit(HERE / f"{name}.cpp", TENSOR_CORES)
+    for name in ("mma", "order", "watch", "wgmma"):
+        yield Unit(HERE / f"{name}.cpp", VECTORIZED)
 
 
 def _link(units: list[Unit], target: Path) -> None:

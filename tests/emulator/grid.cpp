@@ -89,6 +89,8 @@ void let_go(WarpMeeting& warp) {
     warp.words[warp.generation % 2].fill(~std::uint64_t{0});  // lanes that have returned say NaN
 }
 void let_go(BlockMeeting& block) {
+    for (const int fiber : block.waiting) acquire_for(fiber, block.clock);
+    block.clock.clear();
     let_go(static_cast<Meeting&>(block));
     block.votes[block.generation % 2] = false;
 }
@@ -117,7 +119,9 @@ void let_cluster_go_if_complete() {
     ClusterMeeting& cluster = now.cluster;
     if (cluster.arrived == 0 || cluster.arrived < cluster.members) return;
     cluster.arrived = 0;
-    let_go(cluster);
+    cluster.over = std::move(cluster.clock);
+    cluster.clock.clear();
+    let_go(static_cast<Meeting&>(cluster));
 }
 
 void fiber() {
@@ -141,6 +145,7 @@ void fiber() {
 
 void resume(int fiber_number) {
     current = fiber_number;
+    run_as(fiber_number);
     thread_index = {static_cast<unsigned>(thread_of(current)), 0, 0};
     block_index = my_block().index;
     Fiber& next = fibers[current];
@@ -160,7 +165,7 @@ void resume(int fiber_number) {
     setcontext(&context);
 }
 
-// Threads in the order in which they go on where several could: any, or warp by warp.
+// Threads in the order in which they go on where several could: any, warp by warp, or warpgroup by warpgroup.
 void draw_order() {
     const uint3 first = now.block[0].index;
     const int fibers_in_all = now.threads * now.blocks;
@@ -169,11 +174,11 @@ void draw_order() {
     now.fiber_at.resize(fibers_in_all);
     std::iota(now.fiber_at.begin(), now.fiber_at.end(), 0);
     std::ranges::shuffle(now.fiber_at, random_bits);
-    if (random_bits() % 2 == 0) {
-        std::vector<unsigned> place((fibers_in_all + kLanes - 1) / kLanes);
-        std::ranges::generate(place, random_bits);
-        std::ranges::stable_sort(now.fiber_at, {}, [&](int each) { return place[each / kLanes]; });
-    }
+    constexpr int kTogether[] = {1, kLanes, 4 * kLanes};
+    const int together = kTogether[random_bits() % std::size(kTogether)];
+    std::vector<unsigned> place((fibers_in_all + together - 1) / together);
+    std::ranges::generate(place, random_bits);
+    std::ranges::stable_sort(now.fiber_at, {}, [&](int each) { return place[each / together]; });
     if (schedule.reversed) std::ranges::reverse(now.fiber_at);
     now.rank_of.resize(fibers_in_all);
     for (int rank = 0; rank < fibers_in_all; ++rank) now.rank_of[now.fiber_at[rank]] = rank;
@@ -221,7 +226,7 @@ void run_fibers() {
 
 void prepare_block(int rank, const uint3& index) {
     Block& block = now.block[rank];
-    block = {index, arenas + rank * kArenaPitch, now.threads, {{{}, now.threads, 0}, {false, false}}, {}, 0};
+    block = {index, arenas + rank * kArenaPitch, now.threads, {{{}, now.threads, 0}, {false, false}, {}}, {}, 0};
     std::memset(block.arena, kUnwritten, kArenaBytes);
     forget_watched(rank);
     for (int warp = 0; warp * kLanes < now.threads; ++warp) {
@@ -235,7 +240,7 @@ void run_cluster(const uint3& first) {
     const int fibers_in_all = now.threads * now.blocks;
     for (int rank = 0; rank < now.blocks; ++rank)
         prepare_block(rank, {first.x + static_cast<unsigned>(rank), first.y, first.z});
-    now.cluster = {{{}, fibers_in_all, 0}, 0};
+    now.cluster = {{{}, fibers_in_all, 0}, 0, {}, {}};
     for (int each = 0; each < fibers_in_all; ++each) {
         Fiber& fiber = fibers[each];
         fiber.started = false;
@@ -249,6 +254,7 @@ void run_cluster(const uint3& first) {
     forget_copies();
     forget_products();
     forget_barriers();
+    forget_order();
     draw_order();
     now.ready.reset();
     now.spinning.clear();
@@ -307,6 +313,7 @@ bool meet_block(const char* what, bool vote) {
     BlockMeeting& block = my_block().meeting;
     bool& votes = block.votes[block.generation % 2];
     votes = votes || vote;
+    release(block.clock);
     wait_in(block, what, __builtin_return_address(0));
     return votes;
 }
@@ -315,16 +322,18 @@ void arrive_in_cluster() {
     if (fibers[current].arrived_in_cluster != kNever) fail("barrier.cluster.arrive without a wait since the last one");
     fibers[current].arrived_in_cluster = now.cluster.generation;
     ++now.cluster.arrived;
+    release(now.cluster.clock);
     let_cluster_go_if_complete();
 }
 void wait_for_cluster() {
     const unsigned arrived = std::exchange(fibers[current].arrived_in_cluster, kNever);
     if (arrived == kNever) fail("barrier.cluster.wait without an arrive");
-    if (now.cluster.generation != arrived) return;
+    if (now.cluster.generation != arrived) return acquire(now.cluster.over);
     fibers[current].arrived_in_cluster = arrived;  // while it waits
     now.cluster.waiting.push_back(current);
     sleep({"barrier.cluster", nullptr, nullptr, __builtin_return_address(0)});
     fibers[current].arrived_in_cluster = kNever;
+    acquire(now.cluster.over);
 }
 void meet_cluster() {
     arrive_in_cluster();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "grid.hpp"
+#include "order.hpp"
 
 namespace emulator {
 
@@ -68,13 +69,15 @@ struct Meeting {
 };
 struct BlockMeeting : Meeting {
     bool votes[2];
+    Clock clock;  // of those that wait
 };
 struct WarpMeeting : Meeting {
     Words words[2];
     void (*action)(const Words&) = nullptr;
 };
 struct ClusterMeeting : Meeting {
-    int arrived = 0;  // threads, waiting or not
+    int arrived = 0;    // threads, waiting or not
+    Clock clock, over;  // of those that have arrived, and had in the last meeting
 };
 struct Variable {
     const void* key;

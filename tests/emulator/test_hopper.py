@@ -135,7 +135,7 @@ def test_every_product(kernel: str) -> None:
         ("one_warp_is_missing", "another warp of the warpgroup", ""),
         ("returns_in_flight", "returns before its wgmma has ended", "wgmma.cuh"),
         ("misaligned_operand", "does not begin where the swizzle's pattern does", "wgmma.cuh"),
-        ("stores_without_fence", "has stored without fence.proxy.async behind", "wgmma.cuh"),
+        ("stores_without_fence", "without fence.proxy.async behind", "wgmma.cuh"),
     ],
 )  # fmt: skip
 def test_faults_around_a_product(fault: str, expected: str, where: str) -> None:
@@ -143,16 +143,19 @@ def test_faults_around_a_product(fault: str, expected: str, where: str) -> None:
         assert expected in text and where in text, text
 
 
-@pytest.mark.parametrize(
-    "fault, expected",
-    [
-        ("loads_before_arrival", "loads what has not arrived yet"),
-        ("multiplies_before_arrival", "wgmma takes what has not arrived yet"),
-        ("overwrites_by_tma", "wgmma takes what has not arrived yet"),
-    ],
-)
-def test_races_with_tma_show_in_one_order(fault: str, expected: str) -> None:
-    assert any(expected in text for text in faults("product", f"Fault::{fault}", threads=160))
+UNORDERED = ("what has not arrived yet", "and no barrier is between")
+
+
+@pytest.mark.parametrize("fault", ["loads_before_arrival", "multiplies_before_arrival"])
+def test_what_tma_loads_is_not_waited_for(fault: str) -> None:
+    for text in faults("product", f"Fault::{fault}", threads=160):
+        assert any(each in text for each in UNORDERED) and "hopper_kernels.cuh:" in text, text
+
+
+def test_tma_overwrites_an_operand() -> None:
+    """Its mbarrier may be two phases further when others ask for the first one."""
+    for text in faults("product", "Fault::overwrites_by_tma", threads=160):
+        assert any(each in text for each in (*UNORDERED, "overwrites what is still in use", "a deadlock")), text
 
 
 # ---- TMA
@@ -215,16 +218,10 @@ def test_a_ring(ring: str) -> None:
         assert torch.equal(launch.data[:128], expected.repeat(2))
 
 
-@pytest.mark.parametrize(
-    "fault, expected",
-    [
-        ("no_wait_for_empty", ("loads what has not arrived yet", "overwrites what is still in use", "phase")),
-        ("releases_too_early", ("loads what has not arrived yet",)),
-    ],
-)
-def test_races_of_rings_show_in_one_order(fault: str, expected: tuple[str, ...]) -> None:
-    found = faults("ring", f"Ring::{fault}", source=numbers(1, 5 * ROWS, 1, 64), chunks=5, threads=160)
-    assert any(each in text for text in found for each in expected), found
+@pytest.mark.parametrize("fault", ["no_wait_for_empty", "releases_too_early"])
+def test_races_of_rings(fault: str) -> None:
+    for text in faults("ring", f"Ring::{fault}", source=numbers(1, 5 * ROWS, 1, 64), chunks=5, threads=160):
+        assert any(each in text for each in (*UNORDERED, "one arrival more")), text
 
 
 def test_a_ring_that_nobody_fills() -> None:

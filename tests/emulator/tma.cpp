@@ -116,6 +116,7 @@ struct Load {
     Bytes value;  // of st.async, which brings its own
     std::vector<Target> targets;
     Asynchronous by;
+    Clock before = {};  // what its thread knows when it begins
 
     std::size_t bytes() const { return value.empty() ? from.bytes : value.size(); }
     std::size_t piece_bytes() const { return std::min<std::size_t>(kPiece, bytes()); }
@@ -132,11 +133,12 @@ void end(const Load& load) {
     arriving = load.by.place;
     const Bytes read = load.value.empty() ? load.from.read(load.by) : load.value;
     for (const Target& target : load.targets) {
+        const Event event = end_of_phase(target.mbarrier, target.phase, load.by.place);
         load.for_each_piece(target, [&](unsigned piece, std::size_t before) {
             std::memcpy(shared_pointer(piece), read.data() + before, load.piece_bytes());
-            if (load.is_watched()) end_write(piece);
+            if (load.is_watched()) end_write(piece, event);
         });
-        bytes_arrive(target.mbarrier, static_cast<unsigned>(read.size()), target.phase, load.by.place);
+        bytes_arrive(target.mbarrier, static_cast<unsigned>(read.size()), target.phase, load.before, load.by.place);
     }
     arriving = nullptr;
 }
@@ -160,6 +162,7 @@ void begin(Load load, unsigned tile, unsigned mbarrier, unsigned blocks) {
         });
     }
     arriving = nullptr;
+    release(load.before);
     if (ends_at_once(tile, load.from, load.targets.front().phase))
         end(load);
     else

@@ -1,5 +1,8 @@
 #include "watch.hpp"
 
+#include <sys/mman.h>
+
+#include <new>
 #include <unordered_map>
 
 #include "faults.hpp"
@@ -15,15 +18,29 @@ struct Piece {
     Place place;
     unsigned short reads, writes;  // in flight
 };
-// When it was last stored by a thread, in Launch::fences; 0: never, or by an asynchronous instruction.
+// The last one to a word.
 struct Store {
-    unsigned time;
+    Event event;
+    unsigned fences;  // Launch::fences + 1 if by a thread, 0 if never or by an asynchronous instruction
     unsigned short fiber;
+    unsigned char bytes;  // a bit for each
+    Place place;
 };
-constexpr std::size_t kWindow = kMostBlocks * kArenaPitch;
+constexpr std::size_t kWindow = kMostBlocks * kArenaPitch, kWords = kWindow / 4;
 Piece pieces[kWindow / kPiece];
-Store stores[kWindow / 4];
+Store stores[kWords];
 bool touched[kMostBlocks];
+
+// When each warp of its block has last read a word, for blocks of up to 32 warps: words x warps.
+unsigned* const reads = [] {
+    void* const all = mmap(nullptr, kWords * kLanes * sizeof(unsigned), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<unsigned*>(all);
+}();
+unsigned warps_of_block() {
+    return (now.threads + kLanes - 1) / kLanes;
+}
 
 std::unordered_map<std::size_t, unsigned> global_stores;  // by address / 16, when
 
@@ -33,9 +50,9 @@ void touch(std::size_t address) {
 
 // Whether a store has been made known to asynchronous instructions: by a fence of the thread that stored or of all that issue.
 bool is_fenced(const Store& store, const Asynchronous& by) {
-    if (store.time == 0 || fibers[store.fiber].fenced >= store.time) return true;
+    if (store.fences == 0 || fibers[store.fiber].fenced >= store.fences) return true;
     for (int each = by.first; each <= by.last; ++each)
-        if (fibers[each].fenced < store.time) return false;
+        if (fibers[each].fenced < store.fences) return false;
     return true;
 }
 
@@ -43,27 +60,74 @@ std::string named(const Piece& piece) {
     return std::string(piece.what) + text_of(piece.place);
 }
 
-void check_fenced(unsigned address, const Asynchronous& by) {
-    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word)
-        if (const Store& store = stores[word]; !is_fenced(store, by))
-            fail_at(by.place, std::string(by.what) + " takes " + text_of_shared(word * 4) + ", which thread " +
-                                  std::to_string(thread_of(store.fiber)) + " has stored without fence.proxy.async behind");
+// What an instruction does with a word: a thread's or an asynchronous one.
+struct Access {
+    const char *what, *verb;
+    Place place;
+
+    std::string to(unsigned word) const { return std::string(what) + verb + text_of_shared(word * 4); }
+};
+
+[[noreturn]] void fail_without_fence(unsigned word, const Asynchronous& by) {
+    fail_at(by.place, std::string(by.what) + " takes " + text_of_shared(word * 4) + ", which thread " +
+                          std::to_string(thread_of(stores[word].fiber)) + " has stored" + text_of(stores[word].place) +
+                          " without fence.proxy.async behind");
+}
+[[noreturn]] void fail_behind_store(unsigned word, const Access& access) {
+    const Store& store = stores[word];
+    const std::string who = store.fences == 0 ? "an asynchronous copy" : "thread " + std::to_string(thread_of(store.fiber));
+    fail_at(access.place,
+            access.to(word) + ", which " + who + " has stored" + text_of(store.place) + ", and no barrier is between");
+}
+[[noreturn]] void fail_behind_load(unsigned word, unsigned warp, const Access& access) {
+    fail_at(access.place, access.to(word) + ", which the warp of thread " + std::to_string(warp * kLanes) +
+                              " has read, and no barrier is between");
 }
 
+void check_load(unsigned word, const Access& access) {
+    if (!is_known(stores[word].event)) fail_behind_store(word, access);
+}
+void note_load(unsigned word, const Event& event) {
+    const unsigned count = warps_of_block();
+    reads[word * count + event.who % count] = event.time;
+}
+void check_store(unsigned word, unsigned char bytes, const Access& access) {
+    if ((stores[word].bytes & bytes) != 0) check_load(word, access);
+    const unsigned count = warps_of_block(), rank = word * 4 / kArenaPitch;
+    const unsigned* const known = known_of_warps(static_cast<int>(rank));
+    const unsigned* const read = reads + word * count;
+    bool all = true;
+    for (unsigned warp = 0; warp < count; ++warp) all &= read[warp] <= known[warp];
+    if (all) return;
+    for (unsigned warp = 0; warp < count; ++warp)
+        if (!is_known({static_cast<unsigned short>(rank * count + warp), read[warp]})) fail_behind_load(word, warp, access);
+}
+
+constexpr unsigned char kAllBytes = 0xf;
+
 void note_shared(std::size_t address, std::size_t bytes, bool is_store, Place place) {
+    const Access access{"", is_store ? "stores " : "loads ", place};
     for (std::size_t at = address / kPiece; at <= (address + bytes - 1) / kPiece; ++at) {
         const Piece& piece = pieces[at];
         if (piece.writes > 0)
-            fail_at(place, std::string(is_store ? "stores" : "loads") + " what has not arrived yet, " +
+            fail_at(place, std::string(access.verb) + "what has not arrived yet, " +
                                text_of_shared(static_cast<unsigned>(address)) + ": " + named(piece));
         if (is_store && piece.reads > 0)
             fail_at(place,
                     "stores what is still read, " + text_of_shared(static_cast<unsigned>(address)) + ": " + named(piece));
     }
-    if (!is_store) return;
     touch(address);
-    for (std::size_t word = address / 4; word <= (address + bytes - 1) / 4; ++word)
-        stores[word] = {now.fences + 1, static_cast<unsigned short>(current)};
+    const Event event = event_of_warp();
+    for (std::size_t word = address / 4; word <= (address + bytes - 1) / 4; ++word) {
+        if (!is_store) {
+            check_load(static_cast<unsigned>(word), access);
+            if (rank_of(current) == static_cast<int>(address / kArenaPitch)) note_load(static_cast<unsigned>(word), event);
+            continue;
+        }
+        const auto mask = static_cast<unsigned char>(bytes >= 4 ? kAllBytes : ((1u << bytes) - 1) << address % 4);
+        if (bytes > 1) check_store(static_cast<unsigned>(word), mask, access);  // threads set neighbouring flags
+        stores[word] = {event, now.fences + 1, static_cast<unsigned short>(current), mask, place};
+    }
 }
 
 void note_registers(const char* begin, std::size_t bytes, bool is_store, Place place) {
@@ -95,11 +159,16 @@ void begin_read(unsigned address, const Asynchronous& by) {
     if (piece.writes > 0)
         fail_at(by.place,
                 std::string(by.what) + " takes what has not arrived yet, " + text_of_shared(address) + ": " + named(piece));
-    check_fenced(address, by);
+    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) {
+        check_load(word, {by.what, " takes ", by.place});
+        if (!is_fenced(stores[word], by)) fail_without_fence(word, by);
+    }
     piece = {by.what, by.place, static_cast<unsigned short>(piece.reads + 1), 0};
 }
 void end_read(unsigned address) {
     --pieces[address / kPiece].reads;
+    const Event event = event_of_warp();
+    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) note_load(word, event);
 }
 void begin_write(unsigned address, const Asynchronous& by) {
     Piece& piece = pieces[address / kPiece];
@@ -107,13 +176,17 @@ void begin_write(unsigned address, const Asynchronous& by) {
     if (piece.reads > 0 || piece.writes > 0)
         fail_at(by.place,
                 std::string(by.what) + " overwrites what is still in use, " + text_of_shared(address) + ": " + named(piece));
-    check_fenced(address, by);
+    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) {
+        check_store(word, kAllBytes, {by.what, " overwrites ", by.place});
+        if (!is_fenced(stores[word], by)) fail_without_fence(word, by);
+    }
     piece = {by.what, by.place, 0, 1};
 }
-void end_write(unsigned address) {
+void end_write(unsigned address, const Event& event) {
     Piece& piece = pieces[address / kPiece];
     piece.writes = 0;
-    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) stores[word].time = 0;
+    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word)
+        stores[word] = {event, 0, 0, kAllBytes, piece.place};
 }
 
 void note_store(const void* to, std::size_t bytes) {
