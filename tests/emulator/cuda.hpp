@@ -2,6 +2,7 @@
 // variables are translated before (translate.py). Functions of a warp expect all of its lanes.
 #pragma once
 
+#include <limits.h>
 #include <math.h>
 
 #include <algorithm>
@@ -67,6 +68,9 @@ T said_by(int lane, T x, const char* what) {
 
 inline int atomicMax(int* at, int x) {
     return std::exchange(*at, std::max(*at, x));
+}
+inline unsigned atomicOr(unsigned* at, unsigned x) {
+    return std::exchange(*at, *at | x);
 }
 
 inline void __syncwarp(unsigned lanes = 0xffffffffu) {
@@ -147,6 +151,9 @@ inline double __hiloint2double(int high, int low) {
 inline int __clz(int x) {
     return std::countl_zero(static_cast<unsigned>(x));
 }
+inline int __clzll(long long x) {
+    return std::countl_zero(static_cast<unsigned long long>(x));
+}
 inline int __ffs(int x) {
     return __builtin_ffs(x);
 }
@@ -166,6 +173,14 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
         bytes |= static_cast<unsigned>((std::uint64_t{y} << 32 | x) >> 8 * from & 0xff) << 8 * i;
     }
     return bytes;
+}
+// To the nearest, ties to even; NaN is 0.
+inline int __float2int_rn(float x) {
+    if (x != x) return 0;
+    return static_cast<int>(std::clamp<double>(std::nearbyint(double{x}), INT_MIN, INT_MAX));
+}
+inline float __log2f(float x) {
+    return log2f(emulator::without_subnormals(x));
 }
 // Its result for a divisor above 2^126 is 0.
 inline float rsqrtf(float x) {

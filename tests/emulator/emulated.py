@@ -1,13 +1,15 @@
 """gdn_cuda's operators on CPU tensors, computed by their kernels: `with emulated(): gdn_cuda.selective_scan(…)`.
 
 Each call runs twice, its threads in opposite orders, on memory that ends where nobody can read or write. Both runs give the
-same bits, and change no memory but the elements of those arguments that the operator says it writes.
+same bits, and change no memory but the elements of those arguments that the operator says it writes. EMULATOR_ORDERS, where
+set, is how many such pairs of orders are tried.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # of what is registered for CUDA tensors
+_MOST_CALLERS = 6
+_SEED = 7
 _NEW = ("aten::new_empty", "aten::empty", "aten::empty_strided", "aten::empty_like")
 
 
@@ -31,16 +35,24 @@ def library() -> ctypes.CDLL:
     path = emulator_build.library()
     torch.ops.load_library(path)
     loaded = ctypes.CDLL(str(path))
-    loaded.emulator_launches.restype, loaded.emulator_launched.argtypes = ctypes.c_size_t, (ctypes.c_size_t,)
+    loaded.emulator_launches.restype = loaded.emulator_blocks.restype = ctypes.c_size_t
+    loaded.emulator_launched.argtypes = loaded.emulator_blocks.argtypes = (ctypes.c_size_t,)
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
-    loaded.emulator_launch.argtypes = (ctypes.c_char_p, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
+    loaded.emulator_launch.argtypes = (*(ctypes.c_char_p,) * 2, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
     return loaded
 
 
 def launched(first: int = 0) -> set[str]:
     """Kernels with their configurations, of this process from a launch on."""
     return set(library().emulator_launched(first).decode().splitlines())
+
+
+@contextmanager
+def counted_blocks() -> Iterator[Callable[[], int]]:
+    """Gives what tells the blocks since, of one order of threads."""
+    first = library().emulator_launches()
+    yield lambda: library().emulator_blocks(first) // len(_orders())
 
 
 @contextmanager
@@ -61,13 +73,21 @@ class _Emulated(TorchDispatchMode):
         given = tree_map_only(Tensor, lambda x: x.resolve_conj().resolve_neg(), list(args))
         written = [argument.is_write for argument in ours._schema.arguments]
         assert len(given) == len(written) and not kwargs, "torch passes all arguments by position"
-        (results, after), again = (_run(ours, given, reverse) for reverse in (False, True))
-        for mine, other in zip(_tensors([results, after]), _tensors(again), strict=True):
-            same = mine.stride() == other.stride() and torch.equal(bits(mine), bits(other))
-            assert same, f"{ours}: another order of threads gives other results: a race"
-        pairs = [(x, y, is_written) for x, y, is_written in zip(given, after, written, strict=True) if isinstance(x, Tensor)]
-        take_over(pairs, str(ours))
+        orders = _orders()
+        results, after = _run(ours, given, *orders[0])
+        for order in orders[1:]:
+            for mine, other in zip(_tensors([results, after]), _tensors(_run(ours, given, *order)), strict=True):
+                same = mine.stride() == other.stride() and torch.equal(bits(mine), bits(other))
+                assert same, f"{ours}: another order of threads gives other results: a race"
+        changes = [(x, y, is_written) for x, y, is_written in zip(given, after, written, strict=True) if isinstance(x, Tensor)]
+        take_over(changes, str(ours))
         return results
+
+
+def _orders() -> list[tuple[int, bool]]:
+    """Of threads: (seed, whether it is reversed)."""
+    pairs = int(os.environ.get("EMULATOR_ORDERS", "1"))
+    return [(seed, reverse) for seed in range(_SEED, _SEED + pairs) for reverse in (False, True)]
 
 
 def take_over(pairs: list[tuple[Tensor, Tensor, bool]], operator: str) -> None:
@@ -79,11 +99,11 @@ def take_over(pairs: list[tuple[Tensor, Tensor, bool]], operator: str) -> None:
         assert torch.equal(bytes_of(before), bytes_of(now)), f"{operator}: writes to memory that it only reads"
 
 
-def _run(operator: Any, given: list[Any], reverse: bool) -> tuple[Any, list[Any]]:
+def _run(operator: Any, given: list[Any], seed: int, reverse: bool) -> tuple[Any, list[Any]]:
     """Its results, and the arguments after it."""
     memory = Guarded()
     copies = tree_map_only(Tensor, memory.copy, given)
-    library().emulator_schedule(7, reverse)
+    library().emulator_schedule(seed, reverse)
     with _NewTensors(memory):
         try:
             results = operator.redispatch(_CUDA, *copies)
@@ -110,14 +130,17 @@ def _tensors(x: Any) -> list[Tensor]:
 
 
 def with_lines(text: str) -> str:
-    """With lines of source where the emulator has places in its code."""
+    """With lines of a kernel's source where the emulator has places in its code: the innermost first, then its callers."""
 
-    def line(found: re.Match[str]) -> str:
-        command = ["addr2line", "-e", str(emulator_build.library()), found[1]]
+    def lines(found: re.Match[str]) -> str:
+        command = ["addr2line", "-i", "-e", str(emulator_build.library()), *found[1].replace("+", "").split(" < ")]
         try:
-            where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         except (OSError, subprocess.CalledProcessError):
             return found[0]
-        return f" at {Path(where.partition(' ')[0]).name}"
+        frames = [Path(line.partition(" ")[0]).name for line in where]
+        of_kernels = [frame for frame in frames if ".cuh:" in frame][:_MOST_CALLERS]
+        return " at " + " < ".join(of_kernels or frames[:1])
 
-    return re.sub(r" at \+(0x[0-9a-f]+)", line, text)
+    place = r"\+0x[0-9a-f]+"
+    return re.sub(f" at ({place}(?: < {place})*)", lines, text)

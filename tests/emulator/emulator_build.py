@@ -1,6 +1,7 @@
-"""Builds libemulator.so in build/emulator: the kernels of FAMILIES that need no CUTLASS, every registered configuration from
-the source that NVRTC gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used
-if there."""
+"""Builds libemulator.so in build/emulator: the kernels of FAMILIES, every registered configuration from the source that NVRTC
+gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used if there.
+
+EMULATOR_KERNELS, where set, names the kernels to build, as in `gdn/prefill,conv/causal_conv`; others cannot run then."""
 
 from __future__ import annotations
 
@@ -30,18 +31,26 @@ FOLDER = ROOT / "build" / "emulator"
 TORCH = Path(torch.__file__).resolve().parent
 
 COMPILER = shlex.split(os.environ.get("CXX") or "g++")
+_IS_X86 = platform.machine() == "x86_64"
 COMMON = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", f"-I{HERE}"]  # setjmp between stacks is on purpose
 KERNELS = [
-    *("-O1", "-g1", "-include", str(HERE / "cuda.hpp"), f"-I{FOLDER / 'include'}", "-Wno-attributes", "-Wno-unknown-pragmas"),
-    *("-fno-strict-aliasing", "-ffp-contract=fast", *(["-mfma"] if platform.machine() == "x86_64" else [])),
+    *("-O1", "-finline-small-functions", "-g1", "-include", str(HERE / "cuda.hpp"), f"-I{FOLDER / 'include'}"),
+    *("-Wno-attributes", "-Wno-unknown-pragmas"),
+    *("-fno-strict-aliasing", "-ffp-contract=fast", *(["-mfma", "-mf16c"] if _IS_X86 else [])),
     "-ftrivial-auto-var-init=pattern",  # what nobody has written is large
     *("-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero", "-fno-sanitize-recover=all"),
 ]
+# For kernels with instructions that go on by themselves: calls of watch.cpp for loads and stores. The linker must not take
+# functions of others for theirs, so none are weak.
+WATCHED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-weak", "-w"]
+HAVE_THEM = "gdn_cuda/kernels/common/cutlass_sm90.cuh"
+VECTORIZED = ["-O3", *(["-mavx2", "-mfma", "-mf16c"] if _IS_X86 else [])]
 HOST = [
     *("-O0", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DFMT_HEADER_ONLY=1", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"),
     *("-isystem", str(TORCH / "include")),
 ]
 SLICE = 4  # configurations of a file
+_INCLUDE = re.compile(r"#include <(gdn_cuda/[^>]+)>")
 
 
 @dataclass(frozen=True)
@@ -110,17 +119,30 @@ def _with_places(header: Path) -> str:
 
 
 def _kernel_units() -> Iterator[Unit]:
+    wanted = [name for name in os.environ.get("EMULATOR_KERNELS", "").split(",") if name]
     for kernel in _C.kernels():
-        if kernel["family"] in FAMILIES and not kernel["uses_cutlass"]:
-            name = f"{kernel['family']}/{kernel['name']}"
+        name = f"{kernel['family']}/{kernel['name']}"
+        if kernel["family"] in FAMILIES and (not wanted or name in wanted):
             codes = [(entry["configuration"], entry["code"]) for entry in kernel["configurations"]]
             for first in range(0, len(codes), SLICE):
                 source = FOLDER / f"{name.replace('/', '_')}_{first // SLICE}.cpp"
                 _write(source, "".join(_registered(name, *each) for each in codes[first : first + SLICE]))
-                yield Unit(source, KERNELS)
-    faulty = FOLDER / "faulty_kernels.cpp"
-    _write(faulty, _with_places(HERE / "faulty_kernels.cuh"))
-    yield Unit(faulty, KERNELS)
+                yield Unit(source, [*KERNELS, *(WATCHED if HAVE_THEM in _included(codes[0][1]) else [])])
+    for source in HERE.glob("*_kernels.cuh"):
+        copy = FOLDER / f"{source.stem}.cpp"
+        _write(copy, _with_places(source))
+        yield Unit(copy, [*KERNELS, *(WATCHED if HAVE_THEM in _included(source.read_text()) else [])])
+
+
+def _included(code: str) -> set[str]:
+    """Our headers that it includes, directly or not."""
+    found: set[str] = set()
+    left = _INCLUDE.findall(code)
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += _INCLUDE.findall((ROOT / "include" / name).read_text())
+    return found
 
 
 def _registered(kernel: str, configuration: str, code: str) -> str:
@@ -142,8 +164,12 @@ def _host_units() -> Iterator[Unit]:
     folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]
     for source in [each for folder in folders for each in folder.glob("*.cpp")]:
         yield Unit(source, [*options, *ahead])
-    yield Unit(HERE / "operators.cpp", options)
-    yield Unit(HERE / "grid.cpp", ["-O2"])
+    for name in ("operators", "tensor_map"):
+        yield Unit(HERE / f"{name}.cpp", options)
+    for name in ("barriers", "faults", "grid", "tma"):
+        yield Unit(HERE / f"{name}.cpp", ["-O2"])
+    for name in ("mma", "order", "watch", "wgmma"):
+        yield Unit(HERE / f"{name}.cpp", VECTORIZED)
 
 
 def _link(units: list[Unit], target: Path) -> None:

@@ -1,16 +1,11 @@
-// Fibers and their turns, barriers, shared memory, and what becomes of a fault.
+// Fibers and their turns, barriers of whole blocks, warps and clusters, and shared memory.
 #include "grid.hpp"
 
-#include <dlfcn.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
-#include <bitset>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <numeric>
 #include <random>
@@ -18,110 +13,47 @@
 #include <stdexcept>
 #include <string_view>
 #include <utility>
-#include <vector>
+
+#include "async.hpp"
+#include "faults.hpp"
+#include "launch.hpp"
+#include "state.hpp"
+#include "watch.hpp"
 
 namespace emulator {
 
 uint3 thread_index, block_index, grid_size, block_size;
+Launch now;
+Fiber fibers[kMostFibers];
+int current = -1;
 
-namespace {
-
-constexpr int kMostThreads = 1024, kMostBlocks = 8;  // of a block, of a cluster
-constexpr int kMostFibers = kMostThreads * kMostBlocks;
-constexpr std::size_t kPage = 4096, kStackBytes = 256 << 10, kSharedBytes = 227 << 10, kArenaBytes = 256 << 10;
-constexpr std::size_t kArenaPitch = kArenaBytes + kPage;  // nobody can touch what lies between two
-constexpr unsigned char kUnwritten = 0xff;                // four or two of them are NaN
-
-std::size_t up_to(std::size_t bytes, std::size_t unit) {
-    return (bytes + unit - 1) / unit * unit;
-}
-
-// Memory between two pages that nothing can touch.
-char* guarded(std::size_t bytes) {
-    void* const all = mmap(nullptr, bytes + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+static char* reserved(std::size_t bytes) {
+    void* const all = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (all == MAP_FAILED) throw std::bad_alloc();
-    char* const memory = static_cast<char*>(all) + kPage;
+    return static_cast<char*>(all);
+}
+char* guarded(std::size_t bytes) {
+    char* const memory = reserved(bytes + 2 * kPage) + kPage;
     mprotect(memory, bytes, PROT_READ | PROT_WRITE);
     return memory;
 }
-
-// ---- The state of a launch
-
-struct Copy {
-    char* to;
-    const char* from;
-};
-struct Fiber {
-    char* stack = nullptr;
-    bool started = false;
-    jmp_buf at;
-    const char* waits_for = nullptr;
-    bool has_arrived = false;  // in the cluster, in this generation of its meeting
-    unsigned arrived_in = 0;
-    std::deque<std::vector<Copy>> copies;  // by group; the last is open
-};
-struct Meeting {
-    std::vector<int> waiting;
-    int members = 0;  // threads that have not returned
-    unsigned generation = 0;
-};
-struct BlockMeeting : Meeting {
-    bool votes[2];
-};
-struct ClusterMeeting : Meeting {
-    int arrived = 0;
-};
-struct WarpMeeting : Meeting {
-    Words words[2];
-};
-struct Variable {
-    const void* key;
-    char* memory;
-    std::size_t bytes;
-};
-
-struct Block {
-    uint3 index;
-    char* arena;  // shared memory
-    int living;
-    BlockMeeting meeting;
-    std::vector<Variable> variables;  // static shared memory
-    std::size_t static_bytes;
-};
-
-struct Launch {
-    Run run;
-    const void* args;
-    std::size_t shared_bytes;
-    int threads, blocks;  // of a block, of a cluster
-    Block block[kMostBlocks];
-    ClusterMeeting cluster;
-    WarpMeeting warps[kMostFibers / kLanes];
-    std::vector<int> fiber_at, rank_of;
-    std::bitset<kMostFibers> ready;  // by rank
-    std::string fault;
-} now;
-
-Fiber fibers[kMostFibers];
-int current = -1;  // fiber
-jmp_buf scheduler;
 char* const arenas = [] {
-    char* const all = guarded(kMostBlocks * kArenaPitch);
-    for (int block = 0; block < kMostBlocks; ++block) mprotect(all + (block + 1) * kArenaPitch - kPage, kPage, PROT_NONE);
+    char* const all = reserved(kMostBlocks * kArenaPitch);
+    for (int block = 0; block < kMostBlocks; ++block) mprotect(all + block * kArenaPitch, kArenaBytes, PROT_READ | PROT_WRITE);
     return all;
 }();
+char* const stacks = reserved(kMostFibers * kStackPitch) + kPage;
 
-int rank_of(int fiber) {
-    return fiber / now.threads;
-}
-int thread_of(int fiber) {
-    return fiber % now.threads;
-}
-Block& my_block() {
-    return now.block[rank_of(current)];
-}
+namespace {
+
+constexpr std::size_t kAlignment = 128;    // of dynamic shared memory, at least
+constexpr int kMostFruitlessRounds = 100;  // of all threads that ask again and again
+
+jmp_buf scheduler;
+std::mt19937 random_bits;  // of the cluster
+
 WarpMeeting& my_warp() {
-    return now.warps[rank_of(current) * (kMostThreads / kLanes) + thread_of(current) / kLanes];
+    return now.warps[warp_of(current)];
 }
 
 struct Schedule {
@@ -133,11 +65,11 @@ std::map<std::string, Run>& kernels() {
     static std::map<std::string, Run> all;
     return all;
 }
-std::vector<std::string> launched;
-
-std::string text_of(const uint3& at) {
-    return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
-}
+struct Launched {
+    std::string name;
+    std::size_t blocks;
+};
+std::vector<Launched> launched;
 
 // ---- Threads
 
@@ -146,21 +78,21 @@ void leave() {
 }
 
 void let_go(Meeting& meeting) {
-    for (const int fiber : meeting.waiting) now.ready.set(now.rank_of[fiber]);
+    for (const int fiber : meeting.waiting) wake(fiber);
     meeting.waiting.clear();
     ++meeting.generation;
+    ++now.events;
 }
 void let_go(WarpMeeting& warp) {
+    if (const auto action = std::exchange(warp.action, nullptr)) action(warp.words[warp.generation % 2]);
     let_go(static_cast<Meeting&>(warp));
     warp.words[warp.generation % 2].fill(~std::uint64_t{0});  // lanes that have returned say NaN
 }
 void let_go(BlockMeeting& block) {
+    for (const int fiber : block.waiting) acquire_for(fiber, block.clock);
+    block.clock.clear();
     let_go(static_cast<Meeting&>(block));
     block.votes[block.generation % 2] = false;
-}
-void let_go(ClusterMeeting& cluster) {
-    cluster.arrived = 0;
-    let_go(static_cast<Meeting&>(cluster));
 }
 
 template <class M>
@@ -168,48 +100,62 @@ void let_go_if_complete(M& meeting) {
     if (!meeting.waiting.empty() && static_cast<int>(meeting.waiting.size()) == meeting.members) let_go(meeting);
 }
 
-void let_go_if_complete(ClusterMeeting& cluster) {
-    if (cluster.arrived > 0 && cluster.arrived == cluster.members) let_go(cluster);
-}
-
 template <class M>
-void wait_in(M& meeting, const char* what) {
+void wait_in(M& meeting, const char* what, Place place) {
     if (!meeting.waiting.empty()) {
         const int other = meeting.waiting.front();
-        if (std::string_view(fibers[other].waits_for) != what)
+        if (std::string_view(fibers[other].wait.what) != what)
             fail(std::string(what) + ", where thread " + std::to_string(thread_of(other)) + " waits in " +
-                 fibers[other].waits_for);
+                 fibers[other].wait.what);
     }
-    fibers[current].waits_for = what;
     meeting.waiting.push_back(current);
+    fibers[current].wait = {what, nullptr, nullptr, place};  // for who is told that others wait
     let_go_if_complete(meeting);
     leave();
 }
 
+// That of the cluster, in which a thread may arrive long before it waits.
+void let_cluster_go_if_complete() {
+    ClusterMeeting& cluster = now.cluster;
+    if (cluster.arrived == 0 || cluster.arrived < cluster.members) return;
+    cluster.arrived = 0;
+    cluster.over = std::move(cluster.clock);
+    cluster.clock.clear();
+    let_go(static_cast<Meeting&>(cluster));
+}
+
 void fiber() {
     now.run(now.args);
-    fibers[current].waits_for = nullptr;
+    check_products_of_thread();
+    check_copies_of_thread();
+    fibers[current].wait = {};
+    ++now.events;
     WarpMeeting& warp = my_warp();
     Block& block = my_block();
     --block.living;
     --block.meeting.members;
     --warp.members;
     --now.cluster.members;
-    if (fibers[current].has_arrived && fibers[current].arrived_in == now.cluster.generation) --now.cluster.arrived;
+    if (fibers[current].arrived_in_cluster == now.cluster.generation) --now.cluster.arrived;
     let_go_if_complete(block.meeting);
     let_go_if_complete(warp);
-    let_go_if_complete(now.cluster);
+    let_cluster_go_if_complete();
     _longjmp(scheduler, 1);
 }
 
 void resume(int fiber_number) {
     current = fiber_number;
+    run_as(fiber_number);
     thread_index = {static_cast<unsigned>(thread_of(current)), 0, 0};
     block_index = my_block().index;
     Fiber& next = fibers[current];
+    watched_registers = &next.in_flight;
     if (next.started) _longjmp(next.at, 1);
     next.started = true;
-    if (next.stack == nullptr) next.stack = guarded(kStackBytes);
+    if (next.stack == nullptr) {
+        next.stack = stacks + current * kStackPitch;
+        mprotect(next.stack, kStackBytes, PROT_READ | PROT_WRITE);
+    }
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = next.stack;
@@ -219,50 +165,70 @@ void resume(int fiber_number) {
     setcontext(&context);
 }
 
-// Threads in the order in which they go on where several could: any, or warp by warp.
+// Threads in the order in which they go on where several could: any, warp by warp, or warpgroup by warpgroup.
 void draw_order() {
     const uint3 first = now.block[0].index;
     const int fibers_in_all = now.threads * now.blocks;
     std::seed_seq seeds{schedule.seed, first.x, first.y, first.z};
-    std::mt19937 random(seeds);
+    random_bits.seed(seeds);
     now.fiber_at.resize(fibers_in_all);
     std::iota(now.fiber_at.begin(), now.fiber_at.end(), 0);
-    std::ranges::shuffle(now.fiber_at, random);
-    if (random() % 2 == 0) {
-        std::vector<unsigned> place((fibers_in_all + kLanes - 1) / kLanes);
-        std::ranges::generate(place, random);
-        std::ranges::stable_sort(now.fiber_at, {}, [&](int each) { return place[each / kLanes]; });
-    }
+    std::ranges::shuffle(now.fiber_at, random_bits);
+    constexpr int kTogether[] = {1, kLanes, 4 * kLanes};
+    const int together = kTogether[random_bits() % std::size(kTogether)];
+    std::vector<unsigned> place((fibers_in_all + together - 1) / together);
+    std::ranges::generate(place, random_bits);
+    std::ranges::stable_sort(now.fiber_at, {}, [&](int each) { return place[each / together]; });
     if (schedule.reversed) std::ranges::reverse(now.fiber_at);
     now.rank_of.resize(fibers_in_all);
     for (int rank = 0; rank < fibers_in_all; ++rank) now.rank_of[now.fiber_at[rank]] = rank;
 }
 
+std::string named(const Wait& wait) {
+    if (wait.what == nullptr) return "returned";
+    return wait.what + (wait.describe ? wait.describe(wait.object) : "") + text_of(wait.place);
+}
+
 std::string deadlock() {
     std::string text = "a deadlock:";
-    for (int each = 0; each < now.threads * now.blocks; ++each)
-        if (thread_of(each) == 0 || fibers[each].waits_for != fibers[each - 1].waits_for)
-            text += " from thread " + std::to_string(thread_of(each)) + " on " +
-                    (fibers[each].waits_for ? fibers[each].waits_for : "returned");
+    for (int each = 0; each < now.threads * now.blocks; ++each) {
+        const bool is_first = thread_of(each) == 0;
+        if (!is_first && fibers[each].wait == fibers[each - 1].wait) continue;
+        if (each > 0) text += is_first ? "; block " + text_of(now.block[rank_of(each)].index) + ":" : ",";
+        text += " from thread " + std::to_string(thread_of(each)) + " on " + named(fibers[each].wait);
+    }
     return text;
 }
 
+// Lets those go on who ask again and again, until they have done so often without anything else happening.
+bool ask_again(std::uint64_t& before, int& fruitless) {
+    if (now.spinning.empty() || (before == now.events && ++fruitless > kMostFruitlessRounds)) return false;
+    if (before != now.events) fruitless = 0;
+    before = now.events;
+    for (const int fiber : std::exchange(now.spinning, {})) wake(fiber);
+    return true;
+}
+
 void run_fibers() {
+    std::uint64_t before = ~std::uint64_t{0};
+    int fruitless = 0;
     while (now.cluster.members > 0 && now.fault.empty()) {
         const std::size_t rank = now.ready._Find_first();
-        if (rank == now.ready.size()) {
+        if (_setjmp(scheduler) != 0) continue;
+        if (rank < now.ready.size()) {
+            now.ready.reset(rank);
+            resume(now.fiber_at[rank]);
+        } else if (!something_arrives() && !ask_again(before, fruitless)) {
             now.fault = "block " + text_of(now.block[0].index) + ", " + deadlock();
-            return;
         }
-        now.ready.reset(rank);
-        if (_setjmp(scheduler) == 0) resume(now.fiber_at[rank]);
     }
 }
 
 void prepare_block(int rank, const uint3& index) {
     Block& block = now.block[rank];
-    block = {index, arenas + rank * kArenaPitch, now.threads, {{{}, now.threads, 0}, {false, false}}, {}, 0};
+    block = {index, arenas + rank * kArenaPitch, now.threads, {{{}, now.threads, 0}, {false, false}, {}}, {}, 0};
     std::memset(block.arena, kUnwritten, kArenaBytes);
+    forget_watched(rank);
     for (int warp = 0; warp * kLanes < now.threads; ++warp) {
         WarpMeeting& meeting = now.warps[rank * (kMostThreads / kLanes) + warp];
         meeting = {{{}, std::min(kLanes, now.threads - warp * kLanes), 0}, {}};
@@ -274,23 +240,33 @@ void run_cluster(const uint3& first) {
     const int fibers_in_all = now.threads * now.blocks;
     for (int rank = 0; rank < now.blocks; ++rank)
         prepare_block(rank, {first.x + static_cast<unsigned>(rank), first.y, first.z});
-    now.cluster = {{{}, fibers_in_all, 0}, 0};
+    now.cluster = {{{}, fibers_in_all, 0}, 0, {}, {}};
     for (int each = 0; each < fibers_in_all; ++each) {
-        fibers[each].started = false;
-        fibers[each].waits_for = nullptr;
-        fibers[each].has_arrived = false;
-        fibers[each].copies.assign(1, {});
+        Fiber& fiber = fibers[each];
+        fiber.started = false;
+        fiber.wait = {};
+        fiber.copies.assign(1, {});
+        fiber.in_flight.clear();
+        fiber.fenced = fiber.fenced_global = fiber.fenced_init = 0;
+        fiber.arrived_in_cluster = kNever;
+        fiber.acquired = nullptr;
     }
+    forget_copies();
+    forget_products();
+    forget_barriers();
+    forget_order();
     draw_order();
     now.ready.reset();
+    now.spinning.clear();
     for (int rank = 0; rank < fibers_in_all; ++rank) now.ready.set(rank);
     run_fibers();
+    if (now.fault.empty()) end_copies();
     current = -1;
 }
 
 // The dynamic shared memory lies at the end of the arena, behind which nothing can be touched.
 char* dynamic_of(const Block& block) {
-    return block.arena + kArenaBytes - up_to(now.shared_bytes, 128);
+    return block.arena + kArenaBytes - up_to(now.shared_bytes, std::max(now.shared_alignment, kAlignment));
 }
 
 // Whether anything was written to the block's arena beside its variables.
@@ -306,59 +282,30 @@ bool wrote_outside(const Block& block) {
            std::any_of(dynamic + now.shared_bytes, static_cast<const char*>(block.arena) + kArenaBytes, is_written);
 }
 
-// ---- Faults of the CPU
-
-std::string place_in_code([[maybe_unused]] void* context) {
-#ifdef __x86_64__
-    const auto at = reinterpret_cast<char*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
-    Dl_info found;
-    if (dladdr(at, &found) != 0 && found.dli_fbase != nullptr) {
-        char text[32];
-        std::snprintf(text, sizeof text, " at +0x%tx", at - static_cast<char*>(found.dli_fbase));
-        return text;
-    }
-#endif
-    return "";
-}
-
-void on_signal(int number, siginfo_t* info, void* context) {
-    if (current < 0) {  // not of a kernel
-        signal(number, SIG_DFL);
-        return;
-    }
-    char address[32];
-    std::snprintf(address, sizeof address, "%p", info->si_addr);
-    const std::string what = number == SIGFPE ? "a division by zero" : std::string("memory of nobody, ") + address;
-    fail(what + place_in_code(context));
-}
-
-// Takes signals while it lives.
-class Signals {
-  public:
-    Signals() {
-        static char* const stack = guarded(kStackBytes);
-        const stack_t ours{stack, 0, kStackBytes};
-        sigaltstack(&ours, &stack_);
-        struct sigaction action {};
-        action.sa_sigaction = on_signal;
-        action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-        for (std::size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &action, &before_[i]);
-    }
-    ~Signals() {
-        for (std::size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &before_[i], nullptr);
-        sigaltstack(&stack_, nullptr);
-    }
-
-  private:
-    static constexpr int kNumbers[] = {SIGSEGV, SIGBUS, SIGFPE};
-    struct sigaction before_[std::size(kNumbers)];
-    stack_t stack_;
-};
-
 }  // namespace
 
+bool drawn(std::uint64_t hash) {
+    return ((hash ^ schedule.seed) % 2 == 0) != schedule.reversed;
+}
+unsigned drawn_below(unsigned count) {
+    return random_bits() % count;
+}
+
+void sleep(const Wait& wait) {
+    fibers[current].wait = wait;
+    leave();
+}
+void wake(int fiber) {
+    now.ready.set(now.rank_of[fiber]);
+}
+void spin(const Wait& wait) {
+    now.spinning.push_back(current);
+    sleep(wait);
+}
+
 void fail(const std::string& text) {
-    now.fault = "block " + text_of(my_block().index) + ", thread " + std::to_string(thread_of(current)) + ": " + text;
+    const std::string thread = current < 0 ? "" : ", thread " + std::to_string(thread_of(current));
+    now.fault = "block " + text_of(now.block[current < 0 ? 0 : rank_of(current)].index) + thread + ": " + text;
     _longjmp(scheduler, 1);
 }
 
@@ -366,50 +313,62 @@ bool meet_block(const char* what, bool vote) {
     BlockMeeting& block = my_block().meeting;
     bool& votes = block.votes[block.generation % 2];
     votes = votes || vote;
-    wait_in(block, what);
+    release(block.clock);
+    wait_in(block, what, __builtin_return_address(0));
     return votes;
 }
 
 int cluster_index() {
     return static_cast<int>(my_block().index.x) / now.blocks;
 }
-int rank_in_cluster() {
-    return rank_of(current);
-}
 
 void arrive_in_cluster() {
-    Fiber& mine = fibers[current];
-    if (mine.has_arrived) fail("barrier.cluster.arrive, behind another without barrier.cluster.wait");
-    mine.has_arrived = true;
-    mine.arrived_in = now.cluster.generation;
+    if (fibers[current].arrived_in_cluster != kNever) fail("barrier.cluster.arrive without a wait since the last one");
+    fibers[current].arrived_in_cluster = now.cluster.generation;
     ++now.cluster.arrived;
-    let_go_if_complete(now.cluster);
+    release(now.cluster.clock);
+    let_cluster_go_if_complete();
 }
-void wait_for_cluster(const char* what) {
-    Fiber& mine = fibers[current];
-    if (!mine.has_arrived) fail("barrier.cluster.wait without barrier.cluster.arrive");
-    mine.has_arrived = false;
-    if (mine.arrived_in != now.cluster.generation) return;
-    mine.waits_for = what;
+void wait_for_cluster() {
+    const unsigned arrived = std::exchange(fibers[current].arrived_in_cluster, kNever);
+    if (arrived == kNever) fail("barrier.cluster.wait without an arrive");
+    if (now.cluster.generation != arrived) return acquire(now.cluster.over);
+    fibers[current].arrived_in_cluster = arrived;  // while it waits
     now.cluster.waiting.push_back(current);
-    leave();
+    sleep({"barrier.cluster", nullptr, nullptr, __builtin_return_address(0)});
+    fibers[current].arrived_in_cluster = kNever;
+    acquire(now.cluster.over);
+}
+void meet_cluster() {
+    arrive_in_cluster();
+    wait_for_cluster();
 }
 
 const Words& meet_warp(const char* what, std::uint64_t word) {
     WarpMeeting& warp = my_warp();
     Words& words = warp.words[warp.generation % 2];
     words[lane()] = word;
-    wait_in(warp, what);
+    wait_in(warp, what, __builtin_return_address(0));
     return words;
+}
+
+void meet_warp_then(const char* what, std::uint64_t word, void (*action)(const Words&), Place place) {
+    WarpMeeting& warp = my_warp();
+    warp.words[warp.generation % 2][lane()] = word;
+    warp.action = action;
+    wait_in(warp, what, place);
 }
 
 int lane() {
     return thread_of(current) % kLanes;
 }
+int lanes_of_warp() {
+    return my_warp().members;
+}
 
-void copy_later(void* to, const void* from) {
-    std::memset(to, kUnwritten, 16);
-    fibers[current].copies.back().push_back({static_cast<char*>(to), static_cast<const char*>(from)});
+void copy_later(void* to, const void* from, unsigned bytes) {
+    std::memset(to, kUnwritten, bytes);
+    fibers[current].copies.back().push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes});
 }
 void close_group_of_copies() {
     fibers[current].copies.emplace_back();
@@ -419,13 +378,17 @@ void wait_for_copies(int most_groups_in_flight) {
     for (; static_cast<int>(copies.size()) > most_groups_in_flight + 1; copies.pop_front())
         for (const Copy& copy : copies.front()) {
             if (copy.from != nullptr)
-                std::memcpy(copy.to, copy.from, 16);
+                std::memcpy(copy.to, copy.from, copy.bytes);
             else
-                std::memset(copy.to, 0, 16);
+                std::memset(copy.to, 0, copy.bytes);
+            note_store(copy.to, copy.bytes);
         }
 }
 
-void* dynamic_shared() {
+void* dynamic_shared(std::size_t alignment) {
+    alignment = std::max(alignment, kAlignment);
+    if (now.shared_alignment != 0 && now.shared_alignment != alignment) fail("dynamic shared memory has two alignments");
+    now.shared_alignment = alignment;
     return dynamic_of(my_block());
 }
 
@@ -441,8 +404,26 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
     return memory;
 }
 
+unsigned rank_in_cluster() {
+    return static_cast<unsigned>(rank_of(current));
+}
+unsigned blocks_of_cluster() {
+    return static_cast<unsigned>(now.blocks);
+}
+
+std::string text_of(const uint3& at) {
+    return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
+}
+std::string text_of_shared(unsigned address) {
+    const Block& block = now.block[address / kArenaPitch % kMostBlocks];
+    const auto before = static_cast<char*>(shared_pointer(address)) - dynamic_of(block);
+    const std::string where = before < 0 ? "static shared memory + " + std::to_string(address % kArenaPitch)
+                                         : "dynamic shared memory + " + std::to_string(before);
+    return now.blocks == 1 ? where : where + " of block " + text_of(block.index);
+}
+
 bool is_shared(const void* pointer) {
-    return pointer >= arenas && pointer < arenas + kMostBlocks * kArenaPitch;
+    return is_in_arenas(pointer);
 }
 unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(static_cast<const char*>(pointer) - arenas);
@@ -479,10 +460,13 @@ void launch(const std::string& kernel, const std::string& configuration, const S
     if (shape.shared_bytes > kSharedBytes) throw std::runtime_error(name + ": more shared memory than a block has");
     if (shape.cluster == 0 || shape.cluster > kMostBlocks || x % shape.cluster != 0)
         throw std::runtime_error(name + ": a cluster of that size cannot run");
-    launched.push_back(name);
+    launched.push_back({name, std::size_t{x} * y * z});
     now.run = found->second;
     now.args = args;
     now.shared_bytes = shape.shared_bytes;
+    now.shared_alignment = 0;
+    now.fences = 0;
+    forget_global_stores();
     now.threads = static_cast<int>(shape.threads);
     now.blocks = static_cast<int>(shape.cluster);
     now.fault.clear();
@@ -502,33 +486,6 @@ void launch(const std::string& kernel, const std::string& configuration, const S
 
 }  // namespace emulator
 
-// ---- What -fsanitize finds in kernels: its handlers begin with the place in the source
-
-namespace {
-
-struct Place {
-    const char* file;
-    unsigned line, column;
-};
-[[noreturn]] void found(const Place& place, const char* what) {
-    emulator::fail(std::string(place.file) + ":" + std::to_string(place.line) + ": " + what);
-}
-
-}  // namespace
-
-#define GDN_HANDLER(name, what)                                                      \
-    extern "C" [[noreturn]] void __ubsan_handle_##name##_abort(const Place* place) { \
-        found(*place, what);                                                         \
-    }
-GDN_HANDLER(type_mismatch_v1, "a misaligned address")
-GDN_HANDLER(out_of_bounds, "an index outside of its array")
-GDN_HANDLER(shift_out_of_bounds, "a shift by more bits than there are")
-GDN_HANDLER(add_overflow, "an integer overflows")
-GDN_HANDLER(sub_overflow, "an integer overflows")
-GDN_HANDLER(mul_overflow, "an integer overflows")
-GDN_HANDLER(negate_overflow, "an integer overflows")
-GDN_HANDLER(divrem_overflow, "a division overflows")
-
 // ---- For Python
 
 extern "C" __attribute__((visibility("default"))) void emulator_schedule(unsigned seed, bool reversed) {
@@ -540,19 +497,27 @@ extern "C" __attribute__((visibility("default"))) std::size_t emulator_launches(
 }
 extern "C" __attribute__((visibility("default"))) const char* emulator_launched(std::size_t first) {
     static std::string text;
-    const auto& all = emulator::launched;
+    std::set<std::string> names;
+    for (std::size_t i = first; i < emulator::launched.size(); ++i) names.insert(emulator::launched[i].name);
     text.clear();
-    for (const std::string& name : std::set(all.begin() + static_cast<std::ptrdiff_t>(first), all.end())) text += name + "\n";
+    for (const std::string& name : names) text += name + "\n";
     return text.c_str();
 }
+// Blocks of all launches from the first of these on.
+extern "C" __attribute__((visibility("default"))) std::size_t emulator_blocks(std::size_t first) {
+    std::size_t blocks = 0;
+    for (std::size_t i = first; i < emulator::launched.size(); ++i) blocks += emulator::launched[i].blocks;
+    return blocks;
+}
 // Launches a kernel alone; returns what it did wrong.
-extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, unsigned blocks,
-                                                                              unsigned threads, unsigned shared_bytes,
-                                                                              unsigned cluster, const void* args) {
+extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, const char* configuration,
+                                                                              unsigned blocks, unsigned threads,
+                                                                              unsigned shared_bytes, unsigned cluster,
+                                                                              const void* args) {
     static std::string text;
     text.clear();
     try {
-        emulator::launch(kernel, "", {{blocks, 1, 1}, threads, shared_bytes, cluster}, args);
+        emulator::launch(kernel, configuration, {{blocks, 1, 1}, threads, shared_bytes, cluster}, args);
     } catch (const std::exception& error) {
         text = error.what();
     }

@@ -25,32 +25,37 @@ inline constexpr int kLanes = 32;  // of a warp
 extern uint3 thread_index, block_index, grid_size, block_size;
 
 [[noreturn]] void fail(const std::string& text);
+// The same, with a place in the code of a kernel.
+using Place = const void*;
+[[noreturn]] void fail_at(Place place, const std::string& text);
 
 // Waits for the threads of the block that have not returned. `what` is the name of the barrier. Returns whether any said
 // `vote`.
 bool meet_block(const char* what, bool vote = false);
 
-// Clusters lie along x.
-int cluster_index();
-int rank_in_cluster();
-
-// The same in its cluster, in two steps. A thread that returns has arrived.
+// The same in its cluster, at once or in two steps.
+void meet_cluster();
 void arrive_in_cluster();
-void wait_for_cluster(const char* what);
+void wait_for_cluster();
+unsigned rank_in_cluster(), blocks_of_cluster();
+int cluster_index();  // clusters lie along x
 
 // The same in its warp; returns what all lanes said, which is overwritten in the meeting after the next.
 using Words = std::array<std::uint64_t, kLanes>;
 const Words& meet_warp(const char* what, std::uint64_t word = 0);
+// The same; `action` runs once, when all lanes have said their words and none goes on.
+void meet_warp_then(const char* what, std::uint64_t word, void (*action)(const Words&), Place place);
 int lane();
+int lanes_of_warp();  // that have not returned
 
-// Copies of 16 bytes in flight. `from` is null for zeros.
-void copy_later(void* to, const void* from);
+// Copies in flight, of 4, 8 or 16 bytes. `from` is null for zeros.
+void copy_later(void* to, const void* from, unsigned bytes = 16);
 void close_group_of_copies();
 void wait_for_copies(int most_groups_in_flight);
 
 // ---- Shared memory
 
-void* dynamic_shared();
+void* dynamic_shared(std::size_t alignment);
 void* static_shared(const void* key, std::size_t bytes, std::size_t alignment);  // the same for all threads of a block
 bool is_shared(const void* pointer);
 unsigned shared_address(const void* pointer);  // in the window of 32-bit addresses, which a cluster shares
@@ -80,13 +85,5 @@ struct Kernel<kFunction> {
         add_kernel(kernel, configuration, [](const void* args) { kFunction(*static_cast<const Args*>(args)); });
     }
 };
-
-struct Shape {
-    std::array<unsigned, 3> grid;
-    unsigned threads, shared_bytes;
-    unsigned cluster = 1;  // blocks, neighbours in x
-};
-// Throws std::runtime_error for what the kernel does wrong.
-void launch(const std::string& kernel, const std::string& configuration, const Shape& shape, const void* args);
 
 }  // namespace emulator

@@ -9,7 +9,7 @@
 
 #include "kernels/spec.hpp"
 #undef launch
-#include "grid.hpp"
+#include "launch.hpp"
 #include "operators/operator.hpp"
 
 #undef STABLE_TORCH_LIBRARY_FRAGMENT

@@ -9,7 +9,11 @@
 #include <cstring>
 #include <string_view>
 
+#include "barriers.hpp"
 #include "grid.hpp"
+#include "mma.hpp"
+#include "numbers.hpp"
+#include "tma.hpp"
 
 namespace emulator {
 
@@ -28,17 +32,19 @@ inline constexpr bool kIsKnown = false;
 inline float without_subnormals(float x) {
     return fabsf(x) < 0x1p-126f ? copysignf(0.f, x) : x;
 }
+[[noreturn]] inline void fail_misaligned() {
+    fail("a misaligned address");
+}
+// No memcpy: of assignments alone -fsanitize=thread makes calls.
 template <class T>
 T load(const void* from) {
-    if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) != 0) fail("a misaligned address");
-    T x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
+    if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) != 0) fail_misaligned();
+    return *static_cast<const T*>(from);
 }
 template <class T>
 void store(void* to, const T& x) {
-    if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) != 0) fail("a misaligned address");
-    std::memcpy(to, &x, sizeof x);
+    if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) != 0) fail_misaligned();
+    *static_cast<T*>(to) = x;
 }
 inline void check_copy(unsigned to, const void* from) {
     if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("cp.async: a misaligned address");
@@ -48,6 +54,23 @@ inline unsigned rounded_to_bf16(float x) {
     unsigned bits;
     std::memcpy(&bits, &x, sizeof bits);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline unsigned rounded_to_f16(float x) {
+    constexpr float kLargest = 65504;
+    if (x != x) return 0x7fff;
+    return std::bit_cast<unsigned short>(static_cast<_Float16>(fminf(fmaxf(x, -kLargest), kLargest)));
+}
+
+// Per half; a NaN loses.
+template <bool kIsBf16>
+unsigned larger_halves(unsigned a, unsigned b) {
+    const auto half = [&](int i) {
+        const auto x = static_cast<unsigned short>(a >> 16 * i), y = static_cast<unsigned short>(b >> 16 * i);
+        const double number = number_of_16_bits(x, kIsBf16), other = number_of_16_bits(y, kIsBf16);
+        return static_cast<unsigned>(number >= other || other != other ? x : y);
+    };
+    return half(1) << 16 | half(0);
 }
 
 struct alignas(16) Four {
@@ -100,6 +123,9 @@ void ptx(Operands&&... operands) {
         run([](unsigned exists, void* to, unsigned x) {
             if (exists != 0) store(to, static_cast<unsigned short>(x));
         });
+    } else if constexpr (kText ==
+                         "{ .reg .pred exists; setp.ne.u32 exists, %2, 0; mov.u32 %0, 0; @exists ld.global.u32 %0, [%1]; }") {
+        run([](unsigned& x, const void* from, unsigned exists) { x = exists != 0 ? load<unsigned>(from) : 0; });
     } else if constexpr (kText == "ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];") {
         run([](unsigned& x, unsigned& y, unsigned& z, unsigned& w, const void* from) {
             const auto four = load<Four>(from);
@@ -136,11 +162,11 @@ void ptx(Operands&&... operands) {
             x = four.x, y = four.y, z = four.z, w = four.w;
         });
     } else if constexpr (kText == "mov.u32 %0, %%clusterid.x; mov.u32 %1, %%cluster_ctarank;") {
-        run([](int& index, int& rank) { index = cluster_index(), rank = rank_in_cluster(); });
+        run([](int& index, int& rank) { index = cluster_index(), rank = static_cast<int>(rank_in_cluster()); });
     } else if constexpr (kText == "barrier.cluster.arrive.aligned;") {
         arrive_in_cluster();
     } else if constexpr (kText == "barrier.cluster.wait.aligned;") {
-        wait_for_cluster("barrier.cluster.wait");
+        wait_for_cluster();
     } else if constexpr (kText == "mapa.shared::cluster.u32 %0, %1, %2;") {
         run([](unsigned& there, unsigned here, unsigned rank) { there = address_in_block(here, rank); });
     } else if constexpr (kText == "st.shared::cluster.f64 [%0], %1;") {
@@ -157,6 +183,44 @@ void ptx(Operands&&... operands) {
             };
             y = sum(1) << 16 | sum(0);
         });
+    } else if constexpr (kText == "cvt.rn.satfinite.f16x2.f32 %0, %1, %2;") {
+        run([](unsigned& pair, float high, float low) { pair = rounded_to_f16(high) << 16 | rounded_to_f16(low); });
+    } else if constexpr (kText == "max.bf16x2 %0, %1, %2;") {
+        run([](unsigned& pair, unsigned a, unsigned b) { pair = larger_halves<true>(a, b); });
+    } else if constexpr (kText == "max.f16x2 %0, %1, %2;") {
+        run([](unsigned& pair, unsigned a, unsigned b) { pair = larger_halves<false>(a, b); });
+    } else if constexpr (kText ==
+                         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                         "{%0, %1, %2, %3};") {
+        run([](float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+               unsigned b1) {
+            mma_sync({Elements::tf32, {a0, a1, a2, a3}, {b0, b1}, {d0, d1, d2, d3}, {&d0, &d1, &d2, &d3}});
+        });
+    } else if constexpr (kText == "bar.sync %0, %1;") {
+        run([](unsigned number, unsigned threads) { sync_at_barrier(number, threads); });
+    } else if constexpr (kText ==
+                         "{ .reg .pred mine, any; setp.ne.u32 mine, %3, 0; bar.red.or.pred any, %1, %2, mine; "
+                         "selp.u32 %0, 1, 0, any; }") {
+        run([](unsigned& any, unsigned number, unsigned threads, unsigned vote) {
+            any = any_at_barrier(number, threads, vote != 0);
+        });
+    } else if constexpr (kText == "fence.proxy.async.global;") {
+        fence_async_global();
+    } else if constexpr (kText == "fence.proxy.async;") {
+        fence_async_global();
+        fence_async_shared();
+    } else if constexpr (kText == "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%2, %3}, [%1];") {
+        run([](unsigned to, unsigned mbarrier, std::uint64_t low, std::uint64_t high) {
+            store_async(low, high, 16, to, mbarrier);
+        });
+    } else if constexpr (kText == "cp.async.bulk.wait_group %0;") {
+        run([](int most_in_flight) { wait_for_bulk_groups(most_in_flight, true); });
+    } else if constexpr (kText == "griddepcontrol.launch_dependents;" || kText == "griddepcontrol.wait;") {
+        // Grids run one after the other.
+    } else if constexpr (kText == "red.release.gpu.global.add.u32 [%0], 1;") {
+        run([](unsigned* to) { add_release(to, 1); });
+    } else if constexpr (kText == "ld.acquire.gpu.global.u32 %0, [%1];") {
+        run([](unsigned& x, const unsigned* from) { x = load_acquire(from); });
     } else if constexpr (kText == "cp.async.commit_group;") {
         close_group_of_copies();
     } else if constexpr (kText == "cp.async.wait_group %0;") {

@@ -6,15 +6,16 @@ from __future__ import annotations
 import re
 
 _TOOLKIT = re.compile(r"#include <cuda_\w+\.h>")  # cuda.hpp has what we use of it
+_DEVICE = "#ifdef __CUDACC__"
 _ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
+_DYNAMIC = re.compile(r"extern __shared__ (?:__align__\((\d+)\) )?([\w ]+?) (\w+)\[\];")
 _STATIC = re.compile(r"(?<!extern )__shared__ ([^;]+?) (\w+)((?:\[[^;]*\])?);")
 
 
 def translated(source: str) -> str:
-    source = _TOOLKIT.sub("", source)
-    source = _DYNAMIC.sub(r"\1* const \2 = static_cast<\1*>(emulator::dynamic_shared());", source)
+    source = _TOOLKIT.sub("", source).replace(_DEVICE, "#if true")
+    source = _DYNAMIC.sub(_dynamic, source)
     source = _STATIC.sub(r"auto& \2 = emulator::shared_variable<\1\3>([] {});", source)
     made, at = [], 0
     while found := _ASM.search(source, at):
@@ -22,6 +23,11 @@ def translated(source: str) -> str:
         made += [source[at : found.start()], _call(parts), "\n" * source.count("\n", found.start(), end)]
         at = end
     return "".join([*made, source[at:]])
+
+
+def _dynamic(found: re.Match[str]) -> str:
+    alignment, kind, name = found.groups()
+    return f"{kind}* const {name} = static_cast<{kind}*>(emulator::dynamic_shared({alignment or 1}));"
 
 
 def _split(source: str, at: int) -> tuple[list[str], int]:

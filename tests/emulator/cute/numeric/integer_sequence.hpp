@@ -1,0 +1,13 @@
+// What kernels use of CUTLASS's header of this name, on a CPU.
+#pragma once
+
+#include <utility>
+
+namespace cute {
+
+using std::index_sequence;
+using std::integer_sequence;
+using std::make_index_sequence;
+using std::make_integer_sequence;
+
+}  // namespace cute

@@ -1,0 +1,17 @@
+// CUTLASS's header of this name: setmaxnreg, of which nothing shows on a CPU but an illegal number.
+#pragma once
+
+#include <cstdint>
+
+namespace cutlass::arch {
+
+template <std::uint32_t kCount>
+void warpgroup_reg_alloc() {
+    static_assert(kCount >= 24 && kCount <= 256 && kCount % 8 == 0);
+}
+template <std::uint32_t kCount>
+void warpgroup_reg_dealloc() {
+    static_assert(kCount >= 24 && kCount <= 256 && kCount % 8 == 0);
+}
+
+}  // namespace cutlass::arch
