@@ -39,7 +39,7 @@ unpack() {
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 logged() { # NAME COMMAND...: its exit status, and the lines of its log that sum it up
-    local name=$1 status
+    local name=${1//\//_} status
     shift
     timeout --signal INT --kill-after 8 "${LIMIT:-600}" "$@" >"$out/$name.log" 2>&1
     status=$?

@@ -80,7 +80,7 @@ def differences(targets: Targets) -> Iterator[str]:
     for target, expected in targets.items():
         try:
             got = parameters(getattr(*owner_of(target)))
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError) as error:
             yield f"{target}: expected ({expected}), got none: {error}"
         else:
             if got != expected:

@@ -43,8 +43,6 @@ EXCLUDED = {
     ),
     **dict.fromkeys(
         (
-            "test_decode_kernel_basic_nontranspose",
-            "test_decode_nontranspose_packed_qkv",
             "test_gdn_decode_bf16_state_fla_scatter_padded_pool",
             "test_gdn_decode_bf16_state_fla_scatter_random_slots",
             "test_gdn_decode_bf16_state_fla_scatter_state_only",
@@ -89,7 +87,6 @@ def prepare() -> None:
         module, _, name = target.partition(":")
         stub = hosts.function(name, parameters, peers_plugin.declined(f"flashinfer.{name}"))
         hosts.module(module, **{name: stub})
-    hosts.module("flashinfer.gdn_decode", gated_delta_rule_decode=None)
     hosts.has_version("flashinfer-python", "0.7.2")
     flashinfer.install()
 
