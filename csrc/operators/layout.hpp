@@ -3,6 +3,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <array>
+
 #include "tensor.hpp"
 
 namespace gdn_cuda {
@@ -15,12 +18,17 @@ inline Layout layout_of(const View& rows) {
     return rows.strides[1] == 1 && !(rows.size(2) > 1 && rows.strides[2] == 1) ? Layout::channels : Layout::tokens;
 }
 
-// A dense tensor of the same size.
+// A dense tensor of the same size. It is no view, which autograd would not let a caller change in place.
 inline Tensor empty_rows(const Tensor& like, Layout layout) {
     const View view(like);
     const int64_t B = view.size(0), D = view.size(1), L = view.size(2);
     if (layout == Layout::tokens) return torch::stable::new_empty(like, {B, D, L});
-    return torch::stable::transpose(torch::stable::new_empty(like, {B, L, D}), 1, 2);
+    const int64_t row = std::max<int64_t>(D, 1);
+    const std::array sizes{B, D, L}, strides{std::max<int64_t>(L, 1) * row, int64_t{1}, row};
+    AtenTensorHandle result = nullptr;
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(3, sizes.data(), strides.data(), view.dtype, view.device_type, view.device_index, &result));
+    return Tensor(result);
 }
 
 }  // namespace gdn_cuda
