@@ -126,6 +126,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::SeqStateUpdate>(),
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
+            entry<gdn::PrefillAhead>(),
             entry<gdn::PrefillMma>(),
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),

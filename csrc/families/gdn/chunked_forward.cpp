@@ -60,6 +60,7 @@ void run_chunks(Prepared& prepared, ChunkInputs& inputs, bool deterministic, con
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
     const PrefillProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),
+                                 .longest = sequences.tokens,
                                  .heads = args.heads,
                                  .dk = args.dk,
                                  .dv = args.dv,

@@ -8,8 +8,7 @@
 #include <string>
 
 #include "../../jit/tensor_map.hpp"
-#include "../../kernels/spec.hpp"
-#include "prefill_problem.hpp"
+#include "prefill_ahead.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -44,16 +43,18 @@ inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit&
     const double saved = alone ? (kPrefillNsOfChunk[2] - kAloneNsOfChunk) / static_cast<double>(tiles) : 0;
     return static_cast<double>(waves * chunks) * (kPrefillNsOfChunk[split.value_groups] - saved);
 }
-inline i64 prefill_chunks(const PrefillProblem& problem) {
-    return std::max<i64>(ceil_div(problem.tokens, kChunk), 1);
-}
 
-// How heads that remember are walked whole: in the fastest configuration, unless sequences are so short that the extra launch
+// How whole sequences are walked where prefill_ahead is not faster: in the fastest configuration, unless sequences are so short that the extra launch
 // costs more than it saves.
 inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem), device); };
+    const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem.tokens), device); };
     if (problem.tokens < kShortestLinked) return {split.value_groups, 1};
     return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
+}
+
+inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    const PrefillSplit whole = prefill_whole(problem, split, device);
+    return std::min(prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device), prefill_ahead_ns(problem, device));
 }
 
 // Estimated ns for heads that remember, split and linked (prefill_segments.cuh). The first two segments run in turn while the
@@ -62,7 +63,7 @@ inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSp
 inline double prefill_linked_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr double kLinkNs = 5000;
     if (split.segments <= 3 || problem.tokens < kShortestLinked) return std::numeric_limits<double>::infinity();
-    const i64 rows = split.value_groups * kValueRows, share = ceil_div(prefill_chunks(problem), split.segments);
+    const i64 rows = split.value_groups * kValueRows, share = ceil_div(prefill_chunks(problem.tokens), split.segments);
     const i64 summary = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
     return prefill_walk_ns(problem, split, (std::max<i64>(summary, 2) + 1) * share, device) + (split.segments - 3) * kLinkNs;
 }
@@ -76,13 +77,12 @@ struct PrefillCost {
 };
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr i64 kWarmUpChunks = 2;
-    const i64 chunks = prefill_chunks(problem), share = ceil_div(chunks, split.segments);
+    const i64 chunks = prefill_chunks(problem.tokens), share = ceil_div(chunks, split.segments);
     if (split.segments == 1) {
-        const double ns = prefill_walk_ns(problem, split, chunks, device);
+        const double ns = std::min(prefill_walk_ns(problem, split, chunks, device), prefill_ahead_ns(problem, device));
         return {ns, ns, false};
     }
-    const double whole = prefill_walk_ns(problem, prefill_whole(problem, split, device), chunks, device),
-                 linked = prefill_linked_ns(problem, split, device);
+    const double whole = prefill_whole_ns(problem, split, device), linked = prefill_linked_ns(problem, split, device);
     return {prefill_walk_ns(problem, split, share + kWarmUpChunks, device), std::min(whole, linked), linked < whole};
 }
 
@@ -91,7 +91,7 @@ inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSpli
 inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr double kWorthIt = 0.9, kSearchNs = 4000, kSearchNsOfChunk = 350;
     const PrefillCost cost = prefill_cost(problem, split, device);
-    const double share = static_cast<double>(ceil_div(prefill_chunks(problem), split.segments)),
+    const double share = static_cast<double>(ceil_div(prefill_chunks(problem.tokens), split.segments)),
                  of_chunk = kPrefillNsOfChunk[split.value_groups];
     const double reach = (kWorthIt * cost.remembering - kSearchNs - share * of_chunk) / (of_chunk + kSearchNsOfChunk);
     return static_cast<int>(std::clamp(reach, 1.0, 1e6));
@@ -151,6 +151,7 @@ struct PrefillTensors {
 // How a problem is split, and its workspace in 32-bit words.
 struct PrefillChoice {
     PrefillConfig config, whole;  // for split and for unsplit sequences
+    PrefillAheadChoice ahead;     // if unsplit sequences take gdn/prefill_ahead
     int segments, reach;
     int links_of_head;  // from each segment to the next; 0: heads that remember are not split
     i64 links;          // of all heads
@@ -159,8 +160,8 @@ struct PrefillChoice {
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
     i64 linked_tiles() const { return blocks * links_of_head; }
-    i64 counts(bool in_place) const { return readers(in_place) + links + linked_tiles(); }
-    i64 workspace() const { return link_states + link_transfers; }
+    i64 counts(bool in_place) const { return readers(in_place) + links + linked_tiles() + ahead.counts(); }
+    i64 workspace() const { return link_states + link_transfers + ahead.workspace(); }
 };
 
 struct Prefill {
@@ -184,9 +185,14 @@ struct Prefill {
         const PrefillConfig config = prefill_config(problem, split);
         const int links_of_head = prefill_cost(problem, split, device).linked ? split.segments - 1 : 0;
         const i64 links = problem.sequences * problem.heads * links_of_head;
+        const PrefillSplit whole = prefill_whole(problem, split, device);
+        const bool is_ahead = links_of_head == 0 && prefill_ahead_ns(problem, device) <
+                                                        prefill_walk_ns(problem, split.segments == 1 ? split : whole,
+                                                                        prefill_chunks(problem.tokens), device);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         return {.config = config,
-                .whole = prefill_config(problem, prefill_whole(problem, split, device)),
+                .whole = prefill_config(problem, whole),
+                .ahead = is_ahead ? prefill_ahead_choice(problem, device) : PrefillAheadChoice{},
                 .segments = split.segments,
                 .reach = prefill_reach(problem, split, device),
                 .links_of_head = links_of_head,
@@ -212,7 +218,8 @@ struct Prefill {
                                  .count = choice.links_of_head};
         const jit::TiledTensor transfers{
             {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
-        const bool two = choice.segments > 1 && choice.links_of_head == 0 && choice.whole != config;
+        const bool splits = choice.segments > 1,
+                   two = splits && choice.links_of_head == 0 && (choice.ahead || choice.whole != config);
         Args args{.query = map(tensors.query),
                   .key = map(tensors.key),
                   .value = map(tensors.value),
@@ -225,19 +232,26 @@ struct Prefill {
                   .takes = two ? PrefillTakes::if_all_forget : PrefillTakes::every_call,
                   .links = links,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
-        const auto launch_blocks = [&](const Config& of, i64 segments, bool early_start) {
-            const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
-            const auto why = [&](const auto& device) {
-                return early_start ? "does the work if a head remembers across segments: no sequence is split then"
-                                   : explain_prefill(problem, device);
+        const auto why = [&](bool other) {
+            return [&, other](const auto& device) {
+                return other ? "does the work if a head remembers across segments: no sequence is split then"
+                             : explain_prefill(problem, device);
             };
-            launch<Prefill>(of, args, {tiles, problem.heads, problem.sequences * segments}, target, why, early_start);
         };
-        launch_blocks(config, choice.segments, false);
-        if (!two) return;
-        args.takes = PrefillTakes::if_one_remembers;
+        const auto launch_blocks = [&](const Config& of, i64 segments, bool other) {
+            const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
+            launch<Prefill>(of, args, {tiles, problem.heads, problem.sequences * segments}, target, why(other), other);
+        };
+        if (splits || !choice.ahead) launch_blocks(config, choice.segments, false);
+        if (splits && !two) return;
+        if (two) args.takes = PrefillTakes::if_one_remembers;
         args.readers = nullptr;  // a single block reads and writes each state
-        launch_blocks(choice.whole, 1, true);
+        if (choice.ahead)
+            PrefillAhead::run({.head_k = config.head_k, .io = problem.io}, choice.ahead, args,
+                              tensors.workspace + choice.link_states + choice.link_transfers,
+                              tensors.counts + choice.readers(tensors.in_place), target, two, why(two));
+        else if (two)
+            launch_blocks(choice.whole, 1, true);
     }
 };
 

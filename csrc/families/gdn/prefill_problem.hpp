@@ -11,7 +11,7 @@ namespace gdn_cuda::gdn {
 
 // For gdn/prefill and gdn/prefill_mma.
 struct PrefillProblem {
-    i64 sequences, tokens;  // tokens: mean per sequence
+    i64 sequences, tokens, longest;  // tokens: mean per sequence; longest: bound on a sequence's
     int heads, dk, dv;
     DType io, state;
     bool deterministic = false;  // one segment per sequence, independent of its batch

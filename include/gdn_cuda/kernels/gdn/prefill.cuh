@@ -18,41 +18,13 @@
 // with sequences, 54 to 59 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
 #pragma once
 
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_block.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_values.cuh>
 
 namespace gdn_cuda::gdn {
-
-// Called by one thread, while no other thread uses the mbarriers.
-template <bool kFirst, PrefillConfig kConfig>
-__device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared) {
-    const auto set = [](unsigned long long& word, int arrivals) {
-        if (!kFirst) barrier(word).invalidate();
-        barrier(word).init(arrivals);
-    };
-#pragma unroll
-    for (int i = 0; i < kConfig.stages; ++i) {
-        set(shared.loaded[i], 3 + 32);  // key, query and value producers, and the scalar warp's lanes
-        set(shared.factored[i], kWarpgroup);
-        set(shared.ready[i], 2 * kWarpgroup);
-        set(shared.done[i], kConfig.value_groups * 4);
-    }
-#pragma unroll
-    for (auto& word : shared.walked) set(word, kWarpgroup);
-    set(shared.linked, 1);
-    cutlass::arch::fence_barrier_init();
-}
-
-// Programmatic dependent launch (sm_90): lets the next grid start; waits for the grid before to end. Inline PTX: CUTLASS's are
-// empty unless the whole build defines CUTLASS_ENABLE_GDC_FOR_SM90, and come with its GEMM dispatch policies.
-__device__ __forceinline__ void launch_dependent_grids() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-__device__ __forceinline__ void wait_on_dependent_grids() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
 
 // One role's loop over the block's passes; the kPrepares role sets up each next pass for all.
 template <class Role, bool kPrepares, PrefillConfig kConfig>
@@ -78,9 +50,7 @@ __device__ __forceinline__ void run_block(PrefillSharedPlan<kConfig>& shared, co
         block.plan_passes(shared);
         set_barriers<true>(shared);
     }
-    constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
-    for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    cutlass::arch::fence_view_async_shared();
+    clear_matrices<kConfig>(shared);
     __syncthreads();
 
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler

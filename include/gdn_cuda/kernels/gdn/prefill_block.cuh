@@ -1,4 +1,4 @@
-// The work of one block of gdn/prefill: its segment, where it starts, and its passes.
+// The work of one block of gdn/prefill: its segment, where it starts, its passes, and what it sets up.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
@@ -19,12 +19,11 @@ struct PrefillBlock {
     Split split = Split::whole;
     int begin = 0, segment_begins = 0, end;  // in chunks; outputs are stored from segment_begins on
 
-    __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args) : args(args) {
-        const int segments = whole_sequences() ? 1 : args.segments;
-        sequence = static_cast<int>(blockIdx.z) / segments;
-        segment = static_cast<int>(blockIdx.z) % segments;
-        head = static_cast<int>(blockIdx.y);
-        first_row = static_cast<int>(blockIdx.x) * kRows;
+    __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args)
+        : PrefillBlock(args, static_cast<int>(blockIdx.z) / segments_of(args), static_cast<int>(blockIdx.z) % segments_of(args),
+                       static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)) {}
+    __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int sequence, int segment, int head, int tile)
+        : args(args), sequence(sequence), segment(segment), head(head), first_row(tile * kRows) {
         span = span_of(all.cu_seqlens, sequence, all.tokens);
         i64 slot;
         place = find_slot(slot);
@@ -32,6 +31,13 @@ struct PrefillBlock {
         end = chunks;
         share = chunks_of_segment(args, chunks);
     }
+    __device__ __forceinline__ static int segments_of(const PrefillArgs& args) {
+        return args.takes == PrefillTakes::if_one_remembers ? 1 : args.segments;
+    }
+    // pair: of sequence and head.
+    __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int pair, int tile)
+        : PrefillBlock(args, static_cast<int>(static_cast<unsigned>(pair) / static_cast<unsigned>(args.recurrence.heads)), 0,
+                       static_cast<int>(static_cast<unsigned>(pair) % static_cast<unsigned>(args.recurrence.heads)), tile) {}
     // Recomputed where needed, to save registers.
     __device__ __forceinline__ Place find_slot(i64& slot) const {
         int first_step;
@@ -41,16 +47,12 @@ struct PrefillBlock {
 
     // Whether the block has work. Called by the whole block; `growths`: one float per warp.
     __device__ __forceinline__ bool find_start(float* growths) {
-        const bool for_all = args.takes != PrefillTakes::every_call;
         // The warm-up is typically a chunk or two.
         if (args.segments > 1 && segment * share < chunks)
             prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
-        const bool remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
-        if (for_all && remembers != whole_sequences()) return false;
-        if (segment == 0) {
-            fill_uncomputed_outputs();
-            if (place == Place::run && chunks == 0) copy_state();
-        }
+        bool remembers;
+        if (!is_taken(remembers)) return false;
+        if (segment == 0) finish_without_chunks();
         if (place != Place::run || chunks == 0 || segment * share >= chunks) return false;
         if (whole_sequences() || share >= chunks) return true;
         if (remembers && args.links.count == 0) return segment == 0;
@@ -62,6 +64,16 @@ struct PrefillBlock {
             begin = max(first_that_matters<kConfig>(all, span, sequence, head, segment_begins, most, growths), 0);
         }
         return true;
+    }
+    // Whether this launch takes the call; also whether the head, or any, remembers.
+    __device__ __forceinline__ bool is_taken(bool& remembers) {
+        const bool for_all = args.takes != PrefillTakes::every_call;
+        remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
+        return !for_all || remembers == whole_sequences();
+    }
+    __device__ __forceinline__ void finish_without_chunks() {
+        fill_uncomputed_outputs();
+        if (place == Place::run && chunks == 0) copy_state();
     }
     __device__ __forceinline__ bool resumes() const { return split == Split::linked && segment > 0; }
     // Later segments wait for M and L of this one; not of the first, whose state is ready as soon as a summary would be.
@@ -94,6 +106,17 @@ struct PrefillBlock {
             *reinterpret_cast<uint4*>(to + at) = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from + at);
     }
 
+    // By one thread: the outputs of chunks [first, last), in one pass.
+    __device__ __forceinline__ void plan_outputs(PrefillWork& work, int first, int last) {
+        begin = segment_begins = first;
+        end = last;
+        plan_pass(work, PrefillPass::outputs, first_row);
+        i64 slot;
+        find_slot(slot);
+        work.initial_slot = slot * all.initial.slot;
+        work.last_slot = slot * all.last.slot;
+        work.checkpoints_before = packed_steps_before(all, sequence);
+    }
     // By one thread: the first pass goes to shared.work, the others to shared.passes, last first.
     __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
         const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
@@ -141,5 +164,33 @@ struct PrefillBlock {
         work.rows = pass == PrefillPass::transfer ? all.dk : all.dv;
     }
 };
+
+// Called by one thread, while no other thread uses the mbarriers.
+template <bool kFirst, PrefillConfig kConfig>
+__device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared) {
+    const auto set = [](unsigned long long& word, int arrivals) {
+        if (!kFirst) barrier(word).invalidate();
+        barrier(word).init(arrivals);
+    };
+#pragma unroll
+    for (int i = 0; i < kConfig.stages; ++i) {
+        set(shared.loaded[i], 3 + 32);  // key, query and value producers, and the scalar warp's lanes
+        set(shared.factored[i], kWarpgroup);
+        set(shared.ready[i], 2 * kWarpgroup);
+        set(shared.done[i], kConfig.value_groups * 4);
+    }
+#pragma unroll
+    for (auto& word : shared.walked) set(word, kWarpgroup);
+    set(shared.linked, 1);
+    cutlass::arch::fence_barrier_init();
+}
+
+// By the whole block, before the helper roles start: they write no zeros above the diagonal.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void clear_matrices(PrefillSharedPlan<kConfig>& shared) {
+    constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
+    for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
+    cutlass::arch::fence_view_async_shared();
+}
 
 }  // namespace gdn_cuda::gdn

@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig>
+template <PrefillConfig kConfig, bool kSpaced = false>
 struct PrefillInverse : Lane {
     using Plan = PrefillSharedPlan<kConfig>;
     using Block = typename Plan::Block;
@@ -25,17 +25,6 @@ struct PrefillInverse : Lane {
     }
     __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
     __device__ __forceinline__ Block* row_of_blocks(int row) const { return &scratch().blocks[row * (row + 1) / 2]; }
-
-    // Zeroes keys and values past the end of a packed sequence: they are the next sequence's, and may be infinite or NaN.
-    __device__ __forceinline__ void clear_tokens_from(typename Plan::Stage& stage, int count) {
-        constexpr int kTiles = kConfig.key_tiles() + kConfig.value_groups;
-#pragma unroll 1
-        for (int i = thread; i < (kChunk - count) * kTiles * 8; i += kWarpgroup) {
-            const int row = count + i / (kTiles * 8), piece = i % (kTiles * 8), tile = piece / 8;
-            auto& cleared = tile < kConfig.key_tiles() ? stage.key[tile] : stage.value[tile - kConfig.key_tiles()];
-            store_shared(row_piece(tile_row(cleared.bytes, row), piece % 8), uint4{});
-        }
-    }
 
     // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
     __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
@@ -202,8 +191,8 @@ struct PrefillInverse : Lane {
             auto& stage = shared.stages[current.stage];
             auto& factors = shared.factors[current.stage];
             barrier(shared.loaded[current.stage]).wait(current.parity);
-            if (tokens_in(work, chunk) < kChunk) [[unlikely]] {
-                clear_tokens_from(stage, tokens_in(work, chunk));
+            if (tokens_in<kSpaced>(work, chunk) < kChunk) [[unlikely]] {
+                clear_tokens_from<kConfig>(stage, thread, tokens_in<kSpaced>(work, chunk));
                 cutlass::arch::fence_view_async_shared();
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
             }

@@ -64,6 +64,7 @@ struct PrefillWork {
     PrefillPass pass;
     i64 start, initial_slot, last_slot;  // first token; element offsets of the sequence's state slots
     int length, chunks, first_output;    // chunks: 0 for a link; no outputs before chunk first_output
+    int spacing;                         // tokens from a chunk to the next, where a block takes some chunks only
     int tokens_before;                   // in the sequence
     bool begins, ends;                   // starts or ends the sequence
     i64 link;                            // index of this segment's link

@@ -7,9 +7,9 @@
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig>
-struct PrefillReset : PrefillState<kConfig> {
-    using Base = PrefillState<kConfig>;
+template <PrefillConfig kConfig, class PlanType = PrefillSharedPlan<kConfig>>
+struct PrefillReset : PrefillState<kConfig, PlanType> {
+    using Base = PrefillState<kConfig, PlanType>;
     using Base::args, Base::shared, Base::work, Base::state, Base::any_of_group, Base::index;
     using Base::kIo;
     using Base::thread, Base::warp, Base::g, Base::t;

@@ -22,7 +22,8 @@ __device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
     return {gate.x + (lane == 0 ? 0.f : before), sum};
 }
 
-template <PrefillConfig kConfig>
+// kSpaced: of a block that prepares some of a segment's chunks, and needs no values.
+template <PrefillConfig kConfig, bool kSpaced = false>
 struct PrefillScores : Lane {
     using Plan = PrefillSharedPlan<kConfig>;
     static constexpr int kScalarWarp = 0;  // it has the fewest scores below the diagonal
@@ -41,10 +42,11 @@ struct PrefillScores : Lane {
         auto& stage = shared.stages[current.stage];
         Barrier& loaded = barrier(shared.loaded[current.stage]);
         const bool value = warp == 1, query = warp == 2;
+        if (kSpaced && value) return loaded.arrive();
         PrefillTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
-        const int token = static_cast<int>(work.start) + chunk * kChunk;
+        const int token = static_cast<int>(work.start) + chunk * chunk_spacing<kSpaced>(work);
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         loaded.arrive_and_expect_tx(count * static_cast<int>(sizeof(PrefillTile)));
@@ -63,11 +65,11 @@ struct PrefillScores : Lane {
             at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
                  (work.start + 2 * (threadIdx.x % 32)) * token_stride;
         }
-        __device__ __forceinline__ void issue_loads(int count) {
+        __device__ __forceinline__ void issue_loads(int count, int to_next) {
             const int first = 2 * (threadIdx.x % 32);
             if (first < count) raw[0].load({at, type}, 0);
             if (first + 1 < count) raw[1].load({at + token_stride, type}, 0);
-            at += static_cast<i64>(token_stride) * kChunk;
+            at += static_cast<i64>(token_stride) * to_next;
         }
         __device__ __forceinline__ float2 values() const { return {raw[0].number(type), raw[1].number(type)}; }
     };
@@ -75,9 +77,9 @@ struct PrefillScores : Lane {
         for (RawNumber* raw : {gates.raw, betas.raw})
             raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
         if (warp != kScalarWarp || chunk >= work.chunks) return;
-        const int count = tokens_in(work, chunk);
-        gates.issue_loads(count);
-        betas.issue_loads(count);
+        const int count = tokens_in<kSpaced>(work, chunk), to_next = chunk_spacing<kSpaced>(work);
+        gates.issue_loads(count, to_next);
+        betas.issue_loads(count, to_next);
     }
     // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
     __device__ __forceinline__ void store_scalars(int chunk, const ChunkStage<kConfig.stages>& current, ScalarStream& gates,
@@ -124,7 +126,7 @@ struct PrefillScores : Lane {
             auto& stage = shared.stages[current.stage];
             auto& factors = shared.factors[current.stage];
             barrier(shared.loaded[current.stage]).wait(current.parity);
-            if (tokens_in(work, chunk) < kChunk) [[unlikely]]
+            if (tokens_in<kSpaced>(work, chunk) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);

@@ -153,13 +153,14 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
 
 // Global-memory counters between blocks: writes ordered before `red_release` are visible after `wait_for_count`. Inline PTX:
 // CUTLASS's (cutlass/barrier.h) use a fence and a relaxed reduction, one instruction more.
-__device__ __forceinline__ void red_release(unsigned* count) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+__device__ __forceinline__ void red_release(unsigned* count, unsigned more = 1) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(more) : "memory");
 }
-__device__ __forceinline__ void wait_for_count(const unsigned* count, unsigned wanted) {
+__device__ __forceinline__ unsigned wait_for_count(const unsigned* count, unsigned wanted) {
     unsigned now;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
     while (now < wanted);
+    return now;
 }
 
 __device__ __forceinline__ unsigned* have_state(const PrefillLinks& links, i64 link) {

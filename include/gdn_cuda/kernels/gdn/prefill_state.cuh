@@ -6,12 +6,13 @@
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig>
+// PlanType: the block's shared memory.
+template <PrefillConfig kConfig, class PlanType = PrefillSharedPlan<kConfig>>
 struct PrefillState : Lane {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16;
 
-    using Plan = PrefillSharedPlan<kConfig>;
+    using Plan = PlanType;
 
     Plan& shared;
     const PrefillArgs& args;
@@ -22,7 +23,9 @@ struct PrefillState : Lane {
 
     __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) { find_lane(); }
 
-    __device__ __forceinline__ int index() const { return group - kConfig.first_value_group(); }  // among the value warpgroups
+    __device__ __forceinline__ int index() const {  // among the value warpgroups
+        return kConfig.value_groups == 1 ? 0 : group - kConfig.first_value_group();
+    }
 
     // Whether `found` holds for any thread of this warpgroup.
     __device__ __forceinline__ bool any_of_group(bool found) const {

@@ -2,19 +2,23 @@
 // chunk. Products are transposed (value rows x tokens), so that the state, X and V' are left operands in registers.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_reset.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_products.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <PrefillConfig kConfig>
-struct PrefillValues : PrefillReset<kConfig> {
-    using Base = PrefillReset<kConfig>;
-    using Base::args, Base::shared, Base::work, Base::state, Base::rounded_state;
-    using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::warpgroup_sync, Base::index, Base::matrix_row,
-        Base::products_may_overflow, Base::round_state, Base::store_state, Base::run_tokens, Base::signal_initial_state_read,
-        Base::signal_state_written;
-    using Base::group, Base::thread, Base::warp, Base::lane, Base::t;
-    using Base::kIo, Base::kStateSteps, Base::kTokenSteps;
+struct PrefillValues : PrefillProducts<kConfig> {
+    using Base = PrefillProducts<kConfig>;
+    using Base::add_inverse_rest, Base::add_scores_rest, Base::add_values_rest, Base::add_values_rest_to_state, Base::form_x,
+        Base::load_values, Base::pack_update, Base::pack_values, Base::pack_values_rest, Base::read_factors, Base::release,
+        Base::scale_tokens, Base::start_update, Base::start_with_state, Base::start_with_tokens, Base::store_output,
+        Base::store_output_tile, Base::store_output_without_tma;
+    using Base::args, Base::shared, Base::work, Base::state;
+    using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::index, Base::products_may_overflow,
+        Base::round_state, Base::run_tokens, Base::signal_initial_state_read, Base::signal_state_written, Base::store_state,
+        Base::warpgroup_sync;
+    using Base::kTokenSteps;
+    using Base::thread;
     // S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
     static constexpr bool kQueriesFirst = kConfig.value_groups == 1;
 
@@ -22,94 +26,9 @@ struct PrefillValues : PrefillReset<kConfig> {
     using Stage = typename Plan::Stage;
     using Matrices = typename Plan::Matrices;
     using Factors = typename Plan::Factors;
+    using TokenFactors = typename Base::TokenFactors;
 
     __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
-
-    // d = S x^T for the chunk's keys or queries x.
-    __device__ __forceinline__ void start_with_state(float (&d)[32], const PrefillTile* tokens) {
-        const auto right = tile_operand(tokens, 0);
-        cute::warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < kStateSteps; ++step)
-            Product<kIo, 64, true>::run(d, rounded_state[step], right + k_major_step(step), step > 0);
-        cute::warpgroup_commit_batch();
-    }
-    // d (+)= x m^T: x in registers, m a matrix of a helper role.
-    __device__ __forceinline__ void start_with_tokens(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
-                                                      const PrefillTile& matrix, bool add) {
-        const auto right = tile_operand(&matrix, 0);
-        cute::warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-            Product<kIo, 64, true>::run(d, x[step], right + k_major_step(step), add || step > 0);
-        cute::warpgroup_commit_batch();
-    }
-    __device__ __forceinline__ void start_update(const unsigned (&x)[kTokenSteps][4], const PrefillTile* keys) {
-        const auto right = tile_operand(keys, sizeof(PrefillTile));
-        cute::warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-            Product<kIo, kConfig.head_k, false>::run(state, x[step], right + mn_major_step(step), true);
-        cute::warpgroup_commit_batch();
-    }
-
-    // This warpgroup's values of a chunk as a left operand, transposed by ldmatrix.
-    __device__ __forceinline__ void load_values(unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step) ldmatrix_x4_trans(x[step], matrix_row(values) + step * kMnMajorStep);
-    }
-
-    // Calls visit(step, i, x, y) for each pair of elements in register i of the left operand over tokens.
-    template <class Visit>
-    __device__ __forceinline__ void for_each_token_pair(float (&x)[32], Visit&& visit) {
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) visit(step, i, x[8 * step + 2 * i], x[8 * step + 2 * i + 1]);
-    }
-    // Factors of this thread's tokens, read while wgmmas are in flight.
-    using TokenFactors = float2[2 * kTokenSteps];
-    __device__ __forceinline__ void read_factors(TokenFactors& own, const float (&factors)[kChunk]) const {
-#pragma unroll
-        for (int i = 0; i < 2 * kTokenSteps; ++i) own[i] = pair_at(&factors[8 * i + 2 * t]);
-    }
-
-    // By TMA, unless the tile would overwrite the next sequence's outputs.
-    __device__ __forceinline__ void store_output(const float (&output)[32], int chunk, bool by_tma) {
-        PrefillTile& tile = shared.output[index()];
-        if (thread == 0) cute::tma_store_wait<0>();
-        warpgroup_sync();
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-            stmatrix_x4_trans(matrix_row(tile) + step * kMnMajorStep, pack<kIo>(output[8 * step], output[8 * step + 1]),
-                              pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
-                              pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
-                              pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
-        store_output_tile(chunk, by_tma);
-    }
-    __device__ __forceinline__ void store_output_tile(int chunk, bool by_tma) {
-        PrefillTile& tile = shared.output[index()];
-        cutlass::arch::fence_view_async_shared();
-        warpgroup_sync();
-        if (thread == 0 && by_tma) {
-            const int token = static_cast<int>(work.start) + chunk * kChunk;
-            const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-            tma_store(args.output, {work.first_row + index() * kValueRows, work.head, token, batch}, tile.bytes);
-            cute::tma_store_arrive();
-        }
-    }
-    __device__ __forceinline__ void store_output_without_tma(int chunk) {
-        const RecurrentArgs& all = args.recurrence;
-        const int first_row = work.first_row + index() * kValueRows;
-        using Io = Storage<kIo>;
-        Io* to = static_cast<Io*>(all.output.data) + (work.start + chunk * kChunk) * all.output.token +
-                 work.head * all.output.head + first_row;
-#pragma unroll 1
-        for (int i = thread; i < tokens_in(work, chunk) * 8; i += kWarpgroup)
-            if (first_row + i % 8 * 8 < all.dv)
-                *reinterpret_cast<uint4*>(to + i / 8 * all.output.token + i % 8 * 8) =
-                    load_shared(row_piece(tile_row(shared.output[index()].bytes, i / 8), i % 8));
-    }
 
     // For a warpgroup whose rows are all past the end: it only arrives at the barriers, and leaves the SM to the others.
     __device__ __forceinline__ void skip_chunks() {
@@ -195,7 +114,7 @@ struct PrefillValues : PrefillReset<kConfig> {
             warpgroup_fence_operand(d);
             const bool without_tma = all.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > length;
             if (two_part) [[unlikely]] {
-                add_inverse_rest(d, x, cancels, matrices);
+                add_inverse_rest(d, x, cancels, matrices.inverse_rest);
                 finish<true>(d, output, own, chunk, !without_tma && !warm_up);
             } else if (warm_up) [[unlikely]] {
                 finish_without_output(d, own, chunk);
@@ -249,7 +168,7 @@ struct PrefillValues : PrefillReset<kConfig> {
         pack_values(x, d);
         if constexpr (kQueriesFirst) {
             if constexpr (kTwoPart) {
-                add_values_rest(output, d, x, matrices);
+                add_values_rest(output, d, x, matrices.scores);
                 add_scores_rest(output, x, stage, factors);
             }
             start_with_tokens(output, x, matrices.scores, true);
@@ -286,64 +205,9 @@ struct PrefillValues : PrefillReset<kConfig> {
             store_output(d, chunk, by_tma);
         }
     }
-    __device__ __forceinline__ void add_inverse_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
-                                                     const typename Plan::CancelFlags& cancels, const Matrices& matrices) {
-        const auto right = tile_operand(&matrices.inverse_rest, 0);
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step) {
-            if (!__shfl_sync(0xffffffffu, cancels.column[step], 0)) continue;  // inverse_rest has an earlier chunk's
-            cute::warpgroup_arrive();
-            Product<kIo, 64, true>::run(d, x[step], right + k_major_step(step), true);
-            cute::warpgroup_commit_batch();
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(d);
-        }
-    }
-    // V' as a left operand; below, V' exp(G_end - G) r as one.
-    __device__ __forceinline__ void pack_values(unsigned (&x)[kTokenSteps][4], float (&d)[32]) {
-        for_each_token_pair(d, [&](int step, int i, float& v, float& v_next) { x[step][i] = pack<kIo>(v, v_next); });
-    }
-    __device__ __forceinline__ void pack_update(unsigned (&update)[kTokenSteps][4], float (&d)[32],
-                                                const TokenFactors& factors) {
-        for_each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
-            const float2 of_update = factors[2 * step + i / 2];
-            update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
-        });
-    }
-    // Products with the rounding residual of V': added to the state, added to the output (add_values_rest), or to an output
-    // that replaces V' where registers do not hold both (replace_by_output).
-    __device__ __forceinline__ void add_values_rest_to_state(float (&d)[32], const TokenFactors& factors, const Stage& stage) {
-        const auto right = tile_operand(stage.key, sizeof(PrefillTile));
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step) {  // one step at a time: registers are short
-            unsigned rest[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 scale = factors[2 * step + i / 2];
-                const float x = d[8 * step + 2 * i] * scale.x, next = d[8 * step + 2 * i + 1] * scale.y;
-                rest[i] = pack_rest<kIo>(x, next, pack<kIo>(x, next));
-            }
-            cute::warpgroup_arrive();
-            Product<kIo, kConfig.head_k, false>::run(state, rest, right + mn_major_step(step), true);
-            cute::warpgroup_commit_batch();
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(state);
-            warpgroup_fence_operand(d);  // otherwise values recomputed from d would be kept, and spilled
-        }
-    }
-    __device__ __forceinline__ void pack_values_rest(unsigned (&rest)[kTokenSteps][4], float (&d)[32],
-                                                     const unsigned (&x)[kTokenSteps][4]) {
-        for_each_token_pair(
-            d, [&](int step, int i, float& v, float& v_next) { rest[step][i] = pack_rest<kIo>(v, v_next, x[step][i]); });
-    }
-    __device__ __forceinline__ void add_values_rest(float (&output)[32], float (&d)[32], const unsigned (&x)[kTokenSteps][4],
-                                                    const Matrices& matrices) {
-        unsigned rest[kTokenSteps][4];
-        pack_values_rest(rest, d, x);
-        start_with_tokens(output, rest, matrices.scores, true);
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(output);
-    }
+
+  private:
+    // Where registers do not hold both V' and the output: the output replaces V', and gets the products with V's residual.
     __device__ __forceinline__ void replace_by_output(float (&d)[32], const unsigned (&x)[kTokenSteps][4], const Stage& stage,
                                                       const Matrices& matrices, const Factors& factors) {
         unsigned rest[kTokenSteps][4];
@@ -364,41 +228,6 @@ struct PrefillValues : PrefillReset<kConfig> {
         start_with_tokens(d, rest, matrices.scores, true);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(d);
-    }
-    // Adds the rounding residual of the scores, times V'; rarely needed, so recomputed.
-    __device__ __forceinline__ void add_scores_rest(float (&output)[32], const unsigned (&x)[kTokenSteps][4],
-                                                    const Stage& stage, const Factors& factors) {
-        float products[32];
-        start_token_products<kConfig>(products, stage.query, stage.key);
-        if (thread == 0) cute::tma_store_wait<0>();
-        warpgroup_sync();
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(products);
-        decay(products, *this, factors.query_row, factors.column);
-        PrefillTile& tile = shared.output[index()];
-        store_scores<kIo, true>(products, *this, tile, args.recurrence.scale);
-        cutlass::arch::fence_view_async_shared();
-        warpgroup_sync();
-        start_with_tokens(output, x, tile, true);
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(output);
-    }
-    __device__ __forceinline__ void release(int stage) {
-        __syncwarp();
-        if (lane == 0) barrier(shared.done[stage]).arrive();
-    }
-    // X = v - exp(G) S k^T, in place of v.
-    __device__ __forceinline__ void form_x(unsigned (&x)[kTokenSteps][4], float (&d)[32], const TokenFactors& of_key) {
-        for_each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
-            const float2 key = of_key[2 * step + i / 2], v = unpack<kIo>(x[step][i]);
-            x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
-        });
-    }
-    __device__ __forceinline__ void scale_tokens(float (&d)[32], const TokenFactors& factors) {
-        for_each_token_pair(d, [&](int step, int i, float& x, float& x_next) {
-            x *= factors[2 * step + i / 2].x;
-            x_next *= factors[2 * step + i / 2].y;
-        });
     }
 };
 

@@ -1,0 +1,113 @@
+// gdn/prefill_ahead: gdn/prefill's chunked form where whole heads leave SMs idle. What does not depend on the state, T and P of a
+// chunk and its factors, is computed by blocks of their own, which run ahead:
+//
+//     blocks that prepare       scores | inverse | inverse      -> records in global memory, one a chunk
+//     blocks that own 64 rows   loads  | chain S -> V' -> S     -> outputs
+//
+// A sequence is one chain of chunks: the time from one S to the next, times the chunks, is the time of a call. In a block of
+// gdn/prefill the owner of the state shares an SM with three warpgroups of helpers, and stores outputs between one S and the
+// next. Here an owner has its SM to itself, and a second warpgroup takes outputs off the chain. The bits are gdn/prefill's.
+//
+// Blocks that prepare are first in the grid and wait for nobody, so that a launch ends however few blocks are resident. Records
+// are as many as a window of chunks needs; a longer sequence takes a launch a window, and fp32 states go from one to the next.
+//
+// Bound: latency of the chain's three products and of the rounding between them (docs/kernels/gdn_prefill_ahead.md).
+#pragma once
+
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead_chain.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead_outputs.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead_records.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_block.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
+
+namespace gdn_cuda::gdn {
+
+// A block that prepares every args.preparers-th chunk of a pair, from its number among them on.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int number) {
+    const int pair = static_cast<int>(static_cast<unsigned>(number) % static_cast<unsigned>(args.pairs)),
+              first = args.first_chunk + static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(args.pairs));
+    PrefillBlock<kConfig> block(args.prefill, pair, 0);
+    bool remembers;
+    if (!block.is_taken(remembers)) return;
+    const int last = min(block.chunks, args.first_chunk + args.window);
+    if (block.place != Place::run || first >= last) return;
+    if (threadIdx.x == 0) {
+        PrefillWork& work = shared.block.work;
+        block.plan_outputs(work, first, last);
+        work.chunks = (last - first + args.preparers - 1) / args.preparers;
+        work.spacing = args.preparers * kChunk;
+        set_barriers<true>(shared.block);
+    }
+    clear_matrices<kConfig>(shared.block);
+    __syncthreads();
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
+    if (group == 0) {
+        cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();
+        PrefillScores<kConfig, true>(shared.block, args.prefill).run();
+    } else if (group < kConfig.first_value_group()) {
+        cutlass::arch::warpgroup_reg_dealloc<kConfig.inverse_registers()>();
+        PrefillInverse<kConfig, true>(shared.block, args.prefill).run();
+    } else if (threadIdx.x % kWarpgroup < 32) {
+        PrefillExport<kConfig>{shared, PrefillRecords<kConfig>(args, pair), first, args.preparers}.run();
+    }
+}
+
+// A block that owns 64 rows of a pair's state.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int number) {
+    const int pair = static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(args.tiles)),
+              tile = static_cast<int>(static_cast<unsigned>(number) % static_cast<unsigned>(args.tiles));
+    PrefillBlock<kConfig> block(args.prefill, pair, tile);
+    bool remembers;
+    if (!block.is_taken(remembers)) return;
+    if (args.first_chunk == 0) block.finish_without_chunks();
+    const int first = args.first_chunk, last = min(block.chunks, first + args.window);
+    if (block.place != Place::run || first >= last) return;
+    if (threadIdx.x == 0) {
+        block.plan_outputs(shared.work, first, last);
+        shared.by_tokens = false;
+        for (auto& word : shared.ready) barrier(word).init(PrefillImport<kConfig>::kWarps);
+        for (auto& word : shared.done) barrier(word).init(2 * 4);  // warps of the chain and of the outputs
+        for (auto* word : {&shared.state_given, &shared.state_taken, &shared.values_given, &shared.values_taken})
+            barrier(*word).init(4);
+        cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+    // setmaxnreg: 512 registers a lane of four warpgroups, of which one has nothing to do.
+    constexpr int kLoading = 40, kIdle = 24, kOutputs = 200, kChain = 232;
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
+    if (group == 0) {
+        cutlass::arch::warpgroup_reg_dealloc<kLoading>();
+        const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+        if (warp < PrefillImport<kConfig>::kWarps && threadIdx.x % 32 == 0)
+            PrefillImport<kConfig>{shared, args.prefill, PrefillRecords<kConfig>(args, pair), first}.run(warp);
+    } else if (group == 1) {
+        cutlass::arch::warpgroup_reg_dealloc<kIdle>();
+    } else if (group == 2) {
+        cutlass::arch::warpgroup_reg_alloc<kOutputs>();
+        PrefillOutputs<kConfig>(shared, args.prefill).run();
+    } else {
+        cutlass::arch::warpgroup_reg_alloc<kChain>();
+        const RecurrentArgs& all = args.prefill.recurrence;
+        PrefillChain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * all.dv * all.dk).run();
+    }
+}
+
+template <PrefillAheadConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1) prefill_ahead(const __grid_constant__ PrefillAheadArgs args) {
+    constexpr PrefillConfig kBlock = kConfig.block();
+    extern __shared__ __align__(1024) unsigned char memory[];
+    static_assert(sizeof(PrefillPreparerPlan<kBlock>) <= 227 * 1024 && sizeof(PrefillOwnerPlan<kBlock>) <= 227 * 1024);
+    const int preparers = args.preparers * args.pairs, number = static_cast<int>(blockIdx.x) - preparers;
+    if (number < 0)
+        prepare_chunks<kBlock>(*reinterpret_cast<PrefillPreparerPlan<kBlock>*>(memory), args, number + preparers);
+    else
+        own_rows<kBlock>(*reinterpret_cast<PrefillOwnerPlan<kBlock>*>(memory), args, number);
+    // As in gdn/prefill, where another launch may take the call.
+    if (args.prefill.takes == PrefillTakes::if_one_remembers && blockIdx.x == 0) wait_on_dependent_grids();
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,82 @@
+// Configuration, shared memory, records and arguments of gdn/prefill_ahead, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct PrefillAheadConfig {
+    int head_k;  // 64, 96 or 128; shorter keys are zero-padded
+    DType io;
+
+    constexpr bool operator==(const PrefillAheadConfig&) const = default;
+
+    GDN_FIELDS(head_k, io)
+
+    // Of both kinds of blocks: a block that prepares has the helper roles of a block of gdn/prefill, and one warp that hands over;
+    // one that owns rows of the state has three warps that load, and two warpgroups.
+    GDN_HOST_DEVICE constexpr PrefillConfig block() const {
+        return {.head_k = head_k, .value_groups = 1, .inverse_groups = 2, .stages = 3, .io = io};
+    }
+    GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
+};
+
+// A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
+template <PrefillConfig kConfig>
+struct PrefillScalars : PrefillSharedPlan<kConfig>::Factors {
+    float decay;
+    typename PrefillSharedPlan<kConfig>::CancelFlags cancels;
+    float unused[2];
+};
+
+// What is prepared of a chunk of a value head, in global memory.
+template <PrefillConfig kConfig>
+struct PrefillRecord {
+    PrefillTile inverse, scores, inverse_rest;  // the last only where an entry of T cancels
+    PrefillScalars<kConfig> scalars;
+};
+
+template <PrefillConfig kConfig>
+struct PrefillPreparerPlan {
+    PrefillSharedPlan<kConfig> block;
+    PrefillScalars<kConfig> scalars;  // on their way to global memory
+};
+
+template <PrefillConfig kConfig>
+struct PrefillOwnerPlan {
+    using Factors = PrefillScalars<kConfig>;
+    using CancelFlags = typename PrefillSharedPlan<kConfig>::CancelFlags;
+    struct Stage {
+        PrefillTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[1];
+        PrefillTile inverse, scores;
+    };
+    // Left operands as the registers hold them, from a warp of the chain to the same warp of the outputs.
+    struct alignas(16) Fragment {
+        unsigned registers[4];
+    };
+    struct Fragments {
+        Fragment state[kConfig.head_k / 16][kWarpgroup], values[kChunk / 16][kWarpgroup];
+    };
+    Stage stages[kConfig.stages];
+    PrefillTile inverse_rest[2];  // of a chunk with an even number, and an odd one
+    PrefillTile output[1];
+    Fragments fragments;
+    Factors factors[kConfig.stages];
+    PrefillWork work;
+    bool by_tokens;  // the chunk's outputs come from the chain (prefill_reset.cuh)
+    unsigned long long ready[kConfig.stages], done[kConfig.stages];
+    unsigned long long state_given, state_taken, values_given, values_taken;
+};
+
+// One launch runs `window` chunks of every sequence, from `first_chunk` on.
+struct PrefillAheadArgs {
+    PrefillArgs prefill;
+    void* records;         // PrefillRecord (sequence and head, chunk of the window)
+    unsigned* have;        // zeros (sequence and head, chunk of the sequence): 1 + the columns that cancel, as bits, times 2
+    float* carried;        // states (sequence and head, dv, dk) from one launch to the next
+    int pairs;             // of sequences and value heads
+    int preparers, tiles;  // blocks of a pair: that prepare, that own rows of the state
+    int first_chunk, window, most_chunks;  // most_chunks: of a sequence
+};
+
+}  // namespace gdn_cuda::gdn
