@@ -217,6 +217,8 @@ void ptx(Operands&&... operands) {
         run([](int most_in_flight) { wait_for_bulk_groups(most_in_flight, true); });
     } else if constexpr (kText == "griddepcontrol.launch_dependents;" || kText == "griddepcontrol.wait;") {
         // Grids run one after the other.
+    } else if constexpr (kText == "red.release.gpu.global.add.u32 [%0], 1;") {
+        run([](unsigned* to) { add_release(to, 1); });
     } else if constexpr (kText == "red.release.gpu.global.add.u32 [%0], %1;") {
         run([](unsigned* to, unsigned more) { add_release(to, more); });
     } else if constexpr (kText == "ld.acquire.gpu.global.u32 %0, [%1];") {

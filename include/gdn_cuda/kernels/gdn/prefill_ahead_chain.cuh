@@ -2,7 +2,9 @@
 //
 //     S k^T -> X -> X^T T^T -> V' -> S <- exp(G_C) S + V'^T exp(G_C - G) k.
 //
-// All else is taken off it: the rounded S and V' go to the warpgroup of the outputs (prefill_ahead_outputs.cuh).
+// Its products leave the tensor cores idle while it rounds and scales between them. The outputs' products belong there, in another
+// warpgroup (prefill_ahead_outputs.cuh): a warp is held up until its wgmmas have entered the queue, so S q^T in this one would
+// delay X. The rounded S and V' go there as left operands, in registers' order.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
@@ -15,17 +17,17 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     using Base = PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>>;
     using Base::add_inverse_rest, Base::add_values_rest_to_state, Base::form_x, Base::load_values, Base::pack_update,
         Base::pack_values, Base::pack_values_rest, Base::read_factors, Base::release, Base::start_update,
-        Base::start_with_state, Base::start_with_tokens, Base::store_output_tile, Base::store_output_without_tma;
+        Base::start_with_state, Base::start_with_tokens, Base::store_output_tile, Base::store_output_without_tma,
+        Base::values_piece;
     using Base::args, Base::shared, Base::work, Base::state, Base::rounded_state;
     using Base::checkpoint, Base::find_lane, Base::first, Base::last, Base::load_state, Base::products_may_overflow,
-        Base::round_state, Base::run_tokens, Base::store_state, Base::warpgroup_sync;
+        Base::round_state, Base::run_tokens, Base::store_state;
     using Base::kStateSteps, Base::kTokenSteps;
     using Base::lane, Base::thread;
     using Plan = typename Base::Plan;
     using TokenFactors = typename Base::TokenFactors;
 
     const typename Base::StatePlace carried;  // the state where a window of chunks begins or ends inside the sequence
-    unsigned given = 0;                       // left operands of outputs, since the start
 
     __device__ __forceinline__ PrefillChain(Plan& shared, const PrefillArgs& args, float* carried)
         : Base(shared, args), carried{carried} {}
@@ -46,56 +48,58 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
                 checked = chunk;
             }
         }
-        find_lane();
         store_state(work.ends ? last() : carried);
     }
 
   private:
-    __device__ __forceinline__ void give_state(int chunk) {
+    __device__ __forceinline__ void signal(unsigned long long& word) const {
+        __syncwarp();
+        if (lane == 0) barrier(word).arrive();
+    }
+    template <int kSteps>
+    __device__ __forceinline__ void give(typename Plan::Fragment (&to)[kSteps][kWarpgroup], const unsigned (&x)[kSteps][4]) const {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            *reinterpret_cast<uint4*>(to[step][thread].registers) = {x[step][0], x[step][1], x[step][2], x[step][3]};
+    }
+    // Before the chunk whose initial state it is; after the last, nobody takes it.
+    __device__ __forceinline__ void give_state(int chunk) const {
         barrier(shared.state_taken).wait(chunk & 1 ^ 1);
+        give(shared.fragments.state, rounded_state);
+        signal(shared.state_given[chunk % 2]);
+    }
+    __device__ __forceinline__ void give_values(const unsigned (&x)[kTokenSteps][4], int chunk) const {
+        barrier(shared.values_taken).wait(chunk & 1 ^ 1);
+        give(shared.fragments.values, x);
+        signal(shared.values_given[chunk % 2]);
+    }
+    // In place of the warp's values, which the next TMA load overwrites.
+    __device__ __forceinline__ void give_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
+        unsigned rest[kTokenSteps][4];
+        pack_values_rest(rest, d, x);
 #pragma unroll
-        for (int step = 0; step < kStateSteps; ++step) give(shared.fragments.state[step][thread], rounded_state[step]);
-        __syncwarp();
-        if (lane == 0) barrier(shared.state_given).arrive();
-    }
-    __device__ __forceinline__ void wait_until_values_are_taken() const { barrier(shared.values_taken).wait(given & 1 ^ 1); }
-    __device__ __forceinline__ void signal_values() {
-        ++given;
-        __syncwarp();
-        if (lane == 0) barrier(shared.values_given).arrive();
-    }
-    __device__ __forceinline__ void give_values(const unsigned (&x)[kTokenSteps][4]) {
-        wait_until_values_are_taken();
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step) give(shared.fragments.values[step][thread], x[step]);
-        signal_values();
-    }
-    __device__ __forceinline__ static void give(typename Plan::Fragment& to, const unsigned (&x)[4]) {
-        *reinterpret_cast<uint4*>(to.registers) = {x[0], x[1], x[2], x[3]};
+        for (int step = 0; step < kTokenSteps; ++step)
+            store_shared(values_piece(values, step), uint4{rest[step][0], rest[step][1], rest[step][2], rest[step][3]});
+        cutlass::arch::fence_view_async_shared();
     }
 
     // As PrefillValues::run_chunks.
     __device__ __forceinline__ int run_chunks(int first, int checked) {
-        const int length = work.length;
         int chunk = first;
 #pragma unroll 1
         for (; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
-            auto& stage = shared.stages[current.stage];
+            const auto& stage = shared.stages[current.stage];
             const auto& factors = shared.factors[current.stage];
-            find_lane();
             barrier(shared.ready[current.stage]).wait(current.parity);
-            if (length - chunk * kChunk < kChunk) [[unlikely]] {
-                clear_tokens_from<kConfig>(stage, thread, length - chunk * kChunk);
-                cutlass::arch::fence_view_async_shared();
-                warpgroup_sync();
-            }
+
             unsigned x[kTokenSteps][4], update[kTokenSteps][4];
             float d[32];
             TokenFactors of_key, of_update;
-            start_with_state(d, stage.key);
             load_values(x, stage.value[0]);
             read_factors(of_key, factors.of_key);
+            start_with_state(d, stage.key);
+            if (chunk != checked) signal(shared.keys_queued[chunk % 2]);
             read_factors(of_update, factors.of_update);
             const float decay = factors.decay;
             const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
@@ -117,31 +121,27 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
             pack_update(update, d, of_update);
             start_update(update, stage.key);
             pack_values(x, d);
-            give_values(x);
-            if (two_part) [[unlikely]] {
-                unsigned rest[kTokenSteps][4];
-                pack_values_rest(rest, d, x);
-                give_values(rest);
-            }
+            if (two_part) [[unlikely]]
+                give_rest(d, x, stage.value[0]);
+            give_values(x, chunk);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(state);
             round_state();
             if (args.recurrence.steps.data != nullptr) [[unlikely]]
                 store_state(checkpoint(chunk));
-            if (chunk + 1 < work.chunks) give_state(chunk + 1);
             release(current.stage);
+            give_state(chunk + 1);
         }
         return chunk;
     }
 
     // The warpgroup of the outputs lends its tile, and leaves the chunk's outputs to this one.
     __device__ __forceinline__ void run_chunk_by_tokens(int chunk) {
-        find_lane();
-        wait_until_values_are_taken();
-        if (thread == 0) shared.by_tokens = true;
-        signal_values();
-        wait_until_values_are_taken();
         const bool without_tma = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
+        barrier(shared.values_taken).wait(chunk & 1 ^ 1);
+        if (thread == 0) shared.by_tokens = true;
+        signal(shared.values_given[chunk % 2]);
+        barrier(shared.values_taken).wait(chunk & 1);
         run_tokens(chunk);
         store_output_tile(chunk, !without_tma);
         if (without_tma) store_output_without_tma(chunk);
@@ -151,8 +151,8 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
         }
         if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
         round_state();
-        if (chunk + 1 < work.chunks) give_state(chunk + 1);
         release(ChunkStage<kConfig.stages>(chunk).stage);
+        give_state(chunk + 1);
     }
 };
 

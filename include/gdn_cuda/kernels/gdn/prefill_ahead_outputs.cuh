@@ -1,5 +1,8 @@
-// The outputs of gdn/prefill_ahead: o = scale exp(G) q S^T + P V', of the 64 rows of the state that a chain owns
-// (prefill_ahead_chain.cuh). S and V' come from the same warps of the chain, as left operands.
+// The outputs of gdn/prefill_ahead: o = scale exp(G) q S^T + P V', of the 64 rows of the state that a chain owns. S and V' come
+// from the same warps of the chain, as left operands (prefill_ahead_chain.cuh).
+//
+// S q^T follows the chain's S k^T in the tensor cores' queue, and P V' the update of the state. Two warpgroups take chunks in turn, as
+// one would be slower than the chain; another warp stores the tile.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
@@ -10,30 +13,30 @@ namespace gdn_cuda::gdn {
 template <PrefillConfig kConfig>
 struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     using Base = PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>>;
-    using Base::add_scores_rest, Base::read_factors, Base::release, Base::scale_tokens, Base::start_with_state,
-        Base::start_with_tokens, Base::store_output, Base::store_output_without_tma;
+    using Base::add_scores_rest, Base::read_factors, Base::release, Base::scale_tokens,
+        Base::start_with_state, Base::start_with_tokens, Base::store_output_without_tma, Base::write_output_tile;
     using Base::args, Base::shared, Base::work, Base::rounded_state;
-    using Base::find_lane, Base::warpgroup_sync;
-    using Base::kStateSteps, Base::kTokenSteps;
+    using Base::warpgroup_sync;
+    using Base::kTokenSteps;
     using Base::lane, Base::thread;
     using Plan = typename Base::Plan;
 
-    unsigned taken = 0;  // left operands V', since the start
+    static constexpr int kGroups = 2;  // take chunks in turn
 
     __device__ __forceinline__ PrefillOutputs(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
 
-    __device__ __forceinline__ void run() {
-        const bool packed = args.recurrence.cu_seqlens.data != nullptr;
+    __device__ __forceinline__ void run(int first) {
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int chunk = first; chunk < work.chunks; chunk += kGroups) {
             const ChunkStage<kConfig.stages> current(chunk);
             const auto& stage = shared.stages[current.stage];
             const auto& factors = shared.factors[current.stage];
-            find_lane();
-            barrier(shared.ready[current.stage]).wait(current.parity);
-            take_state(chunk);
+            const unsigned parity = chunk / 2 & 1;
+            barrier(shared.state_given[chunk % 2]).wait(parity);
+            take(rounded_state, shared.fragments.state);
+            signal(shared.state_taken);
+            barrier(shared.keys_queued[chunk % 2]).wait(parity);  // so the chain has seen the stage loaded
             float output[32];
-            unsigned x[kTokenSteps][4];
             typename Base::TokenFactors of_query;
             start_with_state(output, stage.query);
             read_factors(of_query, factors.of_query);
@@ -41,60 +44,63 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(output);
             scale_tokens(output, of_query);
-            wait_for_values();
-            if (__shfl_sync(0xffffffffu, shared.by_tokens, 0)) [[unlikely]] {
-                if (thread == 0) cute::tma_store_wait<0>();  // the chain writes the tile
-                signal_values_taken();
-                release(current.stage);
-                continue;
-            }
-            take_values(x);
-            if (two_part) [[unlikely]] {
-                unsigned rest[kTokenSteps][4];
-                wait_for_values();
-                take_values(rest);
-                start_with_tokens(output, rest, stage.scores, true);
-                cute::warpgroup_wait<0>();
-                warpgroup_fence_operand(output);
-                add_scores_rest(output, x, stage, factors);
-            }
-            start_with_tokens(output, x, stage.scores, true);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(output);
+            barrier(shared.output_read[(chunk + 1) % 2]).wait((chunk + 1) / 2 & 1 ^ 1);  // of the chunk before
+            barrier(shared.values_given[chunk % 2]).wait(parity);
+            const bool by_tokens = __shfl_sync(0xffffffffu, shared.by_tokens, 0);
+            bool is_stored = by_tokens;
+            if (by_tokens) [[unlikely]]
+                signal(shared.values_taken);
+            else
+                is_stored = finish(output, chunk, two_part);
             release(current.stage);
-            const bool by_tma = !packed || (chunk + 1) * kChunk <= work.length;
-            store_output(output, chunk, by_tma);
-            if (!by_tma) [[unlikely]]
-                store_output_without_tma(chunk);
+            if (thread == 0) shared.is_stored = is_stored;
+            signal(shared.output_written);
         }
-        if (thread == 0) cute::tma_store_wait<0>();
     }
 
   private:
-    __device__ __forceinline__ void take_state(int chunk) {
-        barrier(shared.state_given).wait(chunk & 1);
+    // Adds P V' and writes the tile; returns whether it was stored, too.
+    __device__ __forceinline__ bool finish(float (&output)[32], int chunk, bool two_part) {
+        const int at = ChunkStage<kConfig.stages>(chunk).stage;
+        const auto& stage = shared.stages[at];
+        unsigned x[kTokenSteps][4];
+        take(x, shared.fragments.values);
+        signal(shared.values_taken);
+        if (two_part) [[unlikely]] {
+            unsigned rest[kTokenSteps][4];
 #pragma unroll
-        for (int step = 0; step < kStateSteps; ++step) take(rounded_state[step], shared.fragments.state[step][thread]);
+            for (int step = 0; step < kTokenSteps; ++step)
+                take(rest[step], load_shared(Base::values_piece(stage.value[0], step)));
+            start_with_tokens(output, rest, stage.scores, true);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(output);
+            add_scores_rest(output, x, stage, shared.factors[at]);
+            warpgroup_sync();  // the tile held the rest
+        }
+        start_with_tokens(output, x, stage.scores, true);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(output);
+        write_output_tile(output);
+        if (args.recurrence.cu_seqlens.data == nullptr || (chunk + 1) * kChunk <= work.length) [[likely]]
+            return false;
+        warpgroup_sync();
+        store_output_without_tma(chunk);
+        return true;
+    }
+    __device__ __forceinline__ void signal(unsigned long long& word) const {
         __syncwarp();
-        if (lane == 0) barrier(shared.state_taken).arrive();
+        if (lane == 0) barrier(word).arrive();
     }
-    __device__ __forceinline__ void wait_for_values() const { barrier(shared.values_given).wait(taken & 1); }
-    __device__ __forceinline__ void signal_values_taken() {
-        ++taken;
-        __syncwarp();
-        if (lane == 0) barrier(shared.values_taken).arrive();
-    }
-    __device__ __forceinline__ void take_values(unsigned (&x)[kTokenSteps][4]) {
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step) take(x[step], shared.fragments.values[step][thread]);
-        signal_values_taken();
-    }
-    __device__ __forceinline__ static void take(unsigned (&x)[4], const typename Plan::Fragment& from) {
-        const uint4 four = *reinterpret_cast<const uint4*>(from.registers);
+    __device__ __forceinline__ static void take(unsigned (&x)[4], const uint4& four) {
         x[0] = four.x;
         x[1] = four.y;
         x[2] = four.z;
         x[3] = four.w;
+    }
+    template <int kSteps>
+    __device__ __forceinline__ void take(unsigned (&x)[kSteps][4], const typename Plan::Fragment (&from)[kSteps][kWarpgroup]) const {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) take(x[step], *reinterpret_cast<const uint4*>(from[step][thread].registers));
     }
 };
 

@@ -50,7 +50,7 @@ struct PrefillOwnerPlan {
         PrefillTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[1];
         PrefillTile inverse, scores;
     };
-    // Left operands as the registers hold them, from a warp of the chain to the same warp of the outputs.
+    // Left operands as registers hold them, from a warp of the chain to the same warp of the outputs.
     struct alignas(16) Fragment {
         unsigned registers[4];
     };
@@ -63,9 +63,15 @@ struct PrefillOwnerPlan {
     Fragments fragments;
     Factors factors[kConfig.stages];
     PrefillWork work;
-    bool by_tokens;  // the chunk's outputs come from the chain (prefill_reset.cuh)
+    alignas(4) bool by_tokens;  // the chunk's outputs come from the chain (prefill_reset.cuh)
+    alignas(4) bool is_stored;  // the chunk's outputs, otherwise than by TMA from their tile
     unsigned long long ready[kConfig.stages], done[kConfig.stages];
-    unsigned long long state_given, state_taken, values_given, values_taken;
+    unsigned long long state_taken, values_taken, output_written;
+    // In turn for chunks with even and odd numbers: a group of the outputs waits for every other chunk, and a parity tells only a
+    // phase from the next.
+    unsigned long long state_given[2], values_given[2], output_read[2];
+    unsigned long long keys_queued[2];  // the chain's first product of a chunk is in the tensor cores' queue
+    unsigned long long tail_loaded;  // keys and values of a chunk that ends the sequence within it
 };
 
 // One launch runs `window` chunks of every sequence, from `first_chunk` on.

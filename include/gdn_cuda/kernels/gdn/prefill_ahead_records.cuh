@@ -13,6 +13,11 @@ __device__ __forceinline__ void wait_for_bulk_stores() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(0) : "memory");
 }
 
+// Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
+__device__ __forceinline__ bool has_tail(const PrefillWork& work, int chunk) {
+    return tokens_in(work, chunk) < kChunk;
+}
+
 // A pair's records and counters; chunks are counted from the sequence's first.
 template <PrefillConfig kConfig>
 struct PrefillRecords {
@@ -72,10 +77,11 @@ struct PrefillExport {
     }
 };
 
-// By three warps of a block that owns rows of the state, one thread each.
+// By three warps of a block that owns rows of the state.
 template <PrefillConfig kConfig>
 struct PrefillImport {
     using Plan = PrefillOwnerPlan<kConfig>;
+    using Stage = typename Plan::Stage;
     static constexpr int kWarps = 3, kTile = sizeof(PrefillTile);
 
     Plan& shared;
@@ -85,6 +91,13 @@ struct PrefillImport {
     const PrefillWork& work = shared.work;
 
     __device__ __forceinline__ void run(int warp) {
+        if (threadIdx.x % 32 == 0) load_chunks(warp);
+        __syncwarp();
+        if (warp == 1 && has_tail(work, work.chunks - 1)) clear_tail();
+    }
+
+  private:
+    __device__ __forceinline__ void load_chunks(int warp) {
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
@@ -96,13 +109,11 @@ struct PrefillImport {
             if (warp == 0)
                 load_record(chunk, current.stage, columns, ready);
             else if (warp == 1)
-                load_tokens(chunk, stage.key, args.key, ready);
+                load_keys_and_values(chunk, stage, has_tail(work, chunk) ? barrier(shared.tail_loaded) : ready);
             else
-                load_tokens(chunk, stage.query, args.query, ready, stage.value);
+                load_queries(chunk, stage, ready);
         }
     }
-
-  private:
     __device__ __forceinline__ unsigned wait_for_record(int chunk) const {
         return wait_for_count(from.counters + first + chunk, 1) / 2;
     }
@@ -124,16 +135,45 @@ struct PrefillImport {
         Copy::copy(&record.inverse, mbarrier, &stage.inverse, kTile);
         Copy::copy(&record.scores, mbarrier, &stage.scores, kTile);
     }
-    __device__ __forceinline__ void load_tokens(int chunk, PrefillTile* tiles, const TensorMap& map, Barrier& ready,
-                                                PrefillTile* value = nullptr) {
-        const int token = static_cast<int>(work.start) + chunk * kChunk;
-        const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-        ready.arrive_and_expect_tx((kConfig.key_tiles() + (value != nullptr)) * kTile);
-        if (value != nullptr) tma_load(value->bytes, args.value, {work.first_value, work.head, token, batch}, ready);
+    __device__ __forceinline__ void load_keys_and_values(int chunk, Stage& stage, Barrier& loaded) {
+        loaded.arrive_and_expect_tx((kConfig.key_tiles() + 1) * kTile);
+        load_tiles(stage.key, args.key, chunk, loaded);
+        tma_load(stage.value[0].bytes, args.value, {work.first_value, work.head, first_token(chunk), batch()}, loaded);
+    }
+    __device__ __forceinline__ void load_queries(int chunk, Stage& stage, Barrier& loaded) {
+        loaded.arrive_and_expect_tx(kConfig.key_tiles() * kTile);
+        load_tiles(stage.query, args.query, chunk, loaded);
+    }
+    __device__ __forceinline__ void load_tiles(PrefillTile* tiles, const TensorMap& map, int chunk, Barrier& loaded) {
 #pragma unroll
         for (int i = 0; i < kConfig.key_tiles(); ++i)
-            tma_load(tiles[i].bytes, map, {i * kTileElements, work.key_head, token, batch}, ready);
+            tma_load(tiles[i].bytes, map, {i * kTileElements, work.key_head, first_token(chunk), batch()}, loaded);
+    }
+    __device__ __forceinline__ int first_token(int chunk) const { return static_cast<int>(work.start) + chunk * kChunk; }
+    __device__ __forceinline__ int batch() const { return args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence; }
+    __device__ __forceinline__ void clear_tail() {
+        const int chunk = work.chunks - 1, stage = ChunkStage<kConfig.stages>(chunk).stage, lane = threadIdx.x % 32;
+        barrier(shared.tail_loaded).wait(0);
+        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in(work, chunk));
+        cutlass::arch::fence_view_async_shared();
+        __syncwarp();
+        if (lane == 0) barrier(shared.ready[stage]).arrive();
     }
 };
+
+// By one thread: stores the outputs' tile of each chunk, which other warps have written.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void store_outputs(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
+        barrier(shared.output_written).wait(chunk & 1);
+        if (!shared.is_stored) {
+            cutlass::arch::fence_view_async_shared();
+            start_tile_store(args, shared.work, chunk, 0, shared.output[0]);
+            cute::tma_store_wait<0>();
+        }
+        barrier(shared.output_read[chunk % 2]).arrive();
+    }
+}
 
 }  // namespace gdn_cuda::gdn

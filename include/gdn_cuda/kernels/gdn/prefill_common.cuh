@@ -84,16 +84,25 @@ __device__ __forceinline__ float2 pair_at(const float* numbers) {
     return *reinterpret_cast<const float2*>(numbers);
 }
 
-// By a warpgroup: zeroes keys and values past the end of a packed sequence, which are the next one's and may be infinite or NaN.
-template <PrefillConfig kConfig, class Stage>
+// Zeroes keys and values past the end of a packed sequence, which are the next one's and may be infinite or NaN.
+template <PrefillConfig kConfig, int kThreads = kWarpgroup, class Stage>
 __device__ __forceinline__ void clear_tokens_from(Stage& stage, int thread, int count) {
     constexpr int kTiles = kConfig.key_tiles() + kConfig.value_groups;
 #pragma unroll 1
-    for (int i = thread; i < (kChunk - count) * kTiles * 8; i += kWarpgroup) {
+    for (int i = thread; i < (kChunk - count) * kTiles * 8; i += kThreads) {
         const int row = count + i / (kTiles * 8), piece = i % (kTiles * 8), tile = piece / 8;
         auto& cleared = tile < kConfig.key_tiles() ? stage.key[tile] : stage.value[tile - kConfig.key_tiles()];
         store_shared(row_piece(tile_row(cleared.bytes, row), piece % 8), uint4{});
     }
+}
+
+// By one thread: a chunk's outputs of 64 value rows.
+__device__ __forceinline__ void start_tile_store(const PrefillArgs& args, const PrefillWork& work, int chunk, int rows,
+                                                 const PrefillTile& tile) {
+    const int token = static_cast<int>(work.start) + chunk * kChunk;
+    const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
+    tma_store(args.output, {work.first_row + rows * kValueRows, work.head, token, batch}, tile.bytes);
+    cute::tma_store_arrive();
 }
 
 template <DType kType>

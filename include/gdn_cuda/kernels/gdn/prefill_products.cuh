@@ -54,6 +54,11 @@ struct PrefillProducts : PrefillReset<kConfig, PlanType> {
         for (int step = 0; step < kTokenSteps; ++step) ldmatrix_x4_trans(x[step], matrix_row(values) + step * kMnMajorStep);
     }
 
+    // Where a lane may keep 16 bytes a step in place of the values that its warp has loaded.
+    __device__ __forceinline__ unsigned values_piece(const PrefillTile& values, int step) const {
+        return row_piece(tile_row(values.bytes, 16 * step + lane / 2), 2 * Base::warp + lane % 2);
+    }
+
     // Calls visit(step, i, x, y) for each pair of elements in register i of the left operand over tokens.
     template <class Visit>
     __device__ __forceinline__ void for_each_token_pair(float (&x)[32], Visit&& visit) {
@@ -69,29 +74,27 @@ struct PrefillProducts : PrefillReset<kConfig, PlanType> {
         for (int i = 0; i < 2 * kTokenSteps; ++i) own[i] = pair_at(&factors[8 * i + 2 * t]);
     }
 
-    // By TMA, unless the tile would overwrite the next sequence's outputs.
-    __device__ __forceinline__ void store_output(const float (&output)[32], int chunk, bool by_tma) {
+    __device__ __forceinline__ void write_output_tile(const float (&output)[32]) {
         PrefillTile& tile = shared.output[index()];
-        if (thread == 0) cute::tma_store_wait<0>();
-        warpgroup_sync();
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
             stmatrix_x4_trans(matrix_row(tile) + step * kMnMajorStep, pack<kIo>(output[8 * step], output[8 * step + 1]),
                               pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
                               pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
                               pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
+    }
+    // By TMA, unless the tile would overwrite the next sequence's outputs.
+    __device__ __forceinline__ void store_output(const float (&output)[32], int chunk, bool by_tma) {
+        if (thread == 0) cute::tma_store_wait<0>();
+        warpgroup_sync();
+        write_output_tile(output);
         store_output_tile(chunk, by_tma);
     }
     __device__ __forceinline__ void store_output_tile(int chunk, bool by_tma) {
         PrefillTile& tile = shared.output[index()];
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
-        if (thread == 0 && by_tma) {
-            const int token = static_cast<int>(work.start) + chunk * kChunk;
-            const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-            tma_store(args.output, {work.first_row + index() * kValueRows, work.head, token, batch}, tile.bytes);
-            cute::tma_store_arrive();
-        }
+        if (thread == 0 && by_tma) start_tile_store(args, work, chunk, index(), tile);
     }
     __device__ __forceinline__ void store_output_without_tma(int chunk) {
         const RecurrentArgs& all = args.recurrence;
