@@ -2,11 +2,11 @@
 // chunk and its factors, is computed by blocks of their own, which run ahead:
 //
 //     blocks that prepare       scores | inverse | inverse -> records in global memory, one a chunk
-//     blocks that own 64 rows   loads, stores | outputs | outputs | chain S -> V' -> S
+//     blocks that own 64 rows   loads, stores | outputs | chain S -> V' -> S
 //
 // A sequence is one chain of chunks: the time from one S to the next, times the chunks, is the time of a call. In a block of
 // gdn/prefill the owner of the state shares an SM with three warpgroups of helpers, and stores outputs between one S and the
-// next. Here an owner has its SM to itself, and other warpgroups take outputs off the chain. The bits are gdn/prefill's.
+// next. Here an owner has its SM to itself, and another warpgroup takes outputs off the chain. The bits are gdn/prefill's.
 //
 // Blocks that prepare are first in the grid and wait for nobody, so that a launch ends however few blocks are resident. Records
 // are as many as a window of chunks needs; a longer sequence takes a launch a window, and fp32 states go from one to the next.
@@ -71,17 +71,15 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
         shared.by_tokens = false;
         for (auto& word : shared.ready) barrier(word).init(PrefillImport<kConfig>::kWarps);
         for (auto& word : shared.done) barrier(word).init(2 * 4);  // warps of the chain and of the outputs
-        for (auto* word : {&shared.state_taken, &shared.values_taken, &shared.output_written}) barrier(*word).init(4);
-        for (int i = 0; i < 2; ++i) {
-            for (auto* word : {&shared.state_given[i], &shared.values_given[i], &shared.keys_queued[i]}) barrier(*word).init(4);
-            barrier(shared.output_read[i]).init(1);
-        }
-        barrier(shared.tail_loaded).init(1);
+        for (auto* word : {&shared.state_given, &shared.state_taken, &shared.products_queued, &shared.values_given,
+                           &shared.values_taken, &shared.output_written})
+            barrier(*word).init(4);
+        for (auto* word : {&shared.output_read, &shared.tail_loaded}) barrier(*word).init(1);
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
-    // setmaxnreg: 512 registers a lane of the four warpgroups.
-    constexpr int kLoading = 40, kOutputs = 128, kChain = 216;
+    // setmaxnreg: 512 registers a lane of four warpgroups, as many as a block that prepares has.
+    constexpr int kLoading = 40, kIdle = 24, kOutputs = 200, kChain = 232;
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kLoading>();
@@ -91,9 +89,11 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
         } else {
             PrefillImport<kConfig>{shared, args.prefill, PrefillRecords<kConfig>(args, pair), first}.run(warp);
         }
-    } else if (group <= PrefillOutputs<kConfig>::kGroups) {
+    } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();
-        PrefillOutputs<kConfig>(shared, args.prefill).run(group - 1);
+        PrefillOutputs<kConfig>(shared, args.prefill).run();
+    } else if (group == 2) {
+        cutlass::arch::warpgroup_reg_dealloc<kIdle>();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
         const RecurrentArgs& all = args.prefill.recurrence;

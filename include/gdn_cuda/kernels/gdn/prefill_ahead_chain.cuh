@@ -62,16 +62,14 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
         for (int step = 0; step < kSteps; ++step)
             *reinterpret_cast<uint4*>(to[step][thread].registers) = {x[step][0], x[step][1], x[step][2], x[step][3]};
     }
-    // Before the chunk whose initial state it is; after the last, nobody takes it.
+    // Before the chunk whose initial state it is; after the last, nobody takes it. The one before has been taken.
     __device__ __forceinline__ void give_state(int chunk) const {
-        barrier(shared.state_taken).wait(chunk & 1 ^ 1);
         give(shared.fragments.state, rounded_state);
-        signal(shared.state_given[chunk % 2]);
+        signal(shared.state_given);
     }
     __device__ __forceinline__ void give_values(const unsigned (&x)[kTokenSteps][4], int chunk) const {
-        barrier(shared.values_taken).wait(chunk & 1 ^ 1);
         give(shared.fragments.values, x);
-        signal(shared.values_given[chunk % 2]);
+        signal(shared.values_given);
     }
     // In place of the warp's values, which the next TMA load overwrites.
     __device__ __forceinline__ void give_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
@@ -83,33 +81,51 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
         cutlass::arch::fence_view_async_shared();
     }
 
-    // As PrefillValues::run_chunks.
+    // What a chunk needs first, read while products of the chunk before run.
+    struct Ahead {
+        unsigned values[kTokenSteps][4];
+        TokenFactors of_key;
+        unsigned decay, cancels;  // bits
+    };
+    __device__ __forceinline__ void read_ahead(Ahead& next, int chunk) {
+        const ChunkStage<kConfig.stages> at(chunk);
+        barrier(shared.ready[at.stage]).wait(at.parity);
+        const auto& factors = shared.factors[at.stage];
+        next.decay = load_shared_word(shared_address(&factors.decay));
+        next.cancels = load_shared_word(shared_address(&factors.cancels));
+        load_values(next.values, shared.stages[at.stage].value[0]);
+        read_factors(next.of_key, factors.of_key);
+    }
+
+    // As PrefillValues::run_chunks; a test of a barrier takes 60 cycles even where nobody waits.
     __device__ __forceinline__ int run_chunks(int first, int checked) {
+        const int chunks = work.chunks;
         int chunk = first;
+        if (chunk >= chunks) return chunk;
+        Ahead ahead;
+        read_ahead(ahead, chunk);
 #pragma unroll 1
-        for (; chunk < work.chunks; ++chunk) {
+        for (; chunk < chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
             const auto& stage = shared.stages[current.stage];
             const auto& factors = shared.factors[current.stage];
-            barrier(shared.ready[current.stage]).wait(current.parity);
 
             unsigned x[kTokenSteps][4], update[kTokenSteps][4];
             float d[32];
-            TokenFactors of_key, of_update;
-            load_values(x, stage.value[0]);
-            read_factors(of_key, factors.of_key);
             start_with_state(d, stage.key);
-            if (chunk != checked) signal(shared.keys_queued[chunk % 2]);
-            read_factors(of_update, factors.of_update);
-            const float decay = factors.decay;
-            const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
-            const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(factors.cancels), 0) != 0;
+            const float decay = __uint_as_float(ahead.decay);
+            const bool resets = __shfl_sync(0xffffffffu, ahead.decay, 0) == __float_as_uint(kResets);
+            const bool two_part = __shfl_sync(0xffffffffu, ahead.cancels, 0) != 0;
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(d);
-            form_x(x, d, of_key);
+            form_x(x, ahead.values, d, ahead.of_key);
             if (resets && chunk != checked) [[unlikely]]
                 break;
             start_with_tokens(d, x, stage.inverse, false);
+            barrier(shared.values_taken).wait(chunk & 1 ^ 1);  // so the outputs have seen the last phase of the next barrier
+            signal(shared.products_queued);
+            TokenFactors of_update;
+            read_factors(of_update, factors.of_update);
 #pragma unroll
             for (float& s : state) s *= decay;
             cute::warpgroup_wait<0>();
@@ -124,6 +140,8 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
             if (two_part) [[unlikely]]
                 give_rest(d, x, stage.value[0]);
             give_values(x, chunk);
+            barrier(shared.state_taken).wait(chunk & 1);
+            if (chunk + 1 < chunks) read_ahead(ahead, chunk + 1);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(state);
             round_state();
@@ -139,8 +157,9 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     __device__ __forceinline__ void run_chunk_by_tokens(int chunk) {
         const bool without_tma = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
         barrier(shared.values_taken).wait(chunk & 1 ^ 1);
+        signal(shared.products_queued);
         if (thread == 0) shared.by_tokens = true;
-        signal(shared.values_given[chunk % 2]);
+        signal(shared.values_given);
         barrier(shared.values_taken).wait(chunk & 1);
         run_tokens(chunk);
         store_output_tile(chunk, !without_tma);
@@ -151,6 +170,7 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
         }
         if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
         round_state();
+        barrier(shared.state_taken).wait(chunk & 1);
         release(ChunkStage<kConfig.stages>(chunk).stage);
         give_state(chunk + 1);
     }

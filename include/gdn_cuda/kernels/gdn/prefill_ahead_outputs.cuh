@@ -1,8 +1,7 @@
 // The outputs of gdn/prefill_ahead: o = scale exp(G) q S^T + P V', of the 64 rows of the state that a chain owns. S and V' come
 // from the same warps of the chain, as left operands (prefill_ahead_chain.cuh).
 //
-// S q^T follows the chain's S k^T in the tensor cores' queue, and P V' the update of the state. Two warpgroups take chunks in turn, as
-// one would be slower than the chain; another warp stores the tile.
+// S q^T follows the chain's X^T T^T in the tensor cores' queue, and P V' the update of the state. Another warp stores the tile.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
@@ -21,21 +20,19 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     using Base::lane, Base::thread;
     using Plan = typename Base::Plan;
 
-    static constexpr int kGroups = 2;  // take chunks in turn
-
     __device__ __forceinline__ PrefillOutputs(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
 
-    __device__ __forceinline__ void run(int first) {
+    __device__ __forceinline__ void run() {
 #pragma unroll 1
-        for (int chunk = first; chunk < work.chunks; chunk += kGroups) {
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
             const auto& stage = shared.stages[current.stage];
             const auto& factors = shared.factors[current.stage];
-            const unsigned parity = chunk / 2 & 1;
-            barrier(shared.state_given[chunk % 2]).wait(parity);
+            const unsigned parity = chunk & 1;
+            barrier(shared.state_given).wait(parity);
             take(rounded_state, shared.fragments.state);
             signal(shared.state_taken);
-            barrier(shared.keys_queued[chunk % 2]).wait(parity);  // so the chain has seen the stage loaded
+            barrier(shared.products_queued).wait(parity);  // so the chain has seen the stage loaded
             float output[32];
             typename Base::TokenFactors of_query;
             start_with_state(output, stage.query);
@@ -44,8 +41,8 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(output);
             scale_tokens(output, of_query);
-            barrier(shared.output_read[(chunk + 1) % 2]).wait((chunk + 1) / 2 & 1 ^ 1);  // of the chunk before
-            barrier(shared.values_given[chunk % 2]).wait(parity);
+            barrier(shared.output_read).wait(parity ^ 1);  // of the chunk before
+            barrier(shared.values_given).wait(parity);
             const bool by_tokens = __shfl_sync(0xffffffffu, shared.by_tokens, 0);
             bool is_stored = by_tokens;
             if (by_tokens) [[unlikely]]

@@ -66,11 +66,8 @@ struct PrefillOwnerPlan {
     alignas(4) bool by_tokens;  // the chunk's outputs come from the chain (prefill_reset.cuh)
     alignas(4) bool is_stored;  // the chunk's outputs, otherwise than by TMA from their tile
     unsigned long long ready[kConfig.stages], done[kConfig.stages];
-    unsigned long long state_taken, values_taken, output_written;
-    // In turn for chunks with even and odd numbers: a group of the outputs waits for every other chunk, and a parity tells only a
-    // phase from the next.
-    unsigned long long state_given[2], values_given[2], output_read[2];
-    unsigned long long keys_queued[2];  // the chain's first product of a chunk is in the tensor cores' queue
+    // A phase a chunk: left operands given and taken, the chain's X^T T^T put into the tensor cores' queue, the outputs' tile.
+    unsigned long long state_given, state_taken, products_queued, values_given, values_taken, output_written, output_read;
     unsigned long long tail_loaded;  // keys and values of a chunk that ends the sequence within it
 };
 

@@ -172,7 +172,7 @@ __device__ __forceinline__ void store_outputs(PrefillOwnerPlan<kConfig>& shared,
             start_tile_store(args, shared.work, chunk, 0, shared.output[0]);
             cute::tma_store_wait<0>();
         }
-        barrier(shared.output_read[chunk % 2]).arrive();
+        barrier(shared.output_read).arrive();
     }
 }
 

@@ -188,10 +188,11 @@ struct PrefillProducts : PrefillReset<kConfig, PlanType> {
         __syncwarp();
         if (lane == 0) barrier(shared.done[stage]).arrive();
     }
-    // X = v - exp(G) S k^T, in place of v.
-    __device__ __forceinline__ void form_x(unsigned (&x)[kTokenSteps][4], float (&d)[32], const TokenFactors& of_key) {
+    // X = v - exp(G) S k^T.
+    __device__ __forceinline__ void form_x(unsigned (&x)[kTokenSteps][4], const unsigned (&values)[kTokenSteps][4],
+                                           float (&d)[32], const TokenFactors& of_key) {
         for_each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
-            const float2 key = of_key[2 * step + i / 2], v = unpack<kIo>(x[step][i]);
+            const float2 key = of_key[2 * step + i / 2], v = unpack<kIo>(values[step][i]);
             x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
         });
     }

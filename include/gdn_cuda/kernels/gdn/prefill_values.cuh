@@ -91,7 +91,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             warpgroup_fence_operand(d);
             if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
             const bool warm_up = chunk < work.first_output;
-            form_x(x, d, own);
+            form_x(x, x, d, own);
             if (resets && chunk != checked) [[unlikely]] {
                 if constexpr (kQueriesFirst) {  // ptxas serialises all wgmmas of a loop that exits with some in flight
                     cute::warpgroup_wait<0>();
