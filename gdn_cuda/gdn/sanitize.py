@@ -98,6 +98,21 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
 
 
 @sanitizes()
+def prefill_ahead() -> None:
+    """Few heads and long sequences; offsets that lie about which of them there are."""
+    given: dict[str, Any] = {"Hk": 1, "Hv": 2, "dtype": torch.bfloat16, "device": "cuda", "gate_range": (-2.0, 0.0)}
+    for dk, dv in ((128, 128), (40, 72)):
+        x = make_packed_gdn_inputs([1600, 0, 70, 5000], dk=dk, dv=dv, **given)
+        for offsets in (x["cu_seqlens"].tolist(), [0, 6670, 0, 6670, 0], [-(2**63), 2**63 - 1, 5, -(2**63), 2**62]):
+            x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
+            gdn_cuda.chunked_forward(**x, use_qk_l2norm=True, deterministic=True)
+        gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"), deterministic=True)
+        alone = make_gdn_inputs(B=1, T=1500, dk=dk, dv=dv, **given)
+        gdn_cuda.chunked_forward(**alone, checkpoint_every=64, deterministic=True)
+        gdn_cuda.chunked_forward(**spoilt_gates(alone), deterministic=True)
+
+
+@sanitizes()
 def prefill_mma() -> None:
     prefill(((192, 128), (256, 256)))
 

@@ -60,13 +60,13 @@ void run_chunks(Prepared& prepared, ChunkInputs& inputs, bool deterministic, con
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
     const PrefillProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),
-                                 .longest = sequences.tokens,
                                  .heads = args.heads,
                                  .dk = args.dk,
                                  .dv = args.dv,
                                  .io = sequences.io,
                                  .state = prepared.state_type,
-                                 .deterministic = deterministic};
+                                 .deterministic = deterministic,
+                                 .longest = sequences.tokens};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     OptionalTensor counts = {}, workspace = {};
     const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));

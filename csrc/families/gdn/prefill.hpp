@@ -52,9 +52,21 @@ inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSp
     return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
 }
 
+// Whether gdn/prefill_ahead is faster on whole sequences; after a split, where a second launch pays off at all.
+inline bool prefill_runs_ahead(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    if (split.segments > 1 && problem.tokens < kShortestLinked) return false;
+    const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
+    return prefill_ahead_ns(problem, device) < prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
+}
+// Whether another launch than the split one takes heads that remember, if they are not linked.
+inline bool prefill_launches_twice(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    return split.segments > 1 && (prefill_runs_ahead(problem, split, device) ||
+                                  prefill_whole(problem, split, device).value_groups != split.value_groups);
+}
 inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    const PrefillSplit whole = prefill_whole(problem, split, device);
-    return std::min(prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device), prefill_ahead_ns(problem, device));
+    if (prefill_runs_ahead(problem, split, device)) return prefill_ahead_ns(problem, device);
+    const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
+    return prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
 }
 
 // Estimated ns for heads that remember, split and linked (prefill_segments.cuh). The first two segments run in turn while the
@@ -77,13 +89,15 @@ struct PrefillCost {
 };
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr i64 kWarmUpChunks = 2;
-    const i64 chunks = prefill_chunks(problem.tokens), share = ceil_div(chunks, split.segments);
-    if (split.segments == 1) {
-        const double ns = std::min(prefill_walk_ns(problem, split, chunks, device), prefill_ahead_ns(problem, device));
-        return {ns, ns, false};
-    }
-    const double whole = prefill_whole_ns(problem, split, device), linked = prefill_linked_ns(problem, split, device);
-    return {prefill_walk_ns(problem, split, share + kWarmUpChunks, device), std::min(whole, linked), linked < whole};
+    constexpr double kSearchNs = 4000, kSecondLaunchNs = 10000;
+    const double whole = prefill_whole_ns(problem, split, device);
+    if (split.segments == 1) return {whole, whole, false};
+    const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
+    const double apart = prefill_walk_ns(problem, split, share + kWarmUpChunks, device) + kSearchNs,
+                 linked = prefill_linked_ns(problem, split, device),
+                 second = prefill_launches_twice(problem, split, device) ? kSecondLaunchNs : 0;
+    if (linked < whole + second) return {apart, linked, true};
+    return {apart + second, whole + second, false};
 }
 
 // The most chunks that a block may start before its segment and still beat treating the head as one that remembers. Searching
@@ -111,8 +125,12 @@ inline PrefillSplit prefill_split(const PrefillProblem& problem, int value_group
 }
 inline PrefillSplit prefill_split(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     const PrefillSplit one = prefill_split(problem, 1, device), two = prefill_split(problem, 2, device);
-    const bool wide = problem.dv > kValueRows;
-    return wide && prefill_cost(problem, two, device).weighed() <= prefill_cost(problem, one, device).weighed() ? two : one;
+    if (problem.dv <= kValueRows) return one;
+    if (one.segments == 1 && two.segments == 1) {  // gdn/prefill_ahead, if it is faster, is as fast for both
+        const i64 chunks = prefill_chunks(problem.tokens);
+        return prefill_walk_ns(problem, two, chunks, device) <= prefill_walk_ns(problem, one, chunks, device) ? two : one;
+    }
+    return prefill_cost(problem, two, device).weighed() <= prefill_cost(problem, one, device).weighed() ? two : one;
 }
 inline PrefillConfig prefill_config(const PrefillProblem& problem, const PrefillSplit& split) {
     return prefill_config(prefill_head_k(problem.dk), split.value_groups, problem.io);
@@ -185,13 +203,10 @@ struct Prefill {
         const PrefillConfig config = prefill_config(problem, split);
         const int links_of_head = prefill_cost(problem, split, device).linked ? split.segments - 1 : 0;
         const i64 links = problem.sequences * problem.heads * links_of_head;
-        const PrefillSplit whole = prefill_whole(problem, split, device);
-        const bool is_ahead = links_of_head == 0 && prefill_ahead_ns(problem, device) <
-                                                        prefill_walk_ns(problem, split.segments == 1 ? split : whole,
-                                                                        prefill_chunks(problem.tokens), device);
+        const bool is_ahead = links_of_head == 0 && prefill_runs_ahead(problem, split, device);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         return {.config = config,
-                .whole = prefill_config(problem, whole),
+                .whole = prefill_config(problem, prefill_whole(problem, split, device)),
                 .ahead = is_ahead ? prefill_ahead_choice(problem, device) : PrefillAheadChoice{},
                 .segments = split.segments,
                 .reach = prefill_reach(problem, split, device),

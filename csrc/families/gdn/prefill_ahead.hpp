@@ -15,7 +15,7 @@ namespace gdn_cuda::gdn {
 // How a problem is spread over blocks and launches, and its workspace in 32-bit words.
 struct PrefillAheadChoice {
     i64 pairs = 0;      // of sequences and value heads
-    int preparers = 0;  // blocks of a pair that prepare; 0: more than the device has
+    int preparers = 0;  // blocks of a pair that prepare; 0: they and the others are more than the device has multiprocessors
     int tiles = 0;      // blocks of a pair that own rows
     int window = 0, most_chunks = 0;
     i64 records = 0, carried = 0;
@@ -31,15 +31,15 @@ inline i64 prefill_chunks(i64 tokens) {
 }
 
 inline PrefillAheadChoice prefill_ahead_choice(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    constexpr int kMostPreparers = 3;
+    constexpr int kLeastPreparers = 2, kMostPreparers = 3;  // with one, a chunk takes as long as in gdn/prefill
     constexpr i64 kRecordWords = sizeof(PrefillRecord<PrefillAheadConfig{128, DType::bf16}.block()>) / 4,
                   kMostRecordWords = i64{1} << 26, kShortestWindow = 64;
     PrefillAheadChoice choice{.pairs = problem.sequences * problem.heads,
                               .tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
     if (choice.pairs == 0 || choice.tiles == 0) return {};
     const i64 preparers = device.multiprocessors / choice.pairs - choice.tiles;
-    const i64 chunks = prefill_chunks(problem.longest);
-    if (preparers < 1 || chunks > std::numeric_limits<int>::max() / choice.pairs) return {};
+    const i64 chunks = prefill_chunks(std::max(problem.longest, problem.tokens));
+    if (preparers < kLeastPreparers || chunks > std::numeric_limits<int>::max() / choice.pairs) return {};
     choice.preparers = static_cast<int>(std::min<i64>(preparers, kMostPreparers));
     choice.most_chunks = static_cast<int>(chunks);
     choice.window = static_cast<int>(
@@ -49,13 +49,13 @@ inline PrefillAheadChoice prefill_ahead_choice(const PrefillProblem& problem, co
     return choice;
 }
 
-// Estimated ns, from times per chunk on an H200: of the chain, and of a block that prepares.
+// Estimated ns, from the time of a chunk on an H200, and what a launch takes longer to start than gdn/prefill, as its first chunk
+// waits for another block.
 inline double prefill_ahead_ns(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    constexpr double kChainNs = 1000, kPrepareNs = 1500, kLaunchNs = 8000;
+    constexpr double kChunkNs = 1220, kLaunchNs = 6000;
     const PrefillAheadChoice choice = prefill_ahead_choice(problem, device);
     if (!choice) return std::numeric_limits<double>::infinity();
-    return static_cast<double>(prefill_chunks(problem.tokens)) * std::max(kChainNs, kPrepareNs / choice.preparers) +
-           choice.launches() * kLaunchNs;
+    return static_cast<double>(prefill_chunks(problem.tokens)) * kChunkNs + choice.launches() * kLaunchNs;
 }
 
 inline constexpr std::array kPrefillAheadConfigurations = [] {

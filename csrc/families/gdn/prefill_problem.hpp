@@ -11,10 +11,11 @@ namespace gdn_cuda::gdn {
 
 // For gdn/prefill and gdn/prefill_mma.
 struct PrefillProblem {
-    i64 sequences, tokens, longest;  // tokens: mean per sequence; longest: bound on a sequence's
+    i64 sequences, tokens;  // tokens: mean per sequence
     int heads, dk, dv;
     DType io, state;
     bool deterministic = false;  // one segment per sequence, independent of its batch
+    i64 longest = 0;             // bound on a sequence's tokens, if they differ
 };
 
 inline constexpr int kPrefillLongestKey = 128, kHopper = 90;

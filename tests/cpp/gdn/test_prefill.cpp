@@ -79,7 +79,7 @@ TEST(PrefillHeuristic, HeadsThatRememberLoseNothingBySplits) {
             if (split.segments == 1) continue;
             const int reach = prefill_reach(problem, split, {});
             ASSERT_GE(reach, 1);
-            const i64 share = ceil_div(prefill_chunks(problem), split.segments);
+            const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
             EXPECT_LE(prefill_walk_ns(problem, split, share + reach, {}), cost.remembering)
                 << heads << " heads, " << tokens << " tokens, " << reach << " chunks";
         }
