@@ -81,6 +81,14 @@ def test_packed_sequences(seed: int) -> None:
     assert torch.equal(among[:last], out[:last]) and torch.equal(states[:-1], state[:-1])
 
 
+@pytest.mark.parametrize("dv", [64, 136])
+def test_sequences_without_a_state_in_the_pool(dv: int, seed: int) -> None:
+    x = inputs(seed, T, 64, dv, B=3)
+    pool = torch.zeros(2, 1, dv, 64)
+    out, *_ = run(132, "prefill_ahead", x | {"state": pool}, state_indices=torch.tensor([-1, 7, 1]))
+    assert not out[0].any() and bool(out[1].isnan().all()) and bool(out[2].isfinite().all())
+
+
 def test_a_pool_in_place_with_checkpoints(seed: int) -> None:
     x = inputs(seed, B=2)
     pool = torch.randn(4, *x["state"].shape[1:], generator=torch.Generator().manual_seed(seed))

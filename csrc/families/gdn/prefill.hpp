@@ -246,6 +246,7 @@ struct Prefill {
                   .reach = choice.reach,
                   .takes = two ? PrefillTakes::if_all_forget : PrefillTakes::every_call,
                   .links = links,
+                  .all_forget = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
         const auto why = [&](bool other) {
             return [&, other](const auto& device) {

@@ -67,8 +67,11 @@ struct PrefillBlock {
     }
     // Whether this launch takes the call; also whether the head, or any, remembers.
     __device__ __forceinline__ bool is_taken(bool& remembers) {
-        const bool for_all = args.takes != PrefillTakes::every_call;
+        const bool for_all = args.takes != PrefillTakes::every_call, signals = for_all && args.all_forget != nullptr;
+        if (signals && whole_sequences() && __syncthreads_or(threadIdx.x == 0 && load_acquire(args.all_forget) != 0)) return false;
         remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
+        const bool first = sequence + segment + head + first_row == 0 && threadIdx.x == 0;
+        if (signals && !whole_sequences() && !remembers && first) red_release(args.all_forget);
         return !for_all || remembers == whole_sequences();
     }
     __device__ __forceinline__ void finish_without_chunks() {
@@ -85,9 +88,9 @@ struct PrefillBlock {
     // Sequences that are skipped or poisoned, and tokens past the last sequence.
     __device__ __forceinline__ void fill_uncomputed_outputs() {
         if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)
-            fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
+            fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, first_row, 0.f);
         if (place != Place::run)
-            fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
+            fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head, first_row,
                                   place == Place::skip ? 0.f : quiet_nan());
     }
 

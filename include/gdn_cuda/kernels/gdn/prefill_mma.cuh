@@ -33,15 +33,15 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     static_assert(sizeof(shared) <= kSharedBytesEverywhere);
 
     const RecurrentArgs& all = args.recurrence;
-    const int sequence = blockIdx.z, head = blockIdx.y;
+    const int sequence = blockIdx.z, head = blockIdx.y, first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block();
     const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
     i64 slot;
     int first_step;
     const Place place = starting_slot(all, sequence, slot, first_step);
     if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens of no sequence
-        fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
+        fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, first_row, 0.f);
     if (place != Place::run) {
-        fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
+        fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head, first_row,
                               place == Place::skip ? 0.f : quiet_nan());
         return;
     }
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                        .chunks = (span.length + kChunk - 1) / kChunk,
                        .sequence = sequence,
                        .head = head,
-                       .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
+                       .first_row = first_row,
                        .first_thread = 0,
                        .gate_type = all.gate.values.type,
                        .beta_type = all.beta.values.type};

@@ -156,9 +156,14 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
 __device__ __forceinline__ void red_release(unsigned* count, unsigned more = 1) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(more) : "memory");
 }
+__device__ __forceinline__ unsigned load_acquire(const unsigned* count) {
+    unsigned now;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+    return now;
+}
 __device__ __forceinline__ unsigned wait_for_count(const unsigned* count, unsigned wanted) {
     unsigned now;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+    do now = load_acquire(count);
     while (now < wanted);
     return now;
 }

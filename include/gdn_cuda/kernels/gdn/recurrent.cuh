@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         const Place place = starting_slot(args, sequence, slot, first_step);
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
         if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens of no sequence
-            fill_outputs<kConfig>(args, sequence, span.start + span.length, args.tokens, head, 0.f);
+            fill_outputs<kConfig>(args, sequence, span.start + span.length, args.tokens, head, first_row, 0.f);
         if (place != Place::run) {
-            fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head,
+            fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head, first_row,
                                   place == Place::skip ? 0.f : quiet_nan());
             continue;
         }

@@ -91,12 +91,12 @@ __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, in
     return before;
 }
 
-// Fills this block's rows of the outputs of tokens [first, last) with `x`.
+// Fills a block's rows of the outputs of tokens [first, last) with `x`.
 template <auto kConfig>
-__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, float x) {
+__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, int first_row,
+                                             float x) {
     using Io = Storage<kConfig.io>;
     constexpr int kRows = kConfig.rows_per_block();
-    const int first_row = blockIdx.x * kRows;
     const int rows = min(kRows, args.dv - first_row);
     Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
     const int at_once = static_cast<int>(blockDim.x) / rows, mine = static_cast<int>(threadIdx.x) / rows,  // tokens

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
     int first_step;
     const Place place = starting_slot(args, sequence, slot, first_step);
     if (place != Place::run) {
-        fill_outputs<kConfig>(args, sequence, 0, args.tokens, head, place == Place::skip ? 0.f : quiet_nan());
+        fill_outputs<kConfig>(args, sequence, 0, args.tokens, head, first_row, place == Place::skip ? 0.f : quiet_nan());
         return;
     }
 
