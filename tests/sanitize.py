@@ -12,8 +12,8 @@ In four kernels racecheck reports pairs of accesses that are ordered in a way th
 - prefill: one lane arrives at an mbarrier for its warp, behind __syncwarp. With an arrival of every lane, and every warp at the
   named barrier that follows the clearing of a tail's tokens, 1 of 77 reports is left: that clearing before the reads of keys
   for their norms (head dimension 96). The same named barrier lies between the two.
-- prefill_ahead: the same arrivals. With one of every lane, what is left is the clearing of a tail's tokens: by the inverse role, as in
-  prefill, and by a warp whose lane 0 arrives behind __syncwarp.
+- prefill_ahead: the same arrivals. With one of every lane, what is left is the clearing of a tail's tokens: by the inverse
+  role, as in prefill, and by a warp whose lane 0 arrives behind __syncwarp.
 - prefill_mma: a named barrier of the four warps that invert lies between barriers of all, and what is on the two sides of those
   is taken for unordered. With every warp at that barrier there was no report (before chunks with resets were added). A chunk
   taken token by token overwrites a value with its output: a warp's lanes read it, exchange sums by shuffles, and one stores.

@@ -113,7 +113,7 @@ def test_the_device_decides() -> None:
     def kernels(device: str) -> set[str]:
         return {kernel for kernel, _ in launches(explained(function, device=device, **given))}
 
-    assert kernels("h200") == {"gdn/prefill"} and kernels("a100") == kernels("sm_120") == {"gdn/prefill_mma"}
+    assert kernels("h200") == {"gdn/prefill_ahead"} and kernels("a100") == kernels("sm_120") == {"gdn/prefill_mma"}
     few = explained(function, device="h200", multiprocessors=8, **given)
     assert launches(few) != launches(explained(function, device="h200", **given))
     with pytest.raises(RuntimeError, match="got a device of sm_75"):

@@ -1,5 +1,4 @@
-"""gdn/prefill_ahead in the emulator: the bits of gdn/prefill, which a device with one multiprocessor gets, and the recurrence in
-fp64."""
+"""gdn/prefill_ahead in the emulator: it gives the bits of gdn/prefill, which a device with one multiprocessor runs."""
 
 from __future__ import annotations
 

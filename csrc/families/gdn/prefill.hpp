@@ -44,8 +44,8 @@ inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit&
     return static_cast<double>(waves * chunks) * (kPrefillNsOfChunk[split.value_groups] - saved);
 }
 
-// How whole sequences are walked where prefill_ahead is not faster: in the fastest configuration, unless sequences are so short that the extra launch
-// costs more than it saves.
+// How whole sequences are walked where gdn/prefill_ahead is not faster: in the fastest configuration, unless sequences are so
+// short that the extra launch costs more than it saves.
 inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem.tokens), device); };
     if (problem.tokens < kShortestLinked) return {split.value_groups, 1};

@@ -42,15 +42,15 @@ inline PrefillAheadChoice prefill_ahead_choice(const PrefillProblem& problem, co
     if (preparers < kLeastPreparers || chunks > std::numeric_limits<int>::max() / choice.pairs) return {};
     choice.preparers = static_cast<int>(std::min<i64>(preparers, kMostPreparers));
     choice.most_chunks = static_cast<int>(chunks);
-    choice.window = static_cast<int>(
-        std::min(chunks, std::max(kMostRecordWords / (kRecordWords * choice.pairs), kShortestWindow)));
+    choice.window =
+        static_cast<int>(std::min(chunks, std::max(kMostRecordWords / (kRecordWords * choice.pairs), kShortestWindow)));
     choice.records = choice.pairs * choice.window * kRecordWords;
     choice.carried = choice.launches() > 1 ? choice.pairs * problem.dv * problem.dk : 0;
     return choice;
 }
 
-// Estimated ns, from the time of a chunk on an H200, and what a launch takes longer to start than gdn/prefill, as its first chunk
-// waits for another block.
+// Estimated ns, from the time of a chunk on an H200, and what a launch takes longer to start than gdn/prefill, as its first
+// chunk waits for another block.
 inline double prefill_ahead_ns(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     constexpr double kChunkNs = 1220, kLaunchNs = 6000;
     const PrefillAheadChoice choice = prefill_ahead_choice(problem, device);

@@ -1,4 +1,4 @@
-"""gdn/prefill_ahead on the GPU: the bits of gdn/prefill, which takes the same sequences where others fill the card beside them."""
+"""gdn/prefill_ahead on the GPU: the bits of gdn/prefill, which takes the same sequences where others fill the card."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ def test_packed_sequences(io: torch.dtype, seed: int) -> None:
 
 
 def test_it_runs_beside_other_work(seed: int) -> None:
-    """Blocks that own rows wait for blocks that prepare, which wait for nobody: neither two calls at once nor a card that others
-    fill can stop it."""
+    """Blocks that own rows wait for blocks that prepare, and these for nobody: neither other calls nor a full card stop it."""
     x = inputs(4000, 32, seed=seed, gate_range=(-0.1, 0.0))
     expected = run("gdn/prefill_ahead", x)
     streams = [torch.cuda.Stream() for _ in range(4)]

@@ -1,5 +1,5 @@
-// gdn/prefill_ahead: gdn/prefill's chunked form where whole heads leave SMs idle. What does not depend on the state, T and P of a
-// chunk and its factors, is computed by blocks of their own, which run ahead:
+// gdn/prefill_ahead: gdn/prefill's chunked form where whole heads leave SMs idle. What does not depend on the state, T and P of
+// a chunk and its factors, is computed by blocks of their own, which run ahead:
 //
 //     blocks that prepare       scores | inverse | inverse -> records in global memory, one a chunk
 //     blocks that own 64 rows   loads, stores | outputs | chain S -> V' -> S

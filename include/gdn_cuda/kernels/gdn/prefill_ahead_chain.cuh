@@ -2,9 +2,9 @@
 //
 //     S k^T -> X -> X^T T^T -> V' -> S <- exp(G_C) S + V'^T exp(G_C - G) k.
 //
-// Its products leave the tensor cores idle while it rounds and scales between them. The outputs' products belong there, in another
-// warpgroup (prefill_ahead_outputs.cuh): a warp is held up until its wgmmas have entered the queue, so S q^T in this one would
-// delay X. The rounded S and V' go there as left operands, in registers' order.
+// Its products leave the tensor cores idle while it rounds and scales between them. The outputs' products belong there, in
+// another warpgroup (prefill_ahead_outputs.cuh): a warp is held up until its wgmmas have entered the queue, so S q^T in this
+// one would delay X. The rounded S and V' go there as left operands, in registers' order.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
@@ -57,7 +57,8 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
         if (lane == 0) barrier(word).arrive();
     }
     template <int kSteps>
-    __device__ __forceinline__ void give(typename Plan::Fragment (&to)[kSteps][kWarpgroup], const unsigned (&x)[kSteps][4]) const {
+    __device__ __forceinline__ void give(typename Plan::Fragment (&to)[kSteps][kWarpgroup],
+                                         const unsigned (&x)[kSteps][4]) const {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
             *reinterpret_cast<uint4*>(to[step][thread].registers) = {x[step][0], x[step][1], x[step][2], x[step][3]};

@@ -12,12 +12,12 @@ namespace gdn_cuda::gdn {
 template <PrefillConfig kConfig>
 struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     using Base = PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>>;
-    using Base::add_scores_rest, Base::read_factors, Base::release, Base::scale_tokens,
-        Base::start_with_state, Base::start_with_tokens, Base::store_output_without_tma, Base::write_output_tile;
+    using Base::add_scores_rest, Base::read_factors, Base::release, Base::scale_tokens, Base::start_with_state,
+        Base::start_with_tokens, Base::store_output_without_tma, Base::write_output_tile;
     using Base::args, Base::shared, Base::work, Base::rounded_state;
-    using Base::warpgroup_sync;
     using Base::kTokenSteps;
     using Base::lane, Base::thread;
+    using Base::warpgroup_sync;
     using Plan = typename Base::Plan;
 
     __device__ __forceinline__ PrefillOutputs(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
@@ -95,7 +95,8 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
         x[3] = four.w;
     }
     template <int kSteps>
-    __device__ __forceinline__ void take(unsigned (&x)[kSteps][4], const typename Plan::Fragment (&from)[kSteps][kWarpgroup]) const {
+    __device__ __forceinline__ void take(unsigned (&x)[kSteps][4],
+                                         const typename Plan::Fragment (&from)[kSteps][kWarpgroup]) const {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) take(x[step], *reinterpret_cast<const uint4*>(from[step][thread].registers));
     }

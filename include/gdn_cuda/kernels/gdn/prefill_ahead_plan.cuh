@@ -13,8 +13,8 @@ struct PrefillAheadConfig {
 
     GDN_FIELDS(head_k, io)
 
-    // Of both kinds of blocks: a block that prepares has the helper roles of a block of gdn/prefill, and one warp that hands over;
-    // one that owns rows of the state has three warps that load, and two warpgroups.
+    // Of both kinds of blocks: a block that prepares has the helper roles of a block of gdn/prefill, and one warp that hands
+    // over; one that owns rows of the state has three warps that load, and two warpgroups.
     GDN_HOST_DEVICE constexpr PrefillConfig block() const {
         return {.head_k = head_k, .value_groups = 1, .inverse_groups = 2, .stages = 3, .io = io};
     }

@@ -2,8 +2,8 @@
 // through records in global memory, by bulk copies; a counter for each says that it is there.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
 
 namespace gdn_cuda::gdn {

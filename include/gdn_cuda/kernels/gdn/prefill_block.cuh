@@ -68,7 +68,8 @@ struct PrefillBlock {
     // Whether this launch takes the call; also whether the head, or any, remembers.
     __device__ __forceinline__ bool is_taken(bool& remembers) {
         const bool for_all = args.takes != PrefillTakes::every_call, signals = for_all && args.all_forget != nullptr;
-        if (signals && whole_sequences() && __syncthreads_or(threadIdx.x == 0 && load_acquire(args.all_forget) != 0)) return false;
+        if (signals && whole_sequences() && __syncthreads_or(threadIdx.x == 0 && load_acquire(args.all_forget) != 0))
+            return false;
         remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
         const bool first = sequence + segment + head + first_row == 0 && threadIdx.x == 0;
         if (signals && !whole_sequences() && !remembers && first) red_release(args.all_forget);

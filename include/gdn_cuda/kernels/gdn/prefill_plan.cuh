@@ -150,7 +150,8 @@ struct PrefillArgs {
     int reach;     // up to this many warm-up chunks cost less than an unsplit or linked sequence
     PrefillTakes takes;
     PrefillLinks links;
-    unsigned* all_forget;  // a zero that the splitting launch changes as it takes the call, so that the other ends sooner; or nullptr
+    unsigned*
+        all_forget;  // a zero that the splitting launch changes as it takes the call, so that the other ends sooner; or nullptr
     unsigned* readers;  // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
 };
 

@@ -1,5 +1,6 @@
-// What a warpgroup that holds 64 rows of the state does with a chunk in gdn/prefill: products of the state, X or V', in registers,
-// with keys, queries, T or P, in shared memory, and the output's store. Products are transposed (value rows x tokens).
+// What a warpgroup that holds 64 rows of the state does with a chunk in gdn/prefill: products of the state, X or V', in
+// registers, with keys, queries, T or P, in shared memory, and the output's store. Products are transposed (value rows x
+// tokens).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_reset.cuh>
@@ -110,7 +111,8 @@ struct PrefillProducts : PrefillReset<kConfig, PlanType> {
     }
 
     __device__ __forceinline__ void add_inverse_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
-                                                     const typename Plan::CancelFlags& cancels, const PrefillTile& inverse_rest) {
+                                                     const typename Plan::CancelFlags& cancels,
+                                                     const PrefillTile& inverse_rest) {
         const auto right = tile_operand(&inverse_rest, 0);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {

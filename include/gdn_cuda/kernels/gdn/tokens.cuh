@@ -93,8 +93,8 @@ __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, in
 
 // Fills a block's rows of the outputs of tokens [first, last) with `x`.
 template <auto kConfig>
-__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, int first_row,
-                                             float x) {
+__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head,
+                                             int first_row, float x) {
     using Io = Storage<kConfig.io>;
     constexpr int kRows = kConfig.rows_per_block();
     const int rows = min(kRows, args.dv - first_row);
