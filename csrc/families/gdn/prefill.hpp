@@ -87,9 +87,10 @@ struct PrefillCost {
     // Calls mix both kinds of heads; those that forget are more frequent.
     double weighed() const { return 2.5 * forgetting + remembering; }
 };
+inline constexpr double kSecondLaunchNs = 10000;  // until it is known which launch takes the call
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr i64 kWarmUpChunks = 2;
-    constexpr double kSearchNs = 4000, kSecondLaunchNs = 10000;
+    constexpr double kSearchNs = 4000;
     const double whole = prefill_whole_ns(problem, split, device);
     if (split.segments == 1) return {whole, whole, false};
     const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
