@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from jit_helpers import Child, Start, kernel
+from jit_helpers import Child, Start, kernel, wait_for
 
 SETTLED = 3.1  # seconds after which csrc/jit/path_memo.cpp trusts a folder's times
 
@@ -20,15 +20,17 @@ def test_a_disk_hit_is_fast_and_does_not_search_for_headers(start: Start) -> Non
     first = with_the_packages_hook(start)
     assert first.origin(kernel()) == "compiled"
     assert first.call("hook_calls") == 1
-    seconds = []
-    for _ in range(3):
+
+    def seconds_without_a_search() -> float | None:
         child = with_the_packages_hook(start)
         child.send_compile(kernel())
         outcome = child.outcome()
         assert outcome["value"]["origin"] == "disk"
-        assert child.call("hook_calls") == 0
-        seconds.append(outcome["seconds"])
-    assert min(seconds) < 0.3  # 3 ms on a quiet machine
+        return None if child.call("hook_calls") else outcome["seconds"]
+
+    # Where another test has just written to a folder that the hook examines, a process searches anew.
+    times = [wait_for(seconds_without_a_search, "a disk hit without a search") for _ in range(3)]
+    assert min(times) < 0.3  # 3 ms on a quiet machine
 
 
 def test_a_disk_hit_notices_an_edited_header(start: Start, library: Path) -> None:
@@ -40,7 +42,8 @@ def test_a_disk_hit_notices_an_edited_header(start: Start, library: Path) -> Non
         return child.origin(kernel(before="#include <gdn_cuda/kernels/common/types.cuh>\n")), child.call("hook_calls")
 
     assert compiled() == ("compiled", 1)
-    assert compiled() == ("disk", 0)
+    wait_for(lambda: compiled() == ("disk", 0), "a disk hit without a search")
     header = library / "gdn_cuda" / "kernels" / "common" / "types.cuh"
     header.write_text(header.read_text() + "// edited\n")
-    assert compiled() == ("compiled", 0)
+    origin, _ = compiled()
+    assert origin == "compiled"
