@@ -73,9 +73,9 @@ def cuda12(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_kernels_compile_with_cuda_12(cuda12: Path, tmp_path: Path) -> None:
-    """A sixth of them for Hopper, a ninth for the newest GPUs."""
+    """A twelfth of them for Hopper, an eighteenth for the newest GPUs."""
     with KeepingChild(tmp_path, GDN_CUDA_HOME=cuda12) as child:
-        for arch, every in ((HOPPER, 6), ("sm_120a", 9)):  # one test, so that one process fetches the wheels
+        for arch, every in ((HOPPER, 12), ("sm_120a", 18)):  # one test, so that one process fetches the wheels
             work = list({each.kernel: each for each in representatives(arch)}.values())[:: 1 if EVERY else every]
             made = child.compile(work, arch)
             check_compiled(work, made)
