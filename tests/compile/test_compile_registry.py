@@ -76,7 +76,7 @@ def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Chil
     """The most special configuration: of a ninth of the kernels for sm_80, where most begin, an eighteenth for each other."""
     work = list({each.kernel: each for each in representatives(arch)}.values())
     if not EVERY:
-        work = work[::9] if arch == "sm_80" else work[("sm_89", "sm_100a", "sm_120a").index(arch) :: 18]
+        work = work[::9] if arch == "sm_80" else work[("sm_89", "sm_100a", "sm_120a").index(arch) + 4 :: 18]
     check_compiled(work, compiler.compile(work, arch))
 
 

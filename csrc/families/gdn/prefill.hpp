@@ -87,7 +87,7 @@ struct PrefillCost {
     // Calls mix both kinds of heads; those that forget are more frequent.
     double weighed() const { return 2.5 * forgetting + remembering; }
 };
-inline constexpr double kSecondLaunchNs = 10000;  // until it is known which launch takes the call
+inline constexpr double kSecondLaunchNs = 10000;  // what a second launch adds: the first decides which of the two computes
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr i64 kWarmUpChunks = 2;
     constexpr double kSearchNs = 4000;
