@@ -18,6 +18,7 @@
 // (docs/benchmarks/structured.md).
 #pragma once
 
+#include <gdn_cuda/kernels/structured/cauchy_backward_pairs.cuh>
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
 #include <gdn_cuda/kernels/structured/common.cuh>
 
@@ -116,107 +117,60 @@ struct CauchyBackward {
         }
     }
 
-    // Points on the imaginary axis, z = iy, and conjugate pairs. With w = -a + im, den = a^2 + m^2 - y^2 and p = 1 / (den^2 + 4
-    // a^2 y^2), which is |1 / ((z - w) (z - w~))|^2, a pole's gradients are combinations of eight sums of
-    //
-    //     Re g (h, h^2)     y^2 Re g (p, hp)     y Im g (p, h, h^2, hp)          h = den p
-    //
-    // No term exceeds a few times the larger of |g / (z - w)| and |g / (z - w~)|, or of their squares. den is one fma of y and
-    // a sum kept in two parts, so a pole close to its point keeps its digits.
-    //
-    // In fp32, magnitudes are limited so that hp, of sixth powers, does not underflow; overflow leaves sums that are not
-    // finite.
-    static constexpr bool kAxis = kConfig.axis();
-    static constexpr Real kLargest = 16384, kLeastSquare = 0x1p-40f, kUnitOfGrad = 0x1p-32f;
-    __device__ __forceinline__ static bool on_axis(const Number& z) { return (z.re == 0) & (fabs(z.im) <= kLargest); }
-    struct AxisPole {
-        Real square, rest, four_a_squared;  // a^2 + m^2, its rounding error, and 4 a^2
-    };
-    __device__ __forceinline__ static AxisPole axis_pole(const Number& w) {
-        const Real x = __fmul_rn(w.re, w.re), y = __fmul_rn(w.im, w.im), square = x + y, part = square - x;
-        return {square, (x - (square - part)) + (y - part) + (fma(w.re, w.re, -x) + fma(w.im, w.im, -y)), 4 * x};
-    }
-    struct AxisPoint {
-        Real y, y_squared, re, re_y_squared, im_y;
-        __device__ __forceinline__ AxisPoint(Real y, const Number& g)
-            : y(y),
-              y_squared(y * y),
-              re(g.re * (1 / kUnitOfGrad)),
-              re_y_squared(re * y_squared),
-              im_y(g.im * (y * (1 / kUnitOfGrad))) {}
-    };
-    enum AxisSum { kReH, kReHH, kReP, kReHP, kImP, kImH, kImHH, kImHP, kAxisSums };
-
-    __device__ __forceinline__ static void add_pair(Real* sums, const AxisPole& pole, const AxisPoint& point) {
-        const Real den = fma(-point.y, point.y, pole.square) + pole.rest,
-                   p = reciprocal_in_range(den * den + pole.four_a_squared * point.y_squared), h = den * p, hh = h * h,
-                   hp = h * p;
-        sums[kReH] += point.re * h;
-        sums[kReHH] += point.re * hh;
-        sums[kReP] += point.re_y_squared * p;
-        sums[kReHP] += point.re_y_squared * hp;
-        sums[kImP] += point.im_y * p;
-        sums[kImH] += point.im_y * h;
-        sums[kImHH] += point.im_y * hh;
-        sums[kImHP] += point.im_y * hp;
-    }
-    // The sums that run() calls first and second. hh = den^2 p^2 is (p + (den^2 - 4 a^2 y^2) p^2) / 2.
-    __device__ __forceinline__ static void combine(Number& first, Number& second, const Real* sums, const Number& w) {
-        const Real a = -w.re, m = w.im, re = 2 * sums[kReHH] - (sums[kReP] + sums[kReH]) / (a * a + m * m),
-                   im = 2 * sums[kImHH] - sums[kImP], cross = 2 * (2 * a * sums[kImP] - sums[kReH]);
-        first = {2 * (2 * a * sums[kReP] + sums[kImH]) - a * cross, m * cross};
-        second = {2 * (sums[kReH] - 2 * m * m * re) - 4 * a * (sums[kImP] - 4 * m * m * sums[kImHP]),
-                  -4 * m * (a * (re + 4 * sums[kReHP]) + (im - 4 * a * a * sums[kImHP]))};
-        first = {first.re * kUnitOfGrad, first.im * kUnitOfGrad};
-        second = {second.re * kUnitOfGrad, second.im * kUnitOfGrad};
-    }
-    // Computes first and second of a line in each of the first `lines` threads, over the points on the axis. A thread's other
-    // points are between begin and end. False if a pole is out of range or a result is not finite.
-    __device__ __forceinline__ bool sum_on_axis(Shared& shared, const Rows& rows, int first_line, Number& first, Number& second,
-                                                int& begin, int& end) const {
-        Real sums[kConfig.lines * kAxisSums]{};
-        begin = args.point_count;
-        end = 0;
+    // Adds the first and second of a line, in each of the first `lines` threads, over those points of [begin, end) that Pairs
+    // takes and that `before` does not. A thread's other points are then in [begin, end). False if a pole is out of range or a
+    // sum is not finite.
+    template <class Pairs, class Before>
+    __device__ __forceinline__ bool sum_pairs(Shared& shared, const Rows& rows, int first_line, Number& first, Number& second,
+                                              int& begin, int& end, Before before) const {
+        constexpr int kCount = Pairs::kSums;
+        Real sums[kConfig.lines * kCount]{};
+        int left_begin = args.point_count, left_end = 0;
         {
-            AxisPole poles[kConfig.lines];
+            static_assert(sizeof(Real) == sizeof(float));
+            const auto pole_of = [&](int i) { return typename Pairs::Pole(line(rows, first_line + i)); };
+            typename Pairs::Pole poles[kConfig.lines];
             bool fits = true;
 #pragma unroll
             for (int i = 0; i < kConfig.lines; ++i) {
-                poles[i] = axis_pole(line(rows, first_line + i));
-                fits &= poles[i].square >= kLeastSquare && poles[i].square <= kLargest * kLargest;
+                poles[i] = pole_of(i);
+                fits &= poles[i].fits();
             }
             if (!fits) return false;  // uniform over the block
             const i64 point_step = kConfig.threads * args.points.step, grad_step = kConfig.threads * args.grad.step;
-            auto* z_at = static_cast<const Number*>(args.points.data) + rows.points + threadIdx.x * args.points.step;
-            auto* g_at = static_cast<const Number*>(args.grad.data) + rows.grad + threadIdx.x * args.grad.step;
+            auto* z_at = static_cast<const Number*>(args.points.data) + rows.points + begin * args.points.step;
+            auto* g_at = static_cast<const Number*>(args.grad.data) + rows.grad + begin * args.grad.step;
             Number next_z{}, next_g{};
-            if (threadIdx.x < args.point_count) {
+            if (begin < end) {
                 next_z = *z_at;
                 next_g = *g_at;
             }
 #pragma unroll 1
-            for (int l = threadIdx.x; l < args.point_count; l += kConfig.threads) {
+            for (int l = begin; l < end; l += kConfig.threads) {
                 const Number z = next_z, g = next_g;
                 z_at += point_step;
                 g_at += grad_step;
-                if (l + kConfig.threads < args.point_count) {
+                if (l + kConfig.threads < end) {
                     next_z = *z_at;
                     next_g = *g_at;
                 }
-                if (on_axis(z)) [[likely]] {
-                    const AxisPoint point(z.im, g);
+                if (before(z)) continue;
+                if (Pairs::takes(z)) [[likely]] {
+                    const typename Pairs::Point point(z, g);
 #pragma unroll
-                    for (int i = 0; i < kConfig.lines; ++i) add_pair(sums + i * kAxisSums, poles[i], point);
+                    for (int i = 0; i < kConfig.lines; ++i) Pairs::add(sums + i * kCount, poles[i], point);
                 } else {
-                    begin = min(begin, l);
-                    end = l + 1;
+                    left_begin = min(left_begin, l);
+                    left_end = l + 1;
                 }
             }
         }
+        begin = left_begin;
+        end = left_end;
         block_reduce(shared, sums);
         if (threadIdx.x < kConfig.lines)
-            combine(first, second, shared.sums[0] + threadIdx.x * kAxisSums,
-                    line(rows, first_line + static_cast<int>(threadIdx.x)));
+            Pairs::combine(first, second, shared.sums[0] + threadIdx.x * kCount,
+                           line(rows, first_line + static_cast<int>(threadIdx.x)));
         return !__syncthreads_or(!(isfinite(first.re) && isfinite(first.im) && isfinite(second.re) && isfinite(second.im)));
     }
 
@@ -245,21 +199,26 @@ struct CauchyBackward {
         const Rows rows = rows_at(row);
 
         Number total_first{}, total_second{};  // per line, in the first `lines` threads
-        bool done = false;                     // points on the axis are summed
         int begin = threadIdx.x, end = others;
-        if constexpr (kAxis) {
-            int left_begin, left_end;
-            done = sum_on_axis(shared, rows, first_line, total_first, total_second, left_begin, left_end);
-            if (done) {
-                begin = left_begin;
-                end = left_end;
-            } else {
+        bool pairs_done = false;  // points that CauchyPairs takes are summed
+        if constexpr (kConfig.pairs()) {
+            const bool on_axis = begin < end && CauchyAxisPairs::takes(point(rows, begin));
+            const bool axis = 2 * __syncthreads_count(on_axis) > min(others, kConfig.threads);
+            const auto on_axis_before = [axis](const Number& z) { return axis && CauchyAxisPairs::takes(z); };
+            const auto sum_of = [&]<class Pairs>(Pairs, auto before) {
+                return sum_pairs<Pairs>(shared, rows, first_line, total_first, total_second, begin, end, before);
+            };
+            pairs_done = !axis || sum_of(CauchyAxisPairs{}, [](const Number&) { return false; });
+            if (pairs_done && __syncthreads_or(begin < end)) pairs_done = sum_of(CauchyPairs{}, on_axis_before);
+            if (!pairs_done) {
                 total_first = total_second = {};
+                begin = threadIdx.x;
+                end = others;
             }
         }
-        if (!kAxis || __syncthreads_or(begin < end)) {
+        if (!kConfig.pairs() || __syncthreads_or(begin < end)) {
             Real sums[kConfig.lines * kSums];
-            sum(rows, first_line, begin, end, done, sums);
+            sum(rows, first_line, begin, end, pairs_done, sums);
             block_reduce(shared, sums);
             if (threadIdx.x < kConfig.lines) {
                 const Real* mine = shared.sums[0] + threadIdx.x * kSums;
@@ -272,8 +231,8 @@ struct CauchyBackward {
         if (threadIdx.x < kConfig.lines && first_line + static_cast<int>(threadIdx.x) < count)
             finish(row, first_line + static_cast<int>(threadIdx.x), count, total_first, total_second, rows);
     }
-    // This thread's sums over poles or points in [begin, end), without points on the axis if `done`.
-    __device__ __forceinline__ void sum(const Rows& rows, int first_line, int begin, int end, bool done,
+    // This thread's sums over poles or points in [begin, end), without points that CauchyPairs takes if `pairs_done`.
+    __device__ __forceinline__ void sum(const Rows& rows, int first_line, int begin, int end, bool pairs_done,
                                         Real (&sums)[kConfig.lines * kSums]) const {
         Number lines[kConfig.lines], first[kConfig.lines]{}, second[kConfig.lines]{};
 #pragma unroll
@@ -288,8 +247,8 @@ struct CauchyBackward {
                 x = point(rows, other);
                 with = Io::load(args.grad.data, rows.grad + other * args.grad.step);
             }
-            if constexpr (kAxis)
-                if (done && on_axis(x)) continue;
+            if constexpr (kConfig.pairs())
+                if (pairs_done && CauchyPairs::takes(x)) continue;
 #pragma unroll
             for (int i = 0; i < kConfig.lines; ++i) {
                 if constexpr (kConfig.of_points) {
