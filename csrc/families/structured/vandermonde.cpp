@@ -132,21 +132,25 @@ Tensor run_moments(const MomentsCall& call) {
     const PreparedMoments prepared = prepare_moments(call);
     const int64_t orders = call.orders;
     const Checks check{"log_vandermonde_transpose"};
-    const VandermondeMomentsConfig config = vandermonde_moments_config(prepared.type, static_cast<int>(orders));
-    const i64 steps = prepared.u.size(-1), squares = VandermondeMoments::squares(config, steps);
-    std::vector<int64_t> shape{squares, orders};
-    shape.insert(shape.end(), prepared.shape.leading.begin(), prepared.shape.leading.end());
-    shape.push_back(prepared.x.size(-1));
-    const Tensor out = torch::stable::new_empty(call.x, shape);
+    const i64 poles = prepared.x.size(-1), steps = prepared.u.size(-1);
     VandermondeMomentsArgs args{.numbers = operand(prepared.u),
                                 .exponents = operand(prepared.x),
-                                .out = out.data_ptr(),
-                                .pole_count = static_cast<int>(prepared.x.size(-1)),
+                                .pole_count = static_cast<int>(poles),
                                 .steps = steps};
     set_leading(check, "u", prepared.shape.leading, {{&prepared.u, &args.numbers}, {&prepared.x, &args.exponents}}, args);
     const DeviceScope scope(prepared.x.device_index);
-    VandermondeMoments::run(config, args, target_of(check.function, prepared.x));
+    const Target target = target_of(check.function, prepared.x);
+    const VandermondeMomentsProblem problem{args.rows, steps, prepared.type, static_cast<int>(orders), poles};
+    const VandermondeMomentsConfig config = vandermonde_moments_config(problem, jit::device_traits(target.ordinal));
+    const i64 squares = vandermonde_moments_squares(config, steps);
     const int64_t first = 0;
+    std::vector<int64_t> shape{squares, orders};
+    shape.insert(shape.end(), prepared.shape.leading.begin(), prepared.shape.leading.end());
+    shape.push_back(poles);
+    const Tensor out = torch::stable::new_empty(call.x, shape);
+    args.out = out.data_ptr();
+    VandermondeMoments::run(problem, config, args, target);
+    if (squares == 1) return torch::stable::select(out, 0, first);
     return torch::stable::sum(out, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1));
 }
 

@@ -9,17 +9,54 @@
 
 namespace gdn_cuda::structured {
 
-constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
-    return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .tile = 16};
+struct VandermondeMomentsProblem {
+    i64 rows, steps;  // of the summed numbers
+    DType io;
+    int orders;
+    i64 poles;
+
+    GDN_FIELDS(rows, steps, io, orders, poles)
+};
+
+// The largest square first.
+inline constexpr std::array kVandermondeMomentsConfigurations = [] {
+    std::array<VandermondeMomentsConfig, 10> all{};
+    size_t n = 0;
+    for (const int orders : {1, 2}) {
+        for (const int side : {128, 64, 32}) all[n++] = {.io = DType::c64, .orders = orders, .side = side, .tile = 16};
+        for (const int side : {64, 32}) all[n++] = {.io = DType::c128, .orders = orders, .side = side, .tile = 16};
+    }
+    return all;
+}();
+inline i64 vandermonde_moments_squares(const VandermondeMomentsConfig& config, i64 steps) {
+    return ceil_div(steps, config.square());
 }
-inline std::string explain_vandermonde_moments(DType io, int orders) {
-    const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
-    return fmt::format("{} moment{} of {} steps a block, which its shared memory holds in {}", orders, orders == 1 ? "" : "s",
-                       config.side * config.side, io == DType::c128 ? "fp64" : "fp32");
+inline i64 vandermonde_moments_blocks(const VandermondeMomentsProblem& problem, const VandermondeMomentsConfig& config) {
+    return problem.rows * vandermonde_moments_squares(config, problem.steps) * ceil_div(problem.poles, config.poles());
 }
-inline constexpr std::array kVandermondeMomentsConfigurations = {
-    vandermonde_moments_config(DType::c64, 1), vandermonde_moments_config(DType::c64, 2),
-    vandermonde_moments_config(DType::c128, 1), vandermonde_moments_config(DType::c128, 2)};
+// A block multiplies all of its square, also what lies past the last step. A square of half the side has a quarter of the
+// numbers and takes somewhat more than a quarter of the time, so it is better where three of them suffice for each of the
+// larger; it also spreads few rows over more SMs.
+inline VandermondeMomentsConfig vandermonde_moments_config(const VandermondeMomentsProblem& problem,
+                                                           const jit::DeviceTraits& device) {
+    VandermondeMomentsConfig chosen{};
+    for (const VandermondeMomentsConfig& config : kVandermondeMomentsConfigurations) {
+        if (config.io != problem.io || config.orders != problem.orders) continue;
+        chosen = config;
+        const i64 quarters = ceil_div(problem.steps, config.square() / 4);
+        if (quarters > 3 * vandermonde_moments_squares(config, problem.steps) &&
+            vandermonde_moments_blocks(problem, config) >= device.multiprocessors)
+            break;
+    }
+    return chosen;
+}
+inline std::string explain_vandermonde_moments(const VandermondeMomentsProblem& problem, const jit::DeviceTraits& device) {
+    const VandermondeMomentsConfig config = vandermonde_moments_config(problem, device);
+    return fmt::format("{} moment{} of {} steps a block, which its shared memory holds in {}: {} blocks for {} multiprocessors",
+                       problem.orders, problem.orders == 1 ? "" : "s", config.square(),
+                       problem.io == DType::c128 ? "fp64" : "fp32", vandermonde_moments_blocks(problem, config),
+                       device.multiprocessors);
+}
 
 struct VandermondeMoments {
     using Config = VandermondeMomentsConfig;
@@ -37,12 +74,11 @@ struct VandermondeMoments {
             config, std::make_index_sequence<kVandermondeMomentsConfigurations.size()>());
     }
 
-    static i64 squares(const Config& config, i64 steps) { return ceil_div(steps, config.square()); }
-    static void run(const Config& config, const Args& args, const Target& target) {
-        const i64 blocks = args.rows * squares(config, args.steps) * ceil_div(args.pole_count, config.poles());
+    static void run(const VandermondeMomentsProblem& problem, const Config& config, const Args& args, const Target& target) {
+        const i64 blocks = vandermonde_moments_blocks(problem, config);
         if (blocks == 0) return;
         launch<VandermondeMoments>(config, args, {blocks, 1, 1}, target,
-                                   [&](const auto&) { return explain_vandermonde_moments(config.io, config.orders); });
+                                   [&](const auto& device) { return explain_vandermonde_moments(problem, device); });
     }
 };
 

@@ -55,15 +55,33 @@ TEST(VandermondeHeuristic, AFullCardTakesLargeSquaresAndFewOrShortRowsSmallOnes)
         EXPECT_EQ(vandermonde_config({.rows = rows, .steps = steps, .io = DType::c64}, {}).side, side) << rows << ' ' << steps;
 }
 
-TEST(VandermondeMomentsHeuristic, EveryKindIsRegistered) {
-    for (const DType io : {DType::c64, DType::c128})
-        for (const int orders : {1, 2}) {
-            const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
-            EXPECT_TRUE(in(kVandermondeMomentsConfigurations, config)) << to_text(config);
-            EXPECT_LE(VandermondeMoments::shared_bytes(config), kSharedBytesEverywhere);
-            EXPECT_NE(explain_vandermonde_moments(io, orders).find(fmt::format("{} steps", config.square())),
-                      std::string::npos);
-        }
+TEST(VandermondeMomentsHeuristic, ChoosesWhatIsRegisteredAndCoversEveryStep) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const VandermondeMomentsProblem problem{.rows = random.size(4096),
+                                                .steps = random.size(1 << 20),
+                                                .io = random.one_of({DType::c64, DType::c128}),
+                                                .orders = random.one_of({1, 2}),
+                                                .poles = random.size(200)};
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const VandermondeMomentsConfig config = vandermonde_moments_config(problem, device);
+        ASSERT_TRUE(in(kVandermondeMomentsConfigurations, config)) << to_text(config);
+        ASSERT_EQ(config.orders, problem.orders);
+        ASSERT_GE(vandermonde_moments_squares(config, problem.steps) * config.square(), problem.steps);
+        ASSERT_LE(VandermondeMoments::shared_bytes(config), kSharedBytesEverywhere);
+        ASSERT_NE(explain_vandermonde_moments(problem, device).find(fmt::format("{} steps", config.square())),
+                  std::string::npos);
+    }
+}
+
+TEST(VandermondeMomentsHeuristic, SquaresAreNotMostlyPastTheLastStep) {
+    for (const auto& [rows, steps, side] : {std::tuple{1024, 16384, 128},
+                                            {1024, 4096, 64},
+                                            {1024, 1000, 32},
+                                            {1024, 12288, 64},
+                                            {1024, 12289, 128},
+                                            {4, 16384, 32}})
+        EXPECT_EQ(vandermonde_moments_config({rows, steps, DType::c64, 2, 64}, {}).side, side) << rows << ' ' << steps;
 }
 
 }  // namespace

@@ -166,3 +166,69 @@ def test_points_on_the_imaginary_axis(rows: int, case: str, sign: int, seed: int
     z, w = torch.complex(torch.zeros_like(y), y).to("cuda", torch.complex64), w.to("cuda", torch.complex64)
     v = draw((rows, 150), torch.complex64, seed)
     assert_entries(cauchy_conj(v, z, w), oracle.cauchy_conj(v, z, w), size_of_terms(cauchy_conj, v, z, w), 1e-6)
+
+
+def pairs_case(case: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Points and poles for every way that pairs are summed in, and for their limits."""
+    z, w = draw((1500,), torch.complex128, seed), draw((3, 19), torch.complex128, seed + 1)
+    on_axis = torch.complex(torch.zeros_like(z.real), z.imag)
+    if case == "unit circle":
+        z = z / z.abs()
+    elif case == "far from 0":
+        z, w = 100 + 1e-3 * z, 100 + 1e-3 * w
+    elif case == "almost real poles":
+        w = torch.complex(w.real, 1e-6 * w.imag)
+    elif case == "real poles":
+        w = torch.complex(w.real, torch.zeros_like(w.real))
+    elif case == "close to poles":
+        w = w.to(torch.complex64).to(torch.complex128)
+        z = w[0].repeat(79)[:1500] * (1 + 1e-5 * z)
+    elif case == "out of reach":
+        z = 1e6 * z
+    elif case == "one pole out of reach":
+        w[:, 3] *= 1e5
+    elif case == "small numbers":
+        z, w = 1e-12 * z, 1e-12 * w
+    elif case == "one point off the axis, far away":
+        z = torch.where(torch.arange(1500, device="cuda") == 5, 1e9 * (1 + 1j), on_axis)
+    elif case == "first on the axis, then not":
+        z = torch.where(torch.arange(1500, device="cuda") < 700, on_axis, z)
+    elif case == "on the axis at the end":
+        z = torch.where(torch.arange(1500, device="cuda") > 700, on_axis, z)
+    elif case == "small poles, points on the axis":
+        z, w = on_axis, 1e-8 * w
+    elif case == "an odd number of points":
+        z = z[:129]
+    return z.to(torch.complex64), w.to(torch.complex64)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "unit circle",
+        "far from 0",
+        "almost real poles",
+        "real poles",
+        "close to poles",
+        "out of reach",
+        "one pole out of reach",
+        "small numbers",
+        "one point off the axis, far away",
+        "first on the axis, then not",
+        "on the axis at the end",
+        "small poles, points on the axis",
+        "an odd number of points",
+    ],
+)
+@pytest.mark.parametrize("rows", [3, 600])  # one pole a block, or eight
+def test_pairs(case: str, rows: int, seed: int) -> None:
+    z, w = pairs_case(case, seed)
+    w = w.repeat(rows // 3, 1).requires_grad_()
+    v = draw((rows, 19), torch.complex64, seed + 2).requires_grad_()
+    out, expected = cauchy_conj(v, z, w), oracle.cauchy_conj(v, z, w)
+    assert rel_rms(out.detach(), expected.detach()) < BOUNDS[torch.complex64]
+    grad = draw(tuple(out.shape), torch.complex64, seed + 3)
+    wide = [x.detach().to(expected.dtype).requires_grad_() for x in (v, w)]
+    exact = torch.autograd.grad(oracle.cauchy_conj(wide[0], z.to(expected.dtype), wide[1]), wide, grad.to(expected.dtype))
+    for ours, theirs in zip(torch.autograd.grad(out, (v, w), grad), exact, strict=True):
+        assert rel_rms(ours, theirs) < 10 * BOUNDS[torch.complex64]

@@ -1,5 +1,5 @@
-// Conjugate pairs of poles for structured/cauchy_backward in fp32: both poles of a pair, and the gradients of its residue and of
-// its pole, from one reciprocal. There is a way for points on the imaginary axis, as in S4, and one for any points.
+// Conjugate pairs of poles for structured/cauchy_backward in fp32: both poles of a pair, and the gradients of its residue and
+// of its pole, from one reciprocal. There is a way for points on the imaginary axis, as in S4, and one for any points.
 //
 // Both scale the gradient of out by a power of two and limit magnitudes, so that no term that matters underflows. Overflow, a
 // point on a pole included, leaves sums that are not finite; the caller then sums otherwise.
@@ -59,9 +59,9 @@ struct CauchyPairs : CauchyPairLimits {
         const float a = point.x - pole.re, den_im = a * point.two_y,
                     den = fma(a, a, fma(-point.y, point.y, pole.im_squared.square) + pole.im_squared.rest),
                     p = reciprocal_in_range(den * den + den_im * den_im);
-        const float r = den * p, r_im = den_im * p;                                     // R = r - i r_im
-        const float s = point.re * a + point.im_y, s_im = point.re_y - point.im * a;    // g~ s = s + i s_im
-        const float twice = r + r, rr = twice * r - p, rr_im = twice * r_im;            // R^2 = rr - i rr_im
+        const float r = den * p, r_im = den_im * p;                                   // R = r - i r_im
+        const float s = point.re * a + point.im_y, s_im = point.re_y - point.im * a;  // g~ s = s + i s_im
+        const float twice = r + r, rr = twice * r - p, rr_im = twice * r_im;          // R^2 = rr - i rr_im
         sums[kR] = fma(-point.im, r_im, fma(point.re, r, sums[kR]));
         sums[kSR] = fma(s_im, r_im, fma(s, r, sums[kSR]));
         sums[kRR] = fma(-point.im, rr_im, fma(point.re, rr, sums[kRR]));

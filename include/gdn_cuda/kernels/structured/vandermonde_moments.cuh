@@ -27,7 +27,8 @@ struct VandermondeMoments {
     using Plan = VandermondeMomentsSharedPlan<kConfig>;
     static constexpr int kPoles = kConfig.poles(), kOrders = kConfig.orders, kSums = Config::kSums,
                          kMySums = Config::kSumsOfLane;
-    static constexpr int kRows = Config::kRows, kMyLeaps = kConfig.side / kRows;
+    static constexpr int kRows = kConfig.rows(), kMyLeaps = kConfig.leaps(), kRoots = VandermondeConfig::kRoots;
+    static_assert(kRoots % kRows == 0);
     static constexpr int kWidth = 16 / int(sizeof(Real)),
                          kPieces = kConfig.tile / kWidth;  // numbers per piece, pieces per leap
     static constexpr int kTiles = kConfig.side / kConfig.tile;
@@ -73,13 +74,13 @@ struct VandermondeMoments {
     // Past the last step, where u is 0, a power may be infinite or NaN: it is set to 0.
     __device__ __forceinline__ void make_table(i64 steps) {
         constexpr int kSteps = kConfig.threads() / kPoles;  // per iteration
-        static_assert(kRows % kSteps == 0);
+        static_assert(kRoots % kSteps == 0);
         const int pole = static_cast<int>(threadIdx.x) % kPoles, first = static_cast<int>(threadIdx.x) / kPoles;
         const int rest = static_cast<int>(steps < kConfig.side ? steps : kConfig.side) - first;
 #pragma unroll
         for (int i = 0; i < kConfig.side; i += kSteps) {
-            Number power = Table::product(Table::fine(shared.roots, pole, false, first + i % kRows),
-                                          Table::coarse(shared.roots, pole, false, i / kRows));
+            Number power = Table::product(Table::fine(shared.roots, pole, false, first + i % kRoots),
+                                          Table::coarse(shared.roots, pole, false, i / kRoots));
             if (i >= rest) power = {};
             auto& to = shared.powers[first + i];
             Table::put(to[pole], power);
@@ -115,34 +116,40 @@ struct VandermondeMoments {
         }
     }
     // Multiplies this thread's leaps by their powers and adds them up. The second order's factor l is b plus the leap's first
-    // step.
+    // step. Leaps kRoots apart share a fine root, which multiplies their sum.
     __device__ __forceinline__ void add_leaps(const Number (&sums)[kMyLeaps][kMySums], i64 first_leap) {
-        constexpr int kMyPoles = kMySums / kOrders;
+        constexpr int kMyPoles = kMySums / kOrders, kFine = kRoots / kRows;  // fine roots of a thread
         const i64 steps = args.steps - (first_leap + row()) * kConfig.side;  // from this thread's first leap on
 #pragma unroll
         for (int i = 0; i < kMyPoles; ++i) {
             const int pole = sum_of(i);
             Number first{}, second{};
 #pragma unroll
-            for (int leap = 0; leap < kMyLeaps; ++leap) {
-                if (leap * kRows * kConfig.side >= steps) break;
-                const Number power = Table::coarse(shared.roots, pole, true, leap),
-                             whole = Table::product(power, sums[leap][i]);
-                first = {first.re + whole.re, first.im + whole.im};
-                if constexpr (kOrders == 2) {
-                    const Number rest = Table::product(power, sums[leap][kMyPoles + i]);
-                    const auto before = static_cast<Real>((first_leap + row() + leap * kRows) * kConfig.side);
-                    second = {second.re + whole.re * before + rest.re, second.im + whole.im * before + rest.im};
+            for (int fine = 0; fine < kFine; ++fine) {
+                if (fine * kRows * kConfig.side >= steps) break;
+                Number part{}, second_part{};
+#pragma unroll
+                for (int leap = fine; leap < kMyLeaps; leap += kFine) {
+                    if (leap * kRows * kConfig.side >= steps) break;
+                    const Number power = Table::coarse(shared.roots, pole, true, leap / kFine);
+                    add_product(part, power, sums[leap][i]);
+                    if constexpr (kOrders == 2) {
+                        const auto before = static_cast<Real>((first_leap + row() + leap * kRows) * kConfig.side);
+                        const Number &whole = sums[leap][i], &rest = sums[leap][kMyPoles + i];
+                        add_product(second_part, power, {whole.re * before + rest.re, whole.im * before + rest.im});
+                    }
                 }
-            }
-            if (steps > 0) {
-                const Number power = Table::fine(shared.roots, pole, true, row());
-                first = Table::product(power, first);
-                second = Table::product(power, second);
+                const Number power = Table::fine(shared.roots, pole, true, fine * kRows + row());
+                add_product(first, power, part);
+                if constexpr (kOrders == 2) add_product(second, power, second_part);
             }
             Table::put(shared.sums[row()][pole], first);
             if constexpr (kOrders == 2) Table::put(shared.sums[row()][kPoles + pole], second);
         }
+    }
+    __device__ __forceinline__ static void add_product(Number& sum, const Number& x, const Number& y) {
+        sum.re += x.re * y.re - x.im * y.im;
+        sum.im += x.re * y.im + x.im * y.re;
     }
     __device__ __forceinline__ void run() {
         const auto groups = static_cast<unsigned>((args.pole_count + kPoles - 1) / kPoles),

@@ -16,11 +16,13 @@ struct VandermondeMomentsConfig {
     GDN_FIELDS(io, orders, side, tile)
     static constexpr int kSums = 32;                                // complex sums per block: poles times orders
     static constexpr int kLanes = 8, kSumsOfLane = kSums / kLanes;  // lanes that share a leap's sums, and sums per lane
-    static constexpr int kRows = VandermondeConfig::kRoots;         // rows of threads; each takes every kRows-th leap
-    GDN_HOST_DEVICE constexpr int threads() const { return kRows * kLanes; }
+    // Leaps per thread, whatever the side: each power read from shared memory serves all of them.
+    GDN_HOST_DEVICE constexpr int leaps() const { return io == DType::c128 ? 4 : 8; }
+    GDN_HOST_DEVICE constexpr int rows() const { return side / leaps(); }  // of threads; each takes every rows()-th leap
+    GDN_HOST_DEVICE constexpr int threads() const { return rows() * kLanes; }
     GDN_HOST_DEVICE constexpr int square() const { return side * side; }
     GDN_HOST_DEVICE constexpr int poles() const { return kSums / orders; }
-    GDN_HOST_DEVICE constexpr int least_blocks() const { return 4; }  // per SM: 128 registers per thread
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return 512 / threads(); }  // per SM: 128 registers per thread
     // A block's powers are made as vandermonde makes its own.
     GDN_HOST_DEVICE constexpr VandermondeConfig powers() const {
         return {.io = io, .side = side, .grid = 16, .poles = poles()};
@@ -34,7 +36,7 @@ struct VandermondeMomentsSharedPlan {
     alignas(16) Real powers[kConfig.side][Config::kSums][2];  // per step b, of every pole: e^(x b), then b e^(x b)
     union {
         alignas(16) Real numbers[2][kConfig.side][kConfig.tile];  // (leap, step), in pieces of 16 bytes, swizzled by piece()
-        Real sums[Config::kRows][Config::kSums][2];               // once numbers has been read
+        Real sums[kConfig.rows()][Config::kSums][2];              // once numbers has been read
     };
     VandermondeRoots<kConfig.powers()> roots;
 };
