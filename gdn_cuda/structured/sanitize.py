@@ -56,7 +56,11 @@ def cauchy_backward() -> None:
         shapes = (rows, poles), (points,), (poles,)
         with_gradients(gdn_cuda.cauchy_kernel, *(draw(*shape, dtype=dtype) for shape in shapes))
         if dtype.is_complex:
-            with_gradients(gdn_cuda.cauchy_conj, *(draw(*shape, dtype=dtype) for shape in shapes))
+            v, z, w = (draw(*shape, dtype=dtype) for shape in shapes)
+            with_gradients(gdn_cuda.cauchy_conj, v, z, w)
+            with_gradients(gdn_cuda.cauchy_conj, v, torch.complex(torch.zeros_like(z.real), z.imag), w)  # on the axis
+            with_gradients(gdn_cuda.cauchy_conj, v, torch.where(z.real > 1, 1e9 * z, z), w)  # some far away
+            with_gradients(gdn_cuda.cauchy_conj, v, w[:1].repeat(z.shape), w)  # on a pole
 
 
 def exponents(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -72,7 +76,7 @@ def vandermonde() -> None:
 
 @sanitizes()
 def vandermonde_moments() -> None:
-    for (rows, poles, steps), dtype in product(((1, 5, 7), (3, 33, 20000)), COMPLEX):
+    for (rows, poles, steps), dtype in product(((1, 5, 7), (3, 33, 20000), (140, 5, 3000), (140, 5, 16000)), COMPLEX):
         v, x = draw(rows, poles, dtype=dtype), exponents(rows, poles, dtype=dtype)
         with_gradients(gdn_cuda.log_vandermonde, v, x, steps)
         gdn_cuda.log_vandermonde_transpose(draw(rows, steps, dtype=v.real.dtype), v.detach(), x.detach(), steps)

@@ -10,12 +10,13 @@
 // A block has a few poles (or points), in registers of every thread; threads loop over points (or poles), and their sums are
 // reduced in a fixed order.
 //
-// For conjugate pairs, points on the imaginary axis, as in S4, take a path of fewer operations. Points off the axis or far away
-// take the general loop; so do all points if a sum of squares leaves the range or a pole lies on a point.
+// Both poles of a conjugate pair are summed as one fraction, with fewer operations where most points are on the imaginary axis,
+// as in S4 (cauchy_backward_pairs.cuh). Points far away take the general loop; so do all points if a sum of squares leaves the
+// range or a pole lies on a point.
 //
-// Bound: arithmetic, one reciprocal and some 15 multiplies or adds per pole (or its conjugate) and point; on the axis, per pair
-// of poles and point. There, on an H200, 63 % of the issue rate of the 20 instructions that a pair takes
-// (docs/benchmarks/structured.md).
+// Bound: arithmetic, one reciprocal and some 15 multiplies or adds per pole (or its conjugate) and point; 23 per pair of poles
+// and point, 15 on the axis. On an H200, a pair's 20 instructions on the axis run at 60 % of the issue rate, its 28 off it at
+// 70 % (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_backward_pairs.cuh>

@@ -4,7 +4,8 @@
 // With l = a T + b, the first sums are over b for every a: a product of u, as a matrix, and the table of e^(x_n b) (and b
 // e^(x_n b)); then each is multiplied by e^(x_n a T) and summed over a. A block computes 32 complex sums, of 16 poles with both
 // orders, over a square of u; cp.async copies the next tile while this one is multiplied. A thread has 4 of the sums, of 8
-// leaps that are 16 apart: each leap's power is a coarse root times the thread's fine one.
+// leaps (in fp64 4) that are as many apart as the block has rows of threads: each leap's power is a coarse root times a fine
+// one. Sums of fewer steps take smaller squares, of which less lies past the last step.
 //
 // Bound: arithmetic, two (with both orders four) multiply-adds per pole and number. For T = 128, of a thread's 11,000
 // instructions 8192 are those, 1000 load operands and count, and 800 make tables. On an H200, 45 % of the multiply-add rate,
