@@ -108,7 +108,8 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                .dk = args.dk,
                                .dv = args.dv,
                                .io = sequences.io,
-                               .state = prepared.state_type};
+                               .state = prepared.state_type,
+                               .keeps_states = args.steps.data != nullptr};
     if (is_regular(prepared) && args.tokens > 0 && args.tokens <= kMostVerifyTokens && args.parents.data == nullptr)
         return Verify::run(verify, args, target);
     const RecurrentProblem problem{.sequences = sequences.count,

@@ -23,14 +23,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = kConfig.rows_per_thread;
     constexpr int kBatch = TokenBatch<kConfig>::kTokens;
-    using Io = Storage<kConfig.io>;
     using State = Storage<kConfig.state>;
     using StateSlice = RowSlice<State, kLayout, kConfig.aligned, kConfig.exact_k>;
     __shared__ TokenBatch<kConfig> shared;
 
     const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
     const int first_row = blockIdx.x * kConfig.rows_per_block();
-    const int block_rows = min(kConfig.rows_per_block(), args.dv - first_row);
     const int head = blockIdx.y;
     const auto row_of = [&](int r) { return group + r * (kConfig.threads() / kLayout.lanes); };  // within the block
     const auto in_range = [&](int r) { return first_row + row_of(r) < args.dv; };
@@ -43,10 +41,10 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         const Place place = starting_slot(args, sequence, slot, first_step);
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
         if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens of no sequence
-            fill_outputs<Io>(args, sequence, span.start + span.length, args.tokens, head, first_row, block_rows, 0.f);
+            fill_outputs<kConfig>(args, sequence, span.start + span.length, args.tokens, head, first_row, 0.f);
         if (place != Place::run) {
-            fill_outputs<Io>(args, sequence, span.start, span.start + span.length, head, first_row, block_rows,
-                             place == Place::skip ? 0.f : quiet_nan());
+            fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head, first_row,
+                                  place == Place::skip ? 0.f : quiet_nan());
             continue;
         }
 

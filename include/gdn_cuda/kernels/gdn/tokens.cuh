@@ -97,14 +97,20 @@ __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, in
 
 // Fills rows of the outputs of tokens [first, last) with `x`: those of a block, at most as many as its threads.
 template <class Io>
-__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head,
-                                             int first_row, int rows, float x) {
+__device__ __forceinline__ void fill_rows(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, int first_row,
+                                          int rows, float x) {
     Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
     const int at_once = static_cast<int>(blockDim.x) / rows, mine = static_cast<int>(threadIdx.x) / rows,  // tokens
         row = static_cast<int>(threadIdx.x) % rows;
     if (mine >= at_once) return;
 #pragma unroll 1
     for (i64 token = first + mine; token < last; token += at_once) outputs[token * args.output.token + row] = from_float<Io>(x);
+}
+template <auto kConfig>
+__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head,
+                                             int first_row, float x) {
+    fill_rows<Storage<kConfig.io>>(args, sequence, first, last, head, first_row,
+                                   min(kConfig.rows_per_block(), args.dv - first_row), x);
 }
 
 // Loads tokens [first, first + count) of a sequence: keys and queries unconverted (zero past dk), values of this block's rows,

@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least()) 
     slot_in_flight.load_slot(args);
     i64 slot;
     if (const Place where = slot_in_flight.place(args, slot); where != Place::run) {
-        fill_outputs<Storage<kConfig.io>>(args, place.sequence, 0, args.tokens, place.head, first_row, place.rows,
-                                          where == Place::skip ? 0.f : quiet_nan());
+        fill_rows<Storage<kConfig.io>>(args, place.sequence, 0, args.tokens, place.head, first_row, place.rows,
+                                       where == Place::skip ? 0.f : quiet_nan());
         return;
     }
 

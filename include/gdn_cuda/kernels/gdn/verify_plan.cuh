@@ -49,7 +49,7 @@ struct VerifySharedPlan {
     Vector state[kConfig.rows_per_thread][kConfig.parts()][kConfig.layout().vectors()][kConfig.threads()];
     Row query[kTokens], key[kTokens];
     TokenScalars scalars[kTokens];
-    i64 kept[kTokens];                                         // where the state after a token goes; negative: nowhere
+    i64 kept[kTokens];                                       // where the state after a token goes; negative: nowhere
     unsigned short value[kTokens][VerifyConfig::kMostRows];  // in bits: a row's value, then its output
 };
 

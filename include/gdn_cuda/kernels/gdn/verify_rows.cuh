@@ -27,7 +27,7 @@ struct VerifyRows {
     __device__ __forceinline__ VerifyRows() : lane(threadIdx.x % kLanes), group(threadIdx.x / kLanes) {}
 
     __device__ __forceinline__ int row_of(int r) const { return group + r * (kConfig.threads() / kLanes); }  // within the step
-    __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }                 // of the layout
+    __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }                  // of the layout
 
     // Starts to copy the rows below `rows` to shared memory; `states` is the first of the step.
     __device__ __forceinline__ void fetch(Shared& shared, const State* states, int rows) const {
@@ -110,8 +110,7 @@ struct VerifyRows {
 #pragma unroll
             for (int part = 0; part < kParts; ++part)
 #pragma unroll
-                for (int i = 0; i < kPerPart; ++i)
-                    s[r][part][i] = fmaf(along_key, key[part][i], scalars.decay * s[r][part][i]);
+                for (int i = 0; i < kPerPart; ++i) s[r][part][i] = fmaf(along_key, key[part][i], scalars.decay * s[r][part][i]);
         }
     }
 

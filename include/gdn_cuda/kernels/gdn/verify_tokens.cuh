@@ -70,7 +70,7 @@ template <VerifyConfig kConfig>
 struct VerifyValues {
     using Io = Storage<kConfig.io>;
     static constexpr int kRows = kConfig.rows_per_thread == 1 ? kConfig.rows_per_step() : VerifyConfig::kMostRows;
-    static constexpr int kAtOnce = kConfig.threads() / kRows;             // tokens of a block
+    static constexpr int kAtOnce = kConfig.threads() / kRows;               // tokens of a block
     static constexpr int kInFlight = kConfig.rows_per_thread == 1 ? 1 : 4;  // of a thread
 
     __device__ __forceinline__ static void load(VerifySharedPlan<kConfig>& shared, const RecurrentArgs& args,
