@@ -23,8 +23,9 @@ inline constexpr int kMostVerifyTokens = VerifyConfig::kTokens;
 // Several rows a thread share its reads of a token: once every SM has a block of them. Several steps share a block's tokens:
 // once it has two. Measured on an H200.
 inline constexpr i64 kVerifyBlocksForRows = 1, kVerifyBlocksForSteps = 2;
-// Where every fp32 state is kept, writes bound from so many blocks on, and blocks of few rows are the faster ones.
-inline constexpr i64 kVerifyBlocksBoundByWrites = 4;
+// Where the fp32 states of more than two tokens are kept, writes bound from so many blocks on, and blocks of few rows are the
+// faster ones.
+inline constexpr i64 kVerifyBlocksBoundByWrites = 16;
 
 constexpr VerifyConfig verify_config(int dk, DType io, DType state, int rows_per_thread) {
     return {.head_k = dk, .io = io, .state = state, .rows_per_thread = rows_per_thread, .warps = 4};
@@ -43,9 +44,8 @@ inline VerifyPlan verify_plan(const VerifyProblem& problem, const jit::DeviceTra
     };
     const auto fill = [&](const VerifyPlan& plan, i64 each) { return plan.blocks >= each * device.multiprocessors; };
     VerifyPlan best = plan(most_verify_rows_per_thread(problem.dk), 1);
-    const bool writes = problem.keeps_states && problem.state == DType::f32;
+    const bool writes = problem.keeps_states && problem.state == DType::f32 && problem.tokens > 2;
     if (!fill(best, kVerifyBlocksForRows) || (writes && fill(best, kVerifyBlocksBoundByWrites))) return plan(1, 1);
-    if (writes) return best;
     const i64 most = std::min<i64>(VerifyConfig::kMostRows, problem.dv);
     for (int steps = 2; steps * best.config.rows_per_step() <= most; steps *= 2) {
         const VerifyPlan next = plan(best.config.rows_per_thread, steps);
