@@ -58,6 +58,25 @@ def test_a_step(tokens: int, dk: int, dv: int, kernel: str, state: torch.dtype) 
     assert rel_rms(x["state_pool"], double["state_pool"]) < STATE_BOUND[state]
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+@pytest.mark.parametrize(
+    "dk, dv, T, state", [(64, 200, 3, torch.float32), (96, 40, 9, torch.float32), (192, 72, 3, torch.bfloat16)]
+)
+def test_verify_equals_single_steps(dk: int, dv: int, T: int, state: torch.dtype, multiprocessors: int) -> None:
+    """With few rows a block and with several steps of many: the same bits."""
+    x = a_step(2, T, (1, 2), dk, dv, state)
+    kept = torch.zeros(2, T, 2, dv, dk, dtype=state)
+    with emulated(multiprocessors) as launched:
+        together = fused_decode(**x, step_states=kept, step_slots=torch.arange(2))
+        (kernel,) = launched()
+    assert kernel.startswith("gdn/verify{") and ("rows_per_thread = 1" in kernel) == (multiprocessors == 132)
+    with emulated():
+        for t in range(T if state == torch.float32 else 1):  # a bf16 state is rounded between calls
+            token = {name: y[:, t : t + 1] if name in ("query", "key", "value", "a", "b") else y for name, y in x.items()}
+            assert torch.equal(fused_decode(**token), together[:, t : t + 1])
+            assert torch.equal(x["state_pool"][x["state_indices"].long()], kept[:, t])
+
+
 @pytest.mark.parametrize("to", DESTINATIONS)
 def test_verify_of_drafts(to: str) -> None:
     with emulated(multiprocessors=1) as launched:

@@ -38,8 +38,8 @@ std::string explain_by_token(const Prepared& prepared) {
             "gdn/decode and gdn/verify have no code for this dk, for rows that do not start on 16 bytes, or for more than {} "
             "sequences: gdn/recurrent",
             kMaxGridYZ);
-    return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, if its blocks fill the GPU, else gdn/recurrent",
-                       args.tokens, args.sequences, kMostVerifyTokens);
+    return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, else gdn/recurrent", args.tokens, args.sequences,
+                       kMostVerifyTokens);
 }
 
 DecodeArgs decode_args(const RecurrentArgs& args) {
@@ -108,9 +108,9 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                .dk = args.dk,
                                .dv = args.dv,
                                .io = sequences.io,
-                               .state = prepared.state_type};
-    if (is_regular(prepared) && args.tokens > 0 && args.parents.data == nullptr &&
-        verify_applies(verify, jit::device_traits(target.ordinal)))
+                               .state = prepared.state_type,
+                               .keeps_states = args.steps.data != nullptr};
+    if (is_regular(prepared) && args.tokens > 0 && args.tokens <= kMostVerifyTokens && args.parents.data == nullptr)
         return Verify::run(verify, args, target);
     const RecurrentProblem problem{.sequences = sequences.count,
                                    .tokens = sequences.mean_tokens(),

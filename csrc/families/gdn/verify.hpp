@@ -1,6 +1,7 @@
 // Host side of gdn/verify: configuration and launch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/gdn/verify_plan.cuh>
 #include <string>
@@ -15,42 +16,65 @@ struct VerifyProblem {
     i64 sequences, tokens;
     int heads, dk, dv;
     DType io, state;
+    bool keeps_states;  // of every token
 };
 
-constexpr VerifyConfig verify_config(int dk, DType io, DType state) {
-    return {.head_k = dk, .io = io, .state = state, .rows_per_thread = 2, .steps = 4, .warps = 4};
+inline constexpr int kMostVerifyTokens = VerifyConfig::kTokens;
+// Several rows a thread share its reads of a token: once every SM has a block of them. Several steps share a block's tokens:
+// once it has two. Measured on an H200.
+inline constexpr i64 kVerifyBlocksForRows = 1, kVerifyBlocksForSteps = 2;
+// Where the fp32 states of more than two tokens are kept, writes bound from so many blocks on, and blocks of few rows are the
+// faster ones.
+inline constexpr i64 kVerifyBlocksBoundByWrites = 16;
+
+constexpr VerifyConfig verify_config(int dk, DType io, DType state, int rows_per_thread) {
+    return {.head_k = dk, .io = io, .state = state, .rows_per_thread = rows_per_thread, .warps = 4};
 }
 
-inline constexpr int kMostVerifyTokens = TokenBatch<verify_config(128, DType::bf16, DType::f32)>::kTokens;
-
-// A block covers many rows: with fewer than two blocks per SM, gdn/recurrent spreads the work better.
-inline bool verify_applies(const VerifyProblem& problem, const jit::DeviceTraits& device) {
-    const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
-    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
-    return problem.tokens <= kMostVerifyTokens && blocks >= 2 * device.multiprocessors;
+struct VerifyPlan {
+    VerifyConfig config;
+    int steps;  // of rows per block
+    i64 blocks;
+};
+inline VerifyPlan verify_plan(const VerifyProblem& problem, const jit::DeviceTraits& device) {
+    const auto plan = [&](int rows_per_thread, int steps) {
+        const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state, rows_per_thread);
+        return VerifyPlan{config, steps,
+                          problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps)};
+    };
+    const auto fill = [&](const VerifyPlan& plan, i64 each) { return plan.blocks >= each * device.multiprocessors; };
+    VerifyPlan best = plan(most_verify_rows_per_thread(problem.dk), 1);
+    const bool writes = problem.keeps_states && problem.state == DType::f32 && problem.tokens > 2;
+    if (!fill(best, kVerifyBlocksForRows) || (writes && fill(best, kVerifyBlocksBoundByWrites))) return plan(1, 1);
+    const i64 most = std::min<i64>(VerifyConfig::kMostRows, problem.dv);
+    for (int steps = 2; steps * best.config.rows_per_step() <= most; steps *= 2) {
+        const VerifyPlan next = plan(best.config.rows_per_thread, steps);
+        if (!fill(next, kVerifyBlocksForSteps)) break;
+        best = next;
+    }
+    return best;
 }
 
 inline std::string explain_verify(const VerifyProblem& problem, const jit::DeviceTraits& device) {
-    const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
-    return fmt::format("{} tokens of {} sequences: {} blocks of {} rows give each of {} multiprocessors two or more",
-                       problem.tokens, problem.sequences,
-                       problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block()),
-                       config.rows_per_block(), device.multiprocessors);
+    const VerifyPlan plan = verify_plan(problem, device);
+    return fmt::format("{} tokens of {} sequences: {} blocks of {} rows for {} multiprocessors", problem.tokens,
+                       problem.sequences, plan.blocks, plan.config.rows_per_step() * plan.steps, device.multiprocessors);
 }
 
 inline constexpr std::array kVerifyConfigurations = [] {
-    std::array<VerifyConfig, 4 * kExactHeadK.size()> all{};
+    std::array<VerifyConfig, size_t{8} * kExactHeadK.size()> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const DType state : {DType::f32, DType::bf16})
-            for (const int dk : kExactHeadK) all[n++] = verify_config(dk, io, state);
+            for (const int dk : kExactHeadK)
+                for (const int rows : {1, most_verify_rows_per_thread(dk)}) all[n++] = verify_config(dk, io, state, rows);
     return all;
 }();
 
 struct Verify {
     using Config = VerifyConfig;
-    using Args = RecurrentArgs;
-    static constexpr const char *family = "gdn", *name = "verify", *config_type = "VerifyConfig", *args_type = "RecurrentArgs";
+    using Args = VerifyArgs;
+    static constexpr const char *family = "gdn", *name = "verify", *config_type = "VerifyConfig", *args_type = "VerifyArgs";
     static constexpr const char* summary = "a few tokens for every sequence of a padded batch: speculative verify";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
@@ -62,9 +86,11 @@ struct Verify {
                                                                    std::make_index_sequence<kVerifyConfigurations.size()>());
     }
 
-    static void run(const VerifyProblem& problem, const Args& args, const Target& target) {
-        const Config config = verify_config(problem.dk, problem.io, problem.state);
-        launch<Verify>(config, args, {ceil_div(args.dv, config.rows_per_block()), args.heads, args.sequences}, target,
+    static void run(const VerifyProblem& problem, const RecurrentArgs& args, const Target& target) {
+        if (args.sequences == 0 || args.heads == 0 || args.dv == 0) return;
+        const VerifyPlan plan = verify_plan(problem, jit::device_traits(target.ordinal));
+        const i64 tiles = ceil_div(args.dv, plan.config.rows_per_step() * plan.steps);
+        launch<Verify>(plan.config, {args, plan.steps}, {tiles, args.heads, args.sequences}, target,
                        [&](const auto& device) { return explain_verify(problem, device); });
     }
 };

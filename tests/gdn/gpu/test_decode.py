@@ -179,15 +179,20 @@ def test_states_of_every_step_and_the_last_one_to_the_pool(dk: int, T: int, seed
     assert torch.equal(inputs["state_pool"][others], before[others])
 
 
-def test_verify_equals_single_steps(seed: int) -> None:
-    """T tokens in one call against T calls of one token: the same bits, as rows are summed in one order everywhere."""
-    inputs = make_step(3, 4, seed=seed)
-    together = {name: x.clone() for name, x in inputs.items()}
-    out = gdn_cuda.fused_decode(**together)
-    for t in range(4):
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dk,dv", [(128, 128), (64, 200), (96, 192), (192, 96), (256, 256)])
+@pytest.mark.parametrize("B", [3, 70])
+def test_verify_equals_single_steps(B: int, dk: int, dv: int, state: torch.dtype, seed: int) -> None:
+    """T tokens in one call against T calls of one token: the same bits, as rows are summed in one order everywhere. With fp32
+    states, which are not rounded between the calls; of a bf16 state, the first token and the state after it."""
+    T = 4 if state == torch.float32 else 2
+    inputs = make_step(B, T, Hk=2, Hv=8, dk=dk, dv=dv, state=state, seed=seed)
+    kept, rows = torch.zeros(B, T, 8, dv, dk, dtype=state, device="cuda"), torch.arange(B).cuda()
+    out = gdn_cuda.fused_decode(**inputs, step_states=kept, step_slots=rows)
+    for t in range(T if state == torch.float32 else 1):
         token = {name: x[:, t : t + 1] if name in ("query", "key", "value", "a", "b") else x for name, x in inputs.items()}
         assert torch.equal(gdn_cuda.fused_decode(**token), out[:, t : t + 1])
-    assert torch.equal(inputs["state_pool"], together["state_pool"])
+        assert torch.equal(inputs["state_pool"][inputs["state_indices"].long()], kept[:, t])
 
 
 def test_a_replayed_graph_reads_the_current_indices(seed: int) -> None:

@@ -12,10 +12,12 @@ enum class Place { run, skip, poison };
 
 // The step whose state a sequence starts from.
 template <class Args>
-__device__ __forceinline__ int starting_step(const Args& args, int sequence) {
-    if (args.accepted.data == nullptr) return 0;
-    const i64 accepted = load_index(args.accepted, sequence);
+__device__ __forceinline__ int step_of(const Args& args, i64 accepted) {
     return static_cast<int>(min(max(accepted, i64{1}), static_cast<i64>(args.slot_steps))) - 1;
+}
+template <class Args>
+__device__ __forceinline__ int starting_step(const Args& args, int sequence) {
+    return args.accepted.data == nullptr ? 0 : step_of(args, load_index(args.accepted, sequence));
 }
 // Whether a sequence with this slot runs.
 template <class Args>
@@ -33,25 +35,45 @@ __device__ __forceinline__ Place starting_slot(const Args& args, int sequence, i
     return place_of(args, slot);
 }
 
-// The same while the slot is on its way from memory, so that others can be loaded meanwhile.
-struct SlotInFlight {
-    int sequence, low, high;
+// The same while indices are on their way from memory, so that others can be loaded meanwhile.
+struct IndexInFlight {
+    int low, high;
 
-    template <class Args>
-    __device__ __forceinline__ void load(const Args& args, int of_sequence) {
-        sequence = low = high = of_sequence;
-        if (args.slots.data == nullptr) return;
-        const i64 at = sequence * args.slots_sequence + starting_step(args, sequence) * args.slots_token;
-        const bool is_wide = args.slots.type == DType::i64;
-        const int* words = static_cast<const int*>(args.slots.data) + (at << is_wide);
+    __device__ __forceinline__ void load(const Tagged& from, i64 at) {
+        const bool is_wide = from.type == DType::i64;
+        const int* words = static_cast<const int*>(from.data) + (at << is_wide);
         low = words[0], high = words[is_wide];
     }
+    __device__ __forceinline__ i64 index(const Tagged& from) const {
+        return from.type == DType::i64 ? static_cast<i64>(high) << 32 | static_cast<unsigned>(low) : low;
+    }
+};
+struct SlotInFlight {
+    int sequence, step = 0;
+    IndexInFlight accepted, slot;
+
+    // What tells the slot, and then the slot.
     template <class Args>
-    __device__ __forceinline__ Place place(const Args& args, i64& slot) const {
-        slot = args.slots.type == DType::i64 ? static_cast<i64>(high) << 32 | static_cast<unsigned>(low) : low;
-        if (args.slots.data != nullptr) return place_of(args, slot);
-        slot = sequence;
-        return Place::run;
+    __device__ __forceinline__ void load_accepted(const Args& args, int of_sequence) {
+        sequence = of_sequence;
+        if (args.accepted.data != nullptr) accepted.load(args.accepted, sequence);
+    }
+    template <class Args>
+    __device__ __forceinline__ void load_slot(const Args& args) {
+        if (args.accepted.data != nullptr) step = step_of(args, accepted.index(args.accepted));
+        if (args.slots.data != nullptr) slot.load(args.slots, sequence * args.slots_sequence + step * args.slots_token);
+    }
+    template <class Args>
+    __device__ __forceinline__ void load(const Args& args, int of_sequence) {
+        load_accepted(args, of_sequence);
+        load_slot(args);
+    }
+    template <class Args>
+    __device__ __forceinline__ Place place(const Args& args, i64& found) const {
+        found = sequence;
+        if (args.slots.data == nullptr) return Place::run;
+        found = slot.index(args.slots);
+        return place_of(args, found);
     }
 };
 

@@ -173,28 +173,6 @@ struct RowLoads {
     }
 };
 
-// Adds up each of kCount numbers over the group, and scatters the sums: lane l gets those from kCount * l / kLanes on, in
-// front.
-template <int kLanes, int kCount>
-__device__ __forceinline__ void scatter_sums(float (&x)[kCount], int lane) {
-    int count = kCount;
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-        if (count == 1) {
-            x[0] += __shfl_xor_sync(0xffffffffu, x[0], step);
-            continue;
-        }
-        count /= 2;
-        const bool upper = (lane & step) != 0;
-#pragma unroll
-        for (int i = 0; i < kCount / 2; ++i) {
-            if (i >= count) continue;
-            const float sent = upper ? x[i] : x[i + count], kept = upper ? x[i + count] : x[i];
-            x[i] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
-        }
-    }
-}
-
 // The products of a group's rows with the first `count` vectors, to store(vector, row, product). A whole warp calls.
 template <ReplayConfig kConfig, class Store>
 __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared, int count,

@@ -26,9 +26,13 @@ __device__ __forceinline__ i64 last_slot_of(const RecurrentArgs& args, int seque
 // Where the state after token `t` is stored, in elements; negative: nowhere. Packed, there is one row per `step_interval`
 // tokens of the whole batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.
 __device__ __forceinline__ i64 step_offset(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
-    if (args.steps.data == nullptr || (t + 1) % args.step_interval != 0 || t >= args.step_limit) return -1;
+    if (args.steps.data == nullptr || t >= args.step_limit) return -1;
     i64 slot = sequence;
-    i64 step = t / args.step_interval;
+    i64 step = t;
+    if (args.step_interval != 1) {  // the usual case divides nothing
+        if ((t + 1) % args.step_interval != 0) return -1;
+        step = t / args.step_interval;
+    }
     switch (args.step_index) {
         case RecurrentArgs::by_sequence:
             break;
@@ -91,19 +95,22 @@ __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, in
     return before;
 }
 
-// Fills a block's rows of the outputs of tokens [first, last) with `x`.
-template <auto kConfig>
-__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head,
-                                             int first_row, float x) {
-    using Io = Storage<kConfig.io>;
-    constexpr int kRows = kConfig.rows_per_block();
-    const int rows = min(kRows, args.dv - first_row);
+// Fills rows of the outputs of tokens [first, last) with `x`: those of a block, at most as many as its threads.
+template <class Io>
+__device__ __forceinline__ void fill_rows(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, int first_row,
+                                          int rows, float x) {
     Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
     const int at_once = static_cast<int>(blockDim.x) / rows, mine = static_cast<int>(threadIdx.x) / rows,  // tokens
         row = static_cast<int>(threadIdx.x) % rows;
     if (mine >= at_once) return;
 #pragma unroll 1
     for (i64 token = first + mine; token < last; token += at_once) outputs[token * args.output.token + row] = from_float<Io>(x);
+}
+template <auto kConfig>
+__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head,
+                                             int first_row, float x) {
+    fill_rows<Storage<kConfig.io>>(args, sequence, first, last, head, first_row,
+                                   min(kConfig.rows_per_block(), args.dv - first_row), x);
 }
 
 // Loads tokens [first, first + count) of a sequence: keys and queries unconverted (zero past dk), values of this block's rows,

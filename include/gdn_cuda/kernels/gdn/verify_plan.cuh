@@ -9,28 +9,53 @@ struct VerifyConfig {
     int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;
     DType state;
-    int rows_per_thread;  // per step; they share a token's loads
-    int steps;            // of rows per block, all in flight at once
+    int rows_per_thread;  // per step; they share a thread's reads of a token, and their sums rounds of shuffles
     int warps;
-    static constexpr bool exact_k = true, aligned = true;
 
     constexpr bool operator==(const VerifyConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, state, rows_per_thread, steps, warps)
+    GDN_FIELDS(head_k, io, state, rows_per_thread, warps)
 
+    static constexpr int kTokens = 16;     // at most
+    static constexpr int kMostRows = 128;  // of a block
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
-    GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes * rows_per_thread; }
-    GDN_HOST_DEVICE constexpr int rows_per_block() const { return rows_per_step() * steps; }
+    // Of a row, 16 or 24 elements each: those of several lanes of the layout.
+    GDN_HOST_DEVICE constexpr int lanes() const {
+        int lanes = layout().lanes;
+        while (head_k / lanes < 16) lanes /= 2;
+        return lanes;
+    }
+    GDN_HOST_DEVICE constexpr int parts() const { return layout().lanes / lanes(); }
+    GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / lanes() * rows_per_thread; }
+    // On an SM: so many registers a thread need no spills, and shared memory has room for as many.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return head_k > 128 ? 3 : 4; }
 };
+
+// Rows of a thread for which its registers suffice.
+constexpr int most_verify_rows_per_thread(int head_k) {
+    return head_k == 96 || head_k == 192 ? 2 : 4;
+}
 
 template <VerifyConfig kConfig>
 struct VerifySharedPlan {
+    static constexpr int kTokens = VerifyConfig::kTokens;
     struct alignas(16) Vector {
         unsigned char bytes[16];
     };
-    Vector state[kConfig.steps][kConfig.rows_per_thread][kConfig.layout().vectors()][kConfig.threads()];
-    TokenBatch<kConfig> tokens;
+    struct alignas(16) Row {
+        float elements[kConfig.head_k];
+    };
+    Vector state[kConfig.rows_per_thread][kConfig.parts()][kConfig.layout().vectors()][kConfig.threads()];
+    Row query[kTokens], key[kTokens];
+    TokenScalars scalars[kTokens];
+    i64 kept[kTokens];                                       // where the state after a token goes; negative: nowhere
+    unsigned short value[kTokens][VerifyConfig::kMostRows];  // in bits: a row's value, then its output
+};
+
+struct VerifyArgs {
+    RecurrentArgs call;
+    int steps;  // of rows per block, at most VerifyConfig::kMostRows
 };
 
 }  // namespace gdn_cuda::gdn
