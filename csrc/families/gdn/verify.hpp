@@ -20,11 +20,11 @@ struct VerifyProblem {
 };
 
 inline constexpr int kMostVerifyTokens = VerifyConfig::kTokens;
-// Several rows a thread share its reads of a token: once every SM has a block of them. Several steps share a block's tokens:
-// once it has two. Measured on an H200.
+// Blocks per SM from which a thread takes several rows, which share its reads of a token, and from which a block takes several
+// steps, which share its tokens. Measured on an H200.
 inline constexpr i64 kVerifyBlocksForRows = 1, kVerifyBlocksForSteps = 2;
-// Where the fp32 states of more than two tokens are kept, writes bound from so many blocks on, and blocks of few rows are the
-// faster ones.
+// Where the fp32 states of more than two tokens are kept: blocks per SM from which writing them bounds. Blocks of few rows are
+// faster then.
 inline constexpr i64 kVerifyBlocksBoundByWrites = 16;
 
 constexpr VerifyConfig verify_config(int dk, DType io, DType state, int rows_per_thread) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ Place starting_slot(const Args& args, int sequence, i
     return place_of(args, slot);
 }
 
-// The same while indices are on their way from memory, so that others can be loaded meanwhile.
+// An index whose load is in flight: other loads can be issued before its value is used.
 struct IndexInFlight {
     int low, high;
 
@@ -48,11 +48,11 @@ struct IndexInFlight {
         return from.type == DType::i64 ? static_cast<i64>(high) << 32 | static_cast<unsigned>(low) : low;
     }
 };
+// starting_slot in three parts, so that a kernel can issue other loads between them.
 struct SlotInFlight {
     int sequence, step = 0;
     IndexInFlight accepted, slot;
 
-    // What tells the slot, and then the slot.
     template <class Args>
     __device__ __forceinline__ void load_accepted(const Args& args, int of_sequence) {
         sequence = of_sequence;

@@ -2,12 +2,12 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// A group of lanes owns some rows of the state, as in gdn/recurrent, and keeps them from the first token to the last; a block
-// takes some steps of such rows, so that the next are on their way while a step goes through the tokens. Tokens are in shared
-// memory in fp32, converted once for all rows of the block.
+// A group of lanes owns some rows of the state, as in gdn/recurrent, and keeps them in registers from the first token to the
+// last. A block takes several steps of such rows; cp.async copies the next step's while one goes through the tokens. Tokens are
+// in shared memory in fp32, converted once for all rows of the block.
 //
-// Few sequences are bound by latency: accepted count, slot index and state, one after another. So the tokens are loaded before
-// the slot is known, and what is made of them is made while the state is on its way.
+// With few sequences, latency bounds: the accepted count, the slot index and the state are loaded one after another. So the
+// loads of tokens are issued before the slot index is used, and the tokens are converted while the state is in flight.
 //
 // Bound: the state's bytes, read once and written once (once per token where every state is kept); from about eight tokens on,
 // arithmetic: four instructions a token for each element. docs/benchmarks/decode.md has the shares reached.

@@ -20,7 +20,7 @@ struct VerifyConfig {
     static constexpr int kMostRows = 128;  // of a block
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
-    // Of a row, 16 or 24 elements each: those of several lanes of the layout.
+    // That share a row, with 16 or 24 elements each: those of several lanes of the layout.
     GDN_HOST_DEVICE constexpr int lanes() const {
         int lanes = layout().lanes;
         while (head_k / lanes < 16) lanes /= 2;
@@ -28,11 +28,11 @@ struct VerifyConfig {
     }
     GDN_HOST_DEVICE constexpr int parts() const { return layout().lanes / lanes(); }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / lanes() * rows_per_thread; }
-    // On an SM: so many registers a thread need no spills, and shared memory has room for as many.
+    // Blocks per SM for __launch_bounds__: few enough that no register spills, and shared memory has room for them.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return head_k > 128 ? 3 : 4; }
 };
 
-// Rows of a thread for which its registers suffice.
+// Without register spills.
 constexpr int most_verify_rows_per_thread(int head_k) {
     return head_k == 96 || head_k == 192 ? 2 : 4;
 }
@@ -50,7 +50,7 @@ struct VerifySharedPlan {
     Row query[kTokens], key[kTokens];
     TokenScalars scalars[kTokens];
     i64 kept[kTokens];                                       // where the state after a token goes; negative: nowhere
-    unsigned short value[kTokens][VerifyConfig::kMostRows];  // in bits: a row's value, then its output
+    unsigned short value[kTokens][VerifyConfig::kMostRows];  // the 16 bits of a row's value, later of its output
 };
 
 struct VerifyArgs {

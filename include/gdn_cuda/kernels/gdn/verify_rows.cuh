@@ -7,9 +7,10 @@
 
 namespace gdn_cuda::gdn {
 
-// The sums of a row are those of its layout bit for bit, with fewer lanes: a thread adds up its parts, each of one lane of
-// the layout, as the first rounds of shuffles would have. The sums of all its rows, with the key and with the query, then
-// share the rounds that remain, and each ends in some lanes of the group.
+// The sums over a row have the bits of gdn/decode's and gdn/recurrent's, which spread a row over more lanes (StateLayout). A
+// thread here holds the elements of several of those lanes, its *parts*: it sums each part, then adds the parts in the order of
+// the first shuffles there. The sums of all its rows, with the key and with the query, share the shuffles that remain
+// (scatter_sums).
 template <VerifyConfig kConfig>
 struct VerifyRows {
     using Io = Storage<kConfig.io>;
@@ -29,7 +30,7 @@ struct VerifyRows {
     __device__ __forceinline__ int row_of(int r) const { return group + r * (kConfig.threads() / kLanes); }  // within the step
     __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }                  // of the layout
 
-    // Starts to copy the rows below `rows` to shared memory; `states` is the first of the step.
+    // Starts to copy the step's first `rows` rows, from `states` on, to shared memory.
     __device__ __forceinline__ void fetch(Shared& shared, const State* states, int rows) const {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
@@ -41,7 +42,7 @@ struct VerifyRows {
                         cp_async_16(shared.state[r][part][i][threadIdx.x].bytes,
                                     states + row_of(r) * kConfig.head_k + Slice::column(i, lane_of(part)));
     }
-    // Takes them from there; others are zero.
+    // From shared memory to registers; rows past `rows` are zero.
     __device__ __forceinline__ void take(const Shared& shared, int rows) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)

@@ -16,7 +16,7 @@ struct VerifyPlace {
     }
 };
 
-// A token on its way from memory, in a group of as many lanes as the layout of a row has.
+// A token whose loads are in flight, in a group of as many lanes as StateLayout spreads a row over.
 template <VerifyConfig kConfig>
 struct VerifyToken {
     using Io = Storage<kConfig.io>;
@@ -65,7 +65,7 @@ struct VerifyToken {
     }
 };
 
-// A thread's values of a block, and then its outputs: those of one row.
+// Copies a block's values to shared memory, and its outputs from there; a thread copies one row's.
 template <VerifyConfig kConfig>
 struct VerifyValues {
     using Io = Storage<kConfig.io>;

@@ -129,12 +129,11 @@ struct CauchyBackward {
         int left_begin = args.point_count, left_end = 0;
         {
             static_assert(sizeof(Real) == sizeof(float));
-            const auto pole_of = [&](int i) { return typename Pairs::Pole(line(rows, first_line + i)); };
             typename Pairs::Pole poles[kConfig.lines];
             bool fits = true;
 #pragma unroll
             for (int i = 0; i < kConfig.lines; ++i) {
-                poles[i] = pole_of(i);
+                poles[i] = typename Pairs::Pole(line(rows, first_line + i));
                 fits &= poles[i].fits();
             }
             if (!fits) return false;  // uniform over the block

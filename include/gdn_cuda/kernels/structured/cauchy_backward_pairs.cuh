@@ -1,8 +1,8 @@
 // Conjugate pairs of poles for structured/cauchy_backward in fp32: both poles of a pair, and the gradients of its residue and
-// of its pole, from one reciprocal. There is a way for points on the imaginary axis, as in S4, and one for any points.
+// of its pole, from one reciprocal. One formula is for points on the imaginary axis, as in S4, one for any points.
 //
 // Both scale the gradient of out by a power of two and limit magnitudes, so that no term that matters underflows. Overflow, a
-// point on a pole included, leaves sums that are not finite; the caller then sums otherwise.
+// point on a pole included, leaves sums that are not finite; the caller then sums again in its general loop.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/common.cuh>

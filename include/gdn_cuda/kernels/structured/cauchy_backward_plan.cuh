@@ -22,8 +22,8 @@ struct CauchyBackwardConfig {
     GDN_HOST_DEVICE constexpr int least_blocks() const { return io == DType::c64 ? 0 : 1; }
 };
 
-// Per warp, the sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each; twice as many on the
-// axis.
+// Per warp, the sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each; of pairs, four, or
+// eight on the axis.
 template <CauchyBackwardConfig kConfig, class Real>
 struct CauchyBackwardSharedPlan {
     Real sums[kConfig.threads / 32][kConfig.lines * (kConfig.pairs() ? 8 : 4)];
