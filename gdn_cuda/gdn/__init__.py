@@ -24,6 +24,7 @@ a call to write then (a leaf that requires a gradient, an inference tensor, a vi
 gradients are refused.
 """
 
+from .chunked_summary import chunked_summary
 from .decode_layer import gdn_decode_layer
 from .operators import InferenceMode, chunked_forward, fused_decode, fused_gdn_gating, recurrent_forward
 from .pieces import (
@@ -46,6 +47,7 @@ __all__ = [
     "replay_decode",
     "commit_replay",
     "chunked_forward",
+    "chunked_summary",
     "gdn_decode_layer",
     "gdn_prefill_layer",
     "transpose_to_mn_major",

@@ -65,6 +65,10 @@ def hostile(dk: int, dv: int) -> Iterator[dict[str, Tensor]]:
         yield packed(dk, dv) | {"cu_seqlens": torch.tensor(offsets, device="cuda")}
 
 
+def summarize(x: dict[str, Tensor]) -> None:
+    gdn_cuda.chunked_summary(**{name: t for name, t in x.items() if name not in ("query", "state")})
+
+
 def spoilt_gates(x: dict[str, Tensor]) -> dict[str, Tensor]:
     """Resets, and a state that is not finite before them: rare paths of the kernels."""
     x["gate"][..., 40, :] = -torch.inf
@@ -86,7 +90,9 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
     for dk, dv in dims:
         gdn_cuda.chunked_forward(**packed(dk, dv), use_qk_l2norm=True)
         gdn_cuda.chunked_forward(**padded(dk, dv, 150), checkpoint_every=64)
+        summarize(padded(dk, dv, 150))
         for x in hostile(dk, dv):
+            summarize(x)
             gdn_cuda.chunked_forward(**x, checkpoint_every=64)
             gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"))
         gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 150)))
@@ -106,6 +112,7 @@ def prefill_ahead() -> None:
         for offsets in (x["cu_seqlens"].tolist(), [0, 6670, 0, 6670, 0], [-(2**63), 2**63 - 1, 5, -(2**63), 2**62]):
             x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
             gdn_cuda.chunked_forward(**x, use_qk_l2norm=True, deterministic=True)
+            summarize(x)
         gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"), deterministic=True)
         alone = make_gdn_inputs(B=1, T=1500, dk=dk, dv=dv, **given)
         gdn_cuda.chunked_forward(**alone, checkpoint_every=64, deterministic=True)
@@ -137,6 +144,7 @@ def recurrent_any() -> None:
             odd = {name: x[name].float() for name in ("query", "key", "value")}
             states = x["state"].mT.contiguous().mT
             gdn_cuda.recurrent_forward(**(x | odd | {"state": states}), is_qk_norm=True)
+            summarize(x | odd)
             gdn_cuda.chunked_forward(**pool_of(x | odd | {"state": states}), checkpoint_every=64)
             grouped = x | {"query": torch.cat([x["query"], x["key"]], dim=-2), "value": x["value"][..., :2, :]}
             gdn_cuda.recurrent_forward(**grouped, is_qk_norm=True)

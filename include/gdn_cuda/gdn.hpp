@@ -147,6 +147,21 @@ struct GDN_HOLDS_TENSORS ChunkedResult {
 };
 ChunkedResult chunked_forward(const ChunkedForward& arguments);
 
+struct GDN_HOLDS_TENSORS ChunkedSummary {
+    static constexpr const char* name = "chunked_summary";
+    Given key, value;
+    OptionalTensor beta = {}, gate = {}, cu_seqlens = {};
+    bool use_qk_l2norm = false;
+    OptionalTensor A_log = {}, dt_bias = {};
+    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+    Output out = {};
+
+    GDN_FIELDS(key, value, beta, gate, cu_seqlens, use_qk_l2norm, A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues,
+               gate_is_linear, out)
+};
+// out: L above M
+Tensor chunked_summary(const ChunkedSummary& arguments);
+
 struct GDN_HOLDS_TENSORS TransposeToMnMajor {
     static constexpr const char* name = "transpose_to_mn_major";
     Given input;

@@ -97,6 +97,11 @@ std::tuple<Tensor, Tensor, Tensor> chunked_forward(const Tensor& query, const Te
     return {result.output, result.final_state.value_or(none), result.checkpoints.value_or(none)};
 }
 
+Tensor chunked_summary(const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
+                       const OptionalTensor& cu_seqlens) {
+    return gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .cu_seqlens = cu_seqlens});
+}
+
 // What a call has to be given, left out.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -124,6 +129,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
     m.def(
         "chunked_forward(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? state=None, "
         "Tensor? state_indices=None, int checkpoint_every=0, bool last=True) -> (Tensor, Tensor, Tensor)");
+    m.def("chunked_summary(Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? cu_seqlens=None) -> Tensor");
     m.def("decode_without_pool(Tensor x) -> Tensor");
 }
 
@@ -134,5 +140,6 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("replay_decode", TORCH_BOX(&replay_decode));
     m.impl("recurrent_forward", TORCH_BOX(&recurrent_forward));
     m.impl("chunked_forward", TORCH_BOX(&chunked_forward));
+    m.impl("chunked_summary", TORCH_BOX(&chunked_summary));
     m.impl("decode_without_pool", TORCH_BOX(&decode_without_pool));
 }

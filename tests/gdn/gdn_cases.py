@@ -13,17 +13,23 @@ from torch import Tensor
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Arguments, Case
 
-MODULES = ("gdn_cuda.gdn.operators", "gdn_cuda.gdn.pieces", "gdn_cuda.gdn.replay")  # others have tests of their own
+# Other modules have tests of their own.
+MODULES = tuple(f"gdn_cuda.gdn.{name}" for name in ("operators", "pieces", "replay", "chunked_summary"))
 CASES = {name: case for name, case in examples.load().items() if case.function.__module__ in MODULES}
 
 MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+", re.DOTALL)
 
 
 def output_of(arguments: Arguments) -> Tensor:
-    """A tensor for the output of a call: as value is, with the heads of query where that has more."""
-    value = arguments["value"]
-    heads = max(value.shape[-2], arguments["query"].shape[-2])
-    return value.new_full((*value.shape[:-2], heads, value.shape[-1]), torch.nan)
+    """A tensor for the output of a call: as value is, with the heads of query where that has more; of a call without queries, a
+    summary."""
+    value, key = arguments["value"], arguments["key"]
+    heads, dv = value.shape[-2:]
+    if "query" not in arguments:
+        dk, offsets = key.shape[-1], arguments.get("cu_seqlens")
+        sequences = value.shape[0] if offsets is None else len(offsets) - 1
+        return torch.full((sequences, heads, dv + dk, dk), torch.nan)
+    return value.new_full((*value.shape[:-2], max(heads, arguments["query"].shape[-2]), dv), torch.nan)
 
 
 def arguments_of(case: Case, seed: int = 0) -> Arguments:

@@ -11,7 +11,8 @@ namespace {
 // The shapes that gdn/decode and gdn/verify require.
 bool is_regular(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
-    return !sequences.packed() && sequences.count <= kMaxGridYZ && prepared.aligned && has_exact_kernel(prepared.args.dk);
+    return !sequences.packed() && sequences.count <= kMaxGridYZ && prepared.aligned && has_exact_kernel(prepared.args.dk) &&
+           prepared.args.outputs > 0;
 }
 
 // One token per sequence, one input slot and one output slot.
@@ -33,6 +34,7 @@ std::string explain_by_token(const Prepared& prepared) {
     if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
     if (args.parents.data != nullptr) return "a tree of tokens: gdn/recurrent";
     if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
+    if (args.outputs == 0) return "a summary, without outputs: gdn/recurrent";
     if (!is_regular(prepared))
         return fmt::format(
             "gdn/decode and gdn/verify have no code for this dk, for rows that do not start on 16 bytes, or for more than {} "

@@ -32,6 +32,11 @@ class ChunkInputs {
     std::vector<Tensor> kept_;  // memory in use
 };
 
+// Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice does not depend on what a
+// sequence is batched with, except that more than kMaxGridYZ sequences go token by token. `like`: any tensor of the call.
+void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,
+                  const Target& target);
+
 bool has_chunk_gates(const RecurrentArgs& args);
 bool moves_states(const Prepared& prepared);
 

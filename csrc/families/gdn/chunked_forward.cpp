@@ -1,16 +1,14 @@
-// chunked_forward: prefill with dense states or a state pool, and the choice of its kernel.
+// chunked_forward: prefill with dense states or a state pool.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <gdn_cuda/gdn.hpp>
+#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
 #include <limits>
 
 #include "../../operators/operator.hpp"
 #include "chunk_inputs.hpp"
 #include "move_states.hpp"
-#include "prefill.hpp"
-#include "prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -38,63 +36,6 @@ struct ChunkedForwardPool {
                deterministic, A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state,
                write_indices, update_state, checkpoints, states_before, out)
 };
-
-// Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice does not depend on what a
-// sequence is batched with, except that more than kMaxGridYZ sequences go token by token.
-void run_chunks(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const Target& target) {
-    const Sequences& sequences = prepared.sequences;
-    const RecurrentArgs& args = prepared.args;
-    const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
-        return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
-    };
-    PrefillTensors tensors{tiled(args.query, sequences.key_heads, sequences.dk),
-                           tiled(args.key, sequences.key_heads, sequences.dk),
-                           tiled(args.value, sequences.value_heads, sequences.dv),
-                           tiled(args.output, sequences.value_heads, sequences.dv),
-                           args.last.data != nullptr && args.initial.data == args.last.data,
-                           nullptr,
-                           nullptr};
-    const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
-                       jit::can_tile(tensors.output);
-    const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kMostBetweenScalars; };
-    const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
-    const PrefillProblem problem{.sequences = sequences.count,
-                                 .tokens = sequences.mean_tokens(),
-                                 .heads = args.heads,
-                                 .dk = args.dk,
-                                 .dv = args.dv,
-                                 .io = sequences.io,
-                                 .state = prepared.state_type,
-                                 .deterministic = deterministic,
-                                 .longest = sequences.tokens};
-    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    OptionalTensor counts = {}, workspace = {};
-    const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));
-    const jit::Prefill wanted = jit::env().prefill;
-    if (target.is_explained()) [[unlikely]]
-        remark(explain_prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted));
-    const PrefillKernel kernel = prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted);
-    if (kernel != PrefillKernel::recurrent && !takes_gates) inputs.convert_gates();
-    switch (kernel) {
-        case PrefillKernel::wgmma: {
-            const PrefillChoice choice = Prefill::choice(problem, target);
-            if (choice.workspace() > 0) {
-                workspace = torch::stable::new_empty(like, {choice.workspace()}, ScalarType::Float);
-                tensors.workspace = static_cast<float*>(memory_of(*workspace));
-            }
-            if (const i64 words = choice.counts(tensors.in_place); words > 0) {
-                counts = torch::stable::new_empty(like, {words}, ScalarType::Int);
-                torch::stable::zero_(*counts);
-                tensors.counts = static_cast<unsigned*>(memory_of(*counts));
-            }
-            return Prefill::run(problem, choice, args, tensors, target);
-        }
-        case PrefillKernel::mma:
-            return PrefillMma::run(problem, args, target);
-        case PrefillKernel::recurrent:
-            return run_by_token(prepared, ChunkedForward::name);
-    }
-}
 
 // The checkpoints of a call, or an empty tensor: those of packed sequences in sequence order, in as many rows as their tokens
 // allow at most, since the exact count would need cu_seqlens from the device; unused ones are zero.
@@ -144,7 +85,7 @@ Tensor run_chunked(Prepared& prepared, const auto& x, const StateRows& rows, DTy
     if (by_any)
         run_by_token(prepared, ChunkedForward::name);
     else
-        run_chunks(prepared, inputs, x.deterministic, x.out, target);
+        run_by_chunk(prepared, inputs, x.deterministic, x.out, ChunkedForward::name, target);
     if (moves) inputs.scatter_states();
     MoveStates::run(StatesMove::other_before, before, target);
     const MoveStatesArgs copied{

@@ -21,13 +21,16 @@ inline const char* word_of(StatesMove move) {
             return "gdn::StatesMove::other_before";
         case StatesMove::copy:
             return "gdn::StatesMove::copy";
+        case StatesMove::identity:
+            return "gdn::StatesMove::identity";
     }
     return "?";
 }
 
 inline constexpr std::array kMoveStatesConfigurations = {
-    MoveStatesConfig{StatesMove::gather}, MoveStatesConfig{StatesMove::scatter}, MoveStatesConfig{StatesMove::first_before},
-    MoveStatesConfig{StatesMove::other_before}, MoveStatesConfig{StatesMove::copy}};
+    MoveStatesConfig{StatesMove::gather},       MoveStatesConfig{StatesMove::scatter},
+    MoveStatesConfig{StatesMove::first_before}, MoveStatesConfig{StatesMove::other_before},
+    MoveStatesConfig{StatesMove::copy},         MoveStatesConfig{StatesMove::identity}};
 
 struct MoveStates {
     using Config = MoveStatesConfig;

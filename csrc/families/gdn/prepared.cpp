@@ -23,10 +23,35 @@ std::vector<int64_t> output_sizes(const Tensor& query, const Tensor& value) {
     return sizes;
 }
 
+Prepared prepare_states(const Sequences& sequences, bool qk_norm) {
+    Prepared prepared{.sequences = sequences, .output = sequences.value};
+    RecurrentArgs& args = prepared.args;
+    args.query = rows_of(sequences.query);
+    args.key = rows_of(sequences.key);
+    args.value = rows_of(sequences.value);
+    args.output = args.value;
+    args.sequences = static_cast<int>(sequences.count);
+    args.tokens = static_cast<int>(sequences.tokens);
+    args.heads = static_cast<int>(sequences.heads);
+    args.heads_per_key = static_cast<int>(sequences.heads / sequences.key_heads);
+    args.dk = static_cast<int>(sequences.dk);
+    args.dv = args.values = static_cast<int>(sequences.dv);
+    args.scale = 1.f;
+    args.qk_norm = qk_norm;
+    args.cu_seqlens = tagged(sequences.cu_seqlens);
+    args.null_slot = -1;
+    args.slot_steps = 1;
+    args.slot_count = std::numeric_limits<int>::max();
+    args.step_interval = 1;
+    args.step_limit = std::numeric_limits<int>::max();
+    prepared.aligned = sequences.query.aligned16() && sequences.key.aligned16();
+    return prepared;
+}
+
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale,
                  bool qk_norm) {
-    Prepared prepared{.sequences = sequences, .output = sequences.without_batch(View(out))};
-    RecurrentArgs& args = prepared.args;
+    Prepared prepared = prepare_states(sequences, qk_norm);
+    prepared.output = sequences.without_batch(View(out));
     const View& output = prepared.output;
     const View& value = sequences.value;
     GDN_REQUIRE(
@@ -43,25 +68,10 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     check.distinct("out", output);
     GDN_REQUIRE(check, !scale || std::isfinite(*scale), "scale", "a finite number", fmt::format("{}", scale.value_or(0)));
 
-    args.query = rows_of(sequences.query);
-    args.key = rows_of(sequences.key);
-    args.value = rows_of(sequences.value);
+    RecurrentArgs& args = prepared.args;
     args.output = rows_of(output);
-    args.sequences = static_cast<int>(sequences.count);
-    args.tokens = static_cast<int>(sequences.tokens);
-    args.heads = static_cast<int>(sequences.heads);
-    args.heads_per_key = static_cast<int>(sequences.heads / sequences.key_heads);
-    args.dk = static_cast<int>(sequences.dk);
-    args.dv = static_cast<int>(sequences.dv);
+    args.outputs = args.dv;
     args.scale = static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(sequences.dk))));
-    args.qk_norm = qk_norm;
-    args.cu_seqlens = tagged(sequences.cu_seqlens);
-    args.null_slot = -1;
-    args.slot_steps = 1;
-    args.slot_count = std::numeric_limits<int>::max();
-    args.step_interval = 1;
-    args.step_limit = std::numeric_limits<int>::max();
-    prepared.aligned = sequences.query.aligned16() && sequences.key.aligned16();
     return prepared;
 }
 

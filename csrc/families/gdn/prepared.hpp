@@ -37,6 +37,8 @@ Op with_new_output(Op arguments) {
 }
 
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm);
+// A call without outputs.
+Prepared prepare_states(const Sequences& sequences, bool qk_norm);
 void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x);
 // States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk) of any strides.
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from gdn_cases import MESSAGE, arguments_of, one_of_each, refuses
+from gdn_cases import CASES, MESSAGE, arguments_of, one_of_each, refuses
 from operator_cases import copied, operator_call, written_by
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
-from gdn_cuda.gdn.examples import CASES, DK, DV, HV
+from gdn_cuda.gdn.examples import DK, DV, HV
 from gdn_cuda.operators.examples import Arguments, Case, poisoned
 
 # Calls that between them have every tensor argument.
@@ -39,6 +39,9 @@ TENSOR_CASES = [
     "chunked",
     "chunked-packed-hints",
     "chunked-pool",
+    "chunked_summary",
+    "chunked_summary, gates of a layer",
+    "chunked_summary, packed",
     "recurrent-handed-over",
     "decode-handed-over",
     "chunked-handed-over",
@@ -62,6 +65,7 @@ ANY_STRIDE = {
     "fused_decode": "query key value a b state_pool step_states state_indices parents",
     "replay_decode": "a b state_indices",
     "chunked_forward": "query key value state state_indices final_state checkpoints states_before beta gate",
+    "chunked_summary": "key value beta gate",
     "transpose_to_mn_major": "input",
     "chunk_local_cumsum_bf16": "input output",
 }
@@ -100,6 +104,9 @@ LEGAL_SIZES = {
     ("recurrent-accepted", "state", 1, -1),
     ("recurrent-accepted-packed", "state", 1, +1),
     ("recurrent-accepted-packed", "state", 1, -1),
+    ("chunked_summary", "key", 2, -1),  # one key head for all value heads
+    ("chunked_summary, gates of a layer", "key", 2, -1),
+    ("chunked_summary, packed", "key", 1, -1),
     ("chunked-pool", "state", 0, +1),
     ("chunked-pool", "state", 0, -1),
     ("decode-handed-over", "state_pool", 0, +1),
@@ -158,7 +165,7 @@ LEGAL_RANKS = {("chunk_indices", "rank+1"), ("chunk_indices", "rank-1"), ("input
 def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
     case = CASES[name]
     arguments = arguments_of(case)  # refused calls leave them as they are
-    anchor = next(argument for argument in ("query", "a", "input", "k") if argument in arguments)
+    anchor = next(argument for argument in ("query", "a", "input", "k", "key") if argument in arguments)
     failures = []
     for wrong, argument, x in wrong_tensors(case, arguments):
         legal = (argument, wrong) in LEGAL_RANKS and not (argument == "input" and "cumsum" in name)

@@ -113,6 +113,13 @@ def test_prefill_from_a_pool(api: Any, rows: tuple[Tensor, ...]) -> None:
     assert final_state.data_ptr() == pools[0].data_ptr()
 
 
+def test_summary(api: Any, rows: tuple[Tensor, ...]) -> None:
+    _, *given = rows
+    assert torch.equal(api.chunked_summary(*given), gdn_cuda.chunked_summary(*given))
+    packed, offsets = [x[0] for x in given], torch.tensor([0, 5, 5, given[0].shape[1]], dtype=torch.int32)
+    assert torch.equal(api.chunked_summary(*packed, offsets), gdn_cuda.chunked_summary(*packed, offsets))
+
+
 def test_more_heads_of_query_than_of_value(api: Any, rows: tuple[Tensor, ...]) -> None:
     query, key, value, beta, gate = (x[:, :66] for x in rows)
     given = query.repeat(1, 1, 2, 1), key, value[:, :, :2], beta, gate

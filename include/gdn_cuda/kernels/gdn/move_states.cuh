@@ -53,6 +53,8 @@ __device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row
     Place place;
     if constexpr (kMove == StatesMove::copy) {
         return {row * args.from.slot, row * args.to.slot};
+    } else if constexpr (kMove == StatesMove::identity) {
+        return {-1, row * args.to.slot};
     } else if constexpr (kMove == StatesMove::gather) {
         const i64 from = initial_offset(call, row, place);
         if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
@@ -104,7 +106,8 @@ __global__ void __launch_bounds__(kConfig.threads()) move_states(const __grid_co
         const StateMove move = move_of<kMove>(args, row);
         if (move.to < 0) continue;
         for_each_number(from, [&](int r, int c, i64 offset) {
-            tile[r][c] = move.from < 0 ? 0.f : load_number({from.data, from.type}, move.from + offset);
+            const bool is_one = kMove == StatesMove::identity && first_row + r - call.values == first_column + c;
+            tile[r][c] = is_one ? 1.f : move.from < 0 ? 0.f : load_number({from.data, from.type}, move.from + offset);
         });
         __syncthreads();
         for_each_number(to, [&](int r, int c, i64 offset) { store_number({to.data, to.type}, move.to + offset, tile[r][c]); });

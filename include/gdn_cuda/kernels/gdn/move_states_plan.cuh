@@ -10,7 +10,8 @@ enum class StatesMove : int {
     scatter,       // dense states to where the call wants its last ones
     first_before,  // the initial states to their rows among the states before blocks of tokens
     other_before,  // checkpoints to theirs
-    copy           // rows to rows
+    copy,          // rows to rows
+    identity       // to dense states: zeros in rows with values, the identity in those below
 };
 
 struct MoveStatesConfig {

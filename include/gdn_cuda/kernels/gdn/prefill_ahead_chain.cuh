@@ -163,8 +163,9 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
         signal(shared.values_given);
         barrier(shared.values_taken).wait(chunk & 1);
         run_tokens(chunk);
-        store_output_tile(chunk, !without_tma);
-        if (without_tma) store_output_without_tma(chunk);
+        const bool stores = chunk >= work.first_output;
+        store_output_tile(chunk, stores && !without_tma);
+        if (stores && without_tma) store_output_without_tma(chunk);
         if (thread == 0) {
             cute::tma_store_wait<0>();
             shared.by_tokens = false;

@@ -25,6 +25,10 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     __device__ __forceinline__ void run() {
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            if (chunk < work.first_output) {
+                take_nothing(chunk);
+                continue;
+            }
             const ChunkStage<kConfig.stages> current(chunk);
             const auto& stage = shared.stages[current.stage];
             const auto& factors = shared.factors[current.stage];
@@ -56,6 +60,19 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     }
 
   private:
+    // The chain and the warp that stores go on without outputs.
+    __device__ __forceinline__ void take_nothing(int chunk) {
+        const unsigned parity = chunk & 1;
+        barrier(shared.state_given).wait(parity);
+        signal(shared.state_taken);
+        barrier(shared.products_queued).wait(parity);
+        barrier(shared.output_read).wait(parity ^ 1);
+        barrier(shared.values_given).wait(parity);
+        signal(shared.values_taken);
+        release(ChunkStage<kConfig.stages>(chunk).stage);
+        if (thread == 0) shared.is_stored = true;
+        signal(shared.output_written);
+    }
     // Adds P V' and writes the tile; returns whether it was stored, too.
     __device__ __forceinline__ bool finish(float (&output)[32], int chunk, bool two_part) {
         const int at = ChunkStage<kConfig.stages>(chunk).stage;

@@ -152,7 +152,7 @@ struct PrefillBlock {
         work.start = span.start + begin * kChunk;
         work.length = min(span.length, end * kChunk) - begin * kChunk;
         work.chunks = links ? 0 : end - begin;
-        work.first_output = (outputs ? segment_begins : end) - begin;
+        work.first_output = (outputs && all.outputs > 0 ? segment_begins : end) - begin;
         work.tokens_before = begin * kChunk;
         work.begins = begin == 0;
         work.ends = end == chunks;

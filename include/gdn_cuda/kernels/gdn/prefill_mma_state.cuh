@@ -101,16 +101,15 @@ struct MmaState : MmaLane {
     struct Pieces {
         unsigned shared;
         int token, row;
-        bool exist;
     };
     __device__ __forceinline__ Pieces pieces() {
         refresh();
         const int piece = lane % 2, token = lane / 2, row = first_row() + 8 * piece;
-        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), token, row, row < args.dv};
+        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), token, row};
     }
     __device__ __forceinline__ void load_values(const Pieces& mine, int chunk) {
         if (chunk >= work.chunks) return;
-        const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
+        const int count = mine.row < args.values ? tokens_in(chunk) - mine.token : 0;
         const Io* from = static_cast<const Io*>(work.value) + (chunk * kChunk + mine.token) * args.value.token + mine.row;
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
@@ -132,7 +131,7 @@ struct MmaState : MmaLane {
     // Stores the chunk's outputs and starts loading the next chunk's values into their place.
     __device__ __forceinline__ void store_output_and_load_values(int chunk) {
         const Pieces mine = pieces();
-        const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
+        const int count = mine.row < args.outputs ? tokens_in(chunk) - mine.token : 0;
         Io* to = static_cast<Io*>(work.output) + (chunk * kChunk + mine.token) * args.output.token + mine.row;
         Raw<16> eight[kTokenSteps];
 #pragma unroll

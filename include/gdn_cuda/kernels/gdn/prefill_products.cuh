@@ -105,7 +105,7 @@ struct PrefillProducts : PrefillReset<kConfig, PlanType> {
                  work.head * all.output.head + first_row;
 #pragma unroll 1
         for (int i = thread; i < tokens_in(work, chunk) * 8; i += kWarpgroup)
-            if (first_row + i % 8 * 8 < all.dv)
+            if (first_row + i % 8 * 8 < all.outputs)
                 *reinterpret_cast<uint4*>(to + i / 8 * all.output.token + i % 8 * 8) =
                     load_shared(row_piece(tile_row(shared.output[index()].bytes, i / 8), i % 8));
     }

@@ -58,7 +58,7 @@ __device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const 
               which = thread / (kLines * kChunk), element = thread % kLines * kLine;
     const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
     const Rows& rows = which == 0 ? args.key : which == 1 ? args.query : args.value;
-    if (which > 2 || token >= span.length || element >= (which == 2 ? args.dv : args.dk)) return;
+    if (which > 2 || token >= span.length || element >= (which == 2 ? args.values : args.dk)) return;
     const auto* row = static_cast<const Storage<kConfig.io>*>(rows.data) + sequence * rows.batch +
                       (span.start + token) * rows.token + (which == 2 ? head : key_head) * rows.head + element;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(row));  // CUTLASS prefetches through TMA only

@@ -89,7 +89,7 @@ struct RecurrentAnyBlock {
     // Fills the block's rows of the outputs of tokens [first, last).
     __device__ __forceinline__ void fill(int sequence, i64 first, i64 last, float x) const {
         const int r = threadIdx.x % kRows;
-        if (r >= rows) return;
+        if (r >= rows || first_row + r >= args.outputs) return;
 #pragma unroll 1
         for (i64 token = first + threadIdx.x / kRows; token < last; token += kThreads / kRows)
             store_number(args.output.data, all.io, at(args.output, sequence, token, 1) + (first_row + r) * all.output_d, x);
@@ -109,7 +109,7 @@ struct RecurrentAnyBlock {
         for (int i = threadIdx.x; i < count * kRows; i += kThreads) {
             const int t = i / kRows, r = i % kRows;
             const i64 value = at(args.value, sequence, first + t, all.heads_per_value) + (first_row + r) * all.value_d;
-            shared.value[t][r] = r < rows ? load_number({args.value.data, all.io}, value) : 0.f;
+            shared.value[t][r] = r < rows && first_row + r < args.values ? load_number({args.value.data, all.io}, value) : 0.f;
         }
         __syncthreads();
         const int t = min(row, count - 1);  // a group of lanes has a token; all lanes of a warp take part in its sums
@@ -127,7 +127,7 @@ struct RecurrentAnyBlock {
         for (int i = threadIdx.x; i < count * kRows; i += kThreads) {
             const int t = i / kRows, r = i % kRows;
             const i64 output = at(args.output, sequence, first + t, 1) + (first_row + r) * all.output_d;
-            if (r < rows) store_number(args.output.data, all.io, output, shared.value[t][r]);
+            if (r < rows && first_row + r < args.outputs) store_number(args.output.data, all.io, output, shared.value[t][r]);
         }
     }
     __device__ __forceinline__ void advance_token(int t, float (&s)[kLayout.per_lane]) {

@@ -57,6 +57,7 @@ struct RecurrentArgs {
     GateForms forms;
     Tagged A_log, dt_bias;  // of a raw gate
     int sequences, tokens, heads, heads_per_key, dk, dv;
+    int values, outputs;  // rows of the state, dv at most: that have values, else 0, and outputs, else none (chunked_summary)
     float scale;
     bool qk_norm;
     Tagged cu_seqlens;

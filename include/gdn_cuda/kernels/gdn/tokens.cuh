@@ -109,8 +109,8 @@ __device__ __forceinline__ void fill_rows(const RecurrentArgs& args, int sequenc
 template <auto kConfig>
 __device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head,
                                              int first_row, float x) {
-    fill_rows<Storage<kConfig.io>>(args, sequence, first, last, head, first_row,
-                                   min(kConfig.rows_per_block(), args.dv - first_row), x);
+    const int rows = min(kConfig.rows_per_block(), args.outputs - first_row);
+    if (rows > 0) fill_rows<Storage<kConfig.io>>(args, sequence, first, last, head, first_row, rows, x);
 }
 
 // Loads tokens [first, first + count) of a sequence: keys and queries unconverted (zero past dk), values of this block's rows,
@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const R
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
         const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
-        shared.value[t][row] = first_row + row < args.dv ? to_float(row_of(args.value, t, head)[first_row + row]) : 0.f;
+        shared.value[t][row] = first_row + row < args.values ? to_float(row_of(args.value, t, head)[first_row + row]) : 0.f;
     }
     __syncthreads();
 #pragma unroll 1
@@ -168,7 +168,7 @@ __device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared,
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
         const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
-        if (first_row + row < args.dv) outputs[t * args.output.token + row] = from_float<Io>(shared.value[t][row]);
+        if (first_row + row < args.outputs) outputs[t * args.output.token + row] = from_float<Io>(shared.value[t][row]);
     }
 }
 

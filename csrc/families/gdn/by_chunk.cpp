@@ -1,0 +1,68 @@
+// Chooses the kernel for calls whose sequences go chunk by chunk.
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdlib>
+
+#include "chunk_inputs.hpp"
+#include "prefill.hpp"
+#include "prefill_mma.hpp"
+
+namespace gdn_cuda::gdn {
+
+void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,
+                  const Target& target) {
+    const Sequences& sequences = prepared.sequences;
+    const RecurrentArgs& args = prepared.args;
+    const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
+        return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
+    };
+    PrefillTensors tensors{tiled(args.query, sequences.key_heads, sequences.dk),
+                           tiled(args.key, sequences.key_heads, sequences.dk),
+                           tiled(args.value, sequences.value_heads, sequences.dv),
+                           tiled(args.output, sequences.value_heads, sequences.dv),
+                           args.last.data != nullptr && args.initial.data == args.last.data,
+                           nullptr,
+                           nullptr};
+    const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
+                       jit::can_tile(tensors.output);
+    const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kMostBetweenScalars; };
+    const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
+    const PrefillProblem problem{.sequences = sequences.count,
+                                 .tokens = sequences.mean_tokens(),
+                                 .heads = args.heads,
+                                 .dk = args.dk,
+                                 .dv = args.dv,
+                                 .io = sequences.io,
+                                 .state = prepared.state_type,
+                                 .deterministic = deterministic,
+                                 .longest = sequences.tokens};
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    OptionalTensor counts = {}, workspace = {};
+    const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));
+    const jit::Prefill wanted = jit::env().prefill;
+    if (target.is_explained()) [[unlikely]]
+        remark(explain_prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted));
+    const PrefillKernel kernel = prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted);
+    if (kernel != PrefillKernel::recurrent && !takes_gates) inputs.convert_gates();
+    switch (kernel) {
+        case PrefillKernel::wgmma: {
+            const PrefillChoice choice = Prefill::choice(problem, target);
+            if (choice.workspace() > 0) {
+                workspace = torch::stable::new_empty(like, {choice.workspace()}, ScalarType::Float);
+                tensors.workspace = static_cast<float*>(memory_of(*workspace));
+            }
+            if (const i64 words = choice.counts(tensors.in_place); words > 0) {
+                counts = torch::stable::new_empty(like, {words}, ScalarType::Int);
+                torch::stable::zero_(*counts);
+                tensors.counts = static_cast<unsigned*>(memory_of(*counts));
+            }
+            return Prefill::run(problem, choice, args, tensors, target);
+        }
+        case PrefillKernel::mma:
+            return PrefillMma::run(problem, args, target);
+        case PrefillKernel::recurrent:
+            return run_by_token(prepared, function);
+    }
+}
+
+}  // namespace gdn_cuda::gdn

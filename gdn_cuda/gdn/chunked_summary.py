@@ -1,0 +1,147 @@
+"""What a part of a sequence does to the state before it: the operator, its reference, examples and benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..operators import operator
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, example, random
+from ..operators.measure import Case, Work, bench
+from ..operators.schema import not_a_tensor
+from . import reference as gdn
+from .inputs import make_gdn_inputs, make_packed_gdn_inputs
+from .reference import CHUNK
+from .reference_operators import _gates, _packed
+
+
+def _reference(x: Any) -> Tensor:
+    """A state of dv + dk rows, whose last dk rows begin as the identity and have values of zero."""
+    x = _packed(SimpleNamespace(**vars(x), query=x.key), "query", "key", "value", "beta", "gate")
+    dk, dv = x.key.shape[-1], x.value.shape[-1]
+    sequences = x.key.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+    rows = torch.cat([x.key.new_zeros(dv, dk), torch.eye(dk, dtype=x.key.dtype, device=x.key.device)])
+    start = rows.to(gdn.promoted_dtype(x.key)).expand(sequences, x.value.shape[-2], -1, -1)
+    values = F.pad(x.value, (0, dk))
+    return gdn.chunked(x.key, x.key, values, *_gates(x), start, x.cu_seqlens, use_qk_l2norm=x.use_qk_l2norm)[1]
+
+
+def _new_summary(function: str, key: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Whatever else is wrong with the arguments is for the operator to refuse."""
+    for name, given in (("key", key), ("value", value)):
+        if not isinstance(given, Tensor):
+            raise ValueError(not_a_tensor(function, name, given))
+    offsets = cu_seqlens if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
+    if min(key.dim(), value.dim()) < 2:
+        return key.new_empty(0, dtype=torch.float32)
+    sequences, dk = key.shape[0] if offsets is None else max(offsets.shape[0] - 1, 0), key.shape[-1]
+    return key.new_empty((sequences, value.shape[-2], value.shape[-1] + dk, dk), dtype=torch.float32)
+
+
+@operator(reference=_reference, out=_new_summary)
+def chunked_summary(
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor | None,
+    gate: Tensor | None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    use_qk_l2norm: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta_is_logit: bool = False,
+    allow_negative_eigenvalues: bool = False,
+    gate_is_linear: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """What a part of a sequence does to the state before it, S ← S M + L, for prefill of many parts at the same time.
+
+    Formula:
+        L: the final state from a state of zeros
+        M = ∏ exp(gate)·(I − beta k kᵀ), the first token's factor first
+
+    Shapes:
+        key, value, beta, gate, cu_seqlens, and what gates may be: as in `chunked_forward`; Hv is a multiple of Hk
+        summary: (B, Hv, dv + dk, dk), fp32: L in rows 0 to dv − 1 and M below; `out` is contiguous, written and returned
+
+    Two parts in a row are one part with L = L₁ M₂ + L₂ and M = M₁ M₂. So GPUs that have a part of a sequence each gather the
+    summaries, and each runs `chunked_forward` from the state before its part: docs/kernels/gdn_prefill.md does so. A sequence
+    has the same bits whatever it is batched or packed with.
+
+    Edge cases:
+        After a reset, a gate of −∞, M is 0. A part of no tokens has L = 0 and M = I.
+
+    Example:
+        >>> key, value = torch.nn.functional.normalize(torch.randn(2, 1, 100, 4, 16), dim=-1).bfloat16()
+        >>> beta, gate = torch.rand(1, 100, 4), -torch.rand(1, 100, 4) / 100
+        >>> state = torch.randn(1, 4, 16, 16)
+        >>> addition, transition = gdn_cuda.chunked_summary(key, value, beta, gate).split([16, 16], dim=-2)
+        >>> _, expected = gdn_cuda.chunked_forward(key, key, value, beta, gate, state)
+        >>> bool((state @ transition + addition - expected).abs().max() < 1e-2)
+        True
+    """
+
+
+# ---- Examples
+
+
+def _without(inputs: Arguments) -> Arguments:
+    return {name: x for name, x in inputs.items() if name not in ("query", "state")}
+
+
+def _given(B: int, T: int, seed: int) -> Arguments:
+    return _without(make_gdn_inputs(B, T, 2, 4, 16, 8, torch.bfloat16, seed=seed, gate_range=(-0.5, 0.0)))
+
+
+@example(chunked_summary)
+def _example(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, T, seed)
+
+
+@example(chunked_summary, "chunked_summary, gates of a layer")
+def _example_raw(B: int, T: int, seed: int) -> Arguments:
+    heads = {"A_log": random(4, seed=seed), "dt_bias": random(4, seed=seed + 1, dtype=torch.bfloat16)}
+    return _given(B, T, seed) | heads | {"beta_is_logit": True, "allow_negative_eigenvalues": True, "use_qk_l2norm": True}
+
+
+@example(chunked_summary, "chunked_summary, packed", packed=True)
+def _example_packed(B: int, T: int, seed: int) -> Arguments:
+    return _without(
+        make_packed_gdn_inputs([70, 0, 3], Hk=2, Hv=4, dk=16, dv=8, dtype=torch.bfloat16, seed=seed, gate_range=(-0.5, 0.0))
+    )
+
+
+typical_call(
+    chunked_summary,
+    {"B": 1, "T": 8192, "Hk": 16, "Hv": 32, "dk": 128, "dv": 128},
+    "key: B T Hk dk; value: B T Hv dv; beta, gate: B T Hv f32",
+)
+
+
+# ---- Benchmark
+
+
+@bench(operator="chunked_summary")
+def _bench(device: str) -> Iterator[Case]:
+    from .measure_prefill import CPU_SHAPES, PLAIN, Shape, prefill_work
+
+    def work(shape: Shape) -> Work:
+        x = _without(prefill_work(shape, device).inputs)
+        rows = shape.value_dim + shape.key_dim
+        flops = 2 * (CHUNK * (shape.key_dim + rows) + 2 * shape.key_dim * rows) * shape.tokens * shape.value_heads
+        moved = (
+            2 * (shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim) + 8 * shape.value_heads
+        ) * shape.tokens
+        return Work(partial(chunked_summary, **x), moved, flops)
+
+    names = ("1×4096 16/32", "1×8192 16/32", "1×32768 16/32", "1×32768 4/8", "8×4096 16/32")
+    for shape in [replace(PLAIN[name], gates="init") for name in names] if device == "cuda" else CPU_SHAPES[:2]:
+        yield Case(shape.name, partial(work, shape), called=True)
