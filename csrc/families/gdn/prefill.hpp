@@ -29,6 +29,11 @@ struct PrefillSplit {
 };
 inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
 
+// Chunks of a segment.
+inline i64 prefill_share(const PrefillProblem& problem, const PrefillSplit& split) {
+    return std::max<i64>(ceil_div(prefill_chunks(problem.tokens), split.segments), kShortestSegment);
+}
+
 // Estimated ns for all blocks to walk `chunks` chunks each, from times per chunk on an H200: a block with one value warpgroup
 // is faster, a block with two shares the helper warpgroups' work.
 inline constexpr double kPrefillNsOfChunk[] = {0, 1950, 2950};
@@ -69,15 +74,21 @@ inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit
     return prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
 }
 
-// Estimated ns for heads that remember, split and linked (prefill_segments.cuh). The first two segments run in turn while the
-// others compute summaries (chunks without outputs take as long); then these all run at once. The links' counters must be
+// Estimated ns for heads that remember, split and linked (prefill_segments.cuh). Segments compute M's rows and L, are linked,
+// and compute outputs; all passes but the first one read records, where there is room for them. The links' counters must be
 // zeroed first, which does not pay off for short sequences.
+inline bool prefill_keeps_records(const PrefillProblem& problem, const PrefillSplit& split) {
+    const i64 segments = prefill_blocks(problem, split.value_groups) * split.segments;
+    return segments * prefill_share(problem, split) * kPrefillRecordWords <= kMostPrefillRecordWords;
+}
 inline double prefill_linked_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kLinkNs = 5000;
+    constexpr double kLinkNs = 2800, kExportNsOfChunk = 300, kImportNsOfChunk[] = {0, 1300, 1900};
     if (split.segments <= 3 || problem.tokens < kShortestLinked) return std::numeric_limits<double>::infinity();
-    const i64 rows = split.value_groups * kValueRows, share = ceil_div(prefill_chunks(problem.tokens), split.segments);
+    const i64 rows = split.value_groups * kValueRows, share = prefill_share(problem, split);
     const i64 summary = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
-    return prefill_walk_ns(problem, split, (std::max<i64>(summary, 2) + 1) * share, device) + (split.segments - 3) * kLinkNs;
+    const double pass = prefill_walk_ns(problem, split, share, device), links = (split.segments - 2) * kLinkNs;
+    if (!prefill_keeps_records(problem, split)) return (summary + 1) * pass + links;
+    return pass + share * (kExportNsOfChunk + summary * kImportNsOfChunk[split.value_groups]) + links;
 }
 
 struct PrefillCost {
@@ -175,12 +186,14 @@ struct PrefillChoice {
     int links_of_head;  // from each segment to the next; 0: heads that remember are not split
     i64 links;          // of all heads
     i64 blocks;         // per segment
-    i64 link_states, link_transfers;
+    i64 link_states, link_transfers, records;
+    int records_each;
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
+    i64 linked_words() const { return link_states + link_transfers + records; }
     i64 linked_tiles() const { return blocks * links_of_head; }
     i64 counts(bool in_place) const { return readers(in_place) + links + linked_tiles() + ahead.counts(); }
-    i64 workspace() const { return link_states + link_transfers + ahead.workspace(); }
+    i64 workspace() const { return linked_words() + ahead.workspace(); }
 };
 
 struct Prefill {
@@ -206,6 +219,8 @@ struct Prefill {
         const i64 links = problem.sequences * problem.heads * links_of_head;
         const bool is_ahead = links_of_head == 0 && prefill_runs_ahead(problem, split, device);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
+        const i64 blocks = prefill_blocks(problem, split.value_groups), share = prefill_share(problem, split);
+        const bool recorded = links > 0 && prefill_keeps_records(problem, split);
         return {.config = config,
                 .whole = prefill_config(problem, prefill_whole(problem, split, device)),
                 .ahead = is_ahead ? prefill_ahead_choice(problem, device) : PrefillAheadChoice{},
@@ -213,9 +228,11 @@ struct Prefill {
                 .reach = prefill_reach(problem, split, device),
                 .links_of_head = links_of_head,
                 .links = links,
-                .blocks = prefill_blocks(problem, split.value_groups),
-                .link_states = links * value_rows * config.head_k,
-                .link_transfers = links * config.key_tiles() * kChunk * config.head_k};  // two 16-bit parts
+                .blocks = blocks,
+                .link_states = 2 * links * value_rows * config.head_k,
+                .link_transfers = links * config.key_tiles() * kChunk * config.head_k,  // two 16-bit parts
+                .records = recorded ? blocks * split.segments * share * kPrefillRecordWords : 0,
+                .records_each = recorded ? static_cast<int>(share) : 0};
     }
 
     static void run(const PrefillProblem& problem, const PrefillChoice& choice, const RecurrentArgs& recurrence,
@@ -231,7 +248,10 @@ struct Prefill {
                                  .transfers = tensors.workspace + choice.link_states,
                                  .have_summary = have_summary,
                                  .have_state = have_summary + choice.links,
-                                 .count = choice.links_of_head};
+                                 .all = choice.links,
+                                 .count = choice.links_of_head,
+                                 .records = tensors.workspace + choice.link_states + choice.link_transfers,
+                                 .records_each = choice.records_each};
         const jit::TiledTensor transfers{
             {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
         const bool splits = choice.segments > 1,
@@ -265,8 +285,8 @@ struct Prefill {
         args.readers = nullptr;  // a single block reads and writes each state
         if (choice.ahead)
             PrefillAhead::run({.head_k = config.head_k, .io = problem.io}, choice.ahead, args,
-                              tensors.workspace + choice.link_states + choice.link_transfers,
-                              tensors.counts + choice.readers(tensors.in_place), target, two, why(two));
+                              tensors.workspace + choice.linked_words(), tensors.counts + choice.readers(tensors.in_place),
+                              target, two, why(two));
         else if (two)
             launch_blocks(choice.whole, 1, true);
     }

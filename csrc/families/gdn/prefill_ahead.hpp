@@ -30,10 +30,12 @@ inline i64 prefill_chunks(i64 tokens) {
     return std::max<i64>(ceil_div(tokens, kChunk), 1);
 }
 
+inline constexpr i64 kPrefillRecordWords = sizeof(PrefillRecord<PrefillAheadConfig{128, DType::bf16}.block()>) / 4,
+                     kMostPrefillRecordWords = i64{1} << 26;
+
 inline PrefillAheadChoice prefill_ahead_choice(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     constexpr int kLeastPreparers = 2, kMostPreparers = 3;  // with one, a chunk takes as long as in gdn/prefill
-    constexpr i64 kRecordWords = sizeof(PrefillRecord<PrefillAheadConfig{128, DType::bf16}.block()>) / 4,
-                  kMostRecordWords = i64{1} << 26, kShortestWindow = 64;
+    constexpr i64 kShortestWindow = 64;
     PrefillAheadChoice choice{.pairs = problem.sequences * problem.heads,
                               .tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
     if (choice.pairs == 0 || choice.tiles == 0) return {};
@@ -42,9 +44,9 @@ inline PrefillAheadChoice prefill_ahead_choice(const PrefillProblem& problem, co
     if (preparers < kLeastPreparers || chunks > std::numeric_limits<int>::max() / choice.pairs) return {};
     choice.preparers = static_cast<int>(std::min<i64>(preparers, kMostPreparers));
     choice.most_chunks = static_cast<int>(chunks);
-    choice.window =
-        static_cast<int>(std::min(chunks, std::max(kMostRecordWords / (kRecordWords * choice.pairs), kShortestWindow)));
-    choice.records = choice.pairs * choice.window * kRecordWords;
+    choice.window = static_cast<int>(
+        std::min(chunks, std::max(kMostPrefillRecordWords / (kPrefillRecordWords * choice.pairs), kShortestWindow)));
+    choice.records = choice.pairs * choice.window * kPrefillRecordWords;
     choice.carried = choice.launches() > 1 ? choice.pairs * problem.dv * problem.dk : 0;
     return choice;
 }

@@ -70,7 +70,7 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
     if (threadIdx.x == 0) {
         block.plan_outputs(shared.work, first, last);
         shared.by_tokens = false;
-        for (auto& word : shared.ready) barrier(word).init(PrefillImport<kConfig>::kWarps);
+        for (auto& word : shared.ready) barrier(word).init(PrefillAheadImport<kConfig>::kWarps);
         for (auto& word : shared.done) barrier(word).init(2 * 4);  // warps of the chain and of the outputs
         for (auto* word : {&shared.state_given, &shared.state_taken, &shared.products_queued, &shared.values_given,
                            &shared.values_taken, &shared.output_written})
@@ -85,10 +85,10 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kLoading>();
         const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-        if (warp == PrefillImport<kConfig>::kWarps) {
+        if (warp == PrefillAheadImport<kConfig>::kWarps) {
             if (threadIdx.x % 32 == 0) store_outputs<kConfig>(shared, args.prefill);
         } else {
-            PrefillImport<kConfig>{shared, args.prefill, PrefillRecords<kConfig>(args, pair), first}.run(warp);
+            PrefillAheadImport<kConfig>{shared, args.prefill, PrefillRecords<kConfig>(args, pair), first}.run(warp);
         }
     } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();

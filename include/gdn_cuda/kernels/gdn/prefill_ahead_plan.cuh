@@ -21,21 +21,6 @@ struct PrefillAheadConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
 };
 
-// A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
-template <PrefillConfig kConfig>
-struct PrefillScalars : PrefillSharedPlan<kConfig>::Factors {
-    float decay;
-    typename PrefillSharedPlan<kConfig>::CancelFlags cancels;
-    float unused[2];
-};
-
-// What is prepared of a chunk of a value head, in global memory.
-template <PrefillConfig kConfig>
-struct PrefillRecord {
-    PrefillTile inverse, scores, inverse_rest;  // the last only where an entry of T cancels
-    PrefillScalars<kConfig> scalars;
-};
-
 template <PrefillConfig kConfig>
 struct PrefillPreparerPlan {
     PrefillSharedPlan<kConfig> block;

@@ -3,20 +3,10 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
 
 namespace gdn_cuda::gdn {
-
-// Waits until the thread's bulk stores are visible in global memory. Inline PTX: CUTLASS waits only for their reads.
-__device__ __forceinline__ void wait_for_bulk_stores() {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(0) : "memory");
-}
-
-// Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
-__device__ __forceinline__ bool has_tail(const PrefillWork& work, int chunk) {
-    return tokens_in(work, chunk) < kChunk;
-}
 
 // A pair's records and counters; chunks are counted from the sequence's first.
 template <PrefillConfig kConfig>
@@ -53,24 +43,16 @@ struct PrefillExport {
 
   private:
     __device__ __forceinline__ void store(int chunk, int stage) {
-        using Copy = cute::SM90_BULK_COPY_S2G;
-        constexpr int kTile = sizeof(PrefillTile);
         auto& block = shared.block;
         const int slot = chunk % (kConfig.stages - 1), at = first + chunk * spacing;
-        auto& matrices = block.matrices[slot];
         auto& record = to.records[at];
         const auto cancels = block.cancels[slot];
-        unsigned columns = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) columns |= static_cast<unsigned>(cancels.column[i]) << i;
+        const unsigned columns = columns_that_cancel(cancels);
         shared.scalars.decay = block.decay[stage];
         shared.scalars.cancels = cancels;
         cutlass::arch::fence_view_async_shared();
-        Copy::copy(&matrices.inverse, &record.inverse, kTile);
-        Copy::copy(&matrices.scores, &record.scores, kTile);
-        if (columns != 0) Copy::copy(&matrices.inverse_rest, &record.inverse_rest, kTile);
-        Copy::copy(&block.factors[stage], &record.scalars, sizeof(block.factors[stage]));
-        Copy::copy(&shared.scalars.decay, &record.scalars.decay, 16);
+        start_record_store<kConfig>(record, block.matrices[slot], block.factors[stage], columns != 0);
+        cute::SM90_BULK_COPY_S2G::copy(&shared.scalars.decay, &record.scalars.decay, 16);
         cute::tma_store_arrive();
         wait_for_bulk_stores();
         red_release(to.counters + at, 1 + 2 * columns);
@@ -79,7 +61,7 @@ struct PrefillExport {
 
 // By three warps of a block that owns rows of the state.
 template <PrefillConfig kConfig>
-struct PrefillImport {
+struct PrefillAheadImport {
     using Plan = PrefillOwnerPlan<kConfig>;
     using Stage = typename Plan::Stage;
     static constexpr int kWarps = 3, kTile = sizeof(PrefillTile);

@@ -80,11 +80,12 @@ struct PrefillBlock {
         if (place == Place::run && chunks == 0) copy_state();
     }
     __device__ __forceinline__ bool resumes() const { return split == Split::linked && segment > 0; }
-    // Later segments wait for M and L of this one; not of the first, whose state is ready as soon as a summary would be.
-    __device__ __forceinline__ bool summarizes() const { return split == Split::linked && segment > 1 && end < chunks; }
-    __device__ __forceinline__ bool link_before() const { return split == Split::linked && segment > 2; }
-    // Stored by the outputs pass; after later segments, the next one's link pass computes it.
-    __device__ __forceinline__ bool leaves_state() const { return split == Split::linked && segment <= 1 && end < chunks; }
+    // Later segments wait for M and L of this one; not of the first, whose state is ready sooner than a summary would be.
+    __device__ __forceinline__ bool summarizes() const { return resumes() && end < chunks; }
+    __device__ __forceinline__ bool link_before() const { return split == Split::linked && segment > 1; }
+    __device__ __forceinline__ bool leaves_state() const { return split == Split::linked && segment == 0 && end < chunks; }
+    // Passes before the outputs, or the wait for the state, leave time for records.
+    __device__ __forceinline__ bool has_records() const { return resumes() && end - begin <= args.links.records_each; }
 
     // Sequences that are skipped or poisoned, and tokens past the last sequence.
     __device__ __forceinline__ void fill_uncomputed_outputs() {
@@ -124,8 +125,10 @@ struct PrefillBlock {
     // By one thread: the first pass goes to shared.work, the others to shared.passes, last first.
     __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
         const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
-        const int links = link_before(), summaries = summarizes(),
-                  transfers = summarizes() ? max((all.dk - first_row + step - 1) / step, 0) : 0;
+        // Integers, since the compiler spills predicates that live through the loop.
+        const int recorded = opaque(has_records()), summarized = opaque(summarizes());
+        const int links = link_before(), summaries = summarized | recorded,
+                  transfers = summarized * max((all.dk - first_row + step - 1) / step, 0);
         const int last = links + summaries + transfers;
         const i64 checkpoints_before = packed_steps_before(all, sequence);
         i64 slot;
@@ -134,31 +137,45 @@ struct PrefillBlock {
 #pragma unroll 1
         for (int i = last; i >= 0; --i) {
             const int transfer = i - links - summaries - 1;
-            const PrefillPass pass = i == 0         ? PrefillPass::outputs
-                                     : i <= links   ? PrefillPass::link
-                                     : transfer < 0 ? PrefillPass::summary
-                                                    : PrefillPass::transfer;
+            const PrefillPass pass = i == 0          ? PrefillPass::outputs
+                                     : i <= links    ? PrefillPass::link
+                                     : transfer >= 0 ? PrefillPass::transfer
+                                     : summarized    ? PrefillPass::summary
+                                                     : PrefillPass::records;
             PrefillWork& work = i == last ? shared.work : shared.passes[i];
             plan_pass(work, pass, first_row + max(transfer, 0) * step);
+            work.exports = recorded * (i == last);
+            if (work.exports) work.first_scores = 0;
+            work.imports = recorded * (i < last) * (pass != PrefillPass::link);
             work.initial_slot = slot * all.initial.slot;
             work.last_slot = slot * all.last.slot;
             work.checkpoints_before = checkpoints_before;
         }
     }
+    __device__ __forceinline__ PrefillRecord<kConfig>* records() const {
+        const i64 number = (static_cast<i64>(sequence) * all.heads + head) * args.segments + segment;
+        return static_cast<PrefillRecord<kConfig>*>(args.links.records) +
+               (number * gridDim.x + blockIdx.x) * args.links.records_each;
+    }
     __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillPass pass, int row) const {
         const bool outputs = pass == PrefillPass::outputs, links = pass == PrefillPass::link;
         const i64 link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
         work.pass = pass;
+        work.exports = work.imports = false;
         work.start = span.start + begin * kChunk;
         work.length = min(span.length, end * kChunk) - begin * kChunk;
         work.chunks = links ? 0 : end - begin;
         work.first_output = (outputs && all.outputs > 0 ? segment_begins : end) - begin;
+        work.first_scores = work.first_output;
         work.tokens_before = begin * kChunk;
         work.begins = begin == 0;
         work.ends = end == chunks;
+        work.segment = segment;
+        work.records = records();
         work.link = link;
-        work.from = links ? link - 2 : outputs && resumes() ? link - 1 : -1;
-        work.to = links ? link - 1 : pass == PrefillPass::summary || (outputs && leaves_state()) ? link : -1;
+        const i64 state_before = link - 1 + (segment > 1 ? args.links.all : 0);
+        work.from = links ? link - segment : outputs && resumes() ? state_before : -1;
+        work.to = links ? state_before : pass == PrefillPass::summary || (outputs && leaves_state()) ? link : -1;
         work.readers = (split == Split::whole ? 1 : segment + 1) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;
@@ -176,11 +193,13 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
         if (!kFirst) barrier(word).invalidate();
         barrier(word).init(arrivals);
     };
+    const bool imports = shared.work.imports;
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
-        set(shared.loaded[i], 3 + 32);  // key, query and value producers, and the scalar warp's lanes
+        // Key, query and value producers, and the scalar warp's lanes; of records, the producers of a tail's keys and values.
+        set(shared.loaded[i], imports ? 2 : 3 + 32);
         set(shared.factored[i], kWarpgroup);
-        set(shared.ready[i], 2 * kWarpgroup);
+        set(shared.ready[i], imports ? 4 : 2 * kWarpgroup);
         set(shared.done[i], kConfig.value_groups * 4);
     }
 #pragma unroll

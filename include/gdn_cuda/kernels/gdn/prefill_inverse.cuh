@@ -183,6 +183,7 @@ struct PrefillInverse : Lane {
     }
 
     __device__ __forceinline__ void run() {
+        if (!kSpaced && work.imports) return;
         const int first = index();
 #pragma unroll 1
         for (int chunk = first; chunk < work.chunks; chunk += kConfig.inverse_groups) {

@@ -31,10 +31,10 @@ struct PrefillConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return (first_value_group() + value_groups) * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return value_groups * kValueRows; }
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
-    // setmaxnreg per role; value warpgroups hold the state and need the most registers.
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 ? 64 : 80; }
+    // setmaxnreg per role; value warpgroups hold the state and need the most registers, fewer for short keys.
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
     GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
-    GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 2 ? 192 : 208; }
+    GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 1 ? 208 : head_k == 128 ? 192 : 184; }
 };
 
 // Similar keys with large beta give (I + A)^-1 large entries that cancel: rounding them, V' and P to 16 bits once would be most
@@ -53,7 +53,8 @@ struct alignas(1024) PrefillTile {
 enum class PrefillPass {
     transfer,  // rows of M
     summary,   // L
-    link,      // the state before this segment: S M + L of the segment before
+    records,   // nothing but records
+    link,      // the state before this segment: that after the first one, through S M + L of those between
     outputs,
 };
 constexpr int kMaxPasses = 5;  // the rows of M may take two
@@ -62,14 +63,18 @@ constexpr int kMaxPasses = 5;  // the rows of M may take two
 // from the pass's first. A link loads M instead: 64 rows of M are stored like one chunk's keys.
 struct PrefillWork {
     PrefillPass pass;
+    bool exports, imports;               // what helper roles compute: is kept in records; is read from there instead
     i64 start, initial_slot, last_slot;  // first token; element offsets of the sequence's state slots
     int length, chunks, first_output;    // chunks: 0 for a link; no outputs before chunk first_output
+    int first_scores;                    // no scores before it; those of a pass that exports are kept for a later one
     int spacing;                         // tokens from a chunk to the next, where a block takes some chunks only
     int tokens_before;                   // in the sequence
     bool begins, ends;                   // starts or ends the sequence
-    i64 link;                            // index of this segment's link
-    i64 from, to;                        // links whose state is loaded and stored; -1: the caller's state
-    int readers;                         // of the caller's initial state: value groups of this row tile, up to this segment
+    void* records;                       // of this block
+    int segment;
+    i64 link;      // index of this segment's link
+    i64 from, to;  // links whose state is loaded and stored; -1: the caller's state
+    int readers;   // of the caller's initial state: value groups of this row tile, up to this segment
     int sequence, head, key_head, first_row, rows;
     int first_value;         // first value row; for M past dv, where TMA fills with zeros
     i64 checkpoints_before;  // of the sequences packed before
@@ -77,11 +82,14 @@ struct PrefillWork {
 
 // Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.
 struct PrefillLinks {
-    float* states;           // L (dv, dk), later the state after the segment
+    float* states;           // L (dv, dk), of the first segment the state after it; then the states before all other segments
     void* transfers;         // M (dk, 2, dk): rounded to bf16, and the rounding residual
     unsigned* have_summary;  // per link: value groups that have written their rows of M and L
-    unsigned* have_state;    // per link and row tile: value groups that have written the state
+    unsigned* have_state;    // per link and row tile: value groups that have written the state after the first segment
+    i64 all;                 // of all heads
     int count;               // per head; 0: a head that remembers is not split
+    void* records;           // PrefillRecord (sequence, head, segment, row tile, chunk of the segment)
+    int records_each;        // of a segment; a longer one has none
 };
 
 template <PrefillConfig kConfig>
@@ -131,6 +139,21 @@ struct PrefillSharedPlan {
     unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
     unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
     unsigned long long linked;                          // M has been loaded
+};
+
+// A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
+template <PrefillConfig kConfig>
+struct PrefillScalars : PrefillSharedPlan<kConfig>::Factors {
+    float decay;
+    typename PrefillSharedPlan<kConfig>::CancelFlags cancels;
+    float unused[2];
+};
+
+// What helper roles compute of a chunk of a value head, in global memory.
+template <PrefillConfig kConfig>
+struct PrefillRecord {
+    PrefillTile inverse, scores, inverse_rest;  // the last only where an entry of T cancels
+    PrefillScalars<kConfig> scalars;
 };
 
 // Which calls a launch takes. A head *remembers* if its state still matters far past a segment border, else it *forgets*

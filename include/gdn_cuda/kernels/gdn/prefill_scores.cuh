@@ -2,7 +2,7 @@
 // computes the scores q k^T.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -113,6 +113,7 @@ struct PrefillScores : Lane {
     }
 
     __device__ __forceinline__ void run() {
+        if (!kSpaced && work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
         ScalarStream gates(args.recurrence.gate, work), betas(args.recurrence.beta, work);
         issue_loads(0, gates, betas);
 #pragma unroll 1
@@ -138,7 +139,7 @@ struct PrefillScores : Lane {
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
-            if (chunk >= work.first_output) {
+            if (chunk >= work.first_scores) {
                 barrier(shared.factored[current.stage]).wait(current.parity);
                 decay(products, *this, factors.query_row, factors.column);
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,

@@ -156,14 +156,14 @@ struct PrefillState : Lane {
         if (thread == 0) red_release(readers_of(args, work));
     }
     __device__ __forceinline__ void signal_state_written() const {
-        if (work.to < 0) return;
+        if (work.to < 0 || work.pass == PrefillPass::link) return;
         warpgroup_sync();
         if (thread > 0) return;
         red_release(work.pass == PrefillPass::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
     }
 
-    // By one thread: loads M into the key tiles and its rounding residual into the query tiles.
-    __device__ __forceinline__ void load_transfer() {
+    // By one thread: loads a link's M into the key tiles and its rounding residual into the query tiles.
+    __device__ __forceinline__ void load_transfer(i64 link) {
         constexpr int kTiles = kConfig.key_tiles() * kConfig.key_tiles();
         Barrier& linked = barrier(shared.linked);
         fence_proxy_async_global();
@@ -171,19 +171,19 @@ struct PrefillState : Lane {
 #pragma unroll 1
         for (int i = 0; i < kTiles; ++i) {
             const int rows = i % kConfig.key_tiles(), columns = i / kConfig.key_tiles();
-            const TileAt at{columns * kTileElements, 0, rows * kChunk, static_cast<int>(work.link - 1)};
+            const TileAt at{columns * kTileElements, 0, rows * kChunk, static_cast<int>(link)};
             auto& stage = shared.stages[rows];
             tma_load(stage.key[columns].bytes, args.transfers, at, linked);
             tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
         }
     }
     // After a reset M is 0, and S M must be 0 even where S is not finite.
-    __device__ __forceinline__ void clear_state_if_transfer_is_zero() {
+    __device__ __forceinline__ void clear_state_if_transfer_is_zero(unsigned parity) {
         float sum = 0.f;  // NaN if an element is not finite
 #pragma unroll
         for (const float s : state) sum = fmaf(s, 0.f, sum);
         if (!any_of_group(isnan(sum))) return;
-        barrier(shared.linked).wait(0);
+        barrier(shared.linked).wait(parity);
         constexpr int kPieces = sizeof(PrefillTile) / sizeof(uint4);
         unsigned bits = 0;
 #pragma unroll 1
@@ -197,10 +197,9 @@ struct PrefillState : Lane {
 #pragma unroll
         for (float& s : state) s = 0.f;
     }
-    // Replaces S, the state before the previous segment, by S M + L. In bf16 for every input type: fp16 would flush a decay of
-    // 2^-25 to 0.
-    __device__ __forceinline__ void link() {
-        clear_state_if_transfer_is_zero();
+    // Replaces S by S M + L. In bf16 for every input type: fp16 would flush a decay of 2^-25 to 0.
+    __device__ __forceinline__ void apply_link(i64 link, unsigned parity) {
+        clear_state_if_transfer_is_zero(parity);
         unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
@@ -210,8 +209,8 @@ struct PrefillState : Lane {
                 rounded[step][i] = pack<DType::bf16>(x, next);
                 rest[step][i] = pack_rest<DType::bf16>(x, next, rounded[step][i]);
             }
-        load_linked(work.link - 1);
-        barrier(shared.linked).wait(0);
+        load_linked(link);
+        barrier(shared.linked).wait(parity);
         cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
@@ -226,17 +225,30 @@ struct PrefillState : Lane {
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
     }
+    // From the state after the first segment to the one before this segment. Every block does so for itself: they all wait for
+    // the same summaries, and the state stays in registers.
+    __device__ __forceinline__ void follow_links() {
+#pragma unroll 1
+        for (int segment = 1; segment < work.segment; ++segment) {
+            const i64 link = work.from + segment;
+            if (thread == 0) await_summary<kConfig>(args.links, link);
+            // All value groups have read the M before.
+            NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
+            if (thread == 0 && index() == 0) load_transfer(link);
+            apply_link(link, segment - 1 & 1);
+        }
+    }
+    __device__ __forceinline__ void skip_links() const {
+#pragma unroll 1
+        for (int segment = 1; segment < work.segment; ++segment)
+            NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
+    }
     __device__ __forceinline__ void begin() {
-        const bool links = work.pass == PrefillPass::link;
         if (work.from >= 0) {
-            if (thread == 0) {
-                if (links) await_summary<kConfig>(args.links, work.link - 1);
-                if (links && index() == 0) load_transfer();
-                await_state<kConfig>(args.links, work.from);
-            }
+            if (thread == 0 && work.from < args.links.all) await_state<kConfig>(args.links, work.from);
             warpgroup_sync();
             load_linked(work.from);
-            if (links) link();
+            if (work.pass == PrefillPass::link) follow_links();
         } else if (work.pass == PrefillPass::transfer) {
             set_identity();
         } else {

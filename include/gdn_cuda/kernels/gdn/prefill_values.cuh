@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_products.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -15,8 +16,8 @@ struct PrefillValues : PrefillProducts<kConfig> {
         Base::store_output_tile, Base::store_output_without_tma;
     using Base::args, Base::shared, Base::work, Base::state;
     using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::index, Base::products_may_overflow,
-        Base::round_state, Base::run_tokens, Base::signal_initial_state_read, Base::signal_state_written, Base::store_state,
-        Base::warpgroup_sync;
+        Base::round_state, Base::run_tokens, Base::signal_initial_state_read, Base::signal_state_written, Base::skip_links,
+        Base::store_state, Base::warpgroup_sync;
     using Base::kTokenSteps;
     using Base::thread;
     // S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
@@ -30,20 +31,26 @@ struct PrefillValues : PrefillProducts<kConfig> {
 
     __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
 
-    // For a warpgroup whose rows are all past the end: it only arrives at the barriers, and leaves the SM to the others.
+    // For a warpgroup whose rows are all past the end, or a pass for records alone: it only arrives at the barriers, and leaves
+    // the SM to the others.
     __device__ __forceinline__ void skip_chunks() {
         signal_initial_state_read();
+        if (work.pass == PrefillPass::link) skip_links();
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
             barrier(shared.ready[current.stage]).wait(current.parity);
+            start_keeping(chunk);
+            finish_keeping();
             release(current.stage);
         }
         signal_state_written();
     }
     __device__ __forceinline__ void run() {
-        if (kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows) {
+        const bool past_rows = kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows;
+        if (past_rows || work.pass == PrefillPass::records) {
             skip_chunks();
+            if (keeps()) wait_for_bulk_stores();
             return;
         }
         begin();
@@ -60,6 +67,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         }
         end();
         if (thread == 0) cute::tma_store_wait<0>();
+        if (keeps()) wait_for_bulk_stores();
     }
 
     // Runs chunks from `first` on; stops before one that resets the state, as matrix products may spread NaN then, unless it is
@@ -134,12 +142,26 @@ struct PrefillValues : PrefillProducts<kConfig> {
         find_lane();
         if (thread == 0) cute::tma_store_wait<0>();
         warpgroup_sync();
+        start_keeping(chunk);
         run_tokens(chunk);
         store_output_tile(chunk, stores && !without_tma);
         if (stores && without_tma) store_output_without_tma(chunk);
         if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
         round_state();
+        finish_keeping();
         release(ChunkStage<kConfig.stages>(chunk).stage);
+    }
+
+    // Records are kept in a pass that stores no outputs, by one thread.
+    __device__ __forceinline__ bool keeps() const {
+        return work.exports && opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
+    }
+    __device__ __forceinline__ void start_keeping(int chunk) const {
+        if (keeps()) start_export<kConfig>(shared, chunk);
+    }
+    // Before the chunk is released.
+    __device__ __forceinline__ void finish_keeping() const {
+        if (keeps()) cute::tma_store_wait<0>();
     }
 
     // From V' to the next state.
@@ -148,9 +170,11 @@ struct PrefillValues : PrefillProducts<kConfig> {
         unsigned update[kTokenSteps][4];
         pack_update(update, d, of_update);
         start_update(update, shared.stages[current.stage].key);
+        start_keeping(chunk);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
         round_state();
+        finish_keeping();
         release(current.stage);
     }
     // From V' to the next state and the chunk's output.
@@ -163,6 +187,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
         const auto& factors = shared.factors[current.stage];
         unsigned x[kTokenSteps][4], update[kTokenSteps][4];
+        if constexpr (kTwoPart) start_keeping(chunk);
         if constexpr (kTwoPart) add_values_rest_to_state(d, of_update, stage);
         pack_update(update, d, of_update);
         pack_values(x, d);
@@ -179,6 +204,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(state);
             round_state();
+            if constexpr (kTwoPart) finish_keeping();
             release(current.stage);
         } else {
             start_update(update, stage.key);
@@ -201,6 +227,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             start_with_tokens(d, x, matrices.scores, true);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(d);
+            if constexpr (kTwoPart) finish_keeping();
             release(current.stage);
             store_output(d, chunk, by_tma);
         }

@@ -1,0 +1,148 @@
+// Records of chunks in global memory: what helper roles compute, T and P of a chunk and its factors, for a second use.
+//
+// A block of gdn/prefill that takes several passes over its segment keeps them in the first one, by a thread of a value
+// warpgroup, and has them read in the others, where a loader takes the place of the helper roles. gdn/prefill_ahead hands them
+// from block to block (prefill_ahead_records.cuh).
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+// Waits until the thread's bulk stores are visible in global memory. Inline PTX: CUTLASS waits only for their reads.
+__device__ __forceinline__ void wait_for_bulk_stores() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(0) : "memory");
+}
+
+// The columns of T that cancel, as bits.
+template <class CancelFlags>
+__device__ __forceinline__ unsigned columns_that_cancel(const CancelFlags& cancels) {
+    unsigned columns = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) columns |= static_cast<unsigned>(cancels.column[i]) << i;
+    return columns;
+}
+
+// By one thread: starts the copies of a chunk's matrices and factors.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void start_record_store(PrefillRecord<kConfig>& record,
+                                                   const typename PrefillSharedPlan<kConfig>::Matrices& matrices,
+                                                   const typename PrefillSharedPlan<kConfig>::Factors& factors, bool cancels) {
+    using Copy = cute::SM90_BULK_COPY_S2G;
+    constexpr int kTile = sizeof(PrefillTile);
+    Copy::copy(&matrices.inverse, &record.inverse, kTile);
+    Copy::copy(&matrices.scores, &record.scores, kTile);
+    if (cancels) Copy::copy(&matrices.inverse_rest, &record.inverse_rest, kTile);
+    Copy::copy(&factors, &record.scalars, sizeof(factors));
+}
+
+// Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
+__device__ __forceinline__ bool has_tail(const PrefillWork& work, int chunk) {
+    return tokens_in(work, chunk) < kChunk;
+}
+
+// By one thread: starts keeping a chunk that helper roles have computed.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void start_export(const PrefillSharedPlan<kConfig>& shared, int chunk) {
+    const int stage = ChunkStage<kConfig.stages>(chunk).stage, slot = chunk % (kConfig.stages - 1);
+    auto& record = static_cast<PrefillRecord<kConfig>*>(shared.work.records)[chunk];
+    const auto cancels = shared.cancels[slot];
+    cutlass::arch::fence_view_async_shared();
+    start_record_store<kConfig>(record, shared.matrices[slot], shared.factors[stage], columns_that_cancel(cancels) != 0);
+    cute::tma_store_arrive();
+    record.scalars.decay = shared.decay[stage];
+    record.scalars.cancels = cancels;
+}
+
+// By the four warps that otherwise form scores: a warp each for records, values, queries and keys.
+template <PrefillConfig kConfig>
+struct PrefillImport {
+    using Plan = PrefillSharedPlan<kConfig>;
+    using Record = PrefillRecord<kConfig>;
+    enum Producer : int { records, values, queries, keys };
+    static constexpr int kTile = sizeof(PrefillTile);
+
+    Plan& shared;
+    const PrefillArgs& args;
+    const PrefillWork& work = shared.work;
+
+    __device__ __forceinline__ void run(int warp) {
+        if (threadIdx.x % 32 == 0) {
+            cutlass::arch::fence_view_async_shared();  // earlier passes wrote and read what is loaded now
+            warp == records ? load_records() : load_tokens(warp);
+        }
+        __syncwarp();
+        if (warp == keys && has_tail(work, work.chunks - 1)) clear_tail();
+    }
+
+  private:
+    // Ahead of its copies: decay and flags, which say whether there is a rest.
+    struct Scalars {
+        float decay;
+        typename Plan::CancelFlags cancels;
+
+        __device__ __forceinline__ explicit Scalars(const Record& record)
+            : decay(record.scalars.decay), cancels(record.scalars.cancels) {}
+    };
+    __device__ __forceinline__ void load_records() {
+        using Copy = cute::SM90_BULK_COPY_G2S;
+        constexpr int kSlots = kConfig.stages - 1;
+        const auto* from = static_cast<const Record*>(work.records);
+        fence_proxy_async_global();
+        Scalars next(from[0]);
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            const Scalars now = next;
+            if (chunk + 1 < work.chunks) next = Scalars(from[chunk + 1]);
+            const ChunkStage<kConfig.stages> current(chunk), before(chunk - kSlots);
+            if (chunk >= kSlots) barrier(shared.done[before.stage]).wait(before.parity);
+            const Record& record = from[chunk];
+            auto& matrices = shared.matrices[chunk % kSlots];
+            auto& factors = shared.factors[current.stage];
+            Barrier& ready = barrier(shared.ready[current.stage]);
+            auto* mbarrier = reinterpret_cast<uint64_t*>(&ready);
+            const bool cancels = columns_that_cancel(now.cancels) != 0, scores = chunk >= work.first_output;
+            shared.decay[current.stage] = now.decay;
+            shared.cancels[chunk % kSlots] = now.cancels;
+            ready.arrive_and_expect_tx((1 + cancels + scores) * kTile + static_cast<int>(sizeof(factors)));
+            Copy::copy(&record.inverse, mbarrier, &matrices.inverse, kTile);
+            Copy::copy(&record.scalars, mbarrier, &factors, sizeof(factors));
+            if (cancels) Copy::copy(&record.inverse_rest, mbarrier, &matrices.inverse_rest, kTile);
+            if (scores) Copy::copy(&record.scores, mbarrier, &matrices.scores, kTile);
+        }
+    }
+    __device__ __forceinline__ void load_tokens(int which) {
+        const TensorMap& map = which == values ? args.value : which == queries ? args.query : args.key;
+        const int head = which == values ? work.head : work.key_head, first_element = which == values ? work.first_value : 0,
+                  count = which == values ? kConfig.value_groups : kConfig.key_tiles(),
+                  batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            const ChunkStage<kConfig.stages> current(chunk);
+            barrier(shared.done[current.stage]).wait(current.parity ^ 1);
+            auto& stage = shared.stages[current.stage];
+            Barrier& ready = barrier(shared.ready[current.stage]);
+            if (which == queries && chunk < work.first_output) {
+                ready.arrive();
+                continue;
+            }
+            PrefillTile* tiles = which == values ? stage.value : which == queries ? stage.query : stage.key;
+            Barrier& loaded = which != queries && has_tail(work, chunk) ? barrier(shared.loaded[current.stage]) : ready;
+            const int token = static_cast<int>(work.start) + chunk * kChunk;
+            loaded.arrive_and_expect_tx(count * kTile);
+            for (int i = 0; i < count; ++i)
+                tma_load(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, loaded);
+        }
+    }
+    // By one warp: the last chunk's tokens past the end, as the inverse role does elsewhere.
+    __device__ __forceinline__ void clear_tail() {
+        const int chunk = work.chunks - 1, stage = ChunkStage<kConfig.stages>(chunk).stage, lane = threadIdx.x % 32;
+        barrier(shared.loaded[stage]).wait(0);
+        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in(work, chunk));
+        cutlass::arch::fence_view_async_shared();
+        __syncwarp();
+        if (lane == 0) barrier(shared.ready[stage]).arrive(), barrier(shared.ready[stage]).arrive();
+    }
+};
+
+}  // namespace gdn_cuda::gdn
