@@ -74,21 +74,31 @@ inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit
     return prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
 }
 
-// Estimated ns for heads that remember, split and linked (prefill_segments.cuh). Segments compute M's rows and L, are linked,
-// and compute outputs; all passes but the first one read records, where there is room for them. The links' counters must be
-// zeroed first, which does not pay off for short sequences.
-inline bool prefill_keeps_records(const PrefillProblem& problem, const PrefillSplit& split) {
-    const i64 segments = prefill_blocks(problem, split.value_groups) * split.segments;
-    return segments * prefill_share(problem, split) * kPrefillRecordWords <= kMostPrefillRecordWords;
-}
-inline double prefill_linked_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kLinkNs = 2800, kExportNsOfChunk = 300, kImportNsOfChunk[] = {0, 1300, 1900};
-    if (split.segments <= 3 || problem.tokens < kShortestLinked) return std::numeric_limits<double>::infinity();
-    const i64 rows = split.value_groups * kValueRows, share = prefill_share(problem, split);
-    const i64 summary = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
-    const double pass = prefill_walk_ns(problem, split, share, device), links = (split.segments - 2) * kLinkNs;
-    if (!prefill_keeps_records(problem, split)) return (summary + 1) * pass + links;
-    return pass + share * (kExportNsOfChunk + summary * kImportNsOfChunk[split.value_groups]) + links;
+// Where segments are linked (prefill_segments.cuh), all but the first compute M's rows and L, are linked, and compute outputs;
+// the passes but the first one read records, where there is room for them.
+struct PrefillLinked {
+    bool records;
+    float first;  // length of the first segment, which ends as the others' summaries are complete
+    double ns;    // estimated
+};
+inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    constexpr double kLinkNs[] = {0, 2800, 4700}, kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
+    const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
+    const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
+    const i64 record_words =
+        prefill_blocks(problem, split.value_groups) * split.segments * prefill_share(problem, split) * kPrefillRecordWords;
+    PrefillLinked linked{
+        .records = record_words <= kMostPrefillRecordWords, .first = 1, .ns = std::numeric_limits<double>::infinity()};
+    // The links' counters must be zeroed first, which does not pay off for short sequences.
+    if (split.segments <= 3 || problem.tokens < kShortestLinked) return linked;
+    const double computed = prefill_walk_ns(problem, split, chunks, device) / static_cast<double>(chunks),
+                 first_pass = computed + (linked.records ? kExportNsOfChunk : 0),
+                 other_pass = linked.records ? kImportNsOfChunk[split.value_groups] : computed,
+                 summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
+    linked.first = static_cast<float>(summary / computed);
+    linked.ns = static_cast<double>(chunks) / (linked.first + split.segments - 1) * (summary + other_pass) +
+                (split.segments - 2) * kLinkNs[split.value_groups];
+    return linked;
 }
 
 struct PrefillCost {
@@ -106,7 +116,7 @@ inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSpli
     if (split.segments == 1) return {whole, whole, false};
     const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
     const double apart = prefill_walk_ns(problem, split, share + kWarmUpChunks, device) + kSearchNs,
-                 linked = prefill_linked_ns(problem, split, device),
+                 linked = prefill_linked(problem, split, device).ns,
                  second = prefill_launches_twice(problem, split, device) ? kSecondLaunchNs : 0;
     if (linked < whole + second) return {apart, linked, true};
     return {apart + second, whole + second, false};
@@ -188,6 +198,7 @@ struct PrefillChoice {
     i64 blocks;         // per segment
     i64 link_states, link_transfers, records;
     int records_each;
+    float first_length;  // of a linked sequence's segments
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
     i64 linked_words() const { return link_states + link_transfers + records; }
@@ -220,7 +231,8 @@ struct Prefill {
         const bool is_ahead = links_of_head == 0 && prefill_runs_ahead(problem, split, device);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         const i64 blocks = prefill_blocks(problem, split.value_groups), share = prefill_share(problem, split);
-        const bool recorded = links > 0 && prefill_keeps_records(problem, split);
+        const PrefillLinked linked = prefill_linked(problem, split, device);
+        const bool recorded = links > 0 && linked.records;
         return {.config = config,
                 .whole = prefill_config(problem, prefill_whole(problem, split, device)),
                 .ahead = is_ahead ? prefill_ahead_choice(problem, device) : PrefillAheadChoice{},
@@ -232,7 +244,8 @@ struct Prefill {
                 .link_states = 2 * links * value_rows * config.head_k,
                 .link_transfers = links * config.key_tiles() * kChunk * config.head_k,  // two 16-bit parts
                 .records = recorded ? blocks * split.segments * share * kPrefillRecordWords : 0,
-                .records_each = recorded ? static_cast<int>(share) : 0};
+                .records_each = recorded ? static_cast<int>(share) : 0,
+                .first_length = linked.first};
     }
 
     static void run(const PrefillProblem& problem, const PrefillChoice& choice, const RecurrentArgs& recurrence,
@@ -251,7 +264,8 @@ struct Prefill {
                                  .all = choice.links,
                                  .count = choice.links_of_head,
                                  .records = tensors.workspace + choice.link_states + choice.link_transfers,
-                                 .records_each = choice.records_each};
+                                 .records_each = choice.records_each,
+                                 .first = choice.first_length};
         const jit::TiledTensor transfers{
             {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
         const bool splits = choice.segments > 1,

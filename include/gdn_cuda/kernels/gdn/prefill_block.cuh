@@ -53,17 +53,25 @@ struct PrefillBlock {
         bool remembers;
         if (!is_taken(remembers)) return false;
         if (segment == 0) finish_without_chunks();
-        if (place != Place::run || chunks == 0 || segment * share >= chunks) return false;
-        if (whole_sequences() || share >= chunks) return true;
-        if (remembers && args.links.count == 0) return segment == 0;
+        if (place != Place::run || chunks == 0) return false;
+        if (whole_sequences() || share >= chunks || (remembers && args.links.count == 0)) return segment == 0;
         split = remembers ? Split::linked : Split::apart;
-        begin = segment_begins = segment * share;
-        end = min(segment_begins + share, chunks);
+        begin = segment_begins = remembers ? linked_begin(segment) : min(segment * share, chunks);
+        end = remembers ? linked_begin(segment + 1) : min(segment_begins + share, chunks);
+        if (begin >= end) return false;
         if (split == Split::apart && segment > 0) {
             const int most = min(segment_begins, 2 * args.reach + kShortestSegment);
             begin = max(first_that_matters<kConfig>(all, span, sequence, head, segment_begins, most, growths), 0);
         }
         return true;
+    }
+    // Where a linked segment begins: all are of one length but the first.
+    __device__ __forceinline__ int linked_begin(int segment) const {
+        const int segments = min(args.segments, chunks / kShortestSegment);
+        if (segment == 0) return 0;
+        if (segment >= segments) return chunks;
+        const float length = static_cast<float>(chunks) / (args.links.first + static_cast<float>(segments - 1));
+        return chunks - static_cast<int>(static_cast<float>(segments - segment) * length);
     }
     // Whether this launch takes the call; also whether the head, or any, remembers.
     __device__ __forceinline__ bool is_taken(bool& remembers) {

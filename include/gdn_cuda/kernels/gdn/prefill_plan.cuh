@@ -90,6 +90,7 @@ struct PrefillLinks {
     int count;               // per head; 0: a head that remembers is not split
     void* records;           // PrefillRecord (sequence, head, segment, row tile, chunk of the segment)
     int records_each;        // of a segment; a longer one has none
+    float first;             // length of the first segment, relative to the others, which have more passes
 };
 
 template <PrefillConfig kConfig>

@@ -2,8 +2,10 @@
 //
 //     apart   a block starts with a zero state as many chunks before its segment as still matter, and stores no outputs
 //             before the segment (warm-up);
-//     linked  a segment starts from the final state of the one before. Where that one must itself wait for a state S, it first
-//             computes its map S M + L: L from a zero state, M from the identity with zero values;
+//     linked  a segment starts from the final state of the one before. All but the first and the last compute their map
+//             S M + L first, L from a zero state and M from the identity with zero values, and every block follows the maps
+//             from the state after the first segment on. What a chunk needs in more than one pass is kept
+//             (prefill_records.cuh);
 //     whole   one block takes the whole sequence.
 //
 // A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
