@@ -82,7 +82,7 @@ struct PrefillLinked {
     double ns;    // estimated
 };
 inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kLinkNs[] = {0, 1600, 2500}, kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
+    constexpr double kLinkNs[] = {0, 2800, 4700}, kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
     const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
     const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
     const i64 record_words =

@@ -50,7 +50,7 @@ __device__ __forceinline__ void run_block(PrefillSharedPlan<kConfig>& shared, co
         block.plan_passes(shared);
         set_barriers<true>(shared);
     }
-    clear_matrices<kConfig>(shared, threadIdx.x, kConfig.threads());
+    clear_matrices<kConfig>(shared);
     __syncthreads();
 
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler

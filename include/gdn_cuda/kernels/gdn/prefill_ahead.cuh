@@ -42,7 +42,7 @@ __device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& sha
         work.spacing = args.preparers * kChunk;
         set_barriers<true>(shared.block);
     }
-    clear_matrices<kConfig>(shared.block, threadIdx.x, kConfig.threads());
+    clear_matrices<kConfig>(shared.block);
     __syncthreads();
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
     if (group == 0) {

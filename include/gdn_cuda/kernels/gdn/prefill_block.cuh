@@ -212,9 +212,16 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
     }
 #pragma unroll
     for (auto& word : shared.walked) set(word, kWarpgroup);
-#pragma unroll
-    for (auto& word : shared.linked) set(word, 1);
+    set(shared.linked, 1);
     cutlass::arch::fence_barrier_init();
+}
+
+// By the whole block, before the helper roles start: they write no zeros above the diagonal.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void clear_matrices(PrefillSharedPlan<kConfig>& shared) {
+    constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
+    for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
+    cutlass::arch::fence_view_async_shared();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -106,14 +106,6 @@ __device__ __forceinline__ void start_tile_store(const PrefillArgs& args, const 
     cute::tma_store_arrive();
 }
 
-// Before the helper roles compute a chunk: they write no zeros above the diagonal.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void clear_matrices(PrefillSharedPlan<kConfig>& shared, int thread, int threads) {
-    constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
-    for (int i = thread; i < kPieces; i += threads) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    cutlass::arch::fence_view_async_shared();
-}
-
 template <DType kType>
 __device__ __forceinline__ void add_squares(float& sum, const uint4& eight) {
     const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};

@@ -139,7 +139,7 @@ struct PrefillSharedPlan {
     unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
     unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
     unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
-    unsigned long long linked[2];                       // M has been loaded, into one buffer or the other
+    unsigned long long linked;                          // M has been loaded
 };
 
 // A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.

@@ -162,52 +162,44 @@ struct PrefillState : Lane {
         red_release(work.pass == PrefillPass::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
     }
 
-    // One of two places for 64 rows of M: the key and query tiles of a stage, or the matrices. Rounded rows are in the first
-    // tiles, and behind them what rounding left. By an offset: a choice of pointers needs more registers than there are.
-    __device__ __forceinline__ PrefillTile* transfer_rows(int buffer, int rows) const {
-        constexpr int kTiles = kConfig.key_tiles();
-        auto* const first = reinterpret_cast<unsigned char*>(shared.stages[rows].key);
-        const PrefillTile* const second =
-            kTiles + rows < kConfig.stages ? shared.stages[kTiles + rows].key : &shared.matrices[0].inverse;
-        const int apart = static_cast<int>(reinterpret_cast<const unsigned char*>(second) - first);
-        return reinterpret_cast<PrefillTile*>(first + buffer * apart);
-    }
-    // By one thread: loads a link's M.
-    __device__ __forceinline__ void load_transfer(i64 link, int buffer) {
-        constexpr int kTiles = kConfig.key_tiles();
-        Barrier& linked = barrier(shared.linked[buffer]);
+    // By one thread: loads a link's M into the key tiles and its rounding residual into the query tiles.
+    __device__ __forceinline__ void load_transfer(i64 link) {
+        constexpr int kTiles = kConfig.key_tiles() * kConfig.key_tiles();
+        Barrier& linked = barrier(shared.linked);
         fence_proxy_async_global();
-        linked.arrive_and_expect_tx(2 * kTiles * kTiles * static_cast<int>(sizeof(PrefillTile)));
+        linked.arrive_and_expect_tx(2 * kTiles * static_cast<int>(sizeof(PrefillTile)));
 #pragma unroll 1
-        for (int i = 0; i < 2 * kTiles * kTiles; ++i) {
-            const int tile = i % (2 * kTiles), rows = i / (2 * kTiles);
-            tma_load(transfer_rows(buffer, rows)[tile].bytes, args.transfers,
-                     {tile % kTiles * kTileElements, tile / kTiles, rows * kChunk, static_cast<int>(link)}, linked);
+        for (int i = 0; i < kTiles; ++i) {
+            const int rows = i % kConfig.key_tiles(), columns = i / kConfig.key_tiles();
+            const TileAt at{columns * kTileElements, 0, rows * kChunk, static_cast<int>(link)};
+            auto& stage = shared.stages[rows];
+            tma_load(stage.key[columns].bytes, args.transfers, at, linked);
+            tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
         }
     }
     // After a reset M is 0, and S M must be 0 even where S is not finite.
-    __device__ __forceinline__ void clear_state_if_transfer_is_zero(int buffer, unsigned parity) {
+    __device__ __forceinline__ void clear_state_if_transfer_is_zero(unsigned parity) {
         float sum = 0.f;  // NaN if an element is not finite
 #pragma unroll
         for (const float s : state) sum = fmaf(s, 0.f, sum);
         if (!any_of_group(isnan(sum))) return;
-        barrier(shared.linked[buffer]).wait(parity);
-        constexpr int kPieces = kConfig.key_tiles() * sizeof(PrefillTile) / sizeof(uint4);
+        barrier(shared.linked).wait(parity);
+        constexpr int kPieces = sizeof(PrefillTile) / sizeof(uint4);
         unsigned bits = 0;
 #pragma unroll 1
-        for (int rows = 0; rows < kConfig.key_tiles(); ++rows) {
-            const auto* tiles = reinterpret_cast<const uint4*>(transfer_rows(buffer, rows));
-#pragma unroll 1
-            for (int i = thread; i < kPieces; i += kWarpgroup)
-                bits |= (tiles[i].x | tiles[i].y | tiles[i].z | tiles[i].w) & 0x7fff7fffu;
+        for (int i = thread; i < kConfig.key_tiles() * kConfig.key_tiles() * kPieces; i += kWarpgroup) {
+            const int tile = i / kPieces;
+            const auto& stage = shared.stages[tile % kConfig.key_tiles()];
+            const uint4 x = reinterpret_cast<const uint4*>(stage.key[tile / kConfig.key_tiles()].bytes)[i % kPieces];
+            bits |= (x.x | x.y | x.z | x.w) & 0x7fff7fffu;
         }
         if (any_of_group(bits != 0)) return;
 #pragma unroll
         for (float& s : state) s = 0.f;
     }
     // Replaces S by S M + L. In bf16 for every input type: fp16 would flush a decay of 2^-25 to 0.
-    __device__ __forceinline__ void apply_link(i64 link, int buffer, unsigned parity) {
-        clear_state_if_transfer_is_zero(buffer, parity);
+    __device__ __forceinline__ void apply_link(i64 link, unsigned parity) {
+        clear_state_if_transfer_is_zero(parity);
         unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
@@ -218,14 +210,13 @@ struct PrefillState : Lane {
                 rest[step][i] = pack_rest<DType::bf16>(x, next, rounded[step][i]);
             }
         load_linked(link);
-        warpgroup_fence_operand(state);
-        barrier(shared.linked[buffer]).wait(parity);
+        barrier(shared.linked).wait(parity);
         cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
-            const auto* tiles = transfer_rows(buffer, step / kTokenSteps);
-            const auto m = tile_operand(tiles, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps),
-                       m_rest = m + kConfig.key_tiles() * static_cast<int>(sizeof(PrefillTile)) / kDescriptorUnit;
+            const auto& stage = shared.stages[step / kTokenSteps];
+            const auto m = tile_operand(stage.key, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps),
+                       m_rest = tile_operand(stage.query, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rest[step], m, true);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m_rest, true);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m, true);
@@ -238,22 +229,18 @@ struct PrefillState : Lane {
     // the same summaries, and the state stays in registers.
     __device__ __forceinline__ void follow_links() {
 #pragma unroll 1
-        for (int segment = 0; segment < work.segment; ++segment) {
-            const int next = segment + 1;
-            find_lane();
-            if (thread == 0 && next < work.segment) await_summary<kConfig>(args.links, work.from + next);
-            // All value groups have read the M before this one, whose place the next one takes.
+        for (int segment = 1; segment < work.segment; ++segment) {
+            const i64 link = work.from + segment;
+            if (thread == 0) await_summary<kConfig>(args.links, link);
+            // All value groups have read the M before.
             NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
-            if (thread == 0 && index() == 0 && next < work.segment) load_transfer(work.from + next, next % 2);
-            if (segment > 0) apply_link(work.from + segment, segment % 2, (segment - 1) / 2 & 1);
+            if (thread == 0 && index() == 0) load_transfer(link);
+            apply_link(link, segment - 1 & 1);
         }
-        find_lane();
-        NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);  // and the last one
-        clear_matrices<kConfig>(shared, thread + index() * kWarpgroup, kConfig.value_groups * kWarpgroup);
     }
     __device__ __forceinline__ void skip_links() const {
 #pragma unroll 1
-        for (int segment = 0; segment <= work.segment; ++segment)
+        for (int segment = 1; segment < work.segment; ++segment)
             NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
     }
     __device__ __forceinline__ void begin() {
