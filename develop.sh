@@ -8,6 +8,8 @@
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+# Containers set it, and then each of the hundreds of processes of the tests would parse all that it imports.
+unset PYTHONDONTWRITEBYTECODE
 
 venv=.venv
 second_venv=.venv-second-torch

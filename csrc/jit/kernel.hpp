@@ -6,7 +6,9 @@
 //     static int shared_bytes(const Config&);
 #pragma once
 
-#include <deque>
+#include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "fork.hpp"
@@ -14,36 +16,33 @@
 
 namespace gdn_cuda::jit {
 
+// What all threads have loaded of one Spec: the cold path, which is the same code for all of them.
+class LoadedKernels {
+  public:
+    const LoadedKernel& get(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes);
+
+  private:
+    // By device and configuration. Addresses are stable; never freed, as the driver outlives us.
+    std::map<std::pair<int, std::string>, LoadedKernel> kernels_;
+};
+
 template <class Spec>
-struct KernelsOf {
+inline Guarded<LoadedKernels> loaded_kernels;  // serializes compiles of this Spec only
+
+template <class Spec>
+const LoadedKernel& kernel(const typename Spec::Config& config, int ordinal, CUstream stream) {
     struct Slot {
         typename Spec::Config config;
         int ordinal;
         const LoadedKernel* kernel;
     };
-    std::vector<Slot> slots;
-    std::deque<LoadedKernel> kernels;  // stable addresses; never freed, as the driver outlives us
-
-    static inline Guarded<KernelsOf> shared;  // by all threads; serializes compiles of this Spec only
-};
-
-template <class Spec>
-const LoadedKernel& kernel(const typename Spec::Config& config, int ordinal, CUstream stream) {
-    using Slot = typename KernelsOf<Spec>::Slot;
     thread_local std::vector<Slot> warm;  // few entries: a linear scan beats hashing
     for (const Slot& slot : warm)
         if (slot.ordinal == ordinal && slot.config == config) return *slot.kernel;
-
-    const auto all = KernelsOf<Spec>::shared.lock();
-    for (const Slot& slot : all->slots)
-        if (slot.ordinal == ordinal && slot.config == config) {
-            warm.push_back(slot);
-            return *slot.kernel;
-        }
-    all->kernels.push_back(load(Spec::source(config), ordinal, stream, Spec::shared_bytes(config)));
-    all->slots.push_back({config, ordinal, &all->kernels.back()});
-    warm.push_back(all->slots.back());
-    return all->kernels.back();
+    const LoadedKernel& found =
+        loaded_kernels<Spec>.lock()->get(Spec::source(config), ordinal, stream, Spec::shared_bytes(config));
+    warm.push_back({config, ordinal, &found});
+    return found;
 }
 
 }  // namespace gdn_cuda::jit

@@ -8,6 +8,7 @@
 #include "driver.hpp"
 #include "errors.hpp"
 #include "fork.hpp"
+#include "kernel.hpp"
 #include "runtime.hpp"
 #include "text.hpp"
 
@@ -157,6 +158,13 @@ LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int 
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     all->events.push_back({source.id(), source.configuration, traits.arch, to_string(obtained.origin), seconds});
     return {kernel, source.id()};
+}
+
+const LoadedKernel& LoadedKernels::get(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes) {
+    const std::pair key(ordinal, source.configuration);
+    const auto known = kernels_.find(key);
+    return known != kernels_.end() ? known->second
+                                   : kernels_.emplace(key, load(source, ordinal, stream, shared_bytes)).first->second;
 }
 
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments) {

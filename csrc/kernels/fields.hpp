@@ -36,18 +36,25 @@ inline const char* name_of(DType type) {
     return "?";
 }
 
-// The designated initialiser of a struct's value.
+// The designated initialiser of a struct's value. Without fmt, whose format strings compilers check anew for every member.
 template <class Struct>
 std::string to_text(const Struct& value) {
     std::string text;
     Struct::fields(value, [&](const char* name, auto member) {
-        text += fmt::format("{}.{} = ", text.empty() ? "" : ", ", name);
-        if constexpr (std::is_same_v<decltype(member), DType>) {
-            text += fmt::format("DType::{}", name_of(member));
-        } else if constexpr (std::is_enum_v<decltype(member)>) {
+        text += text.empty() ? "." : ", .";
+        text += name;
+        text += " = ";
+        using Member = decltype(member);
+        if constexpr (std::is_same_v<Member, DType>) {
+            text += "DType::";
+            text += name_of(member);
+        } else if constexpr (std::is_enum_v<Member>) {
             text += word_of(member);
+        } else if constexpr (std::is_same_v<Member, bool>) {
+            text += member ? "true" : "false";
         } else {
-            text += fmt::format("{}", member);
+            static_assert(std::is_integral_v<Member>);
+            text += std::to_string(member);
         }
     });
     return "{" + text + "}";

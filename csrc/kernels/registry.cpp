@@ -68,9 +68,14 @@ template <class Spec>
 RegisteredKernel entry() {
     RegisteredKernel kernel{Spec::family,       Spec::name, Spec::summary, Spec::min_capability, max_capability_of<Spec>(),
                             Spec::uses_cutlass, {}};
-    for (const auto& config : Spec::configurations())
-        kernel.configurations.push_back({source_of<Spec>(config), Spec::threads(config), Spec::shared_bytes(config),
-                                         [config](int ordinal) { jit::kernel<JitSpec<Spec>>(config, ordinal, nullptr); }});
+    using Config = typename Spec::Config;
+    const auto load = [](const void* config, int ordinal) {
+        jit::kernel<JitSpec<Spec>>(*static_cast<const Config*>(config), ordinal, nullptr);
+    };
+    const std::span<const Config> all = Spec::configurations();
+    for (std::size_t i = 0; i < all.size(); ++i)
+        kernel.configurations.push_back(
+            {source_of<Spec>(all[i]), Spec::threads(all[i]), Spec::shared_bytes(all[i]), &all[i], load});
     return kernel;
 }
 

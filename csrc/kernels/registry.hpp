@@ -2,7 +2,6 @@
 // warmup() and the benchmarks read this list; no other code lists all kernels.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,7 +13,10 @@ struct RegisteredConfiguration {
     jit::KernelSource source;
     int threads = 0;
     int shared_bytes = 0;
-    std::function<void(int ordinal)> load;  // loads it into this process, as a first call would
+    const void* config = nullptr;  // the Spec's
+    void (*load_config)(const void* config, int ordinal) = nullptr;
+
+    void load(int ordinal) const { load_config(config, ordinal); }  // into this process, as a first call would
 };
 
 struct RegisteredKernel {

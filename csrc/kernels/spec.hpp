@@ -26,23 +26,22 @@
 
 namespace gdn_cuda {
 
+// The names are those of a Spec.
+jit::KernelSource source_of(const char* family, const char* name, const char* config_type, const char* args_type,
+                            std::string configuration, bool uses_cutlass);
+
 template <class Spec>
 jit::KernelSource source_of(const typename Spec::Config& config) {
-    jit::KernelSource source{Spec::family, Spec::name, to_text(config), {}, Spec::uses_cutlass};
-    source.code = jit::include_of(source.id()) +
-                  fmt::format(
-                      "using namespace gdn_cuda;\n"
-                      "template __global__ void gdn_cuda::{0}::{1}<{0}::{2}{4}>(const __grid_constant__ {0}::{3});\n",
-                      Spec::family, Spec::name, Spec::config_type, Spec::args_type, source.configuration);
-    return source;
+    return source_of(Spec::family, Spec::name, Spec::config_type, Spec::args_type, to_text(config), Spec::uses_cutlass);
 }
 
 // sizeof(Plan<config>) for a configuration known only at run time, so that the plan alone defines the layout.
 template <const auto& kConfigurations, template <auto> class Plan, std::size_t... kIndex>
 int plan_bytes(const auto& config, std::index_sequence<kIndex...>) {
-    int bytes = -1;
-    ((config == kConfigurations[kIndex] ? void(bytes = sizeof(Plan<kConfigurations[kIndex]>)) : void()), ...);
-    return bytes;
+    static constexpr int kBytes[] = {sizeof(Plan<kConfigurations[kIndex]>)...};
+    for (std::size_t i = 0; i < sizeof...(kIndex); ++i)
+        if (config == kConfigurations[i]) return kBytes[i];
+    return -1;
 }
 
 // A Spec as jit::kernel sees it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 import os
 import platform
@@ -43,11 +44,14 @@ def _command() -> str:
     return shlex.join([*chosen, "python", *program, *sys.argv[1:]])
 
 
+_packages = functools.cache(importlib.metadata.packages_distributions)  # reads the lists of all files that are installed
+
+
 def peer_versions() -> dict[str, str]:
     """Of the packages whose operators have been imported."""
     from ..operators.measure import IMPORTED_PEERS
 
-    packages = importlib.metadata.packages_distributions()
+    packages = _packages()
     return {name: importlib.metadata.version(name) for module in sorted(IMPORTED_PEERS) for name in packages.get(module, ())}
 
 

@@ -35,10 +35,14 @@ def loaded() -> list[str]:
     return sorted(mapped() - mapped_before)
 
 
-def load_core(package: str) -> Any:
-    """gdn_cuda._C without running gdn_cuda/__init__.py, which needs Python's torch."""
+def load_torch() -> None:
     torch = Path(importlib.util.find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
     ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+
+
+def load_core(package: str) -> Any:
+    """gdn_cuda._C without running gdn_cuda/__init__.py, which needs Python's torch."""
+    load_torch()
     mapped_before.update(mapped())
     stub = types.ModuleType("gdn_cuda")
     stub.__path__ = [package]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jit_processes import Forked
 
 CHILD = Path(__file__).with_name("jit_child.py")
 ARCH = "sm_90a"
@@ -63,14 +64,18 @@ class Child:
                 environment[name] = str(value)
         package = importlib.util.find_spec("gdn_cuda")
         assert package is not None and package.submodule_search_locations is not None
-        command = [sys.executable, str(CHILD), next(iter(package.submodule_search_locations))]
-        if before:
-            command = ["unshare", "--mount", "sh", "-ec", before + '\nexec "$@"', "sh", *command]
+        code = next(iter(package.submodule_search_locations))
         self._errors = folder / f"stderr-{time.monotonic_ns()}"
         with self._errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder, text=True
-            )
+            self.process: Forked | subprocess.Popen[str]
+            if before or "LD_PRELOAD" in environment:
+                command = ["unshare", "--mount", "sh", "-ec", before + '\nexec "$@"', "sh"] if before else []
+                self.process = subprocess.Popen(
+                    [*command, sys.executable, str(CHILD), code],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder, text=True,
+                )  # fmt: skip
+            else:
+                self.process = Forked(code, environment, folder, errors.fileno())
         self._write({"hook": hook, "user": user})
         self._ready = False
 
