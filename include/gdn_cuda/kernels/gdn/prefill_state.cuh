@@ -16,12 +16,15 @@ struct PrefillState : Lane {
 
     Plan& shared;
     const PrefillArgs& args;
-    const PrefillWork& work = shared.work;
+    const PrefillWork& work;
 
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
 
-    __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) { find_lane(); }
+    __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
+        : shared(shared), args(args), work(work) {
+        find_lane();
+    }
 
     __device__ __forceinline__ int index() const {  // among the value warpgroups
         return kConfig.value_groups == 1 ? 0 : group - kConfig.first_value_group();
@@ -151,12 +154,12 @@ struct PrefillState : Lane {
     }
 
     __device__ __forceinline__ void signal_initial_state_read() const {
-        if (args.readers == nullptr || work.pass != PrefillPass::outputs) return;
+        if (kConfig.waves || args.readers == nullptr || work.pass != PrefillPass::outputs) return;
         warpgroup_sync();
         if (thread == 0) red_release(readers_of(args, work));
     }
     __device__ __forceinline__ void signal_state_written() const {
-        if (work.to < 0) return;
+        if (kConfig.waves || work.to < 0) return;
         warpgroup_sync();
         if (thread > 0) return;
         red_release(work.pass == PrefillPass::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
@@ -227,8 +230,8 @@ struct PrefillState : Lane {
         warpgroup_fence_operand(state);
     }
     __device__ __forceinline__ void begin() {
-        const bool links = work.pass == PrefillPass::link;
-        if (work.from >= 0) {
+        const bool links = !kConfig.waves && work.pass == PrefillPass::link;
+        if (!kConfig.waves && work.from >= 0) {
             if (thread == 0) {
                 if (links) await_summary<kConfig>(args.links, work.link - 1);
                 if (links && index() == 0) load_transfer();
@@ -237,7 +240,7 @@ struct PrefillState : Lane {
             warpgroup_sync();
             load_linked(work.from);
             if (links) link();
-        } else if (work.pass == PrefillPass::transfer) {
+        } else if (!kConfig.waves && work.pass == PrefillPass::transfer) {
             set_identity();
         } else {
             load_state(first());
@@ -249,6 +252,7 @@ struct PrefillState : Lane {
     // Stores the pass's result.
     __device__ __forceinline__ void end() {
         find_lane();
+        if constexpr (kConfig.waves) return store_state(last());
         if (work.pass == PrefillPass::outputs && work.ends && args.readers != nullptr) {
             if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
             warpgroup_sync();
