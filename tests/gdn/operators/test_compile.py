@@ -28,6 +28,7 @@ COMPILED = [
     "chunked-packed-hints",
     "chunked-pool",
     "chunked-no-final-state",
+    "chunked_summary",
     "mn-major-fp32",
     "cumsum",
     "u-w",

@@ -26,6 +26,7 @@ WRITING = [
     "chunked",
     "chunked-packed-hints",
     "chunked-pool",
+    "chunked_summary, packed",
     "recurrent-handed-over",
     "decode-handed-over",
     "chunked-handed-over",
