@@ -185,27 +185,27 @@ def test_checkpoints(seed: int) -> None:
 
 
 @pytest.mark.parametrize("gates", [(-100.0, 0.0), (-2.0, 0.0), (-0.1, 0.0)])
-@pytest.mark.parametrize("lengths", [None, [2100, 70]])
+@pytest.mark.parametrize("lengths", [None, [3100, 100]])
 @pytest.mark.parametrize("norm", [False, True])
 def test_split_sequences_give_the_bits_of_unsplit_ones(
     norm: bool, lengths: list[int] | None, gates: tuple[float, float], seed: int
 ) -> None:
     options = {"gate_range": gates, "beta_max": 2.0, "Hv": 1}
-    x = packed_inputs(seed, lengths, **options) if lengths else inputs(seed, 1100, **options)
+    x = packed_inputs(seed, lengths, **options) if lengths else inputs(seed, 1600, **options)
     with counted_blocks() as blocks:
         out, state = run(x, use_qk_l2norm=norm)
-    assert blocks() == 2 * (len(lengths) if lengths else 1)
+    assert blocks() == 3 * (len(lengths) if lengths else 1)
     expected, expected_state, _ = oracle(x, use_qk_l2norm=norm)
     assert rel_rms(out, expected) < 5e-3 and rel_rms(state, expected_state) < 5e-3
     with counted_blocks() as blocks:
-        unsplit, unsplit_state = run(x, use_qk_l2norm=norm, deterministic=True)
+        unsplit, unsplit_state = run(x, 2, use_qk_l2norm=norm, deterministic=True)  # too few for gdn/prefill_ahead
     assert blocks() == (len(lengths) if lengths else 1)
     assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
 
 
 @pytest.mark.parametrize("gates", [(-2.0, 0.0), (-1e-3, 0.0)])
 def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float], seed: int) -> None:
-    x = inputs(seed, 1100, gate_range=gates)
+    x = inputs(seed, 1600, gate_range=gates)
     expected, expected_state, steps = oracle(x)
     pool = torch.randn(3, *x["state"].shape[1:], generator=torch.Generator().manual_seed(seed))
     pool[1] = x["state"][0]
@@ -213,7 +213,7 @@ def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float]
     with emulated(), counted_blocks() as blocks:
         slots = torch.tensor([1])
         out, _, checkpoints = chunked_forward(**x | {"state": pool}, state_indices=slots, checkpoint_every=128)
-        assert blocks() == 2
+        assert blocks() == 3
     assert rel_rms(out, expected) < 5e-3 and rel_rms(pool[1], expected_state[0]) < 5e-3
     assert torch.equal(pool[::2], kept[::2]) and rel_rms(checkpoints, steps[0, 127::128]) < 5e-3
 
