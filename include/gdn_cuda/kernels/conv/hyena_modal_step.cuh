@@ -13,6 +13,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/conv/hyena_common.cuh>
 #include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
 
 namespace gdn_cuda::conv {
@@ -172,7 +173,7 @@ struct ModalStep {
 };
 
 template <HyenaModalStepConfig kConfig>
-__global__ void __launch_bounds__(kHyenaStepThreads, kConfig.blocks())
+__global__ void __launch_bounds__(kHyenaStepThreads, blocks_without_spills(kConfig.blocks()))
     hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
     const HyenaStepBlock block(args, kConfig.rows());
     const i64 channel = block.first_channel + threadIdx.x / kConfig.lanes;
