@@ -201,7 +201,7 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
         if (!kFirst) barrier(word).invalidate();
         barrier(word).init(arrivals);
     };
-    const bool imports = !kConfig.waves && shared.work.imports;  // items are all whole sequences
+    const bool imports = shared.work.imports;
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
         // Key, query and value producers, and the scalar warp's lanes; of records, the producers of a tail's keys and values.

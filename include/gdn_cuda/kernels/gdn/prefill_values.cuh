@@ -29,17 +29,15 @@ struct PrefillValues : PrefillProducts<kConfig> {
     using Factors = typename Plan::Factors;
     using TokenFactors = typename Base::TokenFactors;
 
-    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : Base(shared, args, shared.work) {}
-    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
-        : Base(shared, args, work) {}
+    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
 
     // For a warpgroup whose rows are all past the end, or a pass for records alone: it only arrives at the barriers, and leaves
     // the SM to the others.
-    __device__ __forceinline__ void skip_chunks(int first) {
+    __device__ __forceinline__ void skip_chunks() {
         signal_initial_state_read();
-        if (!kConfig.waves && work.pass == PrefillPass::link) skip_links();
+        if (work.pass == PrefillPass::link) skip_links();
 #pragma unroll 1
-        for (int chunk = first; chunk < work.chunks; ++chunk) {
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
             barrier(shared.ready[current.stage]).wait(current.parity);
             start_keeping(chunk);
@@ -48,16 +46,16 @@ struct PrefillValues : PrefillProducts<kConfig> {
         }
         signal_state_written();
     }
-    __device__ __forceinline__ void run(int first = 0) {
+    __device__ __forceinline__ void run() {
         const bool past_rows = kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows;
-        if (past_rows || (!kConfig.waves && work.pass == PrefillPass::records)) {
-            skip_chunks(first);
+        if (past_rows || work.pass == PrefillPass::records) {
+            skip_chunks();
             if (keeps()) wait_for_bulk_stores();
             return;
         }
         begin();
 #pragma unroll 1
-        for (int chunk = first, checked = -1;;) {
+        for (int chunk = 0, checked = -1;;) {
             chunk = run_chunks(chunk, checked);
             if (chunk >= work.chunks) break;
             if (products_may_overflow(chunk)) {
@@ -68,7 +66,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             }
         }
         end();
-        if (!kConfig.waves && thread == 0) cute::tma_store_wait<0>();
+        if (thread == 0) cute::tma_store_wait<0>();
         if (keeps()) wait_for_bulk_stores();
     }
 
@@ -100,7 +98,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             cute::warpgroup_wait<kQueriesFirst>();
             warpgroup_fence_operand(d);
             if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
-            const bool warm_up = !kConfig.waves && chunk < work.first_output;
+            const bool warm_up = chunk < work.first_output;
             form_x(x, x, d, own);
             if (resets && chunk != checked) [[unlikely]] {
                 if constexpr (kQueriesFirst) {  // ptxas serialises all wgmmas of a loop that exits with some in flight
@@ -133,13 +131,13 @@ struct PrefillValues : PrefillProducts<kConfig> {
             }
             if (without_tma && !warm_up) [[unlikely]]
                 store_output_without_tma(chunk);
-            if (!kConfig.waves && all.steps.data != nullptr) [[unlikely]]
+            if (all.steps.data != nullptr) [[unlikely]]
                 store_state(checkpoint(chunk));
         }
         return chunk;
     }
     __device__ __forceinline__ void run_chunk_by_tokens(int chunk) {
-        const bool stores = kConfig.waves || chunk >= work.first_output;
+        const bool stores = chunk >= work.first_output;
         const bool without_tma = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
         find_lane();
         if (thread == 0) cute::tma_store_wait<0>();
@@ -148,7 +146,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         run_tokens(chunk);
         store_output_tile(chunk, stores && !without_tma);
         if (stores && without_tma) store_output_without_tma(chunk);
-        if (!kConfig.waves && args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
+        if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
         round_state();
         finish_keeping();
         release(ChunkStage<kConfig.stages>(chunk).stage);
@@ -156,8 +154,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
 
     // Records are kept in a pass that stores no outputs, by one thread.
     __device__ __forceinline__ bool keeps() const {
-        return !kConfig.waves && work.exports &&
-               opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
+        return work.exports && opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
     }
     __device__ __forceinline__ void start_keeping(int chunk) const {
         if (keeps()) start_export<kConfig>(shared, chunk);
