@@ -6,9 +6,10 @@
 # `docs` makes build/docs/html from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; it needs no GPU.
 #   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
+#   GDN_TEST_EVERY_CONFIGURATION  1: `test` compiles every configuration of every kernel, instead of some of each
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-# Containers set it, and then each of the hundreds of processes of the tests would parse all that it imports.
+# Container images often set it; without bytecode, each of the tests' hundreds of processes would parse all that it imports.
 unset PYTHONDONTWRITEBYTECODE
 
 venv=.venv

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from gdn_inputs import to_double
 from helpers import rel_rms
+from other_kernels import CHOSEN, check_with
 from torch import Tensor
 
 import gdn_cuda
@@ -20,7 +17,6 @@ from gdn_cuda.reference import recurrent
 
 # Of output and state: V', the scores and the state are each rounded to bf16 for the tensor cores.
 BOUND = 5e-3
-PATH = os.environ.get("GDN_PREFILL", "auto")
 
 
 def oracle(inputs: dict[str, Tensor], **options: object) -> tuple[Tensor, Tensor, Tensor]:
@@ -327,10 +323,8 @@ def test_chunked_forward_in_a_pool_with_checkpoints(seed: int) -> None:
     assert torch.equal(checkpoints[:2], alone[2][:2]) and not checkpoints[2].any()
 
 
-@pytest.mark.skipif(PATH != "auto", reason="this is the child")
-@pytest.mark.parametrize("path", ["mma", "recurrent"])
-def test_all_tests_of_this_file_pass_with_the_other_kernels(path: str) -> None:
-    """The variable is read once a process, so another one runs this file: gdn/prefill would be chosen for most of it here."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__).resolve())]
-    done = subprocess.run(command, env={**os.environ, "GDN_PREFILL": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+@pytest.mark.skipif(CHOSEN != "auto", reason="this is the child")
+@pytest.mark.parametrize("kernels", ["mma", "recurrent"])
+def test_all_tests_of_this_file_pass_with_the_other_kernels(kernels: str) -> None:
+    """Hopper's own would be chosen for most of it here."""
+    check_with(kernels, __file__)

@@ -26,7 +26,7 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             if (chunk < work.first_output) {
-                take_nothing(chunk);
+                skip_chunk(chunk);
                 continue;
             }
             const ChunkStage<kConfig.stages> current(chunk);
@@ -60,8 +60,8 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     }
 
   private:
-    // The chain and the warp that stores go on without outputs.
-    __device__ __forceinline__ void take_nothing(int chunk) {
+    // A chunk without outputs: only the barriers on which the chain and the storing warp wait.
+    __device__ __forceinline__ void skip_chunk(int chunk) {
         const unsigned parity = chunk & 1;
         barrier(shared.state_given).wait(parity);
         signal(shared.state_taken);

@@ -92,7 +92,7 @@ struct PrefillBlock {
     __device__ __forceinline__ bool summarizes() const { return resumes() && end < chunks; }
     __device__ __forceinline__ bool link_before() const { return split == Split::linked && segment > 1; }
     __device__ __forceinline__ bool leaves_state() const { return split == Split::linked && segment == 0 && end < chunks; }
-    // Passes before the outputs, or the wait for the state, leave time for records.
+    // The first segment has one pass, and no use for records.
     __device__ __forceinline__ bool has_records() const { return resumes() && end - begin <= args.links.records_each; }
 
     // Sequences that are skipped or poisoned, and tokens past the last sequence.
@@ -204,7 +204,8 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
     const bool imports = shared.work.imports;
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
-        // Key, query and value producers, and the scalar warp's lanes; of records, the producers of a tail's keys and values.
+        // Producers of keys, queries and values, and the scalar warp's lanes; where records are read, the producers of the keys
+        // and values of a chunk with a tail.
         set(shared.loaded[i], imports ? 2 : 3 + 32);
         set(shared.factored[i], kWarpgroup);
         set(shared.ready[i], imports ? 4 : 2 * kWarpgroup);

@@ -53,8 +53,8 @@ struct alignas(1024) PrefillTile {
 enum class PrefillPass {
     transfer,  // rows of M
     summary,   // L
-    records,   // nothing but records
-    link,      // the state before this segment: that after the first one, through S M + L of those between
+    records,   // only the records that the outputs pass reads
+    link,      // the state before this segment: from the state after the first one, S M + L for each segment between
     outputs,
 };
 constexpr int kMaxPasses = 5;  // the rows of M may take two
@@ -63,14 +63,14 @@ constexpr int kMaxPasses = 5;  // the rows of M may take two
 // from the pass's first. A link loads M instead: 64 rows of M are stored like one chunk's keys.
 struct PrefillWork {
     PrefillPass pass;
-    bool exports, imports;               // what helper roles compute: is kept in records; is read from there instead
+    bool exports, imports;               // the pass writes what helper roles compute to records; reads it from there
     i64 start, initial_slot, last_slot;  // first token; element offsets of the sequence's state slots
     int length, chunks, first_output;    // chunks: 0 for a link; no outputs before chunk first_output
-    int first_scores;                    // no scores before it; those of a pass that exports are kept for a later one
+    int first_scores;                    // no scores before this chunk; a pass that exports forms all of them
     int spacing;                         // tokens from a chunk to the next, where a block takes some chunks only
     int tokens_before;                   // in the sequence
     bool begins, ends;                   // starts or ends the sequence
-    void* records;                       // of this block
+    void* records;                       // this block's, one a chunk
     int segment;
     i64 link;      // index of this segment's link
     i64 from, to;  // links whose state is loaded and stored; -1: the caller's state
@@ -86,11 +86,11 @@ struct PrefillLinks {
     void* transfers;         // M (dk, 2, dk): rounded to bf16, and the rounding residual
     unsigned* have_summary;  // per link: value groups that have written their rows of M and L
     unsigned* have_state;    // per link and row tile: value groups that have written the state after the first segment
-    i64 all;                 // of all heads
+    i64 all;                 // links of all heads
     int count;               // per head; 0: a head that remembers is not split
     void* records;           // PrefillRecord (sequence, head, segment, row tile, chunk of the segment)
-    int records_each;        // of a segment; a longer one has none
-    float first;             // length of the first segment, relative to the others, which have more passes
+    int records_each;        // room for the chunks of a segment; a longer segment has no records
+    float first;             // length of the first segment in lengths of the others, which take more passes
 };
 
 template <PrefillConfig kConfig>

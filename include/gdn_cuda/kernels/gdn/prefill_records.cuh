@@ -76,7 +76,7 @@ struct PrefillImport {
     }
 
   private:
-    // Ahead of its copies: decay and flags, which say whether there is a rest.
+    // Loaded a chunk ahead, as the flags say whether inverse_rest is copied.
     struct Scalars {
         float decay;
         typename Plan::CancelFlags cancels;
@@ -141,7 +141,9 @@ struct PrefillImport {
         clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in(work, chunk));
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
-        if (lane == 0) barrier(shared.ready[stage]).arrive(), barrier(shared.ready[stage]).arrive();
+        if (lane != 0) return;
+        barrier(shared.ready[stage]).arrive();  // for keys
+        barrier(shared.ready[stage]).arrive();  // for values
     }
 };
 

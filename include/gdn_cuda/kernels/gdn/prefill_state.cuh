@@ -225,8 +225,8 @@ struct PrefillState : Lane {
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
     }
-    // From the state after the first segment to the one before this segment. Every block does so for itself: they all wait for
-    // the same summaries, and the state stays in registers.
+    // From the state after the first segment to the one before this segment. Every block repeats the links before its own: all
+    // wait for the same summaries anyway, and the state stays in registers.
     __device__ __forceinline__ void follow_links() {
 #pragma unroll 1
         for (int segment = 1; segment < work.segment; ++segment) {

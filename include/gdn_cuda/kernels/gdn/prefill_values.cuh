@@ -40,8 +40,8 @@ struct PrefillValues : PrefillProducts<kConfig> {
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
             barrier(shared.ready[current.stage]).wait(current.parity);
-            start_keeping(chunk);
-            finish_keeping();
+            start_record(chunk);
+            finish_record();
             release(current.stage);
         }
         signal_state_written();
@@ -50,7 +50,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         const bool past_rows = kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows;
         if (past_rows || work.pass == PrefillPass::records) {
             skip_chunks();
-            if (keeps()) wait_for_bulk_stores();
+            if (writes_records()) wait_for_bulk_stores();
             return;
         }
         begin();
@@ -67,7 +67,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         }
         end();
         if (thread == 0) cute::tma_store_wait<0>();
-        if (keeps()) wait_for_bulk_stores();
+        if (writes_records()) wait_for_bulk_stores();
     }
 
     // Runs chunks from `first` on; stops before one that resets the state, as matrix products may spread NaN then, unless it is
@@ -142,26 +142,26 @@ struct PrefillValues : PrefillProducts<kConfig> {
         find_lane();
         if (thread == 0) cute::tma_store_wait<0>();
         warpgroup_sync();
-        start_keeping(chunk);
+        start_record(chunk);
         run_tokens(chunk);
         store_output_tile(chunk, stores && !without_tma);
         if (stores && without_tma) store_output_without_tma(chunk);
         if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
         round_state();
-        finish_keeping();
+        finish_record();
         release(ChunkStage<kConfig.stages>(chunk).stage);
     }
 
-    // Records are kept in a pass that stores no outputs, by one thread.
-    __device__ __forceinline__ bool keeps() const {
+    // One thread writes records, in a pass that stores no outputs.
+    __device__ __forceinline__ bool writes_records() const {
         return work.exports && opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
     }
-    __device__ __forceinline__ void start_keeping(int chunk) const {
-        if (keeps()) start_export<kConfig>(shared, chunk);
+    __device__ __forceinline__ void start_record(int chunk) const {
+        if (writes_records()) start_export<kConfig>(shared, chunk);
     }
     // Before the chunk is released.
-    __device__ __forceinline__ void finish_keeping() const {
-        if (keeps()) cute::tma_store_wait<0>();
+    __device__ __forceinline__ void finish_record() const {
+        if (writes_records()) cute::tma_store_wait<0>();
     }
 
     // From V' to the next state.
@@ -170,11 +170,11 @@ struct PrefillValues : PrefillProducts<kConfig> {
         unsigned update[kTokenSteps][4];
         pack_update(update, d, of_update);
         start_update(update, shared.stages[current.stage].key);
-        start_keeping(chunk);
+        start_record(chunk);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
         round_state();
-        finish_keeping();
+        finish_record();
         release(current.stage);
     }
     // From V' to the next state and the chunk's output.
@@ -187,7 +187,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
         const auto& factors = shared.factors[current.stage];
         unsigned x[kTokenSteps][4], update[kTokenSteps][4];
-        if constexpr (kTwoPart) start_keeping(chunk);
+        if constexpr (kTwoPart) start_record(chunk);
         if constexpr (kTwoPart) add_values_rest_to_state(d, of_update, stage);
         pack_update(update, d, of_update);
         pack_values(x, d);
@@ -204,7 +204,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(state);
             round_state();
-            if constexpr (kTwoPart) finish_keeping();
+            if constexpr (kTwoPart) finish_record();
             release(current.stage);
         } else {
             start_update(update, stage.key);
@@ -227,7 +227,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             start_with_tokens(d, x, matrices.scores, true);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(d);
-            if constexpr (kTwoPart) finish_keeping();
+            if constexpr (kTwoPart) finish_record();
             release(current.stage);
             store_output(d, chunk, by_tma);
         }

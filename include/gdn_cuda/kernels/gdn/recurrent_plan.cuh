@@ -57,7 +57,7 @@ struct RecurrentArgs {
     GateForms forms;
     Tagged A_log, dt_bias;  // of a raw gate
     int sequences, tokens, heads, heads_per_key, dk, dv;
-    int values, outputs;  // rows of the state, dv at most: that have values, else 0, and outputs, else none (chunked_summary)
+    int values, outputs;  // rows of the state with values (those below have 0) and with outputs; dv but for chunked_summary
     float scale;
     bool qk_norm;
     Tagged cu_seqlens;

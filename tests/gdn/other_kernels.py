@@ -1,0 +1,17 @@
+"""A test file once more, with other kernels of prefill than would be chosen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CHOSEN = os.environ.get("GDN_PREFILL", "auto")
+
+
+def check_with(kernels: str, file: str) -> None:
+    """In a process of its own: the variable is read once."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(file).resolve())]
+    done = subprocess.run(command, env={**os.environ, "GDN_PREFILL": kernels}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
