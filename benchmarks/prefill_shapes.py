@@ -1,6 +1,6 @@
 """Times of chunked_forward for each kind of gates, a row for each shape, with digests of outputs and final states.
 
-    python benchmarks/prefill_shapes.py [BxT:Hk/Hv ...]
+    python benchmarks/prefill_shapes.py [BxT:Hk/Hv[:l2norm|:deterministic|:GATES ...] ...]
 
 Run in two checkouts, one after the other on one GPU, it compares them: microseconds of a graph's replay, and whether the bits
 are the same. docs/benchmarks/prefill.md says what the kinds of gates are.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from gdn_cuda.gdn.measure_prefill import Shape, prefill_work
 SHAPES = (
     *("1x8192:4/8", "1x32768:4/8", "1x32768:2/4", "1x8192:8/16", "1x8192:16/32", "1x32768:16/32", "1x131072:4/8"),
     *("8x4096:16/32", "32x1024:16/32", "64x512:16/32", "8x2048:16/16"),
+    *("1x8192:16/32:l2norm", "8x4096:16/32:l2norm", "32x1024:16/32:l2norm"),
 )
 
 
@@ -44,10 +46,11 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__, gdn_cuda.__path__[0])
     timer = Timer(20)
     for name in sys.argv[1:] or SHAPES:
-        extent, heads = name.split(":")
+        extent, heads, *options = name.split(":")
         (batch, tokens), (key_heads, value_heads) = map(int, extent.split("x")), map(int, heads.split("/"))
-        shapes = [Shape(key_heads, value_heads, batch * (tokens,), gates=kind) for kind in KINDS]
-        print(f"{name:14}", "   ".join(cell(timer, shape) for shape in shapes), flush=True)
+        one = Shape(key_heads, value_heads, batch * (tokens,), l2norm="l2norm" in options, deterministic="deterministic" in options)
+        shapes = [replace(one, gates=kind) for kind in KINDS if kind in options or not set(KINDS) & set(options)]
+        print(f"{name:20}", "   ".join(cell(timer, shape) for shape in shapes), flush=True)
 
 
 if __name__ == "__main__":
