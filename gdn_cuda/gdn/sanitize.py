@@ -96,6 +96,10 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
             gdn_cuda.chunked_forward(**x, checkpoint_every=64)
             gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"))
         gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 150)))
+    # Blocks that take sequences one after another.
+    for dk, dv in (*dims, (128, 192)):
+        gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 70, B=20, Hk=8, Hv=16)))
+        gdn_cuda.chunked_forward(**padded(dk, dv, 130, B=20, Hk=8, Hv=16), use_qk_l2norm=True)
     # Split sequences: with two heads and weak gates, states carry over between segments; with 32, one of two launches computes.
     for heads, pace in ((2, 1e-4), (32, 1.0), (32, 1e-4)):
         split = padded(*dims[0], 5200, B=1, Hk=heads // 2, Hv=heads)

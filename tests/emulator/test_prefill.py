@@ -8,6 +8,7 @@ import pytest
 import torch
 from emulated import counted_blocks, emulated
 from gdn_inputs import take_sequence, to_double
+from guarded import bits
 from helpers import rel_rms
 from strong_gates import CASES, INF, NAN, ONE_GATE, SEVERAL, STATES, Case, check, check_other_heads_are_untouched, id_of
 from strong_gates import chunked_forward as poisoned_forward
@@ -112,6 +113,45 @@ def test_a_batch_gives_the_bits_of_each_sequence_alone(groups: int, multiprocess
     out, state = run(x, multiprocessors)
     alone, last = run({name: each[-1:] for name, each in x.items()}, multiprocessors)
     assert torch.equal(alone, out[-1:]) and torch.equal(last, state[-1:])
+
+
+# On one multiprocessor, a block takes all of these sequences, heads and rows one after another.
+@TYPES
+@pytest.mark.parametrize("dk", [64, 96, 128])
+@pytest.mark.parametrize("B, T, dv", [(6, 1, 128), (3, 65, 128), (2, 330, 128), (3, 130, 192)])
+def test_sequences_one_after_another(B: int, T: int, dv: int, dk: int, io: torch.dtype, seed: int) -> None:
+    x = inputs(seed, T, dk, dv, B=B, Hk=1, Hv=2, dtype=io, beta_max=2.0)
+    with emulated(1) as launched:
+        out, state = chunked_forward(**x, out=poisoned(x["value"]))[:2]
+    assert any(".waves = true" in name for name in launched())
+    assert state is not None
+    expected, expected_state, _ = oracle(x)
+    assert rel_rms(out, expected) < BOUND[io] and rel_rms(state, expected_state) < BOUND[io]
+    for n in range(B):
+        alone, last = run({name: each[n : n + 1] for name, each in x.items()}, 132)
+        assert torch.equal(alone, out[n : n + 1]) and torch.equal(last, state[n : n + 1])
+
+
+@pytest.mark.parametrize("skipped", [[], [0], [1, 2], [0, 1, 2, 3]])
+def test_slots_of_a_pool_one_after_another(skipped: list[int], seed: int) -> None:
+    x = inputs(seed, 70, 64, 128, B=4, Hk=1, Hv=2)
+    x["gate"][1, 30] = -INF
+    x["value"][1, 20] = INF  # taken token by token
+    pool = torch.randn(9, 2, 128, 64, generator=torch.Generator().manual_seed(seed))
+    slots = torch.tensor([4, 0, 3, 7])
+    given = {name: each for name, each in x.items() if name != "state"}
+    alone = [run({name: each[n : n + 1] for name, each in given.items()} | {"state": pool[slots[n : n + 1]]}) for n in range(4)]
+    before = pool.clone()
+    taken = slots.clone()
+    taken[skipped] = -1
+    with emulated(1) as launched:
+        out, _ = chunked_forward(**given, state=pool, state_indices=taken, out=poisoned(x["value"]))[:2]
+    assert any(".waves = true" in name for name in launched())
+    for n in range(4):
+        if n in skipped:
+            assert not out[n].any() and torch.equal(pool[slots[n]], before[slots[n]])
+        else:
+            assert torch.equal(bits(out[n]), bits(alone[n][0][0])) and torch.equal(bits(pool[slots[n]]), bits(alone[n][1][0]))
 
 
 def test_slices_of_one_projection(seed: int) -> None:

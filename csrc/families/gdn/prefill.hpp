@@ -173,13 +173,27 @@ inline std::string explain_prefill(const PrefillProblem& problem, const jit::Dev
 }
 
 inline constexpr std::array kPrefillConfigurations = [] {
-    std::array<PrefillConfig, 12> all{};
+    std::array<PrefillConfig, 18> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
-        for (const int head_k : {128, 96, 64})
+        for (const int head_k : {128, 96, 64}) {
             for (const int value_groups : {2, 1}) all[n++] = prefill_config(head_k, value_groups, io);
+            all[n] = prefill_config(head_k, 2, io);
+            all[n++].waves = true;
+        }
     return all;
 }();
+
+// Whether a block per multiprocessor takes sequences one after another (prefill_items.cuh). Two waves are as fast without, and
+// one is slower. Packed sequences differ in length: blocks that start as others end share them better. The loop over chunks has
+// no room to store checkpoints, nor to leave outputs out.
+inline bool prefill_in_waves(const PrefillConfig& config, i64 blocks, int segments, const RecurrentArgs& recurrence,
+                             const jit::DeviceTraits& device) {
+    constexpr i64 kLeastWaves = 3;
+    return config.value_groups == 2 && segments == 1 && ceil_div(blocks, i64{device.multiprocessors}) >= kLeastWaves &&
+           blocks <= std::numeric_limits<int>::max() - device.multiprocessors && recurrence.cu_seqlens.data == nullptr &&
+           recurrence.steps.data == nullptr && recurrence.outputs > 0;
+}
 
 struct PrefillTensors {
     jit::TiledTensor query, key, value, output;
@@ -251,7 +265,9 @@ struct Prefill {
     static void run(const PrefillProblem& problem, const PrefillChoice& choice, const RecurrentArgs& recurrence,
                     const PrefillTensors& tensors, const Target& target) {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
-        const Config& config = choice.config;
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        Config config = choice.config;
+        config.waves = !choice.ahead && prefill_in_waves(config, choice.blocks, choice.segments, recurrence, device);
         const auto map = [&](const jit::TiledTensor& tensor) {
             return jit::tile_map(tensor, problem.io, kChunk, target.ordinal);
         };
@@ -282,13 +298,21 @@ struct Prefill {
                   .takes = two ? PrefillTakes::if_all_forget : PrefillTakes::every_call,
                   .links = links,
                   .all_forget = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
-                  .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
+                  .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
+                  .items = config.waves ? static_cast<int>(choice.blocks) : 0};
         const auto why = [&](bool other) {
             return [&, other](const auto& device) {
                 return other ? "does the work if a head remembers across segments: no sequence is split then"
                              : explain_prefill(problem, device);
             };
         };
+        if (config.waves) {
+            const auto why_waves = [&](const auto& on) {
+                return fmt::format("{}; a block takes {} sequences and heads in turn", explain_prefill(problem, on),
+                                   ceil_div(choice.blocks, i64{on.multiprocessors}));
+            };
+            return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_waves);
+        }
         const auto launch_blocks = [&](const Config& of, i64 segments, bool other) {
             const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
             launch<Prefill>(of, args, {tiles, problem.heads, problem.sequences * segments}, target, why(other), other);

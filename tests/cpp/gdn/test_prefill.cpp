@@ -63,6 +63,26 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     EXPECT_EQ(split().segments, 1);
 }
 
+TEST(PrefillHeuristic, BlocksTakeSequencesInTurnWhereThereAreThreeWaves) {
+    const jit::DeviceTraits device;
+    const PrefillConfig wide = prefill_config(128, 2, DType::bf16);
+    const i64 wave = device.multiprocessors;
+    EXPECT_FALSE(prefill_in_waves(wide, 2 * wave, 1, {}, device));
+    EXPECT_TRUE(prefill_in_waves(wide, 2 * wave + 1, 1, {}, device));
+    EXPECT_FALSE(prefill_in_waves(prefill_config(128, 1, DType::bf16), 9 * wave, 1, {}, device));
+    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 2, {}, device));
+    int any = 0;
+    RecurrentArgs packed, steps;
+    packed.cu_seqlens.data = steps.steps.data = &any;
+    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, packed, device)) << "their lengths differ";
+    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, steps, device)) << "checkpoints are not stored";
+    for (PrefillConfig config : kPrefillConfigurations)
+        if (config.value_groups == 2) {
+            config.waves = true;
+            EXPECT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
+        }
+}
+
 // What heads that remember cost is at most 3 % more than without a split, and a second launch; calls too short for one stay
 // with gdn/prefill, and cost what its whole sequences do. A segment does not begin so early that it is more.
 TEST(PrefillHeuristic, HeadsThatRememberLoseNothingBySplits) {

@@ -12,7 +12,8 @@
 //
 // Most blocks take one pass. Where states cross segment borders, earlier passes compute and link segment summaries
 // (prefill_segments.cuh). A chunk whose gates reset the state and that holds infinities or NaN is taken token by token
-// (prefill_reset.cuh).
+// (prefill_reset.cuh). With three waves of blocks or more, a block per multiprocessor takes sequences one after another
+// (prefill_items.cuh).
 //
 // Bound: latency around the cycle of roles, and instruction issue; tensor cores are busy half of the time. On an H200 filled
 // with sequences, 54 to 59 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
@@ -21,6 +22,7 @@
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_block.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_values.cuh>
 
@@ -66,12 +68,56 @@ __device__ __forceinline__ void run_block(PrefillSharedPlan<kConfig>& shared, co
     }
 }
 
+// One role's loop over the block's items. Shuffled, the first chunk is warp-uniform for the compiler; operands' descriptors
+// would leave the uniform registers otherwise.
+template <class Role, PrefillConfig kConfig>
+__device__ __forceinline__ void run_items(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
+#pragma unroll 1
+    for (int number = 0;; ++number) {
+        const PrefillItem& item = slot_of(shared.items, number);
+        if (item.chunks == PrefillItem::kNone) break;
+        Role(shared, args, item).run(__shfl_sync(0xffffffffu, item.first, 0));
+    }
+}
+
+// A block that takes items one after another.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void run_waves(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
+    finish_items_without_chunks<kConfig>(args);
+    if (threadIdx.x < 32) {
+        if (threadIdx.x == 0) {
+            shared.items.begun = shared.items.planned = shared.items.planned_chunks = 0;
+            shared.items.next = static_cast<int>(blockIdx.x);
+            set_barriers<true>(shared);
+        }
+        __syncwarp();
+        plan_item(shared, args);
+        plan_items(shared, args);
+    }
+    clear_matrices<kConfig>(shared);
+    __syncthreads();
+
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler
+    if (group == 0) {
+        cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();
+        PrefillScores<kConfig>(shared, args).run();
+    } else if (group < kConfig.first_value_group()) {
+        cutlass::arch::warpgroup_reg_dealloc<kConfig.inverse_registers()>();
+        PrefillInverse<kConfig>(shared, args).run();
+    } else {
+        cutlass::arch::warpgroup_reg_alloc<kConfig.value_registers()>();
+        run_items<PrefillValues<kConfig>>(shared, args);
+        if (threadIdx.x % kWarpgroup == 0) cute::tma_store_wait<0>();
+    }
+}
+
 template <PrefillConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ PrefillArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
 
+    if constexpr (kConfig.waves) return run_waves<kConfig>(shared, args);
     // Two launches run concurrently and one of them does the work. One block of the second waits for the first to end, so that
     // later work in the stream waits for both.
     if (args.takes == PrefillTakes::if_all_forget) launch_dependent_grids();

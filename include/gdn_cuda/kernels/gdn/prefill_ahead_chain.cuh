@@ -30,7 +30,7 @@ struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     const typename Base::StatePlace carried;  // the state where a window of chunks begins or ends inside the sequence
 
     __device__ __forceinline__ PrefillChain(Plan& shared, const PrefillArgs& args, float* carried)
-        : Base(shared, args), carried{carried} {}
+        : Base(shared, args, shared.work), carried{carried} {}
 
     __device__ __forceinline__ void run() {
         load_state(work.begins ? first() : carried);

@@ -20,7 +20,7 @@ struct PrefillOutputs : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
     using Base::warpgroup_sync;
     using Plan = typename Base::Plan;
 
-    __device__ __forceinline__ PrefillOutputs(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
+    __device__ __forceinline__ PrefillOutputs(Plan& shared, const PrefillArgs& args) : Base(shared, args, shared.work) {}
 
     __device__ __forceinline__ void run() {
 #pragma unroll 1

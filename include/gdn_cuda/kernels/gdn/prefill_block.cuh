@@ -201,7 +201,7 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
         if (!kFirst) barrier(word).invalidate();
         barrier(word).init(arrivals);
     };
-    const bool imports = shared.work.imports;
+    const bool imports = !kConfig.waves && shared.work.imports;  // items are all whole sequences
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
         // Producers of keys, queries and values, and the scalar warp's lanes; where records are read, the producers of the keys

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/tf32.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -14,7 +14,6 @@ struct PrefillInverse : Lane {
 
     Plan& shared;
     const PrefillArgs& args;
-    const PrefillWork& work = shared.work;
 
     __device__ __forceinline__ PrefillInverse(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
         find_lane();
@@ -183,46 +182,73 @@ struct PrefillInverse : Lane {
     }
 
     __device__ __forceinline__ void run() {
-        if (!kSpaced && work.imports) return;
-        const int first = index();
+        if constexpr (kConfig.waves) {
+            run_items();
+        } else if (kSpaced || !shared.work.imports) {
 #pragma unroll 1
-        for (int chunk = first; chunk < work.chunks; chunk += kConfig.inverse_groups) {
-            const ChunkStage<kConfig.stages> current(chunk);
-            find_lane();
-            auto& stage = shared.stages[current.stage];
-            auto& factors = shared.factors[current.stage];
-            barrier(shared.loaded[current.stage]).wait(current.parity);
-            if (tokens_in<kSpaced>(work, chunk) < kChunk) [[unlikely]] {
-                clear_tokens_from<kConfig>(stage, thread, tokens_in<kSpaced>(work, chunk));
-                cutlass::arch::fence_view_async_shared();
-                NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
-            }
-            float products[32];
-            start_token_products<kConfig>(products, stage.key, stage.key);
-            barrier(shared.factored[current.stage]).wait(current.parity);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(products);
-            decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
-            // The other warps have read the previous chunk's blocks.
-            barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
-            store_blocks(products, factors.beta);
-            __syncwarp();
-            invert_diagonal();
-            warpgroup_sync();
-            const ChunkStage<kConfig.stages> next(opaque(chunk + 1));
-            barrier(shared.done[next.stage]).wait(next.parity ^ 1);
-            const int slot = chunk % (kConfig.stages - 1);
-            auto& matrices = shared.matrices[slot];
-            const bool cancels = store_column(factors, matrices.inverse);
-            if (cancels) [[unlikely]] {
-                find_lane();
-                store_rest(factors, matrices.inverse_rest);
-            }
-            if (lane == 0) shared.cancels[slot].column[warp] = cancels;
-            barrier(shared.walked[index()]).arrive();
-            cutlass::arch::fence_view_async_shared();
-            barrier(shared.ready[current.stage]).arrive();
+            for (int chunk = index(); chunk < shared.work.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
         }
+    }
+
+  private:
+    static constexpr int kPlanWarp = 3;  // its column of blocks is the shortest
+
+    enum Ends { no_item, item, block };
+
+    __device__ __forceinline__ void run_items() {
+        if (!has_items(shared.items)) return;
+#pragma unroll 1
+        for (int chunk = 0;; ++chunk) {
+            const int ends = run_chunk(chunk);
+            if (ends == no_item) [[likely]]
+                continue;
+            if (warp == kPlanWarp) plan_items(shared, args);
+            if (ends == block) break;
+        }
+    }
+    // Returns what ends with the chunk, where a block takes several items.
+    __device__ __forceinline__ int run_chunk(int chunk) {
+        const ChunkStage<kConfig.stages> current(chunk);
+        find_lane();
+        auto& stage = shared.stages[current.stage];
+        auto& factors = shared.factors[current.stage];
+        barrier(shared.loaded[current.stage]).wait(current.parity);
+        if (tokens_of<kConfig, kSpaced>(shared, chunk, current.stage) < kChunk) [[unlikely]] {
+            clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kSpaced>(shared, chunk, current.stage));
+            cutlass::arch::fence_view_async_shared();
+            NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
+        }
+        float products[32];
+        start_token_products<kConfig>(products, stage.key, stage.key);
+        barrier(shared.factored[current.stage]).wait(current.parity);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(products);
+        decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
+        // The other warps have read the previous chunk's blocks.
+        barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
+        store_blocks(products, factors.beta);
+        __syncwarp();
+        invert_diagonal();
+        warpgroup_sync();
+        const ChunkStage<kConfig.stages> next(opaque(chunk + 1));
+        barrier(shared.done[next.stage]).wait(next.parity ^ 1);
+        const int slot = chunk % (kConfig.stages - 1);
+        auto& matrices = shared.matrices[slot];
+        const bool cancels = store_column(factors, matrices.inverse);
+        if (cancels) [[unlikely]] {
+            find_lane();
+            store_rest(factors, matrices.inverse_rest);
+        }
+        if (lane == 0) shared.cancels[slot].column[warp] = cancels;
+        barrier(shared.walked[index()]).arrive();
+        cutlass::arch::fence_view_async_shared();
+        int ends = no_item;
+        if constexpr (kConfig.waves) {  // before scores may overwrite it
+            const auto& known = shared.items.chunks[current.stage];
+            ends = __any_sync(0xffffffffu, known.ends_item) + __any_sync(0xffffffffu, known.is_last);
+        }
+        barrier(shared.ready[current.stage]).arrive();
+        return ends;
     }
 };
 

@@ -21,10 +21,11 @@ struct PrefillConfig {
     int inverse_groups;  // warpgroups that invert I + A, in turn
     int stages;          // chunks in flight in shared memory
     DType io;
+    bool waves = false;  // a block per SM takes whole sequences one after another (prefill_items.cuh)
 
     constexpr bool operator==(const PrefillConfig&) const = default;
 
-    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io)
+    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, waves)
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
@@ -79,6 +80,33 @@ struct PrefillWork {
     int first_value;         // first value row; for M past dv, where TMA fills with zeros
     i64 checkpoints_before;  // of the sequences packed before
 };
+
+// One of the items that a block takes one after another: a sequence, a value head, some rows of the state. Its chunks and
+// tokens are counted from the block's first, so that stages and parities go on from item to item; `chunks` is where its chunks
+// end.
+struct PrefillItem : PrefillWork {
+    static constexpr int kNone = -1;  // as `chunks`, behind the last item
+    int first;                        // chunk
+    const char *gates, *betas;        // of its first token
+};
+struct PrefillItems {
+    // At an item's end the next two are planned, and kAhead chunks behind them: when the first of these two ends, it takes
+    // scores three chunks to see what is planned then, and scores reads the items of chunks two ahead. From the last item that
+    // a value warpgroup may be storing on, those are at most kSlots items if each has one chunk.
+    static constexpr int kAhead = 4, kSlots = 8, kNoMoreChunks = 1 << 30;
+    PrefillItem slots[kSlots];
+    struct alignas(4) Chunk {
+        short tokens;
+        bool ends_item, is_last;
+    };
+    Chunk chunks[3];           // by stage
+    int planned, begun, next;  // items: so many are planned and begun; of all blocks', the one to plan next
+    int planned_chunks;
+};
+template <bool kWaves>
+struct PrefillItemsIf {};
+template <>
+struct PrefillItemsIf<true> : PrefillItems {};
 
 // Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.
 struct PrefillLinks {
@@ -140,6 +168,7 @@ struct PrefillSharedPlan {
     unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
     unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
     unsigned long long linked;                          // M has been loaded
+    PrefillItemsIf<kConfig.waves> items;
 };
 
 // A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
@@ -177,6 +206,7 @@ struct PrefillArgs {
     unsigned*
         all_forget;  // a zero that the splitting launch changes as it takes the call, so that the other ends sooner; or nullptr
     unsigned* readers;  // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
+    int items;          // of all blocks, where each takes several
 };
 
 }  // namespace gdn_cuda::gdn

@@ -19,7 +19,8 @@ struct PrefillProducts : PrefillReset<kConfig, PlanType> {
     using Stage = typename Plan::Stage;
     using Factors = typename Plan::Factors;
 
-    __device__ __forceinline__ PrefillProducts(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
+    __device__ __forceinline__ PrefillProducts(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
+        : Base(shared, args, work) {}
 
     // d = S x^T for the chunk's keys or queries x.
     __device__ __forceinline__ void start_with_state(float (&d)[32], const PrefillTile* tokens) {

@@ -17,7 +17,8 @@ struct PrefillReset : PrefillState<kConfig, PlanType> {
     using Io = Storage<kIo>;
     static constexpr int kPieces = kConfig.head_k / 8;  // of a key; a thread holds two elements of each
 
-    __device__ __forceinline__ PrefillReset(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
+    __device__ __forceinline__ PrefillReset(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
+        : Base(shared, args, work) {}
 
     // Whether a chunk that resets the state must be taken token by token; uniform over the warpgroup.
     __device__ __forceinline__ bool products_may_overflow(int chunk) const {

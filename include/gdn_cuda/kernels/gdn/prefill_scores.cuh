@@ -2,6 +2,7 @@
 // computes the scores q k^T.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_records.cuh>
 
 namespace gdn_cuda::gdn {
@@ -30,14 +31,27 @@ struct PrefillScores : Lane {
 
     Plan& shared;
     const PrefillArgs& args;
-    const PrefillWork& work = shared.work;
+    int item = 0;  // of the next chunk, where a block takes several
 
     __device__ __forceinline__ PrefillScores(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
         find_lane();
     }
 
+    __device__ __forceinline__ const auto& work_of(int item) const {
+        if constexpr (kConfig.waves)
+            return slot_of(shared.items, item);
+        else
+            return shared.work;
+    }
+    // The item of a chunk, if that of the chunk before it is known.
+    __device__ __forceinline__ int item_of(int chunk, int item_before) const {
+        if constexpr (kConfig.waves) return item_before + ends_before(slot_of(shared.items, item_before), chunk);
+        return 0;
+    }
+
     // By lane 0 of every warp but kScalarWarp.
-    __device__ __forceinline__ void load_tiles(int chunk, const ChunkStage<kConfig.stages>& current) {
+    __device__ __forceinline__ void load_tiles(int chunk, int item, const ChunkStage<kConfig.stages>& current) {
+        const auto& work = work_of(item);
         if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
         auto& stage = shared.stages[current.stage];
         Barrier& loaded = barrier(shared.loaded[current.stage]);
@@ -60,11 +74,13 @@ struct PrefillScores : Lane {
         const char* at;
         RawNumber raw[2];
 
-        __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work)
-            : type(of.values.type), token_stride(static_cast<int>(of.token) * bytes_of(type)) {
+        __device__ __forceinline__ explicit ScalarStream(const Scalars& of)
+            : type(of.values.type), token_stride(static_cast<int>(of.token) * bytes_of(type)) {}
+        __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work) : ScalarStream(of) {
             at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
                  (work.start + 2 * (threadIdx.x % 32)) * token_stride;
         }
+        __device__ __forceinline__ void start_at(const char* first) { at = first + 2 * (threadIdx.x % 32) * token_stride; }
         __device__ __forceinline__ void issue_loads(int count, int to_next) {
             const int first = 2 * (threadIdx.x % 32);
             if (first < count) raw[0].load({at, type}, 0);
@@ -76,7 +92,15 @@ struct PrefillScores : Lane {
     __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         for (RawNumber* raw : {gates.raw, betas.raw})
             raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
+        if (kConfig.waves && warp != kScalarWarp) return;
+        const int of = item_of(chunk, item);
+        const auto& work = work_of(of);
         if (warp != kScalarWarp || chunk >= work.chunks) return;
+        if constexpr (kConfig.waves)
+            if (of != item || chunk == 0) [[unlikely]] {
+                gates.start_at(work.gates);
+                betas.start_at(work.betas);
+            }
         const int count = tokens_in<kSpaced>(work, chunk), to_next = chunk_spacing<kSpaced>(work);
         gates.issue_loads(count, to_next);
         betas.issue_loads(count, to_next);
@@ -84,13 +108,19 @@ struct PrefillScores : Lane {
     // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
     __device__ __forceinline__ void store_scalars(int chunk, const ChunkStage<kConfig.stages>& current, ScalarStream& gates,
                                                   ScalarStream& betas) {
-        if (warp != kScalarWarp || chunk >= work.chunks) return;
+        if (warp != kScalarWarp || chunk >= work_of(item).chunks) return;
         auto& factors = shared.factors[current.stage];
         bool resets;
         const float2 sums = cumulate(gates.values(), resets);
         reinterpret_cast<float2*>(factors.gate)[lane] = sums;
         reinterpret_cast<float2*>(factors.beta)[lane] = betas.values();
         if (lane == 31) shared.decay[current.stage] = resets ? kResets : exp2_fast(sums.y);
+        if constexpr (kConfig.waves)
+            if (lane == 0) {
+                const bool ends = chunk + 1 == work_of(item).chunks;
+                shared.items.chunks[current.stage] = {static_cast<short>(tokens_in(work_of(item), chunk)), ends,
+                                                      ends && work_of(item + 1).chunks == PrefillItem::kNone};
+            }
         barrier(shared.loaded[current.stage]).arrive();
     }
 
@@ -113,39 +143,54 @@ struct PrefillScores : Lane {
     }
 
     __device__ __forceinline__ void run() {
-        if (!kSpaced && work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
-        ScalarStream gates(args.recurrence.gate, work), betas(args.recurrence.beta, work);
+        if constexpr (kConfig.waves) {
+            run(ScalarStream(args.recurrence.gate), ScalarStream(args.recurrence.beta));
+        } else {
+            if (!kSpaced && shared.work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
+            run(ScalarStream(args.recurrence.gate, shared.work), ScalarStream(args.recurrence.beta, shared.work));
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void run(ScalarStream gates, ScalarStream betas) {
         issue_loads(0, gates, betas);
 #pragma unroll 1
-        for (int chunk = 0; chunk < kConfig.stages; ++chunk) load_tiles(chunk, ChunkStage<kConfig.stages>(chunk));
+        for (int chunk = 0, of = 0; chunk < kConfig.stages; ++chunk) {
+            of = item_of(chunk, of);
+            load_tiles(chunk, of, ChunkStage<kConfig.stages>(chunk));
+        }
         store_scalars(0, ChunkStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);
+        bool more = true;
+        if constexpr (kConfig.waves) more = has_items(shared.items);
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int chunk = 0; kConfig.waves ? more : chunk < shared.work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk), next(chunk + 1);
             find_lane();
             auto& stage = shared.stages[current.stage];
             auto& factors = shared.factors[current.stage];
             barrier(shared.loaded[current.stage]).wait(current.parity);
-            if (tokens_in<kSpaced>(work, chunk) < kChunk) [[unlikely]]
+            if (tokens_of<kConfig, kSpaced>(shared, chunk, current.stage) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
             compute_factors(stage, factors);
             barrier(shared.factored[current.stage]).arrive();
             barrier(shared.done[next.stage]).wait(next.parity ^ 1);
-            if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, next);
+            if constexpr (kConfig.waves) item += __any_sync(0xffffffffu, ends_before(work_of(item), chunk + 1));
+            if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, item, next);
             store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
-            if (chunk >= work.first_scores) {
+            if (kConfig.waves || chunk >= shared.work.first_scores) {
                 barrier(shared.factored[current.stage]).wait(current.parity);
                 decay(products, *this, factors.query_row, factors.column);
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
                                                 args.recurrence.scale);
                 cutlass::arch::fence_view_async_shared();
             }
+            if constexpr (kConfig.waves) more = is_followed(shared.items.chunks[current.stage]);
             barrier(shared.ready[current.stage]).arrive();
         }
     }

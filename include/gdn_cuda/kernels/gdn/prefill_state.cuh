@@ -16,12 +16,15 @@ struct PrefillState : Lane {
 
     Plan& shared;
     const PrefillArgs& args;
-    const PrefillWork& work = shared.work;
+    const PrefillWork& work;
 
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
 
-    __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) { find_lane(); }
+    __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
+        : shared(shared), args(args), work(work) {
+        find_lane();
+    }
 
     __device__ __forceinline__ int index() const {  // among the value warpgroups
         return kConfig.value_groups == 1 ? 0 : group - kConfig.first_value_group();
@@ -151,12 +154,12 @@ struct PrefillState : Lane {
     }
 
     __device__ __forceinline__ void signal_initial_state_read() const {
-        if (args.readers == nullptr || work.pass != PrefillPass::outputs) return;
+        if (kConfig.waves || args.readers == nullptr || work.pass != PrefillPass::outputs) return;
         warpgroup_sync();
         if (thread == 0) red_release(readers_of(args, work));
     }
     __device__ __forceinline__ void signal_state_written() const {
-        if (work.to < 0 || work.pass == PrefillPass::link) return;
+        if (kConfig.waves || work.to < 0 || work.pass == PrefillPass::link) return;
         warpgroup_sync();
         if (thread > 0) return;
         red_release(work.pass == PrefillPass::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
@@ -244,12 +247,12 @@ struct PrefillState : Lane {
             NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
     }
     __device__ __forceinline__ void begin() {
-        if (work.from >= 0) {
+        if (!kConfig.waves && work.from >= 0) {
             if (thread == 0 && work.from < args.links.all) await_state<kConfig>(args.links, work.from);
             warpgroup_sync();
             load_linked(work.from);
             if (work.pass == PrefillPass::link) follow_links();
-        } else if (work.pass == PrefillPass::transfer) {
+        } else if (!kConfig.waves && work.pass == PrefillPass::transfer) {
             set_identity();
         } else {
             load_state(first());
@@ -261,6 +264,7 @@ struct PrefillState : Lane {
     // Stores the pass's result.
     __device__ __forceinline__ void end() {
         find_lane();
+        if constexpr (kConfig.waves) return store_state(last());
         if (work.pass == PrefillPass::outputs && work.ends && args.readers != nullptr) {
             if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
             warpgroup_sync();

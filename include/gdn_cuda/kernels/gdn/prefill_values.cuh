@@ -29,15 +29,17 @@ struct PrefillValues : PrefillProducts<kConfig> {
     using Factors = typename Plan::Factors;
     using TokenFactors = typename Base::TokenFactors;
 
-    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
+    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : Base(shared, args, shared.work) {}
+    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
+        : Base(shared, args, work) {}
 
     // For a warpgroup whose rows are all past the end, or a pass for records alone: it only arrives at the barriers, and leaves
     // the SM to the others.
-    __device__ __forceinline__ void skip_chunks() {
+    __device__ __forceinline__ void skip_chunks(int first) {
         signal_initial_state_read();
-        if (work.pass == PrefillPass::link) skip_links();
+        if (!kConfig.waves && work.pass == PrefillPass::link) skip_links();
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int chunk = first; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
             barrier(shared.ready[current.stage]).wait(current.parity);
             start_record(chunk);
@@ -46,16 +48,16 @@ struct PrefillValues : PrefillProducts<kConfig> {
         }
         signal_state_written();
     }
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(int first = 0) {
         const bool past_rows = kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows;
-        if (past_rows || work.pass == PrefillPass::records) {
-            skip_chunks();
+        if (past_rows || (!kConfig.waves && work.pass == PrefillPass::records)) {
+            skip_chunks(first);
             if (writes_records()) wait_for_bulk_stores();
             return;
         }
         begin();
 #pragma unroll 1
-        for (int chunk = 0, checked = -1;;) {
+        for (int chunk = first, checked = -1;;) {
             chunk = run_chunks(chunk, checked);
             if (chunk >= work.chunks) break;
             if (products_may_overflow(chunk)) {
@@ -66,7 +68,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             }
         }
         end();
-        if (thread == 0) cute::tma_store_wait<0>();
+        if (!kConfig.waves && thread == 0) cute::tma_store_wait<0>();
         if (writes_records()) wait_for_bulk_stores();
     }
 
@@ -98,7 +100,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             cute::warpgroup_wait<kQueriesFirst>();
             warpgroup_fence_operand(d);
             if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
-            const bool warm_up = chunk < work.first_output;
+            const bool warm_up = !kConfig.waves && chunk < work.first_output;
             form_x(x, x, d, own);
             if (resets && chunk != checked) [[unlikely]] {
                 if constexpr (kQueriesFirst) {  // ptxas serialises all wgmmas of a loop that exits with some in flight
@@ -131,13 +133,13 @@ struct PrefillValues : PrefillProducts<kConfig> {
             }
             if (without_tma && !warm_up) [[unlikely]]
                 store_output_without_tma(chunk);
-            if (all.steps.data != nullptr) [[unlikely]]
+            if (!kConfig.waves && all.steps.data != nullptr) [[unlikely]]
                 store_state(checkpoint(chunk));
         }
         return chunk;
     }
     __device__ __forceinline__ void run_chunk_by_tokens(int chunk) {
-        const bool stores = chunk >= work.first_output;
+        const bool stores = kConfig.waves || chunk >= work.first_output;
         const bool without_tma = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
         find_lane();
         if (thread == 0) cute::tma_store_wait<0>();
@@ -146,7 +148,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         run_tokens(chunk);
         store_output_tile(chunk, stores && !without_tma);
         if (stores && without_tma) store_output_without_tma(chunk);
-        if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
+        if (!kConfig.waves && args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
         round_state();
         finish_record();
         release(ChunkStage<kConfig.stages>(chunk).stage);
@@ -154,7 +156,8 @@ struct PrefillValues : PrefillProducts<kConfig> {
 
     // One thread writes records, in a pass that stores no outputs.
     __device__ __forceinline__ bool writes_records() const {
-        return work.exports && opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
+        return !kConfig.waves && work.exports &&
+               opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
     }
     __device__ __forceinline__ void start_record(int chunk) const {
         if (writes_records()) start_export<kConfig>(shared, chunk);
