@@ -173,11 +173,15 @@ inline std::string explain_prefill(const PrefillProblem& problem, const jit::Dev
 }
 
 inline constexpr std::array kPrefillConfigurations = [] {
-    std::array<PrefillConfig, 18> all{};
+    std::array<PrefillConfig, 30> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const int head_k : {128, 96, 64}) {
-            for (const int value_groups : {2, 1}) all[n++] = prefill_config(head_k, value_groups, io);
+            for (const int value_groups : {2, 1})
+                for (const bool linked : {false, true}) {
+                    all[n] = prefill_config(head_k, value_groups, io);
+                    all[n++].linked = linked;
+                }
             all[n] = prefill_config(head_k, 2, io);
             all[n++].waves = true;
         }
@@ -239,8 +243,9 @@ struct Prefill {
     static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         const PrefillSplit split = prefill_split(problem, device);
-        const PrefillConfig config = prefill_config(problem, split);
-        const int links_of_head = prefill_cost(problem, split, device).linked ? split.segments - 1 : 0;
+        PrefillConfig config = prefill_config(problem, split);
+        config.linked = prefill_cost(problem, split, device).linked;
+        const int links_of_head = config.linked ? split.segments - 1 : 0;
         const i64 links = problem.sequences * problem.heads * links_of_head;
         const bool is_ahead = links_of_head == 0 && prefill_runs_ahead(problem, split, device);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();

@@ -28,13 +28,13 @@
 
 namespace gdn_cuda::gdn {
 
-// One role's loop over the block's passes; the kPrepares role sets up each next pass for all.
+// One role's loop over the block's passes, if it may have several; the kPrepares role sets up each next pass for all.
 template <class Role, bool kPrepares, PrefillConfig kConfig>
 __device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
 #pragma unroll 1
     while (true) {
         Role(shared, args).run();
-        if (shared.passes_left == 0) break;
+        if (!kConfig.linked || shared.passes_left == 0) break;
         NamedBarrier::sync(kConfig.threads(), kBlockBarrier);
         if (kPrepares && threadIdx.x == 0) {
             shared.work = shared.passes[--shared.passes_left];

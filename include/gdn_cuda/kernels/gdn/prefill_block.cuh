@@ -54,7 +54,7 @@ struct PrefillBlock {
         if (!is_taken(remembers)) return false;
         if (segment == 0) finish_without_chunks();
         if (place != Place::run || chunks == 0) return false;
-        if (whole_sequences() || share >= chunks || (remembers && args.links.count == 0)) return segment == 0;
+        if (whole_sequences() || share >= chunks || (remembers && !kConfig.linked)) return segment == 0;
         split = remembers ? Split::linked : Split::apart;
         begin = segment_begins = remembers ? linked_begin(segment) : min(segment * share, chunks);
         end = remembers ? linked_begin(segment + 1) : min(segment_begins + share, chunks);
@@ -123,6 +123,9 @@ struct PrefillBlock {
     __device__ __forceinline__ void plan_outputs(PrefillWork& work, int first, int last) {
         begin = segment_begins = first;
         end = last;
+        plan_outputs(work);
+    }
+    __device__ __forceinline__ void plan_outputs(PrefillWork& work) const {
         plan_pass(work, PrefillPass::outputs, first_row);
         i64 slot;
         find_slot(slot);
@@ -132,6 +135,7 @@ struct PrefillBlock {
     }
     // By one thread: the first pass goes to shared.work, the others to shared.passes, last first.
     __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
+        if constexpr (!kConfig.linked) return plan_outputs(shared.work);
         const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
         // Integers, since the compiler spills predicates that live through the loop.
         const int recorded = opaque(has_records()), summarized = opaque(summarizes());
@@ -201,7 +205,7 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
         if (!kFirst) barrier(word).invalidate();
         barrier(word).init(arrivals);
     };
-    const bool imports = !kConfig.waves && shared.work.imports;  // items are all whole sequences
+    const bool imports = kConfig.linked && shared.work.imports;
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
         // Producers of keys, queries and values, and the scalar warp's lanes; where records are read, the producers of the keys

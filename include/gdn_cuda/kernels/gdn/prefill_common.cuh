@@ -62,6 +62,11 @@ __device__ __forceinline__ int opaque(int x) {
     return x;
 }
 
+__device__ __forceinline__ float opaque(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
+
 // Stage and mbarrier parity of a chunk; recomputed rather than carried, to save registers.
 template <int kStages>
 struct ChunkStage {
@@ -116,20 +121,24 @@ __device__ __forceinline__ void add_squares(float& sum, const uint4& eight) {
     }
 }
 
-// log2(rsqrt(|x|^2 + epsilon)) of a row of swizzled tiles.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int row) {
-    float square = 0.f;
-#pragma unroll 1
-    for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
-        const unsigned from = tile_row(tiles[tile].bytes, row);
-#pragma unroll 4
-        for (int piece = 0; piece < 8; ++piece) {
-            if (kConfig.head_k % kTileElements != 0 && tile * kTileElements + piece * 8 >= kConfig.head_k) break;
-            add_squares<kConfig.io>(square, load_shared(row_piece(from, piece)));
-        }
-    }
+__device__ __forceinline__ float log_inverse_norm(float square) {
     return -0.5f * __log2f(square + kNormEpsilon);
+}
+
+// log_norm: log2 of the inverse norm, or 0 if keys are taken as they are.
+template <class Factors>
+__device__ __forceinline__ void store_key_factors(Factors& factors, int token, float log_norm) {
+    const float gate = factors.gate[token], end = factors.gate[kChunk - 1];
+    factors.column[token] = gate - log_norm;
+    factors.key_row[token] = gate + log_norm + __log2f(fabsf(factors.beta[token]));
+    factors.of_key[token] = exp2_fast(gate + log_norm);
+    factors.of_update[token] = exp2_fast(end - gate + log_norm);
+}
+template <class Factors>
+__device__ __forceinline__ void store_query_factors(Factors& factors, int token, float log_norm, float scale) {
+    const float gate = factors.gate[token];
+    factors.query_row[token] = gate + log_norm + __log2f(fabsf(scale));
+    factors.of_query[token] = scale * exp2_fast(gate + log_norm);
 }
 
 // left (64 x k) right^T (k x 64), both tokens of a chunk.
@@ -160,7 +169,8 @@ __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, c
 // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; kRest: its rounding residual, with zeros written above.
 template <DType kIo, bool kRest>
 __device__ __forceinline__ void store_scores(const float (&products)[32], const Lane& lane, PrefillTile& scores, float scale) {
-    const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
+    const int thread = opaque(static_cast<int>(threadIdx.x));  // what `lane` has would take a register until here
+    const unsigned to = tile_row(scores.bytes, thread % kWarpgroup / 32 * 16 + thread % 16);
     const int ahead = lane.g - 2 * lane.t;                                              // row minus the first of two columns
     const unsigned diagonal_mask = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
     const unsigned sign = scale < 0.f ? 0x80008000u : 0;

@@ -25,6 +25,20 @@ struct PrefillInverse : Lane {
     __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
     __device__ __forceinline__ Block* row_of_blocks(int row) const { return &scratch().blocks[row * (row + 1) / 2]; }
 
+    // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
+    __device__ __forceinline__ void compute_key_factors(const float (&products)[32], Factors& factors) const {
+        // By selections alone: ptxas serialises wgmmas whose accumulators are read behind a branch.
+        float squares[2] = {};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float x = opaque(g % 2 == 0 ? products[i / 2 * 8 + i % 2 * 6] : products[i / 2 * 8 + i % 2 * 6 + 1]);
+            if (i / 2 == warp) squares[i % 2] = x;
+        }
+        if (t == g / 2)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) store_key_factors(factors, 16 * warp + g + 8 * i, log_inverse_norm(squares[i]));
+    }
+
     // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
     __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
         unsigned sign[2];  // added, like the rounding constant
@@ -184,7 +198,7 @@ struct PrefillInverse : Lane {
     __device__ __forceinline__ void run() {
         if constexpr (kConfig.waves) {
             run_items();
-        } else if (kSpaced || !shared.work.imports) {
+        } else if (!kConfig.linked || !shared.work.imports) {
 #pragma unroll 1
             for (int chunk = index(); chunk < shared.work.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
         }
@@ -220,9 +234,13 @@ struct PrefillInverse : Lane {
         }
         float products[32];
         start_token_products<kConfig>(products, stage.key, stage.key);
-        barrier(shared.factored[current.stage]).wait(current.parity);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(products);
+        if (args.recurrence.qk_norm) {
+            compute_key_factors(products, factors);
+            barrier(shared.factored[current.stage]).arrive();
+        }
+        barrier(shared.factored[current.stage]).wait(current.parity);
         decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
         barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);

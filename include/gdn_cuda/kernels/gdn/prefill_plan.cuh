@@ -21,11 +21,12 @@ struct PrefillConfig {
     int inverse_groups;  // warpgroups that invert I + A, in turn
     int stages;          // chunks in flight in shared memory
     DType io;
-    bool waves = false;  // a block per SM takes whole sequences one after another (prefill_items.cuh)
+    bool linked = false;  // a block may take several passes, to hand states from segment to segment (prefill_segments.cuh)
+    bool waves = false;   // a block per SM takes whole sequences one after another (prefill_items.cuh)
 
     constexpr bool operator==(const PrefillConfig&) const = default;
 
-    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, waves)
+    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, linked, waves)
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

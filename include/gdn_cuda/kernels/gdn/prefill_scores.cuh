@@ -124,29 +124,35 @@ struct PrefillScores : Lane {
         barrier(shared.loaded[current.stage]).arrive();
     }
 
-    // Half of the threads: the factors of one key each; the others: of one query.
-    __device__ __forceinline__ void compute_factors(const typename Plan::Stage& stage, typename Plan::Factors& factors) {
+    // Without norms. Half of the threads: the factors of one key each; the others: of one query.
+    __device__ __forceinline__ void compute_factors(typename Plan::Factors& factors) const {
         const int token = thread % kChunk;
-        const bool of_key = thread < kChunk;
-        const float log_norm =
-            args.recurrence.qk_norm ? log_inverse_norm<kConfig>(of_key ? stage.key : stage.query, token) : 0.f;
-        const float gate = factors.gate[token], end = factors.gate[kChunk - 1], scale = args.recurrence.scale;
-        if (of_key) {
-            factors.column[token] = gate - log_norm;
-            factors.key_row[token] = gate + log_norm + __log2f(fabsf(factors.beta[token]));
-            factors.of_key[token] = exp2_fast(gate + log_norm);
-            factors.of_update[token] = exp2_fast(end - gate + log_norm);
-        } else {
-            factors.query_row[token] = gate + log_norm + __log2f(fabsf(scale));
-            factors.of_query[token] = scale * exp2_fast(gate + log_norm);
+        if (thread < kChunk)
+            store_key_factors(factors, token, 0.f);
+        else
+            store_query_factors(factors, token, 0.f, args.recurrence.scale);
+    }
+    // With norms: the factors of queries, by two threads each; the inverse role has those of keys.
+    __device__ __forceinline__ void compute_query_factors(const PrefillTile* queries, typename Plan::Factors& factors) const {
+        const int token = thread / 2, half = thread % 2;
+        float square = 0.f;
+#pragma unroll 1
+        for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
+            const unsigned from = tile_row(queries[tile].bytes, token);
+#pragma unroll
+            for (int piece = 0; piece < 4; ++piece)
+                add_squares<kConfig.io>(square, load_shared(row_piece(from, 4 * half + piece)));
         }
+        square += __shfl_xor_sync(0xffffffffu, square, 1);
+        if (half == 0) store_query_factors(factors, token, log_inverse_norm(square), args.recurrence.scale);
+        warpgroup_sync();
     }
 
     __device__ __forceinline__ void run() {
         if constexpr (kConfig.waves) {
             run(ScalarStream(args.recurrence.gate), ScalarStream(args.recurrence.beta));
         } else {
-            if (!kSpaced && shared.work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
+            if (kConfig.linked && shared.work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
             run(ScalarStream(args.recurrence.gate, shared.work), ScalarStream(args.recurrence.beta, shared.work));
         }
     }
@@ -174,8 +180,12 @@ struct PrefillScores : Lane {
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
-            compute_factors(stage, factors);
-            barrier(shared.factored[current.stage]).arrive();
+            if (args.recurrence.qk_norm) {
+                compute_query_factors(stage.query, factors);
+            } else {
+                compute_factors(factors);
+                barrier(shared.factored[current.stage]).arrive();
+            }
             barrier(shared.done[next.stage]).wait(next.parity ^ 1);
             if constexpr (kConfig.waves) item += __any_sync(0xffffffffu, ends_before(work_of(item), chunk + 1));
             if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, item, next);

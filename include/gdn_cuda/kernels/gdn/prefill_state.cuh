@@ -30,6 +30,10 @@ struct PrefillState : Lane {
         return kConfig.value_groups == 1 ? 0 : group - kConfig.first_value_group();
     }
 
+    __device__ __forceinline__ bool is_pass(PrefillPass pass) const {
+        return kConfig.linked ? work.pass == pass : pass == PrefillPass::outputs;
+    }
+
     // Whether `found` holds for any thread of this warpgroup.
     __device__ __forceinline__ bool any_of_group(bool found) const {
         const int number = NamedBarrier::ReservedNamedBarrierCount + kWarpgroupBarrier + group;
@@ -154,15 +158,15 @@ struct PrefillState : Lane {
     }
 
     __device__ __forceinline__ void signal_initial_state_read() const {
-        if (kConfig.waves || args.readers == nullptr || work.pass != PrefillPass::outputs) return;
+        if (kConfig.waves || args.readers == nullptr || !is_pass(PrefillPass::outputs)) return;
         warpgroup_sync();
         if (thread == 0) red_release(readers_of(args, work));
     }
     __device__ __forceinline__ void signal_state_written() const {
-        if (kConfig.waves || work.to < 0 || work.pass == PrefillPass::link) return;
+        if (!kConfig.linked || work.to < 0 || is_pass(PrefillPass::link)) return;
         warpgroup_sync();
         if (thread > 0) return;
-        red_release(work.pass == PrefillPass::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
+        red_release(is_pass(PrefillPass::summary) ? args.links.have_summary + work.link : have_state(args.links, work.to));
     }
 
     // By one thread: loads a link's M into the key tiles and its rounding residual into the query tiles.
@@ -247,12 +251,12 @@ struct PrefillState : Lane {
             NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
     }
     __device__ __forceinline__ void begin() {
-        if (!kConfig.waves && work.from >= 0) {
+        if (kConfig.linked && work.from >= 0) {
             if (thread == 0 && work.from < args.links.all) await_state<kConfig>(args.links, work.from);
             warpgroup_sync();
             load_linked(work.from);
-            if (work.pass == PrefillPass::link) follow_links();
-        } else if (!kConfig.waves && work.pass == PrefillPass::transfer) {
+            if (is_pass(PrefillPass::link)) follow_links();
+        } else if (is_pass(PrefillPass::transfer)) {
             set_identity();
         } else {
             load_state(first());
@@ -264,14 +268,13 @@ struct PrefillState : Lane {
     // Stores the pass's result.
     __device__ __forceinline__ void end() {
         find_lane();
-        if constexpr (kConfig.waves) return store_state(last());
-        if (work.pass == PrefillPass::outputs && work.ends && args.readers != nullptr) {
+        if (!kConfig.waves && is_pass(PrefillPass::outputs) && work.ends && args.readers != nullptr) {
             if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
             warpgroup_sync();
         }
-        if (work.pass == PrefillPass::transfer)
+        if (is_pass(PrefillPass::transfer))
             store_transfer();
-        else if (work.to >= 0)
+        else if (kConfig.linked && work.to >= 0)
             store_linked(work.to);
         else
             store_state(last());

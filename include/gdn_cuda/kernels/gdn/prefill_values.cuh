@@ -15,7 +15,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         Base::scale_tokens, Base::start_update, Base::start_with_state, Base::start_with_tokens, Base::store_output,
         Base::store_output_tile, Base::store_output_without_tma;
     using Base::args, Base::shared, Base::work, Base::state;
-    using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::index, Base::products_may_overflow,
+    using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::index, Base::is_pass, Base::products_may_overflow,
         Base::round_state, Base::run_tokens, Base::signal_initial_state_read, Base::signal_state_written, Base::skip_links,
         Base::store_state, Base::warpgroup_sync;
     using Base::kTokenSteps;
@@ -37,7 +37,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
     // the SM to the others.
     __device__ __forceinline__ void skip_chunks(int first) {
         signal_initial_state_read();
-        if (!kConfig.waves && work.pass == PrefillPass::link) skip_links();
+        if (is_pass(PrefillPass::link)) skip_links();
 #pragma unroll 1
         for (int chunk = first; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
@@ -50,7 +50,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
     }
     __device__ __forceinline__ void run(int first = 0) {
         const bool past_rows = kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows;
-        if (past_rows || (!kConfig.waves && work.pass == PrefillPass::records)) {
+        if (past_rows || is_pass(PrefillPass::records)) {
             skip_chunks(first);
             if (writes_records()) wait_for_bulk_stores();
             return;
@@ -156,7 +156,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
 
     // One thread writes records, in a pass that stores no outputs.
     __device__ __forceinline__ bool writes_records() const {
-        return !kConfig.waves && work.exports &&
+        return kConfig.linked && work.exports &&
                opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
     }
     __device__ __forceinline__ void start_record(int chunk) const {
