@@ -88,7 +88,7 @@ def test_hostile_inputs(gates: tuple[float, float], key_mode: str, groups: int, 
 
 
 @GROUPS
-@pytest.mark.parametrize("lengths", [[70, 1, 0, 128, 65], [0, 0, 3], [200]])
+@pytest.mark.parametrize("lengths", [[70, 1, 0, 128, 65], [3, 70, 3, 70], [0, 0, 3], [200]])
 def test_packed_sequences(lengths: list[int], groups: int, multiprocessors: int, seed: int) -> None:
     x = packed_inputs(seed, lengths, 96, 128, gate_range=(-2.0, 0.0))
     check_call(x, multiprocessors, groups)

@@ -199,6 +199,14 @@ inline bool prefill_in_waves(const PrefillConfig& config, i64 blocks, int segmen
            recurrence.steps.data == nullptr && recurrence.outputs > 0;
 }
 
+// Whether blocks find the longest of packed sequences first (prefill_block.cuh): where all run at once, it is as good to start
+// any.
+inline bool prefill_takes_longest_first(i64 blocks, int segments, const RecurrentArgs& recurrence,
+                                        const jit::DeviceTraits& device) {
+    return recurrence.cu_seqlens.data != nullptr && recurrence.sequences <= kMostByLength && segments == 1 &&
+           blocks > device.multiprocessors;
+}
+
 struct PrefillTensors {
     jit::TiledTensor query, key, value, output;
     bool in_place;     // final states overwrite the initial states
@@ -304,7 +312,8 @@ struct Prefill {
                   .links = links,
                   .all_forget = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
-                  .items = config.waves ? static_cast<int>(choice.blocks) : 0};
+                  .items = config.waves ? static_cast<int>(choice.blocks) : 0,
+                  .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device)};
         const auto why = [&](bool other) {
             return [&, other](const auto& device) {
                 return other ? "does the work if a head remembers across segments: no sequence is split then"

@@ -76,11 +76,38 @@ TEST(PrefillHeuristic, BlocksTakeSequencesInTurnWhereThereAreThreeWaves) {
     packed.cu_seqlens.data = steps.steps.data = &any;
     EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, packed, device)) << "their lengths differ";
     EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, steps, device)) << "checkpoints are not stored";
-    for (PrefillConfig config : kPrefillConfigurations)
-        if (config.value_groups == 2) {
-            config.waves = true;
-            EXPECT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
-        }
+}
+
+TEST(PrefillHeuristic, TheLongestPackedSequencesStartFirst) {
+    const jit::DeviceTraits device;
+    int any = 0;
+    RecurrentArgs packed{.sequences = kMostByLength};
+    packed.cu_seqlens.data = &any;
+    EXPECT_TRUE(prefill_takes_longest_first(device.multiprocessors + 1, 1, packed, device));
+    EXPECT_FALSE(prefill_takes_longest_first(device.multiprocessors, 1, packed, device)) << "all start at once";
+    EXPECT_FALSE(prefill_takes_longest_first(device.multiprocessors + 1, 2, packed, device));
+    EXPECT_FALSE(prefill_takes_longest_first(device.multiprocessors + 1, 1, {}, device)) << "all are of one length";
+    ++packed.sequences;
+    EXPECT_FALSE(prefill_takes_longest_first(device.multiprocessors + 1, 1, packed, device))
+        << "each block would compare too many";
+}
+
+// Those that run() makes of one that was chosen.
+TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
+    const auto expect_registered = [](const PrefillConfig& config) {
+        EXPECT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
+    };
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : {64, 96, 128})
+            for (const int value_groups : {1, 2}) {
+                PrefillConfig config = prefill_config(head_k, value_groups, io);
+                expect_registered(config);
+                config.linked = true;
+                expect_registered(config);
+                config.linked = false;
+                config.waves = true;
+                if (value_groups == 2) expect_registered(config);
+            }
 }
 
 // What heads that remember cost is at most 3 % more than without a split, and a second launch; calls too short for one stay

@@ -46,7 +46,7 @@ __device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, c
 
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void run_block(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
-    PrefillBlock<kConfig> block(args);
+    PrefillBlock<kConfig> block(args, shared);
     if (!block.find_start(shared.factors[0].gate)) return;
     if (threadIdx.x == 0) {
         block.plan_passes(shared);

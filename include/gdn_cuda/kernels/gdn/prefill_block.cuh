@@ -19,8 +19,8 @@ struct PrefillBlock {
     Split split = Split::whole;
     int begin = 0, segment_begins = 0, end;  // in chunks; outputs are stored from segment_begins on
 
-    __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args)
-        : PrefillBlock(args, static_cast<int>(blockIdx.z) / segments_of(args), static_cast<int>(blockIdx.z) % segments_of(args),
+    __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, PrefillSharedPlan<kConfig>& shared)
+        : PrefillBlock(args, sequence_of(args, shared), static_cast<int>(blockIdx.z) % segments_of(args),
                        static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)) {}
     __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int sequence, int segment, int head, int tile)
         : args(args), sequence(sequence), segment(segment), head(head), first_row(tile * kRows) {
@@ -33,6 +33,24 @@ struct PrefillBlock {
     }
     __device__ __forceinline__ static int segments_of(const PrefillArgs& args) {
         return args.takes == PrefillTakes::if_one_remembers ? 1 : args.segments;
+    }
+    // Packed sequences are taken longest first: one that starts as others end should be short. Called by the whole block.
+    __device__ __forceinline__ static int sequence_of(const PrefillArgs& args, PrefillSharedPlan<kConfig>& shared) {
+        const int number = static_cast<int>(blockIdx.z) / segments_of(args);
+        if (kConfig.linked || !args.longest_first) return number;
+        const RecurrentArgs& all = args.recurrence;
+        const int own = static_cast<int>(threadIdx.x);
+        auto* const lengths = reinterpret_cast<int*>(shared.inverse);
+        static_assert(kMostByLength <= kConfig.threads() && (kMostByLength + 1) * sizeof(int) <= sizeof(shared.inverse));
+        if (own < all.sequences) lengths[own] = span_of(all.cu_seqlens, own, all.tokens).length;
+        __syncthreads();
+        int before = 0;
+        if (own < all.sequences)
+            for (int i = 0; i < all.sequences; ++i)
+                before += lengths[i] > lengths[own] || (lengths[i] == lengths[own] && i < own);
+        if (own < all.sequences && before == number) lengths[kMostByLength] = own;
+        __syncthreads();
+        return lengths[kMostByLength];
     }
     // pair: of sequence and head.
     __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int pair, int tile)

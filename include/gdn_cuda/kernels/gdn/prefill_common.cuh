@@ -125,12 +125,17 @@ __device__ __forceinline__ float log_inverse_norm(float square) {
     return -0.5f * __log2f(square + kNormEpsilon);
 }
 
-// log_norm: log2 of the inverse norm, or 0 if keys are taken as they are.
+// A key's exponents. log_norm: log2 of the inverse norm, or 0 if keys are taken as they are.
 template <class Factors>
-__device__ __forceinline__ void store_key_factors(Factors& factors, int token, float log_norm) {
-    const float gate = factors.gate[token], end = factors.gate[kChunk - 1];
+__device__ __forceinline__ void store_key_exponents(Factors& factors, int token, float log_norm) {
+    const float gate = factors.gate[token];
     factors.column[token] = gate - log_norm;
     factors.key_row[token] = gate + log_norm + __log2f(fabsf(factors.beta[token]));
+}
+// And its scales, which are needed later.
+template <class Factors>
+__device__ __forceinline__ void store_key_scales(Factors& factors, int token, float log_norm) {
+    const float gate = factors.gate[token], end = factors.gate[kChunk - 1];
     factors.of_key[token] = exp2_fast(gate + log_norm);
     factors.of_update[token] = exp2_fast(end - gate + log_norm);
 }
@@ -184,7 +189,7 @@ __device__ __forceinline__ void store_scores(const float (&products)[32], const 
             const unsigned rounded = pack<kIo>(x, next);
             return (kRest ? pack_rest<kIo>(x, next, rounded) : rounded) ^ sign;
         };
-        stmatrix_x4(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
+        stmatrix_x4(row_piece(to, n + thread % 32 / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
 

@@ -26,7 +26,7 @@ struct PrefillInverse : Lane {
     __device__ __forceinline__ Block* row_of_blocks(int row) const { return &scratch().blocks[row * (row + 1) / 2]; }
 
     // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
-    __device__ __forceinline__ void compute_key_factors(const float (&products)[32], Factors& factors) const {
+    __device__ __forceinline__ void compute_key_exponents(const float (&products)[32], Factors& factors) const {
         // By selections alone: ptxas serialises wgmmas whose accumulators are read behind a branch.
         float squares[2] = {};
 #pragma unroll
@@ -34,9 +34,14 @@ struct PrefillInverse : Lane {
             const float x = opaque(g % 2 == 0 ? products[i / 2 * 8 + i % 2 * 6] : products[i / 2 * 8 + i % 2 * 6 + 1]);
             if (i / 2 == warp) squares[i % 2] = x;
         }
-        if (t == g / 2)
+        if (t != g / 2) return;
 #pragma unroll
-            for (int i = 0; i < 2; ++i) store_key_factors(factors, 16 * warp + g + 8 * i, log_inverse_norm(squares[i]));
+        for (int i = 0; i < 2; ++i) {
+            const int token = 16 * warp + g + 8 * i;
+            const float log_norm = log_inverse_norm(squares[i]);
+            store_key_exponents(factors, token, log_norm);
+            factors.of_key[token] = log_norm;  // scores replaces it by the scale
+        }
     }
 
     // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
@@ -111,13 +116,14 @@ struct PrefillInverse : Lane {
             a[step][3] = to_tf32(d[step][3]);
         }
     }
-    // d += a b^T
+    // d += a b^T. kLower: b is zero above its diagonal.
+    template <bool kLower = false>
     __device__ __forceinline__ void add_block_product(Transposed& d, const Operand& a, const Block& b) {
         const int halves[2] = {Block::at(g, 2 * t), Block::at(g, 8 + 2 * t)};
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
-            for (int n = 0; n < 2; ++n) {
+            for (int n = kLower ? step : 0; n < 2; ++n) {
                 const float2 pair = pair_at(&b.numbers[halves[step] + n * Block::kEightRows]);
                 mma_m16n8k8_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
             }
@@ -143,12 +149,15 @@ struct PrefillInverse : Lane {
         if (warp + kBelow > 3) return;
         make_operand(column[kBelow - 1], x);
         const Block* blocks = row_of_blocks(warp + kBelow) + warp;
-        Transposed sum = {}, next = {};
+        Transposed sum = {}, odd = {}, next = {};  // two sums: a product waits long for one that it adds to
 #pragma unroll
-        for (int m = 0; m < kBelow; ++m) add_block_product(sum, column[m], blocks[m]);
+        for (int m = 0; m < kBelow; ++m) add_block_product(m % 2 == 0 ? sum : odd, column[m], blocks[m]);
+        if constexpr (kBelow > 1)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += odd[i / 4][i % 4];
         Operand left;
         make_operand(left, sum);
-        add_block_product(next, left, blocks[kBelow]);
+        add_block_product<true>(next, left, blocks[kBelow]);
         visit_scaled<kBelow>(next, beta, visit);
         if constexpr (kBelow < 3) multiply_down<kBelow + 1>(column, next, beta, visit);
     }
@@ -237,7 +246,7 @@ struct PrefillInverse : Lane {
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(products);
         if (args.recurrence.qk_norm) {
-            compute_key_factors(products, factors);
+            compute_key_exponents(products, factors);
             barrier(shared.factored[current.stage]).arrive();
         }
         barrier(shared.factored[current.stage]).wait(current.parity);

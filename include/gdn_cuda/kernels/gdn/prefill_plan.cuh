@@ -11,6 +11,7 @@ constexpr int kWarpgroup = 128;      // threads
 constexpr int kValueRows = 64;       // rows of the state per value warpgroup
 constexpr int kTileElements = 64;    // elements in a 128-byte row
 constexpr int kShortestSegment = 8;  // chunks
+constexpr int kMostByLength = 256;   // packed sequences that are ordered by their lengths
 
 // Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
 constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
@@ -206,8 +207,9 @@ struct PrefillArgs {
     PrefillLinks links;
     unsigned*
         all_forget;  // a zero that the splitting launch changes as it takes the call, so that the other ends sooner; or nullptr
-    unsigned* readers;  // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
-    int items;          // of all blocks, where each takes several
+    unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
+    int items;           // of all blocks, where each takes several
+    bool longest_first;  // sequences, by blocks that take one each
 };
 
 }  // namespace gdn_cuda::gdn

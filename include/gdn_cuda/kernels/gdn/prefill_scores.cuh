@@ -124,15 +124,15 @@ struct PrefillScores : Lane {
         barrier(shared.loaded[current.stage]).arrive();
     }
 
-    // Without norms. Half of the threads: the factors of one key each; the others: of one query.
+    // Without norms. Half of the threads: the exponents of one key each; the others: the factors of one query.
     __device__ __forceinline__ void compute_factors(typename Plan::Factors& factors) const {
         const int token = thread % kChunk;
         if (thread < kChunk)
-            store_key_factors(factors, token, 0.f);
+            store_key_exponents(factors, token, 0.f);
         else
             store_query_factors(factors, token, 0.f, args.recurrence.scale);
     }
-    // With norms: the factors of queries, by two threads each; the inverse role has those of keys.
+    // With norms: the factors of queries, by two threads each; the inverse role has the exponents of keys.
     __device__ __forceinline__ void compute_query_factors(const PrefillTile* queries, typename Plan::Factors& factors) const {
         const int token = thread / 2, half = thread % 2;
         float square = 0.f;
@@ -193,8 +193,9 @@ struct PrefillScores : Lane {
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
+            barrier(shared.factored[current.stage]).wait(current.parity);
+            if (thread < kChunk) store_key_scales(factors, thread, args.recurrence.qk_norm ? factors.of_key[thread] : 0.f);
             if (kConfig.waves || chunk >= shared.work.first_scores) {
-                barrier(shared.factored[current.stage]).wait(current.parity);
                 decay(products, *this, factors.query_row, factors.column);
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
                                                 args.recurrence.scale);
