@@ -16,7 +16,7 @@
 // (prefill_items.cuh).
 //
 // Bound: latency around the cycle of roles, and instruction issue; tensor cores are busy half of the time. On an H200 filled
-// with sequences, 54 to 59 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
+// with sequences, 53 to 62 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>

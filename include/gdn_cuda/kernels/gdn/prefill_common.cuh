@@ -174,8 +174,7 @@ __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, c
 // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; kRest: its rounding residual, with zeros written above.
 template <DType kIo, bool kRest>
 __device__ __forceinline__ void store_scores(const float (&products)[32], const Lane& lane, PrefillTile& scores, float scale) {
-    const int thread = opaque(static_cast<int>(threadIdx.x));  // what `lane` has would take a register until here
-    const unsigned to = tile_row(scores.bytes, thread % kWarpgroup / 32 * 16 + thread % 16);
+    const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
     const int ahead = lane.g - 2 * lane.t;                                              // row minus the first of two columns
     const unsigned diagonal_mask = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
     const unsigned sign = scale < 0.f ? 0x80008000u : 0;
@@ -189,7 +188,7 @@ __device__ __forceinline__ void store_scores(const float (&products)[32], const 
             const unsigned rounded = pack<kIo>(x, next);
             return (kRest ? pack_rest<kIo>(x, next, rounded) : rounded) ^ sign;
         };
-        stmatrix_x4(row_piece(to, n + thread % 32 / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
+        stmatrix_x4(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
 

@@ -1,4 +1,5 @@
 // The inverse role of gdn/prefill: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and block products (tf32).
+// It is the busiest role: what it does for a chunk, the chunk takes longer.
 #pragma once
 
 #include <gdn_cuda/kernels/common/tf32.cuh>

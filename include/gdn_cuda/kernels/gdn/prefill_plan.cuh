@@ -166,7 +166,8 @@ struct PrefillSharedPlan {
     float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
     PrefillWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
     int passes_left;
-    unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
+    unsigned long long loaded[kConfig.stages], ready[kConfig.stages];
+    unsigned long long factored[kConfig.stages];        // exponents of keys, by scores, or with norms by the inverse
     unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
     unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
     unsigned long long linked;                          // M has been loaded

@@ -1,5 +1,5 @@
-// The scores role of gdn/prefill: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms, and
-// computes the scores q k^T.
+// The scores role of gdn/prefill: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms (of
+// keys, whose squares are the diagonal of k k^T, the inverse role), and computes the scores q k^T.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_items.cuh>
@@ -197,6 +197,8 @@ struct PrefillScores : Lane {
             if (thread < kChunk) store_key_scales(factors, thread, args.recurrence.qk_norm ? factors.of_key[thread] : 0.f);
             if (kConfig.waves || chunk >= shared.work.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
+                if constexpr (kConfig.linked)
+                    lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // else it is kept until here, in a register too many
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
                                                 args.recurrence.scale);
                 cutlass::arch::fence_view_async_shared();
