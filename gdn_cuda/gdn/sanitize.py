@@ -97,7 +97,7 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
             gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"))
         gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 150)))
     # Blocks that take sequences one after another.
-    for dk, dv in (*dims, (128, 192)):
+    for dk, dv in (*dims, (128, 256)):
         gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 70, B=20, Hk=8, Hv=16)))
         gdn_cuda.chunked_forward(**padded(dk, dv, 130, B=20, Hk=8, Hv=16), use_qk_l2norm=True)
     # Split sequences: with two heads and weak gates, states carry over between segments; with 32, one of two launches computes.

@@ -118,7 +118,7 @@ def test_a_batch_gives_the_bits_of_each_sequence_alone(groups: int, multiprocess
 # On one multiprocessor, a block takes all of these sequences, heads and rows one after another.
 @TYPES
 @pytest.mark.parametrize("dk", [64, 96, 128])
-@pytest.mark.parametrize("B, T, dv", [(6, 1, 128), (3, 65, 128), (2, 330, 128), (3, 130, 192)])
+@pytest.mark.parametrize("B, T, dv", [(6, 1, 128), (3, 65, 128), (2, 330, 128), (3, 130, 256), (3, 130, 72)])
 def test_sequences_one_after_another(B: int, T: int, dv: int, dk: int, io: torch.dtype, seed: int) -> None:
     x = inputs(seed, T, dk, dv, B=B, Hk=1, Hv=2, dtype=io, beta_max=2.0)
     with emulated(1) as launched:

@@ -189,12 +189,13 @@ inline constexpr std::array kPrefillConfigurations = [] {
 }();
 
 // Whether a block per multiprocessor takes sequences one after another (prefill_items.cuh). Two waves are as fast without, and
-// one is slower. Packed sequences differ in length: blocks that start as others end share them better. The loop over chunks has
-// no room to store checkpoints, nor to leave outputs out.
+// one is slower. Packed sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share
+// such work better. The loop over chunks has no room to store checkpoints, nor to leave outputs out.
 inline bool prefill_in_waves(const PrefillConfig& config, i64 blocks, int segments, const RecurrentArgs& recurrence,
                              const jit::DeviceTraits& device) {
     constexpr i64 kLeastWaves = 3;
-    return config.value_groups == 2 && segments == 1 && ceil_div(blocks, i64{device.multiprocessors}) >= kLeastWaves &&
+    const bool alike = recurrence.dv <= config.rows_per_block() || recurrence.dv % config.rows_per_block() == 0;
+    return alike && config.value_groups == 2 && segments == 1 && ceil_div(blocks, i64{device.multiprocessors}) >= kLeastWaves &&
            blocks <= std::numeric_limits<int>::max() - device.multiprocessors && recurrence.cu_seqlens.data == nullptr &&
            recurrence.steps.data == nullptr && recurrence.outputs > 0;
 }

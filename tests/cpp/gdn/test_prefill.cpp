@@ -76,6 +76,8 @@ TEST(PrefillHeuristic, BlocksTakeSequencesInTurnWhereThereAreThreeWaves) {
     packed.cu_seqlens.data = steps.steps.data = &any;
     EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, packed, device)) << "their lengths differ";
     EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, steps, device)) << "checkpoints are not stored";
+    for (const int dv : {72, 128, 256}) EXPECT_TRUE(prefill_in_waves(wide, 9 * wave, 1, {.dv = dv}, device));
+    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, {.dv = 192}, device)) << "every other block would have half the rows";
 }
 
 TEST(PrefillHeuristic, TheLongestPackedSequencesStartFirst) {
