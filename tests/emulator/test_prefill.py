@@ -123,7 +123,7 @@ def test_sequences_one_after_another(B: int, T: int, dv: int, dk: int, io: torch
     x = inputs(seed, T, dk, dv, B=B, Hk=1, Hv=2, dtype=io, beta_max=2.0)
     with emulated(1) as launched:
         out, state = chunked_forward(**x, out=poisoned(x["value"]))[:2]
-    assert any(".waves = true" in name for name in launched())
+    assert any(".persistent = true" in name for name in launched())
     assert state is not None
     expected, expected_state, _ = oracle(x)
     assert rel_rms(out, expected) < BOUND[io] and rel_rms(state, expected_state) < BOUND[io]
@@ -146,7 +146,7 @@ def test_slots_of_a_pool_one_after_another(skipped: list[int], seed: int) -> Non
     taken[skipped] = -1
     with emulated(1) as launched:
         out, _ = chunked_forward(**given, state=pool, state_indices=taken, out=poisoned(x["value"]))[:2]
-    assert any(".waves = true" in name for name in launched())
+    assert any(".persistent = true" in name for name in launched())
     for n in range(4):
         if n in skipped:
             assert not out[n].any() and torch.equal(pool[slots[n]], before[slots[n]])

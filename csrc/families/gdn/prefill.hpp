@@ -183,16 +183,16 @@ inline constexpr std::array kPrefillConfigurations = [] {
                     all[n++].linked = linked;
                 }
             all[n] = prefill_config(head_k, 2, io);
-            all[n++].waves = true;
+            all[n++].persistent = true;
         }
     return all;
 }();
 
-// Whether a block per multiprocessor takes sequences one after another (prefill_items.cuh). Two waves are as fast without, and
-// one is slower. Packed sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share
-// such work better. The loop over chunks has no room to store checkpoints, nor to leave outputs out.
-inline bool prefill_in_waves(const PrefillConfig& config, i64 blocks, int segments, const RecurrentArgs& recurrence,
-                             const jit::DeviceTraits& device) {
+// Whether the grid is persistent: one block per multiprocessor takes sequences one after another (prefill_items.cuh). Two waves
+// are as fast without, and one is slower. Packed sequences differ in length, and a head's last rows may be fewer: blocks that
+// start as others end share such work better. The loop over chunks has no room to store checkpoints, nor to leave outputs out.
+inline bool prefill_is_persistent(const PrefillConfig& config, i64 blocks, int segments, const RecurrentArgs& recurrence,
+                                  const jit::DeviceTraits& device) {
     constexpr i64 kLeastWaves = 3;
     const bool alike = recurrence.dv <= config.rows_per_block() || recurrence.dv % config.rows_per_block() == 0;
     return alike && config.value_groups == 2 && segments == 1 && ceil_div(blocks, i64{device.multiprocessors}) >= kLeastWaves &&
@@ -281,7 +281,7 @@ struct Prefill {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         Config config = choice.config;
-        config.waves = !choice.ahead && prefill_in_waves(config, choice.blocks, choice.segments, recurrence, device);
+        config.persistent = !choice.ahead && prefill_is_persistent(config, choice.blocks, choice.segments, recurrence, device);
         const auto map = [&](const jit::TiledTensor& tensor) {
             return jit::tile_map(tensor, problem.io, kChunk, target.ordinal);
         };
@@ -313,7 +313,7 @@ struct Prefill {
                   .links = links,
                   .all_forget = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
-                  .items = config.waves ? static_cast<int>(choice.blocks) : 0,
+                  .items = config.persistent ? static_cast<int>(choice.blocks) : 0,
                   .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device)};
         const auto why = [&](bool other) {
             return [&, other](const auto& device) {
@@ -321,12 +321,12 @@ struct Prefill {
                              : explain_prefill(problem, device);
             };
         };
-        if (config.waves) {
-            const auto why_waves = [&](const auto& on) {
+        if (config.persistent) {
+            const auto why_persistent = [&](const auto& on) {
                 return fmt::format("{}; a block takes {} sequences and heads in turn", explain_prefill(problem, on),
                                    ceil_div(choice.blocks, i64{on.multiprocessors}));
             };
-            return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_waves);
+            return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_persistent);
         }
         const auto launch_blocks = [&](const Config& of, i64 segments, bool other) {
             const i64 tiles = ceil_div(problem.dv, of.rows_per_block());

@@ -63,24 +63,24 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     EXPECT_EQ(split().segments, 1);
 }
 
-TEST(PrefillHeuristic, BlocksTakeSequencesInTurnWhereThereAreThreeWaves) {
+TEST(PrefillHeuristic, TheGridIsPersistentFromThreeWavesOn) {
     const jit::DeviceTraits device;
     const PrefillConfig wide = prefill_config(128, 2, DType::bf16);
     const i64 wave = device.multiprocessors;
     const auto rows = [](int dv) { return RecurrentArgs{.dv = dv, .values = dv, .outputs = dv}; };
-    EXPECT_FALSE(prefill_in_waves(wide, 2 * wave, 1, rows(128), device));
-    EXPECT_TRUE(prefill_in_waves(wide, 2 * wave + 1, 1, rows(128), device));
-    EXPECT_FALSE(prefill_in_waves(prefill_config(128, 1, DType::bf16), 9 * wave, 1, rows(128), device));
-    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 2, rows(128), device));
-    for (const int dv : {72, 256}) EXPECT_TRUE(prefill_in_waves(wide, 9 * wave, 1, rows(dv), device)) << dv;
-    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, rows(192), device)) << "every other block would have half the rows";
+    EXPECT_FALSE(prefill_is_persistent(wide, 2 * wave, 1, rows(128), device));
+    EXPECT_TRUE(prefill_is_persistent(wide, 2 * wave + 1, 1, rows(128), device));
+    EXPECT_FALSE(prefill_is_persistent(prefill_config(128, 1, DType::bf16), 9 * wave, 1, rows(128), device));
+    EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 2, rows(128), device));
+    for (const int dv : {72, 256}) EXPECT_TRUE(prefill_is_persistent(wide, 9 * wave, 1, rows(dv), device)) << dv;
+    EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, rows(192), device)) << "every other block would have half the rows";
     int any = 0;
     RecurrentArgs packed = rows(128), steps = rows(128), summary = rows(128);
     packed.cu_seqlens.data = steps.steps.data = &any;
     summary.outputs = 0;
-    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, packed, device)) << "their lengths differ";
-    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, steps, device)) << "checkpoints are not stored";
-    EXPECT_FALSE(prefill_in_waves(wide, 9 * wave, 1, summary, device)) << "outputs are always stored";
+    EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, packed, device)) << "their lengths differ";
+    EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, steps, device)) << "checkpoints are not stored";
+    EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, summary, device)) << "outputs are always stored";
 }
 
 TEST(PrefillHeuristic, TheLongestPackedSequencesStartFirst) {
@@ -110,7 +110,7 @@ TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
                 config.linked = true;
                 expect_registered(config);
                 config.linked = false;
-                config.waves = true;
+                config.persistent = true;
                 if (value_groups == 2) expect_registered(config);
             }
 }

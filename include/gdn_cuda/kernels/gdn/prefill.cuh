@@ -12,8 +12,8 @@
 //
 // Most blocks take one pass. Where states cross segment borders, earlier passes compute and link segment summaries
 // (prefill_segments.cuh). A chunk whose gates reset the state and that holds infinities or NaN is taken token by token
-// (prefill_reset.cuh). With three waves of blocks or more, a block per multiprocessor takes sequences one after another
-// (prefill_items.cuh).
+// (prefill_reset.cuh). With three waves of blocks or more, the grid is persistent: one block per SM takes sequences
+// one after another (prefill_items.cuh).
 //
 // Bound: latency around the cycle of roles, and instruction issue; tensor cores are busy half of the time. On an H200 filled
 // with sequences, 53 to 62 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
@@ -80,9 +80,9 @@ __device__ __forceinline__ void run_items(PrefillSharedPlan<kConfig>& shared, co
     }
 }
 
-// A block that takes items one after another.
+// A persistent block.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ void run_waves(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
+__device__ __forceinline__ void run_persistent(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
     finish_items_without_chunks<kConfig>(args);
     if (threadIdx.x < 32) {
         if (threadIdx.x == 0) {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
 
-    if constexpr (kConfig.waves) return run_waves<kConfig>(shared, args);
+    if constexpr (kConfig.persistent) return run_persistent<kConfig>(shared, args);
     // Two launches run concurrently and one of them does the work. One block of the second waits for the first to end, so that
     // later work in the stream waits for both.
     if (args.takes == PrefillTakes::if_all_forget) launch_dependent_grids();

@@ -132,7 +132,7 @@ __device__ __forceinline__ void store_key_exponents(Factors& factors, int token,
     factors.column[token] = gate - log_norm;
     factors.key_row[token] = gate + log_norm + __log2f(fabsf(factors.beta[token]));
 }
-// And its scales, which are needed later.
+// A key's scales, which only value warpgroups need.
 template <class Factors>
 __device__ __forceinline__ void store_key_scales(Factors& factors, int token, float log_norm) {
     const float gate = factors.gate[token], end = factors.gate[kChunk - 1];

@@ -1,5 +1,5 @@
 // The inverse role of gdn/prefill: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and block products (tf32).
-// It is the busiest role: what it does for a chunk, the chunk takes longer.
+// It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/common/tf32.cuh>
@@ -117,7 +117,7 @@ struct PrefillInverse : Lane {
             a[step][3] = to_tf32(d[step][3]);
         }
     }
-    // d += a b^T. kLower: b is zero above its diagonal.
+    // d += a b^T. kLower: b is lower triangular.
     template <bool kLower = false>
     __device__ __forceinline__ void add_block_product(Transposed& d, const Operand& a, const Block& b) {
         const int halves[2] = {Block::at(g, 2 * t), Block::at(g, 8 + 2 * t)};
@@ -150,7 +150,7 @@ struct PrefillInverse : Lane {
         if (warp + kBelow > 3) return;
         make_operand(column[kBelow - 1], x);
         const Block* blocks = row_of_blocks(warp + kBelow) + warp;
-        Transposed sum = {}, odd = {}, next = {};  // two sums: a product waits long for one that it adds to
+        Transposed sum = {}, odd = {}, next = {};  // two accumulators shorten the chain of dependent MMAs
 #pragma unroll
         for (int m = 0; m < kBelow; ++m) add_block_product(m % 2 == 0 ? sum : odd, column[m], blocks[m]);
         if constexpr (kBelow > 1)
@@ -206,7 +206,7 @@ struct PrefillInverse : Lane {
     }
 
     __device__ __forceinline__ void run() {
-        if constexpr (kConfig.waves) {
+        if constexpr (kConfig.persistent) {
             run_items();
         } else if (!kConfig.linked || !shared.work.imports) {
 #pragma unroll 1
@@ -271,7 +271,7 @@ struct PrefillInverse : Lane {
         barrier(shared.walked[index()]).arrive();
         cutlass::arch::fence_view_async_shared();
         int ends = no_item;
-        if constexpr (kConfig.waves) {  // before scores may overwrite it
+        if constexpr (kConfig.persistent) {  // before scores may overwrite it
             const auto& known = shared.items.chunks[current.stage];
             ends = __any_sync(0xffffffffu, known.ends_item) + __any_sync(0xffffffffu, known.is_last);
         }

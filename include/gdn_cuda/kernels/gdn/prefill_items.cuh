@@ -1,4 +1,4 @@
-// Blocks of gdn/prefill that take several items one after another: each a whole sequence, a value head and the rows of a block.
+// Persistent blocks of gdn/prefill. An item of their work is a whole sequence, a value head and the rows of a block.
 // The pipeline of chunks goes on from item to item, so that helper roles load and prepare the next item's first chunks while
 // value warpgroups finish the last ones and exchange the state.
 //
@@ -28,7 +28,7 @@ __device__ __forceinline__ bool is_followed(const PrefillItems::Chunk& chunk) {
 // Of a chunk that has been loaded.
 template <PrefillConfig kConfig, bool kSpaced>
 __device__ __forceinline__ int tokens_of(const PrefillSharedPlan<kConfig>& shared, int chunk, int stage) {
-    if constexpr (kConfig.waves)
+    if constexpr (kConfig.persistent)
         return shared.items.chunks[stage].tokens;
     else
         return tokens_in<kSpaced>(shared.work, chunk);
@@ -97,7 +97,7 @@ __device__ __forceinline__ void plan_items(PrefillSharedPlan<kConfig>& shared, c
     while (items.planned_chunks < until) plan_item(shared, args);
 }
 
-// By the whole block, for every gridDim.x-th item: outputs and states of sequences that no block walks.
+// By the whole block, for every gridDim.x-th item: outputs and states of empty, skipped and poisoned sequences.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void finish_items_without_chunks(const PrefillArgs& args) {
     const RecurrentArgs& all = args.recurrence;

@@ -22,12 +22,12 @@ struct PrefillConfig {
     int inverse_groups;  // warpgroups that invert I + A, in turn
     int stages;          // chunks in flight in shared memory
     DType io;
-    bool linked = false;  // a block may take several passes, to hand states from segment to segment (prefill_segments.cuh)
-    bool waves = false;   // a block per SM takes whole sequences one after another (prefill_items.cuh)
+    bool linked = false;      // a block may take several passes, to hand states from segment to segment (prefill_segments.cuh)
+    bool persistent = false;  // one block per SM takes whole sequences one after another (prefill_items.cuh)
 
     constexpr bool operator==(const PrefillConfig&) const = default;
 
-    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, linked, waves)
+    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, linked, persistent)
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
@@ -92,9 +92,9 @@ struct PrefillItem : PrefillWork {
     const char *gates, *betas;        // of its first token
 };
 struct PrefillItems {
-    // At an item's end the next two are planned, and kAhead chunks behind them: when the first of these two ends, it takes
-    // scores three chunks to see what is planned then, and scores reads the items of chunks two ahead. From the last item that
-    // a value warpgroup may be storing on, those are at most kSlots items if each has one chunk.
+    // At the end of an item, items are planned until they cover the next one and kAhead further chunks: scores reads items two
+    // chunks ahead, and sees a new plan up to three chunks late. The slots hold these items, and the one whose state is still
+    // being stored, even if each has one chunk.
     static constexpr int kAhead = 4, kSlots = 8, kNoMoreChunks = 1 << 30;
     PrefillItem slots[kSlots];
     struct alignas(4) Chunk {
@@ -105,7 +105,7 @@ struct PrefillItems {
     int planned, begun, next;  // items: so many are planned and begun; of all blocks', the one to plan next
     int planned_chunks;
 };
-template <bool kWaves>
+template <bool kPersistent>
 struct PrefillItemsIf {};
 template <>
 struct PrefillItemsIf<true> : PrefillItems {};
@@ -171,7 +171,7 @@ struct PrefillSharedPlan {
     unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
     unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
     unsigned long long linked;                          // M has been loaded
-    PrefillItemsIf<kConfig.waves> items;
+    PrefillItemsIf<kConfig.persistent> items;
 };
 
 // A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
@@ -209,8 +209,8 @@ struct PrefillArgs {
     unsigned*
         all_forget;  // a zero that the splitting launch changes as it takes the call, so that the other ends sooner; or nullptr
     unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
-    int items;           // of all blocks, where each takes several
-    bool longest_first;  // sequences, by blocks that take one each
+    int items;           // of all persistent blocks
+    bool longest_first;  // packed sequences start in order of decreasing length
 };
 
 }  // namespace gdn_cuda::gdn

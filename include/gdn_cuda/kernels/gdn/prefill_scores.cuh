@@ -1,5 +1,5 @@
-// The scores role of gdn/prefill: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms (of
-// keys, whose squares are the diagonal of k k^T, the inverse role), and computes the scores q k^T.
+// The scores role of gdn/prefill: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms,
+// and computes the scores q k^T. Norms of keys come from the inverse role, which has their squares on the diagonal of k k^T.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_items.cuh>
@@ -38,14 +38,14 @@ struct PrefillScores : Lane {
     }
 
     __device__ __forceinline__ const auto& work_of(int item) const {
-        if constexpr (kConfig.waves)
+        if constexpr (kConfig.persistent)
             return slot_of(shared.items, item);
         else
             return shared.work;
     }
     // The item of a chunk, if that of the chunk before it is known.
     __device__ __forceinline__ int item_of(int chunk, int item_before) const {
-        if constexpr (kConfig.waves) return item_before + ends_before(slot_of(shared.items, item_before), chunk);
+        if constexpr (kConfig.persistent) return item_before + ends_before(slot_of(shared.items, item_before), chunk);
         return 0;
     }
 
@@ -92,11 +92,11 @@ struct PrefillScores : Lane {
     __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         for (RawNumber* raw : {gates.raw, betas.raw})
             raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
-        if (kConfig.waves && warp != kScalarWarp) return;
+        if (kConfig.persistent && warp != kScalarWarp) return;
         const int of = item_of(chunk, item);
         const auto& work = work_of(of);
         if (warp != kScalarWarp || chunk >= work.chunks) return;
-        if constexpr (kConfig.waves)
+        if constexpr (kConfig.persistent)
             if (of != item || chunk == 0) [[unlikely]] {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
@@ -115,7 +115,7 @@ struct PrefillScores : Lane {
         reinterpret_cast<float2*>(factors.gate)[lane] = sums;
         reinterpret_cast<float2*>(factors.beta)[lane] = betas.values();
         if (lane == 31) shared.decay[current.stage] = resets ? kResets : exp2_fast(sums.y);
-        if constexpr (kConfig.waves)
+        if constexpr (kConfig.persistent)
             if (lane == 0) {
                 const bool ends = chunk + 1 == work_of(item).chunks;
                 shared.items.chunks[current.stage] = {static_cast<short>(tokens_in(work_of(item), chunk)), ends,
@@ -149,7 +149,7 @@ struct PrefillScores : Lane {
     }
 
     __device__ __forceinline__ void run() {
-        if constexpr (kConfig.waves) {
+        if constexpr (kConfig.persistent) {
             run(ScalarStream(args.recurrence.gate), ScalarStream(args.recurrence.beta));
         } else {
             if (kConfig.linked && shared.work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
@@ -168,9 +168,9 @@ struct PrefillScores : Lane {
         store_scalars(0, ChunkStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);
         bool more = true;
-        if constexpr (kConfig.waves) more = has_items(shared.items);
+        if constexpr (kConfig.persistent) more = has_items(shared.items);
 #pragma unroll 1
-        for (int chunk = 0; kConfig.waves ? more : chunk < shared.work.chunks; ++chunk) {
+        for (int chunk = 0; kConfig.persistent ? more : chunk < shared.work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk), next(chunk + 1);
             find_lane();
             auto& stage = shared.stages[current.stage];
@@ -187,7 +187,7 @@ struct PrefillScores : Lane {
                 barrier(shared.factored[current.stage]).arrive();
             }
             barrier(shared.done[next.stage]).wait(next.parity ^ 1);
-            if constexpr (kConfig.waves) item += __any_sync(0xffffffffu, ends_before(work_of(item), chunk + 1));
+            if constexpr (kConfig.persistent) item += __any_sync(0xffffffffu, ends_before(work_of(item), chunk + 1));
             if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, item, next);
             store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
@@ -195,15 +195,15 @@ struct PrefillScores : Lane {
             warpgroup_fence_operand(products);
             barrier(shared.factored[current.stage]).wait(current.parity);
             if (thread < kChunk) store_key_scales(factors, thread, args.recurrence.qk_norm ? factors.of_key[thread] : 0.f);
-            if (kConfig.waves || chunk >= shared.work.first_scores) {
+            if (kConfig.persistent || chunk >= shared.work.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.linked)
-                    lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // else it is kept until here, in a register too many
+                    lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // recomputed to save a register
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
                                                 args.recurrence.scale);
                 cutlass::arch::fence_view_async_shared();
             }
-            if constexpr (kConfig.waves) more = is_followed(shared.items.chunks[current.stage]);
+            if constexpr (kConfig.persistent) more = is_followed(shared.items.chunks[current.stage]);
             barrier(shared.ready[current.stage]).arrive();
         }
     }

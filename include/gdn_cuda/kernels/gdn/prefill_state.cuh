@@ -158,7 +158,7 @@ struct PrefillState : Lane {
     }
 
     __device__ __forceinline__ void signal_initial_state_read() const {
-        if (kConfig.waves || args.readers == nullptr || !is_pass(PrefillPass::outputs)) return;
+        if (kConfig.persistent || args.readers == nullptr || !is_pass(PrefillPass::outputs)) return;
         warpgroup_sync();
         if (thread == 0) red_release(readers_of(args, work));
     }
@@ -268,7 +268,7 @@ struct PrefillState : Lane {
     // Stores the pass's result.
     __device__ __forceinline__ void end() {
         find_lane();
-        if (!kConfig.waves && is_pass(PrefillPass::outputs) && work.ends && args.readers != nullptr) {
+        if (!kConfig.persistent && is_pass(PrefillPass::outputs) && work.ends && args.readers != nullptr) {
             if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
             warpgroup_sync();
         }

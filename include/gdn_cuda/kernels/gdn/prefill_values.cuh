@@ -68,7 +68,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             }
         }
         end();
-        if (!kConfig.waves && thread == 0) cute::tma_store_wait<0>();
+        if (!kConfig.persistent && thread == 0) cute::tma_store_wait<0>();
         if (writes_records()) wait_for_bulk_stores();
     }
 
@@ -100,7 +100,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
             cute::warpgroup_wait<kQueriesFirst>();
             warpgroup_fence_operand(d);
             if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
-            const bool warm_up = !kConfig.waves && chunk < work.first_output;
+            const bool warm_up = !kConfig.persistent && chunk < work.first_output;
             form_x(x, x, d, own);
             if (resets && chunk != checked) [[unlikely]] {
                 if constexpr (kQueriesFirst) {  // ptxas serialises all wgmmas of a loop that exits with some in flight
@@ -133,13 +133,13 @@ struct PrefillValues : PrefillProducts<kConfig> {
             }
             if (without_tma && !warm_up) [[unlikely]]
                 store_output_without_tma(chunk);
-            if (!kConfig.waves && all.steps.data != nullptr) [[unlikely]]
+            if (!kConfig.persistent && all.steps.data != nullptr) [[unlikely]]
                 store_state(checkpoint(chunk));
         }
         return chunk;
     }
     __device__ __forceinline__ void run_chunk_by_tokens(int chunk) {
-        const bool stores = kConfig.waves || chunk >= work.first_output;
+        const bool stores = kConfig.persistent || chunk >= work.first_output;
         const bool without_tma = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
         find_lane();
         if (thread == 0) cute::tma_store_wait<0>();
@@ -148,7 +148,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
         run_tokens(chunk);
         store_output_tile(chunk, stores && !without_tma);
         if (stores && without_tma) store_output_without_tma(chunk);
-        if (!kConfig.waves && args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
+        if (!kConfig.persistent && args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
         round_state();
         finish_record();
         release(ChunkStage<kConfig.stages>(chunk).stage);
