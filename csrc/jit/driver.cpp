@@ -58,6 +58,7 @@ Driver open_driver() {
     bind(handle, table.kernel_set_attribute, "cuKernelSetAttribute");
     bind(handle, table.stream_is_capturing, "cuStreamIsCapturing");
     bind(handle, table.tensor_map_encode, "cuTensorMapEncodeTiled");
+    bind(handle, table.memset_words, "cuMemsetD32Async");
     bind(handle, table.launch, "cuLaunchKernelEx");
     bind(handle, table.most_clusters, "cuOccupancyMaxActiveClusters");
     bind(handle, table.stream_get_attribute, "cuStreamGetAttribute");

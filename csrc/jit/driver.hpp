@@ -30,6 +30,7 @@ struct Driver {
     CUresult (*tensor_map_encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                                   const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    CUresult (*memset_words)(CUdeviceptr, unsigned, std::size_t, CUstream);
     CUresult (*launch)(const CUlaunchConfig*, CUfunction, void**, void**);
     CUresult (*most_clusters)(int*, CUfunction, const CUlaunchConfig*);
     CUresult (*stream_get_attribute)(CUstream, CUstreamAttrID, CUstreamAttrValue*);

@@ -181,6 +181,18 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, C
         failed_launch(result, kernel, shape);
 }
 
+void clear_words(void* words, std::size_t count, int ordinal, CUstream stream) {
+    if (ordinal == kStandIn || count == 0) return;
+    const Driver& cuda = driver();
+    const auto clear = [&] { return cuda.memset_words(reinterpret_cast<CUdeviceptr>(words), 0, count, stream); };
+    CUresult result = clear();
+    if (result == CUDA_ERROR_INVALID_CONTEXT) [[unlikely]] {  // this thread has no context yet
+        use_primary_context(cuda, ordinal);
+        result = clear();
+    }
+    check(result, "cuMemsetD32Async");
+}
+
 int most_clusters(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal) {
     const Driver& cuda = driver();
     check_shape(kernel, shape, ordinal);

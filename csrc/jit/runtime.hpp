@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,9 @@ struct LaunchShape {
 // Passes one argument struct by value. Before calling the driver it throws for an empty grid, a bad size, or a fork since the
 // driver's first use.
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments);
+
+// Sets 32-bit words to 0, in stream order: torch's zero_ takes three times as long on the host.
+void clear_words(void* words, std::size_t count, int ordinal, CUstream stream);
 
 // The number of clusters of this shape that the device can run at once; 0 if it does not support the size. Call it before the
 // first launch: it opts in to non-portable cluster sizes.

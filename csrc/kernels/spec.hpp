@@ -7,6 +7,7 @@
 //     static std::span<const Config> configurations();       all that its heuristic can choose
 //     static int threads(const Config&), shared_bytes(const Config&);
 //     static int cluster(const Config&, const Args&);        blocks, for a kernel that uses clusters
+//     static constexpr bool starts_early;                    whether it waits for the grid before (dependent_launch.cuh)
 // and gets its source, its registry entry and its launch from here.
 #pragma once
 
@@ -66,6 +67,11 @@ constexpr int max_capability_of() {
     return std::numeric_limits<int>::max();
 }
 template <class Spec>
+constexpr bool starts_early_on(const jit::DeviceTraits& device) {
+    if constexpr (requires { Spec::starts_early; }) return Spec::starts_early && device.capability >= kFirstWithDependentLaunch;
+    return false;
+}
+template <class Spec>
 constexpr bool runs_on(const jit::DeviceTraits& device) {
     return device.capability >= Spec::min_capability && device.capability <= max_capability_of<Spec>();
 }
@@ -94,7 +100,7 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
         return explain_launch(source_of<Spec>(config), shape_of<Spec>(config, args, blocks), device, why(device));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
     jit::LaunchShape shape = shape_of<Spec>(config, args, blocks);
-    shape.early_start = early_start;
+    shape.early_start = early_start || starts_early_on<Spec>(device);
     jit::launch(kernel, shape, target.ordinal, target.stream, &args);
 }
 

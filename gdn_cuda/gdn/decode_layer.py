@@ -332,13 +332,13 @@ def _measured(device: str) -> Iterator[Case]:
     on_gpu = device == "cuda"
     for batch, state in product((1, 4, 16, 64, 256) if on_gpu else (1, 4), _NAMES):
         kind = f"{_NAMES[state]} state"
-        yield Case(f"16/32 B={batch} {kind}", partial(_work, device, batch, 1, state), kind=kind)
+        yield Case(f"16/32 B={batch} {kind}", partial(layer_work, device, batch, 1, state), kind=kind)
     for batch, state in product((1, 16, 64) if on_gpu else (1,), _NAMES):
         kind = f"{_NAMES[state]} state"
-        yield Case(f"16/32 B={batch} T=4 {kind}, every state kept", partial(_work, device, batch, 4, state), kind=kind)
+        yield Case(f"16/32 B={batch} T=4 {kind}, every state kept", partial(layer_work, device, batch, 4, state), kind=kind)
 
 
-def _work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:
+def layer_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:
     Hk, Hv, dk, dv = 16, 32, 128, 128
     channels, slots = 2 * Hk * dk + Hv * dv, batch * (tokens if tokens > 1 else 1)
     fp32 = partial(normal, device=device, dtype=torch.float32)

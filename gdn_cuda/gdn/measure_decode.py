@@ -19,8 +19,11 @@ def _name(dtype: torch.dtype) -> str:
 # ---- Decode
 
 HEAD = 128
+STATES = (torch.float32, torch.bfloat16)
 # Microseconds on an H200 of 16/32 heads by batch, fp32 and bf16 states.
 REACH = {1: (6.8, 6.3), 4: (9.3, 7.6), 16: (21.8, 13.8), 64: (70, 38), 256: (264, 137)}
+# By batch and tokens: 5 % ahead of what FlashInfer took when the targets were set.
+VERIFY_REACH = {(1, 4): (9.6, 9.1), (1, 8): (12.4, None), (16, 4): (53.0, None), (64, 4): (183.9, 104.6), (64, 8): (None, None)}
 
 
 @bench({"FlashInfer": peers.flashinfer_decode, "FLA": peers.fla_decode})
@@ -29,32 +32,43 @@ def fused_decode(device: str) -> Iterator[Case]:
     for heads, sizes in batches.items():
         for batch in sizes:
             reach = REACH[batch] if heads == (16, 32) else (None, None)
-            for dtype, reach_us in zip((torch.float32, torch.bfloat16), reach, strict=True):
+            for dtype, reach_us in zip(STATES, reach, strict=True):
                 kind = f"{_name(dtype)} state"
-                work = partial(_decode_work, device, batch, *heads, dtype)
+                work = partial(decode_work, device, batch, 1, *heads, dtype)
                 yield Case(f"{heads[0]}/{heads[1]} B={batch} {kind}", work, kind=kind, target=Target(reach_us=reach_us))
+    for (batch, tokens), reaches in VERIFY_REACH.items() if device == "cuda" else ():
+        for dtype, reach_us in zip(STATES, reaches, strict=True):
+            kind = f"{_name(dtype)} state"
+            work = partial(decode_work, device, batch, tokens, 16, 32, dtype)
+            yield Case(f"16/32 B={batch} T={tokens} {kind}", work, kind=kind, target=Target(reach_us=reach_us))
 
 
-def _decode_work(device: str, batch: int, key_heads: int, value_heads: int, state_dtype: torch.dtype) -> Work:
+def decode_work(device: str, batch: int, tokens: int, key_heads: int, value_heads: int, state_dtype: torch.dtype) -> Work:
+    """Of several tokens, plain verify: the state after each goes to a slot of its own."""
     import gdn_cuda
 
-    x = projections(device, batch, 1, key_heads=key_heads, value_heads=value_heads)
+    x = projections(device, batch, tokens, key_heads=key_heads, value_heads=value_heads)
+    slots = batch * tokens
     x |= {
-        "a": normal(batch, 1, value_heads, device=device),
-        "b": normal(batch, 1, value_heads, device=device),
+        "a": normal(batch, tokens, value_heads, device=device),
+        "b": normal(batch, tokens, value_heads, device=device),
         "A_log": normal(value_heads, device=device, dtype=torch.float32),
         "dt_bias": normal(value_heads, device=device, dtype=torch.float32),
-        "state_pool": normal(batch, value_heads, HEAD, HEAD, device=device, dtype=state_dtype),
-        "state_indices": torch.randperm(batch, device=device, dtype=torch.int32),
-        "out": torch.empty(batch, 1, value_heads, HEAD, device=device, dtype=torch.bfloat16),
+        "state_pool": normal(slots, value_heads, HEAD, HEAD, device=device, dtype=state_dtype),
+        "state_indices": torch.randperm(slots, device=device, dtype=torch.int32),
+        "out": torch.empty(batch, tokens, value_heads, HEAD, device=device, dtype=torch.bfloat16),
     }
+    if tokens > 1:
+        x["state_indices"] = x["state_indices"].view(batch, tokens)
+        x["num_accepted_tokens"] = torch.ones(batch, device=device, dtype=torch.int32)
 
     def outcome(inputs: Inputs) -> Outcome:
         pool = inputs["state_pool"].clone()
         out = gdn_cuda.fused_decode(**inputs | {"state_pool": pool, "out": None})
         return out, pool[inputs["state_indices"]]
 
-    moved = 2 * size(x["state_pool"]) + size(x["query"], x["key"], x["value"], x["a"], x["b"], x["out"])
+    states = (tokens + 1) * size(x["state_pool"]) // tokens
+    moved = states + size(x["query"], x["key"], x["value"], x["a"], x["b"], x["out"])
     return Work(partial(gdn_cuda.fused_decode, **x), moved, 0, x, outcome, x)
 
 

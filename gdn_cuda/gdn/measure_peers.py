@@ -39,6 +39,8 @@ def _fla(name: str) -> Any:
 
 def fla_decode(x: Inputs) -> Peer:
     """With l2 norm, gates and sigmoid in its kernel; every call writes a new state."""
+    if x["state_indices"].dim() == 2:
+        raise Absent("its verify has another operator")
     if x["state_pool"].dtype != torch.float32:
         raise Absent("the states it writes are fp32")
     recurrent = _fla("fused_recurrent_gated_delta_rule")
@@ -102,27 +104,33 @@ def flashqla_chunked(x: Inputs) -> Peer:
 
 
 def flashinfer_decode(x: Inputs) -> Peer:
-    decode = import_peer("flashinfer.gdn_decode", "gated_delta_rule_decode_pretranspose")
+    """Of several tokens, states go to a buffer instead of slots."""
+    verifies = x["state_indices"].dim() == 2
     pool, slots = x["state_pool"].clone(), x["state_indices"]
-    output = torch.empty_like(x["value"])  # without it, it would clear a new tensor
-
-    def call() -> Any:
-        return decode(
-            q=x["query"],
-            k=x["key"],
-            v=x["value"],
-            state=None,
-            A_log=x["A_log"],
-            a=x["a"],
-            dt_bias=x["dt_bias"],
-            b=x["b"],
-            output=output,
-            use_qk_l2norm=True,
-            initial_state=pool,
-            initial_state_indices=slots,
-        )
-
-    return Peer(call, lambda returned: (returned[0], returned[1][slots]))
+    given: dict[str, Any] = {
+        "q": x["query"],
+        "k": x["key"],
+        "v": x["value"],
+        "A_log": x["A_log"],
+        "a": x["a"],
+        "dt_bias": x["dt_bias"],
+        "b": x["b"],
+        "output": torch.empty_like(x["value"]),  # without it, it would clear a new tensor
+        "use_qk_l2norm": True,
+        "initial_state": pool,
+        "initial_state_indices": slots[:, 0].contiguous() if verifies else slots,
+    }
+    name = "gated_delta_rule_decode_pretranspose"
+    if verifies and pool.dtype == torch.float32:
+        name = "gated_delta_rule_mtp"
+    else:
+        given["state"] = None
+    decode = import_peer("flashinfer.gdn_decode", name)
+    if not verifies:
+        return Peer(lambda: decode(**given), lambda returned: (returned[0], returned[1][slots]))
+    states = pool.new_empty(*slots.shape, *pool.shape[1:])
+    given |= {"intermediate_states_buffer": states, "disable_state_update": True}
+    return Peer(lambda: decode(**given), lambda returned: (returned[0], states))
 
 
 def flashinfer_chunked(x: Inputs) -> Peer:

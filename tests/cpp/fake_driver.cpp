@@ -67,6 +67,13 @@ const jit::Driver kFakeDriver = {
         },
     .stream_is_capturing = [](CUstream,
                               CUstreamCaptureStatus* status) { return *status = fake.capturing, fake.capture_result; },
+    .memset_words =
+        [](CUdeviceptr words, unsigned value, std::size_t count, CUstream stream) {
+            ++fake.launches;
+            if (fake.launch_needs_context && fake.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+            fake.cleared = {words, value, count, stream};
+            return fake.launch_result;
+        },
     .launch =
         [](const CUlaunchConfig* config, CUfunction function, void** parameters, void**) {
             ++fake.launches;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Fake {
     CUresult cluster_result = CUDA_SUCCESS;
     CUfunction function = nullptr;
     int argument = 0;
+    std::tuple<CUdeviceptr, unsigned, std::size_t, CUstream> cleared;
 
     void may_allocate() { breaking_calls += capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED ? 0 : 1; }
     void keep(const CUlaunchConfig& given) {

@@ -126,6 +126,23 @@ TEST_F(Launch, AThreadNewToCudaGetsTheContext) {
               "2 9 101");
 }
 
+TEST_F(Launch, WordsAreClearedInTheStream) {
+    EXPECT_EQ(run([&] {
+                  int words[3];
+                  fake.context = nullptr;
+                  fake.launch_needs_context = true;
+                  jit::clear_words(words, 3, 1, stream());
+                  EXPECT_EQ(fake.cleared, std::tuple(reinterpret_cast<CUdeviceptr>(words), 0u, 3ul, stream()));
+                  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(fake.context), 101u);
+                  jit::clear_words(words, 0, 1, stream());
+                  jit::clear_words(words, 3, jit::kStandIn, stream());
+                  EXPECT_EQ(fake.launches, 2) << "of no words, and where a call is explained";
+                  fake.launch_result = CUDA_ERROR_INVALID_VALUE;
+                  return message_of([&] { jit::clear_words(words, 3, 1, stream()); });
+              }),
+              "cuMemsetD32Async: made up (CUDA error 1)");
+}
+
 TEST_F(Launch, TheWarmPathAllocatesNothingAndLoadsNothing) {
     EXPECT_EQ(run([&] {
                   const int argument = 3;

@@ -3,9 +3,11 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
 #include <optional>
 
 #include "jit/env.hpp"
+#include "jit/runtime.hpp"
 
 extern "C" AOTITorchError emulator_device_type(AtenTensorHandle, int32_t* type) {
     *type = aoti_torch_device_type_cuda();
@@ -24,6 +26,10 @@ extern "C" void* emulator_dlsym(void*, const char*) noexcept {
 const gdn_cuda::jit::Env& gdn_cuda::jit::env() {
     static Env now;
     return now = parse_env();
+}
+
+void gdn_cuda::jit::clear_words(void* words, std::size_t count, int, CUstream) {
+    std::memset(words, 0, count * sizeof(unsigned));
 }
 
 namespace gdn_cuda {

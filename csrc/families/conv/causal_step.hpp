@@ -125,7 +125,7 @@ struct CausalStepStaged {
                                 *args_type = "CausalStepArgs";
     static constexpr const char* summary = "the same where a channel's columns are contiguous: staged in shared memory";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = false, starts_early = true;
 
     static std::span<const Config> configurations() { return kCausalStepStagedConfigurations; }
     static int threads(const Config&) { return kStepThreads; }
@@ -142,7 +142,7 @@ struct CausalStep {
                                 *args_type = "CausalStepArgs";
     static constexpr const char* summary = "tokens of every sequence through a causal convolution, states of a pool in place";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = false, starts_early = true;
 
     static std::span<const Config> configurations() { return kCausalStepConfigurations; }
     static int threads(const Config&) { return kStepThreads; }

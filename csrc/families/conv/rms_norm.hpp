@@ -17,7 +17,7 @@ struct RmsNorm {
                                 *args_type = "RmsNormArgs";
     static constexpr const char* summary = "out = x / rms(x) * weight * a(gate), or the gate first";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = false, starts_early = true;
 
     static std::span<const Config> configurations() { return kRmsNormConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -37,7 +37,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
                                  .deterministic = deterministic,
                                  .longest = sequences.tokens};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    OptionalTensor counts = {}, workspace = {};
+    OptionalTensor workspace = {};
     const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));
     const jit::Prefill wanted = jit::env().prefill;
     if (target.is_explained()) [[unlikely]]
@@ -47,14 +47,13 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     switch (kernel) {
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
-            if (choice.workspace() > 0) {
-                workspace = torch::stable::new_empty(like, {choice.workspace()}, ScalarType::Float);
+            constexpr i64 kUnit = 4;  // words, so that memory which ends at a guard page starts on 16 bytes
+            const i64 counts = choice.counts(tensors.in_place);
+            if (const i64 words = ceil_div(choice.workspace() + counts, kUnit) * kUnit; words > 0) {
+                workspace = torch::stable::new_empty(like, {words}, ScalarType::Float);
                 tensors.workspace = static_cast<float*>(memory_of(*workspace));
-            }
-            if (const i64 words = choice.counts(tensors.in_place); words > 0) {
-                counts = torch::stable::new_empty(like, {words}, ScalarType::Int);
-                torch::stable::zero_(*counts);
-                tensors.counts = static_cast<unsigned*>(memory_of(*counts));
+                tensors.counts = reinterpret_cast<unsigned*>(tensors.workspace + choice.workspace());
+                jit::clear_words(tensors.counts, static_cast<size_t>(counts), target.ordinal, target.stream);
             }
             return Prefill::run(problem, choice, args, tensors, target);
         }

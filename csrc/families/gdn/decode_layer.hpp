@@ -78,7 +78,7 @@ struct DecodeLayer {
                                 *args_type = "DecodeLayerArgs";
     static constexpr const char* summary = "a layer's step: convolution, norms, gates and recurrence in one launch";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = false, starts_early = true;
 
     static std::span<const Config> configurations() { return kDecodeLayerConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -311,7 +311,7 @@ struct Prefill {
                   .reach = choice.reach,
                   .takes = two ? PrefillTakes::if_all_forget : PrefillTakes::every_call,
                   .links = links,
-                  .all_forget = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
+                  .decision = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
                   .items = config.persistent ? static_cast<int>(choice.blocks) : 0,
                   .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device)};

@@ -22,7 +22,7 @@ struct PrefillAheadChoice {
 
     explicit operator bool() const { return preparers > 0; }
     int launches() const { return static_cast<int>(ceil_div(i64{most_chunks}, i64{window})); }
-    i64 counts() const { return preparers > 0 ? pairs * most_chunks + 1 : 0; }  // the last: whether all heads forget
+    i64 counts() const { return preparers > 0 ? pairs * most_chunks + 1 : 0; }  // the last: PrefillDecision
     i64 workspace() const { return records + carried; }
 };
 

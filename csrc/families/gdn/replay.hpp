@@ -78,7 +78,7 @@ struct Replay {
     static constexpr const char* summary =
         "speculative verify that keeps tokens and applies the accepted ones in the next call";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = false, starts_early = true;
 
     static std::span<const Config> configurations() { return kReplayConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -77,7 +77,7 @@ struct Verify {
     static constexpr const char *family = "gdn", *name = "verify", *config_type = "VerifyConfig", *args_type = "VerifyArgs";
     static constexpr const char* summary = "a few tokens for every sequence of a padded batch: speculative verify";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = false, starts_early = true;
 
     static std::span<const Config> configurations() { return kVerifyConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,6 +106,31 @@ def test_states_are_those_of_the_operators_to_the_bit(B: int, T: int, state: tor
     expected, out = by_operators(**x | pools), gdn_decode_layer(**x)
     assert torch.equal(x["state_pool"], pools["state_pool"]) and torch.equal(x["conv_pool"], pools["conv_pool"])
     torch.testing.assert_close(out, expected, rtol=2**-6, atol=2**-9)
+
+
+@pytest.mark.parametrize("call", [gdn_decode_layer, by_operators])
+@pytest.mark.parametrize("B,T", [(1, 1), (64, 1), (2, 4), (64, 4)])
+def test_steps_in_a_row_wait_for_each_other(B: int, T: int, call: Callable[..., Tensor], seed: int) -> None:
+    """Each launch may start before the one in front of it has ended."""
+    x = layer_arguments(B, T, seed, "qwen3_next", (8, 16), 128, 128, columns=T + 2, slots=B * T)
+    if T > 1:
+        x |= {"state_indices": torch.randperm(B * T).view(B, T), "num_accepted_tokens": torch.arange(B) % (T + 1)}
+    x = on_gpu(x)
+
+    def steps(between: Callable[[], None]) -> list[Tensor]:
+        pools, outs = copied(x), []
+        for _ in range(30):
+            outs.append(call(**x | pools))
+            between()
+        return [*outs, *pools.values()]
+
+    expected = steps(torch.cuda.synchronize)
+    in_stream, graph = steps(lambda: None), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        in_graph = steps(lambda: None)
+    graph.replay()
+    for results in (in_stream, in_graph):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
 def test_a_sequence_has_the_same_bits_in_every_batch(seed: int) -> None:

@@ -202,24 +202,24 @@ def pairs_case(case: str, seed: int) -> tuple[Tensor, Tensor]:
     return z.to(torch.complex64), w.to(torch.complex64)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "unit circle",
-        "far from 0",
-        "almost real poles",
-        "real poles",
-        "close to poles",
-        "out of reach",
-        "one pole out of reach",
-        "small numbers",
-        "one point off the axis, far away",
-        "first on the axis, then not",
-        "on the axis at the end",
-        "small poles, points on the axis",
-        "an odd number of points",
-    ],
-)
+PAIRS_CASES = [
+    "unit circle",
+    "far from 0",
+    "almost real poles",
+    "real poles",
+    "close to poles",
+    "out of reach",
+    "one pole out of reach",
+    "small numbers",
+    "one point off the axis, far away",
+    "first on the axis, then not",
+    "on the axis at the end",
+    "small poles, points on the axis",
+    "an odd number of points",
+]
+
+
+@pytest.mark.parametrize("case", PAIRS_CASES)
 @pytest.mark.parametrize("rows", [3, 600])  # one pole a block, or eight
 def test_pairs(case: str, rows: int, seed: int) -> None:
     z, w = pairs_case(case, seed)
@@ -232,3 +232,16 @@ def test_pairs(case: str, rows: int, seed: int) -> None:
     exact = torch.autograd.grad(oracle.cauchy_conj(wide[0], z.to(expected.dtype), wide[1]), wide, grad.to(expected.dtype))
     for ours, theirs in zip(torch.autograd.grad(out, (v, w), grad), exact, strict=True):
         assert rel_rms(ours, theirs) < 10 * BOUNDS[torch.complex64]
+
+
+@pytest.mark.parametrize("size", [1, 1e-27, 1e25, 1e30])
+@pytest.mark.parametrize("case", PAIRS_CASES)
+@pytest.mark.parametrize("rows", [1, 8])  # four rows share reciprocals
+def test_pairs_with_residues_of_any_size(case: str, size: float, rows: int, seed: int) -> None:
+    z, w = pairs_case(case, seed)
+    v = draw((rows, w.numel()), torch.complex64, seed + 2) * size
+    v[1:] /= 100
+    for repeats in (1, 3):  # poles in one tile, and in several
+        poles, own = w.flatten().repeat(repeats), v.repeat(1, repeats)
+        out, expected = cauchy_conj(own, z, poles), oracle.cauchy_conj(own, z, poles)
+        assert_entries(out, expected, size_of_terms(cauchy_conj, own, z, poles), 1e-6)

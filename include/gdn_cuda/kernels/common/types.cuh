@@ -18,6 +18,8 @@ inline constexpr int kCompiledCapability = __CUDA_ARCH__ / 10;
 inline constexpr int kCompiledCapability = 0;
 #endif
 
+inline constexpr int kFirstWithDependentLaunch = 90;  // capability; dependent_launch.cuh
+
 using i64 = long long;
 
 // Dynamic shared memory that every GPU from sm_80 on allows a block.

@@ -11,6 +11,7 @@
 // Taps are on their way meanwhile.
 #pragma once
 
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/conv/causal_step_common.cuh>
 
 namespace gdn_cuda::conv {
@@ -116,6 +117,8 @@ __device__ __forceinline__ void take_token(const CausalStepArgs& args, const Loa
 
 template <CausalStepConfig kConfig>
 __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step(const __grid_constant__ CausalStepArgs args) {
+    launch_dependent_grids();
+    wait_on_dependent_grids();
     using Io = typename StepTypes<kConfig>::Io;
     const i64 channel = (static_cast<i64>(blockIdx.y) * kStepThreads + threadIdx.x) * kConfig.vector();
     if (channel >= args.channels) return;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/conv/causal_step_common.cuh>
 
 namespace gdn_cuda::conv {
@@ -113,6 +114,8 @@ __device__ __forceinline__ void walk_tokens(const CausalStepArgs& args, const St
 
 template <CausalStepStagedConfig kConfig>
 __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step_staged(const __grid_constant__ CausalStepArgs args) {
+    launch_dependent_grids();
+    wait_on_dependent_grids();
     using Io = Storage<kConfig.io>;
     constexpr int kVector = kConfig.vector();
     extern __shared__ __align__(16) unsigned char memory[];

@@ -11,6 +11,7 @@
 // an H200; rows of 128 take 28, two of them on the special-function unit.
 #pragma once
 
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/conv/rms_norm_row.cuh>
 
 namespace gdn_cuda::conv {
@@ -117,6 +118,8 @@ struct RmsNormForward {
 template <RmsNormConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.forward_blocks())
     rms_norm(const __grid_constant__ RmsNormArgs args) {
+    launch_dependent_grids();
+    wait_on_dependent_grids();
     extern __shared__ __align__(16) unsigned char memory[];
     RmsNormForward<kConfig>{args, {*reinterpret_cast<RmsNormSharedPlan<kConfig>*>(memory)}}.run();
 }

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
 
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     auto& shared = *reinterpret_cast<DecodeSharedPlan<kConfig>*>(memory);
     static_assert(kStages == 0 || sizeof(shared) == kConfig.shared_bytes());
 
+    wait_on_dependent_grids();
     const int sequence = blockIdx.z, head = blockIdx.y;
     i64 slot = sequence;
     if (args.slots.data != nullptr) slot = load_index(args.slots, sequence * args.slots_sequence);
@@ -118,6 +120,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
         if (lane == step) result = out;
         if (in_range(step)) loaded.store(state_out + row_at(step), lane, kConfig.head_k, s);
     }
+    launch_dependent_grids();
     if (mine) *output = from_float<Io>(result);
 }
 

@@ -23,6 +23,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/conv/inverse_root.cuh>
 #include <gdn_cuda/kernels/gdn/decode_layer_convolution.cuh>
 
@@ -225,6 +226,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     using State = Storage<kConfig.state>;
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<DecodeLayerSharedPlan<kConfig>*>(memory);
+    wait_on_dependent_grids();
     const BlockGroup group(args.heads_at_once * args.parts());
     const int sequence = group.index, key_head = static_cast<int>(blockIdx.y);
     LayerSlots slots;

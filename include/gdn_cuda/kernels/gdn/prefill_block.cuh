@@ -93,12 +93,15 @@ struct PrefillBlock {
     }
     // Whether this launch takes the call; also whether the head, or any, remembers.
     __device__ __forceinline__ bool is_taken(bool& remembers) {
-        const bool for_all = args.takes != PrefillTakes::every_call, signals = for_all && args.all_forget != nullptr;
-        if (signals && whole_sequences() && __syncthreads_or(threadIdx.x == 0 && load_acquire(args.all_forget) != 0))
-            return false;
+        const bool for_all = args.takes != PrefillTakes::every_call, hands_over = for_all && args.decision != nullptr;
+        if (hands_over && whole_sequences()) {  // the splitting launch's blocks have all started before this one's
+            constexpr auto kRemembers = static_cast<unsigned>(PrefillDecision::one_remembers);
+            return remembers = __syncthreads_or(threadIdx.x == 0 && wait_for_count(args.decision, 1) == kRemembers);
+        }
         remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
-        const bool first = sequence + segment + head + first_row == 0 && threadIdx.x == 0;
-        if (signals && !whole_sequences() && !remembers && first) red_release(args.all_forget);
+        if (hands_over && sequence + segment + head + first_row == 0 && threadIdx.x == 0)
+            red_release(args.decision,
+                        static_cast<unsigned>(remembers ? PrefillDecision::one_remembers : PrefillDecision::all_forget));
         return !for_all || remembers == whole_sequences();
     }
     __device__ __forceinline__ void finish_without_chunks() {

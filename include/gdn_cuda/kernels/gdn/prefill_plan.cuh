@@ -197,6 +197,9 @@ enum class PrefillTakes {
     if_one_remembers,  // sequences not split
 };
 
+// Of the launch that splits sequences, for the other one.
+enum class PrefillDecision : unsigned { none, all_forget, one_remembers };
+
 struct PrefillArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
     TensorMap transfers;                  // (column, part, row, link)
@@ -206,8 +209,7 @@ struct PrefillArgs {
     int reach;     // up to this many warm-up chunks cost less than an unsplit or linked sequence
     PrefillTakes takes;
     PrefillLinks links;
-    unsigned*
-        all_forget;  // a zero that the splitting launch changes as it takes the call, so that the other ends sooner; or nullptr
+    unsigned* decision;  // a zero, later the splitting launch's PrefillDecision for the other launch; or nullptr
     unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
     int items;           // of all persistent blocks
     bool longest_first;  // packed sequences start in order of decreasing length

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/replay_tokens.cuh>
 
 namespace gdn_cuda::gdn {
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<ReplaySharedPlan<kConfig>*>(memory);
 
+    wait_on_dependent_grids();
     ReplayPlace<kConfig> place;
     const int stored = place.find(args);
     if (stored < 0) return;

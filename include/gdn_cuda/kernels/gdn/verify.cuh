@@ -13,6 +13,7 @@
 // arithmetic: four instructions a token for each element. docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/verify_rows.cuh>
 #include <gdn_cuda/kernels/gdn/verify_tokens.cuh>
 
@@ -26,6 +27,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least()) 
     auto& shared = *reinterpret_cast<VerifySharedPlan<kConfig>*>(memory);
     const RecurrentArgs& args = all.call;
 
+    wait_on_dependent_grids();
     SlotInFlight slot_in_flight;
     slot_in_flight.load_accepted(args, blockIdx.z);
     const int first_row = blockIdx.x * all.steps * kStepRows;

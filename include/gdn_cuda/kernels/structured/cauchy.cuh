@@ -11,17 +11,20 @@
 // a point close to either keeps its digits. Sums of tiles are added with Kahan compensation. Points are recomputed in fp64
 // where a sum of squares leaves the range, the point lies on a pole, or the sum is not finite.
 //
-// Points on the imaginary axis, z = iy as in S4, take fewer operations: divided by iy, a pair's fraction is (odd - i even / y)
-// / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w; factors that depend on the point alone are applied once per
-// tile. For each tile, a warp decides from the ranges of its points and poles whether it can skip the range checks.
+// For each tile, a warp decides from the ranges of its points and poles whether it can skip the range checks. In fp32 a
+// fraction is then 2 (Re v s - Im v Im w) R, with s = a + i Im z and R = 1 / den (cauchy_pairs.cuh); factors of the point
+// alone are applied once per tile.
 //
-// Bound: arithmetic, one reciprocal and 17 multiplies or adds per pair of poles and point, 9 on the axis; fewer for each
+// Points on the imaginary axis, z = iy as in S4, take fewer operations: divided by iy, a pair's fraction is (odd - i even / y)
+// / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w.
+//
+// Bound: arithmetic, one reciprocal and 14 multiplies or adds per pair of poles and point, 9 on the axis; fewer for each
 // further row. On an H200, at S4's points, 13 instructions per pair including prologue and epilogue, at 82 % of the issue rate
 // (docs/benchmarks/structured.md).
 #pragma once
 
+#include <gdn_cuda/kernels/structured/cauchy_pairs.cuh>
 #include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
-#include <gdn_cuda/kernels/structured/common.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -113,6 +116,7 @@ struct Cauchy {
     struct Resident {
         enum { nothing, numbers, pairs } kind = nothing;
         Range range;  // of pairs
+        bool fits;    // numbers: the poles are in reach of CauchyPairsAnywhere
     };
 
     // Offsets of a block's poles and residues. Its rows over the same poles are consecutive in the last leading dimension.
@@ -143,6 +147,15 @@ struct Cauchy {
                 Real(&to)[kParts][kConfig.tile] = row < 0 ? shared.poles : shared.residues[row];
                 to[0][n] = x.re;
                 if constexpr (kComplex) to[kParts - 1][n] = x.im;
+                if constexpr (kConfig.pairs_anywhere()) {
+                    if (row < 0) {
+                        const CauchyPairsAnywhere::Pole pole(x);
+                        shared.pairs_anywhere[n] = {pole.re, pole.im_squared.square, pole.im_squared.rest};
+                    } else {
+                        const Real re = CauchyPairsAnywhere::scaled(2 * x.re), im = CauchyPairsAnywhere::scaled(2 * x.im);
+                        shared.residues_anywhere[row][n] = {re, im * load_from(args.poles, tiles.poles, n).im};
+                    }
+                }
             }
         }
     }
@@ -212,6 +225,70 @@ struct Cauchy {
             }
         }
     }
+    __device__ __forceinline__ static CauchyPairsAnywhere::Pole pole_anywhere(const Shared& shared, int n) {
+        const auto pair = shared.pairs_anywhere[n];
+        CauchyPairsAnywhere::Pole pole;
+        pole.re = pair.re;
+        pole.im_squared.square = pair.im_squared;
+        pole.im_squared.rest = pair.rest;
+        return pole;
+    }
+    // Whether a warp's points and a tile's pairs need no range checks.
+    __device__ __forceinline__ static bool poles_fit(const Shared& shared, int count) {
+        bool fit = true;
+#pragma unroll 1
+        for (int n = static_cast<int>(threadIdx.x) % 32; n < count; n += 32) fit &= pole_anywhere(shared, n).fits();
+        return __all_sync(~0u, fit);
+    }
+    __device__ __forceinline__ static bool points_fit(const Number (&z)[kConfig.points]) {
+        bool fit = kConfig.pairs_anywhere();
+        if constexpr (kConfig.pairs_anywhere()) {
+#pragma unroll
+            for (int p = 0; p < kConfig.points; ++p) fit &= CauchyPairsAnywhere::takes(z[p]);
+        }
+        return __all_sync(~0u, fit);
+    }
+    // Such a tile at any points. With one row, registers suffice to sum separately what is multiplied by the point's y last;
+    // several rows share s R.
+    __device__ __forceinline__ static void add_tile_unchecked(Numbers2D& parts, const Shared& shared, int count,
+                                                              const Number (&z)[kConfig.points]) {
+        Number times_y[kConfig.points]{};
+        Real two_y[kConfig.points];
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p) two_y[p] = 2 * z[p].im;
+#pragma unroll 2
+        for (int n = 0; n < count; ++n) {
+            const auto pole = pole_anywhere(shared, n);
+#pragma unroll
+            for (int p = 0; p < kConfig.points; ++p) {
+                const CauchyPairsAnywhere::Reciprocal one(pole, z[p].re, z[p].im, two_y[p]);
+                if constexpr (kConfig.rows == 1) {
+                    const auto v = shared.residues_anywhere[0][n];
+                    const Real num = v.re * one.a - v.of_im;
+                    parts[0][p].re += num * one.re;
+                    parts[0][p].im -= num * one.im;
+                    times_y[p].re += v.re * one.im;
+                    times_y[p].im += v.re * one.re;
+                } else {
+                    const Number of_s{one.a * one.re + z[p].im * one.im, z[p].im * one.re - one.a * one.im};
+#pragma unroll
+                    for (int row = 0; row < kConfig.rows; ++row) {
+                        const auto v = shared.residues_anywhere[row][n];
+                        parts[row][p].re += v.re * of_s.re - v.of_im * one.re;
+                        parts[row][p].im += v.re * of_s.im + v.of_im * one.im;
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p)
+#pragma unroll
+            for (int row = 0; row < kConfig.rows; ++row) {
+                Number& sum = parts[row][p];
+                if constexpr (kConfig.rows == 1) sum = {sum.re + times_y[p].re * z[p].im, sum.im + times_y[p].im * z[p].im};
+                sum = {sum.re * CauchyPairsAnywhere::kUnit, sum.im * CauchyPairsAnywhere::kUnit};
+            }
+    }
     __device__ __forceinline__ static void add_pole(Numbers2D& parts, unsigned& recompute, const Shared& shared, int n,
                                                     const Number (&z)[kConfig.points]) {
         const Number w{shared.poles[0][n], shared.poles[kParts - 1][n]};
@@ -228,6 +305,7 @@ struct Cauchy {
     __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
                                                Numbers2D& sums, Numbers2D& compensations, Resident& resident) const {
         constexpr auto kKind = kAxis ? Resident::pairs : Resident::numbers;
+        constexpr bool kAnywhere = !kAxis && kConfig.pairs_anywhere();
         const int poles_end = kConfig.one_tile ? kConfig.tile : args.pole_count;
         unsigned recompute = 0;
 #pragma unroll 1
@@ -239,10 +317,13 @@ struct Cauchy {
                 __syncthreads();
                 resident.kind = kKind;
                 if constexpr (kAxis) resident.range = Range::of(shared, count);
+                if constexpr (kAnywhere) resident.fits = poles_fit(shared, count);
             }
             Numbers2D parts{};
             if (kAxis && resident.range.holds(z)) {
                 add_axis_tile_unchecked(parts, shared, count, resident.range.floor, z);
+            } else if (kAnywhere && resident.fits && points_fit(z)) {
+                if constexpr (kAnywhere) add_tile_unchecked(parts, shared, count, z);
             } else {
 #pragma unroll 2
                 for (int n = 0; n < count; ++n) {

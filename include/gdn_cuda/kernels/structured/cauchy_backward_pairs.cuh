@@ -1,27 +1,10 @@
 // Conjugate pairs of poles for structured/cauchy_backward in fp32: both poles of a pair, and the gradients of its residue and
 // of its pole, from one reciprocal. One formula is for points on the imaginary axis, as in S4, one for any points.
-//
-// Both scale the gradient of out by a power of two and limit magnitudes, so that no term that matters underflows. Overflow, a
-// point on a pole included, leaves sums that are not finite; the caller then sums again in its general loop.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/common.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_pairs.cuh>
 
 namespace gdn_cuda::structured {
-
-struct CauchyPairLimits {
-    static constexpr float kLargest = 16384, kUnitOfGrad = 0x1p-32f;
-
-    __device__ __forceinline__ static float scaled(float grad) { return grad * (1 / kUnitOfGrad); }
-};
-
-// m^2 + rest, in two parts: a difference from it keeps the digits of a point close to a pole.
-struct SquareInParts {
-    float square, rest;
-
-    SquareInParts() = default;
-    __device__ __forceinline__ explicit SquareInParts(float x) : square(__fmul_rn(x, x)), rest(fma(x, x, -square)) {}
-};
 
 // Any points. With w = r + im, a = Re z - r, s = a + iy and R = 1 / ((z - w) (z - w~)) = 1 / (s^2 + m^2), the two distances'
 // reciprocals have the sum 2 s R and the difference 2im R, and their squares the sum 2 R - 4 m^2 R^2 and the difference 4im s
@@ -29,25 +12,11 @@ struct SquareInParts {
 //
 //     Re g~ (R, s R, R^2, s R^2)
 //
-// none of whose terms, with its factor, exceeds twice the larger of |g / (z - w)| and |g / (z - w~)|, or of their squares. The
-// real part of s^2 + m^2 is a^2 plus one fma of y and of m^2 in two parts: a pole close to its point keeps its digits. |R|^2 is
-// the reciprocal itself, which saves an operation of R^2.
-struct CauchyPairs : CauchyPairLimits {
+// none of whose terms, with its factor, exceeds twice the larger of |g / (z - w)| and |g / (z - w~)|, or of their squares.
+// |R|^2 is the reciprocal itself, which saves an operation of R^2.
+struct CauchyPairs : CauchyPairsAnywhere {
     enum Sum { kR, kSR, kRR, kSRR, kSums };
 
-    __device__ __forceinline__ static bool takes(const Complex<float>& z) {
-        return (fabs(z.re) <= kLargest) & (fabs(z.im) <= kLargest);
-    }
-    struct Pole {
-        float re;
-        SquareInParts im_squared;
-
-        Pole() = default;
-        __device__ __forceinline__ explicit Pole(const Complex<float>& w) : re(w.re), im_squared(w.im) {}
-        __device__ __forceinline__ bool fits() const {
-            return fabs(re) <= kLargest && im_squared.square <= kLargest * kLargest;
-        }
-    };
     struct Point {
         float x, y, two_y, re, im, re_y, im_y;  // the point, then its gradient and products of both
 
@@ -56,10 +25,8 @@ struct CauchyPairs : CauchyPairLimits {
     };
 
     __device__ __forceinline__ static void add(float* sums, const Pole& pole, const Point& point) {
-        const float a = point.x - pole.re, den_im = a * point.two_y,
-                    den = fma(a, a, fma(-point.y, point.y, pole.im_squared.square) + pole.im_squared.rest),
-                    p = reciprocal_in_range(den * den + den_im * den_im);
-        const float r = den * p, r_im = den_im * p;                                   // R = r - i r_im
+        const Reciprocal one(pole, point.x, point.y, point.two_y);
+        const float a = one.a, p = one.square, r = one.re, r_im = one.im;             // R = r - i r_im
         const float s = point.re * a + point.im_y, s_im = point.re_y - point.im * a;  // g~ s = s + i s_im
         const float twice = r + r, rr = twice * r - p, rr_im = twice * r_im;          // R^2 = rr - i rr_im
         sums[kR] = fma(-point.im, r_im, fma(point.re, r, sums[kR]));
@@ -71,10 +38,10 @@ struct CauchyPairs : CauchyPairLimits {
     __device__ __forceinline__ static void combine(Complex<float>& first, Complex<float>& second, const float* sums,
                                                    const Complex<float>& w) {
         const float m = w.im;
-        first.re += 2 * sums[kSR] * kUnitOfGrad;
-        first.im -= 2 * m * sums[kR] * kUnitOfGrad;
-        second.re += 2 * (sums[kR] - 2 * m * m * sums[kRR]) * kUnitOfGrad;
-        second.im -= 4 * m * sums[kSRR] * kUnitOfGrad;
+        first.re += 2 * sums[kSR] * kUnit;
+        first.im -= 2 * m * sums[kR] * kUnit;
+        second.re += 2 * (sums[kR] - 2 * m * m * sums[kRR]) * kUnit;
+        second.im -= 4 * m * sums[kSRR] * kUnit;
     }
 };
 
@@ -129,10 +96,10 @@ struct CauchyAxisPairs : CauchyPairLimits {
                                                    const Complex<float>& w) {
         const float a = -w.re, m = w.im, re = 2 * sums[kReHH] - (sums[kReP] + sums[kReH]) / (a * a + m * m),
                     im = 2 * sums[kImHH] - sums[kImP], cross = 2 * (2 * a * sums[kImP] - sums[kReH]);
-        first.re += (2 * (2 * a * sums[kReP] + sums[kImH]) - a * cross) * kUnitOfGrad;
-        first.im += m * cross * kUnitOfGrad;
-        second.re += (2 * (sums[kReH] - 2 * m * m * re) - 4 * a * (sums[kImP] - 4 * m * m * sums[kImHP])) * kUnitOfGrad;
-        second.im -= 4 * m * (a * (re + 4 * sums[kReHP]) + (im - 4 * a * a * sums[kImHP])) * kUnitOfGrad;
+        first.re += (2 * (2 * a * sums[kReP] + sums[kImH]) - a * cross) * kUnit;
+        first.im += m * cross * kUnit;
+        second.re += (2 * (sums[kReH] - 2 * m * m * re) - 4 * a * (sums[kImP] - 4 * m * m * sums[kImHP])) * kUnit;
+        second.im -= 4 * m * (a * (re + 4 * sums[kReHP]) + (im - 4 * a * a * sums[kImHP])) * kUnit;
     }
 };
 

@@ -18,6 +18,8 @@ struct CauchyConfig {
 
     GDN_FIELDS(io, conj, rows, points, threads, tile, one_tile)
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
+    // Whether pairs have a formula without range checks for points off the imaginary axis too.
+    GDN_HOST_DEVICE constexpr bool pairs_anywhere() const { return conj && io == DType::c64; }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
     // Blocks per SM for __launch_bounds__. Without it ptxas spills a little to fit one more; with 1 it uses registers freely.
     // S4's configurations are c64.
@@ -37,14 +39,25 @@ struct CauchySharedPlan {
     struct alignas(4 * sizeof(Real)) PairResidue {
         Real even, odd, even_2a, odd_2a;  // 2 (a Re v - Im v Im w), 2 Re v, and both times 2 a
     };
+    // The same for any points; the square is in two parts.
+    struct alignas(16) PairAnywhere {
+        float re, im_squared, rest;
+    };
+    struct alignas(8) ResidueAnywhere {
+        float re, of_im;  // 2 Re v and 2 Im v Im w, scaled
+    };
+    static constexpr int kRows = kConfig.conj ? kConfig.rows : 1, kPairs = kConfig.conj ? kConfig.tile : 1,
+                         kPairsAnywhere = kConfig.pairs_anywhere() ? kConfig.tile : 1;
     union {
         struct {
             Real poles[kConfig.parts()][kConfig.tile];
             Real residues[kConfig.rows][kConfig.parts()][kConfig.tile];
+            PairAnywhere pairs_anywhere[kPairsAnywhere];
+            ResidueAnywhere residues_anywhere[kRows][kPairsAnywhere];
         };
         struct {
-            Pair pairs[kConfig.conj ? kConfig.tile : 1];
-            PairResidue pair_residues[kConfig.conj ? kConfig.rows : 1][kConfig.conj ? kConfig.tile : 1];
+            Pair pairs[kPairs];
+            PairResidue pair_residues[kRows][kPairs];
         };
     };
 };
