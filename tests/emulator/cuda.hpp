@@ -90,6 +90,13 @@ inline bool __any_sync(unsigned lanes, bool vote) {
 inline bool __all_sync(unsigned lanes, bool vote) {
     return __ballot_sync(lanes, vote) == 0xffffffffu;
 }
+inline unsigned __reduce_or_sync(unsigned lanes, unsigned x) {
+    emulator::expect_all(lanes);
+    const emulator::Words& all = emulator::meet_warp("__reduce_or_sync", x);
+    unsigned bits = 0;
+    for (int lane = 0; lane < emulator::kLanes; ++lane) bits |= static_cast<unsigned>(all[lane]);
+    return bits;
+}
 template <class T>
 T __shfl_sync(unsigned lanes, T x, int from, int width = emulator::kLanes) {
     emulator::expect_all(lanes);

@@ -284,6 +284,19 @@ def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) ->
     assert rel_rms(out, expected) < BOUND[io] and rel_rms(state, expected_state) < BOUND[io]
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_heads_that_remember_get_more_blocks(in_place: bool, seed: int) -> None:
+    x = inputs(seed, LINKED, 64, 64, Hk=1, Hv=3, gate_range=(-1e-3, 0.0))
+    x["gate"][..., ::2] *= 2000
+    expected, expected_state, _ = oracle(x)
+    pool = torch.cat([x["state"], x["state"]])
+    options = {"state_indices": torch.tensor([1])} if in_place else {}
+    given = x | {"state": pool} if in_place else x
+    out, state = run(given, multiprocessors=24, **options)
+    state = pool[1:] if in_place else state
+    assert rel_rms(out, expected) < BOUND[out.dtype] and rel_rms(state, expected_state) < BOUND[out.dtype]
+
+
 @pytest.mark.parametrize("remember", ["no head", "one head"])
 def test_of_two_launches_one_computes_the_result(remember: str, seed: int) -> None:
     """Another configuration is faster on whole sequences: both are launched."""

@@ -47,7 +47,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     switch (kernel) {
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
-            constexpr i64 kUnit = 4;  // words, so that memory which ends at a guard page starts on 16 bytes
+            constexpr i64 kUnit = alignof(PrefillTile) / sizeof(float);  // for memory that ends at a guard page
             const i64 counts = choice.counts(tensors.in_place);
             if (const i64 words = ceil_div(choice.workspace() + counts, kUnit) * kUnit; words > 0) {
                 workspace = torch::stable::new_empty(like, {words}, ScalarType::Float);

@@ -78,17 +78,54 @@ inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit
 // the passes but the first one read records, where there is room for them.
 struct PrefillLinked {
     bool records;
-    float first;  // length of the first segment, which ends as the others' summaries are complete
-    double ns;    // estimated
+    int group;           // segments whose M are multiplied first; 1: none
+    float first;         // length of the first segment, which ends as the others' summaries are complete
+    double ns_of_chunk;  // of all passes
+    double ns;           // estimated
 };
+// Groups of segments, whose maps are multiplied first (prefill_segments.cuh).
+constexpr int prefill_groups(int segments, int group) {
+    return group > 1 ? std::max(segments - 4, 0) / group : 0;
+}
+// Links in a row at most: in a group, one for the exchange, and then those that a block follows.
+constexpr int prefill_links_in_a_row(int segments, int group) {
+    if (group == 1) return std::max(segments - 2, 0);
+    int most = 0;
+    for (int segment = 2; segment < segments; ++segment) {
+        const int groups = std::max(segment - 3, 0) / group;
+        most = std::max(most, groups + segment - 1 - groups * group);
+    }
+    return group + most;
+}
+struct PrefillGroups {
+    int group, links_in_a_row;
+};
+inline constexpr std::array kPrefillGroups = [] {  // the best ones, by the number of segments
+    std::array<PrefillGroups, kMostSegments + 1> all{};
+    for (int segments = 0; segments <= kMostSegments; ++segments)
+        for (int group = 1; group <= 8; ++group) {
+            PrefillGroups& best = all[segments];
+            const int links = prefill_links_in_a_row(segments, group);
+            if (group == 1 || links < best.links_in_a_row) best = {group, links};
+        }
+    return all;
+}();
+inline double prefill_linked_ns(const PrefillLinked& linked, i64 chunks, const PrefillSplit& split) {
+    constexpr double kLinkNs[] = {0, 2800, 4700};
+    return static_cast<double>(chunks) / (linked.first + split.segments - 1) * linked.ns_of_chunk +
+           kPrefillGroups[split.segments].links_in_a_row * kLinkNs[split.value_groups];
+}
 inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kLinkNs[] = {0, 2800, 4700}, kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
+    constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
     const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
     const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
     const i64 record_words =
         prefill_blocks(problem, split.value_groups) * split.segments * prefill_share(problem, split) * kPrefillRecordWords;
-    PrefillLinked linked{
-        .records = record_words <= kMostPrefillRecordWords, .first = 1, .ns = std::numeric_limits<double>::infinity()};
+    PrefillLinked linked{.records = record_words <= kMostPrefillRecordWords,
+                         .group = kPrefillGroups[split.segments].group,
+                         .first = 1,
+                         .ns_of_chunk = 0,
+                         .ns = std::numeric_limits<double>::infinity()};
     // The links' counters must be zeroed first, which does not pay off for short sequences.
     if (split.segments <= 3 || problem.tokens < kShortestLinked) return linked;
     const double computed = prefill_walk_ns(problem, split, chunks, device) / static_cast<double>(chunks),
@@ -96,8 +133,8 @@ inline PrefillLinked prefill_linked(const PrefillProblem& problem, const Prefill
                  other_pass = linked.records ? kImportNsOfChunk[split.value_groups] : computed,
                  summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
     linked.first = static_cast<float>(summary / computed);
-    linked.ns = static_cast<double>(chunks) / (linked.first + split.segments - 1) * (summary + other_pass) +
-                (split.segments - 2) * kLinkNs[split.value_groups];
+    linked.ns_of_chunk = summary + other_pass;
+    linked.ns = prefill_linked_ns(linked, chunks, split);
     return linked;
 }
 
@@ -208,6 +245,33 @@ inline bool prefill_takes_longest_first(i64 blocks, int segments, const Recurren
            blocks > device.multiprocessors;
 }
 
+// Where one sequence's heads may differ, those that remember get more blocks, so that all end at about the same time.
+inline PrefillSpread prefill_spread(const PrefillProblem& problem, const PrefillSplit& split, const PrefillLinked& linked) {
+    constexpr i64 kWarmUpChunks = 12;  // of heads that nearly remember
+    constexpr double kSearchNs = 4000, kWorthIt = 0.97;
+    PrefillSpread spread{};
+    if (problem.sequences != 1 || problem.heads >= PrefillSpread::kMostHeads) return spread;
+    const i64 chunks = prefill_chunks(problem.tokens), blocks = static_cast<i64>(problem.heads) * split.segments;
+    const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks / kShortestSegment));
+    for (int many = 1; many < problem.heads; ++many) {
+        const i64 others = problem.heads - many;
+        const auto ns = [&](int segments) {
+            const i64 apart = ceil_div(chunks, (blocks - many * segments) / others) + kWarmUpChunks;
+            return std::max(prefill_linked_ns(linked, chunks, {split.value_groups, segments}),
+                            static_cast<double>(apart) * kPrefillNsOfChunk[split.value_groups] + kSearchNs);
+        };
+        double least = ns(split.segments) * kWorthIt;
+        for (int segments = split.segments + 1; segments <= most && many * segments + others <= blocks; ++segments)
+            if (const double now = ns(segments); now < least) {
+                least = now;
+                spread.of[many] = {static_cast<unsigned char>(segments),
+                                   static_cast<unsigned char>(kPrefillGroups[segments].group)};
+                spread.used = true;
+            }
+    }
+    return spread;
+}
+
 struct PrefillTensors {
     jit::TiledTensor query, key, value, output;
     bool in_place;     // final states overwrite the initial states
@@ -220,9 +284,11 @@ struct PrefillChoice {
     PrefillConfig config, whole;  // for split and for unsplit sequences
     PrefillAheadChoice ahead;     // if unsplit sequences take gdn/prefill_ahead
     int segments, reach;
-    int links_of_head;  // from each segment to the next; 0: heads that remember are not split
-    i64 links;          // of all heads
-    i64 blocks;         // per segment
+    int links_of_head;  // from each segment to the next, and groups'; 0: heads that remember are not split
+    int groups, group;  // of segments, and segments in each
+    PrefillSpread spread;
+    i64 links;   // of all heads
+    i64 blocks;  // per segment
     i64 link_states, link_transfers, records;
     int records_each;
     float first_length;  // of a linked sequence's segments
@@ -254,12 +320,20 @@ struct Prefill {
         const PrefillSplit split = prefill_split(problem, device);
         PrefillConfig config = prefill_config(problem, split);
         config.linked = prefill_cost(problem, split, device).linked;
-        const int links_of_head = config.linked ? split.segments - 1 : 0;
+        const PrefillLinked linked = prefill_linked(problem, split, device);
+        const PrefillSpread spread = config.linked ? prefill_spread(problem, split, linked) : PrefillSpread{};
+        int most_segments = split.segments, groups = 0;
+        const auto make_room = [&](int segments, int group) {
+            most_segments = std::max(most_segments, segments);
+            groups = std::max(groups, prefill_groups(segments, group));
+        };
+        if (config.linked) make_room(split.segments, linked.group);
+        for (const PrefillSpread::Of& of : spread.of) make_room(of.segments, of.group);
+        const int links_of_head = config.linked ? most_segments - 1 + groups : 0;
         const i64 links = problem.sequences * problem.heads * links_of_head;
         const bool is_ahead = links_of_head == 0 && prefill_runs_ahead(problem, split, device);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         const i64 blocks = prefill_blocks(problem, split.value_groups), share = prefill_share(problem, split);
-        const PrefillLinked linked = prefill_linked(problem, split, device);
         const bool recorded = links > 0 && linked.records;
         return {.config = config,
                 .whole = prefill_config(problem, prefill_whole(problem, split, device)),
@@ -267,6 +341,9 @@ struct Prefill {
                 .segments = split.segments,
                 .reach = prefill_reach(problem, split, device),
                 .links_of_head = links_of_head,
+                .groups = groups,
+                .group = linked.group,
+                .spread = spread,
                 .links = links,
                 .blocks = blocks,
                 .link_states = 2 * links * value_rows * config.head_k,
@@ -314,7 +391,10 @@ struct Prefill {
                   .decision = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
                   .items = config.persistent ? static_cast<int>(choice.blocks) : 0,
-                  .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device)};
+                  .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device),
+                  .groups = choice.groups,
+                  .group = choice.group,
+                  .spread = choice.spread};
         const auto why = [&](bool other) {
             return [&, other](const auto& device) {
                 return other ? "does the work if a head remembers across segments: no sequence is split then"

@@ -158,6 +158,33 @@ def test_of_two_launches_one_computes_the_result(remember: str, in_place: bool, 
         assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
 
 
+@pytest.mark.parametrize("remembering", [[2], [0, 3, 7], [0, 1, 2, 4, 5, 6, 7]])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_heads_that_remember_get_more_blocks(remembering: list[int], in_place: bool, seed: int) -> None:
+    x = inputs(B=1, T=17000, Hk=4, Hv=8, seed=seed, gate_range=(-2.0, -1.0))
+    x["gate"][..., remembering] *= 1e-4
+    expected, expected_state = gdn_cuda.recurrent_forward(**x)
+    options = {"state_indices": torch.tensor([0], device="cuda")} if in_place else {}
+    results = [
+        gdn_cuda.chunked_forward(**x | {"state": x["state"].clone()}, **options, out=poisoned(x["value"])) for _ in range(2)
+    ]
+    for out, state in results:
+        assert torch.equal(out, results[0][0]) and torch.equal(state, results[0][1])
+        for head in range(8):  # each has its own bits and errors
+            assert rel_rms(out[..., head, :], expected[..., head, :]) < BOUND
+            assert rel_rms(state[:, head], expected_state[:, head]) < BOUND
+
+
+@pytest.mark.parametrize("heads,dv", [(1, 64), (2, 128), (4, 128), (8, 128)])
+def test_many_segments(heads: int, dv: int, seed: int) -> None:
+    """As many as there can be, in groups of several, and of the lengths that are left over."""
+    for T in (20000, 33333):
+        x = inputs(B=1, T=T, Hk=1, Hv=heads, dv=dv, seed=seed, gate_range=(-1e-4, 0.0))
+        out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
+        expected, expected_state = gdn_cuda.recurrent_forward(**x)
+        assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+
+
 def test_states_in_a_pool_that_carry_over_from_segment_to_segment(seed: int) -> None:
     lengths = [6000, 9000, 70, 0, 12000]
     x = packed_inputs(lengths, Hk=1, Hv=2, seed=seed, gate_range=(-1e-3, 0.0))

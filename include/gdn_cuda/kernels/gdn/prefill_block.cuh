@@ -12,7 +12,7 @@ struct PrefillBlock {
 
     const PrefillArgs& args;
     const RecurrentArgs& all = args.recurrence;
-    int sequence, segment, head, first_row;
+    int sequence, segment, head, first_row, segments, group;
     Span span;
     Place place;
     int chunks, share;
@@ -23,7 +23,13 @@ struct PrefillBlock {
         : PrefillBlock(args, sequence_of(args, shared), static_cast<int>(blockIdx.z) % segments_of(args),
                        static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)) {}
     __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int sequence, int segment, int head, int tile)
-        : args(args), sequence(sequence), segment(segment), head(head), first_row(tile * kRows) {
+        : args(args),
+          sequence(sequence),
+          segment(segment),
+          head(head),
+          first_row(tile * kRows),
+          segments(args.segments),
+          group(args.group) {
         span = span_of(all.cu_seqlens, sequence, all.tokens);
         i64 slot;
         place = find_slot(slot);
@@ -65,11 +71,16 @@ struct PrefillBlock {
 
     // Whether the block has work. Called by the whole block; `growths`: one float per warp.
     __device__ __forceinline__ bool find_start(float* growths) {
-        // The warm-up is typically a chunk or two.
-        if (args.segments > 1 && segment * share < chunks)
-            prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
         bool remembers;
-        if (!is_taken(remembers)) return false;
+        if (kConfig.linked && args.spread.used) {
+            if (!spread(heads_that_remember<kConfig>(args, span, reinterpret_cast<unsigned*>(growths)), remembers))
+                return false;
+        } else {
+            // The warm-up is typically a chunk or two.
+            if (args.segments > 1 && segment * share < chunks)
+                prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
+            if (!is_taken(remembers)) return false;
+        }
         if (segment == 0) finish_without_chunks();
         if (place != Place::run || chunks == 0) return false;
         if (whole_sequences() || share >= chunks || (remembers && !kConfig.linked)) return segment == 0;
@@ -83,9 +94,32 @@ struct PrefillBlock {
         }
         return true;
     }
+    // Which of the sequence's heads and segments this block has, if the blocks are spread anew: those that remember first.
+    // False if it has none.
+    __device__ __forceinline__ bool spread(unsigned remembering, bool& remembers) {
+        const int many = __popc(remembering), others = all.heads - many;
+        const PrefillSpread::Of wanted = args.spread.of[many % PrefillSpread::kMostHeads];
+        if (many > 0 && others > 0 && wanted.segments > 0) {
+            int number = segment * all.heads + head;
+            const int of_remembering = many * wanted.segments;
+            const bool is_other = number >= of_remembering;
+            segments = is_other ? (args.segments * all.heads - of_remembering) / others : wanted.segments;
+            group = wanted.group;
+            number -= is_other ? of_remembering : 0;
+            const int among = is_other ? others : many;
+            segment = static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(among));
+            if (segment >= segments) return false;
+            unsigned left = is_other ? ~remembering : remembering;
+            for (int before = number - segment * among; before > 0; --before) left &= left - 1;
+            head = __ffs(left) - 1;
+            share = max((chunks + segments - 1) / segments, kShortestSegment);
+        }
+        remembers = remembering >> head & 1;
+        return true;
+    }
     // Where a linked segment begins: all are of one length but the first.
     __device__ __forceinline__ int linked_begin(int segment) const {
-        const int segments = min(args.segments, chunks / kShortestSegment);
+        const int segments = min(this->segments, chunks / kShortestSegment);
         if (segment == 0) return 0;
         if (segment >= segments) return chunks;
         const float length = static_cast<float>(chunks) / (args.links.first + static_cast<float>(segments - 1));
@@ -113,6 +147,11 @@ struct PrefillBlock {
     __device__ __forceinline__ bool summarizes() const { return resumes() && end < chunks; }
     __device__ __forceinline__ bool link_before() const { return split == Split::linked && segment > 1; }
     __device__ __forceinline__ bool leaves_state() const { return split == Split::linked && segment == 0 && end < chunks; }
+    // Whether groups of segments are multiplied first, and this is a group's last one. The next two compute its L and its M, as
+    // they wait for all tiles of rows of the last one; those that follow wait for all tiles of these.
+    __device__ __forceinline__ bool ends_group(int segment) const {
+        return split == Split::linked && group > 1 && segment > 0 && segment % group == 0 && linked_begin(segment + 3) < chunks;
+    }
     // The first segment has one pass, and no use for records.
     __device__ __forceinline__ bool has_records() const { return resumes() && end - begin <= args.links.records_each; }
 
@@ -161,43 +200,71 @@ struct PrefillBlock {
         // Integers, since the compiler spills predicates that live through the loop.
         const int recorded = opaque(has_records()), summarized = opaque(summarizes());
         const int links = link_before(), summaries = summarized | recorded,
-                  transfers = summarized * max((all.dk - first_row + step - 1) / step, 0);
-        const int last = links + summaries + transfers;
+                  tiles = max((all.dk - first_row + step - 1) / step, 0), transfers = summarized * tiles;
+        // The two blocks behind a group compute its L and its M.
+        const int group_summary = ends_group(segment - 1), group_passes = ends_group(segment - 2) ? tiles : group_summary;
+        const int last = links + group_passes + summaries + transfers;
         const i64 checkpoints_before = packed_steps_before(all, sequence);
         i64 slot;
         find_slot(slot);
         shared.passes_left = last;
 #pragma unroll 1
         for (int i = last; i >= 0; --i) {
-            const int transfer = i - links - summaries - 1;
-            const PrefillPass pass = i == 0          ? PrefillPass::outputs
-                                     : i <= links    ? PrefillPass::link
+            const int of_group = i - links - 1, own = of_group - group_passes, transfer = own - summaries;
+            const PrefillPass pass = i == 0       ? PrefillPass::outputs
+                                     : i <= links ? PrefillPass::link
+                                     : own < 0    ? (group_summary ? PrefillPass::group_summary : PrefillPass::group_transfer)
                                      : transfer >= 0 ? PrefillPass::transfer
                                      : summarized    ? PrefillPass::summary
                                                      : PrefillPass::records;
             PrefillWork& work = i == last ? shared.work : shared.passes[i];
-            plan_pass(work, pass, first_row + max(transfer, 0) * step);
+            const int tile = pass == PrefillPass::group_transfer ? of_group : max(transfer, 0);
+            plan_pass(work, pass, first_row + tile * step);
+            plan_links(work);
+            if (pass == PrefillPass::group_transfer && tile > 0) work.to = -1;
             work.exports = recorded * (i == last);
             if (work.exports) work.first_scores = 0;
-            work.imports = recorded * (i < last) * (pass != PrefillPass::link);
+            work.imports = recorded * (i < last) * (work.chunks > 0);
             work.initial_slot = slot * all.initial.slot;
             work.last_slot = slot * all.last.slot;
             work.checkpoints_before = checkpoints_before;
         }
     }
+    __device__ __forceinline__ i64 first_link() const {
+        return (static_cast<i64>(sequence) * all.heads + head) * args.links.count;
+    }
+    // The links that a pass follows: groups that end before this segment and the segments behind them, or a group's.
+    __device__ __forceinline__ void plan_links(PrefillWork& work) const {
+        work.group_links = work.segment_links = 0;
+        work.group_link = first_link() + args.links.count - args.groups;
+        if (work.pass == PrefillPass::link) {
+            work.group_links = group > 1 ? max(segment - 3, 0) / group : 0;
+            work.segment_link = first_link() + 1 + work.group_links * group;
+            work.segment_links = segment - 1 - work.group_links * group;
+        } else if (is_of_group(work.pass)) {
+            const int number = (segment - 1) / group - 1;
+            work.from = first_link() + 1 + number * group;
+            work.to = work.link = work.group_link + number;
+            work.segment_link = work.from + 1;
+            work.segment_links = group - 1;
+        }
+    }
+    __device__ __forceinline__ static bool is_of_group(PrefillPass pass) {
+        return pass == PrefillPass::group_transfer || pass == PrefillPass::group_summary;
+    }
     __device__ __forceinline__ PrefillRecord<kConfig>* records() const {
-        const i64 number = (static_cast<i64>(sequence) * all.heads + head) * args.segments + segment;
-        return static_cast<PrefillRecord<kConfig>*>(args.links.records) +
-               (number * gridDim.x + blockIdx.x) * args.links.records_each;
+        const i64 number = (static_cast<i64>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+        return static_cast<PrefillRecord<kConfig>*>(args.links.records) + number * args.links.records_each;
     }
     __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillPass pass, int row) const {
         const bool outputs = pass == PrefillPass::outputs, links = pass == PrefillPass::link;
-        const i64 link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
+        const bool transfers = pass == PrefillPass::transfer || pass == PrefillPass::group_transfer;
+        const i64 link = first_link() + segment;
         work.pass = pass;
         work.exports = work.imports = false;
         work.start = span.start + begin * kChunk;
         work.length = min(span.length, end * kChunk) - begin * kChunk;
-        work.chunks = links ? 0 : end - begin;
+        work.chunks = links || is_of_group(pass) ? 0 : end - begin;
         work.first_output = (outputs && all.outputs > 0 ? segment_begins : end) - begin;
         work.first_scores = work.first_output;
         work.tokens_before = begin * kChunk;
@@ -205,17 +272,17 @@ struct PrefillBlock {
         work.ends = end == chunks;
         work.segment = segment;
         work.records = records();
-        work.link = link;
         const i64 state_before = link - 1 + (segment > 1 ? args.links.all : 0);
-        work.from = links ? link - segment : outputs && resumes() ? state_before : -1;
+        work.from = links ? first_link() : outputs && resumes() ? state_before : -1;
         work.to = links ? state_before : pass == PrefillPass::summary || (outputs && leaves_state()) ? link : -1;
+        work.link = link;
         work.readers = (split == Split::whole ? 1 : segment + 1) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;
         work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));
         work.first_row = row;
-        work.first_value = pass == PrefillPass::transfer ? all.dv : row;
-        work.rows = pass == PrefillPass::transfer ? all.dk : all.dv;
+        work.first_value = transfers ? all.dv : row;
+        work.rows = transfers ? all.dk : all.dv;
     }
 };
 

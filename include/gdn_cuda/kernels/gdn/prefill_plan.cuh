@@ -54,13 +54,15 @@ struct alignas(1024) PrefillTile {
 
 // What a pass computes. A segment maps a state S to S M + L.
 enum class PrefillPass {
-    transfer,  // rows of M
-    summary,   // L
-    records,   // only the records that the outputs pass reads
-    link,      // the state before this segment: from the state after the first one, S M + L for each segment between
+    transfer,        // rows of M
+    summary,         // L
+    records,         // only the records that the outputs pass reads
+    group_transfer,  // rows of M of a group of segments, from the segments' M
+    group_summary,   // its L
+    link,  // the state before this segment: from the state after the first one, S M + L for each group and segment between
     outputs,
 };
-constexpr int kMaxPasses = 5;  // the rows of M may take two
+constexpr int kMaxPasses = 7;  // the rows of M may take two
 
 // One pass of a block: a segment and the warm-up before it, a value head, some rows of the state. Tokens and chunks are counted
 // from the pass's first. A link loads M instead: 64 rows of M are stored like one chunk's keys.
@@ -75,12 +77,15 @@ struct PrefillWork {
     bool begins, ends;                   // starts or ends the sequence
     void* records;                       // this block's, one a chunk
     int segment;
-    i64 link;      // index of this segment's link
+    i64 link;      // index of this segment's link, or of its group's
     i64 from, to;  // links whose state is loaded and stored; -1: the caller's state
     int readers;   // of the caller's initial state: value groups of this row tile, up to this segment
     int sequence, head, key_head, first_row, rows;
     int first_value;         // first value row; for M past dv, where TMA fills with zeros
     i64 checkpoints_before;  // of the sequences packed before
+    // The links to follow: the first of groups, and of segments behind them.
+    i64 group_link, segment_link;
+    int group_links, segment_links;
 };
 
 // One of the items that a block takes one after another: a sequence, a value head, some rows of the state. Its chunks and
@@ -110,14 +115,25 @@ struct PrefillItemsIf {};
 template <>
 struct PrefillItemsIf<true> : PrefillItems {};
 
+// How the blocks of one sequence are spread over its heads, if some of them remember and others do not: those that remember get
+// more. Indexed by their number; 0 segments: all heads get as many.
+struct PrefillSpread {
+    static constexpr int kMostHeads = 32;
+    struct Of {
+        unsigned char segments, group;  // of a head that remembers
+    };
+    Of of[kMostHeads];
+    bool used;
+};
+
 // Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.
 struct PrefillLinks {
     float* states;           // L (dv, dk), of the first segment the state after it; then the states before all other segments
     void* transfers;         // M (dk, 2, dk): rounded to bf16, and the rounding residual
-    unsigned* have_summary;  // per link: value groups that have written their rows of M and L
+    unsigned* have_summary;  // per link: value groups that have written their rows of M and L; of a group's, of either
     unsigned* have_state;    // per link and row tile: value groups that have written the state after the first segment
     i64 all;                 // links of all heads
-    int count;               // per head; 0: a head that remembers is not split
+    int count;               // per head, of segments and then of groups; 0: a head that remembers is not split
     void* records;           // PrefillRecord (sequence, head, segment, row tile, chunk of the segment)
     int records_each;        // room for the chunks of a segment; a longer segment has no records
     float first;             // length of the first segment in lengths of the others, which take more passes
@@ -213,6 +229,8 @@ struct PrefillArgs {
     unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
     int items;           // of all persistent blocks
     bool longest_first;  // packed sequences start in order of decreasing length
+    int groups, group;   // of a head's segments: so many at most, of so many segments each, from the second one on
+    PrefillSpread spread;
 };
 
 }  // namespace gdn_cuda::gdn

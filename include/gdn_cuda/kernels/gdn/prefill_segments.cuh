@@ -5,7 +5,8 @@
 //     linked  a segment starts from the final state of the one before. All but the first and the last compute their map
 //             S M + L first, L from a zero state and M from the identity with zero values, and every block follows the maps
 //             from the state after the first segment on. What a chunk needs in more than one pass is kept
-//             (prefill_records.cuh);
+//             (prefill_records.cuh). Where there are many, the maps of a few neighbours are multiplied first, those of all
+//             groups at once, and blocks follow the groups' maps up to their own group;
 //     whole   one block takes the whole sequence.
 //
 // A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
@@ -110,16 +111,35 @@ __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int ch
     return max((chunks + args.segments - 1) / args.segments, kShortestSegment);
 }
 
-// Whether a head remembers: whether, at some segment border, decay to 2^-80 takes more than `reach` chunks at the rate of every
-// fourth gate of the chunk before. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer
-// sums give the same answer in every configuration. Called by the whole block, for one head of a sequence or for all; then
+// Whether a head remembers, as far as the segment border in front of chunk `ends` shows it: decay to 2^-80 takes more than
+// `reach` chunks at the rate of every fourth gate of the chunk before. Keys are ignored: they seldom let a state grow, and a
+// wrong answer is only slower. Integer sums give the same answer in every configuration.
+__device__ __forceinline__ bool remembers_at(const PrefillArgs& args, int sequence, const Span& span, int head, int ends) {
+    constexpr float kUnit = 1 << 14;
+    constexpr i64 kNeeded = static_cast<i64>(kForgottenLog2 * kUnit);
+    constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens
+    const RecurrentArgs& all = args.recurrence;
+    i64 at = sequence * all.gate.batch + (span.start + ends * kChunk - 1) * all.gate.token + head * all.gate.head;
+    unsigned raw[kLoads];
+#pragma unroll
+    for (unsigned& number : raw) {
+        number = load_raw(all.gate.values, at);
+        at -= kGateStride * all.gate.token;
+    }
+    int sum = 0;
+#pragma unroll
+    for (const unsigned number : raw) {  // NaN converts to 0: never forgotten
+        const float gate = number_of(number, all.gate.values.type) * (kLog2e * kUnit);
+        sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kUnit));
+    }
+    return static_cast<i64>(sum) * kGateStride * args.reach > kNeeded;
+}
+
+// Whether a head remembers at some segment border. Called by the whole block, for one head of a sequence or for all; then
 // neighbouring threads read neighbouring heads, whose gates share cache lines. Kept short: an SM's first block waits for the
 // instruction fetch.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_all, int sequence, int head) {
-    constexpr float kUnit = 1 << 14;
-    constexpr i64 kNeeded = static_cast<i64>(kForgottenLog2 * kUnit);
-    constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens
     const RecurrentArgs& all = args.recurrence;
     // `wide` (a power of two) threads take consecutive (sequence, head) pairs.
     const int wide = for_all ? 128 : 1, heads = for_all ? all.sequences * all.heads : 1;
@@ -133,24 +153,31 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
         const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
         const int chunks = (span.length + kChunk - 1) / kChunk, share = chunks_of_segment(args, chunks);
 #pragma unroll 1
-        for (int ends = (1 + threadIdx.x / wide) * share; ends < chunks; ends += kConfig.threads() / wide * share) {
-            i64 at = sequence * all.gate.batch + (span.start + ends * kChunk - 1) * all.gate.token + head * all.gate.head;
-            unsigned raw[kLoads];
-#pragma unroll
-            for (unsigned& number : raw) {
-                number = load_raw(all.gate.values, at);
-                at -= kGateStride * all.gate.token;
-            }
-            int sum = 0;
-#pragma unroll
-            for (const unsigned number : raw) {  // NaN converts to 0: never forgotten
-                const float gate = number_of(number, all.gate.values.type) * (kLog2e * kUnit);
-                sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kUnit));
-            }
-            found |= static_cast<i64>(sum) * kGateStride * args.reach > kNeeded;
-        }
+        for (int ends = (1 + threadIdx.x / wide) * share; ends < chunks; ends += kConfig.threads() / wide * share)
+            found |= remembers_at(args, sequence, span, head, ends);
     }
     return __syncthreads_or(found) != 0;
+}
+
+// The heads of the only sequence that remember, a bit for each of at most 32. Called by the whole block; `masks`: one word per
+// warp, not written until the next barrier of the block.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ unsigned heads_that_remember(const PrefillArgs& args, const Span& span, unsigned* masks) {
+    constexpr int kWarps = kConfig.threads() / 32;
+    const int heads = args.recurrence.heads, chunks = (span.length + kChunk - 1) / kChunk,
+              share = chunks_of_segment(args, chunks), borders = (chunks - 1) / share;
+    unsigned found = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < heads * borders; i += kConfig.threads()) {
+        const int border = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(heads)), head = i - border * heads;
+        if (remembers_at(args, 0, span, head, (1 + border) * share)) found |= 1u << head;
+    }
+    found = __reduce_or_sync(0xffffffffu, found);
+    if (threadIdx.x % 32 == 0) masks[threadIdx.x / 32] = found;
+    __syncthreads();
+#pragma unroll 1
+    for (int warp = 0; warp < kWarps; ++warp) found |= masks[warp];
+    return found;
 }
 
 // Global-memory counters between blocks: writes ordered before `red_release` are visible after `wait_for_count`. Inline PTX:
@@ -178,8 +205,8 @@ __device__ __forceinline__ void await_state(const PrefillLinks& links, i64 link)
     wait_for_count(have_state(links, link), kConfig.value_groups);
 }
 template <PrefillConfig kConfig>
-__device__ __forceinline__ void await_summary(const PrefillLinks& links, i64 link) {
-    wait_for_count(links.have_summary + link, gridDim.x * kConfig.value_groups);
+__device__ __forceinline__ void await_summary(const PrefillLinks& links, i64 link, unsigned blocks) {
+    wait_for_count(links.have_summary + link, blocks * kConfig.value_groups);
 }
 
 // Counts readers of the initial state; where states are updated in place, the last segment waits for them before it writes.

@@ -144,6 +144,18 @@ struct PrefillState : Lane {
             at[kPairs] = pack_rest<DType::bf16>(state[i], state[i + 1], rounded);
         }
     }
+    // M as its two parts.
+    __device__ __forceinline__ void load_transfer_rows(i64 link) {
+        constexpr int kRows = kConfig.key_tiles() * kChunk, kPairs = kConfig.head_k / 2;
+        const unsigned* from = static_cast<const unsigned*>(args.links.transfers) + (link * kRows + my_row()) * 2 * kPairs + t;
+#pragma unroll
+        for (int i = 0; i < kConfig.head_k / 2; i += 2) {
+            const unsigned* at = from + i % 4 / 2 * 16 * kPairs + i / 4 * 4;
+            const float2 rounded = unpack<DType::bf16>(at[0]), rest = unpack<DType::bf16>(at[kPairs]);
+            state[i] = rounded.x + rest.x;
+            state[i + 1] = rounded.y + rest.y;
+        }
+    }
     __device__ __forceinline__ void set_identity() {
 #pragma unroll
         for (int i = 0; i < kConfig.head_k / 2; ++i)
@@ -166,7 +178,7 @@ struct PrefillState : Lane {
         if (!kConfig.linked || work.to < 0 || is_pass(PrefillPass::link)) return;
         warpgroup_sync();
         if (thread > 0) return;
-        red_release(is_pass(PrefillPass::summary) ? args.links.have_summary + work.link : have_state(args.links, work.to));
+        red_release(is_pass(PrefillPass::outputs) ? have_state(args.links, work.to) : args.links.have_summary + work.to);
     }
 
     // By one thread: loads a link's M into the key tiles and its rounding residual into the query tiles.
@@ -204,7 +216,8 @@ struct PrefillState : Lane {
 #pragma unroll
         for (float& s : state) s = 0.f;
     }
-    // Replaces S by S M + L. In bf16 for every input type: fp16 would flush a decay of 2^-25 to 0.
+    // Replaces S by S M + L, or rows of another M by their product. In bf16 for every input type: fp16 would flush a decay of
+    // 2^-25 to 0.
     __device__ __forceinline__ void apply_link(i64 link, unsigned parity) {
         clear_state_if_transfer_is_zero(parity);
         unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
@@ -216,7 +229,11 @@ struct PrefillState : Lane {
                 rounded[step][i] = pack<DType::bf16>(x, next);
                 rest[step][i] = pack_rest<DType::bf16>(x, next, rounded[step][i]);
             }
-        load_linked(link);
+        if (is_pass(PrefillPass::group_transfer))
+#pragma unroll
+            for (float& x : state) x = 0.f;
+        else
+            load_linked(link);
         barrier(shared.linked).wait(parity);
         cute::warpgroup_arrive();
 #pragma unroll
@@ -232,30 +249,47 @@ struct PrefillState : Lane {
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
     }
+    // Blocks that write one tile each of a group's M, or of its L.
+    __device__ __forceinline__ unsigned blocks_of_group() const {
+        const unsigned of_transfer = (args.recurrence.dk + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
+        return gridDim.x + min(gridDim.x, of_transfer);
+    }
     // From the state after the first segment to the one before this segment. Every block repeats the links before its own: all
-    // wait for the same summaries anyway, and the state stays in registers.
+    // wait for the same summaries anyway, and the state stays in registers. Or from a group's first segment to its last.
     __device__ __forceinline__ void follow_links() {
+        const int groups = work.group_links, all = groups + work.segment_links;
 #pragma unroll 1
-        for (int segment = 1; segment < work.segment; ++segment) {
-            const i64 link = work.from + segment;
-            if (thread == 0) await_summary<kConfig>(args.links, link);
+        for (int i = 0; i < all; ++i) {
+            const bool of_group = i < groups;
+            const i64 link = of_group ? work.group_link + i : work.segment_link + (i - groups);
+            if (thread == 0) await_summary<kConfig>(args.links, link, of_group ? blocks_of_group() : gridDim.x);
             // All value groups have read the M before.
             NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
             if (thread == 0 && index() == 0) load_transfer(link);
-            apply_link(link, segment - 1 & 1);
+            apply_link(link, i & 1);
         }
     }
     __device__ __forceinline__ void skip_links() const {
 #pragma unroll 1
-        for (int segment = 1; segment < work.segment; ++segment)
+        for (int i = work.group_links + work.segment_links; i > 0; --i)
             NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
+    }
+    __device__ __forceinline__ bool follows_links() const {
+        return kConfig.linked && work.group_links + work.segment_links > 0;
     }
     __device__ __forceinline__ void begin() {
         if (kConfig.linked && work.from >= 0) {
-            if (thread == 0 && work.from < args.links.all) await_state<kConfig>(args.links, work.from);
+            const bool of_group = is_pass(PrefillPass::group_transfer) || is_pass(PrefillPass::group_summary);
+            if (thread == 0 && of_group)
+                await_summary<kConfig>(args.links, work.from, gridDim.x);
+            else if (thread == 0 && work.from < args.links.all)
+                await_state<kConfig>(args.links, work.from);
             warpgroup_sync();
-            load_linked(work.from);
-            if (is_pass(PrefillPass::link)) follow_links();
+            if (is_pass(PrefillPass::group_transfer))
+                load_transfer_rows(work.from);
+            else
+                load_linked(work.from);
+            follow_links();
         } else if (is_pass(PrefillPass::transfer)) {
             set_identity();
         } else {
@@ -272,7 +306,7 @@ struct PrefillState : Lane {
             if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
             warpgroup_sync();
         }
-        if (is_pass(PrefillPass::transfer))
+        if (is_pass(PrefillPass::transfer) || is_pass(PrefillPass::group_transfer))
             store_transfer();
         else if (kConfig.linked && work.to >= 0)
             store_linked(work.to);

@@ -16,8 +16,8 @@ struct PrefillValues : PrefillProducts<kConfig> {
         Base::store_output_tile, Base::store_output_without_tma;
     using Base::args, Base::shared, Base::work, Base::state;
     using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::index, Base::is_pass, Base::products_may_overflow,
-        Base::round_state, Base::run_tokens, Base::signal_initial_state_read, Base::signal_state_written, Base::skip_links,
-        Base::store_state, Base::warpgroup_sync;
+        Base::follows_links, Base::round_state, Base::run_tokens, Base::signal_initial_state_read, Base::signal_state_written,
+        Base::skip_links, Base::store_state, Base::warpgroup_sync;
     using Base::kTokenSteps;
     using Base::thread;
     // S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
@@ -37,7 +37,7 @@ struct PrefillValues : PrefillProducts<kConfig> {
     // the SM to the others.
     __device__ __forceinline__ void skip_chunks(int first) {
         signal_initial_state_read();
-        if (is_pass(PrefillPass::link)) skip_links();
+        if (follows_links()) skip_links();
 #pragma unroll 1
         for (int chunk = first; chunk < work.chunks; ++chunk) {
             const ChunkStage<kConfig.stages> current(chunk);
