@@ -80,6 +80,15 @@ def us_of_layer(timer: Timer, steps: list[Step]) -> float:
     return statistics.median(times[2:])
 
 
+def cell(timer: Timer, step: Callable[..., Step], sizes: tuple[int, int, torch.dtype], layers: int) -> str:
+    steps = [step(*sizes) for _ in range(layers)]
+    alone = f"{step.__name__} {us_of_layer(timer, steps):7.2f}"
+    if step not in (fused_decode, flashinfer):
+        return alone
+    between = [projected(each, sizes[0] * sizes[1]) for each in steps]
+    return f"{alone}   between projections {us_of_layer(timer, between):7.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=36)
@@ -95,16 +104,9 @@ def main() -> None:
             if (step is flashinfer and not options.peers) or (step in (three_operators, one_launch) and tokens > 1):
                 continue
             try:
-                steps = [step(batch, tokens, state) for _ in range(options.layers)]
-            except Absent as reason:
-                print(f"{step.__name__}: {reason}")
-                continue
-            cells.append(f"{step.__name__} {us_of_layer(timer, steps):7.2f}")
-            if step in (fused_decode, flashinfer):
-                layers = [projected(each, batch * tokens) for each in steps]
-                cells.append(f"between projections {us_of_layer(timer, layers):7.2f}")
-                del layers
-            del steps
+                cells.append(cell(timer, step, (batch, tokens, state), options.layers))
+            except (Absent, RuntimeError) as reason:  # a peer that does not take these shapes
+                cells.append(f"{step.__name__} -: {str(reason)[:50]}")
             torch.cuda.empty_cache()
         print(f"B={batch:<4} T={tokens} {state!s:15}" + "   ".join(cells), flush=True)
 

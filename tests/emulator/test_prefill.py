@@ -259,15 +259,17 @@ def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float]
 
 
 LINKED = 5200  # tokens, enough for segments that continue from one another's states
+IN_GROUPS = 9000  # enough for so many segments that their maps are multiplied in groups
 
 
+@pytest.mark.parametrize("tokens", [LINKED, IN_GROUPS])
 @pytest.mark.parametrize("case", ["slow", "then fast", "then slow", "none", "fp16", "pool", "40/72", "96/64", "128/128"])
-def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) -> None:
+def test_states_that_carry_over_from_segment_to_segment(case: str, tokens: int, seed: int) -> None:
     dk, dv = map(int, case.split("/")) if "/" in case else (64, 64)
     io = torch.float16 if case == "fp16" else torch.bfloat16
-    x = inputs(seed, LINKED, dk, dv, gate_range=(-1e-3, 0.0), beta_max=2.0, dtype=io)
+    x = inputs(seed, tokens, dk, dv, gate_range=(-1e-3, 0.0), beta_max=2.0, dtype=io)
     if case.startswith("then"):
-        half = (slice(None), slice(LINKED // 2, None) if case == "then fast" else slice(LINKED // 2))
+        half = (slice(None), slice(tokens // 2, None) if case == "then fast" else slice(tokens // 2))
         x["gate"][half] *= 2000
     elif case == "none":
         del x["state"]

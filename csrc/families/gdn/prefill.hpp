@@ -87,7 +87,7 @@ struct PrefillLinked {
 constexpr int prefill_groups(int segments, int group) {
     return group > 1 ? std::max(segments - 4, 0) / group : 0;
 }
-// Links in a row at most: in a group, one for the exchange, and then those that a block follows.
+// Links in a row at most: in a group, three for the exchange and another pass, and then those that a block follows.
 constexpr int prefill_links_in_a_row(int segments, int group) {
     if (group == 1) return std::max(segments - 2, 0);
     int most = 0;
@@ -95,7 +95,7 @@ constexpr int prefill_links_in_a_row(int segments, int group) {
         const int groups = std::max(segment - 3, 0) / group;
         most = std::max(most, groups + segment - 1 - groups * group);
     }
-    return group + most;
+    return group - 1 + 3 + most;
 }
 struct PrefillGroups {
     int group, links_in_a_row;
@@ -247,7 +247,7 @@ inline bool prefill_takes_longest_first(i64 blocks, int segments, const Recurren
 
 // Where one sequence's heads may differ, those that remember get more blocks, so that all end at about the same time.
 inline PrefillSpread prefill_spread(const PrefillProblem& problem, const PrefillSplit& split, const PrefillLinked& linked) {
-    constexpr i64 kWarmUpChunks = 12;  // of heads that nearly remember
+    constexpr int kReach = 16, kWarmUpChunks = 12;  // of heads that nearly remember
     constexpr double kSearchNs = 4000, kWorthIt = 0.97;
     PrefillSpread spread{};
     if (problem.sequences != 1 || problem.heads >= PrefillSpread::kMostHeads) return spread;
@@ -266,7 +266,7 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
                 least = now;
                 spread.of[many] = {static_cast<unsigned char>(segments),
                                    static_cast<unsigned char>(kPrefillGroups[segments].group)};
-                spread.used = true;
+                spread.reach = kReach;
             }
     }
     return spread;

@@ -63,6 +63,53 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     EXPECT_EQ(split().segments, 1);
 }
 
+// In steps: a group's links, the exchange, and then every segment from the state after the first one.
+int links_until_the_last_state(int segments, int group) {
+    int most = 0;
+    for (int segment = 1; segment < segments; ++segment) {
+        int links = 0, at = 1;                                                // the state in front of segment `at`
+        while (group > 1 && at + group + 2 <= segment) at += group, ++links;  // a group two blocks behind which this one is
+        most = std::max(most, links + segment - at);
+    }
+    return most + (group > 1 ? group - 1 + 3 : 0);
+}
+
+TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesLinks) {
+    for (int segments = 2; segments <= kMostSegments; ++segments) {
+        const auto [group, links] = kPrefillGroups[segments];
+        EXPECT_EQ(links, links_until_the_last_state(segments, group)) << segments;
+        EXPECT_LE(links, segments - 2);
+        for (int other = 1; other < segments; ++other) EXPECT_LE(links, links_until_the_last_state(segments, other));
+    }
+    EXPECT_EQ(kPrefillGroups[8].group, 1);
+    EXPECT_GT(kPrefillGroups[24].group, 1);
+}
+
+TEST(PrefillHeuristic, HeadsThatRememberGetMoreBlocks) {
+    const jit::DeviceTraits device;
+    for (const int heads : {2, 4, 8, 16}) {
+        PrefillProblem problem{
+            .sequences = 1, .tokens = 32768, .heads = heads, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+        const PrefillSplit split = prefill_split(problem, device);
+        const PrefillLinked linked = prefill_linked(problem, split, device);
+        const PrefillSpread spread = prefill_spread(problem, split, linked);
+        int before = kMostSegments;
+        for (int many = 1; many < heads; ++many) {
+            const auto [segments, group] = spread.of[many];
+            if (segments == 0) continue;
+            EXPECT_GT(segments, split.segments);
+            EXPECT_LE(segments, before) << "more heads have fewer each";
+            EXPECT_LE(many * segments + heads - many, heads * split.segments);
+            EXPECT_EQ(group, kPrefillGroups[segments].group);
+            EXPECT_LT(prefill_linked_ns(linked, prefill_chunks(problem.tokens), {split.value_groups, segments}), linked.ns);
+            before = segments;
+        }
+        EXPECT_EQ(spread.reach > 0, before < kMostSegments || spread.of[1].segments > 0) << heads;
+        problem.sequences = 2;
+        EXPECT_EQ(prefill_spread(problem, split, linked).reach, 0) << "one sequence's heads alone are compared";
+    }
+}
+
 TEST(PrefillHeuristic, TheGridIsPersistentFromThreeWavesOn) {
     const jit::DeviceTraits device;
     const PrefillConfig wide = prefill_config(128, 2, DType::bf16);

@@ -71,15 +71,15 @@ struct PrefillBlock {
 
     // Whether the block has work. Called by the whole block; `growths`: one float per warp.
     __device__ __forceinline__ bool find_start(float* growths) {
+        // The warm-up is typically a chunk or two.
+        if (args.segments > 1 && segment * share < chunks)
+            prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
         bool remembers;
-        if (kConfig.linked && args.spread.used) {
-            if (!spread(heads_that_remember<kConfig>(args, span, reinterpret_cast<unsigned*>(growths)), remembers))
-                return false;
-        } else {
-            // The warm-up is typically a chunk or two.
-            if (args.segments > 1 && segment * share < chunks)
-                prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
-            if (!is_taken(remembers)) return false;
+        if (kConfig.linked && args.spread.reach > 0) {
+            const auto heads = heads_that_remember<kConfig>(args, span, reinterpret_cast<unsigned*>(growths));
+            if (!spread(heads, remembers)) return false;
+        } else if (!is_taken(remembers)) {
+            return false;
         }
         if (segment == 0) finish_without_chunks();
         if (place != Place::run || chunks == 0) return false;
@@ -95,11 +95,13 @@ struct PrefillBlock {
         return true;
     }
     // Which of the sequence's heads and segments this block has, if the blocks are spread anew: those that remember first.
-    // False if it has none.
-    __device__ __forceinline__ bool spread(unsigned remembering, bool& remembers) {
-        const int many = __popc(remembering), others = all.heads - many;
+    // False if it has none. Where every head may start early, all do.
+    __device__ __forceinline__ bool spread(const HeadsThatRemember& heads, bool& remembers) {
+        const int many = __popc(heads.near), others = all.heads - many;
         const PrefillSpread::Of wanted = args.spread.of[many % PrefillSpread::kMostHeads];
-        if (many > 0 && others > 0 && wanted.segments > 0) {
+        unsigned remembering = heads.far;
+        if (heads.far != 0 && many > 0 && others > 0 && wanted.segments > 0) {
+            remembering = heads.near;
             int number = segment * all.heads + head;
             const int of_remembering = many * wanted.segments;
             const bool is_other = number >= of_remembering;
@@ -187,6 +189,7 @@ struct PrefillBlock {
     }
     __device__ __forceinline__ void plan_outputs(PrefillWork& work) const {
         plan_pass(work, PrefillPass::outputs, first_row);
+        if constexpr (kConfig.linked) plan_links(work);
         i64 slot;
         find_slot(slot);
         work.initial_slot = slot * all.initial.slot;
@@ -195,7 +198,10 @@ struct PrefillBlock {
     }
     // By one thread: the first pass goes to shared.work, the others to shared.passes, last first.
     __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
-        if constexpr (!kConfig.linked) return plan_outputs(shared.work);
+        if (!kConfig.linked || split != Split::linked) {
+            if (kConfig.linked) shared.passes_left = 0;
+            return plan_outputs(shared.work);
+        }
         const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
         // Integers, since the compiler spills predicates that live through the loop.
         const int recorded = opaque(has_records()), summarized = opaque(summarizes());

@@ -123,7 +123,7 @@ struct PrefillSpread {
         unsigned char segments, group;  // of a head that remembers
     };
     Of of[kMostHeads];
-    bool used;
+    int reach;  // as PrefillArgs::reach, where blocks are spread; 0: they never are
 };
 
 // Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.

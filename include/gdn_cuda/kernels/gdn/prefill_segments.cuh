@@ -111,12 +111,11 @@ __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int ch
     return max((chunks + args.segments - 1) / args.segments, kShortestSegment);
 }
 
-// Whether a head remembers, as far as the segment border in front of chunk `ends` shows it: decay to 2^-80 takes more than
-// `reach` chunks at the rate of every fourth gate of the chunk before. Keys are ignored: they seldom let a state grow, and a
-// wrong answer is only slower. Integer sums give the same answer in every configuration.
-__device__ __forceinline__ bool remembers_at(const PrefillArgs& args, int sequence, const Span& span, int head, int ends) {
-    constexpr float kUnit = 1 << 14;
-    constexpr i64 kNeeded = static_cast<i64>(kForgottenLog2 * kUnit);
+// log2 of a chunk's decay, as far as every fourth gate shows it, in units of 2^-14: in front of chunk `ends`, at a segment
+// border. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer sums give the same answer
+// in every configuration.
+constexpr float kRateUnit = 1 << 14;
+__device__ __forceinline__ i64 rate_of_chunk(const PrefillArgs& args, int sequence, const Span& span, int head, int ends) {
     constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens
     const RecurrentArgs& all = args.recurrence;
     i64 at = sequence * all.gate.batch + (span.start + ends * kChunk - 1) * all.gate.token + head * all.gate.head;
@@ -129,10 +128,14 @@ __device__ __forceinline__ bool remembers_at(const PrefillArgs& args, int sequen
     int sum = 0;
 #pragma unroll
     for (const unsigned number : raw) {  // NaN converts to 0: never forgotten
-        const float gate = number_of(number, all.gate.values.type) * (kLog2e * kUnit);
-        sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kUnit));
+        const float gate = number_of(number, all.gate.values.type) * (kLog2e * kRateUnit);
+        sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kRateUnit));
     }
-    return static_cast<i64>(sum) * kGateStride * args.reach > kNeeded;
+    return static_cast<i64>(sum) * kGateStride;
+}
+// Whether decay to 2^-80 takes more than `reach` chunks at this rate.
+__device__ __forceinline__ bool remembers_at(i64 rate, int reach) {
+    return rate * reach > static_cast<i64>(kForgottenLog2 * kRateUnit);
 }
 
 // Whether a head remembers at some segment border. Called by the whole block, for one head of a sequence or for all; then
@@ -154,29 +157,40 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
         const int chunks = (span.length + kChunk - 1) / kChunk, share = chunks_of_segment(args, chunks);
 #pragma unroll 1
         for (int ends = (1 + threadIdx.x / wide) * share; ends < chunks; ends += kConfig.threads() / wide * share)
-            found |= remembers_at(args, sequence, span, head, ends);
+            found |= remembers_at(rate_of_chunk(args, sequence, span, head, ends), args.reach);
     }
     return __syncthreads_or(found) != 0;
 }
 
-// The heads of the only sequence that remember, a bit for each of at most 32. Called by the whole block; `masks`: one word per
-// warp, not written until the next barrier of the block.
+// The heads of the only sequence that remember, a bit for each of at most 32: by the call's reach, and by that of blocks that
+// are spread. Called by the whole block; `masks`: two words per warp, not written until the next barrier of the block.
+struct HeadsThatRemember {
+    unsigned far, near;
+};
 template <PrefillConfig kConfig>
-__device__ __forceinline__ unsigned heads_that_remember(const PrefillArgs& args, const Span& span, unsigned* masks) {
+__device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillArgs& args, const Span& span, unsigned* masks) {
     constexpr int kWarps = kConfig.threads() / 32;
     const int heads = args.recurrence.heads, chunks = (span.length + kChunk - 1) / kChunk,
               share = chunks_of_segment(args, chunks), borders = (chunks - 1) / share;
-    unsigned found = 0;
+    HeadsThatRemember found{};
 #pragma unroll 1
     for (int i = threadIdx.x; i < heads * borders; i += kConfig.threads()) {
         const int border = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(heads)), head = i - border * heads;
-        if (remembers_at(args, 0, span, head, (1 + border) * share)) found |= 1u << head;
+        const i64 rate = rate_of_chunk(args, 0, span, head, (1 + border) * share);
+        found.far |= static_cast<unsigned>(remembers_at(rate, args.reach)) << head;
+        found.near |= static_cast<unsigned>(remembers_at(rate, args.spread.reach)) << head;
     }
-    found = __reduce_or_sync(0xffffffffu, found);
-    if (threadIdx.x % 32 == 0) masks[threadIdx.x / 32] = found;
+    found = {__reduce_or_sync(0xffffffffu, found.far), __reduce_or_sync(0xffffffffu, found.near)};
+    if (threadIdx.x % 32 == 0) {
+        masks[threadIdx.x / 32] = found.far;
+        masks[kWarps + threadIdx.x / 32] = found.near;
+    }
     __syncthreads();
 #pragma unroll 1
-    for (int warp = 0; warp < kWarps; ++warp) found |= masks[warp];
+    for (int warp = 0; warp < kWarps; ++warp) {
+        found.far |= masks[warp];
+        found.near |= masks[kWarps + warp];
+    }
     return found;
 }
 
