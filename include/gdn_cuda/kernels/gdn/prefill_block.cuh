@@ -189,7 +189,6 @@ struct PrefillBlock {
     }
     __device__ __forceinline__ void plan_outputs(PrefillWork& work) const {
         plan_pass(work, PrefillPass::outputs, first_row);
-        if constexpr (kConfig.linked) plan_links(work);
         i64 slot;
         find_slot(slot);
         work.initial_slot = slot * all.initial.slot;
@@ -198,10 +197,7 @@ struct PrefillBlock {
     }
     // By one thread: the first pass goes to shared.work, the others to shared.passes, last first.
     __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
-        if (!kConfig.linked || split != Split::linked) {
-            if (kConfig.linked) shared.passes_left = 0;
-            return plan_outputs(shared.work);
-        }
+        if constexpr (!kConfig.linked) return plan_outputs(shared.work);
         const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
         // Integers, since the compiler spills predicates that live through the loop.
         const int recorded = opaque(has_records()), summarized = opaque(summarizes());
