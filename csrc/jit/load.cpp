@@ -87,6 +87,17 @@ void check_shape(const LoadedKernel& kernel, const LaunchShape& shape, int ordin
     throw Error("launch: unreachable");
 }
 
+// Before CUDA 12.3 a captured stream has no programmatic edges; without them a launch waits for the one before.
+bool may_start_early() {
+    constexpr int kFirst = 12030;
+    static const bool may = [] {
+        int version = 0;
+        check(driver().driver_version(&version), "cuDriverGetVersion");
+        return version >= kFirst;
+    }();
+    return may;
+}
+
 struct Packed {
     CUlaunchAttribute attributes[2]{};
     CUlaunchConfig config{};
@@ -99,7 +110,7 @@ struct Packed {
         config.sharedMemBytes = shape.shared_bytes;
         config.hStream = stream;
         config.attrs = attributes;
-        if (shape.early_start) {
+        if (shape.early_start && may_start_early()) {
             CUlaunchAttribute& early = attributes[config.numAttrs++];
             early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             early.value.programmaticStreamSerializationAllowed = 1;

@@ -89,7 +89,7 @@ struct PrefillBlock {
         end = remembers ? linked_begin(segment + 1) : min(segment_begins + share, chunks);
         if (begin >= end) return false;
         if (split == Split::apart && segment > 0) {
-            const int most = min(segment_begins, 2 * args.reach + kShortestSegment);
+            const int most = min(segment_begins, 2 * max(args.reach, args.spread.reach) + kShortestSegment);
             begin = max(first_that_matters<kConfig>(all, span, sequence, head, segment_begins, most, growths), 0);
         }
         return true;
