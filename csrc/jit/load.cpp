@@ -124,6 +124,15 @@ struct Packed {
     }
 };
 
+// Makes the call once more if this thread had no context yet.
+CUresult in_context(const Driver& cuda, int ordinal, const auto& call) {
+    const CUresult result = call();
+    if (result != CUDA_ERROR_INVALID_CONTEXT) [[likely]]
+        return result;
+    use_primary_context(cuda, ordinal);
+    return call();
+}
+
 CUfunction function_of(const LoadedKernel& kernel) {
     return reinterpret_cast<CUfunction>(kernel.handle);  // the driver accepts a CUkernel as well
 }
@@ -183,11 +192,8 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, C
     check_shape(kernel, shape, ordinal);
     Packed packed(shape, stream);
     void* parameters[] = {const_cast<void*>(arguments)};
-    CUresult result = cuda.launch(&packed.config, function_of(kernel), parameters, nullptr);
-    if (result == CUDA_ERROR_INVALID_CONTEXT) [[unlikely]] {  // this thread has no context yet
-        use_primary_context(cuda, ordinal);
-        result = cuda.launch(&packed.config, function_of(kernel), parameters, nullptr);
-    }
+    const CUresult result =
+        in_context(cuda, ordinal, [&] { return cuda.launch(&packed.config, function_of(kernel), parameters, nullptr); });
     if (result != CUDA_SUCCESS) [[unlikely]]
         failed_launch(result, kernel, shape);
 }
@@ -195,13 +201,8 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, C
 void clear_words(void* words, std::size_t count, int ordinal, CUstream stream) {
     if (ordinal == kStandIn || count == 0) return;
     const Driver& cuda = driver();
-    const auto clear = [&] { return cuda.memset_words(reinterpret_cast<CUdeviceptr>(words), 0, count, stream); };
-    CUresult result = clear();
-    if (result == CUDA_ERROR_INVALID_CONTEXT) [[unlikely]] {  // this thread has no context yet
-        use_primary_context(cuda, ordinal);
-        result = clear();
-    }
-    check(result, "cuMemsetD32Async");
+    check(in_context(cuda, ordinal, [&] { return cuda.memset_words(reinterpret_cast<CUdeviceptr>(words), 0, count, stream); }),
+          "cuMemsetD32Async");
 }
 
 int most_clusters(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal) {

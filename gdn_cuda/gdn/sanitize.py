@@ -105,6 +105,11 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
         split = padded(*dims[0], 5200, B=1, Hk=heads // 2, Hv=heads)
         split["gate"] *= pace
         gdn_cuda.chunked_forward(**split)
+    # Many segments, whose maps are multiplied in groups; heads that get different numbers of segments.
+    for heads, tokens, remembering in ((1, 9000, slice(None)), (8, 17000, slice(1))):
+        split = padded(*dims[0], tokens, B=1, Hk=1, Hv=heads)
+        split["gate"][..., remembering] *= 1e-4
+        gdn_cuda.chunked_forward(**split)
 
 
 @sanitizes()

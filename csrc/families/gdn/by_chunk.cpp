@@ -47,7 +47,8 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     switch (kernel) {
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
-            constexpr i64 kUnit = alignof(PrefillTile) / sizeof(float);  // for memory that ends at a guard page
+            // Whole tiles, so that the workspace starts aligned in tests that end it at a guard page.
+            constexpr i64 kUnit = alignof(PrefillTile) / sizeof(float);
             const i64 counts = choice.counts(tensors.in_place);
             if (const i64 words = ceil_div(choice.workspace() + counts, kUnit) * kUnit; words > 0) {
                 workspace = torch::stable::new_empty(like, {words}, ScalarType::Float);

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
 #include <limits>
-#include <string>
 
 #include "../../jit/tensor_map.hpp"
-#include "prefill_ahead.hpp"
+#include "prefill_split.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -19,194 +17,8 @@ constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
     return {.head_k = head_k, .value_groups = value_groups, .inverse_groups = value_groups == 1 ? 2 : 1, .stages = 3, .io = io};
 }
 
-inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
-    return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
-}
-
-// The split: value warpgroups per block, of kValueRows state rows each, and segments per sequence (prefill_segments.cuh).
-struct PrefillSplit {
-    int value_groups, segments;
-};
-inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
-
-// Chunks of a segment.
-inline i64 prefill_share(const PrefillProblem& problem, const PrefillSplit& split) {
-    return std::max<i64>(ceil_div(prefill_chunks(problem.tokens), split.segments), kShortestSegment);
-}
-
-// Estimated ns for all blocks to walk `chunks` chunks each, from times per chunk on an H200: a block with one value warpgroup
-// is faster, a block with two shares the helper warpgroups' work.
-inline constexpr double kPrefillNsOfChunk[] = {0, 1950, 2950};
-inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit& split, i64 chunks,
-                              const jit::DeviceTraits& device) {
-    constexpr double kAloneNsOfChunk = 2300;
-    const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
-    // If a head's last block has rows for only one of two value warpgroups, that one runs alone and faster; of several waves,
-    // some are then shorter.
-    const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
-    const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1 && (tiles == 1 || waves > 1);
-    const double saved = alone ? (kPrefillNsOfChunk[2] - kAloneNsOfChunk) / static_cast<double>(tiles) : 0;
-    return static_cast<double>(waves * chunks) * (kPrefillNsOfChunk[split.value_groups] - saved);
-}
-
-// How whole sequences are walked where gdn/prefill_ahead is not faster: in the fastest configuration, unless sequences are so
-// short that the extra launch costs more than it saves.
-inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem.tokens), device); };
-    if (problem.tokens < kShortestLinked) return {split.value_groups, 1};
-    return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
-}
-
-// Whether gdn/prefill_ahead is faster on whole sequences; after a split, where a second launch pays off at all.
-inline bool prefill_runs_ahead(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    if (split.segments > 1 && problem.tokens < kShortestLinked) return false;
-    const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
-    return prefill_ahead_ns(problem, device) < prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
-}
-// Whether another launch than the split one takes heads that remember, if they are not linked.
-inline bool prefill_launches_twice(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    return split.segments > 1 && (prefill_runs_ahead(problem, split, device) ||
-                                  prefill_whole(problem, split, device).value_groups != split.value_groups);
-}
-inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    if (prefill_runs_ahead(problem, split, device)) return prefill_ahead_ns(problem, device);
-    const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
-    return prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
-}
-
-// Where segments are linked (prefill_segments.cuh), all but the first compute M's rows and L, are linked, and compute outputs;
-// the passes but the first one read records, where there is room for them.
-struct PrefillLinked {
-    bool records;
-    int group;           // segments whose M are multiplied first; 1: none
-    float first;         // length of the first segment, which ends as the others' summaries are complete
-    double ns_of_chunk;  // of all passes
-    double ns;           // estimated
-};
-// Groups of segments, whose maps are multiplied first (prefill_segments.cuh).
-constexpr int prefill_groups(int segments, int group) {
-    return group > 1 ? std::max(segments - 4, 0) / group : 0;
-}
-// Links in a row at most: in a group, three for the exchange and another pass, and then those that a block follows.
-constexpr int prefill_links_in_a_row(int segments, int group) {
-    if (group == 1) return std::max(segments - 2, 0);
-    int most = 0;
-    for (int segment = 2; segment < segments; ++segment) {
-        const int groups = std::max(segment - 3, 0) / group;
-        most = std::max(most, groups + segment - 1 - groups * group);
-    }
-    return group - 1 + 3 + most;
-}
-struct PrefillGroups {
-    int group, links_in_a_row;
-};
-inline constexpr std::array kPrefillGroups = [] {  // the best ones, by the number of segments
-    std::array<PrefillGroups, kMostSegments + 1> all{};
-    for (int segments = 0; segments <= kMostSegments; ++segments)
-        for (int group = 1; group <= 8; ++group) {
-            PrefillGroups& best = all[segments];
-            const int links = prefill_links_in_a_row(segments, group);
-            if (group == 1 || links < best.links_in_a_row) best = {group, links};
-        }
-    return all;
-}();
-inline double prefill_linked_ns(const PrefillLinked& linked, i64 chunks, const PrefillSplit& split) {
-    constexpr double kLinkNs[] = {0, 2800, 4700};
-    return static_cast<double>(chunks) / (linked.first + split.segments - 1) * linked.ns_of_chunk +
-           kPrefillGroups[split.segments].links_in_a_row * kLinkNs[split.value_groups];
-}
-inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
-    const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
-    const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
-    const i64 record_words =
-        prefill_blocks(problem, split.value_groups) * split.segments * prefill_share(problem, split) * kPrefillRecordWords;
-    PrefillLinked linked{.records = record_words <= kMostPrefillRecordWords,
-                         .group = kPrefillGroups[split.segments].group,
-                         .first = 1,
-                         .ns_of_chunk = 0,
-                         .ns = std::numeric_limits<double>::infinity()};
-    // The links' counters must be zeroed first, which does not pay off for short sequences.
-    if (split.segments <= 3 || problem.tokens < kShortestLinked) return linked;
-    const double computed = prefill_walk_ns(problem, split, chunks, device) / static_cast<double>(chunks),
-                 first_pass = computed + (linked.records ? kExportNsOfChunk : 0),
-                 other_pass = linked.records ? kImportNsOfChunk[split.value_groups] : computed,
-                 summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
-    linked.first = static_cast<float>(summary / computed);
-    linked.ns_of_chunk = summary + other_pass;
-    linked.ns = prefill_linked_ns(linked, chunks, split);
-    return linked;
-}
-
-struct PrefillCost {
-    double forgetting, remembering;  // ns, if all heads are of that kind
-    bool linked;                     // linked rather than whole, if they remember
-
-    // Calls mix both kinds of heads; those that forget are more frequent.
-    double weighed() const { return 2.5 * forgetting + remembering; }
-};
-inline constexpr double kSecondLaunchNs = 10000;  // what a second launch adds: the first decides which of the two computes
-inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr i64 kWarmUpChunks = 2;
-    constexpr double kSearchNs = 4000;
-    const double whole = prefill_whole_ns(problem, split, device);
-    if (split.segments == 1) return {whole, whole, false};
-    const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
-    const double apart = prefill_walk_ns(problem, split, share + kWarmUpChunks, device) + kSearchNs,
-                 linked = prefill_linked(problem, split, device).ns,
-                 second = prefill_launches_twice(problem, split, device) ? kSecondLaunchNs : 0;
-    if (linked < whole + second) return {apart, linked, true};
-    return {apart + second, whole + second, false};
-}
-
-// The most chunks that a block may start before its segment and still beat treating the head as one that remembers. Searching
-// for the start costs about two chunks, plus a sixth of a chunk for each chunk examined.
-inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kWorthIt = 0.9, kSearchNs = 4000, kSearchNsOfChunk = 350;
-    const PrefillCost cost = prefill_cost(problem, split, device);
-    const double share = static_cast<double>(ceil_div(prefill_chunks(problem.tokens), split.segments)),
-                 of_chunk = kPrefillNsOfChunk[split.value_groups];
-    const double reach = (kWorthIt * cost.remembering - kSearchNs - share * of_chunk) / (of_chunk + kSearchNsOfChunk);
-    return static_cast<int>(std::clamp(reach, 1.0, 1e6));
-}
-
-// Splits into segments only to use SMs that would be idle.
-inline PrefillSplit prefill_split(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
-    const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, value_groups), 1);
-    const int most =
-        static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
-    PrefillSplit best{value_groups, 1};
-    for (int segments = 2; segments <= most && !problem.deterministic; ++segments) {
-        const PrefillSplit split{value_groups, segments};
-        if (prefill_cost(problem, split, device).weighed() < prefill_cost(problem, best, device).weighed()) best = split;
-    }
-    return best;
-}
-inline PrefillSplit prefill_split(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    const PrefillSplit one = prefill_split(problem, 1, device), two = prefill_split(problem, 2, device);
-    if (problem.dv <= kValueRows) return one;
-    if (one.segments == 1 && two.segments == 1) {  // gdn/prefill_ahead, if it is faster, is as fast for both
-        const i64 chunks = prefill_chunks(problem.tokens);
-        return prefill_walk_ns(problem, two, chunks, device) <= prefill_walk_ns(problem, one, chunks, device) ? two : one;
-    }
-    return prefill_cost(problem, two, device).weighed() <= prefill_cost(problem, one, device).weighed() ? two : one;
-}
 inline PrefillConfig prefill_config(const PrefillProblem& problem, const PrefillSplit& split) {
     return prefill_config(prefill_head_k(problem.dk), split.value_groups, problem.io);
-}
-
-inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
-    const auto text = [&](const PrefillSplit& way) {
-        const PrefillCost cost = prefill_cost(problem, way, device);
-        return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with heads that remember {:.0f}{}",
-                           way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.forgetting / 1000,
-                           cost.remembering / 1000,
-                           way.segments == 1 ? ""
-                           : cost.linked     ? ", linked"
-                                             : ", whole");
-    };
-    return fmt::format("{}; against {}; {} multiprocessors", text(split), text(other), device.multiprocessors);
 }
 
 inline constexpr std::array kPrefillConfigurations = [] {
@@ -243,33 +55,6 @@ inline bool prefill_takes_longest_first(i64 blocks, int segments, const Recurren
                                         const jit::DeviceTraits& device) {
     return recurrence.cu_seqlens.data != nullptr && recurrence.sequences <= kMostByLength && segments == 1 &&
            blocks > device.multiprocessors;
-}
-
-// Where one sequence's heads may differ, those that remember get more blocks, so that all end at about the same time.
-inline PrefillSpread prefill_spread(const PrefillProblem& problem, const PrefillSplit& split, const PrefillLinked& linked) {
-    constexpr int kReach = 16, kWarmUpChunks = 12;  // of heads that nearly remember
-    constexpr double kSearchNs = 4000, kWorthIt = 0.97;
-    PrefillSpread spread{};
-    if (problem.sequences != 1 || problem.heads >= PrefillSpread::kMostHeads) return spread;
-    const i64 chunks = prefill_chunks(problem.tokens), blocks = static_cast<i64>(problem.heads) * split.segments;
-    const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks / kShortestSegment));
-    for (int many = 1; many < problem.heads; ++many) {
-        const i64 others = problem.heads - many;
-        const auto ns = [&](int segments) {
-            const i64 apart = ceil_div(chunks, (blocks - many * segments) / others) + kWarmUpChunks;
-            return std::max(prefill_linked_ns(linked, chunks, {split.value_groups, segments}),
-                            static_cast<double>(apart) * kPrefillNsOfChunk[split.value_groups] + kSearchNs);
-        };
-        double least = ns(split.segments) * kWorthIt;
-        for (int segments = split.segments + 1; segments <= most && many * segments + others <= blocks; ++segments)
-            if (const double now = ns(segments); now < least) {
-                least = now;
-                spread.of[many] = {static_cast<unsigned char>(segments),
-                                   static_cast<unsigned char>(kPrefillGroups[segments].group)};
-                spread.reach = kReach;
-            }
-    }
-    return spread;
 }
 
 struct PrefillTensors {

@@ -1,10 +1,12 @@
 // Programmatic dependent launch (sm_90): lets the next grid start; waits for the grid before to end. Inline PTX: CUTLASS's are
 // empty unless the whole build defines CUTLASS_ENABLE_GDC_FOR_SM90, and come with its GEMM dispatch policies.
 //
-// A kernel whose Spec has `starts_early` waits in every thread before it touches memory, so that a grid which has ended follows
-// all before it. A chain of such launches hides the start of each behind the one before. The next grid starts as all blocks
-// have asked for it or ended: where the loads of this one are what counts, late, as its blocks spread unevenly over what SMs
-// have left. (fused_decode, B = 4, in fp32: asked for at its start 9.5 us, at its end 8.7, never 9.4; H100.)
+// In a kernel whose Spec has `starts_early`, every thread waits before it accesses global memory. So a grid that has ended
+// comes after all grids before it, and a chain of such launches hides the start of each behind the end of the one before.
+//
+// The next grid starts when every block has called launch_dependent_grids() or ended. Kernels bound by the latency of their
+// loads call it late or not at all: blocks of the next grid that are resident early are spread unevenly over the SMs
+// (docs/benchmarks/decode.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

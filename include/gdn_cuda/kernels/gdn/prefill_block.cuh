@@ -94,8 +94,9 @@ struct PrefillBlock {
         }
         return true;
     }
-    // Which of the sequence's heads and segments this block has, if the blocks are spread anew: those that remember first.
-    // False if it has none. Where every head may start early, all do.
+    // Finds this block's head and segment where heads get different numbers of segments: blocks are numbered with the heads
+    // that remember first, segment by segment. False if nothing is left for it. If no head needs more than args.reach, none is
+    // linked.
     __device__ __forceinline__ bool spread(const HeadsThatRemember& heads, bool& remembers) {
         const int many = __popc(heads.near), others = all.heads - many;
         const PrefillSpread::Of wanted = args.spread.of[many % PrefillSpread::kMostHeads];

@@ -83,7 +83,7 @@ struct PrefillWork {
     int sequence, head, key_head, first_row, rows;
     int first_value;         // first value row; for M past dv, where TMA fills with zeros
     i64 checkpoints_before;  // of the sequences packed before
-    // The links to follow: the first of groups, and of segments behind them.
+    // The links to follow: first some groups' links, from group_link on, then some segments' links, from segment_link on.
     i64 group_link, segment_link;
     int group_links, segment_links;
 };
@@ -115,25 +115,25 @@ struct PrefillItemsIf {};
 template <>
 struct PrefillItemsIf<true> : PrefillItems {};
 
-// How the blocks of one sequence are spread over its heads, if some of them remember and others do not: those that remember get
-// more. Indexed by their number; 0 segments: all heads get as many.
+// How many of one sequence's blocks each head gets, if some heads remember and others do not: those that remember get more.
 struct PrefillSpread {
     static constexpr int kMostHeads = 32;
     struct Of {
-        unsigned char segments, group;  // of a head that remembers
+        unsigned char segments, group;  // of each head that remembers; 0: all heads get the same number of segments
     };
-    Of of[kMostHeads];
-    int reach;  // as PrefillArgs::reach, where blocks are spread; 0: they never are
+    Of of[kMostHeads];  // by the number of heads that remember
+    int reach;          // with uneven numbers, a head that needs more warm-up chunks than this remembers; 0: never uneven
 };
 
 // Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.
 struct PrefillLinks {
     float* states;           // L (dv, dk), of the first segment the state after it; then the states before all other segments
     void* transfers;         // M (dk, 2, dk): rounded to bf16, and the rounding residual
-    unsigned* have_summary;  // per link: value groups that have written their rows of M and L; of a group's, of either
+    unsigned* have_summary;  // per link: value groups that have written their rows of M and L; for a group's link, its two
+                             // blocks each
     unsigned* have_state;    // per link and row tile: value groups that have written the state after the first segment
     i64 all;                 // links of all heads
-    int count;               // per head, of segments and then of groups; 0: a head that remembers is not split
+    int count;               // per head: segments' links, then groups' links; 0: a head that remembers is not split
     void* records;           // PrefillRecord (sequence, head, segment, row tile, chunk of the segment)
     int records_each;        // room for the chunks of a segment; a longer segment has no records
     float first;             // length of the first segment in lengths of the others, which take more passes
@@ -213,7 +213,7 @@ enum class PrefillTakes {
     if_one_remembers,  // sequences not split
 };
 
-// Of the launch that splits sequences, for the other one.
+// What the launch that splits sequences has found in the gates; it tells the other launch.
 enum class PrefillDecision : unsigned { none, all_forget, one_remembers };
 
 struct PrefillArgs {
@@ -229,7 +229,7 @@ struct PrefillArgs {
     unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
     int items;           // of all persistent blocks
     bool longest_first;  // packed sequences start in order of decreasing length
-    int groups, group;   // of a head's segments: so many at most, of so many segments each, from the second one on
+    int groups, group;   // room for so many groups per head; segments in a group, counted from the second segment; 1: none
     PrefillSpread spread;
 };
 

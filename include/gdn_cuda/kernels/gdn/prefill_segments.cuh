@@ -11,7 +11,8 @@
 //
 // A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
 // remembers. A head that forgets is taken apart; another one linked or whole, whichever the host's cost model prefers. All
-// blocks of a head reach the same decision independently (`one_remembers`).
+// blocks of a head reach the same decision independently (`one_remembers`). Where a sequence is alone and its heads differ,
+// those that are linked get more segments, and the others fewer (`PrefillSpread`).
 //
 // Where another configuration is faster on whole sequences, the host launches both and all blocks of a call agree: the
 // splitting one does the work if all heads forget, the other if one remembers. Sharing the heads instead doubled the time per
@@ -162,11 +163,11 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
     return __syncthreads_or(found) != 0;
 }
 
-// The heads of the only sequence that remember, a bit for each of at most 32: by the call's reach, and by that of blocks that
-// are spread. Called by the whole block; `masks`: two words per warp, not written until the next barrier of the block.
+// The heads of the only sequence that remember, a bit for each.
 struct HeadsThatRemember {
-    unsigned far, near;
+    unsigned far, near;  // by args.reach; by args.spread.reach, which is mostly shorter
 };
+// Called by the whole block; `masks`: two words per warp, not to be written before the block's next barrier.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillArgs& args, const Span& span, unsigned* masks) {
     constexpr int kWarps = kConfig.threads() / 32;

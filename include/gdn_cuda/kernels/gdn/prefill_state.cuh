@@ -133,24 +133,28 @@ struct PrefillState : Lane {
 #pragma unroll
         for (int i = 0; i < kConfig.head_k / 2; i += 2) to[i % 4 / 2 * kToNextEight + i / 4 * 4] = {state[i], state[i + 1]};
     }
+    // A thread's pairs of elements of M, rounded; kPairs further, the rounding residuals.
+    static constexpr int kPairs = kConfig.head_k / 2;
+    __device__ __forceinline__ unsigned* transfer_rows(i64 link) const {
+        constexpr int kRows = kConfig.key_tiles() * kChunk;
+        return static_cast<unsigned*>(args.links.transfers) + (link * kRows + my_row()) * 2 * kPairs + t;
+    }
+    static constexpr __device__ int transfer_at(int i) { return i % 4 / 2 * 16 * kPairs + i / 4 * 4; }
     __device__ __forceinline__ void store_transfer() const {
-        constexpr int kRows = kConfig.key_tiles() * kChunk, kPairs = kConfig.head_k / 2;
-        unsigned* to = static_cast<unsigned*>(args.links.transfers) + (work.link * kRows + my_row()) * 2 * kPairs + t;
+        unsigned* to = transfer_rows(work.link);
 #pragma unroll
         for (int i = 0; i < kConfig.head_k / 2; i += 2) {
             const unsigned rounded = pack<DType::bf16>(state[i], state[i + 1]);
-            unsigned* at = to + i % 4 / 2 * 16 * kPairs + i / 4 * 4;
+            unsigned* at = to + transfer_at(i);
             at[0] = rounded;
             at[kPairs] = pack_rest<DType::bf16>(state[i], state[i + 1], rounded);
         }
     }
-    // M as its two parts.
     __device__ __forceinline__ void load_transfer_rows(i64 link) {
-        constexpr int kRows = kConfig.key_tiles() * kChunk, kPairs = kConfig.head_k / 2;
-        const unsigned* from = static_cast<const unsigned*>(args.links.transfers) + (link * kRows + my_row()) * 2 * kPairs + t;
+        const unsigned* from = transfer_rows(link);
 #pragma unroll
         for (int i = 0; i < kConfig.head_k / 2; i += 2) {
-            const unsigned* at = from + i % 4 / 2 * 16 * kPairs + i / 4 * 4;
+            const unsigned* at = from + transfer_at(i);
             const float2 rounded = unpack<DType::bf16>(at[0]), rest = unpack<DType::bf16>(at[kPairs]);
             state[i] = rounded.x + rest.x;
             state[i + 1] = rounded.y + rest.y;
@@ -249,7 +253,7 @@ struct PrefillState : Lane {
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
     }
-    // Blocks that write one tile each of a group's M, or of its L.
+    // Blocks that write a row tile of a group's L, and those that write one of its M.
     __device__ __forceinline__ unsigned blocks_of_group() const {
         const unsigned of_transfer = (args.recurrence.dk + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
         return gridDim.x + min(gridDim.x, of_transfer);
