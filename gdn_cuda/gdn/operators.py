@@ -503,9 +503,9 @@ def chunked_forward(
 
     Chunks run on the tensor cores, from sm_80 on, where rows start on 16 bytes; other calls run token by token. Where heads
     leave multiprocessors idle, sequences are split into segments. How many depends on the batch, and whether at all on its
-    gates: where states reach across segments, the result depends on both within its rounding. `deterministic=True` splits
-    none: a sequence then has the same bits whatever it is batched or packed with, and long sequences of few heads take longer
-    (docs/numerics.md).
+    gates: where states reach across segments, the result depends on both within its rounding. With `deterministic=True` a
+    sequence is split by its own length alone, and has the same bits whatever it is batched or packed with; what that costs
+    depends on the batch (docs/numerics.md).
 
     Edge cases:
         A gate of −∞ is an exact reset (docs/numerics.md).

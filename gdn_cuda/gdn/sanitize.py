@@ -122,6 +122,12 @@ def prefill_ahead() -> None:
             x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
             gdn_cuda.chunked_forward(**x, use_qk_l2norm=True, deterministic=True)
             summarize(x)
+        # Long ones are split by their own lengths, in a launch of gdn/prefill.
+        x = make_packed_gdn_inputs([5200, 70, 0, 10300], dk=dk, dv=dv, **given)
+        x["gate"] *= 1e-4
+        for offsets in (x["cu_seqlens"].tolist(), [0, 15570, 0, 15570, 0], [5120, 15570, 5121, 10240, 15570]):
+            x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
+            gdn_cuda.chunked_forward(**x, deterministic=True)
         gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"), deterministic=True)
         alone = make_gdn_inputs(B=1, T=1500, dk=dk, dv=dv, **given)
         gdn_cuda.chunked_forward(**alone, checkpoint_every=64, deterministic=True)

@@ -126,7 +126,7 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     bool output_final_state = true;
     std::optional<ScalarType> state_dtype = {};
     int64_t checkpoint_every = 0;
-    bool deterministic = false;  // no sequence is split into segments: docs/numerics.md
+    bool deterministic = false;  // a sequence has the same bits in any batch: docs/numerics.md
     OptionalTensor A_log = {}, dt_bias = {};
     bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
     OptionalTensor has_initial_state = {};

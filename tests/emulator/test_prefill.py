@@ -14,7 +14,7 @@ from strong_gates import CASES, INF, NAN, ONE_GATE, SEVERAL, STATES, Case, check
 from strong_gates import chunked_forward as poisoned_forward
 from torch import Tensor
 
-from gdn_cuda import chunked_forward, reference
+from gdn_cuda import chunked_forward, chunked_summary, reference
 from gdn_cuda.gdn.inputs import KEY_MODES, make_gdn_inputs, make_packed_gdn_inputs
 
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -297,6 +297,47 @@ def test_heads_that_remember_get_more_blocks(in_place: bool, seed: int) -> None:
     out, state = run(given, multiprocessors=24, **options)
     state = pool[1:] if in_place else state
     assert rel_rms(out, expected) < BOUND[out.dtype] and rel_rms(state, expected_state) < BOUND[out.dtype]
+
+
+@pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_deterministic_segments(in_place: bool, gates: tuple[float, float], seed: int) -> None:
+    """Long ones of packed sequences are split by their own length; another launch takes the others."""
+    lengths = [LINKED, 70, 0, 5300]
+    x = packed_inputs(seed, lengths, Hv=1, gate_range=gates)
+    expected, expected_state, _ = oracle(x)
+    options: dict[str, Any] = {"state_indices": torch.tensor([3, 2, 1, 0])} if in_place else {}
+    start = x["state"].clone()
+    if in_place:
+        x["state"] = start.flip(0)
+    with emulated() as launched:
+        out, state = chunked_forward(**x, **options, deterministic=True, out=poisoned(x["value"]))[:2]
+    assert {name.split("{")[0] for name in launched() if name.startswith("gdn/")} == {"gdn/prefill", "gdn/prefill_ahead"}
+    assert state is not None
+    state = state.flip(0) if in_place else state
+    assert rel_rms(out, expected) < 5e-3 and rel_rms(state, expected_state) < 5e-3
+    for i in (0, 3):
+        first = sum(lengths[:i])
+        alone = {name: x[name][None, first : first + lengths[i]] for name in ("query", "key", "value", "beta", "gate")}
+        fixed, fixed_state = run(alone | {"state": start[i : i + 1]}, deterministic=True)
+        assert torch.equal(out[first : first + lengths[i]], fixed[0]) and torch.equal(state[i], fixed_state[0])
+
+
+@pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
+def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
+    """Segments between the first and the last end with their maps."""
+    x = inputs(seed, LINKED, gate_range=gates)
+    part = {name: x[name] for name in ("key", "value", "beta", "gate")}
+    with emulated() as launched, counted_blocks() as blocks:
+        summary = chunked_summary(**part)
+        assert blocks() > 3 * 2
+    assert any(".linked = true" in name for name in launched())
+    _, state, _ = oracle(x)
+    addition, transition = summary.split(64, dim=-2)
+    assert rel_rms(x["state"] @ transition + addition, state) < 5e-3
+    with emulated(multiprocessors=2):  # too few for segments
+        whole = chunked_summary(**part)
+    assert rel_rms(summary, whole) < 5e-3
 
 
 @pytest.mark.parametrize("remember", ["no head", "one head"])

@@ -35,7 +35,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
                                  .io = sequences.io,
                                  .state = prepared.state_type,
                                  .deterministic = deterministic,
-                                 .longest = sequences.tokens};
+                                 .packed_tokens = sequences.packed() ? sequences.tokens : 0};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     OptionalTensor workspace = {};
     const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));

@@ -68,20 +68,22 @@ struct PrefillTensors {
 struct PrefillChoice {
     PrefillConfig config, whole;  // for split and for unsplit sequences
     PrefillAheadChoice ahead;     // if unsplit sequences take gdn/prefill_ahead
-    int segments, reach;
+    int segments, segment_chunks, reach;
+    i64 sequences;      // that are split, at most
+    bool two;           // launches
     int links_of_head;  // from each segment to the next, and groups'; 0: heads that remember are not split
     int groups, group;  // of segments, and segments in each
     PrefillSpread spread;
-    i64 links;   // of all heads
-    i64 blocks;  // per segment
+    i64 links, link_tiles;  // of all heads; and of all their row tiles
+    i64 blocks;             // per segment
     i64 link_states, link_transfers, records;
-    int records_each;
+    i64 chunks;          // of all sequences, at most
     float first_length;  // of a linked sequence's segments
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
     i64 linked_words() const { return link_states + link_transfers + records; }
-    i64 linked_tiles() const { return blocks * links_of_head; }
-    i64 counts(bool in_place) const { return readers(in_place) + links + linked_tiles() + ahead.counts(); }
+    i64 linked_counts(bool in_place) const { return readers(in_place) + links + link_tiles; }
+    i64 counts(bool in_place) const { return linked_counts(in_place) + ahead.counts(); }
     i64 workspace() const { return linked_words() + ahead.workspace(); }
 };
 
@@ -102,11 +104,14 @@ struct Prefill {
 
     static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const PrefillSplit split = prefill_split(problem, device);
+        constexpr int kFixedReach = 16;
+        const PrefillFixed fixed = prefill_fixed(problem, device);
+        const PrefillSplit unfixed = prefill_split(problem, device), split = fixed ? fixed.split : unfixed,
+                           whole = fixed ? unfixed : prefill_whole(problem, split, device);
         PrefillConfig config = prefill_config(problem, split);
-        config.linked = prefill_cost(problem, split, device).linked;
-        const PrefillLinked linked = prefill_linked(problem, split, device);
-        const PrefillSpread spread = config.linked ? prefill_spread(problem, split, linked) : PrefillSpread{};
+        config.linked = fixed || prefill_cost(problem, split, device).linked;
+        const PrefillLinked linked = fixed ? fixed.linked : prefill_linked(problem, split, device);
+        const PrefillSpread spread = config.linked && !fixed ? prefill_spread(problem, split, linked) : PrefillSpread{};
         int most_segments = split.segments, groups = 0;
         const auto make_room = [&](int segments, int group) {
             most_segments = std::max(most_segments, segments);
@@ -115,26 +120,30 @@ struct Prefill {
         if (config.linked) make_room(split.segments, linked.group);
         for (const PrefillSpread::Of& of : spread.of) make_room(of.segments, of.group);
         const int links_of_head = config.linked ? most_segments - 1 + groups : 0;
-        const i64 links = problem.sequences * problem.heads * links_of_head;
-        const bool is_ahead = links_of_head == 0 && prefill_runs_ahead(problem, split, device);
+        const i64 sequences = fixed ? fixed.sequences : problem.sequences, links = sequences * problem.heads * links_of_head;
+        const bool leaves_some = fixed ? problem.differ() : links_of_head == 0,
+                   is_ahead = leaves_some && prefill_runs_ahead(problem, fixed ? whole : split, device);
+        const PrefillConfig of_whole = prefill_config(problem, whole);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
-        const i64 blocks = prefill_blocks(problem, split.value_groups), share = prefill_share(problem, split);
-        const bool recorded = links > 0 && linked.records;
         return {.config = config,
-                .whole = prefill_config(problem, prefill_whole(problem, split, device)),
+                .whole = of_whole,
                 .ahead = is_ahead ? prefill_ahead_choice(problem, device) : PrefillAheadChoice{},
                 .segments = split.segments,
-                .reach = prefill_reach(problem, split, device),
+                .segment_chunks = fixed ? PrefillFixed::kChunks : 0,
+                .reach = fixed ? kFixedReach : prefill_reach(problem, split, device),
+                .sequences = sequences,
+                .two = leaves_some && split.segments > 1 && (is_ahead || fixed || of_whole != config),
                 .links_of_head = links_of_head,
                 .groups = groups,
                 .group = linked.group,
                 .spread = spread,
                 .links = links,
-                .blocks = blocks,
+                .link_tiles = links * ceil_div(problem.dv, config.rows_per_block()),
+                .blocks = prefill_blocks(problem, split.value_groups),
                 .link_states = 2 * links * value_rows * config.head_k,
                 .link_transfers = links * config.key_tiles() * kChunk * config.head_k,  // two 16-bit parts
-                .records = recorded ? blocks * split.segments * share * kPrefillRecordWords : 0,
-                .records_each = recorded ? static_cast<int>(share) : 0,
+                .records = links > 0 && linked.records ? prefill_record_words(problem, split.value_groups) : 0,
+                .chunks = prefill_all_chunks(problem),
                 .first_length = linked.first};
     }
 
@@ -149,19 +158,19 @@ struct Prefill {
         };
         const i64 columns = config.head_k, rows = config.key_tiles() * kChunk;
         unsigned* const have_summary = tensors.counts + choice.readers(tensors.in_place);
-        const PrefillLinks links{.states = tensors.workspace,
-                                 .transfers = tensors.workspace + choice.link_states,
-                                 .have_summary = have_summary,
-                                 .have_state = have_summary + choice.links,
-                                 .all = choice.links,
-                                 .count = choice.links_of_head,
-                                 .records = tensors.workspace + choice.link_states + choice.link_transfers,
-                                 .records_each = choice.records_each,
-                                 .first = choice.first_length};
+        const PrefillLinks links{
+            .states = tensors.workspace,
+            .transfers = tensors.workspace + choice.link_states,
+            .have_summary = have_summary,
+            .have_state = have_summary + choice.links,
+            .all = choice.links,
+            .count = choice.links_of_head,
+            .records = choice.records > 0 ? tensors.workspace + choice.link_states + choice.link_transfers : nullptr,
+            .chunks = choice.chunks,
+            .first = choice.first_length};
         const jit::TiledTensor transfers{
             {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
-        const bool splits = choice.segments > 1,
-                   two = splits && choice.links_of_head == 0 && (choice.ahead || choice.whole != config);
+        const bool splits = choice.segments > 1, fixed = choice.segment_chunks > 0;
         Args args{.query = map(tensors.query),
                   .key = map(tensors.key),
                   .value = map(tensors.value),
@@ -170,8 +179,11 @@ struct Prefill {
                   .recurrence = recurrence,
                   .state = problem.state,
                   .segments = choice.segments,
+                  .segment_chunks = choice.segment_chunks,
                   .reach = choice.reach,
-                  .takes = two ? PrefillTakes::if_all_forget : PrefillTakes::every_call,
+                  .takes = !choice.two ? PrefillTakes::every_call
+                           : fixed     ? PrefillTakes::long_sequences
+                                       : PrefillTakes::if_all_forget,
                   .links = links,
                   .decision = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
@@ -182,8 +194,9 @@ struct Prefill {
                   .spread = choice.spread};
         const auto why = [&](bool other) {
             return [&, other](const auto& device) {
-                return other ? "does the work if a head remembers across segments: no sequence is split then"
-                             : explain_prefill(problem, device);
+                return !other  ? explain_prefill(problem, device)
+                       : fixed ? "takes the sequences that are not split"
+                               : "does the work if a head remembers across segments: no sequence is split then";
             };
         };
         if (config.persistent) {
@@ -193,20 +206,27 @@ struct Prefill {
             };
             return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_persistent);
         }
-        const auto launch_blocks = [&](const Config& of, i64 segments, bool other) {
+        const auto launch_blocks = [&](const Config& of, i64 parts, bool other) {
             const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
-            launch<Prefill>(of, args, {tiles, problem.heads, problem.sequences * segments}, target, why(other), other);
+            launch<Prefill>(of, args, {tiles, problem.heads, parts}, target, why(other), other);
         };
-        if (splits || !choice.ahead) launch_blocks(config, choice.segments, false);
-        if (splits && !two) return;
-        if (two) args.takes = PrefillTakes::if_one_remembers;
+        if (splits || !choice.ahead) launch_blocks(config, choice.sequences * choice.segments, false);
+        if (splits && !choice.two) return;
+        if (fixed) {
+            args.takes = PrefillTakes::short_sequences;
+            args.segments = 1;
+            args.longest_first =
+                prefill_takes_longest_first(prefill_blocks(problem, choice.whole.value_groups), 1, recurrence, device);
+        } else if (choice.two) {
+            args.takes = PrefillTakes::if_one_remembers;
+        }
         args.readers = nullptr;  // a single block reads and writes each state
         if (choice.ahead)
             PrefillAhead::run({.head_k = config.head_k, .io = problem.io}, choice.ahead, args,
-                              tensors.workspace + choice.linked_words(), tensors.counts + choice.readers(tensors.in_place),
-                              target, two, why(two));
-        else if (two)
-            launch_blocks(choice.whole, 1, true);
+                              tensors.workspace + choice.linked_words(),
+                              tensors.counts + choice.linked_counts(tensors.in_place), target, choice.two, why(choice.two));
+        else if (choice.two)
+            launch_blocks(choice.whole, problem.sequences, true);
     }
 };
 

@@ -40,7 +40,7 @@ inline PrefillAheadChoice prefill_ahead_choice(const PrefillProblem& problem, co
                               .tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
     if (choice.pairs == 0 || choice.tiles == 0) return {};
     const i64 preparers = device.multiprocessors / choice.pairs - choice.tiles;
-    const i64 chunks = prefill_chunks(std::max(problem.longest, problem.tokens));
+    const i64 chunks = prefill_chunks(problem.longest());
     if (preparers < kLeastPreparers || chunks > std::numeric_limits<int>::max() / choice.pairs) return {};
     choice.preparers = static_cast<int>(std::min<i64>(preparers, kMostPreparers));
     choice.most_chunks = static_cast<int>(chunks);

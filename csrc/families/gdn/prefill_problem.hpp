@@ -1,6 +1,7 @@
 // The prefill problem, and the choice among its kernels.
 #pragma once
 
+#include <algorithm>
 #include <gdn_cuda/kernels/common/types.cuh>
 #include <string>
 
@@ -14,8 +15,11 @@ struct PrefillProblem {
     i64 sequences, tokens;  // tokens: mean per sequence
     int heads, dk, dv;
     DType io, state;
-    bool deterministic = false;  // one segment per sequence, independent of its batch
-    i64 longest = 0;             // bound on a sequence's tokens, if they differ
+    bool deterministic = false;  // how a sequence is split depends on its length alone
+    i64 packed_tokens = 0;       // of all sequences, if they are packed: any of them may be so long
+
+    i64 longest() const { return std::max(tokens, packed_tokens); }
+    bool differ() const { return packed_tokens > 0 && sequences > 1; }  // in length
 };
 
 inline constexpr int kPrefillLongestKey = 128, kHopper = 90;

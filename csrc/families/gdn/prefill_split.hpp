@@ -19,11 +19,15 @@ inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
 struct PrefillSplit {
     int value_groups, segments;
 };
-inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
+inline constexpr int kMostSegments = 32, kShortestLinked = kLongestWhole * kChunk;
 
-// Chunks of a segment.
-inline i64 prefill_share(const PrefillProblem& problem, const PrefillSplit& split) {
-    return std::max<i64>(ceil_div(prefill_chunks(problem.tokens), split.segments), kShortestSegment);
+// Chunks of all sequences, at most: a packed one begins at its first token's, and as many further on as sequences are before.
+inline i64 prefill_all_chunks(const PrefillProblem& problem) {
+    return problem.packed_tokens > 0 ? problem.packed_tokens / kChunk + problem.sequences
+                                     : problem.sequences * prefill_chunks(problem.tokens);
+}
+inline i64 prefill_record_words(const PrefillProblem& problem, int value_groups) {
+    return problem.heads * ceil_div(problem.dv, value_groups * kValueRows) * prefill_all_chunks(problem) * kPrefillRecordWords;
 }
 
 // Estimated ns for all blocks to walk `chunks` chunks each, from times per chunk on an H200: a block with one value warpgroup
@@ -111,9 +115,7 @@ inline PrefillLinked prefill_linked(const PrefillProblem& problem, const Prefill
     constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
     const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
     const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
-    const i64 record_words =
-        prefill_blocks(problem, split.value_groups) * split.segments * prefill_share(problem, split) * kPrefillRecordWords;
-    PrefillLinked linked{.records = record_words <= kMostPrefillRecordWords,
+    PrefillLinked linked{.records = prefill_record_words(problem, split.value_groups) <= kMostPrefillRecordWords,
                          .group = kPrefillGroups[split.segments].group,
                          .first = 1,
                          .ns_of_chunk = 0,
@@ -190,8 +192,9 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
     constexpr int kWarmUpChunks = 12;  // of such a head, for the estimate
     constexpr double kSearchNs = 4000, kWorthIt = 0.97;
     PrefillSpread spread{};
+    const i64 chunks = prefill_chunks(problem.tokens);
     if (problem.sequences != 1 || problem.heads >= PrefillSpread::kMostHeads) return spread;
-    const i64 chunks = prefill_chunks(problem.tokens), blocks = static_cast<i64>(problem.heads) * split.segments;
+    const i64 blocks = static_cast<i64>(problem.heads) * split.segments;
     const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks / kShortestSegment));
     for (int many = 1; many < problem.heads; ++many) {
         const i64 others = problem.heads - many;
@@ -212,7 +215,46 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
     return spread;
 }
 
+// With `deterministic`, the split of a long sequence: as if it were alone and of kTokens tokens, but with segments of kChunks
+// chunks at least.
+struct PrefillFixed {
+    static constexpr i64 kTokens = 32768;
+    static constexpr int kChunks = 12;
+    PrefillSplit split{};  // no segments: all sequences are whole
+    PrefillLinked linked{};
+    i64 sequences = 0;  // long ones, at most
+
+    explicit operator bool() const { return split.segments > 0; }
+};
+inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    constexpr double kWorthIt = 0.9;
+    const i64 chunks = prefill_chunks(problem.longest());
+    if (!problem.deterministic || chunks <= kLongestWhole || problem.sequences == 0) return {};
+    PrefillProblem alone = problem;
+    alone.sequences = 1;
+    alone.tokens = PrefillFixed::kTokens;
+    alone.packed_tokens = 0;
+    alone.deterministic = false;
+    PrefillFixed fixed{.split = prefill_split(alone, device)};
+    const PrefillCost cost = prefill_cost(alone, fixed.split, device);
+    if (!cost.linked || cost.remembering > kWorthIt * prefill_whole_ns(alone, fixed.split, device)) return {};
+    fixed.linked = prefill_linked(alone, fixed.split, device);
+    const int most = static_cast<int>(std::min<i64>(fixed.split.segments, chunks / PrefillFixed::kChunks));
+    if (most < fixed.split.segments) fixed.linked.group = 1;  // as in prefill_block.cuh
+    fixed.split.segments = most;
+    fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
+    fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kShortestLinked}) : problem.sequences;
+    if (fixed.sequences * fixed.split.segments > kMostBlocks[2]) return {};
+    return fixed;
+}
+
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    if (const PrefillFixed fixed = prefill_fixed(problem, device))
+        return fmt::format(
+            "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
+            "every {}, at most {}; {} multiprocessors",
+            fixed.split.value_groups * kValueRows, kShortestLinked, PrefillFixed::kChunks * kChunk, fixed.split.segments,
+            device.multiprocessors);
     const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
     const auto text = [&](const PrefillSplit& way) {
         const PrefillCost cost = prefill_cost(problem, way, device);

@@ -63,6 +63,52 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     EXPECT_EQ(split().segments, 1);
 }
 
+TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
+    PrefillProblem problem{.sequences = 1,
+                           .tokens = 32768,
+                           .heads = 8,
+                           .dk = 128,
+                           .dv = 128,
+                           .io = DType::bf16,
+                           .state = DType::f32,
+                           .deterministic = true};
+    const PrefillFixed alone = prefill_fixed(problem, {});
+    EXPECT_EQ(alone.split.segments, jit::DeviceTraits{}.multiprocessors / 8);
+    EXPECT_TRUE(alone.linked.records);
+    const auto expect_the_same = [&](const PrefillFixed& fixed, i64 chunks) {
+        EXPECT_EQ(fixed.split.value_groups, alone.split.value_groups);
+        EXPECT_EQ(fixed.split.segments, std::min<i64>(chunks / PrefillFixed::kChunks, alone.split.segments));
+        EXPECT_EQ(fixed.linked.group, fixed.split.segments == alone.split.segments ? alone.linked.group : 1);
+        EXPECT_EQ(fixed.linked.first, alone.linked.first);
+    };
+    problem.sequences = 40;
+    expect_the_same(prefill_fixed(problem, {}), 512);
+    EXPECT_FALSE(prefill_fixed(problem, {}).linked.records) << "they would take more than a GB";
+    for (const i64 tokens : {5121, 8192, 12345, 200000}) {
+        problem.sequences = 1;
+        problem.tokens = tokens;
+        expect_the_same(prefill_fixed(problem, {}), prefill_chunks(tokens));
+        problem.sequences = 24;
+        problem.tokens = tokens / 24;
+        problem.packed_tokens = tokens;
+        const PrefillFixed packed = prefill_fixed(problem, {});
+        expect_the_same(packed, prefill_chunks(tokens));
+        EXPECT_EQ(packed.sequences, ceil_div(tokens, i64{kShortestLinked}));
+        problem.packed_tokens = 0;
+    }
+    problem.tokens = kShortestLinked;
+    EXPECT_FALSE(prefill_fixed(problem, {})) << "all are whole";
+    problem.tokens = 32768;
+    problem.sequences = 65535 / alone.split.segments + 1;
+    EXPECT_FALSE(prefill_fixed(problem, {})) << "beyond the limit of a grid";
+    problem.sequences = 1;
+    problem.heads = 32;
+    EXPECT_FALSE(prefill_fixed(problem, {})) << "gdn/prefill_ahead is faster";
+    problem.heads = 8;
+    problem.deterministic = false;
+    EXPECT_FALSE(prefill_fixed(problem, {}));
+}
+
 // In steps: a group's links, the exchange, and then every segment from the state after the first one.
 int links_until_the_last_state(int segments, int group) {
     int most = 0;

@@ -212,6 +212,61 @@ def test_fp16_states_between_segments_keep_values_below_the_fp16_range(seed: int
     assert rel_rms(state, x["state"] * 2.0**-30) < 1e-3
 
 
+def split_alone(lengths: list[int], seed: int, heads: int = 8, **options: object) -> dict[str, Tensor]:
+    """Packed sequences whose heads remember, forget, or do either in turn."""
+    x = packed_inputs(lengths, Hk=heads // 2, Hv=heads, seed=seed, gate_range=(-2.0, -1.0), **options)
+    x["gate"][..., ::2] *= 1e-4
+    x["gate"][: sum(lengths) // 2, ..., 1] *= 1e-4
+    return x
+
+
+# Long sequences are split, by their own length alone; of the shorter ones, and those that end with their chunk, none is.
+@pytest.mark.parametrize("case", ["128/128", "96/64", "fp16", "pool"])
+def test_deterministic_bits_depend_on_the_sequence_alone(case: str, seed: int) -> None:
+    lengths = [6000, 300, 0, 12000, 5121, 5120, 33333, 1]
+    dk, dv = map(int, case.split("/")) if "/" in case else (128, 128)
+    x = split_alone(lengths, seed, dk=dk, dv=dv, dtype=torch.float16 if case == "fp16" else torch.bfloat16)
+    bound = 1e-3 if case == "fp16" else BOUND
+    options = {}
+    start = x["state"].clone()
+    if case == "pool":
+        options["state_indices"] = torch.arange(len(lengths), device="cuda").flip(0)
+        x["state"] = start.flip(0)
+    out, state = gdn_cuda.chunked_forward(**x, **options, deterministic=True, out=poisoned(x["value"]))
+    state = state.flip(0) if case == "pool" else state
+    for i, length in enumerate(lengths):
+        mine = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
+        alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
+        alone["state"] = start[i : i + 1]
+        if length == 0:
+            assert torch.equal(state[i], start[i])
+            continue
+        expected, expected_state = gdn_cuda.recurrent_forward(**alone)
+        assert rel_rms(out[mine], expected[0]) < bound and rel_rms(state[i], expected_state[0]) < bound
+        for B in (1, 3):  # three of them: with no room for records, if they are long
+            batch = {name: each.expand(B, *each.shape[1:]).contiguous() for name, each in alone.items()}
+            again, again_state = gdn_cuda.chunked_forward(**batch, deterministic=True)
+            assert torch.equal(again[-1], out[mine]) and torch.equal(again_state[-1], state[i])
+
+
+def test_deterministic_sequences_at_every_offset(seed: int) -> None:
+    """Long sequences are found by their place among all tokens."""
+    x = split_alone([6000], seed, heads=2)
+    fixed = gdn_cuda.chunked_forward(**x, deterministic=True)
+    other = split_alone([20000], seed + 1, heads=2)
+    for before in ([5119], [5120], [5121], [1, 5119], [0, 0, 4999], [10240, 0], [300] * 40, [5121, 5121], [8000, 3000]):
+        lengths = [*before, 6000, 700]
+        rows = {
+            name: torch.cat([other[name][: sum(before)], x[name], other[name][:700]])
+            for name in ("query", "key", "value", "beta", "gate")
+        }
+        ends = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+        states = torch.zeros(len(lengths), *x["state"].shape[1:], device="cuda")
+        states[-2] = x["state"][0]
+        out, state = gdn_cuda.chunked_forward(**rows, cu_seqlens=ends, state=states, deterministic=True)
+        assert torch.equal(out[sum(before) : sum(before) + 6000], fixed[0]) and torch.equal(state[-2], fixed[1][0])
+
+
 def test_a_short_sequence_beside_a_long_one_is_not_split(seed: int) -> None:
     x = packed_inputs([40000, 300, 1500], Hk=1, Hv=2, seed=seed, gate_range=(-2.0, -1.0))
     out, state = gdn_cuda.chunked_forward(**x)

@@ -80,9 +80,11 @@ def test_dtypes(dtype: torch.dtype, bound: float, seed: int) -> None:
     check(inputs(200, Hk=2, Hv=4, dtype=dtype, seed=seed), bound=bound)
 
 
-@pytest.mark.parametrize("heads,kernel", [(4, "gdn/prefill_ahead"), (32, "gdn/prefill")])
-def test_long_parts(heads: int, kernel: str, seed: int) -> None:
-    x = inputs(6000, B=1, Hk=heads // 2, Hv=heads, seed=seed, gate_range=(-1e-3, 0.0), beta_max=2.0)
+@pytest.mark.parametrize(
+    "T,heads,kernel", [(5000, 4, "gdn/prefill_ahead"), (6000, 4, "gdn/prefill"), (6000, 32, "gdn/prefill")]
+)
+def test_long_parts(T: int, heads: int, kernel: str, seed: int) -> None:
+    x = inputs(T, B=1, Hk=heads // 2, Hv=heads, seed=seed, gate_range=(-1e-3, 0.0), beta_max=2.0)
     if CHOSEN == "auto":
         assert kernels(x)[-1] == kernel
     found = check(x)
@@ -92,6 +94,20 @@ def test_long_parts(heads: int, kernel: str, seed: int) -> None:
         name: t.expand(7, *t.shape[1:]).contiguous() for name, t in of_part(x).items()
     }  # by the other kernel, if there are two
     assert torch.equal(gdn_cuda.chunked_summary(**batch)[3:4], found)
+
+
+@pytest.mark.parametrize("dk,dv", [(128, 128), (96, 192), (64, 64)])
+def test_segments(dk: int, dv: int, seed: int) -> None:
+    """Of long parts with few heads, of which some remember and some forget."""
+    lengths = [20000, 300, 0, 6000]
+    options: dict[str, Any] = {"Hk": 1, "Hv": 4, "dk": dk, "dv": dv, "dtype": torch.bfloat16, "device": "cuda"}
+    x = make_packed_gdn_inputs(lengths, seed=seed, gate_range=(-2.0, -1.0), **options)
+    x["gate"][..., 1:] *= 1e-5
+    found = check(x)
+    for i in (0, 3):
+        first = sum(lengths[:i])
+        alone = {name: t[None, first : first + lengths[i]] for name, t in of_part(x).items() if name != "cu_seqlens"}
+        assert torch.equal(gdn_cuda.chunked_summary(**alone)[0], found[i])
 
 
 @pytest.mark.parametrize("heads", [2, 32])

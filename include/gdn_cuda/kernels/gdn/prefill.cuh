@@ -118,11 +118,11 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     static_assert(sizeof(shared) <= 227 * 1024);
 
     if constexpr (kConfig.persistent) return run_persistent<kConfig>(shared, args);
-    // Two launches run concurrently and one of them does the work. One block of the second waits for the first to end, so that
-    // later work in the stream waits for both.
-    if (args.takes == PrefillTakes::if_all_forget) launch_dependent_grids();
+    // Two launches run concurrently: one of them does the work, or each takes its sequences. One block of the second waits for
+    // the first to end, so that later work in the stream waits for both.
+    if (is_first_of_two(args.takes)) launch_dependent_grids();
     run_block<kConfig>(shared, args);
-    if (args.takes == PrefillTakes::if_one_remembers && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();
+    if (is_second_of_two(args.takes) && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();
 }
 
 }  // namespace gdn_cuda::gdn

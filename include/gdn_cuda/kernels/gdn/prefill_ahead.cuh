@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill_ahead(const __gr
     else
         own_rows<kBlock>(*reinterpret_cast<PrefillOwnerPlan<kBlock>*>(memory), args, number);
     // As in gdn/prefill, where another launch may take the call.
-    if (args.prefill.takes == PrefillTakes::if_one_remembers && blockIdx.x == 0) wait_on_dependent_grids();
+    if (is_second_of_two(args.prefill.takes) && blockIdx.x == 0) wait_on_dependent_grids();
 }
 
 }  // namespace gdn_cuda::gdn

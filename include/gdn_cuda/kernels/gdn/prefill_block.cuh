@@ -12,7 +12,7 @@ struct PrefillBlock {
 
     const PrefillArgs& args;
     const RecurrentArgs& all = args.recurrence;
-    int sequence, segment, head, first_row, segments, group;
+    int number, sequence, segment, head, first_row, segments, group;  // number: of the sequence, among those with links
     Span span;
     Place place;
     int chunks, share;
@@ -20,21 +20,18 @@ struct PrefillBlock {
     int begin = 0, segment_begins = 0, end;  // in chunks; outputs are stored from segment_begins on
 
     __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, PrefillSharedPlan<kConfig>& shared)
-        : PrefillBlock(args, sequence_of(args, shared), static_cast<int>(blockIdx.z) % segments_of(args),
-                       static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)) {}
-    __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int sequence, int segment, int head, int tile)
-        : args(args),
-          sequence(sequence),
-          segment(segment),
-          head(head),
-          first_row(tile * kRows),
-          segments(args.segments),
-          group(args.group) {
+        : PrefillBlock(args, static_cast<int>(blockIdx.z) / segments_of(args), sequence_of(args, shared),
+                       static_cast<int>(blockIdx.z) % segments_of(args), static_cast<int>(blockIdx.y),
+                       static_cast<int>(blockIdx.x)) {}
+    __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int number, int sequence, int segment, int head, int tile)
+        : args(args), number(number), sequence(sequence), segment(segment), head(head), first_row(tile * kRows) {
         span = span_of(all.cu_seqlens, sequence, all.tokens);
         i64 slot;
         place = find_slot(slot);
         chunks = (span.length + kChunk - 1) / kChunk;
         end = chunks;
+        segments = segments_of_sequence(args, chunks);
+        group = segments == args.segments ? args.group : 1;
         share = chunks_of_segment(args, chunks);
     }
     __device__ __forceinline__ static int segments_of(const PrefillArgs& args) {
@@ -43,6 +40,8 @@ struct PrefillBlock {
     // Packed sequences are taken longest first: one that starts as others end should be short. Called by the whole block.
     __device__ __forceinline__ static int sequence_of(const PrefillArgs& args, PrefillSharedPlan<kConfig>& shared) {
         const int number = static_cast<int>(blockIdx.z) / segments_of(args);
+        if (kConfig.linked && args.takes == PrefillTakes::long_sequences)
+            return sequence_at(args.recurrence, static_cast<i64>(number) * kBetweenLong);
         if (kConfig.linked || !args.longest_first) return number;
         const RecurrentArgs& all = args.recurrence;
         const int own = static_cast<int>(threadIdx.x);
@@ -60,7 +59,7 @@ struct PrefillBlock {
     }
     // pair: of sequence and head.
     __device__ __forceinline__ PrefillBlock(const PrefillArgs& args, int pair, int tile)
-        : PrefillBlock(args, static_cast<int>(static_cast<unsigned>(pair) / static_cast<unsigned>(args.recurrence.heads)), 0,
+        : PrefillBlock(args, 0, static_cast<int>(static_cast<unsigned>(pair) / static_cast<unsigned>(args.recurrence.heads)), 0,
                        static_cast<int>(static_cast<unsigned>(pair) % static_cast<unsigned>(args.recurrence.heads)), tile) {}
     // Recomputed where needed, to save registers.
     __device__ __forceinline__ Place find_slot(i64& slot) const {
@@ -87,7 +86,7 @@ struct PrefillBlock {
         split = remembers ? Split::linked : Split::apart;
         begin = segment_begins = remembers ? linked_begin(segment) : min(segment * share, chunks);
         end = remembers ? linked_begin(segment + 1) : min(segment_begins + share, chunks);
-        if (begin >= end) return false;
+        if (begin >= end || (split == Split::apart && all.outputs == 0 && end < chunks)) return false;
         if (split == Split::apart && segment > 0) {
             const int most = min(segment_begins, 2 * max(args.reach, args.spread.reach) + kShortestSegment);
             begin = max(first_that_matters<kConfig>(all, span, sequence, head, segment_begins, most, growths), 0);
@@ -130,7 +129,11 @@ struct PrefillBlock {
     }
     // Whether this launch takes the call; also whether the head, or any, remembers.
     __device__ __forceinline__ bool is_taken(bool& remembers) {
-        const bool for_all = args.takes != PrefillTakes::every_call, hands_over = for_all && args.decision != nullptr;
+        if (args.takes == PrefillTakes::short_sequences) return remembers = false, chunks <= kLongestWhole;
+        if (args.takes == PrefillTakes::long_sequences && (chunks <= kLongestWhole || number_of_long(span) != number))
+            return false;
+        const bool for_all = args.takes == PrefillTakes::if_all_forget || whole_sequences(),
+                   hands_over = for_all && args.decision != nullptr;
         if (hands_over && whole_sequences()) {  // the splitting launch's blocks have all started before this one's
             constexpr auto kRemembers = static_cast<unsigned>(PrefillDecision::one_remembers);
             return remembers = __syncthreads_or(threadIdx.x == 0 && wait_for_count(args.decision, 1) == kRemembers);
@@ -156,7 +159,7 @@ struct PrefillBlock {
         return split == Split::linked && group > 1 && segment > 0 && segment % group == 0 && linked_begin(segment + 3) < chunks;
     }
     // The first segment has one pass, and no use for records.
-    __device__ __forceinline__ bool has_records() const { return resumes() && end - begin <= args.links.records_each; }
+    __device__ __forceinline__ bool has_records() const { return resumes() && args.links.records != nullptr; }
 
     // Sequences that are skipped or poisoned, and tokens past the last sequence.
     __device__ __forceinline__ void fill_uncomputed_outputs() {
@@ -206,13 +209,14 @@ struct PrefillBlock {
                   tiles = max((all.dk - first_row + step - 1) / step, 0), transfers = summarized * tiles;
         // The two blocks behind a group compute its L and its M.
         const int group_summary = ends_group(segment - 1), group_passes = ends_group(segment - 2) ? tiles : group_summary;
+        const int first = all.outputs == 0 && summarized ? links + 1 : 0;  // nobody reads the state before this segment
         const int last = links + group_passes + summaries + transfers;
         const i64 checkpoints_before = packed_steps_before(all, sequence);
         i64 slot;
         find_slot(slot);
-        shared.passes_left = last;
+        shared.passes_left = last - first;
 #pragma unroll 1
-        for (int i = last; i >= 0; --i) {
+        for (int i = last; i >= first; --i) {
             const int of_group = i - links - 1, own = of_group - group_passes, transfer = own - summaries;
             const PrefillPass pass = i == 0       ? PrefillPass::outputs
                                      : i <= links ? PrefillPass::link
@@ -220,7 +224,7 @@ struct PrefillBlock {
                                      : transfer >= 0 ? PrefillPass::transfer
                                      : summarized    ? PrefillPass::summary
                                                      : PrefillPass::records;
-            PrefillWork& work = i == last ? shared.work : shared.passes[i];
+            PrefillWork& work = i == last ? shared.work : shared.passes[i - first];
             const int tile = pass == PrefillPass::group_transfer ? of_group : max(transfer, 0);
             plan_pass(work, pass, first_row + tile * step);
             plan_links(work);
@@ -234,7 +238,7 @@ struct PrefillBlock {
         }
     }
     __device__ __forceinline__ i64 first_link() const {
-        return (static_cast<i64>(sequence) * all.heads + head) * args.links.count;
+        return (static_cast<i64>(number) * all.heads + head) * args.links.count;
     }
     // The links that a pass follows: groups that end before this segment and the segments behind them, or a group's.
     __device__ __forceinline__ void plan_links(PrefillWork& work) const {
@@ -256,8 +260,10 @@ struct PrefillBlock {
         return pass == PrefillPass::group_transfer || pass == PrefillPass::group_summary;
     }
     __device__ __forceinline__ PrefillRecord<kConfig>* records() const {
-        const i64 number = (static_cast<i64>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-        return static_cast<PrefillRecord<kConfig>*>(args.links.records) + number * args.links.records_each;
+        const i64 before =
+                      all.cu_seqlens.data != nullptr ? span.start / kChunk + sequence : static_cast<i64>(sequence) * chunks,
+                  first = (static_cast<i64>(head) * gridDim.x + blockIdx.x) * args.links.chunks;
+        return static_cast<PrefillRecord<kConfig>*>(args.links.records) + first + before + begin;
     }
     __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillPass pass, int row) const {
         const bool outputs = pass == PrefillPass::outputs, links = pass == PrefillPass::link;
@@ -279,7 +285,8 @@ struct PrefillBlock {
         work.from = links ? first_link() : outputs && resumes() ? state_before : -1;
         work.to = links ? state_before : pass == PrefillPass::summary || (outputs && leaves_state()) ? link : -1;
         work.link = link;
-        work.readers = (split == Split::whole ? 1 : segment + 1) * kConfig.value_groups;
+        const int others = split == Split::whole ? 0 : all.outputs > 0 ? segment : split == Split::linked;
+        work.readers = (1 + others) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;
         work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));

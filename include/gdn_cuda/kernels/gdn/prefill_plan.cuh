@@ -11,6 +11,7 @@ constexpr int kWarpgroup = 128;      // threads
 constexpr int kValueRows = 64;       // rows of the state per value warpgroup
 constexpr int kTileElements = 64;    // elements in a 128-byte row
 constexpr int kShortestSegment = 8;  // chunks
+constexpr int kLongestWhole = 80;    // chunks of a sequence that is not split where its own length decides
 constexpr int kMostByLength = 256;   // packed sequences that are ordered by their lengths
 
 // Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
@@ -134,8 +135,8 @@ struct PrefillLinks {
     unsigned* have_state;    // per link and row tile: value groups that have written the state after the first segment
     i64 all;                 // links of all heads
     int count;               // per head: segments' links, then groups' links; 0: a head that remembers is not split
-    void* records;           // PrefillRecord (sequence, head, segment, row tile, chunk of the segment)
-    int records_each;        // room for the chunks of a segment; a longer segment has no records
+    void* records;           // PrefillRecord (head, row tile, chunk of all sequences), or nullptr
+    i64 chunks;              // of all sequences, at most
     float first;             // length of the first segment in lengths of the others, which take more passes
 };
 
@@ -211,7 +212,15 @@ enum class PrefillTakes {
     every_call,
     if_all_forget,     // sequences split into segments
     if_one_remembers,  // sequences not split
+    long_sequences,    // where the length of each decides: those that are split
+    short_sequences,   // the others
 };
+GDN_HOST_DEVICE constexpr bool is_first_of_two(PrefillTakes takes) {
+    return takes == PrefillTakes::if_all_forget || takes == PrefillTakes::long_sequences;
+}
+GDN_HOST_DEVICE constexpr bool is_second_of_two(PrefillTakes takes) {
+    return takes == PrefillTakes::if_one_remembers || takes == PrefillTakes::short_sequences;
+}
 
 // What the launch that splits sequences has found in the gates; it tells the other launch.
 enum class PrefillDecision : unsigned { none, all_forget, one_remembers };
@@ -221,8 +230,9 @@ struct PrefillArgs {
     TensorMap transfers;                  // (column, part, row, link)
     RecurrentArgs recurrence;
     DType state;
-    int segments;  // into which a head that forgets is split
-    int reach;     // up to this many warm-up chunks cost less than an unsplit or linked sequence
+    int segments;        // into which a head that forgets is split
+    int segment_chunks;  // chunks of a segment at least, if the length of each sequence decides; 0: all have `segments`
+    int reach;           // up to this many warm-up chunks cost less than an unsplit or linked sequence
     PrefillTakes takes;
     PrefillLinks links;
     unsigned* decision;  // a zero, later the splitting launch's PrefillDecision for the other launch; or nullptr

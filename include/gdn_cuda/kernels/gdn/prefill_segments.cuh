@@ -14,6 +14,9 @@
 // blocks of a head reach the same decision independently (`one_remembers`). Where a sequence is alone and its heads differ,
 // those that are linked get more segments, and the others fewer (`PrefillSpread`).
 //
+// With `deterministic` a sequence's length and gates alone decide how it is split (`segments_of_sequence`). Of packed sequences
+// one launch takes the long ones, another the others, whole.
+//
 // Where another configuration is faster on whole sequences, the host launches both and all blocks of a call agree: the
 // splitting one does the work if all heads forget, the other if one remembers. Sharing the heads instead doubled the time per
 // chunk: two kernels ran side by side (probably neighbouring SMs share an instruction cache).
@@ -107,9 +110,34 @@ __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, con
     return -1;
 }
 
-// Chunks per segment of a sequence that is split.
+// Segments of a sequence, and chunks of each.
+__device__ __forceinline__ int segments_of_sequence(const PrefillArgs& args, int chunks) {
+    if (args.segment_chunks == 0) return args.segments;
+    return chunks > kLongestWhole ? min(chunks / args.segment_chunks, args.segments) : 1;
+}
 __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int chunks) {
-    return max((chunks + args.segments - 1) / args.segments, kShortestSegment);
+    const int segments = segments_of_sequence(args, chunks);
+    return max((chunks + segments - 1) / segments, kShortestSegment);
+}
+
+// A long packed sequence contains a multiple of kBetweenLong tokens, which no other contains; the first one numbers it.
+constexpr int kBetweenLong = kLongestWhole * kChunk;
+__device__ __forceinline__ int number_of_long(const Span& span) {
+    return static_cast<int>((span.start + kBetweenLong - 1) / kBetweenLong);
+}
+// The last packed sequence that begins no later than at `token`. Called by whole warps.
+__device__ __forceinline__ int sequence_at(const RecurrentArgs& args, i64 token) {
+    const int lane = threadIdx.x % 32;
+    int first = 0;
+#pragma unroll 1
+    for (int many = args.sequences; many > 1;) {
+        const int step = (many + 31) / 32, before = lane * step;
+        const bool begun = before < many && load_index(args.cu_seqlens, first + before) <= token;
+        const int last = (31 - __clz(__ballot_sync(0xffffffffu, begun) | 1)) * step;
+        first += last;
+        many = min(step, many - last);
+    }
+    return first;
 }
 
 // log2 of a chunk's decay, as far as every fourth gate shows it, in units of 2^-14: in front of chunk `ends`, at a segment
@@ -187,12 +215,8 @@ __device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillAr
         masks[kWarps + threadIdx.x / 32] = found.near;
     }
     __syncthreads();
-#pragma unroll 1
-    for (int warp = 0; warp < kWarps; ++warp) {
-        found.far |= masks[warp];
-        found.near |= masks[kWarps + warp];
-    }
-    return found;
+    const int warp = min(static_cast<int>(threadIdx.x % 32), kWarps - 1);
+    return {__reduce_or_sync(0xffffffffu, masks[warp]), __reduce_or_sync(0xffffffffu, masks[kWarps + warp])};
 }
 
 // Global-memory counters between blocks: writes ordered before `red_release` are visible after `wait_for_count`. Inline PTX:
