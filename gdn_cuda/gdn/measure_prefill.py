@@ -81,8 +81,7 @@ OTHERS = (
     Shape(16, 32, 32 * (1024,)),
     Shape(16, 32, 64 * (512,)),
     Shape(16, 32, PACKED_LENGTHS, packed=True),
-    Shape(4, 8, (8192,)),
-    Shape(4, 8, (32768,)),
+    *(Shape(4, 8, (tokens,)) for tokens in (2048, 4096, 8192, 32768)),
     Shape(2, 4, (32768,)),
     Shape(16, 64, (8192,)),
     Shape(16, 48, (32768,)),
@@ -131,12 +130,10 @@ DIMENSIONS = (
     (Shape(16, 32, (8192,), key_dim=256, value_dim=256), PLAIN["1×8192 16/32"]),
 )
 NORMS_INSIDE = tuple(PLAIN[name] for name in ("1×8192 16/32", "8×4096 16/32", "32×1024 16/32"))
-DETERMINISTIC = tuple(
-    PLAIN[name]
-    for name in (
-        *("1×8192 16/32", "1×32768 16/32", "1×131072 16/32", "8×4096 16/32"),
-        *("1×32768 4/8", "1×8192 16/64", "1×32768 16/48"),
-    )
+DETERMINISTIC = (
+    *(PLAIN[name] for name in ("1×8192 16/32", "1×32768 16/32", "1×131072 16/32", "8×4096 16/32", "1×32768 4/8")),
+    Shape(4, 8, 8 * (32768,)),
+    *(PLAIN[name] for name in ("1×8192 16/64", "1×32768 16/48")),
 )
 OF_ROOF, OF_PLAIN, OF_DEFAULT = 1.3, 1.03, 1.15  # the factors allowed for dimensions, norms inside and `deterministic`
 

@@ -83,7 +83,8 @@ struct PrefillChoice {
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
     i64 linked_words() const { return link_states + link_transfers + records; }
     i64 linked_counts(bool in_place) const { return readers(in_place) + links + link_tiles; }
-    i64 counts(bool in_place) const { return linked_counts(in_place) + ahead.counts(); }
+    bool decides() const { return two && segment_chunks == 0; }  // which of two launches does the work
+    i64 counts(bool in_place) const { return linked_counts(in_place) + ahead.counts() + decides(); }
     i64 workspace() const { return linked_words() + ahead.workspace(); }
 };
 
@@ -185,20 +186,14 @@ struct Prefill {
                            : fixed     ? PrefillTakes::long_sequences
                                        : PrefillTakes::if_all_forget,
                   .links = links,
-                  .decision = choice.ahead ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
+                  .decision = choice.decides() ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
                   .items = config.persistent ? static_cast<int>(choice.blocks) : 0,
                   .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device),
                   .groups = choice.groups,
                   .group = choice.group,
                   .spread = choice.spread};
-        const auto why = [&](bool other) {
-            return [&, other](const auto& device) {
-                return !other  ? explain_prefill(problem, device)
-                       : fixed ? "takes the sequences that are not split"
-                               : "does the work if a head remembers across segments: no sequence is split then";
-            };
-        };
+        const auto why = [&](const auto& on) { return explain_prefill(problem, on); };
         if (config.persistent) {
             const auto why_persistent = [&](const auto& on) {
                 return fmt::format("{}; a block takes {} sequences and heads in turn", explain_prefill(problem, on),
@@ -206,27 +201,32 @@ struct Prefill {
             };
             return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_persistent);
         }
-        const auto launch_blocks = [&](const Config& of, i64 parts, bool other) {
+        const auto launch_blocks = [&](const Config& of, const Args& with, i64 parts, const auto& why) {
             const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
-            launch<Prefill>(of, args, {tiles, problem.heads, parts}, target, why(other), other);
+            launch<Prefill>(of, with, {tiles, problem.heads, parts}, target, why, is_second_of_two(with.takes));
         };
-        if (splits || !choice.ahead) launch_blocks(config, choice.sequences * choice.segments, false);
-        if (splits && !choice.two) return;
-        if (fixed) {
-            args.takes = PrefillTakes::short_sequences;
-            args.segments = 1;
-            args.longest_first =
+        const auto launch_whole = [&](Args with, const auto& why) {
+            with.readers = nullptr;  // a single block reads and writes each state
+            if (choice.ahead)
+                return PrefillAhead::run({.head_k = config.head_k, .io = problem.io}, choice.ahead, with,
+                                         tensors.workspace + choice.linked_words(),
+                                         tensors.counts + choice.linked_counts(tensors.in_place), target, why);
+            with.longest_first =
                 prefill_takes_longest_first(prefill_blocks(problem, choice.whole.value_groups), 1, recurrence, device);
-        } else if (choice.two) {
-            args.takes = PrefillTakes::if_one_remembers;
+            launch_blocks(choice.whole, with, problem.sequences, why);
+        };
+        if (!splits && choice.ahead) return launch_whole(args, why);
+        // The first launch takes most calls with a model's gates: the other would make it wait.
+        if (choice.two) {
+            Args first = args;
+            first.takes = fixed ? PrefillTakes::short_sequences : PrefillTakes::if_one_remembers;
+            if (fixed) first.segments = 1;
+            launch_whole(first, [&](const auto&) {
+                return fixed ? "takes the sequences that are not split"
+                             : "does the work if a head remembers across segments: no sequence is split then";
+            });
         }
-        args.readers = nullptr;  // a single block reads and writes each state
-        if (choice.ahead)
-            PrefillAhead::run({.head_k = config.head_k, .io = problem.io}, choice.ahead, args,
-                              tensors.workspace + choice.linked_words(),
-                              tensors.counts + choice.linked_counts(tensors.in_place), target, choice.two, why(choice.two));
-        else if (choice.two)
-            launch_blocks(choice.whole, problem.sequences, true);
+        launch_blocks(config, args, choice.sequences * choice.segments, why);
     }
 };
 

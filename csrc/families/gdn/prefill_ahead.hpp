@@ -22,7 +22,7 @@ struct PrefillAheadChoice {
 
     explicit operator bool() const { return preparers > 0; }
     int launches() const { return static_cast<int>(ceil_div(i64{most_chunks}, i64{window})); }
-    i64 counts() const { return preparers > 0 ? pairs * most_chunks + 1 : 0; }  // the last: PrefillDecision
+    i64 counts() const { return preparers > 0 ? pairs * most_chunks : 0; }
     i64 workspace() const { return records + carried; }
 };
 
@@ -84,9 +84,9 @@ struct PrefillAhead {
                         plan_bytes<kPrefillAheadConfigurations, Owner>(config, kAll));
     }
 
-    // A launch for each window of chunks; `early_start`: of the first.
+    // A launch for each window of chunks.
     static void run(const Config& config, const PrefillAheadChoice& choice, const PrefillArgs& prefill, float* workspace,
-                    unsigned* counts, const Target& target, bool early_start, const auto& why) {
+                    unsigned* counts, const Target& target, const auto& why) {
         Args args{.prefill = prefill,
                   .records = workspace,
                   .have = counts,
@@ -99,7 +99,7 @@ struct PrefillAhead {
                   .most_chunks = choice.most_chunks};
         const i64 blocks = choice.pairs * (choice.preparers + choice.tiles);
         for (; args.first_chunk < choice.most_chunks; args.first_chunk += choice.window)
-            launch<PrefillAhead>(config, args, {blocks, 1, 1}, target, why, early_start && args.first_chunk == 0);
+            launch<PrefillAhead>(config, args, {blocks, 1, 1}, target, why);
     }
 
   private:

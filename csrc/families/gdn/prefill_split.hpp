@@ -19,7 +19,8 @@ inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
 struct PrefillSplit {
     int value_groups, segments;
 };
-inline constexpr int kMostSegments = 32, kShortestLinked = kLongestWhole * kChunk;
+inline constexpr int kMostSegments = 32;
+inline constexpr int kShortestLinked = 24 * kChunk, kShortestTwice = 80 * kChunk;  // tokens; of one launch, and of two
 
 // Chunks of all sequences, at most: a packed one begins at its first token's, and as many further on as sequences are before.
 inline i64 prefill_all_chunks(const PrefillProblem& problem) {
@@ -49,13 +50,13 @@ inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit&
 // short that the extra launch costs more than it saves.
 inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem.tokens), device); };
-    if (problem.tokens < kShortestLinked) return {split.value_groups, 1};
+    if (problem.tokens < kShortestTwice) return {split.value_groups, 1};
     return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
 }
 
 // Whether gdn/prefill_ahead is faster on whole sequences; after a split, where a second launch pays off at all.
 inline bool prefill_runs_ahead(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    if (split.segments > 1 && problem.tokens < kShortestLinked) return false;
+    if (split.segments > 1 && problem.tokens < kShortestTwice) return false;
     const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
     return prefill_ahead_ns(problem, device) < prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
 }
@@ -69,6 +70,9 @@ inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit
     const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
     return prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
 }
+
+// What a split call takes on top, more than one that is not split.
+inline constexpr double kPrefillSplitNs = 18000;
 
 // Where segments are linked (prefill_segments.cuh), all but the first compute M's rows and L, are linked, and compute outputs;
 // the passes but the first one read records, where there is room for them.
@@ -128,7 +132,7 @@ inline PrefillLinked prefill_linked(const PrefillProblem& problem, const Prefill
                  summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
     linked.first = static_cast<float>(summary / computed);
     linked.ns_of_chunk = summary + other_pass;
-    linked.ns = prefill_linked_ns(linked, chunks, split);
+    linked.ns = kPrefillSplitNs + prefill_linked_ns(linked, chunks, split);
     return linked;
 }
 
@@ -136,17 +140,16 @@ struct PrefillCost {
     double forgetting, remembering;  // ns, if all heads are of that kind
     bool linked;                     // linked rather than whole, if they remember
 
-    // Calls mix both kinds of heads; those that forget are more frequent.
-    double weighed() const { return 2.5 * forgetting + remembering; }
+    // Models have both kinds of heads, and a call takes as long as its slowest.
+    double weighed() const { return forgetting + 2 * remembering; }
 };
-inline constexpr double kSecondLaunchNs = 10000;  // what a second launch adds: the first decides which of the two computes
+inline constexpr double kSecondLaunchNs = 6000;  // what a second launch adds: the first decides which of the two computes
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr i64 kWarmUpChunks = 2;
-    constexpr double kSearchNs = 4000;
     const double whole = prefill_whole_ns(problem, split, device);
     if (split.segments == 1) return {whole, whole, false};
     const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
-    const double apart = prefill_walk_ns(problem, split, share + kWarmUpChunks, device) + kSearchNs,
+    const double apart = prefill_walk_ns(problem, split, share + kWarmUpChunks, device) + kPrefillSplitNs,
                  linked = prefill_linked(problem, split, device).ns,
                  second = prefill_launches_twice(problem, split, device) ? kSecondLaunchNs : 0;
     if (linked < whole + second) return {apart, linked, true};
@@ -156,11 +159,11 @@ inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSpli
 // The most chunks that a block may start before its segment and still beat treating the head as one that remembers. Searching
 // for the start costs about two chunks, plus a sixth of a chunk for each chunk examined.
 inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kWorthIt = 0.9, kSearchNs = 4000, kSearchNsOfChunk = 350;
+    constexpr double kWorthIt = 0.9, kSearchNsOfChunk = 350;
     const PrefillCost cost = prefill_cost(problem, split, device);
     const double share = static_cast<double>(ceil_div(prefill_chunks(problem.tokens), split.segments)),
                  of_chunk = kPrefillNsOfChunk[split.value_groups];
-    const double reach = (kWorthIt * cost.remembering - kSearchNs - share * of_chunk) / (of_chunk + kSearchNsOfChunk);
+    const double reach = (kWorthIt * cost.remembering - kPrefillSplitNs - share * of_chunk) / (of_chunk + kSearchNsOfChunk);
     return static_cast<int>(std::clamp(reach, 1.0, 1e6));
 }
 
@@ -243,7 +246,7 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
     if (most < fixed.split.segments) fixed.linked.group = 1;  // as in prefill_block.cuh
     fixed.split.segments = most;
     fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
-    fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kShortestLinked}) : problem.sequences;
+    fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kLongestWhole * kChunk}) : problem.sequences;
     if (fixed.sequences * fixed.split.segments > kMostBlocks[2]) return {};
     return fixed;
 }
@@ -253,7 +256,7 @@ inline std::string explain_prefill(const PrefillProblem& problem, const jit::Dev
         return fmt::format(
             "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
             "every {}, at most {}; {} multiprocessors",
-            fixed.split.value_groups * kValueRows, kShortestLinked, PrefillFixed::kChunks * kChunk, fixed.split.segments,
+            fixed.split.value_groups * kValueRows, kLongestWhole * kChunk, PrefillFixed::kChunks * kChunk, fixed.split.segments,
             device.multiprocessors);
     const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
     const auto text = [&](const PrefillSplit& way) {

@@ -54,9 +54,11 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     EXPECT_EQ(split().segments, 1);
     EXPECT_EQ(split().value_groups, 1);
     problem.deterministic = false;
+    problem.tokens = 8 * kShortestSegment * kChunk;
+    EXPECT_EQ(split().segments, 8);
+    EXPECT_TRUE(prefill_cost(problem, split(), {}).linked);
     problem.tokens = 4 * kShortestSegment * kChunk;
-    EXPECT_GT(split().segments, 1);
-    EXPECT_FALSE(prefill_cost(problem, split(), {}).linked) << "somebody has to set counts to zero";
+    EXPECT_EQ(split().segments, 1) << "a split takes longer to start";
     problem.tokens = kShortestSegment * kChunk;
     EXPECT_EQ(split().segments, 1);
     problem = {.sequences = 8, .tokens = 32768, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
@@ -93,10 +95,10 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
         problem.packed_tokens = tokens;
         const PrefillFixed packed = prefill_fixed(problem, {});
         expect_the_same(packed, prefill_chunks(tokens));
-        EXPECT_EQ(packed.sequences, ceil_div(tokens, i64{kShortestLinked}));
+        EXPECT_EQ(packed.sequences, ceil_div(tokens, i64{kLongestWhole * kChunk}));
         problem.packed_tokens = 0;
     }
-    problem.tokens = kShortestLinked;
+    problem.tokens = kLongestWhole * kChunk;
     EXPECT_FALSE(prefill_fixed(problem, {})) << "all are whole";
     problem.tokens = 32768;
     problem.sequences = 65535 / alone.split.segments + 1;
@@ -220,7 +222,7 @@ TEST(PrefillHeuristic, HeadsThatRememberLoseNothingBySplits) {
             problem.deterministic = true;
             const PrefillSplit unsplit = prefill_split(problem, {});
             const i64 chunks = prefill_chunks(problem.tokens);
-            const double whole = tokens < kShortestLinked && split.segments > 1
+            const double whole = tokens < kShortestTwice && split.segments > 1
                                      ? prefill_walk_ns(problem, unsplit, chunks, {})
                                      : prefill_cost(problem, unsplit, {}).remembering + kSecondLaunchNs;
             EXPECT_LE(cost.remembering, 1.03 * whole) << heads << " heads, " << tokens << " tokens";

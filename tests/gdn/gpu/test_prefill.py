@@ -76,12 +76,12 @@ def test_a_batch_gives_the_bits_of_each_sequence_alone(B: int, Hk: int, Hv: int,
 # With few heads a sequence is split into segments that begin where the previous state has decayed, or at its start.
 @pytest.mark.parametrize("gates", [(-100.0, 0.0), (-2.0, 0.0), (-0.1, 0.0), (-0.001, 0.0)])
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("lengths", [None, [1100, 0, 70, 1500]])
+@pytest.mark.parametrize("lengths", [None, [4000, 0, 70, 6000]])
 def test_split_sequences_give_the_bits_of_unsplit_ones(
     gates: tuple[float, float], norm: bool, lengths: list[int] | None, seed: int
 ) -> None:
     options = {"Hk": 1, "Hv": 2, "seed": seed, "gate_range": gates, "beta_max": 2.0}
-    x = packed_inputs(lengths, **options) if lengths else inputs(B=1, T=1500, **options)
+    x = packed_inputs(lengths, **options) if lengths else inputs(B=1, T=3200, **options)
     out, state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, out=poisoned(x["value"]))
     expected, expected_state, _ = oracle(x, use_qk_l2norm=norm)
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
@@ -91,9 +91,10 @@ def test_split_sequences_give_the_bits_of_unsplit_ones(
     if lengths:
         whole["cu_seqlens"] = x["cu_seqlens"]
     many, many_states = gdn_cuda.chunked_forward(**whole, use_qk_l2norm=norm)
-    assert torch.equal(many[..., ::48, :], out) and torch.equal(many_states[:, ::48], state)
-    unsplit, unsplit_state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, deterministic=True)
-    assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
+    unsplit, unsplit_state = many[..., ::48, :], many_states[:, ::48]
+    assert rel_rms(unsplit, expected) < BOUND and rel_rms(unsplit_state, expected_state) < BOUND
+    if gates[0] < -1:  # else states are handed from segment to segment
+        assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
 
 
 # Long enough that segments continue from one another's states: in all heads, in some, or in part of the sequence. The number of
@@ -276,7 +277,7 @@ def test_a_short_sequence_beside_a_long_one_is_not_split(seed: int) -> None:
 
 @pytest.mark.parametrize("gates", [(-2.0, 0.0), (-0.001, 0.0)])
 def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float], seed: int) -> None:
-    x = inputs(B=1, T=1500, Hk=1, Hv=2, seed=seed, gate_range=gates)
+    x = inputs(B=1, T=3200, Hk=1, Hv=2, seed=seed, gate_range=gates)
     expected, expected_state, steps = oracle(x)
     pool = torch.randn(3, *x["state"].shape[1:], device="cuda")
     for _ in range(5):

@@ -72,11 +72,11 @@ def test_norms_dtypes_and_more_heads_than_fit_at_once(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("place", [700, 1279, 1280])
+@pytest.mark.parametrize("T,place", [(1500, 700), (1500, 1279), (1500, 1280), (3300, 700), (3300, 1535), (3300, 1536)])
 @pytest.mark.parametrize("state", [0.0, NAN, INF])
-def test_long_sequences_of_few_heads(state: float, place: int, deterministic: bool, seed: int) -> None:
+def test_long_sequences_of_few_heads(state: float, T: int, place: int, deterministic: bool, seed: int) -> None:
     case = Case("long", ((5, -1e6), (place, -INF)), state=state, token=("value", 650, NAN) if state != 0 else None)
-    x = case.inputs(seed, B=1, T=1500, device="cuda", dk=128, dv=128, gate_range=(-0.01, 0.0))
+    x = case.inputs(seed, B=1, T=T, device="cuda", dk=128, dv=128, gate_range=(-0.01, 0.0))
     check(case, *chunked_forward(x, deterministic=deterministic), x, BOUND, BOUND)
 
 

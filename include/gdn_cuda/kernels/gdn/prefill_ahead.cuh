@@ -8,8 +8,9 @@
 // gdn/prefill the owner of the state shares an SM with three warpgroups of helpers, and stores outputs between one S and the
 // next. Here an owner has its SM to itself, and another warpgroup takes outputs off the chain. The bits are gdn/prefill's.
 //
-// Blocks that prepare are first in the grid and wait for nobody, so that a launch ends however few blocks are resident. Records
-// are as many as a window of chunks needs; a longer sequence takes a launch a window, and fp32 states go from one to the next.
+// Blocks that prepare wait for nobody, and come in the grid before those that own rows of the same sequence and head, so that a
+// launch ends however few blocks are resident. Records are as many as a window of chunks needs; a longer sequence takes a
+// launch a window, and fp32 states go from one to the next.
 //
 // Bound: latency of the chain's three products and of the rounding between them. On an H200 a chunk takes 2,100 cycles, in
 // 1,024 of which the tensor cores are busy (docs/kernels/gdn_prefill_ahead.md).
@@ -27,12 +28,12 @@ namespace gdn_cuda::gdn {
 
 // A block that prepares every args.preparers-th chunk of a pair, from its number among them on.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int number) {
-    const int pair = static_cast<int>(static_cast<unsigned>(number) % static_cast<unsigned>(args.pairs)),
-              first = args.first_chunk + static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(args.pairs));
+__device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair,
+                                               int number) {
+    const int first = args.first_chunk + number;
     PrefillBlock<kConfig> block(args.prefill, pair, 0);
     bool remembers;
-    if (!block.is_taken(remembers)) return;
+    if (!block.is_taken(remembers, args.first_chunk == 0)) return;
     const int last = min(block.chunks, args.first_chunk + args.window);
     if (block.place != Place::run || first >= last) return;
     if (threadIdx.x == 0) {
@@ -58,12 +59,10 @@ __device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& sha
 
 // A block that owns 64 rows of a pair's state.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int number) {
-    const int pair = static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(args.tiles)),
-              tile = static_cast<int>(static_cast<unsigned>(number) % static_cast<unsigned>(args.tiles));
+__device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair, int tile) {
     PrefillBlock<kConfig> block(args.prefill, pair, tile);
     bool remembers;
-    if (!block.is_taken(remembers)) return;
+    if (!block.is_taken(remembers, args.first_chunk == 0)) return;
     if (args.first_chunk == 0) block.finish_without_chunks();
     const int first = args.first_chunk, last = min(block.chunks, first + args.window);
     if (block.place != Place::run || first >= last) return;
@@ -107,13 +106,13 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill_ahead(const __gr
     constexpr PrefillConfig kBlock = kConfig.block();
     extern __shared__ __align__(1024) unsigned char memory[];
     static_assert(sizeof(PrefillPreparerPlan<kBlock>) <= 227 * 1024 && sizeof(PrefillOwnerPlan<kBlock>) <= 227 * 1024);
-    const int preparers = args.preparers * args.pairs, number = static_cast<int>(blockIdx.x) - preparers;
-    if (number < 0)
-        prepare_chunks<kBlock>(*reinterpret_cast<PrefillPreparerPlan<kBlock>*>(memory), args, number + preparers);
+    if (is_first_of_two(args.prefill.takes)) launch_dependent_grids();  // as in gdn/prefill
+    const int each = args.preparers + args.tiles, pair = static_cast<int>(blockIdx.x) / each,
+              number = static_cast<int>(blockIdx.x) - pair * each;
+    if (number < args.preparers)
+        prepare_chunks<kBlock>(*reinterpret_cast<PrefillPreparerPlan<kBlock>*>(memory), args, pair, number);
     else
-        own_rows<kBlock>(*reinterpret_cast<PrefillOwnerPlan<kBlock>*>(memory), args, number);
-    // As in gdn/prefill, where another launch may take the call.
-    if (is_second_of_two(args.prefill.takes) && blockIdx.x == 0) wait_on_dependent_grids();
+        own_rows<kBlock>(*reinterpret_cast<PrefillOwnerPlan<kBlock>*>(memory), args, pair, number - args.preparers);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -77,7 +77,7 @@ struct PrefillBlock {
         if (kConfig.linked && args.spread.reach > 0) {
             const auto heads = heads_that_remember<kConfig>(args, span, reinterpret_cast<unsigned*>(growths));
             if (!spread(heads, remembers)) return false;
-        } else if (!is_taken(remembers)) {
+        } else if (!is_taken(remembers, !is_second_of_two(args.takes))) {
             return false;
         }
         if (segment == 0) finish_without_chunks();
@@ -127,19 +127,20 @@ struct PrefillBlock {
         const float length = static_cast<float>(chunks) / (args.links.first + static_cast<float>(segments - 1));
         return chunks - static_cast<int>(static_cast<float>(segments - segment) * length);
     }
-    // Whether this launch takes the call; also whether the head, or any, remembers.
-    __device__ __forceinline__ bool is_taken(bool& remembers) {
+    // Whether this launch takes the block's sequence; also whether the head, or any, remembers. decides: from the gates.
+    __device__ __forceinline__ bool is_taken(bool& remembers, bool decides) {
         if (args.takes == PrefillTakes::short_sequences) return remembers = false, chunks <= kLongestWhole;
         if (args.takes == PrefillTakes::long_sequences && (chunks <= kLongestWhole || number_of_long(span) != number))
             return false;
         const bool for_all = args.takes == PrefillTakes::if_all_forget || whole_sequences(),
                    hands_over = for_all && args.decision != nullptr;
-        if (hands_over && whole_sequences()) {  // the splitting launch's blocks have all started before this one's
+        if (hands_over && !decides) {  // the first launch's blocks have all started before this one's
             constexpr auto kRemembers = static_cast<unsigned>(PrefillDecision::one_remembers);
-            return remembers = __syncthreads_or(threadIdx.x == 0 && wait_for_count(args.decision, 1) == kRemembers);
+            remembers = __syncthreads_or(threadIdx.x == 0 && wait_for_count(args.decision, 1) == kRemembers);
+            return remembers == whole_sequences();
         }
         remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
-        if (hands_over && sequence + segment + head + first_row == 0 && threadIdx.x == 0)
+        if (hands_over && blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0)
             red_release(args.decision,
                         static_cast<unsigned>(remembers ? PrefillDecision::one_remembers : PrefillDecision::all_forget));
         return !for_all || remembers == whole_sequences();

@@ -216,13 +216,13 @@ enum class PrefillTakes {
     short_sequences,   // the others
 };
 GDN_HOST_DEVICE constexpr bool is_first_of_two(PrefillTakes takes) {
-    return takes == PrefillTakes::if_all_forget || takes == PrefillTakes::long_sequences;
-}
-GDN_HOST_DEVICE constexpr bool is_second_of_two(PrefillTakes takes) {
     return takes == PrefillTakes::if_one_remembers || takes == PrefillTakes::short_sequences;
 }
+GDN_HOST_DEVICE constexpr bool is_second_of_two(PrefillTakes takes) {
+    return takes == PrefillTakes::if_all_forget || takes == PrefillTakes::long_sequences;
+}
 
-// What the launch that splits sequences has found in the gates; it tells the other launch.
+// What the first of two launches has found in the gates; it tells the other.
 enum class PrefillDecision : unsigned { none, all_forget, one_remembers };
 
 struct PrefillArgs {
@@ -235,7 +235,7 @@ struct PrefillArgs {
     int reach;           // up to this many warm-up chunks cost less than an unsplit or linked sequence
     PrefillTakes takes;
     PrefillLinks links;
-    unsigned* decision;  // a zero, later the splitting launch's PrefillDecision for the other launch; or nullptr
+    unsigned* decision;  // a zero, later the first launch's PrefillDecision for the second; or nullptr
     unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
     int items;           // of all persistent blocks
     bool longest_first;  // packed sequences start in order of decreasing length
