@@ -225,6 +225,7 @@ def test_checkpoints(seed: int) -> None:
 
 SPLIT = 2600  # tokens, of five segments
 
+
 @pytest.mark.parametrize("gates", [(-100.0, 0.0), (-2.0, 0.0)])
 @pytest.mark.parametrize("lengths", [None, [5100, 100]])
 @pytest.mark.parametrize("norm", [False, True])

@@ -18,8 +18,9 @@
 // one launch takes the long ones, another the others, whole.
 //
 // Where another configuration is faster on whole sequences, the host launches both and all blocks of a call agree: first that
-// one, which does the work if a head remembers, and then the splitting one, which does it if all heads forget. Sharing the heads instead doubled the time per
-// chunk: two kernels ran side by side (probably neighbouring SMs share an instruction cache).
+// one, which does the work if a head remembers, and then the splitting one, which does it if all heads forget. Sharing the
+// heads instead doubled the time per chunk: two kernels ran side by side (probably neighbouring SMs share an instruction
+// cache).
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), of norm exp(g) max(1, |1 - beta |k|^2|). Where the product over the
 // tokens before a segment is below 2^-80, the state before them changes no bit of the segment's results, except by a
