@@ -325,6 +325,21 @@ def test_deterministic_segments(in_place: bool, gates: tuple[float, float], seed
         assert torch.equal(out[first : first + lengths[i]], fixed[0]) and torch.equal(state[i], fixed_state[0])
 
 
+def test_deterministic_heads_that_remember_get_more_blocks(seed: int) -> None:
+    lengths = [70, LINKED, 200]
+    x = packed_inputs(seed, lengths, Hk=1, Hv=3, gate_range=(-1e-3, 0.0))
+    x["gate"][..., ::2] *= 2000
+    expected, expected_state, _ = oracle(x)
+    with emulated(multiprocessors=12), counted_blocks() as blocks:
+        out, state = chunked_forward(**x, deterministic=True, out=poisoned(x["value"]))[:2]
+        assert blocks() == 2 * 4 * 3 + 3 * 3
+    assert state is not None and rel_rms(out, expected) < 5e-3 and rel_rms(state, expected_state) < 5e-3
+    mine = slice(70, 70 + LINKED)
+    alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
+    fixed, fixed_state = run(alone | {"state": x["state"][1:2]}, multiprocessors=12, deterministic=True)
+    assert torch.equal(out[mine], fixed[0]) and torch.equal(state[1], fixed_state[0])
+
+
 @pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
 def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
     """Segments between the first and the last end with their maps."""

@@ -103,8 +103,20 @@ struct Prefill {
                                                                      std::make_index_sequence<kPrefillConfigurations.size()>());
     }
 
+    // The last one of each thread is kept, as a model's layers call one after another with the same problem.
     static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
+        struct Last {
+            PrefillProblem problem;
+            int multiprocessors = 0;
+            PrefillChoice choice;
+        };
+        thread_local Last last{};
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        if (last.multiprocessors != device.multiprocessors || last.problem != problem)
+            last = {problem, device.multiprocessors, choice(problem, device)};
+        return last.choice;
+    }
+    static PrefillChoice choice(const PrefillProblem& problem, const jit::DeviceTraits& device) {
         constexpr int kFixedReach = 16;
         const PrefillFixed fixed = prefill_fixed(problem, device);
         const PrefillSplit unfixed = prefill_split(problem, device), split = fixed ? fixed.split : unfixed,
@@ -112,7 +124,9 @@ struct Prefill {
         PrefillConfig config = prefill_config(problem, split);
         config.linked = fixed || prefill_cost(problem, split, device).linked;
         const PrefillLinked linked = fixed ? fixed.linked : prefill_linked(problem, split, device);
-        const PrefillSpread spread = config.linked && !fixed ? prefill_spread(problem, split, linked) : PrefillSpread{};
+        const PrefillSpread spread = fixed           ? fixed.spread
+                                     : config.linked ? prefill_spread(problem, split, linked)
+                                                     : PrefillSpread{};
         int most_segments = split.segments, groups = 0;
         const auto make_room = [&](int segments, int group) {
             most_segments = std::max(most_segments, segments);

@@ -19,6 +19,7 @@ struct PrefillProblem {
     i64 packed_tokens = 0;       // of all sequences, if they are packed: any of them may be so long
 
     i64 longest() const { return std::max(tokens, packed_tokens); }
+    bool operator==(const PrefillProblem&) const = default;
     bool differ() const { return packed_tokens > 0 && sequences > 1; }  // in length
 };
 

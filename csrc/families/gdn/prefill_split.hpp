@@ -225,6 +225,7 @@ struct PrefillFixed {
     static constexpr int kChunks = 12;
     PrefillSplit split{};  // no segments: all sequences are whole
     PrefillLinked linked{};
+    PrefillSpread spread{};
     i64 sequences = 0;  // long ones, at most
 
     explicit operator bool() const { return split.segments > 0; }
@@ -243,8 +244,12 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
     if (!cost.linked || cost.remembering > kWorthIt * prefill_whole_ns(alone, fixed.split, device)) return {};
     fixed.linked = prefill_linked(alone, fixed.split, device);
     const int most = static_cast<int>(std::min<i64>(fixed.split.segments, chunks / PrefillFixed::kChunks));
-    if (most < fixed.split.segments) fixed.linked.group = 1;  // as in prefill_block.cuh
-    fixed.split.segments = most;
+    if (most == fixed.split.segments) {
+        fixed.spread = prefill_spread(alone, fixed.split, fixed.linked);
+    } else {
+        fixed.linked.group = 1;  // as in prefill_block.cuh
+        fixed.split.segments = most;
+    }
     fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
     fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kLongestWhole * kChunk}) : problem.sequences;
     if (fixed.sequences * fixed.split.segments > kMostBlocks[2]) return {};

@@ -77,11 +77,13 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
     const PrefillFixed alone = prefill_fixed(problem, {});
     EXPECT_EQ(alone.split.segments, jit::DeviceTraits{}.multiprocessors / 8);
     EXPECT_TRUE(alone.linked.records);
+    EXPECT_GT(alone.spread.of[1].segments, alone.split.segments);
     const auto expect_the_same = [&](const PrefillFixed& fixed, i64 chunks) {
         EXPECT_EQ(fixed.split.value_groups, alone.split.value_groups);
         EXPECT_EQ(fixed.split.segments, std::min<i64>(chunks / PrefillFixed::kChunks, alone.split.segments));
         EXPECT_EQ(fixed.linked.group, fixed.split.segments == alone.split.segments ? alone.linked.group : 1);
         EXPECT_EQ(fixed.linked.first, alone.linked.first);
+        EXPECT_EQ(fixed.spread.reach, fixed.split.segments == alone.split.segments ? alone.spread.reach : 0);
     };
     problem.sequences = 40;
     expect_the_same(prefill_fixed(problem, {}), 512);

@@ -73,9 +73,10 @@ struct PrefillBlock {
         // The warm-up is typically a chunk or two.
         if (args.segments > 1 && segment * share < chunks)
             prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
+        if (!has_length()) return false;
         bool remembers;
-        if (kConfig.linked && args.spread.reach > 0) {
-            const auto heads = heads_that_remember<kConfig>(args, span, reinterpret_cast<unsigned*>(growths));
+        if (kConfig.linked && args.spread.reach > 0 && segments > 1) {
+            const auto heads = heads_that_remember<kConfig>(args, sequence, span, reinterpret_cast<unsigned*>(growths));
             if (!spread(heads, remembers)) return false;
         } else if (!is_taken(remembers, !is_second_of_two(args.takes))) {
             return false;
@@ -99,14 +100,16 @@ struct PrefillBlock {
     __device__ __forceinline__ bool spread(const HeadsThatRemember& heads, bool& remembers) {
         const int many = __popc(heads.near), others = all.heads - many;
         const PrefillSpread::Of wanted = args.spread.of[many % PrefillSpread::kMostHeads];
+        const int most =
+            args.segment_chunks > 0 ? min(static_cast<int>(wanted.segments), chunks / args.segment_chunks) : wanted.segments;
         unsigned remembering = heads.far;
-        if (heads.far != 0 && many > 0 && others > 0 && wanted.segments > 0) {
+        if (heads.far != 0 && many > 0 && others > 0 && most > segments) {
             remembering = heads.near;
             int number = segment * all.heads + head;
-            const int of_remembering = many * wanted.segments;
+            const int of_remembering = many * most;
             const bool is_other = number >= of_remembering;
-            segments = is_other ? (args.segments * all.heads - of_remembering) / others : wanted.segments;
-            group = wanted.group;
+            group = most == wanted.segments ? wanted.group : 1;
+            segments = is_other ? (segments * all.heads - of_remembering) / others : most;
             number -= is_other ? of_remembering : 0;
             const int among = is_other ? others : many;
             segment = static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(among));
@@ -127,11 +130,13 @@ struct PrefillBlock {
         const float length = static_cast<float>(chunks) / (args.links.first + static_cast<float>(segments - 1));
         return chunks - static_cast<int>(static_cast<float>(segments - segment) * length);
     }
-    // Whether this launch takes the block's sequence; also whether the head, or any, remembers. decides: from the gates.
+    // Whether this launch takes sequences of this length, and in it this block this sequence.
+    __device__ __forceinline__ bool has_length() const {
+        if (args.takes == PrefillTakes::short_sequences) return chunks <= kLongestWhole;
+        return args.takes != PrefillTakes::long_sequences || (chunks > kLongestWhole && number_of_long(span) == number);
+    }
+    // Whether this launch takes the block's head; also whether it, or any, remembers. decides: from the gates.
     __device__ __forceinline__ bool is_taken(bool& remembers, bool decides) {
-        if (args.takes == PrefillTakes::short_sequences) return remembers = false, chunks <= kLongestWhole;
-        if (args.takes == PrefillTakes::long_sequences && (chunks <= kLongestWhole || number_of_long(span) != number))
-            return false;
         const bool for_all = args.takes == PrefillTakes::if_all_forget || whole_sequences(),
                    hands_over = for_all && args.decision != nullptr;
         if (hands_over && !decides) {  // the first launch's blocks have all started before this one's

@@ -116,7 +116,7 @@ struct PrefillItemsIf {};
 template <>
 struct PrefillItemsIf<true> : PrefillItems {};
 
-// How many of one sequence's blocks each head gets, if some heads remember and others do not: those that remember get more.
+// How many of a sequence's blocks each head gets, if some heads remember and others do not: those that remember get more.
 struct PrefillSpread {
     static constexpr int kMostHeads = 32;
     struct Of {

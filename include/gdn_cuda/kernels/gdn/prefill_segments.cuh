@@ -12,7 +12,7 @@
 // A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
 // remembers. A head that forgets is taken apart; another one linked or whole, whichever the host's cost model prefers. All
 // blocks of a head reach the same decision independently (`one_remembers`). Where a sequence is alone and its heads differ,
-// those that are linked get more segments, and the others fewer (`PrefillSpread`).
+// those that are linked get more segments, and the others fewer (`PrefillSpread`); with `deterministic` in every sequence.
 //
 // With `deterministic` a sequence's length and gates alone decide how it is split (`segments_of_sequence`). Of packed sequences
 // one launch takes the long ones, another the others, whole.
@@ -192,13 +192,14 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
     return __syncthreads_or(found) != 0;
 }
 
-// The heads of the only sequence that remember, a bit for each.
+// The heads of a sequence that remember, a bit for each.
 struct HeadsThatRemember {
     unsigned far, near;  // by args.reach; by args.spread.reach, which is mostly shorter
 };
 // Called by the whole block; `masks`: two words per warp, not to be written before the block's next barrier.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillArgs& args, const Span& span, unsigned* masks) {
+__device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillArgs& args, int sequence, const Span& span,
+                                                                 unsigned* masks) {
     constexpr int kWarps = kConfig.threads() / 32;
     const int heads = args.recurrence.heads, chunks = (span.length + kChunk - 1) / kChunk,
               share = chunks_of_segment(args, chunks), borders = (chunks - 1) / share;
@@ -206,7 +207,7 @@ __device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillAr
 #pragma unroll 1
     for (int i = threadIdx.x; i < heads * borders; i += kConfig.threads()) {
         const int border = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(heads)), head = i - border * heads;
-        const i64 rate = rate_of_chunk(args, 0, span, head, (1 + border) * share);
+        const i64 rate = rate_of_chunk(args, sequence, span, head, (1 + border) * share);
         found.far |= static_cast<unsigned>(remembers_at(rate, args.reach)) << head;
         found.near |= static_cast<unsigned>(remembers_at(rate, args.spread.reach)) << head;
     }
