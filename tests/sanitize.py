@@ -11,7 +11,9 @@ results are right is the tests' concern.
 In four kernels racecheck reports pairs of accesses that are ordered in a way that it does not follow:
 - prefill: one lane arrives at an mbarrier for its warp, behind __syncwarp. With an arrival of every lane, and every warp at the
   named barrier that follows the clearing of a tail's tokens, 1 of 77 reports is left: that clearing before the reads of keys
-  for their norms (head dimension 96). The same named barrier lies between the two.
+  for their norms (head dimension 96). The same named barrier lies between the two. Of linked segments, what is left with such
+  arrivals are the work and the mbarriers of the next pass, behind a barrier of all threads that roles reach at places of their
+  own.
 - prefill_ahead: the same arrivals. With one of every lane, what is left is the clearing of a tail's tokens: by the inverse
   role, as in prefill, and by a warp whose lane 0 arrives behind __syncwarp.
 - prefill_mma: a named barrier of the four warps that invert lies between barriers of all, and what is on the two sides of those

@@ -117,7 +117,6 @@ struct Prefill {
         return last.choice;
     }
     static PrefillChoice choice(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-        constexpr int kFixedReach = 16;
         const PrefillFixed fixed = prefill_fixed(problem, device);
         const PrefillSplit unfixed = prefill_split(problem, device), split = fixed ? fixed.split : unfixed,
                            whole = fixed ? unfixed : prefill_whole(problem, split, device);
@@ -145,7 +144,7 @@ struct Prefill {
                 .ahead = is_ahead ? prefill_ahead_choice(problem, device) : PrefillAheadChoice{},
                 .segments = split.segments,
                 .segment_chunks = fixed ? PrefillFixed::kChunks : 0,
-                .reach = fixed ? kFixedReach : prefill_reach(problem, split, device),
+                .reach = fixed ? PrefillFixed::kReach : prefill_reach(problem, split, device),
                 .sequences = sequences,
                 .two = leaves_some && split.segments > 1 && (is_ahead || fixed || of_whole != config),
                 .links_of_head = links_of_head,

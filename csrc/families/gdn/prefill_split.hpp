@@ -222,7 +222,7 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
 // chunks at least.
 struct PrefillFixed {
     static constexpr i64 kTokens = 32768;
-    static constexpr int kChunks = 12;
+    static constexpr int kChunks = 12, kReach = 16;
     PrefillSplit split{};  // no segments: all sequences are whole
     PrefillLinked linked{};
     PrefillSpread spread{};
