@@ -303,9 +303,9 @@ def test_heads_that_remember_get_more_blocks(in_place: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_deterministic_segments(in_place: bool, gates: tuple[float, float], seed: int) -> None:
+@pytest.mark.parametrize("lengths", [[LINKED, 70, 0, 5300], [5800, 11000, 5200, 64]], ids=["few", "groups"])
+def test_deterministic_segments(lengths: list[int], in_place: bool, gates: tuple[float, float], seed: int) -> None:
     """Long ones of packed sequences are split by their own length; another launch takes the others."""
-    lengths = [LINKED, 70, 0, 5300]
     x = packed_inputs(seed, lengths, Hv=1, gate_range=gates)
     expected, expected_state, _ = oracle(x)
     options: dict[str, Any] = {"state_indices": torch.tensor([3, 2, 1, 0])} if in_place else {}
@@ -318,7 +318,7 @@ def test_deterministic_segments(in_place: bool, gates: tuple[float, float], seed
     assert state is not None
     state = state.flip(0) if in_place else state
     assert rel_rms(out, expected) < 5e-3 and rel_rms(state, expected_state) < 5e-3
-    for i in (0, 3):
+    for i in (i for i, length in enumerate(lengths) if length > 5120):
         first = sum(lengths[:i])
         alone = {name: x[name][None, first : first + lengths[i]] for name in ("query", "key", "value", "beta", "gate")}
         fixed, fixed_state = run(alone | {"state": start[i : i + 1]}, deterministic=True)

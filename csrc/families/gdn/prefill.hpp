@@ -69,12 +69,13 @@ struct PrefillChoice {
     PrefillConfig config, whole;  // for split and for unsplit sequences
     PrefillAheadChoice ahead;     // if unsplit sequences take gdn/prefill_ahead
     int segments, segment_chunks, reach;
-    i64 sequences;      // that are split, at most
-    bool two;           // launches
-    int links_of_head;  // from each segment to the next, and groups'; 0: heads that remember are not split
-    int groups, group;  // of segments, and segments in each
+    i64 sequences;  // that are split, at most
+    bool two;       // launches
     PrefillSpread spread;
-    i64 links, link_tiles;  // of all heads; and of all their row tiles
+    i64 links_of_head, links,
+        link_tiles;         // of each head, of all, of all their row tiles; none: a head that remembers is not split
+    int links_of_sequence;  // of a head: from each segment to the next, and groups'
+    int link_tokens;        // if the length of each packed sequence decides: so many for a link
     i64 blocks;             // per segment
     i64 link_states, link_transfers, records;
     i64 chunks;          // of all sequences, at most
@@ -126,33 +127,33 @@ struct Prefill {
         const PrefillSpread spread = fixed           ? fixed.spread
                                      : config.linked ? prefill_spread(problem, split, linked)
                                                      : PrefillSpread{};
-        int most_segments = split.segments, groups = 0;
-        const auto make_room = [&](int segments, int group) {
-            most_segments = std::max(most_segments, segments);
-            groups = std::max(groups, prefill_groups(segments, group));
-        };
-        if (config.linked) make_room(split.segments, linked.group);
-        for (const PrefillSpread::Of& of : spread.of) make_room(of.segments, of.group);
-        const int links_of_head = config.linked ? most_segments - 1 + groups : 0;
-        const i64 sequences = fixed ? fixed.sequences : problem.sequences, links = sequences * problem.heads * links_of_head;
-        const bool leaves_some = fixed ? problem.differ() : links_of_head == 0,
-                   is_ahead = leaves_some && prefill_runs_ahead(problem, fixed ? whole : split, device);
+        const int most_segments = std::max(split.segments, int{std::ranges::max(spread.segments)}),
+                  links_of_sequence = config.linked ? prefill_links(most_segments) : 0,
+                  link_tokens = fixed && problem.differ() ? kPrefillLinkTokens : 0;
+        const i64 sequences = fixed ? fixed.sequences : problem.sequences,
+                  links_of_head = link_tokens > 0 ? problem.packed_tokens / link_tokens : sequences * links_of_sequence,
+                  links = problem.heads * links_of_head;
+        PrefillProblem left = problem;  // what the first of two launches may take
+        if (fixed) left.tokens = std::min<i64>(left.tokens, kLongestWhole * kChunk);
+        if (fixed) left.packed_tokens = std::min<i64>(left.packed_tokens, kLongestWhole * kChunk);
+        const bool leaves_some = fixed ? problem.differ() : links == 0,
+                   is_ahead = leaves_some && prefill_runs_ahead(left, fixed ? whole : split, device);
         const PrefillConfig of_whole = prefill_config(problem, whole);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         return {.config = config,
                 .whole = of_whole,
-                .ahead = is_ahead ? prefill_ahead_choice(problem, device) : PrefillAheadChoice{},
+                .ahead = is_ahead ? prefill_ahead_choice(left, device) : PrefillAheadChoice{},
                 .segments = split.segments,
                 .segment_chunks = fixed ? PrefillFixed::kChunks : 0,
                 .reach = fixed ? PrefillFixed::kReach : prefill_reach(problem, split, device),
                 .sequences = sequences,
                 .two = leaves_some && split.segments > 1 && (is_ahead || fixed || of_whole != config),
-                .links_of_head = links_of_head,
-                .groups = groups,
-                .group = linked.group,
                 .spread = spread,
+                .links_of_head = links_of_head,
                 .links = links,
                 .link_tiles = links * ceil_div(problem.dv, config.rows_per_block()),
+                .links_of_sequence = links_of_sequence,
+                .link_tokens = link_tokens,
                 .blocks = prefill_blocks(problem, split.value_groups),
                 .link_states = 2 * links * value_rows * config.head_k,
                 .link_transfers = links * config.key_tiles() * kChunk * config.head_k,  // two 16-bit parts
@@ -178,7 +179,9 @@ struct Prefill {
             .have_summary = have_summary,
             .have_state = have_summary + choice.links,
             .all = choice.links,
-            .count = choice.links_of_head,
+            .of_head = choice.links_of_head,
+            .of_sequence = choice.links_of_sequence,
+            .tokens = choice.link_tokens,
             .records = choice.records > 0 ? tensors.workspace + choice.link_states + choice.link_transfers : nullptr,
             .chunks = choice.chunks,
             .first = choice.first_length};
@@ -189,7 +192,7 @@ struct Prefill {
                   .key = map(tensors.key),
                   .value = map(tensors.value),
                   .output = map(tensors.output),
-                  .transfers = links.count > 0 ? map(transfers) : TensorMap{},
+                  .transfers = links.all > 0 ? map(transfers) : TensorMap{},
                   .recurrence = recurrence,
                   .state = problem.state,
                   .segments = choice.segments,
@@ -203,8 +206,6 @@ struct Prefill {
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
                   .items = config.persistent ? static_cast<int>(choice.blocks) : 0,
                   .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device),
-                  .groups = choice.groups,
-                  .group = choice.group,
                   .spread = choice.spread};
         const auto why = [&](const auto& on) { return explain_prefill(problem, on); };
         if (config.persistent) {

@@ -78,14 +78,15 @@ inline constexpr double kPrefillSplitNs = 18000;
 // the passes but the first one read records, where there is room for them.
 struct PrefillLinked {
     bool records;
-    int group;           // segments whose M are multiplied first; 1: none
     float first;         // length of the first segment, which ends as the others' summaries are complete
     double ns_of_chunk;  // of all passes
     double ns;           // estimated
 };
-// Groups of segments, whose maps are multiplied first (prefill_segments.cuh).
-constexpr int prefill_groups(int segments, int group) {
-    return group > 1 ? std::max(segments - 4, 0) / group : 0;
+// Links of a head with so many segments or fewer: one less than segments, and one for each group.
+constexpr int prefill_links(int segments) {
+    int most = 0;
+    for (int fewer = 2; fewer <= segments; ++fewer) most = std::max(most, fewer - 1 + groups_of(fewer));
+    return most;
 }
 // Links in a row at most: in a group, three for the exchange and another pass, and then those that a block follows.
 constexpr int prefill_links_in_a_row(int segments, int group) {
@@ -97,30 +98,16 @@ constexpr int prefill_links_in_a_row(int segments, int group) {
     }
     return group - 1 + 3 + most;
 }
-struct PrefillGroups {
-    int group, links_in_a_row;
-};
-inline constexpr std::array kPrefillGroups = [] {  // the best ones, by the number of segments
-    std::array<PrefillGroups, kMostSegments + 1> all{};
-    for (int segments = 0; segments <= kMostSegments; ++segments)
-        for (int group = 1; group <= 8; ++group) {
-            PrefillGroups& best = all[segments];
-            const int links = prefill_links_in_a_row(segments, group);
-            if (group == 1 || links < best.links_in_a_row) best = {group, links};
-        }
-    return all;
-}();
 inline double prefill_linked_ns(const PrefillLinked& linked, i64 chunks, const PrefillSplit& split) {
     constexpr double kLinkNs[] = {0, 2800, 4700};
     return static_cast<double>(chunks) / (linked.first + split.segments - 1) * linked.ns_of_chunk +
-           kPrefillGroups[split.segments].links_in_a_row * kLinkNs[split.value_groups];
+           prefill_links_in_a_row(split.segments, segments_in_group(split.segments)) * kLinkNs[split.value_groups];
 }
 inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
     const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
     const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
     PrefillLinked linked{.records = prefill_record_words(problem, split.value_groups) <= kMostPrefillRecordWords,
-                         .group = kPrefillGroups[split.segments].group,
                          .first = 1,
                          .ns_of_chunk = 0,
                          .ns = std::numeric_limits<double>::infinity()};
@@ -210,8 +197,7 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
         for (int segments = split.segments + 1; segments <= most && many * segments + others <= blocks; ++segments)
             if (const double now = ns(segments); now < least) {
                 least = now;
-                spread.of[many] = {static_cast<unsigned char>(segments),
-                                   static_cast<unsigned char>(kPrefillGroups[segments].group)};
+                spread.segments[many] = static_cast<unsigned char>(segments);
                 spread.reach = kReach;
             }
     }
@@ -230,6 +216,9 @@ struct PrefillFixed {
 
     explicit operator bool() const { return split.segments > 0; }
 };
+// A packed sequence has as many links as it has tokens divided by this, or fewer: a segment has kChunks chunks, though the last
+// may be short, and for three segments there is at most one group.
+inline constexpr int kPrefillLinkTokens = PrefillFixed::kChunks * kChunk * 2 / 3;
 inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     constexpr double kWorthIt = 0.9;
     const i64 chunks = prefill_chunks(problem.longest());
@@ -244,12 +233,8 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
     if (!cost.linked || cost.remembering > kWorthIt * prefill_whole_ns(alone, fixed.split, device)) return {};
     fixed.linked = prefill_linked(alone, fixed.split, device);
     const int most = static_cast<int>(std::min<i64>(fixed.split.segments, chunks / PrefillFixed::kChunks));
-    if (most == fixed.split.segments) {
-        fixed.spread = prefill_spread(alone, fixed.split, fixed.linked);
-    } else {
-        fixed.linked.group = 1;  // as in prefill_block.cuh
-        fixed.split.segments = most;
-    }
+    if (most == fixed.split.segments) fixed.spread = prefill_spread(alone, fixed.split, fixed.linked);
+    fixed.split.segments = most;
     fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
     fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kLongestWhole * kChunk}) : problem.sequences;
     if (fixed.sequences * fixed.split.segments > kMostBlocks[2]) return {};
@@ -267,9 +252,8 @@ inline std::string explain_prefill(const PrefillProblem& problem, const jit::Dev
     const auto text = [&](const PrefillSplit& way) {
         const PrefillCost cost = prefill_cost(problem, way, device);
         const PrefillSpread spread = prefill_spread(problem, way, prefill_linked(problem, way, device));
-        const auto most = std::ranges::max(spread.of, {}, &PrefillSpread::Of::segments);
-        const std::string uneven =
-            spread.reach == 0 ? "" : fmt::format(", up to {} segments if other heads forget", most.segments);
+        const int most = std::ranges::max(spread.segments);
+        const std::string uneven = spread.reach == 0 ? "" : fmt::format(", up to {} segments if other heads forget", most);
         return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with heads that remember {:.0f}{}",
                            way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.forgetting / 1000,
                            cost.remembering / 1000,

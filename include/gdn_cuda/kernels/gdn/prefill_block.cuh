@@ -31,7 +31,7 @@ struct PrefillBlock {
         chunks = (span.length + kChunk - 1) / kChunk;
         end = chunks;
         segments = segments_of_sequence(args, chunks);
-        group = segments == args.segments ? args.group : 1;
+        group = segments_in_group(segments);
         share = chunks_of_segment(args, chunks);
     }
     __device__ __forceinline__ static int segments_of(const PrefillArgs& args) {
@@ -99,17 +99,16 @@ struct PrefillBlock {
     // linked.
     __device__ __forceinline__ bool spread(const HeadsThatRemember& heads, bool& remembers) {
         const int many = __popc(heads.near), others = all.heads - many;
-        const PrefillSpread::Of wanted = args.spread.of[many % PrefillSpread::kMostHeads];
-        const int most =
-            args.segment_chunks > 0 ? min(static_cast<int>(wanted.segments), chunks / args.segment_chunks) : wanted.segments;
+        const int wanted = args.spread.segments[many % PrefillSpread::kMostHeads],
+                  most = args.segment_chunks > 0 ? min(wanted, chunks / args.segment_chunks) : wanted;
         unsigned remembering = heads.far;
         if (heads.far != 0 && many > 0 && others > 0 && most > segments) {
             remembering = heads.near;
             int number = segment * all.heads + head;
             const int of_remembering = many * most;
             const bool is_other = number >= of_remembering;
-            group = most == wanted.segments ? wanted.group : 1;
             segments = is_other ? (segments * all.heads - of_remembering) / others : most;
+            group = segments_in_group(segments);
             number -= is_other ? of_remembering : 0;
             const int among = is_other ? others : many;
             segment = static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(among));
@@ -244,12 +243,13 @@ struct PrefillBlock {
         }
     }
     __device__ __forceinline__ i64 first_link() const {
-        return (static_cast<i64>(number) * all.heads + head) * args.links.count;
+        return head * args.links.of_head +
+               (args.links.tokens > 0 ? span.start / args.links.tokens : static_cast<i64>(number) * args.links.of_sequence);
     }
     // The links that a pass follows: groups that end before this segment and the segments behind them, or a group's.
     __device__ __forceinline__ void plan_links(PrefillWork& work) const {
         work.group_links = work.segment_links = 0;
-        work.group_link = first_link() + args.links.count - args.groups;
+        work.group_link = first_link() + segments - 1;
         if (work.pass == PrefillPass::link) {
             work.group_links = group > 1 ? max(segment - 3, 0) / group : 0;
             work.segment_link = first_link() + 1 + work.group_links * group;
@@ -291,7 +291,7 @@ struct PrefillBlock {
         work.from = links ? first_link() : outputs && resumes() ? state_before : -1;
         work.to = links ? state_before : pass == PrefillPass::summary || (outputs && leaves_state()) ? link : -1;
         work.link = link;
-        const int others = split == Split::whole ? 0 : all.outputs > 0 ? segment : split == Split::linked;
+        const int others = split == Split::whole ? 0 : all.outputs > 0 ? segment : split == Split::linked && segment > 0;
         work.readers = (1 + others) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;

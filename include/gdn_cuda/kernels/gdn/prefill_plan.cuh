@@ -116,14 +116,19 @@ struct PrefillItemsIf {};
 template <>
 struct PrefillItemsIf<true> : PrefillItems {};
 
+// Segments whose maps are multiplied first, counted from the second segment on (prefill_segments.cuh); 1: none.
+GDN_HOST_DEVICE constexpr int segments_in_group(int segments) {
+    return segments < 14 ? 1 : segments < 17 ? 2 : 3;
+}
+GDN_HOST_DEVICE constexpr int groups_of(int segments) {
+    return segments_in_group(segments) > 1 ? (segments - 4) / segments_in_group(segments) : 0;
+}
+
 // How many of a sequence's blocks each head gets, if some heads remember and others do not: those that remember get more.
 struct PrefillSpread {
     static constexpr int kMostHeads = 32;
-    struct Of {
-        unsigned char segments, group;  // of each head that remembers; 0: all heads get the same number of segments
-    };
-    Of of[kMostHeads];  // by the number of heads that remember
-    int reach;          // with uneven numbers, a head that needs more warm-up chunks than this remembers; 0: never uneven
+    unsigned char segments[kMostHeads];  // of each head that remembers, by how many do; 0: as many as others
+    int reach;  // with uneven numbers, a head that needs more warm-up chunks than this remembers; 0: never uneven
 };
 
 // Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.
@@ -133,8 +138,9 @@ struct PrefillLinks {
     unsigned* have_summary;  // per link: value groups that have written their rows of M and L; for a group's link, its two
                              // blocks each
     unsigned* have_state;    // per link and row tile: value groups that have written the state after the first segment
-    i64 all;                 // links of all heads
-    int count;               // per head: segments' links, then groups' links; 0: a head that remembers is not split
+    i64 all, of_head;        // links; none: a head that remembers is not split
+    int of_sequence;         // links, of a head: its segments', then its groups'
+    int tokens;              // if the length of each packed sequence decides: so many for a link, and `of_sequence` is unused
     void* records;           // PrefillRecord (head, row tile, chunk of all sequences), or nullptr
     i64 chunks;              // of all sequences, at most
     float first;             // length of the first segment in lengths of the others, which take more passes
@@ -239,7 +245,6 @@ struct PrefillArgs {
     unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
     int items;           // of all persistent blocks
     bool longest_first;  // packed sequences start in order of decreasing length
-    int groups, group;   // room for so many groups per head; segments in a group, counted from the second segment; 1: none
     PrefillSpread spread;
 };
 
