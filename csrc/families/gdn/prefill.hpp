@@ -72,11 +72,11 @@ struct PrefillChoice {
     i64 sequences;  // that are split, at most
     bool two;       // launches
     PrefillSpread spread;
-    i64 links_of_head, links,
-        link_tiles;         // of each head, of all, of all their row tiles; none: a head that remembers is not split
-    int links_of_sequence;  // of a head: from each segment to the next, and groups'
-    int link_tokens;        // if the length of each packed sequence decides: so many for a link
-    i64 blocks;             // per segment
+    i64 links_of_head, links;  // 0: a head that remembers is not split
+    i64 link_tiles;            // row tiles of all links
+    int links_of_sequence;     // of a head: from each segment to the next, and groups'
+    int link_tokens;           // if not 0, packed sequences are split by their own lengths, with a link for so many tokens
+    i64 blocks;                // per segment
     i64 link_states, link_transfers, records;
     i64 chunks;          // of all sequences, at most
     float first_length;  // of a linked sequence's segments
@@ -133,19 +133,21 @@ struct Prefill {
         const i64 sequences = fixed ? fixed.sequences : problem.sequences,
                   links_of_head = link_tokens > 0 ? problem.packed_tokens / link_tokens : sequences * links_of_sequence,
                   links = problem.heads * links_of_head;
-        PrefillProblem left = problem;  // what the first of two launches may take
-        if (fixed) left.tokens = std::min<i64>(left.tokens, kLongestWhole * kChunk);
-        if (fixed) left.packed_tokens = std::min<i64>(left.packed_tokens, kLongestWhole * kChunk);
+        PrefillProblem unsplit = problem;  // as far as the launch without segments is concerned
+        if (fixed) {
+            unsplit.tokens = std::min<i64>(problem.tokens, kLongestWhole * kChunk);
+            unsplit.packed_tokens = std::min<i64>(problem.packed_tokens, kLongestWhole * kChunk);
+        }
         const bool leaves_some = fixed ? problem.differ() : links == 0,
-                   is_ahead = leaves_some && prefill_runs_ahead(left, fixed ? whole : split, device);
+                   is_ahead = leaves_some && prefill_runs_ahead(unsplit, fixed ? whole : split, device);
         const PrefillConfig of_whole = prefill_config(problem, whole);
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         return {.config = config,
                 .whole = of_whole,
-                .ahead = is_ahead ? prefill_ahead_choice(left, device) : PrefillAheadChoice{},
+                .ahead = is_ahead ? prefill_ahead_choice(unsplit, device) : PrefillAheadChoice{},
                 .segments = split.segments,
                 .segment_chunks = fixed ? PrefillFixed::kChunks : 0,
-                .reach = fixed ? PrefillFixed::kReach : prefill_reach(problem, split, device),
+                .reach = fixed ? kPrefillUnevenReach : prefill_reach(problem, split, device),
                 .sequences = sequences,
                 .two = leaves_some && split.segments > 1 && (is_ahead || fixed || of_whole != config),
                 .spread = spread,
@@ -230,7 +232,7 @@ struct Prefill {
             launch_blocks(choice.whole, with, problem.sequences, why);
         };
         if (!splits && choice.ahead) return launch_whole(args, why);
-        // The first launch takes most calls with a model's gates: the other would make it wait.
+        // First the launch that takes calls with a model's gates; in the other order it would wait.
         if (choice.two) {
             Args first = args;
             first.takes = fixed ? PrefillTakes::short_sequences : PrefillTakes::if_one_remembers;

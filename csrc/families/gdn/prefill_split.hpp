@@ -20,9 +20,11 @@ struct PrefillSplit {
     int value_groups, segments;
 };
 inline constexpr int kMostSegments = 32;
-inline constexpr int kShortestLinked = 24 * kChunk, kShortestTwice = 80 * kChunk;  // tokens; of one launch, and of two
+// In tokens: from these lengths on, segments are linked, and a second launch pays off.
+inline constexpr int kShortestLinked = 24 * kChunk, kShortestTwice = 80 * kChunk;
 
-// Chunks of all sequences, at most: a packed one begins at its first token's, and as many further on as sequences are before.
+// Room for the chunks of all sequences. Those of packed sequence n begin at n + (its first token) / kChunk, so that no two
+// sequences share a place.
 inline i64 prefill_all_chunks(const PrefillProblem& problem) {
     return problem.packed_tokens > 0 ? problem.packed_tokens / kChunk + problem.sequences
                                      : problem.sequences * prefill_chunks(problem.tokens);
@@ -71,7 +73,7 @@ inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit
     return prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
 }
 
-// What a split call takes on top, more than one that is not split.
+// ns on an H200 that segments add to a call, besides the time of their chunks: search, first chunks of passes, counters.
 inline constexpr double kPrefillSplitNs = 18000;
 
 // Where segments are linked (prefill_segments.cuh), all but the first compute M's rows and L, are linked, and compute outputs;
@@ -176,9 +178,11 @@ inline PrefillSplit prefill_split(const PrefillProblem& problem, const jit::Devi
     return prefill_cost(problem, two, device).weighed() <= prefill_cost(problem, one, device).weighed() ? two : one;
 }
 
+// Warm-up chunks up to which a head counts as one that forgets, where it does not depend on costs.
+inline constexpr int kPrefillUnevenReach = 16;
+
 // Where a sequence is alone, its heads that remember get more blocks than the others, so that all end at about the same time.
 inline PrefillSpread prefill_spread(const PrefillProblem& problem, const PrefillSplit& split, const PrefillLinked& linked) {
-    constexpr int kReach = 16;         // warm-up chunks up to which a head counts as one that forgets
     constexpr int kWarmUpChunks = 12;  // of such a head, for the estimate
     constexpr double kSearchNs = 4000, kWorthIt = 0.97;
     PrefillSpread spread{};
@@ -198,7 +202,7 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
             if (const double now = ns(segments); now < least) {
                 least = now;
                 spread.segments[many] = static_cast<unsigned char>(segments);
-                spread.reach = kReach;
+                spread.reach = kPrefillUnevenReach;
             }
     }
     return spread;
@@ -208,7 +212,7 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
 // chunks at least.
 struct PrefillFixed {
     static constexpr i64 kTokens = 32768;
-    static constexpr int kChunks = 12, kReach = 16;
+    static constexpr int kChunks = 12;
     PrefillSplit split{};  // no segments: all sequences are whole
     PrefillLinked linked{};
     PrefillSpread spread{};
@@ -216,8 +220,8 @@ struct PrefillFixed {
 
     explicit operator bool() const { return split.segments > 0; }
 };
-// A packed sequence has as many links as it has tokens divided by this, or fewer: a segment has kChunks chunks, though the last
-// may be short, and for three segments there is at most one group.
+// Packed sequences have room for one link for so many tokens. A sequence of n segments has more than kChunks n - 1 chunks; it
+// needs n - 1 links for segments, and at most (n - 4) / 2 for groups.
 inline constexpr int kPrefillLinkTokens = PrefillFixed::kChunks * kChunk * 2 / 3;
 inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     constexpr double kWorthIt = 0.9;
@@ -245,7 +249,7 @@ inline std::string explain_prefill(const PrefillProblem& problem, const jit::Dev
     if (const PrefillFixed fixed = prefill_fixed(problem, device))
         return fmt::format(
             "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
-            "every {}, at most {}; {} multiprocessors",
+            "every {} tokens, at most {}; {} multiprocessors",
             fixed.split.value_groups * kValueRows, kLongestWhole * kChunk, PrefillFixed::kChunks * kChunk, fixed.split.segments,
             device.multiprocessors);
     const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);

@@ -33,7 +33,7 @@ __device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& sha
     const int first = args.first_chunk + number;
     PrefillBlock<kConfig> block(args.prefill, pair, 0);
     bool remembers;
-    if (!block.has_length() || !block.is_taken(remembers, args.first_chunk == 0)) return;
+    if (!block.takes_sequence() || !block.is_taken(remembers, args.first_chunk == 0)) return;
     const int last = min(block.chunks, args.first_chunk + args.window);
     if (block.place != Place::run || first >= last) return;
     if (threadIdx.x == 0) {
@@ -62,7 +62,7 @@ template <PrefillConfig kConfig>
 __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair, int tile) {
     PrefillBlock<kConfig> block(args.prefill, pair, tile);
     bool remembers;
-    if (!block.has_length() || !block.is_taken(remembers, args.first_chunk == 0)) return;
+    if (!block.takes_sequence() || !block.is_taken(remembers, args.first_chunk == 0)) return;
     if (args.first_chunk == 0) block.finish_without_chunks();
     const int first = args.first_chunk, last = min(block.chunks, first + args.window);
     if (block.place != Place::run || first >= last) return;

@@ -12,7 +12,7 @@ struct PrefillBlock {
 
     const PrefillArgs& args;
     const RecurrentArgs& all = args.recurrence;
-    int number, sequence, segment, head, first_row, segments, group;  // number: of the sequence, among those with links
+    int number, sequence, segment, head, first_row, segments, group;  // number: of the sequence in this launch
     Span span;
     Place place;
     int chunks, share;
@@ -73,7 +73,7 @@ struct PrefillBlock {
         // The warm-up is typically a chunk or two.
         if (args.segments > 1 && segment * share < chunks)
             prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
-        if (!has_length()) return false;
+        if (!takes_sequence()) return false;
         bool remembers;
         if (kConfig.linked && args.spread.reach > 0 && segments > 1) {
             const auto heads = heads_that_remember<kConfig>(args, sequence, span, reinterpret_cast<unsigned*>(growths));
@@ -129,8 +129,8 @@ struct PrefillBlock {
         const float length = static_cast<float>(chunks) / (args.links.first + static_cast<float>(segments - 1));
         return chunks - static_cast<int>(static_cast<float>(segments - segment) * length);
     }
-    // Whether this launch takes sequences of this length, and in it this block this sequence.
-    __device__ __forceinline__ bool has_length() const {
+    // Where the lengths of sequences decide between two launches, whether this one takes the block's sequence.
+    __device__ __forceinline__ bool takes_sequence() const {
         if (args.takes == PrefillTakes::short_sequences) return chunks <= kLongestWhole;
         return args.takes != PrefillTakes::long_sequences || (chunks > kLongestWhole && number_of_long(span) == number);
     }

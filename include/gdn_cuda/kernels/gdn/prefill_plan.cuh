@@ -138,12 +138,12 @@ struct PrefillLinks {
     unsigned* have_summary;  // per link: value groups that have written their rows of M and L; for a group's link, its two
                              // blocks each
     unsigned* have_state;    // per link and row tile: value groups that have written the state after the first segment
-    i64 all, of_head;        // links; none: a head that remembers is not split
+    i64 all, of_head;        // links in all, and of each head; 0: a head that remembers is not split
     int of_sequence;         // links, of a head: its segments', then its groups'
-    int tokens;              // if the length of each packed sequence decides: so many for a link, and `of_sequence` is unused
-    void* records;           // PrefillRecord (head, row tile, chunk of all sequences), or nullptr
-    i64 chunks;              // of all sequences, at most
-    float first;             // length of the first segment in lengths of the others, which take more passes
+    int tokens;     // if not 0, packed sequences are split by their own lengths, with room for a link every `tokens` tokens
+    void* records;  // PrefillRecord (head, row tile, chunk of all sequences), or nullptr
+    i64 chunks;     // of all sequences, at most
+    float first;    // length of the first segment in lengths of the others, which take more passes
 };
 
 template <PrefillConfig kConfig>
@@ -212,8 +212,8 @@ struct PrefillRecord {
     PrefillScalars<kConfig> scalars;
 };
 
-// Which calls a launch takes. A head *remembers* if its state still matters far past a segment border, else it *forgets*
-// (prefill_segments.cuh).
+// Which calls a launch takes, or which sequences of a call. A head *remembers* if its state still matters far past a segment
+// border, else it *forgets* (prefill_segments.cuh).
 enum class PrefillTakes {
     every_call,
     if_all_forget,     // sequences split into segments

@@ -12,10 +12,11 @@
 // A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
 // remembers. A head that forgets is taken apart; another one linked or whole, whichever the host's cost model prefers. All
 // blocks of a head reach the same decision independently (`one_remembers`). Where a sequence is alone and its heads differ,
-// those that are linked get more segments, and the others fewer (`PrefillSpread`); with `deterministic` in every sequence.
+// those that are linked get more segments, and the others fewer (`PrefillSpread`). With `deterministic` this is done for every
+// sequence.
 //
-// With `deterministic` a sequence's length and gates alone decide how it is split (`segments_of_sequence`). Of packed sequences
-// one launch takes the long ones, another the others, whole.
+// With `deterministic`, how a sequence is split depends on its own length and gates alone (`segments_of_sequence`). Of packed
+// sequences, one launch takes those that are long enough for segments, and another one takes the others, whole.
 //
 // Where another configuration is faster on whole sequences, the host launches both and all blocks of a call agree: first that
 // one, which does the work if a head remembers, and then the splitting one, which does it if all heads forget. Sharing the
@@ -121,7 +122,8 @@ __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int ch
     return max((chunks + segments - 1) / segments, kShortestSegment);
 }
 
-// A long packed sequence contains a multiple of kBetweenLong tokens, which no other contains; the first one numbers it.
+// A long packed sequence contains a token whose number is a multiple of kBetweenLong, and no other sequence contains that
+// token. The first such multiple, divided by kBetweenLong, identifies the sequence.
 constexpr int kBetweenLong = kLongestWhole * kChunk;
 __device__ __forceinline__ int number_of_long(const Span& span) {
     return static_cast<int>((span.start + kBetweenLong - 1) / kBetweenLong);
