@@ -243,8 +243,10 @@ struct PrefillBlock {
         }
     }
     __device__ __forceinline__ i64 first_link() const {
-        return head * args.links.of_head +
-               (args.links.tokens > 0 ? span.start / args.links.tokens : static_cast<i64>(number) * args.links.of_sequence);
+        if constexpr (!kConfig.linked) return 0;
+        const unsigned between = args.links.tokens;
+        return head * args.links.of_head + (between > 0 ? static_cast<i64>(static_cast<unsigned>(span.start) / between)
+                                                        : static_cast<i64>(number) * args.links.of_sequence);
     }
     // The links that a pass follows: groups that end before this segment and the segments behind them, or a group's.
     __device__ __forceinline__ void plan_links(PrefillWork& work) const {
