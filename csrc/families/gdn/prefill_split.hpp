@@ -212,7 +212,7 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
 // chunks at least.
 struct PrefillFixed {
     static constexpr i64 kTokens = 32768;
-    static constexpr int kChunks = 12;
+    static constexpr int kChunks = 16;
     PrefillSplit split{};  // no segments: all sequences are whole
     PrefillLinked linked{};
     PrefillSpread spread{};
@@ -239,8 +239,11 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
     const int most = static_cast<int>(std::min<i64>(fixed.split.segments, chunks / PrefillFixed::kChunks));
     if (most == fixed.split.segments) fixed.spread = prefill_spread(alone, fixed.split, fixed.linked);
     fixed.split.segments = most;
-    fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
     fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kLongestWhole * kChunk}) : problem.sequences;
+    // Bits do not depend on the value warpgroups of a block. Blocks of one are faster, as long as all fit at once.
+    const i64 segments = std::min(fixed.sequences * most, prefill_all_chunks(problem) / PrefillFixed::kChunks);
+    if (problem.heads * ceil_div(problem.dv, kValueRows) * segments <= device.multiprocessors) fixed.split.value_groups = 1;
+    fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
     if (fixed.sequences * fixed.split.segments > kMostBlocks[2]) return {};
     return fixed;
 }

@@ -79,7 +79,6 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
     EXPECT_TRUE(alone.linked.records);
     EXPECT_GT(alone.spread.segments[1], alone.split.segments);
     const auto expect_the_same = [&](const PrefillFixed& fixed, i64 chunks) {
-        EXPECT_EQ(fixed.split.value_groups, alone.split.value_groups);
         EXPECT_EQ(fixed.split.segments, std::min<i64>(chunks / PrefillFixed::kChunks, alone.split.segments));
         EXPECT_EQ(fixed.linked.first, alone.linked.first);
         EXPECT_EQ(fixed.spread.reach, fixed.split.segments == alone.split.segments ? alone.spread.reach : 0);
@@ -99,6 +98,11 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
         EXPECT_EQ(packed.sequences, ceil_div(tokens, i64{kLongestWhole * kChunk}));
         problem.packed_tokens = 0;
     }
+    problem.sequences = 1;
+    problem.tokens = 8192;
+    EXPECT_EQ(prefill_fixed(problem, {}).split.value_groups, 1) << "all blocks fit at once";
+    problem.sequences = 2;
+    EXPECT_EQ(prefill_fixed(problem, {}).split.value_groups, 2);
     problem.tokens = kLongestWhole * kChunk;
     EXPECT_FALSE(prefill_fixed(problem, {})) << "all are whole";
     problem.tokens = 32768;
@@ -135,7 +139,7 @@ TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesLinks) {
     EXPECT_GT(segments_in_group(24), 1);
 }
 
-// A segment has twelve chunks, but the last chunk may have one token.
+// A segment has kChunks chunks, but the last chunk may have one token.
 TEST(PrefillHeuristic, ASequenceHasRoomForItsLinksAmongItsTokens) {
     for (int segments = 2; segments <= kMostSegments; ++segments) {
         const i64 tokens = (PrefillFixed::kChunks * segments - 1) * kChunk + 1;
