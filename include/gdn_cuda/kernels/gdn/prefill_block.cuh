@@ -1,7 +1,7 @@
 // The work of one block of gdn/prefill: its segment, where it starts, its passes, and what it sets up.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -311,19 +311,18 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
         if (!kFirst) barrier(word).invalidate();
         barrier(word).init(arrivals);
     };
-    const bool imports = kConfig.linked && shared.work.imports;
+    const bool imports = kConfig.linked && shared.work.imports, links = kConfig.linked && links_to_follow(shared.work) > 0;
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
         // Producers of keys, queries and values, and the scalar warp's lanes; where records are read, the producers of the keys
-        // and values of a chunk with a tail.
-        set(shared.loaded[i], imports ? 2 : 3 + 32);
+        // and values of a chunk with a tail; where links are followed, the producer of M.
+        set(shared.loaded[i], links ? 1 : imports ? 2 : 3 + 32);
         set(shared.factored[i], kWarpgroup);
         set(shared.ready[i], imports ? 4 : 2 * kWarpgroup);
         set(shared.done[i], kConfig.value_groups * 4);
     }
 #pragma unroll
     for (auto& word : shared.walked) set(word, kWarpgroup);
-    set(shared.linked, 1);
     cutlass::arch::fence_barrier_init();
 }
 

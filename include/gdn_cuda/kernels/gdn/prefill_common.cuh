@@ -28,7 +28,6 @@ using cutlass::arch::NamedBarrier;
 enum NamedBarriers : int {
     kBlockBarrier,
     kKeysBarrier,       // scores warpgroup and the inverse warpgroup of the chunk
-    kLinksBarrier,      // value warpgroups
     kWarpgroupBarrier,  // plus the warpgroup's index
 };
 

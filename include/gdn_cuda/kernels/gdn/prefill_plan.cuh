@@ -193,7 +193,6 @@ struct PrefillSharedPlan {
     unsigned long long factored[kConfig.stages];        // exponents of keys, by scores, or with norms by the inverse
     unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
     unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
-    unsigned long long linked;                          // M has been loaded
     PrefillItemsIf<kConfig.persistent> items;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_items.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_records.cuh>
 
 namespace gdn_cuda::gdn {
@@ -153,6 +154,10 @@ struct PrefillScores : Lane {
             run(ScalarStream(args.recurrence.gate), ScalarStream(args.recurrence.beta));
         } else {
             if (kConfig.linked && shared.work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
+            if (kConfig.linked && links_to_follow(shared.work) > 0) {
+                if (thread == 0) load_maps(shared, args);
+                return;
+            }
             run(ScalarStream(args.recurrence.gate, shared.work), ScalarStream(args.recurrence.beta, shared.work));
         }
     }

@@ -2,7 +2,7 @@
 // passed between the segments of a sequence (prefill_segments.cuh).
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -185,36 +185,32 @@ struct PrefillState : Lane {
         red_release(is_pass(PrefillPass::outputs) ? have_state(args.links, work.to) : args.links.have_summary + work.to);
     }
 
-    // By one thread: loads a link's M into the key tiles and its rounding residual into the query tiles.
-    __device__ __forceinline__ void load_transfer(i64 link) {
-        constexpr int kTiles = kConfig.key_tiles() * kConfig.key_tiles();
-        Barrier& linked = barrier(shared.linked);
-        fence_proxy_async_global();
-        linked.arrive_and_expect_tx(2 * kTiles * static_cast<int>(sizeof(PrefillTile)));
-#pragma unroll 1
-        for (int i = 0; i < kTiles; ++i) {
-            const int rows = i % kConfig.key_tiles(), columns = i / kConfig.key_tiles();
-            const TileAt at{columns * kTileElements, 0, rows * kChunk, static_cast<int>(link)};
-            auto& stage = shared.stages[rows];
-            tma_load(stage.key[columns].bytes, args.transfers, at, linked);
-            tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
-        }
+    // The stage that holds a piece of a link's M, once it is there.
+    __device__ __forceinline__ const auto& await_map(int number, int rows) const {
+        const PieceOfMap<kConfig> piece(number, rows);
+        barrier(shared.loaded[piece.stage]).wait(piece.parity);
+        return shared.stages[piece.stage];
+    }
+    __device__ __forceinline__ void release_map(int number, int rows) const {
+        __syncwarp();
+        if (lane == 0) barrier(shared.done[PieceOfMap<kConfig>(number, rows).stage]).arrive();
     }
     // After a reset M is 0, and S M must be 0 even where S is not finite.
-    __device__ __forceinline__ void clear_state_if_transfer_is_zero(unsigned parity) {
+    __device__ __forceinline__ void clear_state_if_transfer_is_zero(int number) {
         float sum = 0.f;  // NaN if an element is not finite
 #pragma unroll
         for (const float s : state) sum = fmaf(s, 0.f, sum);
         if (!any_of_group(isnan(sum))) return;
-        barrier(shared.linked).wait(parity);
         constexpr int kPieces = sizeof(PrefillTile) / sizeof(uint4);
         unsigned bits = 0;
 #pragma unroll 1
-        for (int i = thread; i < kConfig.key_tiles() * kConfig.key_tiles() * kPieces; i += kWarpgroup) {
-            const int tile = i / kPieces;
-            const auto& stage = shared.stages[tile % kConfig.key_tiles()];
-            const uint4 x = reinterpret_cast<const uint4*>(stage.key[tile / kConfig.key_tiles()].bytes)[i % kPieces];
-            bits |= (x.x | x.y | x.z | x.w) & 0x7fff7fffu;
+        for (int rows = 0; rows < kConfig.key_tiles(); ++rows) {
+            const auto* tiles = reinterpret_cast<const uint4*>(await_map(number, rows).key[0].bytes);
+#pragma unroll 1
+            for (int i = thread; i < kConfig.key_tiles() * kPieces; i += kWarpgroup) {
+                const uint4 x = tiles[i];
+                bits |= (x.x | x.y | x.z | x.w) & 0x7fff7fffu;
+            }
         }
         if (any_of_group(bits != 0)) return;
 #pragma unroll
@@ -222,8 +218,9 @@ struct PrefillState : Lane {
     }
     // Replaces S by S M + L, or rows of another M by their product. In bf16 for every input type: fp16 would flush a decay of
     // 2^-25 to 0.
-    __device__ __forceinline__ void apply_link(i64 link, unsigned parity) {
-        clear_state_if_transfer_is_zero(parity);
+    __device__ __forceinline__ void apply_link(int number) {
+        constexpr int kPieces = kConfig.key_tiles();
+        clear_state_if_transfer_is_zero(number);
         unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
@@ -233,54 +230,46 @@ struct PrefillState : Lane {
                 rounded[step][i] = pack<DType::bf16>(x, next);
                 rest[step][i] = pack_rest<DType::bf16>(x, next, rounded[step][i]);
             }
+        await_map(number, 0);  // then L is there, too
         if (is_pass(PrefillPass::group_transfer))
 #pragma unroll
             for (float& x : state) x = 0.f;
         else
-            load_linked(link);
-        barrier(shared.linked).wait(parity);
+            load_linked(link_to_follow(work, number));
+        await_map(number, kPieces - 1);
         cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
-            const auto& stage = shared.stages[step / kTokenSteps];
+            const auto& stage = shared.stages[PieceOfMap<kConfig>(number, step / kTokenSteps).stage];
             const auto m = tile_operand(stage.key, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps),
                        m_rest = tile_operand(stage.query, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rest[step], m, true);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m_rest, true);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m, true);
+            if ((step + 1) % kTokenSteps == 0 || step + 1 == kStateSteps) cute::warpgroup_commit_batch();
         }
-        cute::warpgroup_commit_batch();
+        cute::warpgroup_wait<kPieces - 1>();
+        release_map(number, 0);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
-    }
-    // Blocks that write a row tile of a group's L, and those that write one of its M.
-    __device__ __forceinline__ unsigned blocks_of_group() const {
-        const unsigned of_transfer = (args.recurrence.dk + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
-        return gridDim.x + min(gridDim.x, of_transfer);
+        if (kPieces > 1) release_map(number, kPieces - 1);
     }
     // From the state after the first segment to the one before this segment. Every block repeats the links before its own: all
     // wait for the same summaries anyway, and the state stays in registers. Or from a group's first segment to its last.
     __device__ __forceinline__ void follow_links() {
-        const int groups = work.group_links, all = groups + work.segment_links;
 #pragma unroll 1
-        for (int i = 0; i < all; ++i) {
-            const bool of_group = i < groups;
-            const i64 link = of_group ? work.group_link + i : work.segment_link + (i - groups);
-            if (thread == 0) await_summary<kConfig>(args.links, link, of_group ? blocks_of_group() : gridDim.x);
-            // All value groups have read the M before.
-            NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
-            if (thread == 0 && index() == 0) load_transfer(link);
-            apply_link(link, i & 1);
-        }
+        for (int number = 0; number < links_to_follow(work); ++number) apply_link(number);
     }
     __device__ __forceinline__ void skip_links() const {
 #pragma unroll 1
-        for (int i = work.group_links + work.segment_links; i > 0; --i)
-            NamedBarrier::sync(kConfig.value_groups * kWarpgroup, kLinksBarrier);
+        for (int number = 0; number < links_to_follow(work); ++number)
+#pragma unroll 1
+            for (int rows = 0; rows < kConfig.key_tiles(); ++rows) {
+                await_map(number, rows);
+                release_map(number, rows);
+            }
     }
-    __device__ __forceinline__ bool follows_links() const {
-        return kConfig.linked && work.group_links + work.segment_links > 0;
-    }
+    __device__ __forceinline__ bool follows_links() const { return kConfig.linked && links_to_follow(work) > 0; }
     __device__ __forceinline__ void begin() {
         if (kConfig.linked && work.from >= 0) {
             const bool of_group = is_pass(PrefillPass::group_transfer) || is_pass(PrefillPass::group_summary);
