@@ -68,7 +68,8 @@ struct PrefillTensors {
 struct PrefillChoice {
     PrefillConfig config, whole;  // for split and for unsplit sequences
     PrefillAheadChoice ahead;     // if unsplit sequences take gdn/prefill_ahead
-    int segments, segment_chunks, reach;
+    int segments, reach;
+    bool by_length;
     i64 sequences;  // that are split, at most
     bool two;       // launches
     PrefillSpread spread;
@@ -84,7 +85,7 @@ struct PrefillChoice {
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
     i64 linked_words() const { return link_states + link_transfers + records; }
     i64 linked_counts(bool in_place) const { return readers(in_place) + links + link_tiles; }
-    bool decides() const { return two && segment_chunks == 0; }  // which of two launches does the work
+    bool decides() const { return two && !by_length; }  // which of two launches does the work
     i64 counts(bool in_place) const { return linked_counts(in_place) + ahead.counts() + decides(); }
     i64 workspace() const { return linked_words() + ahead.workspace(); }
 };
@@ -127,7 +128,7 @@ struct Prefill {
         const PrefillSpread spread = fixed           ? fixed.spread
                                      : config.linked ? prefill_spread(problem, split, linked)
                                                      : PrefillSpread{};
-        const int most_segments = std::max(split.segments, int{std::ranges::max(spread.segments)}),
+        const int most_segments = std::max(split.segments, spread.most()),
                   links_of_sequence = config.linked ? prefill_links(most_segments) : 0,
                   link_tokens = fixed && problem.differ() ? kPrefillLinkTokens : 0;
         const i64 sequences = fixed ? fixed.sequences : problem.sequences,
@@ -146,8 +147,8 @@ struct Prefill {
                 .whole = of_whole,
                 .ahead = is_ahead ? prefill_ahead_choice(unsplit, device) : PrefillAheadChoice{},
                 .segments = split.segments,
-                .segment_chunks = fixed ? PrefillFixed::kChunks : 0,
                 .reach = fixed ? kPrefillUnevenReach : prefill_reach(problem, split, device),
+                .by_length = static_cast<bool>(fixed),
                 .sequences = sequences,
                 .two = leaves_some && split.segments > 1 && (is_ahead || fixed || of_whole != config),
                 .spread = spread,
@@ -189,7 +190,7 @@ struct Prefill {
             .first = choice.first_length};
         const jit::TiledTensor transfers{
             {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
-        const bool splits = choice.segments > 1, fixed = choice.segment_chunks > 0;
+        const bool splits = choice.segments > 1, fixed = choice.by_length;
         Args args{.query = map(tensors.query),
                   .key = map(tensors.key),
                   .value = map(tensors.value),
@@ -198,7 +199,7 @@ struct Prefill {
                   .recurrence = recurrence,
                   .state = problem.state,
                   .segments = choice.segments,
-                  .segment_chunks = choice.segment_chunks,
+                  .by_length = choice.by_length,
                   .reach = choice.reach,
                   .takes = !choice.two ? PrefillTakes::every_call
                            : fixed     ? PrefillTakes::long_sequences

@@ -101,12 +101,13 @@ constexpr int prefill_links_in_a_row(int segments, int group) {
     return group - 1 + 3 + most;
 }
 inline double prefill_linked_ns(const PrefillLinked& linked, i64 chunks, const PrefillSplit& split) {
-    constexpr double kLinkNs[] = {0, 2800, 4700};
+    constexpr double kLinkNs[] = {0, 2200, 4200};
     return static_cast<double>(chunks) / (linked.first + split.segments - 1) * linked.ns_of_chunk +
            prefill_links_in_a_row(split.segments, segments_in_group(split.segments)) * kLinkNs[split.value_groups];
 }
 inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
+    constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700}, kUncachedNsOfChunk = 200;
+    constexpr i64 kCachedWords = 40 << 20;  // of records, most of which are still in the L2 cache when they are read
     const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
     const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
     PrefillLinked linked{.records = prefill_record_words(problem, split.value_groups) <= kMostPrefillRecordWords,
@@ -117,7 +118,9 @@ inline PrefillLinked prefill_linked(const PrefillProblem& problem, const Prefill
     if (split.segments <= 3 || problem.tokens < kShortestLinked) return linked;
     const double computed = prefill_walk_ns(problem, split, chunks, device) / static_cast<double>(chunks),
                  first_pass = computed + (linked.records ? kExportNsOfChunk : 0),
-                 other_pass = linked.records ? kImportNsOfChunk[split.value_groups] : computed,
+                 imported = kImportNsOfChunk[split.value_groups] +
+                            (prefill_record_words(problem, split.value_groups) > kCachedWords ? kUncachedNsOfChunk : 0),
+                 other_pass = linked.records ? imported : computed,
                  summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
     linked.first = static_cast<float>(summary / computed);
     linked.ns_of_chunk = summary + other_pass;
@@ -183,36 +186,37 @@ inline constexpr int kPrefillUnevenReach = 16;
 
 // Where a sequence is alone, its heads that remember get more blocks than the others, so that all end at about the same time.
 inline PrefillSpread prefill_spread(const PrefillProblem& problem, const PrefillSplit& split, const PrefillLinked& linked) {
-    constexpr int kWarmUpChunks = 12;  // of such a head, for the estimate
-    constexpr double kSearchNs = 4000, kWorthIt = 0.97;
+    constexpr int kWarmUpChunks[] = {PrefillSpread::kFewChunks, 12};  // of the other heads
+    constexpr double kSearchNs[][3] = {{0, 4000, 8000}, {0, 4000, 12000}}, kWorthIt = 0.97;
     PrefillSpread spread{};
     const i64 chunks = prefill_chunks(problem.tokens);
     if (problem.sequences != 1 || problem.heads >= PrefillSpread::kMostHeads) return spread;
     const i64 blocks = static_cast<i64>(problem.heads) * split.segments;
     const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks / kShortestSegment));
-    for (int many = 1; many < problem.heads; ++many) {
-        const i64 others = problem.heads - many;
-        const auto ns = [&](int segments) {
-            const i64 apart = ceil_div(chunks, (blocks - many * segments) / others) + kWarmUpChunks;
-            return std::max(prefill_linked_ns(linked, chunks, {split.value_groups, segments}),
-                            static_cast<double>(apart) * kPrefillNsOfChunk[split.value_groups] + kSearchNs);
-        };
-        double least = ns(split.segments) * kWorthIt;
-        for (int segments = split.segments + 1; segments <= most && many * segments + others <= blocks; ++segments)
-            if (const double now = ns(segments); now < least) {
-                least = now;
-                spread.segments[many] = static_cast<unsigned char>(segments);
-                spread.reach = kPrefillUnevenReach;
-            }
-    }
+    for (const bool more : {false, true})
+        for (int many = 1; many < problem.heads; ++many) {
+            const i64 others = problem.heads - many;
+            const auto ns = [&](int segments) {
+                const i64 apart = ceil_div(chunks, (blocks - many * segments) / others) + kWarmUpChunks[more];
+                return std::max(
+                    prefill_linked_ns(linked, chunks, {split.value_groups, segments}),
+                    static_cast<double>(apart) * kPrefillNsOfChunk[split.value_groups] + kSearchNs[more][split.value_groups]);
+            };
+            double least = ns(split.segments) * kWorthIt;
+            for (int segments = split.segments + 1; segments <= most && many * segments + others <= blocks; ++segments)
+                if (const double now = ns(segments); now < least) {
+                    least = now;
+                    spread.segments[more][many] = static_cast<unsigned char>(segments);
+                    spread.reach = kPrefillUnevenReach;
+                }
+        }
     return spread;
 }
 
-// With `deterministic`, the split of a long sequence: as if it were alone and of kTokens tokens, but with segments of kChunks
-// chunks at least.
+// With `deterministic`, the split of a long sequence: as if it were alone and of kTokens tokens, but with segments of
+// kShortestFixed chunks at least.
 struct PrefillFixed {
     static constexpr i64 kTokens = 32768;
-    static constexpr int kChunks = 16;
     PrefillSplit split{};  // no segments: all sequences are whole
     PrefillLinked linked{};
     PrefillSpread spread{};
@@ -220,9 +224,9 @@ struct PrefillFixed {
 
     explicit operator bool() const { return split.segments > 0; }
 };
-// Packed sequences have room for one link for so many tokens. A sequence of n segments has more than kChunks n - 1 chunks; it
-// needs n - 1 links for segments, and at most (n - 4) / 2 for groups.
-inline constexpr int kPrefillLinkTokens = PrefillFixed::kChunks * kChunk * 2 / 3;
+// Packed sequences have room for one link for so many tokens. A sequence of n segments has more than kShortestUneven n - 1
+// chunks; it needs n - 1 links for segments, and at most (n - 4) / 2 for groups.
+inline constexpr int kPrefillLinkTokens = kShortestUneven * kChunk * 2 / 3;
 inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     constexpr double kWorthIt = 0.9;
     const i64 chunks = prefill_chunks(problem.longest());
@@ -236,12 +240,12 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
     const PrefillCost cost = prefill_cost(alone, fixed.split, device);
     if (!cost.linked || cost.remembering > kWorthIt * prefill_whole_ns(alone, fixed.split, device)) return {};
     fixed.linked = prefill_linked(alone, fixed.split, device);
-    const int most = static_cast<int>(std::min<i64>(fixed.split.segments, chunks / PrefillFixed::kChunks));
+    const int most = static_cast<int>(std::min<i64>(fixed.split.segments, chunks / kShortestFixed));
     if (most == fixed.split.segments) fixed.spread = prefill_spread(alone, fixed.split, fixed.linked);
     fixed.split.segments = most;
     fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kLongestWhole * kChunk}) : problem.sequences;
     // Bits do not depend on the value warpgroups of a block. Blocks of one are faster, as long as all fit at once.
-    const i64 segments = std::min(fixed.sequences * most, prefill_all_chunks(problem) / PrefillFixed::kChunks);
+    const i64 segments = std::min(fixed.sequences * most, prefill_all_chunks(problem) / kShortestFixed);
     if (problem.heads * ceil_div(problem.dv, kValueRows) * segments <= device.multiprocessors) fixed.split.value_groups = 1;
     fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
     if (fixed.sequences * fixed.split.segments > kMostBlocks[2]) return {};
@@ -253,14 +257,14 @@ inline std::string explain_prefill(const PrefillProblem& problem, const jit::Dev
         return fmt::format(
             "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
             "every {} tokens, at most {}; {} multiprocessors",
-            fixed.split.value_groups * kValueRows, kLongestWhole * kChunk, PrefillFixed::kChunks * kChunk, fixed.split.segments,
+            fixed.split.value_groups * kValueRows, kLongestWhole * kChunk, kShortestFixed * kChunk, fixed.split.segments,
             device.multiprocessors);
     const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
     const auto text = [&](const PrefillSplit& way) {
         const PrefillCost cost = prefill_cost(problem, way, device);
         const PrefillSpread spread = prefill_spread(problem, way, prefill_linked(problem, way, device));
-        const int most = std::ranges::max(spread.segments);
-        const std::string uneven = spread.reach == 0 ? "" : fmt::format(", up to {} segments if other heads forget", most);
+        const std::string uneven =
+            spread.reach == 0 ? "" : fmt::format(", up to {} segments if other heads forget", spread.most());
         return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with heads that remember {:.0f}{}",
                            way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.forgetting / 1000,
                            cost.remembering / 1000,

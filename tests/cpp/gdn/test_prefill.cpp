@@ -77,9 +77,9 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
     const PrefillFixed alone = prefill_fixed(problem, {});
     EXPECT_EQ(alone.split.segments, jit::DeviceTraits{}.multiprocessors / 8);
     EXPECT_TRUE(alone.linked.records);
-    EXPECT_GT(alone.spread.segments[1], alone.split.segments);
+    EXPECT_GT(alone.spread.most(), alone.split.segments);
     const auto expect_the_same = [&](const PrefillFixed& fixed, i64 chunks) {
-        EXPECT_EQ(fixed.split.segments, std::min<i64>(chunks / PrefillFixed::kChunks, alone.split.segments));
+        EXPECT_EQ(fixed.split.segments, std::min<i64>(chunks / kShortestFixed, alone.split.segments));
         EXPECT_EQ(fixed.linked.first, alone.linked.first);
         EXPECT_EQ(fixed.spread.reach, fixed.split.segments == alone.split.segments ? alone.spread.reach : 0);
     };
@@ -139,10 +139,10 @@ TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesLinks) {
     EXPECT_GT(segments_in_group(24), 1);
 }
 
-// A segment has kChunks chunks, but the last chunk may have one token.
+// A segment has kShortestUneven chunks at least, but the last chunk may have one token.
 TEST(PrefillHeuristic, ASequenceHasRoomForItsLinksAmongItsTokens) {
     for (int segments = 2; segments <= kMostSegments; ++segments) {
-        const i64 tokens = (PrefillFixed::kChunks * segments - 1) * kChunk + 1;
+        const i64 tokens = (kShortestUneven * segments - 1) * kChunk + 1;
         for (i64 start = 0; start < kPrefillLinkTokens; ++start)
             ASSERT_GE((start + tokens) / kPrefillLinkTokens - start / kPrefillLinkTokens, prefill_links(segments));
     }
@@ -156,17 +156,21 @@ TEST(PrefillHeuristic, HeadsThatRememberGetMoreBlocks) {
         const PrefillSplit split = prefill_split(problem, device);
         const PrefillLinked linked = prefill_linked(problem, split, device);
         const PrefillSpread spread = prefill_spread(problem, split, linked);
-        int before = kMostSegments;
-        for (int many = 1; many < heads; ++many) {
-            const int segments = spread.segments[many];
-            if (segments == 0) continue;
-            EXPECT_GT(segments, split.segments);
-            EXPECT_LE(segments, before) << "more heads have fewer each";
-            EXPECT_LE(many * segments + heads - many, heads * split.segments);
-            EXPECT_LT(prefill_linked_ns(linked, prefill_chunks(problem.tokens), {split.value_groups, segments}), linked.ns);
-            before = segments;
+        for (const auto& of_kind : spread.segments) {
+            int before = kMostSegments;
+            for (int many = 1; many < heads; ++many) {
+                const int segments = of_kind[many];
+                if (segments == 0) continue;
+                EXPECT_GT(segments, split.segments);
+                EXPECT_LE(segments, before) << "more heads have fewer each";
+                EXPECT_LE(many * segments + heads - many, heads * split.segments);
+                EXPECT_LT(prefill_linked_ns(linked, prefill_chunks(problem.tokens), {split.value_groups, segments}), linked.ns);
+                before = segments;
+            }
         }
-        EXPECT_EQ(spread.reach > 0, before < kMostSegments || spread.segments[1] > 0) << heads;
+        for (int many = 1; many < heads; ++many)
+            EXPECT_LE(spread.segments[1][many], spread.segments[0][many]) << "others that need more get more";
+        EXPECT_EQ(spread.reach > 0, spread.most() > 0) << heads;
         problem.sequences = 2;
         EXPECT_EQ(prefill_spread(problem, split, linked).reach, 0) << "one sequence's heads alone are compared";
     }

@@ -99,10 +99,10 @@ struct PrefillBlock {
     // linked.
     __device__ __forceinline__ bool spread(const HeadsThatRemember& heads, bool& remembers) {
         const int many = __popc(heads.near), others = all.heads - many;
-        const int wanted = args.spread.segments[many % PrefillSpread::kMostHeads],
-                  most = args.segment_chunks > 0 ? min(wanted, chunks / args.segment_chunks) : wanted;
+        const int wanted = args.spread.segments[(heads.few & ~heads.near) != 0][many % PrefillSpread::kMostHeads],
+                  most = args.by_length ? min(wanted, chunks / kShortestUneven) : wanted;
         unsigned remembering = heads.far;
-        if (heads.far != 0 && many > 0 && others > 0 && most > segments) {
+        if (heads.far != 0 && many > 0 && others > 0 && segments == args.segments && most > segments) {
             remembering = heads.near;
             int number = segment * all.heads + head;
             const int of_remembering = many * most;

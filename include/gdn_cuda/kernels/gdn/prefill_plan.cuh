@@ -11,8 +11,10 @@ constexpr int kWarpgroup = 128;      // threads
 constexpr int kValueRows = 64;       // rows of the state per value warpgroup
 constexpr int kTileElements = 64;    // elements in a 128-byte row
 constexpr int kShortestSegment = 8;  // chunks
-constexpr int kLongestWhole = 80;    // chunks of a sequence that is not split where its own length decides
-constexpr int kMostByLength = 256;   // packed sequences that are ordered by their lengths
+// In chunks, where a sequence's own length decides how it is split: the longest that is not; the shortest segments, if all
+// heads get as many, and if some get more than others.
+constexpr int kLongestWhole = 80, kShortestFixed = 16, kShortestUneven = 12;
+constexpr int kMostByLength = 256;  // packed sequences that are ordered by their lengths
 
 // Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
 constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
@@ -126,9 +128,18 @@ GDN_HOST_DEVICE constexpr int groups_of(int segments) {
 
 // How many of a sequence's blocks each head gets, if some heads remember and others do not: those that remember get more.
 struct PrefillSpread {
-    static constexpr int kMostHeads = 32;
-    unsigned char segments[kMostHeads];  // of each head that remembers, by how many do; 0: as many as others
+    static constexpr int kMostHeads = 32, kFewChunks = 4;
+    // Of each head that remembers, by how many do; 0: as many as others. First, if the others need kFewChunks of warm-up at
+    // most; then, if they need more.
+    unsigned char segments[2][kMostHeads];
     int reach;  // with uneven numbers, a head that needs more warm-up chunks than this remembers; 0: never uneven
+
+    GDN_HOST_DEVICE constexpr int most() const {
+        int most = 0;
+        for (const auto& of_kind : segments)
+            for (const int each : of_kind) most = each > most ? each : most;
+        return most;
+    }
 };
 
 // Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.
@@ -235,9 +246,9 @@ struct PrefillArgs {
     TensorMap transfers;                  // (column, part, row, link)
     RecurrentArgs recurrence;
     DType state;
-    int segments;        // into which a head that forgets is split
-    int segment_chunks;  // chunks of a segment at least, if the length of each sequence decides; 0: all have `segments`
-    int reach;           // up to this many warm-up chunks cost less than an unsplit or linked sequence
+    int segments;    // into which a head that forgets is split
+    bool by_length;  // a sequence has `segments` only if it is long enough; its own length decides
+    int reach;       // up to this many warm-up chunks cost less than an unsplit or linked sequence
     PrefillTakes takes;
     PrefillLinks links;
     unsigned* decision;  // a zero, later the first launch's PrefillDecision for the second; or nullptr

@@ -114,8 +114,8 @@ __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, con
 
 // Segments of a sequence, and chunks of each.
 __device__ __forceinline__ int segments_of_sequence(const PrefillArgs& args, int chunks) {
-    if (args.segment_chunks == 0) return args.segments;
-    return chunks > kLongestWhole ? min(chunks / args.segment_chunks, args.segments) : 1;
+    if (!args.by_length) return args.segments;
+    return chunks > kLongestWhole ? min(chunks / kShortestFixed, args.segments) : 1;
 }
 __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int chunks) {
     const int segments = segments_of_sequence(args, chunks);
@@ -194,11 +194,11 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
     return __syncthreads_or(found) != 0;
 }
 
-// The heads of a sequence that remember, a bit for each.
+// The heads of a sequence that need more than so many warm-up chunks, a bit for each.
 struct HeadsThatRemember {
-    unsigned far, near;  // by args.reach; by args.spread.reach, which is mostly shorter
+    unsigned far, near, few;  // args.reach; args.spread.reach, which is mostly less; PrefillSpread::kFewChunks
 };
-// Called by the whole block; `masks`: two words per warp, not to be written before the block's next barrier.
+// Called by the whole block; `masks`: three words per warp, not to be written before the block's next barrier.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillArgs& args, int sequence, const Span& span,
                                                                  unsigned* masks) {
@@ -212,15 +212,17 @@ __device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillAr
         const i64 rate = rate_of_chunk(args, sequence, span, head, (1 + border) * share);
         found.far |= static_cast<unsigned>(remembers_at(rate, args.reach)) << head;
         found.near |= static_cast<unsigned>(remembers_at(rate, args.spread.reach)) << head;
+        found.few |= static_cast<unsigned>(remembers_at(rate, PrefillSpread::kFewChunks)) << head;
     }
-    found = {__reduce_or_sync(0xffffffffu, found.far), __reduce_or_sync(0xffffffffu, found.near)};
-    if (threadIdx.x % 32 == 0) {
-        masks[threadIdx.x / 32] = found.far;
-        masks[kWarps + threadIdx.x / 32] = found.near;
-    }
+    const unsigned of_warp[] = {__reduce_or_sync(0xffffffffu, found.far), __reduce_or_sync(0xffffffffu, found.near),
+                                __reduce_or_sync(0xffffffffu, found.few)};
+    if (threadIdx.x % 32 == 0)
+        for (int i = 0; i < 3; ++i) masks[i * kWarps + threadIdx.x / 32] = of_warp[i];
     __syncthreads();
-    const int warp = min(static_cast<int>(threadIdx.x % 32), kWarps - 1);
-    return {__reduce_or_sync(0xffffffffu, masks[warp]), __reduce_or_sync(0xffffffffu, masks[kWarps + warp])};
+    const auto of_block = [&](int i) {
+        return __reduce_or_sync(0xffffffffu, masks[i * kWarps + min(static_cast<int>(threadIdx.x % 32), kWarps - 1)]);
+    };
+    return {of_block(0), of_block(1), of_block(2)};
 }
 
 // Global-memory counters between blocks: writes ordered before `red_release` are visible after `wait_for_count`. Inline PTX:
