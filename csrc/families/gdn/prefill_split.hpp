@@ -106,8 +106,9 @@ inline double prefill_linked_ns(const PrefillLinked& linked, i64 chunks, const P
            prefill_links_in_a_row(split.segments, segments_in_group(split.segments)) * kLinkNs[split.value_groups];
 }
 inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700}, kUncachedNsOfChunk = 200;
-    constexpr i64 kCachedWords = 40 << 20;  // of records, most of which are still in the L2 cache when they are read
+    constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
+    constexpr double kManyRecordsNsOfChunk = 200;  // from 160 MB of records on (1x32768 8/16)
+    constexpr i64 kManyRecordWords = i64{40} << 20;
     const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
     const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
     PrefillLinked linked{.records = prefill_record_words(problem, split.value_groups) <= kMostPrefillRecordWords,
@@ -119,7 +120,7 @@ inline PrefillLinked prefill_linked(const PrefillProblem& problem, const Prefill
     const double computed = prefill_walk_ns(problem, split, chunks, device) / static_cast<double>(chunks),
                  first_pass = computed + (linked.records ? kExportNsOfChunk : 0),
                  imported = kImportNsOfChunk[split.value_groups] +
-                            (prefill_record_words(problem, split.value_groups) > kCachedWords ? kUncachedNsOfChunk : 0),
+                            (prefill_record_words(problem, split.value_groups) > kManyRecordWords ? kManyRecordsNsOfChunk : 0),
                  other_pass = linked.records ? imported : computed,
                  summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
     linked.first = static_cast<float>(summary / computed);
@@ -213,8 +214,9 @@ inline PrefillSpread prefill_spread(const PrefillProblem& problem, const Prefill
     return spread;
 }
 
-// With `deterministic`, the split of a long sequence: as if it were alone and of kTokens tokens, but with segments of
-// kShortestFixed chunks at least.
+// With `deterministic`, the split of a long sequence: as if it were alone and of kTokens tokens, but with kShortestFixed chunks
+// for each segment at least (kShortestUneven for heads that get more). Segments lie where `linked.first` and `spread` say, so
+// those are the same for every call; the rows of a block, which change no bits, follow from the call.
 struct PrefillFixed {
     static constexpr i64 kTokens = 32768;
     PrefillSplit split{};  // no segments: all sequences are whole
@@ -244,7 +246,7 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
     if (most == fixed.split.segments) fixed.spread = prefill_spread(alone, fixed.split, fixed.linked);
     fixed.split.segments = most;
     fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kLongestWhole * kChunk}) : problem.sequences;
-    // Bits do not depend on the value warpgroups of a block. Blocks of one are faster, as long as all fit at once.
+    // Blocks of one value warpgroup are faster, as long as all fit at once.
     const i64 segments = std::min(fixed.sequences * most, prefill_all_chunks(problem) / kShortestFixed);
     if (problem.heads * ceil_div(problem.dv, kValueRows) * segments <= device.multiprocessors) fixed.split.value_groups = 1;
     fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
@@ -252,24 +254,25 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
     return fixed;
 }
 
+inline std::string explain_uneven(const PrefillSpread& spread) {
+    return spread.reach == 0 ? "" : fmt::format(", up to {} segments if other heads forget", spread.most());
+}
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     if (const PrefillFixed fixed = prefill_fixed(problem, device))
         return fmt::format(
             "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
-            "every {} tokens, at most {}; {} multiprocessors",
+            "every {} tokens, at most {}{}; {} multiprocessors",
             fixed.split.value_groups * kValueRows, kLongestWhole * kChunk, kShortestFixed * kChunk, fixed.split.segments,
-            device.multiprocessors);
+            explain_uneven(fixed.spread), device.multiprocessors);
     const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
     const auto text = [&](const PrefillSplit& way) {
         const PrefillCost cost = prefill_cost(problem, way, device);
         const PrefillSpread spread = prefill_spread(problem, way, prefill_linked(problem, way, device));
-        const std::string uneven =
-            spread.reach == 0 ? "" : fmt::format(", up to {} segments if other heads forget", spread.most());
         return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with heads that remember {:.0f}{}",
                            way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.forgetting / 1000,
                            cost.remembering / 1000,
                            way.segments == 1 ? ""
-                           : cost.linked     ? ", linked" + uneven
+                           : cost.linked     ? ", linked" + explain_uneven(spread)
                                              : ", whole");
     };
     return fmt::format("{}; against {}; {} multiprocessors", text(split), text(other), device.multiprocessors);

@@ -139,7 +139,7 @@ TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesLinks) {
     EXPECT_GT(segments_in_group(24), 1);
 }
 
-// A segment has kShortestUneven chunks at least, but the last chunk may have one token.
+// There are kShortestUneven chunks for each segment at least, but the last chunk may have one token.
 TEST(PrefillHeuristic, ASequenceHasRoomForItsLinksAmongItsTokens) {
     for (int segments = 2; segments <= kMostSegments; ++segments) {
         const i64 tokens = (kShortestUneven * segments - 1) * kChunk + 1;

@@ -100,12 +100,12 @@ def test_split_sequences_give_the_bits_of_unsplit_ones(
 # Long enough that segments continue from one another's states: in all heads, in some, or in part of the sequence. The number of
 # heads decides the rows of a block: one group or two, with rows for both or for one, and with rows of M or none.
 REACHING = ("slow", "some heads", "then fast", "then slow", "packed", "pool", "bf16 pool", "none", "fp16")
-HEADS_OF_DIMS = {"96/192": 2, "40/72": 2, "128/64": 2, "64/128": 16, "64/192": 12, "128/256": 8}
+HEADS_OF_DIMS = {"96/192": 2, "40/72": 2, "128/64": 2, "64/128": 16, "64/192": 8, "128/256": 8}
 
 
 @pytest.mark.parametrize("case", [*REACHING, "repeated", "parallel", *HEADS_OF_DIMS])
 def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) -> None:
-    T = 5700
+    T = 17500 if case == "64/192" else 5700  # linked with two groups a block only then
     dk, dv = map(int, case.split("/")) if case in HEADS_OF_DIMS else (128, 128)
     heads = HEADS_OF_DIMS.get(case, 2)
     options = {"Hk": heads // 2, "Hv": heads, "dk": dk, "dv": dv, "seed": seed, "gate_range": (-1e-3, 0.0), "beta_max": 2.0}

@@ -13,14 +13,13 @@ namespace gdn_cuda::gdn {
 __device__ __forceinline__ int links_to_follow(const PrefillWork& work) {
     return work.group_links + work.segment_links;
 }
-// The links of groups come first.
-__device__ __forceinline__ i64 link_to_follow(const PrefillWork& work, int number) {
-    return number < work.group_links ? work.group_link + number : work.segment_link + (number - work.group_links);
+// Where the pass's link `link` is among all. The links of groups come first.
+__device__ __forceinline__ i64 link_to_follow(const PrefillWork& work, int link) {
+    return link < work.group_links ? work.group_link + link : work.segment_link + (link - work.group_links);
 }
 template <PrefillConfig kConfig>
 struct PieceOfMap : ChunkStage<kConfig.stages> {
-    __device__ __forceinline__ PieceOfMap(int number, int rows)
-        : ChunkStage<kConfig.stages>(number * kConfig.key_tiles() + rows) {}
+    __device__ __forceinline__ PieceOfMap(int link, int part) : ChunkStage<kConfig.stages>(link * kConfig.key_tiles() + part) {}
 };
 
 // Blocks that write a row tile of a group's L, and those that write one of its M.
@@ -36,19 +35,19 @@ __device__ __forceinline__ void load_maps(PrefillSharedPlan<kConfig>& shared, co
     const PrefillWork& work = shared.work;
     cutlass::arch::fence_view_async_shared();  // earlier passes wrote and read what is loaded now
 #pragma unroll 1
-    for (int number = 0; number < links_to_follow(work); ++number) {
-        const i64 link = link_to_follow(work, number);
-        await_summary<kConfig>(args.links, link, number < work.group_links ? blocks_of_group<kConfig>(args) : gridDim.x);
+    for (int link = 0; link < links_to_follow(work); ++link) {
+        const i64 of_all = link_to_follow(work, link);
+        await_summary<kConfig>(args.links, of_all, link < work.group_links ? blocks_of_group<kConfig>(args) : gridDim.x);
         fence_proxy_async_global();
 #pragma unroll 1
-        for (int rows = 0; rows < kConfig.key_tiles(); ++rows) {
-            const PieceOfMap<kConfig> piece(number, rows);
+        for (int part = 0; part < kConfig.key_tiles(); ++part) {
+            const PieceOfMap<kConfig> piece(link, part);
             auto& stage = shared.stages[piece.stage];
             Barrier& loaded = barrier(shared.loaded[piece.stage]);
             barrier(shared.done[piece.stage]).wait(piece.parity ^ 1);
             loaded.arrive_and_expect_tx(2 * kConfig.key_tiles() * static_cast<int>(sizeof(PrefillTile)));
             for (int columns = 0; columns < kConfig.key_tiles(); ++columns) {
-                const TileAt at{columns * kTileElements, 0, rows * kChunk, static_cast<int>(link)};
+                const TileAt at{columns * kTileElements, 0, part * kChunk, static_cast<int>(of_all)};
                 tma_load(stage.key[columns].bytes, args.transfers, at, loaded);
                 tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, loaded);
             }

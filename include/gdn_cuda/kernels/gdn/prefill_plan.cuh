@@ -11,8 +11,8 @@ constexpr int kWarpgroup = 128;      // threads
 constexpr int kValueRows = 64;       // rows of the state per value warpgroup
 constexpr int kTileElements = 64;    // elements in a 128-byte row
 constexpr int kShortestSegment = 8;  // chunks
-// In chunks, where a sequence's own length decides how it is split: the longest that is not; the shortest segments, if all
-// heads get as many, and if some get more than others.
+// In chunks, where a sequence's own length decides how it is split: the longest that is not; the fewest for each segment, if
+// all heads get as many, and if some get more than others.
 constexpr int kLongestWhole = 80, kShortestFixed = 16, kShortestUneven = 12;
 constexpr int kMostByLength = 256;  // packed sequences that are ordered by their lengths
 

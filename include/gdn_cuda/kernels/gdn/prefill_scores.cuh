@@ -156,7 +156,7 @@ struct PrefillScores : Lane {
             if (kConfig.linked && shared.work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
             if (kConfig.linked && links_to_follow(shared.work) > 0) {
                 if (thread == 0) load_maps(shared, args);
-                return;
+                return __syncwarp();
             }
             run(ScalarStream(args.recurrence.gate, shared.work), ScalarStream(args.recurrence.beta, shared.work));
         }

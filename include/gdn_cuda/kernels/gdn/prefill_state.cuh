@@ -186,26 +186,26 @@ struct PrefillState : Lane {
     }
 
     // The stage that holds a piece of a link's M, once it is there.
-    __device__ __forceinline__ const auto& await_map(int number, int rows) const {
-        const PieceOfMap<kConfig> piece(number, rows);
+    __device__ __forceinline__ const auto& await_map(int link, int part) const {
+        const PieceOfMap<kConfig> piece(link, part);
         barrier(shared.loaded[piece.stage]).wait(piece.parity);
         return shared.stages[piece.stage];
     }
-    __device__ __forceinline__ void release_map(int number, int rows) const {
+    __device__ __forceinline__ void release_map(int link, int part) const {
         __syncwarp();
-        if (lane == 0) barrier(shared.done[PieceOfMap<kConfig>(number, rows).stage]).arrive();
+        if (lane == 0) barrier(shared.done[PieceOfMap<kConfig>(link, part).stage]).arrive();
     }
     // After a reset M is 0, and S M must be 0 even where S is not finite.
-    __device__ __forceinline__ void clear_state_if_transfer_is_zero(int number) {
-        float sum = 0.f;  // NaN if an element is not finite
+    __device__ __forceinline__ void clear_state_if_transfer_is_zero(int link) {
+        float sums[4]{};  // NaN if an element is not finite
 #pragma unroll
-        for (const float s : state) sum = fmaf(s, 0.f, sum);
-        if (!any_of_group(isnan(sum))) return;
+        for (int i = 0; i < kConfig.head_k / 2; ++i) sums[i % 4] = fmaf(state[i], 0.f, sums[i % 4]);
+        if (!any_of_group(isnan(sums[0] + sums[1] + (sums[2] + sums[3])))) return;
         constexpr int kPieces = sizeof(PrefillTile) / sizeof(uint4);
         unsigned bits = 0;
 #pragma unroll 1
-        for (int rows = 0; rows < kConfig.key_tiles(); ++rows) {
-            const auto* tiles = reinterpret_cast<const uint4*>(await_map(number, rows).key[0].bytes);
+        for (int part = 0; part < kConfig.key_tiles(); ++part) {
+            const auto* tiles = reinterpret_cast<const uint4*>(await_map(link, part).key[0].bytes);
 #pragma unroll 1
             for (int i = thread; i < kConfig.key_tiles() * kPieces; i += kWarpgroup) {
                 const uint4 x = tiles[i];
@@ -218,9 +218,9 @@ struct PrefillState : Lane {
     }
     // Replaces S by S M + L, or rows of another M by their product. In bf16 for every input type: fp16 would flush a decay of
     // 2^-25 to 0.
-    __device__ __forceinline__ void apply_link(int number) {
+    __device__ __forceinline__ void apply_link(int link) {
         constexpr int kPieces = kConfig.key_tiles();
-        clear_state_if_transfer_is_zero(number);
+        clear_state_if_transfer_is_zero(link);
         unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
@@ -230,17 +230,17 @@ struct PrefillState : Lane {
                 rounded[step][i] = pack<DType::bf16>(x, next);
                 rest[step][i] = pack_rest<DType::bf16>(x, next, rounded[step][i]);
             }
-        await_map(number, 0);  // then L is there, too
+        await_map(link, 0);  // the thread that has loaded it had waited for L, too
         if (is_pass(PrefillPass::group_transfer))
 #pragma unroll
             for (float& x : state) x = 0.f;
         else
-            load_linked(link_to_follow(work, number));
-        await_map(number, kPieces - 1);
+            load_linked(link_to_follow(work, link));
+        await_map(link, kPieces - 1);
         cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
-            const auto& stage = shared.stages[PieceOfMap<kConfig>(number, step / kTokenSteps).stage];
+            const auto& stage = shared.stages[PieceOfMap<kConfig>(link, step / kTokenSteps).stage];
             const auto m = tile_operand(stage.key, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps),
                        m_rest = tile_operand(stage.query, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rest[step], m, true);
@@ -249,24 +249,24 @@ struct PrefillState : Lane {
             if ((step + 1) % kTokenSteps == 0 || step + 1 == kStateSteps) cute::warpgroup_commit_batch();
         }
         cute::warpgroup_wait<kPieces - 1>();
-        release_map(number, 0);
+        release_map(link, 0);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
-        if (kPieces > 1) release_map(number, kPieces - 1);
+        if (kPieces > 1) release_map(link, kPieces - 1);
     }
     // From the state after the first segment to the one before this segment. Every block repeats the links before its own: all
     // wait for the same summaries anyway, and the state stays in registers. Or from a group's first segment to its last.
     __device__ __forceinline__ void follow_links() {
 #pragma unroll 1
-        for (int number = 0; number < links_to_follow(work); ++number) apply_link(number);
+        for (int link = 0; link < links_to_follow(work); ++link) apply_link(link);
     }
     __device__ __forceinline__ void skip_links() const {
 #pragma unroll 1
-        for (int number = 0; number < links_to_follow(work); ++number)
+        for (int link = 0; link < links_to_follow(work); ++link)
 #pragma unroll 1
-            for (int rows = 0; rows < kConfig.key_tiles(); ++rows) {
-                await_map(number, rows);
-                release_map(number, rows);
+            for (int part = 0; part < kConfig.key_tiles(); ++part) {
+                await_map(link, part);
+                release_map(link, part);
             }
     }
     __device__ __forceinline__ bool follows_links() const { return kConfig.linked && links_to_follow(work) > 0; }
