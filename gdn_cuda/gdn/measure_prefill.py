@@ -82,7 +82,8 @@ OTHERS = (
     Shape(16, 32, 64 * (512,)),
     Shape(16, 32, PACKED_LENGTHS, packed=True),
     *(Shape(4, 8, (tokens,)) for tokens in (2048, 4096, 8192, 32768)),
-    Shape(2, 4, (32768,)),
+    *(Shape(2, 4, (tokens,)) for tokens in (4096, 8192, 32768)),
+    *(Shape(8, 16, (tokens,)) for tokens in (8192, 32768)),
     Shape(16, 64, (8192,)),
     Shape(16, 48, (32768,)),
     Shape(16, 16, 8 * (2048,)),
@@ -131,7 +132,7 @@ DIMENSIONS = (
 )
 NORMS_INSIDE = tuple(PLAIN[name] for name in ("1×8192 16/32", "8×4096 16/32", "32×1024 16/32"))
 DETERMINISTIC = (
-    *(PLAIN[name] for name in ("1×8192 16/32", "1×32768 16/32", "1×131072 16/32", "8×4096 16/32", "1×32768 4/8")),
+    *(PLAIN[name] for name in ("1×8192 16/32", "1×32768 16/32", "1×131072 16/32", "8×4096 16/32", "1×8192 4/8", "1×32768 4/8")),
     Shape(4, 8, 8 * (32768,)),
     *(PLAIN[name] for name in ("1×8192 16/64", "1×32768 16/48")),
 )
