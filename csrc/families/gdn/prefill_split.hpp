@@ -255,7 +255,7 @@ inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::Devi
 }
 
 inline std::string explain_uneven(const PrefillSpread& spread) {
-    return spread.reach == 0 ? "" : fmt::format(", up to {} segments if other heads forget", spread.most());
+    return spread.reach == 0 ? "" : fmt::format(", up to {} for heads that remember where others forget", spread.most());
 }
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     if (const PrefillFixed fixed = prefill_fixed(problem, device))

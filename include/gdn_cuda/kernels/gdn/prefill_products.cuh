@@ -187,10 +187,6 @@ struct PrefillProducts : PrefillReset<kConfig, PlanType> {
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(output);
     }
-    __device__ __forceinline__ void release(int stage) {
-        __syncwarp();
-        if (lane == 0) barrier(shared.done[stage]).arrive();
-    }
     // X = v - exp(G) S k^T.
     __device__ __forceinline__ void form_x(unsigned (&x)[kTokenSteps][4], const unsigned (&values)[kTokenSteps][4],
                                            float (&d)[32], const TokenFactors& of_key) {

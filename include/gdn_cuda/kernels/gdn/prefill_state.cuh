@@ -34,6 +34,12 @@ struct PrefillState : Lane {
         return kConfig.linked ? work.pass == pass : pass == PrefillPass::outputs;
     }
 
+    // This warp has read the stage.
+    __device__ __forceinline__ void release(int stage) const {
+        __syncwarp();
+        if (lane == 0) barrier(shared.done[stage]).arrive();
+    }
+
     // Whether `found` holds for any thread of this warpgroup.
     __device__ __forceinline__ bool any_of_group(bool found) const {
         const int number = NamedBarrier::ReservedNamedBarrierCount + kWarpgroupBarrier + group;
@@ -191,10 +197,6 @@ struct PrefillState : Lane {
         barrier(shared.loaded[piece.stage]).wait(piece.parity);
         return shared.stages[piece.stage];
     }
-    __device__ __forceinline__ void release_map(int link, int part) const {
-        __syncwarp();
-        if (lane == 0) barrier(shared.done[PieceOfMap<kConfig>(link, part).stage]).arrive();
-    }
     // After a reset M is 0, and S M must be 0 even where S is not finite.
     __device__ __forceinline__ void clear_state_if_transfer_is_zero(int link) {
         float sums[4]{};  // NaN if an element is not finite
@@ -249,10 +251,10 @@ struct PrefillState : Lane {
             if ((step + 1) % kTokenSteps == 0 || step + 1 == kStateSteps) cute::warpgroup_commit_batch();
         }
         cute::warpgroup_wait<kPieces - 1>();
-        release_map(link, 0);
+        release(PieceOfMap<kConfig>(link, 0).stage);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(state);
-        if (kPieces > 1) release_map(link, kPieces - 1);
+        if (kPieces > 1) release(PieceOfMap<kConfig>(link, kPieces - 1).stage);
     }
     // From the state after the first segment to the one before this segment. Every block repeats the links before its own: all
     // wait for the same summaries anyway, and the state stays in registers. Or from a group's first segment to its last.
@@ -266,7 +268,7 @@ struct PrefillState : Lane {
 #pragma unroll 1
             for (int part = 0; part < kConfig.key_tiles(); ++part) {
                 await_map(link, part);
-                release_map(link, part);
+                release(PieceOfMap<kConfig>(link, part).stage);
             }
     }
     __device__ __forceinline__ bool follows_links() const { return kConfig.linked && links_to_follow(work) > 0; }

@@ -11,13 +11,13 @@ template <PrefillConfig kConfig>
 struct PrefillValues : PrefillProducts<kConfig> {
     using Base = PrefillProducts<kConfig>;
     using Base::add_inverse_rest, Base::add_scores_rest, Base::add_values_rest, Base::add_values_rest_to_state, Base::form_x,
-        Base::load_values, Base::pack_update, Base::pack_values, Base::pack_values_rest, Base::read_factors, Base::release,
-        Base::scale_tokens, Base::start_update, Base::start_with_state, Base::start_with_tokens, Base::store_output,
-        Base::store_output_tile, Base::store_output_without_tma;
+        Base::load_values, Base::pack_update, Base::pack_values, Base::pack_values_rest, Base::read_factors, Base::scale_tokens,
+        Base::start_update, Base::start_with_state, Base::start_with_tokens, Base::store_output, Base::store_output_tile,
+        Base::store_output_without_tma;
     using Base::args, Base::shared, Base::work, Base::state;
     using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::index, Base::is_pass, Base::products_may_overflow,
-        Base::follows_links, Base::round_state, Base::run_tokens, Base::signal_initial_state_read, Base::signal_state_written,
-        Base::skip_links, Base::store_state, Base::warpgroup_sync;
+        Base::release, Base::follows_links, Base::round_state, Base::run_tokens, Base::signal_initial_state_read,
+        Base::signal_state_written, Base::skip_links, Base::store_state, Base::warpgroup_sync;
     using Base::kTokenSteps;
     using Base::thread;
     // S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
