@@ -102,6 +102,10 @@ def init(library_root: str | os.PathLike[str] | None = None, cuda_home: str | os
 
     Optional. A repeated call with the same paths does nothing. Raises RuntimeError for a folder that lacks the expected
     files, and for other paths once kernels are loaded.
+
+    Parameters:
+        library_root: the folder that holds gdn_cuda/kernels, or include/gdn_cuda/kernels
+        cuda_home: the folder of a CUDA toolkit
     """
     from . import _C
 
@@ -244,11 +248,17 @@ def compile(
 ) -> list[CompileResult]:
     """Compiles registered configurations ahead of use; needs no GPU.
 
-    `arch`: one or several, such as "sm_90a"; None: that of this machine's GPU, or sm_90a without one. The results go to the
-    disk cache, or to the folder `out`, which can then be used as GDN_JIT_PREBUILT_DIR. `progress(done, total, result)` is
-    called after each. `fields` select configurations with these values (`head_k=128`). Raises CompileError, after all were
-    tried, if one failed, and ValueError, before any is compiled, for an architecture that none of the selected kernels
-    supports.
+    Raises CompileError, after all were tried, if one failed, and ValueError, before any is compiled, for an architecture that
+    none of the selected kernels supports.
+
+    Parameters:
+        family, kernel: which kernels, such as "gdn" and "chunk_cumsum", or "gdn/chunk_cumsum" alone; None: all
+        arch: one or several, such as "sm_90a"; None: that of this machine's GPU, or sm_90a without one
+        out: a folder for the results, which can then be used as GDN_JIT_PREBUILT_DIR; None: the disk cache
+        jobs: how many are compiled at the same time; None: as many as there are CPUs
+        progress: called with (done, total, result) after each
+        force: whether what is compiled already is compiled again
+        fields: values that the configurations must have, such as head_k=128
 
     Example:
         >>> results = gdn_cuda.compile("gdn", "chunk_cumsum", arch="sm_90a")
@@ -347,8 +357,11 @@ def warmup(
 ) -> list[CompileResult]:
     """Compiles what is missing and loads every matching configuration into this process, so that no later call has to.
 
-    For servers, before CUDA-graph capture: a kernel that is not loaded is an error under capture. `device`: None means the
-    current one. `fields` as in `compile`.
+    For servers, before CUDA-graph capture: a kernel that is not loaded is an error under capture.
+
+    Parameters:
+        family, kernel, fields: as in `gdn_cuda.compile`
+        device: None: the current one
 
     Example:
         >>> if torch.cuda.is_available():

@@ -108,17 +108,26 @@ def test_docstrings_of_operators_and_modules_have_every_section() -> None:
     assert not list(docstrings.missing_sections())
 
 
+def test_docstrings_explain_every_parameter() -> None:
+    """Of every public function and of every module's constructor."""
+    assert not list(docstrings.unexplained_parameters())
+
+
 def test_a_docstring_without_an_example_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text = inspect.getdoc(gdn_cuda.fused_decode).split("Example:")[0]
     monkeypatch.setattr(gdn_cuda.gdn.fused_decode, "__doc__", text)
     assert list(docstrings.missing_sections()) == ["fused_decode: its docstring lacks the section 'Example:'"]
 
 
-DOCUMENTED = {
-    name: documented
-    for found in (*map(docstrings.operators, docstrings.FAMILIES), docstrings.modules())
-    for name, documented in found.items()
-} | {name: getattr(gdn_cuda, name) for name in pages.runtime_functions()}
+def test_a_parameter_that_is_mentioned_and_not_explained_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = inspect.getdoc(gdn_cuda.fused_decode)
+    assert text.count("    null_slot: ") == 1 and "equal to `null_slot`" in text
+    monkeypatch.setattr(gdn_cuda.gdn.fused_decode, "__doc__", text.replace("    null_slot: ", "    by null_slot: "))
+    found = list(docstrings.unexplained_parameters())
+    assert found == ["fused_decode: its docstring lacks an item 'null_slot: …' in Shapes or Parameters"]
+
+
+DOCUMENTED = docstrings.called()
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

@@ -1,5 +1,6 @@
-"""Public docstrings and their sections: a summary, then `Formula:`, `Shapes:`, `Edge cases:` and `Example:`, each with an
-indented body. The pages of the operators are made of them, and tests/test_docs.py asks for them."""
+"""Public docstrings and their sections: `Formula:`, `Shapes:`, `Parameters:`, `Edge cases:` and `Example:`, indented below. The
+pages of the operators are made of them, and tests/test_docs.py asks for them. Every parameter is the subject of an item,
+"name: …" or "name, name: …": a tensor in `Shapes:`, an option in `Parameters:`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def _families() -> list[ModuleType]:
 FAMILIES = _families()
 SECTIONS_OF_OPERATORS = ("Formula", "Shapes", "Edge cases", "Example")
 SECTIONS_OF_MODULES = ("Shapes", "Example")
-_HEADING = re.compile(r"(Formula|Shapes|Edge cases|Example):$")
+_HEADING = re.compile(r"(Formula|Shapes|Parameters|Edge cases|Example):$")
+_LISTS = ("Shapes", "Parameters")
 
 
 def operators(family: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -41,6 +43,17 @@ def modules() -> dict[str, type]:
     return {name: getattr(gdn_cuda.nn, name) for name in gdn_cuda.nn.__all__}
 
 
+def runtime_functions() -> dict[str, Callable[..., Any]]:
+    of_families = {name for family in FAMILIES for name in family.__all__}
+    public = {name: getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in of_families}
+    return {name: each for name, each in public.items() if callable(each)}
+
+
+def called() -> dict[str, Any]:
+    """Every public function, and every module, by name."""
+    return {name: each for family in FAMILIES for name, each in operators(family).items()} | modules() | runtime_functions()
+
+
 def sections(documented: Any) -> dict[str, str]:
     """By name; "" is the summary, and "Notes" is the text that belongs to no section."""
     found: dict[str, list[str]] = {"": []}
@@ -54,6 +67,11 @@ def sections(documented: Any) -> dict[str, str]:
     return {name: textwrap.dedent("\n".join(lines)).strip() for name, lines in found.items()}
 
 
+def faults() -> Iterator[str]:
+    yield from missing_sections()
+    yield from unexplained_parameters()
+
+
 def missing_sections() -> Iterator[str]:
     """What the docstrings of operators and modules lack."""
     wanted = [(operators(family), SECTIONS_OF_OPERATORS) for family in FAMILIES] + [(modules(), SECTIONS_OF_MODULES)]
@@ -65,6 +83,25 @@ def missing_sections() -> Iterator[str]:
                     yield f"{name}: its docstring lacks the section '{section}:'"
                 elif section == "Example" and ">>> " not in found[section]:
                     yield f"{name}: the example in its docstring lacks a line with >>>"
+
+
+def subjects(documented: Any) -> set[str]:
+    """The names that items are about. An item, "name, name: …", begins a line or follows a semicolon."""
+    found: set[str] = set()
+    for line in "\n".join(text for name, text in sections(documented).items() if name in _LISTS).splitlines():
+        items = line.split("; ")
+        for item in items[1:] if line.startswith(" ") else items:
+            names, _, meaning = item.partition(": ")
+            found |= set(re.sub(r"\([^()]*\)", "", names).split(", ")) if meaning else set()
+    return found
+
+
+def unexplained_parameters() -> Iterator[str]:
+    for name, each in called().items():
+        explained = subjects(each)
+        for parameter in inspect.signature(each).parameters:
+            if parameter not in explained:
+                yield f"{name}: its docstring lacks an item '{parameter}: …' in Shapes or Parameters"
 
 
 def signature(name: str, documented: Any) -> str:
@@ -102,7 +139,7 @@ def markdown(documented: Any, heading: str) -> str:
             text = f"```text\n{text}\n```"
         elif name == "Example":
             text = f"```pycon\n{text}\n```"
-        elif name == "Shapes":
+        elif name in ("Shapes", "Parameters"):
             text = re.sub(r"^(?=\S)", "- ", text, flags=re.MULTILINE)
         elif name == "Edge cases":  # an item ends where a line ends with its sentence
             text = "\n".join(f"- {textwrap.indent(item, '  ').strip()}" for item in re.split(r"(?<=\.)\n", text))

@@ -77,14 +77,9 @@ def targets() -> dict[str, str]:
             found[name] = found[f"gdn_cuda.{name}"] = f"operators/{name}.md"
     for name in docstrings.modules():
         found[name] = found[f"gdn_cuda.nn.{name}"] = f"api/nn.md#{name.lower()}"
-    for name in runtime_functions():
+    for name in docstrings.runtime_functions():
         found[f"gdn_cuda.{name}"] = f"api/runtime.md#{name}"
     return found
-
-
-def runtime_functions() -> list[str]:
-    of_families = {name for family in docstrings.FAMILIES for name in family.__all__}
-    return [name for name in gdn_cuda.__all__ if name not in of_families and callable(getattr(gdn_cuda, name))]
 
 
 def linked(text: str, page: str) -> str:
@@ -184,7 +179,7 @@ class Site:
         self.write("api/compat.md", "\n".join(parts) + "\n")
 
         parts = [f"# Compiling, warm-up and paths\n\n{inspect.getdoc(gdn_cuda)}\n"]
-        parts += [entry(name, getattr(gdn_cuda, name), "##") for name in runtime_functions()]
+        parts += [entry(name, function, "##") for name, function in docstrings.runtime_functions().items()]
         result = gdn_cuda.runtime.CompileResult
         parts.append(f"## CompileResult\n\n{code(docstrings.signature('CompileResult', result))}\n\n{inspect.getdoc(result)}\n")
         self.write("api/runtime.md", "\n".join(parts))
@@ -296,8 +291,8 @@ def write_site(folder: Path) -> None:
 
 
 def main() -> int:
-    if missing := list(docstrings.missing_sections()):
-        print("docs: " + "\ndocs: ".join(missing), file=sys.stderr)
+    if faults := list(docstrings.faults()):
+        print("docs: " + "\ndocs: ".join(faults), file=sys.stderr)
         return 1
     write_site(Path(sys.argv[1]))
     return 0

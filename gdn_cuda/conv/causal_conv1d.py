@@ -126,7 +126,11 @@ def causal_conv1d(
         conv_state: (slots, D, W − 1 or more), any strides, fp32, bf16 or fp16: a pool of states, in place
         state_indices, has_initial_state: (B or sequences,), int32 or int64, the latter also bool
 
-    Returns out, or (out, final states). With conv_state sequence n continues from slot state_indices[n], by default n, if
+    Parameters:
+        return_final_states: whether (out, final states) is returned, and not out alone
+        activation: "silu", "swish", which is the same, or None
+
+    With conv_state sequence n continues from slot state_indices[n], by default n, if
     has_initial_state says so, otherwise from zeros, and leaves its state there; this has no gradients. Without it gradients
     exist, also of initial and through final states; those of weight and bias are summed in fp32. CPU tensors may also be fp64.
 

@@ -144,11 +144,15 @@ def causal_conv1d_update(
 
     Shapes:
         x, out: (B, D) or (B, D, T), fp32, bf16 or fp16, any strides; out is like x, and may be x itself
-        with cu_seqlens, (sequences + 1,) int32 or int64: x (tokens, D) or (1, D, tokens), packed sequences
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which x is (tokens, D) or (1, D, tokens)
         conv_state: (B or slots, D, S), S at least W − 1; fp32, bf16 or fp16, any strides
         weight: (D, W), W from 1 to 32; bias: (D,); fp32, bf16 or fp16
         cache_seqlens, num_accepted_tokens: (B or sequences,), int32 or int64
         conv_state_indices: (B or sequences,), int32 or int64, any stride; None: sequence n has state n
+
+    Parameters:
+        activation: "silu", "swish", which is the same, or None
+        null_slot: a slot that stands for padding, as negative ones do; None: only those
 
     The inputs before are in the columns of the state, and the tokens go there too, in one of three ways:
         by default the last W − 1 columns, as the tokens push out the oldest ones: the state is the last S inputs

@@ -176,7 +176,13 @@ def conv_split_l2norm(
         a, b: (B, L, value_heads), of one dtype, any strides; A_log, dt_bias: (value_heads,); fp32, bf16 or fp16; all or none
         beta: as b, in b's dtype; gate: as a, fp32; both contiguous
 
-    Without l2norm q and k are not normalised. Nothing is rounded between convolution and norm. With conv_state there are no
+    Parameters:
+        key_heads, dk: how many heads q and k have each, and of which size
+        value_heads, dv: the same of v
+        l2norm: False: q and k are not normalised
+        eps: added to the sum of squares of a row of q and of k
+
+    Nothing is rounded between convolution and norm. With conv_state there are no
     gradients; without it there are, for which the convolution runs again. CPU tensors may also be fp64.
 
     Edge cases:

@@ -86,6 +86,9 @@ def hyena_filter(residues: Tensor, log_poles: Tensor, L: int) -> Tensor:
         log_poles: as residues, or (rows, S, 1); at most 0
         h: (rows, L), fp32
 
+    Parameters:
+        L: how many taps
+
     `hyena_long` convolves with such a filter without making it. CPU tensors may also be fp64.
 
     Edge cases:

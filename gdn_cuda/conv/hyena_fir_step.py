@@ -72,6 +72,11 @@ def hyena_fir_step(
         bias: (D,); fp32, bf16 or fp16
         state_indices: (B,), int32 or int64; None: sequence n has state n
 
+    Parameters:
+        gated_bias: whether the bias is multiplied by u_t
+        flip_filter: whether the first tap is that of the current token, as in a convolution, and not the last one
+        null_slot: a slot that stands for padding, as negative ones do; None: only those
+
     hyena_short is a correlation: flip_filter=False. hyena_medium is a convolution: flip_filter=True and gated_bias=True. Both
     have x1 v for u and multiply y by x2. Several tokens give the bits of single ones where the state is fp32.
 

@@ -45,12 +45,15 @@ def hyena_long(
 
     Shapes:
         x1, x2, v: (B, D, L), one type of fp32, bf16 and fp16, contiguous or the transposed view of (B, L, D)
-        residues: (groups, S), S from 1 to 64, log_poles: (groups, S) or (groups, S, 1), at most 0; a group is shared by
+        residues: (groups, S), S from 1 to 64; log_poles: (groups, S) or (groups, S, 1), at most 0; a group is shared by
           D / groups neighbouring channels; bias: (D,); in the tensors' type or fp32
         initial_state, state: (B, D, S), fp32, the initial one also in the tensors' type
         y: like x1
 
-    Returns y, or (y, state), with gradients. Nothing is copied, and no filter is formed: beside inputs and outputs it takes no
+    Parameters:
+        return_state: whether (y, state) is returned, and not y alone
+
+    With gradients. Nothing is copied, and no filter is formed: beside inputs and outputs it takes no
     memory, or S numbers for every 2048 tokens or more where there are few channels; backward S for every 512 tokens, and where
     channels are neighbours and S is above 16, copies of its seven tensors in which tokens are. Whole vectors are read in either
     layout where rows begin on 16 bytes, and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and

@@ -49,7 +49,10 @@ def hyena_medium(
         initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, the initial one also in their type
         y: like x1
 
-    Returns y, or (y, state). Nothing is copied; whole vectors are read where tokens or channels are neighbours in memory and
+    Parameters:
+        return_state: whether (y, state) is returned, and not y alone
+
+    Nothing is copied; whole vectors are read where tokens or channels are neighbours in memory and
     their rows begin on 16 bytes, and single elements otherwise. Of u and taps 24 bits count where tensors are fp32, otherwise
     16, of taps 8 where they are bf16: relative errors of some 2e-7 in fp32 and 2.5e-3 in bf16. CPU tensors may also be fp64.
     Gradients exist of all but padding_mask, through the state too. They keep the inputs alone, and take memory for K sums a

@@ -74,6 +74,9 @@ def hyena_modal_step(
         state: (B, D, S), with state_indices (slots, D, S); fp32, bf16 or fp16, any strides
         state_indices: (B,), int32 or int64; None: sequence n has state n
 
+    Parameters:
+        null_slot: a slot that stands for padding, as negative ones do; None: only those
+
     Several tokens give the bits of single ones where the state is fp32. A log pole of −1e−6 keeps its rate: the state loses
     1e−6 of itself a token.
 

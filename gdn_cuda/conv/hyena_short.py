@@ -50,7 +50,11 @@ def hyena_short(
         initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, the initial one also in their type
         y: like x1
 
-    Returns y, or (y, state). Neither layout is copied; other strides are taken as they are, more slowly. CPU tensors may also
+    Parameters:
+        gated_bias: whether the bias is multiplied by u_t
+        return_state: whether (y, state) is returned, and not y alone
+
+    Neither layout is copied; other strides are taken as they are, more slowly. CPU tensors may also
     be fp64. Gradients exist of all but padding_mask, through the state too. They keep the inputs alone, and take memory for
     K + 1 sums a channel of every warp; those of weight and bias are summed in fp32.
 

@@ -162,9 +162,14 @@ def rms_norm_gated(
         x, gate: (…, D), bf16, fp16 or fp32, each on its own; out is contiguous, of x's dtype
         weight: (D,), bf16, fp16 or fp32, or None for ones
 
-    Rows may have any strides, as views of a wider projection have, and are not copied. Each group of group_size columns, a
-    divisor of D, is normalised on its own. "swish" is silu. Without a gate this is the plain RMS norm. CPU tensors may also be
-    fp64.
+    Parameters:
+        eps: added to the mean square
+        activation: "silu", "swish", which is the same, or "sigmoid"
+        norm_before_gate: whether x is normalised, and not x · a(gate)
+        group_size: how many columns, a divisor of D, are normalised on their own; None: D
+
+    Rows may have any strides, as views of a wider projection have, and are not copied. Without a gate this is the plain RMS
+    norm. CPU tensors may also be fp64.
 
     Edge cases:
         Squares that fp32 cannot hold do not matter: a row of 1e30 is as one of 1.

@@ -29,9 +29,11 @@ def split_projections(z: Tensor, n_heads: int = 1, layout: str = "interleaved", 
     Shapes:
         z: (B, 3 D, L), or (B, 3 D) for a token
         x2, x1, v: (B, D, L) or (B, D), views of z
-        n_heads: of "heads"; divides D
 
-    With `flip`, x1 and x2 change places (StripedHyena 2's hyena_flip_x1x2).
+    Parameters:
+        n_heads: of "heads"; divides D
+        layout: "interleaved", "heads" or "thirds", see above
+        flip: whether x1 and x2 change places (StripedHyena 2's hyena_flip_x1x2)
 
     Edge cases:
         "heads" with more than one head is a copy, as no strides describe channels in such runs; one head is "thirds".

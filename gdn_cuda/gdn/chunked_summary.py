@@ -69,8 +69,13 @@ def chunked_summary(
         M = ∏ exp(gate)·(I − beta k kᵀ), the first token's factor first
 
     Shapes:
-        key, value, beta, gate, cu_seqlens, and what gates may be: as in `chunked_forward`; Hv is a multiple of Hk
-        summary: (B, Hv, dv + dk, dk), fp32: L in rows 0 to dv − 1 and M below; `out` is contiguous, written and returned
+        key, value, beta, gate, cu_seqlens: as in `chunked_forward`; Hv is a multiple of Hk
+        summary: (B, Hv, dv + dk, dk), fp32: L in rows 0 to dv − 1 and M below
+
+    Parameters:
+        use_qk_l2norm: whether each row of k is divided by √(Σ x² + 1e-6)
+        A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues: as in `chunked_forward`
+        out: where the summary is written, contiguous; None allocates it
 
     Two parts in a row are one part with L = L₁ M₂ + L₂ and M = M₁ M₂. So GPUs that have a part of a sequence each gather the
     summaries, and each runs `chunked_forward` from the state before its part: docs/kernels/gdn_prefill.md does so. A sequence

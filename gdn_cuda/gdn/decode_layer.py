@@ -158,7 +158,7 @@ def gdn_decode_layer(
           "split": qkvz has q, k, v alone, ba has b (B, T, Hv), and z (B, T, Hv dv) and a (B, T, Hv) are given
         qkvz, z: bf16 or fp16, last dimension contiguous; ba, a: bf16, fp16 or fp32, any strides
         heads: (Hk, Hv), Hv a multiple of Hk; dk: 64, 96, 128, 192 or 256; dv: a multiple of 8 up to 256
-        conv_weight: (C, 4), conv_bias: (C,), with the channels of q, k, v in this order, C = 2 Hk dk + Hv dv
+        conv_weight: (C, 4); conv_bias: (C,), or None for 0, with the channels of q, k, v in this order, C = 2 Hk dk + Hv dv
         A_log, dt_bias: (Hv,); norm_weight: (dv,); all weights fp32, bf16 or fp16
         conv_pool: (slots, C, 3 or more), fp32, bf16 or fp16, any strides: a pool (slots, columns, C) is passed transposed
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous from 16 bytes on, any stride between slots
@@ -166,6 +166,15 @@ def gdn_decode_layer(
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, Hv, dv, dk), the pool's dtype; step_conv: (rows, S, C, 3); S at least T
         out: (B, T, Hv dv), the dtype of qkvz
+
+    Parameters:
+        layout: "qwen3_next", "qwen3_5" or "split", see above
+        activation: "silu" or "swish", which is the same, or None
+        gate_activation: "silu", "swish" or "sigmoid"
+        norm_eps: added to the mean square of an output row
+        allow_negative_eigenvalues: whether beta is twice the sigmoid
+        scale: dk^-0.5 if None
+        null_slot: a slot that stands for padding, as negative ones do; None: only those
 
     Both pools are updated in place, as `causal_conv1d_update`, `fused_decode` and `rms_norm_gated` in a row do, and states are
     theirs to the bit; only the output of the recurrence is not rounded in between. For speculative verify, with `state_indices`

@@ -189,6 +189,9 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
         beta: as b, in b's dtype
         gate: as a, fp32
 
+    Parameters:
+        is_var_len: whether a and b are packed, (N, Hv)
+
     Edge cases:
         Where one factor of the gate leaves fp32's range, the gate is the limit of the product.
 
@@ -244,10 +247,19 @@ def recurrent_forward(
         new_state: (B, Hv, dv, dk), after every token (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, else
           fp32; `final_state` itself where that is given, of any of these dtypes and of any strides
         has_initial_state: (B,), bool: a sequence with False starts from zeros, and its state is not read
-        scale: dk^-0.5 if None
+        cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
+        num_accepted_tokens: (B,), int32 or int64: with SPEC_VERIFY, the step of `state` that a sequence starts from
 
-    With `A_log` and `dt_bias` (Hv,) the gate is raw, `a` of `fused_gdn_gating`; with `gate_is_linear` it is the decay itself,
-    where 0 is a reset. With `beta_is_logit` the sigmoid of beta counts, and twice that with `allow_negative_eigenvalues`.
+    Parameters:
+        inference_mode: an `InferenceMode`, which states are returned
+        is_qk_norm: whether each row of q and k is divided by √(Σ x² + 1e-6)
+        scale: dk^-0.5 if None
+        A_log, dt_bias: (Hv,), fp32, bf16 or fp16: with A_log the gate is raw, `a` of `fused_gdn_gating`; dt_bias None is 0
+        gate_is_linear: whether the gate is the decay itself, where 0 is a reset, and not its logarithm
+        beta_is_logit: whether beta is a logit, of which the sigmoid counts
+        allow_negative_eigenvalues: whether twice that sigmoid counts
+        final_state: where the last state is written; None allocates it. Not with SPEC_VERIFY
+        out: where the output is written; None allocates it
 
     PREFILL and DECODE return the state after the last token, SPEC_VERIFY the state after every token. `state` may then be
     what an earlier verify returned, (B, S, Hv, dv, dk), and `num_accepted_tokens` (B,) picks where sequence b starts: step
@@ -310,14 +322,23 @@ def fused_decode(
         state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, Hv, dv, dk), the pool's dtype
-        has_initial_state: as in `recurrent_forward`
+        cu_seqlens, has_initial_state: as in `recurrent_forward`
         write_indices: (B,), int32 or int64
         parents: (B, T), int32 or int64, T up to 64
 
-    Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead; with `update_state=False`
-    the pool is only read. `allow_negative_eigenvalues` doubles beta. For speculative verify, give `state_indices` (B, T) and
-    `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
-    state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t],
+    Parameters:
+        null_slot: a slot that stands for padding, as negative ones do; None: only those
+        update_state: False: the pool is only read
+        scale: dk^-0.5 if None
+        use_qk_l2norm: False: q and k are used as they are
+        allow_negative_eigenvalues: whether beta is twice the sigmoid
+        replay: buffers that `replay_buffers` makes, for speculative verify that writes one state a call
+        out: where the output is written; None allocates it
+
+    Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead.
+    For speculative verify, give `state_indices` (B, T) and `num_accepted_tokens`: the call reads slot
+    state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot state_indices[n, t].
+    Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t],
     and the pool is not written, but for the last state where there are `write_indices`; with `parents`, the tokens are a tree:
     token t continues from the state after token parents[n, t], which is before it, or from the slot where that is −1. Or give
     `replay`, buffers that `replay_buffers` makes: the call keeps its tokens there, and the next one applies the accepted ones
@@ -488,18 +509,27 @@ def chunked_forward(
         for 64 tokens at once: with T = (I + A)⁻¹, A_ij = beta_i (k_i·k_j) exp(G_i − G_j) below the diagonal, G the sum of gates
 
     Shapes:
-        query, key, value, beta, gate, state, scale, has_initial_state: as in `recurrent_forward`, and the forms of gates and
-          betas, too; q and k are normalised with `use_qk_l2norm`
+        query, key, value, beta, gate, state, cu_seqlens, has_initial_state: as in `recurrent_forward`
         final_state: (B, Hv, dv, dk), of `state_dtype`, else the state's dtype, else fp32; None with `output_final_state=False`.
           A given one, of any float dtype and strides, is written and returned
         state_indices: (B,), of any stride: `state` is then a pool (slots, Hv, dv, dk), read and written in place as in
-          `fused_decode`, with its `write_indices` and `update_state`, and returned as final_state
+          `fused_decode`, and returned as final_state
+        write_indices: (B,), int32 or int64: the slots to write, where they are not those of state_indices
         states_before: (rows, Hv, dv, dk), written: the states before each block of `checkpoint_every` tokens, ceil(length / n)
           rows a sequence in sequence order; the rest are 0
         checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.
           T // n rows per padded sequence; N // n rows packed, of which sequence i fills the next length_i // n, and the rest
           are 0. A given one, of any float dtype and strides, is written as far as it goes, and returned
-        chunk_indices (sequence, chunk pairs), cu_chunks (B+1,): accepted; the device derives them
+        chunk_indices, cu_chunks: (sequence, chunk) pairs and (B + 1,): accepted; the device derives them
+
+    Parameters:
+        scale, A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues, out: as in `recurrent_forward`
+        use_qk_l2norm: whether each row of q and k is divided by √(Σ x² + 1e-6)
+        output_final_state: False: None is returned as final_state; a pool is written all the same
+        state_dtype: fp32, bf16 or fp16, for final_state and checkpoints that are allocated; with a pool None, or its dtype
+        checkpoint_every: a multiple of 64: how many tokens are between two checkpoints; 0: there are none
+        update_state: False, with state_indices: the pool is only read
+        deterministic: whether a sequence has the same bits whatever it is batched or packed with
 
     Chunks run on the tensor cores, from sm_80 on, where rows start on 16 bytes; other calls run token by token. Where heads
     leave multiprocessors idle, sequences are split into segments. How many depends on the batch, and whether at all on its

@@ -117,7 +117,10 @@ def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
 
     Shapes:
         input: (…, M, N), rank 2 to 6, fp32 or bf16
-        result: (…, M, N), the same dtype. A column takes M elements rounded up to a multiple of `alignment` bytes
+        result: (…, M, N), the same dtype
+
+    Parameters:
+        alignment: a column takes M elements rounded up to a multiple of so many bytes
 
     Edge cases:
         The padding behind each column is zero.
@@ -148,6 +151,12 @@ def chunk_local_cumsum_bf16(
         input: (batch_size, seq_len, num_heads), with `head_first` (batch_size, num_heads, seq_len); packed (N, num_heads) or
           (num_heads, N) with `cu_seqlens`; bf16 or fp32, any strides
         output: as input, fp32
+        cu_seqlens: (batch_size + 1,), int32 or int64: where packed sequences begin, and where the last one ends
+        chunk_indices: (sequence, chunk) pairs: accepted; the device derives them
+
+    Parameters:
+        batch_size, seq_len, num_heads: the sizes of input; of packed sequences how many there are, any number, and the heads
+        head_first: whether heads come before tokens
 
     Edge cases:
         An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements behind it.
@@ -183,6 +192,10 @@ def bf16_gdn_compute_u_w(
         k: (…, Hk, dk); v, u: (…, Hv, dv); w: (…, Hv, dk); all bf16
         beta: (…, Hv), MN-major (`transpose_to_mn_major`)
         gate: (…, Hv), fp32, MN-major: G, the sum inside each chunk (`chunk_local_cumsum_bf16`); None for no decay
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences
+        chunk_indices: as in `chunk_local_cumsum_bf16`
+
+    Parameters:
         compiled_dims: accepted, and changes nothing: head dimensions are always compiled in, sequence lengths never
 
     Edge cases:
@@ -217,13 +230,18 @@ def bf16_chunked_seq_state_update(
         v' = u − w Sᵀ        S ← exp(G_C) S + Σ_t exp(G_C − G_t) v'_t k_tᵀ,  with G_C the sum of a whole chunk
 
     Shapes:
-        k, u, w, gate, compiled_dims: as in `bf16_gdn_compute_u_w`
+        k, u, w, gate, cu_seqlens: as in `bf16_gdn_compute_u_w`
         state: (B, chunks, Hv, dv, dk), packed (chunks, Hv, dv, dk); fp32 or bf16
         final_state: (B, Hv, dv, dk), fp32 or bf16
 
+    Parameters:
+        is_initial_state: whether state[:, 0] (packed: the first chunk of each sequence) holds the state to start from, else 0
+        output_final_state: whether final_state is written
+        compiled_dims: as in `bf16_gdn_compute_u_w`
+        chunk_size: 64
+
     Edge cases:
-        With `is_initial_state`, state[:, 0] (packed: the first chunk of each sequence) holds the state to start from, else 0.
-        Without `output_final_state`, `final_state` is not written.
+        Chunks end where a sequence does: the last one may have fewer than 64 tokens.
 
     Example:
         >>> k, u, w = torch.randn(3, 1, 64, 2, 16).bfloat16()
@@ -256,7 +274,12 @@ def bf16_gdn_chunked_compute_O(
     Shapes:
         q, k: (…, Hk, dk); o: (…, Hv, dv); bf16
         state, u: as `bf16_chunked_seq_state_update` left them
-        gate, compiled_dims: as in `bf16_gdn_compute_u_w`
+        gate, cu_seqlens, chunk_indices: as in `bf16_gdn_compute_u_w`
+        cu_chunks: (sequences + 1,): accepted; the device derives it
+
+    Parameters:
+        compiled_dims: as in `bf16_gdn_compute_u_w`
+        chunk_size: 64
 
     Edge cases:
         G may be −∞, as in `bf16_gdn_compute_u_w`.

@@ -71,10 +71,17 @@ def gdn_prefill_layer(
         out = rms_norm_gated(chunked_forward(q, k, v, beta, gate), z, norm_weight, norm_eps, gate_activation)
 
     Shapes:
-        qkvz, ba, z, a, heads, dk, dv, layout, weights, pools and out (B, T, Hv dv): as in `gdn_decode_layer`; dk and dv are
-          multiples of 8 up to 256, T is any length, and conv_weight is (C, W), W up to 32, behind which comes silu
+        qkvz, ba, z, a, heads, dk, dv, layout: as in `gdn_decode_layer`, but dk and dv are multiples of 8 up to 256, and T is
+          any length
+        conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool: as in `gdn_decode_layer`, but conv_weight is
+          (C, W), W up to 32, and silu follows the convolution
+        out: (B, T, Hv dv), the dtype of qkvz
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
         state_indices, has_initial_state: (B or sequences,); int32 or int64, and bool
+
+    Parameters:
+        norm_eps, gate_activation, allow_negative_eigenvalues, scale, null_slot: as in `gdn_decode_layer`
+        deterministic: as in `chunked_forward`
 
     A sequence whose has_initial_state is False starts from zeros, and its slot is not read. Behind a prompt the last inputs are
     in the last columns of `conv_pool`, as tokens without verify expect them; for a pool of verify, which begins with the first

@@ -179,10 +179,14 @@ def replay_decode(
         query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16, with
           contiguous rows of multiples of 8, query has no more heads than value, and T ≤ S
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
-        keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32;
-          banks: (slots, Hv, ⌈dv / 8⌉), fp32: made by `replay_buffers`, each slot contiguous
+        keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32
+        banks: (slots, Hv, ⌈dv / 8⌉), fp32; these four are made by `replay_buffers`, each slot contiguous
         state_indices: (B,), int32 or int64; None: sequence n has slot n
         num_accepted_tokens: (B,), int32 or int64: of the tokens of the last call on the slot; None: none
+        cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
+
+    Parameters:
+        null_slot, use_qk_l2norm, allow_negative_eigenvalues, out: as in `fused_decode`
 
     A state is read and written once a call, where `fused_decode` writes one for every token. It runs behind by the tokens of
     the last call: `commit_replay` brings it up to date. Stored keys are exact; updates, decays and the state before tokens are
@@ -268,6 +272,10 @@ def commit_replay(
 
     Shapes:
         state_pool, state_indices, num_accepted_tokens: as in `replay_decode`; without state_indices the first slots
+
+    Parameters:
+        buffers: what `replay_buffers` made for the pool
+        null_slot: as in `replay_decode`
 
     Edge cases:
         What it does to slots and counts out of range is `replay_decode`'s, less the output.

@@ -17,6 +17,9 @@ class CauchyKernel(nn.Module):
     Shapes:
         omega: (…, L); lambd, v: (…, N); the result: (…, L)
 
+    Parameters:
+        conj: whether each pole stands for itself and its conjugate
+
     Example:
         >>> layer = gdn_cuda.nn.CauchyKernel(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0, 4.0]))
         >>> layer(torch.ones(3))

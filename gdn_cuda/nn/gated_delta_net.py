@@ -34,17 +34,25 @@ class GatedDeltaNet(nn.Module):
     """A Gated Delta Net layer, for inference: prompts by `forward`, tokens by `step`, states in slots of pools.
 
     Projections q, k, v, z, b and a of the input, `gdn_prefill_layer` or `gdn_decode_layer`, and the output projection.
-    `layout` is how in_proj_qkvz and in_proj_ba are ordered: "qwen3_next" by key heads, or "qwen3_5" q, k, v, z and b, a.
-
-    `load_state_dict` takes a layer's parameters from transformers' Qwen3-Next with the former; and with the latter from its
+    `load_state_dict` takes a layer's parameters from transformers' Qwen3-Next with layout "qwen3_next"; with "qwen3_5" from its
     Qwen3.5 and OLMo-Hybrid (with allow_negative_eigenvalues, norm_eps=1e-5) and from FLA's GatedDeltaNet, whose separate
     projections and convolutions become one.
 
     Shapes:
-        hidden_size D; heads (Hk, Hv); head_k_dim dk; head_v_dim dv; C = 2 Hk dk + Hv dv
+        C = 2 Hk dk + Hv dv channels of the convolution
         in_proj_qkvz: D → 2 Hk dk + 2 Hv dv; in_proj_ba: D → 2 Hv; conv1d.weight: (C, 1, 4); A_log, dt_bias: (Hv,), fp32;
           norm.weight: (dv,); out_proj: Hv dv → D
         x: (B, L, D), the result is like x; packed by cu_seqlens (sequences + 1,), B is 1
+
+    Parameters:
+        hidden_size: D
+        heads: (Hk, Hv), the numbers of key and of value heads
+        head_k_dim, head_v_dim: dk, the size of a query or key; dv, that of a value
+        layout: how in_proj_qkvz and in_proj_ba are ordered: "qwen3_next" by key heads, or "qwen3_5" q, k, v, z and b, a
+        norm_eps: added to the mean square in the output's norm
+        conv_bias: whether the convolution has a bias
+        allow_negative_eigenvalues: whether beta is twice the sigmoid
+        device, dtype: of the parameters; A_log and dt_bias are fp32
 
     Example:
         >>> layer = gdn_cuda.nn.GatedDeltaNet(32, heads=(1, 2), head_k_dim=64, head_v_dim=16, dtype=torch.bfloat16)

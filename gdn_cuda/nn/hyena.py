@@ -35,8 +35,7 @@ class HyenaState(NamedTuple):
 class HyenaCascade(nn.Module):
     """A Hyena layer: a short causal filter of the three projections, and x2 ⊙ (h * (x1 ⊙ v)).
 
-    `fir_inner_filter_length` says which: None is Evo 2's HCL, whose implicit filter h has `state_size` real poles; 128 taps and
-    more are HCM, with the bias D; fewer are HCS. Parameters have the names and shapes of vortex's `blocks.N.filter`, whose
+    Parameters have the names and shapes of vortex's `blocks.N.filter`, whose
     state_dict fits: short_filter_weight, short_filter_bias, h and D, or residues, log_poles and D.
 
     Shapes:
@@ -44,7 +43,17 @@ class HyenaCascade(nn.Module):
         padding_mask: (B, L), multiplied to what the filters give; HCL's inner filter has none
         state: a HyenaState; None begins a sequence
 
-    `layout` and `num_attention_heads` are those of `split_projections`; Evo 2's is "interleaved".
+    Parameters:
+        hidden_size: channels of each projection
+        fir_inner_filter_length: None is Evo 2's HCL, whose filter h is implicit; 128 taps and more are HCM, with the bias D;
+          fewer are HCS
+        hyena_filter_groups: how many filters h there are, each for as many neighbouring channels; None: one a channel
+        short_filter_length: taps of the filter of the projections
+        short_filter_bias: whether that has a bias
+        state_size: real poles of an implicit filter
+        layout, num_attention_heads: `layout` and `n_heads` of `split_projections`; Evo 2's is "interleaved"
+        hyena_flip_x1x2: whether x1 and x2 change places
+        device, dtype: of the parameters; log_poles and residues are fp32, or fp64
 
     Example:
         >>> layer = gdn_cuda.nn.HyenaCascade(8, 7, hyena_filter_groups=2)

@@ -22,6 +22,12 @@ class LRU(SimplifiedSSM):
         state: (batch, d_state), complex
         parameters: nu_log, theta_log, gamma_log (d_state,), B (d_state, d_model, 2), C (d_model, d_state, 2), D (d_model,)
 
+    Parameters:
+        d_model: channels of u and y
+        d_state: how many complex states there are
+        r_min, r_max: between which |λ| begins, 0 ≤ r_min < r_max ≤ 1
+        max_phase: below which the phase of λ begins
+
     Example:
         >>> layer = gdn_cuda.nn.LRU(4, 8)
         >>> u = torch.randn(2, 16, 4)

@@ -24,13 +24,20 @@ class S6(nn.Module):
     """The selective state-space model of Mamba: δ, B and C are projections of the input u.
 
     x_t = Ā_t x_{t−1} + (B̄u)_t and y_t = C_t x_t + D u_t for every channel, with A = −e^{A_log} and δ = softplus(dt_proj(·)),
-    discretized by `discretization`, "mamba", "zoh", "bilinear" or "dirac". Initially A = −1 … −N and D = 1, dt_proj's bias
-    makes δ log-uniform on [dt_min, dt_max], at least dt_init_floor, and its weight is uniform on ± dt_rank^−½.
+    discretized as in `selective_scan`. Initially A = −1 … −N and D = 1, dt_proj's bias makes δ log-uniform on [dt_min, dt_max],
+    at least dt_init_floor, and its weight is uniform on ± dt_rank^−½.
 
     Shapes:
-        d_model D; d_state N; dt_rank R: an integer, or "auto" for ⌈D / 16⌉
         x_proj: D → R + 2N, without bias; dt_proj: R → D; A_log (D, N); D (D)
         u, z: (B, L, D); y: (B, L, D); states: (B, D, N), fp32; parameters in fp64 have states in fp64, and no steps
+
+    Parameters:
+        d_model: D, the channels of u
+        d_state: N, the states of a channel
+        dt_rank: R, an integer, or "auto" for ⌈D / 16⌉
+        dt_min, dt_max, dt_init_floor: the range of δ at the start, and its least value
+        discretization: "mamba", "zoh", "bilinear" or "dirac"
+        device, dtype: of the parameters; A_log and D are fp32, or fp64
 
     Example:
         >>> layer = gdn_cuda.nn.S6(8, d_state=4)
@@ -173,11 +180,20 @@ class Mamba(S6):
     `Mamba`, so checkpoints load. No tensor changes its layout: the scan reads (B, L, D) as it is.
 
     Shapes:
-        d_model; d_state N; d_conv W; d_inner = expand · d_model; dt_rank: an integer, or "auto" for ⌈d_model / 16⌉
         in_proj.weight (2·d_inner, d_model), conv1d.weight (d_inner, 1, W), conv1d.bias (d_inner), x_proj.weight (dt_rank + 2N,
           d_inner), dt_proj.weight (d_inner, dt_rank), dt_proj.bias (d_inner), A_log (d_inner, N), D (d_inner), out_proj.weight
           (d_model, d_inner)
         u, y: (B, L, d_model)
+
+    Parameters:
+        d_model: the channels of u
+        d_state: N, the states of a channel of the scan
+        d_conv: W, the taps of the convolution
+        expand: the scan has d_inner = expand · d_model channels
+        dt_rank: an integer, or "auto" for ⌈d_model / 16⌉
+        dt_min, dt_max, dt_init_floor, discretization: as in `gdn_cuda.nn.S6`
+        conv_bias, bias: whether the convolution has a bias, and whether in_proj and out_proj have
+        device, dtype: of the parameters; A_log and D are fp32, or fp64
 
     Example:
         >>> block = gdn_cuda.nn.Mamba(16)

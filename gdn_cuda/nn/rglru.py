@@ -17,12 +17,19 @@ class RGLRU(nn.Module):
 
     r = σ(W_a u + b_a), i = σ(W_x u + b_x), a = σ(Λ)^(c r), h_t = a h_{t−1} + √(1 − a²) i u_t. W_a and W_x are block-diagonal.
     Λ begins such that a^c is uniform in [0.9, 0.999]. The first token of a sequence has the multiplier 1, and the derivative of
-    the root is at most `max_sqrt_gradient`, both as in RecurrentGemma.
+    the root is bounded, both as in RecurrentGemma.
 
     Shapes:
         u: (B, L, width), or (B, width) in a step; the result is like u
         state: (B, width), fp32; None begins a sequence
         reset: (B, L), bool or integer: not 0 where a token begins a sequence
+
+    Parameters:
+        width: channels of u
+        num_blocks: how many blocks W_a and W_x have, a divisor of width
+        c: of the formula
+        max_sqrt_gradient: the most that the derivative of the root may be; None: no bound
+        device, dtype: of the parameters; Λ is fp32
 
     Example:
         >>> layer = gdn_cuda.nn.RGLRU(8, 2)

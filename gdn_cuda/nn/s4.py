@@ -34,6 +34,10 @@ class S4Kernel(KnowsLength, SSMKernel):
           verbose
         the kernel: (channels, H, L)
 
+    Parameters:
+        d_model, channels: H and channels of param_config
+        l_max: L where a call gives none; None: each call gives one
+
     Example:
         >>> H, N = 2, 4
         >>> config = {"N": N, "H": H, "channels": 1, "rank": 1, "repeat": 1}

@@ -32,13 +32,22 @@ class S5(SimplifiedSSM):
     """x' = A x + B u, y = C x + D u, discretized by "bilinear", "zoh" or "dirac" in steps of exp(log_step) · step_rescale.
 
     A begins as the eigenvalues of `blocks` normal parts of HiPPO-LegS, of d_state / blocks states each, B and C are made in
-    their eigenvectors, and steps are log-uniform in [dt_min, dt_max]. conj_sym: half of the states are computed, each for
-    itself and its conjugate, and twice the real part is y. clip_eigs keeps Re A at −1e-4 or below.
+    their eigenvectors, and steps are log-uniform in [dt_min, dt_max].
 
     Shapes:
         u, y: (batch, L, d_model), any real dtype
         state: (batch, P), complex, with P = d_state / 2 for conj_sym, else d_state
         parameters: A (P, 2), B (P, d_model, 2), C (d_model, P, 2), D (d_model,), log_step (P,)
+
+    Parameters:
+        d_model: channels of u and y
+        d_state: states, those of conjugates included
+        blocks: how many parts A begins with, a divisor of d_state into even sizes, or with conj_sym=False any sizes
+        dt_min, dt_max: between which steps begin
+        discretization: "bilinear", "zoh" or "dirac"
+        conj_sym: whether half of the states are computed, each for itself and its conjugate, and twice the real part is y
+        clip_eigs: whether Re A is kept at −1e-4 or below
+        step_rescale: a factor of all steps, such as for inputs at another rate
 
     Example:
         >>> layer = gdn_cuda.nn.S5(4, 8, blocks=2)

@@ -23,6 +23,11 @@ class S7(nn.Module):
         u: (batch, L, d_model), or (batch, d_model) in a step; the result is like u
         state: (batch, d_state); None stands for zeros
 
+    Parameters:
+        d_model: channels of u
+        d_state: how many states there are
+        device, dtype: of the parameters
+
     Example:
         >>> layer = gdn_cuda.nn.S7(4, 3)
         >>> y, state = layer(torch.randn(2, 5, 4), return_last_state=True)

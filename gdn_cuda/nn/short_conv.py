@@ -19,6 +19,12 @@ class ShortConv(nn.Module):
         u: (B, L, hidden_size), or (B, hidden_size) in a step; the result is like u
         state: (B, hidden_size, K − 1), fp32, the last values of B ⊙ x; None begins a sequence
 
+    Parameters:
+        hidden_size: channels of u
+        kernel_size: K
+        bias: whether projections and convolution have biases
+        device, dtype: of the parameters
+
     Example:
         >>> layer = gdn_cuda.nn.ShortConv(8)
         >>> with torch.no_grad():

@@ -35,6 +35,9 @@ class ToeplitzMV(nn.Module):
     Shapes:
         c: (…, n); r: (…, m); x and the result as in `toeplitz_matvec`
 
+    Parameters:
+        transpose: whether `forward` multiplies with Tᵀ
+
     Example:
         >>> gdn_cuda.nn.ToeplitzMV(torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1]))(torch.ones(3))
         tensor([7., 7., 5.])
@@ -128,6 +131,9 @@ class DisplacementMV(nn.Module):
 
     Shapes:
         G, H: (…, n, r); x and the result: (…, n)
+
+    Parameters:
+        disp_type: a `DisplacementType`
 
     Example:
         >>> gdn_cuda.nn.DisplacementMV(torch.randn(5, 2), torch.randn(5, 2))(torch.randn(5)).shape

@@ -179,10 +179,13 @@ def explain(
 ) -> str:
     """Which kernels `function(*args, **kwargs)` would launch, in which configuration and why. Launches nothing; needs no GPU.
 
-    `function`: a function of gdn_cuda, or its name. Tensors count by shape, strides, dtype and alignment, so meta tensors do.
-    `device`: "h200", "a100" or an architecture such as "sm_80", None for the current GPU, or an H200 where there is none;
-    `multiprocessors`: how many it has, if not as many as such a device has. Where a function reads a result on the host to
-    decide how to go on, what may follow is explained too.
+    Where a function reads a result on the host to decide how to go on, what may follow is explained too.
+
+    Parameters:
+        function: a function of gdn_cuda, or its name
+        args, kwargs: its arguments; tensors count by shape, strides, dtype and alignment, so meta tensors do
+        device: "h200", "a100" or an architecture such as "sm_80"; None: the current GPU, or an H200 where there is none
+        multiprocessors: how many it has; None: as many as such a device has
     """
     if isinstance(function, str):
         function = function_called(function)

@@ -116,15 +116,20 @@ def rglru_scan(
     Shapes:
         u, delta: (B, D, L), fp32, bf16 or fp16, contiguous or the transposed view of (B, L, D); out is like u
         A: (D, N), in (0, 1), fp32; N from 1 to 256
-        initial_state, last state: (B, D, N), or (sequences, D, N) with cu_seqlens (sequences + 1,), for which B is 1; fp32
+        initial_state, last state: (B, D, N), or (sequences, D, N) with cu_seqlens; fp32
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
         reset: (B, L), bool or integer: not 0 where a token starts afresh
 
-    Returns out, or (out, last state). Neither layout is copied. CPU tensors may also be fp64, and A is then.
+    Parameters:
+        return_last_state: whether (out, last state) is returned, and not out alone
+        first_multiplier: whether a token that starts afresh has the multiplier 1, not √(1 − a²)
+        max_sqrt_gradient: the most that the derivative of the root may be; None: no bound
+
+    Neither layout is copied. CPU tensors may also be fp64, and A is then.
 
     Edge cases:
         A token starts afresh, without a state before it, where reset says so, and where a sequence begins without an
           initial_state; with one, that is the state before it. Nothing of the tokens before comes through, NaN neither.
-        With first_multiplier such a token has the multiplier 1, not √(1 − a²).
         A sequence without tokens has its initial state, or zeros, as its last.
         The root's derivative is infinite at 1 − a² = 0 and taken as 0; with max_sqrt_gradient it is at most that.
         delta = 0 keeps the state, also for A = 0, whose own gradient is taken as 0. A > 1 gives NaN.

@@ -81,7 +81,10 @@ def s7_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = No
         C: (b, H, N, L)
         last state: (b, N), fp32
 
-    Returns out, or (out, last state). Tokens are contiguous. CPU tensors may also be fp64. The states are kept for the
+    Parameters:
+        return_last_state: whether (out, last state) is returned, and not out alone
+
+    Tokens are contiguous. CPU tensors may also be fp64. The states are kept for the
     backward: b·N·L numbers, where B has H times as many.
 
     Edge cases:

@@ -213,7 +213,12 @@ def selective_scan(
         D, delta_bias: (D,), fp32
         initial_state, last state: (B, D, N) in A's dtype; (sequences, D, N) with `cu_seqlens`
         cu_seqlens: (sequences + 1,), int32 or int64: offsets of sequences packed along L, with B = 1
-        out: as u; (out, last state) with `return_last_state`
+        out: as u
+
+    Parameters:
+        delta_softplus: whether δ is the softplus of delta + delta_bias
+        return_last_state: whether (out, last state) is returned, and not out alone
+        discretization: "mamba", "zoh", "bilinear", "dirac", "s7" or "rglru", see above
 
     u, delta, z and delta_a may be contiguous or transposed views of (B, L, D) tensors. Out is laid out as most of them are, and
     the others are copied; u decides a tie.

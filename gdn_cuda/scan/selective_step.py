@@ -141,6 +141,10 @@ def selective_state_update(
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, [heads,] dim, N), the state's dtype
 
+    Parameters:
+        dt_softplus: whether δ is the softplus of dt + dt_bias
+        discretization: as in `selective_scan`
+
     Ranks alone tell these apart: the state has 3 dimensions, or 4 with heads; x has one dimension less than the state, or as
     many with tokens; B and C, each on its own, have groups where they have a dimension more than (B, [T,] N).
 

@@ -60,8 +60,12 @@ def simplified_scan(
     Shapes:
         u: (batch, H, L), complex64
         delta, delta_a: (batch, P, L) or (P,), fp32; delta_a is delta where None
-        A: (P,) or (P, 1), B: (P, H), C: (H, P), initial_state: (batch, P), all complex64
-        y: (batch, H, L), or (y, last state (batch, P)) with return_last_state; complex64
+        A: (P,) or (P, 1); B: (P, H); C: (H, P); initial_state: (batch, P), zeros where None; all complex64
+        y: (batch, H, L); last state: (batch, P); complex64
+
+    Parameters:
+        return_last_state: whether (y, last state) is returned, and not y alone
+        discretization: "bilinear", "zoh" or "dirac", see above
 
     Gradients flow to every tensor, through the last state too. On CPU tensors everything may be complex128 and fp64. The two
     products are torch.matmul's: `torch.backends.cuda.matmul.allow_tf32` and torch's precision settings decide how they round.
@@ -99,12 +103,16 @@ def s5_inner(
         y = 2·Re(simplified_scan(u, delta, A, B, C, delta_a)) + D·Re(u), the factor 1 without conj_sym
 
     Shapes:
-        u to delta_a: as in `simplified_scan`
+        u, delta, A, B, C, delta_a: as in `simplified_scan`
         D: (H,), fp32
         y: (batch, H, L), fp32
 
+    Parameters:
+        discretization: as in `simplified_scan`
+        conj_sym: whether each state stands for a conjugate pair, so that twice its real part is their sum
+
     Edge cases:
-        conj_sym: each state stands for a conjugate pair, so that twice its real part is their sum.
+        L = 0 gives an empty y.
 
     Example:
         >>> one = torch.ones(1, 1, dtype=torch.complex64)

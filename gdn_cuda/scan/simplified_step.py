@@ -69,6 +69,10 @@ def simplified_state_update(
         A: (P,) or (P, 1); B: (P, H); C: (H, P); complex64
         D: (H,), or a matrix (H, H), fp32
 
+    Parameters:
+        discretization: "bilinear", "zoh" or "dirac"
+        conj_sym: whether each state stands for a conjugate pair, so that twice its real part is their sum
+
     The products with B and C are torch's, around one kernel for the states.
 
     Edge cases:

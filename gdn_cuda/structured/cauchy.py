@@ -94,6 +94,9 @@ def cauchy_kernel(
         omega: (…, L), real or complex
         out: (…, L), complex if an input is
 
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+
     Edge cases:
         Where a pole lies on a point, the limit of omega = lambd + ε for ε ↓ 0: the residues there are added up, and each part
         of the sum that is not zero is infinite with its sign. The gradients of those residues, poles and points are NaN.
@@ -117,6 +120,9 @@ def cauchy_conj(
         v, w: (…, N), real or complex
         z: (…, L), real or complex
         out: (…, L), always complex
+
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
 
     Edge cases:
         Poles on points as in `cauchy_kernel`; a real pole counts there together with its conjugate.

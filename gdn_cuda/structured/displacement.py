@@ -48,6 +48,11 @@ def displacement_matvec(
         G, H: (…, n, r)
         x, y: (…, n), real if G, H and x are
 
+    Parameters:
+        disp_type: a `DisplacementType`
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+        out: where the result is written, contiguous; None allocates it
+
     Takes 4 r + 2 Fourier transforms of length n and O(B r n) memory.
 
     Edge cases:

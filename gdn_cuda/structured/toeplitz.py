@@ -43,6 +43,10 @@ def toeplitz_matvec(
         x: (…, m) or (…, m, k)
         result: (…, n) or (…, n, k)
 
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+        out: where the result is written, contiguous; None allocates it
+
     Where n ≠ m, a GPU multiplies with a square matrix of max(n, m) rows: zeros complete the shorter of c and r, which takes a
     copy of it and of x or the result.
 
@@ -71,6 +75,10 @@ def toeplitz_matvec_transpose(
         c: (…, n); r: (…, m); T is n × m
         x: (…, n) or (…, n, k)
         result: (…, m) or (…, m, k)
+
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+        out: where the result is written, contiguous; None allocates it
 
     Edge cases:
         As in `toeplitz_matvec`. A complex T is transposed, not conjugated.
@@ -114,6 +122,9 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Str
         b, x: (…, n) or (…, n, k)
         info: (…), int32, one per matrix
 
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+
     Edge cases:
         info, as of LAPACK's xGESVX, is 0; or k, 1 ≤ k ≤ n: pivot k is zero and the solution is NaN; or n + 1:
         1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of the precision computed with, so no digit of the solution need be right.
@@ -140,6 +151,10 @@ def toeplitz_solve_symmetric_ex(
         c: (…, n)
         b, x: (…, n) or (…, n, k)
         info: (…), int32, one per matrix
+
+    Parameters:
+        assume_positive: whether T is solved as a positive definite matrix; info says where it is none
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
 
     With `assume_positive` (real, at most 8192 rows on a GPU), one kernel for positive definite matrices solves the system,
     several times as fast.
@@ -203,6 +218,10 @@ def toeplitz_solve(
         c, r: (…, n)
         b, x: (…, n) or (…, n, k)
 
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+        out: where the result is written, contiguous; None allocates it
+
     Edge cases:
         Raises LinAlgError where a matrix is singular to working precision, and waits for a GPU to know it: under graph
         capture and in compiled code call `toeplitz_solve_ex`.
@@ -230,6 +249,10 @@ def toeplitz_solve_symmetric(
     Shapes:
         c: (…, n)
         b, x: (…, n) or (…, n, k)
+
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+        out: where the result is written, contiguous; None allocates it
 
     Edge cases:
         Singular matrices as in `toeplitz_solve`; `toeplitz_solve_symmetric_ex` does not wait.
@@ -274,6 +297,9 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
     Shapes:
         c, r, u, v: (…, n)
 
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+
     Edge cases:
         Raises LinAlgError for singular matrices, so it waits for a GPU. u and v exist whenever T⁻¹ does, also where u[0] is
         zero.
@@ -317,6 +343,10 @@ def toeplitz_inverse_apply(
     Shapes:
         gs_u, gs_v: (…, n), of `gs_compute_generators`
         x, result: (…, n) or (…, n, k)
+
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+        out: where the result is written, contiguous; None allocates it
 
     Edge cases:
         Where u_0 is zero to working precision, |u_0| ≤ n ε max(|u|, |v|), the formula does not exist, though T⁻¹ may:
@@ -364,6 +394,10 @@ def toeplitz_to_cauchy(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None
     Shapes:
         c, r: (…, n)
         result: (…, n, n), complex
+
+    Parameters:
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+        out: where the result is written, contiguous; None allocates it
 
     Edge cases:
         n = 0 gives an empty matrix. r[0] is not read.

@@ -102,6 +102,10 @@ def log_vandermonde(
         v, x: (…, N), real or complex
         out: (…, L), real
 
+    Parameters:
+        L: how many sums, for the powers 0 to L − 1
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
+
     Phases are exact: x·l is never rounded.
 
     Edge cases:
@@ -138,6 +142,10 @@ def log_vandermonde_transpose(
         u: (…, L), real or complex
         v, x: (…, N), real or complex
         out: (…, N), complex
+
+    Parameters:
+        L: the length of u
+        stream: the CUDA stream that computes, and on which the result is ready; None: the current one
 
     Edge cases:
         Powers as in `log_vandermonde`. L must be the length of u.
