@@ -3,7 +3,7 @@
 # Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for.
 # Downloads stay in pip's cache (PIP_CACHE_DIR, or ~/.cache/pip), so another clone or .venv downloads nothing again.
 # `wheel` makes dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve.
-# `docs` makes build/docs/html from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; it needs no GPU.
+# `docs` makes build/docs/html from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; it needs no GPU. `test` does so too.
 #   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
 #   GDN_TEST_EVERY_CONFIGURATION  1: `test` compiles every configuration of every kernel, instead of some of each
@@ -83,7 +83,7 @@ prepare_second_torch() {
 }
 
 run_tests() {
-    local python_tests=0 cpp_tests=0
+    local python_tests=0 cpp_tests=0 website=0
     prepare_second_torch
     say "Python tests"
     # Two processes share the cores, a third one works while their tests wait for children. With more threads than cores, torch's
@@ -91,14 +91,16 @@ run_tests() {
     OMP_NUM_THREADS=$((($(nproc) + 1) / 2)) "$python" -m pytest -n 3 --dist worksteal -rfEs "$@" || python_tests=$?
     say "C++ tests, with address and undefined-behaviour sanitizers"
     PYTHON=$PWD/$python ./run_cmake.sh || cpp_tests=$?
+    make_docs || website=$?
     say "summary"
     describe "Python tests" "$python_tests"
     describe "C++ tests" "$cpp_tests"
+    describe "website" "$website"
     [ -n "${GDN_TEST_SECOND_TORCH:-}" ] ||
         echo "skipped: the operators under torch $second_torch (GDN_TEST_SECOND_TORCH=make ./develop.sh test)"
     "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
         echo "skipped: tests/gpu and tests/*/gpu, which need an NVIDIA GPU; there is none here"
-    [ "$python_tests" -eq 0 ] && [ "$cpp_tests" -eq 0 ]
+    [ "$python_tests" -eq 0 ] && [ "$cpp_tests" -eq 0 ] && [ "$website" -eq 0 ]
 }
 
 make_wheel() {
@@ -112,22 +114,25 @@ make_wheel() {
     rm -rf "$built"
 }
 
-make_docs() {
+prepare_docs_venv() {
     local requirements=docs/website/requirements.txt stamp=$docs_venv/.requirements wanted
     wanted=$(sha256sum "$requirements" && version_of "$python")
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-        say "making $docs_venv"
-        rm -rf "$docs_venv"
-        "$python" -m venv "$docs_venv"
-        "$docs_venv/bin/python" -m pip install --disable-pip-version-check -qq -r "$requirements"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+    say "making $docs_venv"
+    rm -rf "$docs_venv"
+    "$python" -m venv "$docs_venv" &&
+        "$docs_venv/bin/python" -m pip install --disable-pip-version-check -qq -r "$requirements" &&
         printf '%s\n' "$wanted" >"$stamp"
-    fi
-    say "making build/docs/html"
-    "$python" docs/website/pages.py build/docs/pages
-    # --fail-on-warning: a broken link or reference is an error.
-    "$docs_venv/bin/python" -m sphinx --quiet --nitpicky --fail-on-warning --keep-going --fresh-env --conf-dir docs/website \
-        build/docs/pages build/docs/html
-    echo "open build/docs/html/index.html"
+}
+
+# Steps are chained: `test` goes on after a failure, and bash then does not stop at the first failed command of a function.
+make_docs() {
+    prepare_docs_venv && say "making build/docs/html" && rm -rf build/docs &&
+        "$python" docs/website/pages.py build/docs/pages build/docs/plain &&
+        # --fail-on-warning: a broken link or reference is an error.
+        "$docs_venv/bin/python" -m sphinx --quiet --nitpicky --fail-on-warning --keep-going --fresh-env --conf-dir docs/website \
+            build/docs/pages build/docs/html &&
+        "$python" docs/website/built.py build/docs/html && echo "open build/docs/html/index.html"
 }
 
 describe() {

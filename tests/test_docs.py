@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs/website"))
 
 import docstrings  # noqa: E402
-import pages  # noqa: E402
+from benchmark_tables import benchmark_tables  # noqa: E402
+from links import LINK  # noqa: E402
 
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT))
@@ -97,7 +98,7 @@ def test_files_that_the_documents_name_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_in_the_documents_lead_to_files(name: str) -> None:
-    links = [target for target, _ in pages.LINK.findall(document(name)) if "://" not in target]
+    links = [target for target, _ in LINK.findall(document(name)) if "://" not in target]
     assert not [target for target in links if not ((ROOT / name).parent / target).exists()]
 
 
@@ -143,7 +144,7 @@ def test_examples_in_docstrings_run(name: str) -> None:
 
 def test_every_benchmark_table_is_on_the_page_of_an_operator() -> None:
     """A table whose heading and rows name no operator in backticks would be on none."""
-    on_pages = {line for name in DOCUMENTED for *_, table in pages.benchmark_tables(name) for line in table.splitlines()}
+    on_pages = {line for name in DOCUMENTED for *_, table in benchmark_tables(name) for line in table.splitlines()}
     rows = {
         line for path in (ROOT / "docs/benchmarks").glob("*.md") for line in path.read_text().splitlines() if "|" in line[:1]
     }

@@ -36,7 +36,13 @@ def operators(family: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def types(family: ModuleType) -> dict[str, type]:
-    return {name: getattr(family, name) for name in family.__all__ if inspect.isclass(getattr(family, name))}
+    """Enumerations and NamedTuples, the types that have a page."""
+    public = {name: getattr(family, name) for name in family.__all__}
+    return {name: each for name, each in public.items() if inspect.isclass(each) and _has_page(each)}
+
+
+def _has_page(each: type) -> bool:
+    return issubclass(each, enum.Enum) or (issubclass(each, tuple) and hasattr(each, "_fields"))
 
 
 def modules() -> dict[str, type]:
@@ -68,8 +74,19 @@ def sections(documented: Any) -> dict[str, str]:
 
 
 def faults() -> Iterator[str]:
+    yield from unknown_names()
     yield from missing_sections()
     yield from unexplained_parameters()
+
+
+def unknown_names() -> Iterator[str]:
+    for family in FAMILIES:
+        for name in sorted({*family.__all__} - {*operators(family), *types(family)}):
+            got = type(getattr(family, name)).__name__
+            yield f"{name}: expected a function, an enumeration or a NamedTuple, which have pages, got {got}"
+        for name, each in types(family).items():
+            if not each.__doc__ or each.__doc__.startswith(f"{name}("):  # what Python writes for a NamedTuple
+                yield f"{name}: expected a docstring, got none"
 
 
 def missing_sections() -> Iterator[str]:
@@ -139,9 +156,14 @@ def markdown(documented: Any, heading: str) -> str:
             text = f"```text\n{text}\n```"
         elif name == "Example":
             text = f"```pycon\n{text}\n```"
-        elif name in ("Shapes", "Parameters"):
-            text = re.sub(r"^(?=\S)", "- ", text, flags=re.MULTILINE)
+        elif name in _LISTS:
+            text = re.sub(r'^  (?=")', "  - ", re.sub(r"^(?=\S)", "- ", text, flags=re.MULTILINE), flags=re.MULTILINE)
+            text = re.sub(r"(^- |; )([^:()`;]+)(?=: )", _with_names_as_code, text, flags=re.MULTILINE)
         elif name == "Edge cases":  # an item ends where a line ends with its sentence
             text = "\n".join(f"- {textwrap.indent(item, '  ').strip()}" for item in re.split(r"(?<=\.)\n", text))
         parts.append(f"{heading} {name}\n\n{text}")
     return "\n\n".join(parts) + "\n"
+
+
+def _with_names_as_code(item: re.Match[str]) -> str:
+    return item[1] + ", ".join(f"`{name}`" if name.isidentifier() else name for name in item[2].split(", "))

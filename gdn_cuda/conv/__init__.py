@@ -1,4 +1,4 @@
-"""Short causal convolutions and Hyena's, and what stands beside them in a layer.
+"""Convolutions: short causal ones, Hyena's, and what stands beside them in a layer.
 
 Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the same in every run, gradients included. Wrong input
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.

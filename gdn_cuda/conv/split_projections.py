@@ -13,6 +13,8 @@ _LAYOUTS = ("interleaved", "heads", "thirds")
 
 
 class Projections(NamedTuple):
+    """The three views that `split_projections` returns, in this order."""
+
     x2: Tensor
     x1: Tensor
     v: Tensor

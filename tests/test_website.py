@@ -1,0 +1,152 @@
+"""The pages that `./develop.sh docs` hands to Sphinx, and what is asked of the HTML that comes back."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gdn_cuda
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs/website"))
+
+import built  # noqa: E402
+import contents  # noqa: E402
+import docstrings  # noqa: E402
+import llms  # noqa: E402
+import pages  # noqa: E402
+from links import LINK  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("site")
+    pages.write_site(folder / "pages", folder / "plain")
+    return folder / "pages", folder / "plain"
+
+
+def markdown(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.md"))}
+
+
+def test_docstrings_and_contents_are_complete() -> None:
+    assert not [*docstrings.faults(), *contents.faults()]
+
+
+def test_every_public_name_has_a_page(site: tuple[Path, Path]) -> None:
+    found = markdown(site[0])
+    names = [name for family in docstrings.FAMILIES for name in family.__all__]
+    assert names and not [name for name in names if f"# {name}\n" not in found[f"operators/{name}.md"]]
+    assert "`x2`: Tensor" in found["operators/Projections.md"]  # a NamedTuple: its fields
+    assert "`gdn_cuda.InferenceMode.SPEC_VERIFY` = 2" in found["operators/InferenceMode.md"]
+    assert "- `beta`, `gate`: (…, Hv)" in found["operators/recurrent_forward.md"]
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["pages", "plain"])
+def test_links_lead_to_pages_and_files(site: tuple[Path, Path], kind: int) -> None:
+    folder = site[kind]
+    lost = [
+        (page, target)
+        for page, text in markdown(folder).items()
+        for target, _ in LINK.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        if "://" not in target and not (folder / page).parent.joinpath(target).exists()
+    ]
+    assert not lost
+
+
+def test_llms_txt_lists_every_page_once(site: tuple[Path, Path]) -> None:
+    pages_of_site, plain = map(markdown, site)
+    assert set(plain) == set(pages_of_site)
+    listed = [target for target, _ in LINK.findall((site[1] / "llms.txt").read_text())]
+    assert sorted(listed) == sorted(plain)
+    assert not [page for page, text in plain.items() if "{toctree}" in text or "\n{." in text or not llms.title_of(text)]
+    whole = (site[1] / "llms-full.txt").read_text()
+    assert not [page for page, text in plain.items() if text not in whole]
+
+
+# ---- What fails
+
+
+class _Exotic:
+    """A public type that is neither an enumeration nor a NamedTuple."""
+
+
+@pytest.mark.parametrize("public", [_Exotic, 3, IntEnum("Undocumented", "ONE")], ids=["class", "number", "no docstring"])
+def test_a_public_name_that_has_no_page_is_found(monkeypatch: pytest.MonkeyPatch, public: Any) -> None:
+    if isinstance(public, type) and public is not _Exotic:
+        public.__doc__ = None
+    monkeypatch.setattr(gdn_cuda.scan, "Exotic", public, raising=False)
+    monkeypatch.setattr(gdn_cuda.scan, "__all__", [*gdn_cuda.scan.__all__, "Exotic"])
+    (found,) = docstrings.unknown_names()
+    assert found.startswith("Exotic: expected a ")
+
+
+@pytest.mark.parametrize("place", ["docs", "docs/kernels", "docs/new", "docs/website"])
+def test_a_page_in_no_list_is_found(tmp_path: Path, place: str) -> None:
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("docs/**/*.md")]:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text("# Page\n")
+    assert not list(contents.faults(tmp_path))
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "new.md").write_text("# New\n")
+    # An index of a folder has all of its pages; there is no other folder.
+    expected = [] if place in contents.FOLDERS else [f"{place}/new.md: it is in no list of docs/website/contents.py"]
+    assert list(contents.faults(tmp_path)) == expected
+    (tmp_path / "docs/jit.md").unlink()
+    assert "docs/jit.md: it is in a list of docs/website/contents.py, and does not exist" in list(contents.faults(tmp_path))
+
+
+GOOD = (
+    '<h1 id="one">One</h1><a href="#one">1</a><a href="b/two.html#x%C3%A9">2</a><img src="p.svg"><a href="https://x.org/">x</a>'
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "style", "fault"),
+    [
+        (GOOD, "", None),
+        ('<a href="nowhere.html">1</a>', "", "links to nowhere.html, and there is no such file"),
+        ('<a href="b">1</a>', "", "links to b, and there is no such file"),
+        ('<a href="b/two.html#y">1</a>', "", "links to b/two.html#y, and that page has no such anchor"),
+        ('<a href="#two">1</a>', "", "links to #two, and that page has no such anchor"),
+        ('<img src="lost.svg">', "", "links to lost.svg, and there is no such file"),
+        ('<script src="https://cdn.org/x.js"></script>', "", "loads https://cdn.org/x.js, which is not in this folder"),
+        ('<link href="//fonts.org/x.css" rel="stylesheet">', "", "loads //fonts.org/x.css, which is not in this folder"),
+        (GOOD, "@import 'https://fonts.org/x.css';", "loads @import 'https://fonts.org/x.css, which is not in this folder"),
+        (GOOD, "a { background: url(//x.org/a.png); }", "loads url(//x.org/a.png, which is not in this folder"),
+        (GOOD, "a { background: url(p.svg); }", None),
+    ],
+)
+def test_what_is_asked_of_html(tmp_path: Path, page: str, style: str, fault: str | None) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "index.html").write_text(page)
+    (tmp_path / "b/two.html").write_text('<a id="xé" href="../index.html">back</a>')
+    (tmp_path / "b/two.md").write_text("[back](../index.html) [elsewhere](https://x.org)\n\n```text\n[i](j)\n```\n")
+    (tmp_path / "p.svg").write_text("")
+    (tmp_path / "s.css").write_text(style)
+    found = list(built.Website(tmp_path).faults())
+    assert found == ([] if fault is None else [f"{'s.css' if 'url(' in fault or '@' in fault else 'index.html'}: {fault}"])
+
+
+def test_a_lost_link_in_markdown_is_found(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("[lost](lost.md)\n")
+    assert list(built.Website(tmp_path).faults()) == ["page.md: links to lost.md, and there is no such file"]
+
+
+def test_the_start_page_runs() -> None:
+    """On a CPU, and what its comments say is so."""
+    text = (ROOT / contents.START).read_text()
+    names: dict[str, Any] = {"print": lambda text: text.index("gdn/prefill")}
+    compared = 0
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, names)
+        if said := re.fullmatch(r"(.*)  # (.*)", block.splitlines()[-1]):
+            assert repr(eval(said[1], names)) == said[2]
+            compared += 1
+    assert compared == 3
