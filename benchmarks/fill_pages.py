@@ -3,7 +3,8 @@
     python benchmarks/fill_pages.py
 
 In README.md and docs/benchmarks, `<!-- bench: NAME … -->` begins what is made of docs/benchmarks/data/NAME.json, and
-`<!-- plot: NAME -->` a plot alone; `<!-- end -->` ends both. Where a report is missing, what stands there stays.
+`<!-- plot: NAME -->` a plot alone, which the tables then go without; `<!-- end -->` ends both. Where a report is missing, what
+stands there stays. A plot of plot_columns.py is made of the tables of its page.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from gdn_cuda.cli.bench_markdown import page
 from gdn_cuda.cli.bench_report import read
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import plot_columns  # noqa: E402
+
 PAGES = ("README.md", "docs/benchmarks/*.md")
 DATA, PLOTS = Path("docs/benchmarks/data"), Path("docs/benchmarks/plots")
 BLOCK = re.compile(r"(<!-- (bench|plot): ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -31,25 +36,27 @@ def pages(root: Path) -> Iterator[Path]:
 
 def filled(page_path: Path, root: Path) -> str:
     """The text of a page with its blocks made anew."""
+    text = page_path.read_text(encoding="utf-8")
+    apart = {name for _, kind, names, _ in BLOCK.findall(text) if kind == "plot" for name in names.split()}
 
     def block(match: re.Match[str]) -> str:
         names = match[3].split()
         if not all((root / DATA / f"{name.removesuffix(LENGTHS)}.json").exists() for name in names):
             return match[0]
         parts = [
-            _image(name, page_path, root) if match[2] == "plot" else _tables(name, len(names) > 1, page_path, root)
+            _image(name, page_path, root) if match[2] == "plot" else _tables(name, len(names) > 1, page_path, root, apart)
             for name in names
         ]
         return f"{match[1]}\n" + "\n\n".join(parts) + f"\n\n{match[4]}"
 
-    return BLOCK.sub(block, page_path.read_text(encoding="utf-8"))
+    return BLOCK.sub(block, text)
 
 
-def _tables(name: str, is_titled: bool, page_path: Path, root: Path) -> str:
+def _tables(name: str, is_titled: bool, page_path: Path, root: Path, apart: set[str]) -> str:
+    """`apart`: plots that are elsewhere on the page."""
     (report,) = read([str(root / DATA / f"{name}.json")])
-    plots = [_image(name, page_path, root)]
-    if _has_lengths(report):
-        plots.insert(0, _image(name + LENGTHS, page_path, root))
+    drawn = [name + LENGTHS, name] if _has_lengths(report) else [name]
+    plots = [_image(each, page_path, root) for each in drawn if each not in apart]
     return "\n\n".join([f"### `{report['operator']}`"] * is_titled + [page(report), *plots])
 
 
@@ -70,6 +77,8 @@ def main() -> int:
     for data in sorted((ROOT / DATA).glob("*.json")):
         (report,) = read([str(data)])
         print("drew", *draw(report, str(ROOT / PLOTS / f"{data.stem}.svg")))
+    for name in plot_columns.COLUMNS:
+        plot_columns.draw(ROOT / f"docs/benchmarks/{name}.md", ROOT / PLOTS / f"{name}.svg")
     for path in pages(ROOT):
         text = filled(path, ROOT)
         if text != path.read_text(encoding="utf-8"):

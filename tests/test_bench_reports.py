@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -280,4 +281,38 @@ def test_operators_of_the_pages_are_measured() -> None:
     blocks = [block for path in fill_pages.pages(ROOT) for block in fill_pages.BLOCK.findall(path.read_text())]
     named = {name for _, _, names, _ in blocks for name in names.split()}
     scripts = {"host_times", "million_tokens", "before_after", "prefill_mma", "chunked_forward_lengths"}
-    assert named - scripts == set(bench.benches())
+    assert named - scripts - set(sys.modules["plot_columns"].COLUMNS) == set(bench.benches())
+
+
+def test_benchmark_pages_begin_with_a_sentence_and_a_plot() -> None:
+    for path in sorted((ROOT / "docs/benchmarks").glob("*.md")):
+        _, sentence, after, *_ = path.read_text().split("\n\n")
+        assert re.fullmatch(r"[A-Z](?:[^.]|\.(?=\w))*\.", sentence), path
+        assert after.startswith("<!-- plot: ") or path.stem == "host", path
+
+
+def test_a_column_of_a_pages_tables_is_drawn(tmp_path: Path) -> None:
+    filler()
+    plot_columns = sys.modules["plot_columns"]
+    page = tmp_path / "conv.md"
+    page.write_text(
+        "## `one`\n\n| | µs | share |\n|---|---|---|\n| B=1 | **3** | 50 % / 25 % |\n| B=1 backward | **3** | 20 % |\n\n"
+        "## Others\n\n| | µs |\n|---|---|\n| `two` | **3** |\n\n"
+        "| | share |\n|---|---|\n| `three()` | 7 % |\n| B=2 |  |\n| B=3 | 8.5 % |\n"
+    )
+    expected = {"one": [50, 25], "one, backward": [20], "three": [7, 8.5]}
+    assert plot_columns.points(page.read_text(), "share") == expected
+    pytest.importorskip("matplotlib")
+    plot_columns.draw(page, tmp_path / "conv.svg")
+    assert "three" in (tmp_path / "conv.svg").read_text()
+
+
+def test_a_plot_that_is_apart_is_not_beside_its_table(tmp_path: Path) -> None:
+    fill_pages = filler()
+    data, page = tmp_path / fill_pages.DATA, tmp_path / "docs/benchmarks/page.md"
+    data.mkdir(parents=True)
+    bench_report.write([curve_report()], str(data))
+    blocks = "<!-- {}: fused_gdn_gating -->\n<!-- end -->\n"
+    page.write_text(blocks.format("plot") + blocks.format("bench"))
+    text = fill_pages.filled(page, tmp_path)
+    assert text.count("](plots/fused_gdn_gating.svg)") == text.count("](plots/fused_gdn_gating_lengths.svg)") == 1

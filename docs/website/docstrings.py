@@ -158,7 +158,7 @@ def markdown(documented: Any, heading: str) -> str:
             text = f"```pycon\n{text}\n```"
         elif name in _LISTS:
             text = re.sub(r'^  (?=")', "  - ", re.sub(r"^(?=\S)", "- ", text, flags=re.MULTILINE), flags=re.MULTILINE)
-            text = re.sub(r"(^- |; )([^:()`;]+)(?=: )", _with_names_as_code, text, flags=re.MULTILINE)
+            text = re.sub(r"(^- |; )([^:()`;\n]+)(?=: )", _with_names_as_code, text, flags=re.MULTILINE)
         elif name == "Edge cases":  # an item ends where a line ends with its sentence
             text = "\n".join(f"- {textwrap.indent(item, '  ').strip()}" for item in re.split(r"(?<=\.)\n", text))
         parts.append(f"{heading} {name}\n\n{text}")

@@ -39,7 +39,7 @@ def linked(text: str, page: str) -> str:
     for line in text.split("\n"):
         fenced ^= line.lstrip().startswith("```")
         if not fenced and not line.startswith(("#", "    ", "```")):
-            line = re.sub(r"(?<![\w\[/])(?<!\]\()docs/[\w/]+\.md(?![\w\]`)])", to_page, line)
+            line = re.sub(r"(?<![\w\[/])(?<!\]\()docs/[\w/]+\.md(?![\w\]`])", to_page, line)
             line = re.sub(r"(?<!\[)`([\w.]+)`(?!\])", to_name, line)
         lines.append(line)
     return "\n".join(lines)
