@@ -125,7 +125,9 @@ def test_a_parameter_that_is_mentioned_and_not_explained_is_found(monkeypatch: p
     assert text.count("    null_slot: ") == 1 and "equal to `null_slot`" in text
     monkeypatch.setattr(gdn_cuda.gdn.fused_decode, "__doc__", text.replace("    null_slot: ", "    by null_slot: "))
     found = list(docstrings.unexplained_parameters())
-    assert found == ["fused_decode: its docstring lacks an item 'null_slot: …' in Shapes or Parameters"]
+    lacks = "lacks an item 'null_slot: …'"
+    says = f"its docstring says that null_slot is as in fused_decode, which {lacks}"
+    assert found == [f"fused_decode: its docstring {lacks} in Shapes or Parameters", f"replay_decode: {says}"]
 
 
 DOCUMENTED = docstrings.called()

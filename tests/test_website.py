@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gdn_cuda
 
@@ -139,14 +140,17 @@ def test_a_lost_link_in_markdown_is_found(tmp_path: Path) -> None:
     assert list(built.Website(tmp_path).faults()) == ["page.md: links to lost.md, and there is no such file"]
 
 
-def test_the_start_page_runs() -> None:
+def test_the_start_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, and what its comments say is so."""
-    text = (ROOT / contents.START).read_text()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     names: dict[str, Any] = {"print": lambda text: text.index("gdn/prefill")}
     compared = 0
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(block, names)
-        if said := re.fullmatch(r"(.*)  # (.*)", block.splitlines()[-1]):
-            assert repr(eval(said[1], names)) == said[2]
-            compared += 1
+    try:
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / contents.START).read_text(), re.DOTALL):
+            exec(block, names)
+            if said := re.fullmatch(r"(.*)  # (.*)", block.splitlines()[-1]):
+                assert repr(eval(said[1], names)) == said[2]
+                compared += 1
+    finally:
+        torch.set_default_device(None)
     assert compared == 3

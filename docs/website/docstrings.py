@@ -28,6 +28,7 @@ SECTIONS_OF_OPERATORS = ("Formula", "Shapes", "Edge cases", "Example")
 SECTIONS_OF_MODULES = ("Shapes", "Example")
 _HEADING = re.compile(r"(Formula|Shapes|Parameters|Edge cases|Example):$")
 _LISTS = ("Shapes", "Parameters")
+_AS_IN = re.compile(r"as in `(?:\w+\.)*(\w+)`")
 
 
 def operators(family: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -102,23 +103,25 @@ def missing_sections() -> Iterator[str]:
                     yield f"{name}: the example in its docstring lacks a line with >>>"
 
 
-def subjects(documented: Any) -> set[str]:
-    """The names that items are about. An item, "name, name: …", begins a line or follows a semicolon."""
-    found: set[str] = set()
+def subjects(documented: Any) -> dict[str, str]:
+    """What items say, by the names that they are about. An item, "name, name: …", begins a line or follows a semicolon."""
+    found: dict[str, str] = {}
     for line in "\n".join(text for name, text in sections(documented).items() if name in _LISTS).splitlines():
         items = line.split("; ")
         for item in items[1:] if line.startswith(" ") else items:
             names, _, meaning = item.partition(": ")
-            found |= set(re.sub(r"\([^()]*\)", "", names).split(", ")) if meaning else set()
+            found |= dict.fromkeys(re.sub(r"\([^()]*\)", "", names).split(", "), meaning) if meaning else {}
     return found
 
 
 def unexplained_parameters() -> Iterator[str]:
+    explained = {name: subjects(each) for name, each in called().items()}
     for name, each in called().items():
-        explained = subjects(each)
         for parameter in inspect.signature(each).parameters:
-            if parameter not in explained:
+            if parameter not in explained[name]:
                 yield f"{name}: its docstring lacks an item '{parameter}: …' in Shapes or Parameters"
+            elif (same := _AS_IN.match(explained[name][parameter])) and parameter not in explained[same[1]]:
+                yield f"{name}: its docstring says that {parameter} is as in {same[1]}, which lacks an item '{parameter}: …'"
 
 
 def signature(name: str, documented: Any) -> str:

@@ -155,7 +155,7 @@ def chunk_local_cumsum_bf16(
         chunk_indices: (sequence, chunk) pairs: accepted; the device derives them
 
     Parameters:
-        batch_size, seq_len, num_heads: the sizes of input; of packed sequences how many there are, any number, and the heads
+        batch_size, seq_len, num_heads: the sizes of input; with cu_seqlens there are batch_size sequences, of any seq_len
         head_first: whether heads come before tokens
 
     Edge cases:

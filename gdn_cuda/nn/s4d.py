@@ -27,7 +27,7 @@ class S4DKernel(SSMKernel):
 
     Parameters:
         d_model, channels: H and channels of param_config
-        l_max: L where a call gives none; None: each call gives one
+        l_max: the length of the kernel where a call has no L; None: every call has one
 
     Example:
         >>> H, N = 2, 4
