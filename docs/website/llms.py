@@ -19,10 +19,14 @@ def about(page: str) -> str:
     """The first sentence of a page, without its links."""
     for paragraph in plain_text(page).split("\n\n")[1:]:
         if re.match(r"[^\W_]|`\w", paragraph) and not paragraph.startswith("```"):
-            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
-            sentence = _SENTENCE.match(text)
-            return (sentence[0] if sentence else text).rstrip(":")
+            return first_sentence(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)).rstrip(":")
     return ""
+
+
+def first_sentence(text: str) -> str:
+    text = " ".join(text.split("\n\n")[0].split())
+    sentence = _SENTENCE.match(text)
+    return sentence[0] if sentence else text
 
 
 def plain_text(page: str) -> str:

@@ -66,7 +66,7 @@ class Site:
             name, everything = family.__name__.rpartition(".")[2], {**docstrings.operators(family), **docstrings.types(family)}
             summary, _, text = (inspect.getdoc(family) or "").partition("\n")
             pages = [each for each in family.__all__ if each in everything]
-            rows = [f"| `{each}` | {docstrings.sections(everything[each])[''].splitlines()[0]} |" for each in pages]
+            rows = [f"| `{each}` | {llms.first_sentence(docstrings.sections(everything[each])[''])} |" for each in pages]
             table = "\n".join(["| function | what it does |", "|---|---|", *rows])
             title, _, rest = summary.rstrip(".").partition(": ")
             intro = f"{rest[:1].upper()}{rest[1:]}.\n" if rest else ""
