@@ -13,7 +13,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)\s]+)?)\)")
 
 def targets() -> dict[str, str]:
     """Pages of names in backticks, relative to the site's root."""
-    found = {}
+    found = {f"gdn_cuda.{name}": f"api/{name}.md" for name in ("nn", "compat", "reference")}
     for family in docstrings.FAMILIES:
         for name in (*docstrings.operators(family), *docstrings.types(family)):
             found[name] = found[f"gdn_cuda.{name}"] = f"operators/{name}.md"
