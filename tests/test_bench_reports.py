@@ -307,6 +307,15 @@ def test_a_column_of_a_pages_tables_is_drawn(tmp_path: Path) -> None:
     assert "three" in (tmp_path / "conv.svg").read_text()
 
 
+def test_plots_of_columns_are_of_the_tables_of_their_pages() -> None:
+    filler()
+    plot_columns = sys.modules["plot_columns"]
+    for name, column in plot_columns.COLUMNS.items():
+        found = plot_columns.points((ROOT / f"docs/benchmarks/{name}.md").read_text(), column)
+        plot = (ROOT / f"docs/benchmarks/plots/{name}.svg").read_text()
+        assert found and plot_columns.digest(found) in plot, f"{name}: run benchmarks/fill_pages.py"
+
+
 def test_a_plot_that_is_apart_is_not_beside_its_table(tmp_path: Path) -> None:
     fill_pages = filler()
     data, page = tmp_path / fill_pages.DATA, tmp_path / "docs/benchmarks/page.md"
