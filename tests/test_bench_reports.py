@@ -281,3 +281,17 @@ def test_operators_of_the_pages_are_measured() -> None:
     named = {name for _, _, names, _ in blocks for name in names.split()}
     scripts = {"host_times", "million_tokens", "before_after", "prefill_mma", "chunked_forward_lengths"}
     assert named - scripts == set(bench.benches())
+
+
+def test_a_command_on_a_page_names_no_folder_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gdn_cuda.cli import bench_environment
+
+    monkeypatch.setattr("sys.argv", ["gdn_cuda", "bench", "fused_decode", "--json", str(tmp_path / "out")])
+    assert bench_environment._command().endswith("bench fused_decode --json out")
+    fill_pages = filler()
+    for data in sorted((ROOT / fill_pages.DATA).glob("*.json")):
+        fill_pages.require_no_folder_of_a_machine(data)
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"command": "python -m gdn_cuda bench x --json /root/out/main", "shape": "1/2"}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"expected no absolute path in what pages are made of, got /root/out/main"):
+        fill_pages.require_no_folder_of_a_machine(bad)
