@@ -396,3 +396,12 @@ def test_an_interrupt_ends_a_command_without_a_traceback(
     monkeypatch.setattr(cli.kernels, "run", interrupted)
     assert cli.main(["kernels"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_cmake_dir_is_an_installed_packages_folder(cache: Path) -> None:
+    done = gdn("--cmake-dir", cache=cache)
+    folder = Path(gdn_cuda.__file__).parent / "lib" / "cmake" / "gdn_cuda"
+    if folder.is_dir():
+        assert (done.returncode, done.stdout) == (0, f"{folder}\n") and list(folder.glob("gdn_cudaConfig.cmake"))
+    else:
+        assert done.returncode == 2 and "--cmake-dir: expected an installed gdn_cuda with" in done.stderr

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from .. import __version__
 from . import bench, cache, compile, doctor, explain, kernels, tune
@@ -20,11 +21,25 @@ COMMANDS = {module.__name__.rpartition(".")[2]: module for module in (doctor, ke
 SCRIPT = "gdn-cuda"  # pip's entry point
 
 
+class _PrintCMakeDir(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any):
+        super().__init__(option_strings, dest, nargs=0, **how)
+
+    def __call__(self, parser: argparse.ArgumentParser, *parsed: Any) -> NoReturn:
+        """In a source tree, which CMake's package file is not installed in, an error."""
+        folder = Path(__file__).resolve().parents[1] / "lib" / "cmake" / "gdn_cuda"
+        if not folder.is_dir():
+            parser.error(f"--cmake-dir: expected an installed gdn_cuda with {folder}; ./develop.sh wheel makes one to install")
+        print(folder)
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     program = SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python -m gdn_cuda"
     description = "Checks a machine, explains calls, compiles kernels, manages the cache, benchmarks and tunes."
     result = argparse.ArgumentParser(prog=program, description=description)
     result.add_argument("--version", action="version", version=f"gdn_cuda {__version__}")
+    result.add_argument("--cmake-dir", action=_PrintCMakeDir, help="the folder for -Dgdn_cuda_DIR=, and exit")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS.values():
         module.add_parser(commands)
