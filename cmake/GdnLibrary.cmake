@@ -45,7 +45,7 @@ pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_explanation.cpp cs
                     csrc/python_tuning.cpp)
 target_include_directories(_C PRIVATE include csrc)
 target_include_directories(_C SYSTEM PRIVATE ${GDN_CUDA_INCLUDE})
-target_compile_options(_C PRIVATE -Wall -Wextra)
+target_compile_options(_C PRIVATE ${gdn_warnings})
 target_link_libraries(_C PRIVATE $<TARGET_FILE:gdn_cuda>)
 gdn_precompile_headers(_C <pybind11/functional.h> <pybind11/stl.h>)
 add_dependencies(_C gdn_cuda)
@@ -60,8 +60,18 @@ foreach(library gdn_cuda _C)
 endforeach()
 
 if("${SKBUILD_STATE}" STREQUAL "editable")
-  set_target_properties(gdn_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda/lib)
-  set_target_properties(_C PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda)
+  # Renamed into the source tree: a process that starts meanwhile finds the libraries of before or those of now, each whole.
+  set(gdn_here ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda)
+  add_custom_command(
+    OUTPUT ${gdn_here}/lib/libgdn_cuda.so
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${gdn_here}/lib
+    COMMAND ${CMAKE_COMMAND} -E copy $<TARGET_FILE:_C> ${gdn_here}/lib/_C.new
+    COMMAND ${CMAKE_COMMAND} -E copy $<TARGET_FILE:gdn_cuda> ${gdn_here}/lib/libgdn_cuda.new
+    COMMAND ${CMAKE_COMMAND} -E rename ${gdn_here}/lib/_C.new ${gdn_here}/$<TARGET_FILE_NAME:_C>
+    COMMAND ${CMAKE_COMMAND} -E rename ${gdn_here}/lib/libgdn_cuda.new ${gdn_here}/lib/libgdn_cuda.so
+    DEPENDS gdn_cuda _C
+    VERBATIM)
+  add_custom_target(in_place ALL DEPENDS ${gdn_here}/lib/libgdn_cuda.so)
 endif()
 
 install(TARGETS gdn_cuda LIBRARY DESTINATION gdn_cuda/lib)

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "jit/cache_place.hpp"
 #include "jit/compiler.hpp"
@@ -254,6 +255,13 @@ py::dict compile_text(const std::string& family, const std::string& name, const 
     return compile_source({family, name, "{}", code, uses_cutlass}, arch, "", force, 0);
 }
 
+std::vector<int> capabilities() {
+    return without_gil([] {
+        const jit::Toolchain& tools = jit::toolchain();
+        return jit::env().use_nvcc || tools.nvrtc.empty() ? std::vector<int>() : jit::nvrtc_capabilities(tools);
+    });
+}
+
 void load(const std::string& kernel_id, const std::string& configuration, int device) {
     without_gil([&] { registered(kernel_id, configuration).load(device); });
 }
@@ -332,6 +340,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("arch_of", &jit::arch_of, "capability"_a,
                "What kernels are compiled for that devices of this capability load: \"sm_90a\" for 90.");
 
+    module.def("capabilities", &capabilities, "The capabilities that NVRTC compiles for; none where nvcc compiles, or nothing.");
     module.def("kernels", &kernels, "The registry: every kernel with every configuration its heuristic can choose.");
     module.def(
         "compile", &compile, "kernel_id"_a, "configuration"_a, "arch"_a, "out_dir"_a = "", "force"_a = false,

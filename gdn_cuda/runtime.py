@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import paths
+from .names import unknown
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,13 @@ def load_library() -> None:
                 if hidden
                 else "In a source checkout run ./develop.sh; otherwise pip install gdn_cuda for this Python."
             )
+        )
+    if importlib.util.find_spec("gdn_cuda._C") is None:
+        made_for = ", ".join(sorted(path.name.split(".")[1] for path in PACKAGE.glob("_C.*.so"))) or "none"
+        raise ImportError(
+            f"gdn_cuda: {PACKAGE} was built for another Python: "
+            f"expected a _C for {sys.implementation.cache_tag}, got {made_for}. "
+            f"In a source checkout run PYTHON={sys.executable} ./develop.sh; otherwise pip install gdn_cuda for this Python."
         )
     try:
         torch.ops.load_library(str(library))
@@ -160,10 +168,10 @@ def select(family: str | None = None, kernel: str | None = None, **fields: Any) 
     from . import _C
 
     registered = _C.kernels()
-    _require("family", family, {entry["family"] for entry in registered})
+    _require("family", family, sorted({entry["family"] for entry in registered}))
     entries = [entry for entry in registered if family in (None, entry["family"])]
-    names = {entry["name"] for entry in entries} | {f"{entry['family']}/{entry['name']}" for entry in entries}
-    _require("kernel", kernel, names)
+    if kernel not in {entry["name"] for entry in entries}:
+        _require("kernel", kernel, [f"{entry['family']}/{entry['name']}" for entry in entries])
     entries = [entry for entry in entries if kernel in (None, entry["name"], f"{entry['family']}/{entry['name']}")]
 
     known: dict[str, set[Any]] = {}
@@ -183,7 +191,7 @@ def select(family: str | None = None, kernel: str | None = None, **fields: Any) 
                     )
                 )
     for name in fields:
-        _require("field", name, set(known))
+        _require("field", name, sorted(known))
     if not choices and fields:
         have = "; ".join(f"{name}: {', '.join(sorted(map(str, known[name])))}" for name in fields)
         asked = ", ".join(f"{name}={value}" for name, value in fields.items())
@@ -191,9 +199,9 @@ def select(family: str | None = None, kernel: str | None = None, **fields: Any) 
     return choices
 
 
-def _require(what: str, name: str | None, known: set[str]) -> None:
+def _require(what: str, name: str | None, known: list[str]) -> None:
     if name is not None and name not in known:
-        raise ValueError(f"{what}: expected one of {', '.join(sorted(known)) or '(none registered)'}, got {name}")
+        raise ValueError(f"{what}: {unknown(name, known)}")
 
 
 def _wanted(value: Any) -> set[Any]:
@@ -268,6 +276,8 @@ def compile(
     if jobs is not None and jobs < 1:
         raise ValueError(f"compile: jobs: expected None or a positive number, got {jobs}")
     arches = [default_arch()] if arch is None else [arch] if isinstance(arch, str) else list(dict.fromkeys(arch))
+    if out is not None and not os.fspath(out):
+        raise ValueError("compile: out: expected None or a folder, got an empty name")
     work = _work(select(family, kernel, **fields), arches)
     results = []
     for result in _compile_all(work, os.fspath(out) if out else "", jobs or os.cpu_count() or 1, force):
@@ -290,6 +300,12 @@ def _work(choices: list[Choice], arches: list[str]) -> list[tuple[Choice, str]]:
         if arch != _C.arch_of(capability):
             devices = f"devices of capability {capability // 10}.{capability % 10}"
             raise ValueError(f"compile: arch: expected {_C.arch_of(capability)}, which is what {devices} load, got {arch}")
+        # NVRTC is opened for an unusual architecture alone: where every kernel is prebuilt, it may be missing.
+        if capability not in {device["capability"] for device in _C.typical_devices()}:
+            compiled_for = _C.capabilities()
+            if compiled_for and capability not in compiled_for:
+                known = ", ".join(_C.arch_of(each) for each in compiled_for)
+                raise ValueError(f"compile: arch: expected one that the installed NVRTC compiles for ({known}), got {arch}")
         suited = [(choice, arch) for choice in choices if choice.runs_on(capability)]
         if not suited:
             made_for = sorted({architectures(choice.min_capability, choice.max_capability) for choice in choices})

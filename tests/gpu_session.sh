@@ -37,6 +37,7 @@ unpack() {
 }
 [ -f .carry/carry.tar.xz ] && unpack
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export COLUMNS=250  # of tables in the logs
 
 logged() { # NAME COMMAND...: its exit status, and the lines of its log that sum it up
     local name=${1//\//_} status

@@ -325,3 +325,17 @@ def test_a_plot_that_is_apart_is_not_beside_its_table(tmp_path: Path) -> None:
     page.write_text(blocks.format("plot") + blocks.format("bench"))
     text = fill_pages.filled(page, tmp_path)
     assert text.count("](plots/fused_gdn_gating.svg)") == text.count("](plots/fused_gdn_gating_lengths.svg)") == 1
+
+
+def test_a_command_on_a_page_names_no_folder_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gdn_cuda.cli import bench_environment
+
+    monkeypatch.setattr("sys.argv", ["gdn_cuda", "bench", "fused_decode", "--json", str(tmp_path / "out")])
+    assert bench_environment._command().endswith("bench fused_decode --json out")
+    fill_pages = filler()
+    for data in sorted((ROOT / fill_pages.DATA).glob("*.json")):
+        fill_pages.require_no_folder_of_a_machine(data)
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"command": "python -m gdn_cuda bench x --json /root/out/main", "shape": "1/2"}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"expected no absolute path in what pages are made of, got /root/out/main"):
+        fill_pages.require_no_folder_of_a_machine(bad)

@@ -27,7 +27,8 @@ def cache(tmp_path: Path) -> Path:
 
 
 def gdn(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return processes.run("-m", "gdn_cuda", *arguments, GDN_JIT_CACHE_DIR=str(cache), **variables)
+    """Wide enough for every table, so that what is searched for is on one line."""
+    return processes.run("-m", "gdn_cuda", *arguments, **{"GDN_JIT_CACHE_DIR": str(cache), "COLUMNS": "10000"} | variables)
 
 
 def compile_smallest(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -107,12 +108,75 @@ def test_kernels_lists_the_registered_kernels(cache: Path) -> None:
     assert SMALLEST["configurations"][0]["configuration"] in text
 
 
-def test_an_unknown_name_is_an_error_that_lists_the_known_ones(cache: Path) -> None:
-    done = gdn("kernels", "--family", "nonesuch", cache=cache)
-    assert done.returncode == 1
-    assert "family: expected one of" in done.stderr
-    assert SMALLEST["family"] in done.stderr
-    assert "Traceback" not in done.stderr
+def test_kernels_takes_a_family_or_a_kernel_without_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*words: str) -> list[str]:
+        assert cli.main(["kernels", *words, "--json"]) == 0
+        return [f"{entry['family']}/{entry['name']}" for entry in json.loads(capsys.readouterr().out)]
+
+    assert listed("gdn") == listed("--family", "gdn") and len(listed("gdn")) > 10
+    assert listed("prefill") == listed("gdn/prefill") == listed("--kernel", "prefill") == ["gdn/prefill"]
+    assert cli.main(["kernels", "gdn", "--kernel", "prefill"]) == 1
+    assert "NAME: expected none with --family or --kernel, got gdn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("kernels --family nonesuch", f"family: expected one of {', '.join(sorted({k['family'] for k in _C.kernels()}))}, got"),
+        ("kernels gatng", f"kernel: expected one of {len(_C.kernels())} names, got gatng; did you mean gdn/gating?"),
+        ("kernels --kernel Prefill_ahed", "got Prefill_ahed; did you mean gdn/prefill_ahead or "),
+        ("compile --kernel cauchi", "got cauchi; did you mean structured/cauchy"),
+        ("explain chunkd_forward", "got chunkd_forward; did you mean chunked_forward"),
+        ("bench fused_decod", "got fused_decod; did you mean fused_decode"),
+        (
+            "kernls",
+            "COMMAND: expected one of doctor, kernels, explain, compile, cache, bench, tune, got kernls; did you mean kernels?",
+        ),
+        (
+            "--quick frobnicate",
+            "COMMAND: expected one of doctor, kernels, explain, compile, cache, bench, tune, got frobnicate",
+        ),
+    ],
+)
+def test_a_misspelt_name_is_answered_by_the_nearest(words: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = cli.main(words.split())
+    except SystemExit as stopped:  # argparse's errors
+        status = int(str(stopped.code))
+    said = capsys.readouterr().err
+    assert status in (1, 2)
+    assert error in said
+    assert len(said) < 700, "not every name that there is"
+
+
+def test_a_name_that_resembles_none_is_answered_by_all_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["kernels", "--kernel", "zzz"]) == 1
+    named = capsys.readouterr().err.partition("expected one of ")[2].replace(",", "").split()
+    assert sorted(named[:-2]) == sorted(f"{entry['family']}/{entry['name']}" for entry in _C.kernels())
+
+
+def test_the_usage_names_the_command_that_was_typed(cache: Path) -> None:
+    assert gdn("--help", cache=cache).stdout.startswith("usage: python -m gdn_cuda ")
+    script = Path(sys.executable).parent / "gdn-cuda"
+    if not script.exists():
+        pytest.skip("gdn_cuda is not installed by pip")
+    assert subprocess.run([script, "bench", "-h"], capture_output=True, text=True).stdout.startswith("usage: gdn-cuda bench ")
+
+
+@pytest.mark.parametrize("columns", [None, 60, 100, 140])
+def test_piped_tables_keep_to_a_width_and_words_whole(columns: int | None, cache: Path) -> None:
+    width = {"COLUMNS": "" if columns is None else str(columns)}
+    checks = json.loads(gdn("doctor", "--json", cache=cache).stdout)["checks"]
+    told = {
+        "kernels": [f"{entry['family']}/{entry['name']} {entry['summary']}" for entry in _C.kernels()],
+        "doctor": [check["found"] for check in checks if check["what"] != "cache"],
+    }
+    for command, texts in told.items():
+        done = gdn(command, cache=cache, **width)
+        assert {word for text in texts for word in text.split()} <= set(done.stdout.split())
+        long = [line for line in done.stdout.splitlines() if len(line) > (columns or 100)]
+        # What is longer is a record's value, such as a path or a list: what is searched for in a file is whole.
+        assert all(": " in line for line in long), long
 
 
 # ---- compile and cache
@@ -196,13 +260,17 @@ def test_a_compile_that_fails_exits_1_and_names_the_kernel(cache: Path) -> None:
         (("--arch", "sm_75"), "arch: expected what the chosen kernels are for (sm_80 and newer or "),
         (("--kernel", "prefill", "--arch", "sm_90a", "--arch", "sm_80"), "(sm_90a), got sm_80"),
         (("--arch", "sm_90"), "arch: expected sm_90a, which is what devices of capability 9.0 load, got sm_90"),
+        (("--arch", "sm_999"), "arch: expected one that the installed NVRTC compiles for (sm_"),
+        (("--out", ""), "out: expected None or a folder, got an empty name"),
     ],
 )
-def test_an_arch_that_nothing_is_compiled_for_is_an_error(arguments: tuple[str, ...], message: str, cache: Path) -> None:
+def test_an_arch_or_folder_for_which_nothing_can_be_compiled_is_one_error(
+    arguments: tuple[str, ...], message: str, cache: Path
+) -> None:
     done = gdn("compile", *arguments, cache=cache)
     assert done.returncode == 1
-    assert done.stderr.startswith("gdn_cuda compile: arch: ")
-    assert message in done.stderr
+    assert done.stderr.startswith("gdn_cuda compile: ")
+    assert message in done.stderr and done.stderr.count("\n") == 1
     assert done.stdout == "", "nothing was compiled"
 
 
@@ -328,3 +396,12 @@ def test_an_interrupt_ends_a_command_without_a_traceback(
     monkeypatch.setattr(cli.kernels, "run", interrupted)
     assert cli.main(["kernels"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_cmake_dir_is_an_installed_packages_folder(cache: Path) -> None:
+    done = gdn("--cmake-dir", cache=cache)
+    folder = Path(gdn_cuda.__file__).parent / "lib" / "cmake" / "gdn_cuda"
+    if folder.is_dir():
+        assert (done.returncode, done.stdout) == (0, f"{folder}\n") and list(folder.glob("gdn_cudaConfig.cmake"))
+    else:
+        assert done.returncode == 2 and "--cmake-dir: expected an installed gdn_cuda with" in done.stderr

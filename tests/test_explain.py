@@ -234,7 +234,8 @@ def test_bad_input_is_named(words: str, expected: str, capsys: pytest.CaptureFix
 
 
 def test_a_call_is_printed_with_kernel_configuration_and_reason() -> None:
-    done = run("-m", "gdn_cuda", "explain", "fused_decode", "B=8", "state_pool=:bf16", "scale=0.5", "--device", "h200")
+    words = ("fused_decode", "B=8", "state_pool=:bf16", "scale=0.5", "--device", "h200")
+    done = run("-m", "gdn_cuda", "explain", *words, COLUMNS="10000")
     assert (done.returncode, done.stderr) == (0, "")
     title, _, call, remark, launch, reason, shape = done.stdout.splitlines()
     assert title == "fused_decode on NVIDIA H200 (sm_90a, 132 multiprocessors)"
@@ -243,6 +244,29 @@ def test_a_call_is_printed_with_kernel_configuration_and_reason() -> None:
     assert launch.startswith("  gdn/decode {.head_k = 128, .io = DType::bf16, .state = DType::bf16, ")
     assert "512 blocks of 4 steps for 132 multiprocessors" in reason
     assert shape == "      2 x 32 x 8 blocks of 128 threads, 16384 bytes of dynamic shared memory"
+
+
+def test_long_lines_are_wrapped_and_a_call_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A call is to be pasted again, in one line."""
+    from gdn_cuda.cli import main
+
+    said = {}
+    for columns in ("60", "10000"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["explain", "fused_decode", "B=8", "--device", "h200"]) == 0
+        said[columns] = capsys.readouterr().out
+    title, empty, call, *narrow = said["60"].splitlines()
+    assert said["10000"].splitlines()[:3] == [title, empty, call]
+    assert max(map(len, narrow)) <= 60 and said["60"].split() == said["10000"].split()
+    assert not any(line.rstrip().endswith("=") or line.lstrip().startswith("=") for line in narrow), "name = value is whole"
+
+
+def test_a_long_word_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    from gdn_cuda.cli import main
+
+    for words in (["X" * 100_000], ["chunked_forward", "A" * 100_000 + "=1"], ["chunked_forward", f"scale={'(' * 900}"]):
+        assert main(["explain", *words]) == 2
+        assert len(capsys.readouterr().err) < 2000
 
 
 def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,27 @@ def test_ruff_check() -> None:
 
 def test_ruff_format() -> None:
     check(tool("ruff"), "format", "--check", ".")
+
+
+def test_headers_and_sources_that_are_named_exist() -> None:
+    """A comment that sends the reader to a file which was renamed."""
+    folders = ("csrc", "include", "gdn_cuda", "benchmarks", "docs", "examples")
+    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.splitlines()]
+    known = {path.name for path in files}
+    named = re.compile(r"(?<![\w/>])[a-z][\w/]*\.(?:cuh|hpp|cpp)\b")
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        if path.suffix in {".cpp", ".hpp", ".cuh", ".py", ".md"}
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#include")
+        for name in named.findall(line)
+        if Path(name).name not in known and not name.startswith(("cute/", "cutlass/"))
+    ]
+    assert not missing
 
 
 def test_mypy() -> None:

@@ -27,6 +27,8 @@ std::vector<std::string> dialect_options(bool use_nvcc);
 // `tools` must come from toolchain(), which never frees it: after an interrupt the compile continues in the background and
 // reads it.
 Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools);
+// The capabilities that NVRTC compiles for.
+std::vector<int> nvrtc_capabilities(const Toolchain& tools);
 Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools);
 
 // The error text of a failed compile: numbered source, options, log, and a shell command that reproduces it.

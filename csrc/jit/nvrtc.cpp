@@ -122,11 +122,16 @@ class Inside {
     Inside& operator=(const Inside&) = delete;
 };
 
-void require_arch(const Nvrtc& nvrtc, const KernelSource& source, const std::string& arch) {
+std::vector<int> capabilities_of(const Nvrtc& nvrtc) {
     int count = 0;
     nvrtc.check(nvrtc.arch_count(&count), "nvrtcGetNumSupportedArchs");
     std::vector<int> known(static_cast<std::size_t>(count));
     nvrtc.check(nvrtc.archs(known.data()), "nvrtcGetSupportedArchs");
+    return known;
+}
+
+void require_arch(const Nvrtc& nvrtc, const KernelSource& source, const std::string& arch) {
+    const std::vector<int> known = capabilities_of(nvrtc);
     if (std::find(known.begin(), known.end(), capability_of(arch)) == known.end())
         throw Error(fmt::format("{}: {} does not compile for {}; it knows sm_{}. To fix: install an NVRTC whose release has {}",
                                 source.id(), nvrtc.name(), arch, fmt::join(known, ", sm_"), arch));
@@ -202,6 +207,11 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
 
 int inside_nvrtc() {
     return inside.load();
+}
+
+std::vector<int> nvrtc_capabilities(const Toolchain& tools) {
+    const Inside counted;
+    return capabilities_of(nvrtc_of(tools));
 }
 
 Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..names import unknown
 from .output import print_json
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ def add_parser(commands: Any) -> None:
 def _operator_or_file(text: str) -> str:
     if text == ALL or text.endswith(".json") or text in benches():
         return text
-    raise argparse.ArgumentTypeError(
-        f"expected {ALL}, a file whose name ends in .json, or one of {', '.join(benches())}; got {text}"
-    )
+    raise argparse.ArgumentTypeError(f"{unknown(text, [*benches(), ALL])} A file's name ends in .json.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,8 +101,8 @@ def _check_options(arguments: argparse.Namespace, files: list[str]) -> None:
     if files and len(files) < len(arguments.operators):
         raise ValueError(f"OP: expected operators or files, got both: {' '.join(arguments.operators)}")
     known = {peer for bench in benches().values() for peer in bench.peers}
-    if unknown := [peer for peer in (arguments.peers or "").split(",") if peer not in (*known, "", "-")]:
-        raise ValueError(f"--peers: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    if others := [peer for peer in (arguments.peers or "").split(",") if peer not in (*known, "", "-")]:
+        raise ValueError(f"--peers: expected some of {', '.join(sorted(known))}, got {', '.join(others)}")
     if arguments.check_peers and arguments.cpu:
         raise ValueError("--check-peers: expected a GPU, on which peers are measured, got --cpu")
     for option, file in (("--json", arguments.json), ("--plot", arguments.plot)):

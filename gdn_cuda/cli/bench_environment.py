@@ -41,7 +41,8 @@ def _command() -> str:
     chosen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in CHOICES]
     script = Path(sys.argv[0]).resolve()
     program = [str(script.relative_to(ROOT))] if script.parent == ROOT / "benchmarks" else ["-m", "gdn_cuda"]
-    return shlex.join([*chosen, "python", *program, *sys.argv[1:]])
+    named = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # no folder of this machine
+    return shlex.join([*chosen, "python", *program, *named])
 
 
 _packages = functools.cache(importlib.metadata.packages_distributions)  # reads the lists of all files that are installed

@@ -9,7 +9,7 @@ from enum import Enum
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from .output import console, print_json
+from .output import console, print_json, wrap
 
 if TYPE_CHECKING:
     from .._C import DeviceTraits
@@ -56,7 +56,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     for lines, alike in groupby(found.items(), lambda item: list(item[1].lines())):
         terminal.print("\n" + "\n".join(title for title, _ in alike), soft_wrap=True)
         for line in lines:
-            terminal.print(f"  {line}", soft_wrap=True)
+            text = line.lstrip(" ")
+            terminal.print(wrap(terminal, text, 2 + len(line) - len(text)), soft_wrap=True)
     return 0
 
 

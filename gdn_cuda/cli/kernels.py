@@ -10,6 +10,7 @@ from .output import console, human_bytes, print_json, show, table
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("kernels", help="every kernel with its configurations and architectures")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a family or a kernel, for --family or --kernel")
     parser.add_argument("--family", help="only this family")
     parser.add_argument("--kernel", help="only this kernel; lists its configurations")
     parser.add_argument("--json", action="store_true")
@@ -20,8 +21,15 @@ def run(arguments: argparse.Namespace) -> int:
     from .. import _C
     from ..runtime import architectures, select
 
-    wanted = {choice.kernel for choice in select(arguments.family, arguments.kernel)}
-    kernels = [entry for entry in _C.kernels() if f"{entry['family']}/{entry['name']}" in wanted]
+    registered = _C.kernels()
+    family, kernel = arguments.family, arguments.kernel
+    if arguments.name is not None:
+        if family or kernel:
+            raise ValueError(f"NAME: expected none with --family or --kernel, got {arguments.name}")
+        families = {entry["family"] for entry in registered}
+        family, kernel = (arguments.name, None) if arguments.name in families else (None, arguments.name)
+    wanted = {choice.kernel for choice in select(family, kernel)}
+    kernels = [entry for entry in registered if f"{entry['family']}/{entry['name']}" in wanted]
     if arguments.json:
         print_json(kernels)
         return 0
@@ -35,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     terminal = console()
     show(terminal, listing)
-    if arguments.kernel:
+    if kernel:
         details = table("configuration", ">threads", ">shared memory")
         for entry in kernels:
             for listed in entry["configurations"]:

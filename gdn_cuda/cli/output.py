@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column, Table
 
-READABLE_WIDTH = 40  # characters, as names of kernels have; longer words, such as paths, may be folded inside a column
+READABLE_WIDTH = 40  # characters, as names of kernels have; on a terminal, longer words, such as paths, are folded in a column
+PIPED_WIDTH = 100
 COLUMN_GAP = 3  # rich's gap between columns
 
 # ---- Characters
@@ -58,8 +61,24 @@ def console() -> Console:
             raise  # rich would exit with 1
 
     terminal = Terminal(highlight=False, markup=False)
-    # Without a terminal, rich assumes 80 columns and folds what is longer; a log or a pipe has no width.
-    return terminal if terminal.is_terminal else Terminal(highlight=False, markup=False, width=10_000)
+    return terminal if terminal.is_terminal else Terminal(highlight=False, markup=False, width=_piped_width())
+
+
+def _piped_width() -> int:
+    """A log or a pipe has no width of its own; shells tell it to programs only where COLUMNS is exported."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else PIPED_WIDTH
+
+
+def wrap(terminal: Console, text: str, indent: int) -> str:
+    """Lines of at most the terminal's width where words allow it; the first has `indent` spaces, the others four more.
+    `name = value` stays together."""
+    together = text.replace(" = ", "\xa0=\xa0")  # which textwrap takes for letters
+    first, others = " " * indent, " " * (indent + 4)
+    lines = textwrap.wrap(
+        together, terminal.width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\xa0", " ")
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -74,29 +93,30 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def show(terminal: Console, rendered: Table) -> None:
-    if not terminal.is_terminal:
-        with terminal.capture() as captured:
-            terminal.print(rendered)
-        lines = captured.get().strip("\n").splitlines()
-        print("\n".join(line.rstrip() for line in lines))  # rich pads lines to the table's width
-        return
-    widths = _widths(rendered.columns, terminal.width)
+    longest = READABLE_WIDTH if terminal.is_terminal else None  # what is searched for in a file is whole there
+    widths = _widths(rendered.columns, terminal.width, longest)
     if widths is None:
         _show_as_records(terminal, rendered)
         return
     for column, width in zip(rendered.columns, widths, strict=True):
         column.width = width
-    terminal.print(rendered)
+    if terminal.is_terminal:
+        terminal.print(rendered)
+        return
+    with terminal.capture() as captured:
+        terminal.print(rendered)
+    lines = captured.get().strip("\n").splitlines()
+    print("\n".join(line.rstrip() for line in lines))  # rich pads lines to the table's width
 
 
-def _widths(columns: list[Column], available: int) -> list[int] | None:
-    """A width for each column that splits no word or number; None if the terminal is too narrow."""
+def _widths(columns: list[Column], available: int, longest: int | None) -> list[int] | None:
+    """A width for each column that splits no number and no word of up to `longest` characters; None if there is no room."""
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
     wanted = [max(map(len, cells)) for cells in texts]
     widths = []
     for column, (header, *cells) in zip(columns, texts, strict=True):
         words = [word for text in ([header] if column.justify == "right" else [header, *cells]) for word in text.split()]
-        least = max([1, *(min(len(word), READABLE_WIDTH) for word in words)])
+        least = max([1, *(min(len(word), longest or len(word)) for word in words)])
         widths.append(max([least, *map(len, cells)]) if column.justify == "right" else least)
     room = available - sum(widths) - COLUMN_GAP * (len(columns) - 1)
     if room < 0:

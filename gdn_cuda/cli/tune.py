@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..names import unknown
 from .cache import memory_only
 from .output import console, print_json, show, table
 
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     tunables = load().tunables
     if arguments.operator is not None and arguments.operator not in tunables:
-        raise ValueError(f"OP: expected one of {', '.join(tunables)}, got {arguments.operator}")
+        raise ValueError(f"OP: {unknown(arguments.operator, tunables)}")
     if arguments.list or arguments.clear:
         for option, given in (
             ("SHAPE", arguments.shapes),

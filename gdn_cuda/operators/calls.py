@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..names import shortened
 from .measure import families
 from .tunable import TORCH_DTYPES
 
@@ -126,6 +127,8 @@ def _on_meta(shape: list[int], dtype: torch.dtype, mn: bool = False) -> Tensor:
 
 # ---- What a user writes
 
+_LONGEST_WORD = 1000  # characters
+
 
 def arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
     """The arguments by name. A word is AXIS=SIZE, dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE, TENSOR=:DTYPE or ARGUMENT=VALUE. A
@@ -136,6 +139,8 @@ def arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
     parameters = _parameters(function)
     given: dict[str, str] = {}
     for word in words:
+        if len(word) > _LONGEST_WORD:
+            raise _bad(word, f"at most {_LONGEST_WORD} characters", f"{len(word)}")
         key, equals, value = word.partition("=")
         if not equals or key in given:
             raise _bad(word, "NAME=VALUE, each name once", word)
@@ -161,7 +166,7 @@ def arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
 
 
 def _bad(what: str, expected: str, got: str) -> ValueError:
-    return ValueError(f"explain: {what or 'a name'}: expected {expected}, got {got or 'nothing'}")
+    return ValueError(f"explain: {shortened(what) or 'a name'}: expected {expected}, got {shortened(got) or 'nothing'}")
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from .. import _C
+from ..names import unknown
 from ..runtime import DEFAULT_ARCH
 from . import measure
 
@@ -56,7 +57,7 @@ def _named(name: str) -> DeviceTraits:
         return _C.device_traits_for_arch(text)
     known = {device["name"].removeprefix("NVIDIA ").lower().replace(" ", "-"): device for device in _C.typical_devices()}
     if text not in known:
-        raise ValueError(f"explain: device: expected one of {', '.join(known)}, or an architecture like sm_80, got {name}")
+        raise ValueError(f"explain: device: {unknown(text, [*known, 'sm_80'])}")
     return known[text]
 
 
@@ -233,7 +234,7 @@ def function_called(name: str) -> Callable[..., Any]:
     if name in calls.load():
         return getattr(gdn_cuda, name)
     if name not in SCHEMAS:
-        raise ValueError(f"explain: OP: expected one of {', '.join(calls.load())}, got {name}")
+        raise ValueError(f"explain: OP: {unknown(name, calls.load())}")
     from .examples import of_operator
 
     return of_operator(name)

@@ -69,7 +69,7 @@ Prepared prepare_decode(const FusedDecode& x) {
         const bool one_goes_on = steps.defined() ? !x.parents : !states.by_token();  // not the leaves of a tree
         check_write_indices(check, prepared, written, slots, x.update_state && one_goes_on);
     }
-    if (const View parents = view_of(x.parents); parents.defined()) {
+    if (parents.defined()) {
         check_parents(check, parents, steps.defined(), sequences);
         args.parents = tagged(parents);
         args.parents_sequence = parents.stride(0);
