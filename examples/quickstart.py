@@ -107,9 +107,7 @@ def main() -> None:
     )
 
     if device.type == "cpu":
-        print(
-            "On CPU tensors this was gdn_cuda.reference, plain torch for tests and gradients: right, and slow. Kernels need a GPU."
-        )
+        print("CPU tensors ran gdn_cuda.reference, plain torch for tests and gradients: right, and slow. Kernels need a GPU.")
         return
     arguments = *(t[:, -1:] for t in layer.heads(x)), layer.A_log, layer.dt_bias, pool, slots
     ours = seconds(lambda: gdn_cuda.fused_decode(*arguments), device, 200)
