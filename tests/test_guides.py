@@ -12,7 +12,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULT = re.compile(r"^(.+?)  # (tensor\(.*\)|torch\.Size\(.*\)|True|\(.*(?:True|\]\))\))$")
 
 
-@pytest.mark.parametrize(("guide", "results"), [("structured", 8), ("scan", 5), ("conv", 7)])
+@pytest.mark.parametrize(("guide", "results"), [("structured", 8), ("scan", 5), ("conv", 7), ("recipes", 4)])
 def test_the_examples_of_a_guide_give_their_stated_results(guide: str, results: int) -> None:
     page = DOCS / f"{guide}.md"
     if not page.exists():
