@@ -12,14 +12,18 @@ START = "docs/website/index.md"
 # A folder stands for an index of its pages, and these.
 SECTIONS = {
     "Guides": (
+        "docs/recipes.md",
         "docs/integrations.md",
+        "docs/cpp.md",
         "docs/jit.md",
         "docs/numerics.md",
         "docs/scan.md",
         "docs/conv.md",
         "docs/structured.md",
+        "docs/support.md",
+        "docs/references.md",
     ),
-    "Performance": ("docs/benchmarks", "benchmarks/README.md"),
+    "Performance": ("docs/performance.md", "docs/benchmarks", "benchmarks/README.md"),
     "Inside": ("docs/architecture.md", "docs/kernels", "CONTRIBUTING.md", "CHANGELOG.md"),
 }
 # Title, what they are, and the names of the pages that come first; the others follow by name.
