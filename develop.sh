@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# ./develop.sh [demo | test [pytest arguments] | docs | wheel]
+# ./develop.sh [demo | test [pytest arguments] | docs | wheel | hub]
 # Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for.
 # Downloads stay in pip's cache (PIP_CACHE_DIR, or ~/.cache/pip), so another clone or .venv downloads nothing again.
 # `wheel` makes dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve.
+# `hub` makes build/hub, a kernel repository for the Hugging Face Hub: for the Pythons of the wheels of this version in dist/, after
+# making this Python's, and with every kernel for sm_90a (minutes, if the cache lacks them). docs/hub.md says how to publish it.
 # `docs` makes build/docs/html from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; it needs no GPU.
 #   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
@@ -112,6 +114,14 @@ make_wheel() {
     rm -rf "$built"
 }
 
+make_hub() {
+    local version
+    version=$("$python" -c 'import gdn_cuda; print(gdn_cuda.__version__)')
+    make_wheel
+    say "making build/hub"
+    "$python" tools/hub.py --out build/hub --arch sm_90a dist/gdn_cuda-"$version"-*.whl
+}
+
 make_docs() {
     local requirements=docs/website/requirements.txt stamp=$docs_venv/.requirements wanted
     wanted=$(sha256sum "$requirements" && version_of "$python")
@@ -135,8 +145,8 @@ describe() {
 }
 
 case ${1:-} in
-"" | demo | test | docs | wheel) ;;
-*) fail "expected demo, test, docs, wheel or nothing, got '$1'" ;;
+"" | demo | test | docs | wheel | hub) ;;
+*) fail "expected demo, test, docs, wheel, hub or nothing, got '$1'" ;;
 esac
 
 make_venv
@@ -147,4 +157,5 @@ demo) exec "$python" examples/quickstart.py "${@:2}" ;;
 test) run_tests "${@:2}" ;;
 docs) make_docs ;;
 wheel) make_wheel ;;
+hub) make_hub ;;
 esac
