@@ -58,6 +58,7 @@ def load_library() -> None:
     copies.require_unregistered(torch.ops.gdn_cuda, library)
     try:
         ctypes.CDLL(str(library))  # torch.ops.load_library would follow links, and away from what is beside the library
+        torch.ops.loaded_libraries.add(str(library))
         from . import _C
 
         copies.registered(torch.ops.gdn_cuda, __package__)
