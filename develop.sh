@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# ./develop.sh [demo | test [pytest arguments] | docs | wheel | --help]
+# ./develop.sh [demo | test [pytest arguments] | docs | wheel | hub | --help]
 #
 # Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for:
 #   demo   a Gated Delta Net layer, checked against fp64, on your GPU or on the CPU
 #   test   everything that this machine can test, the website among it
 #   docs   the website, build/docs/html, from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; needs no GPU
 #   wheel  dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve
+#   hub    build/hub, a kernel repository for the Hugging Face Hub: for the Pythons of the wheels of this version in dist/, after
+#          making this Python's, and with every kernel for sm_90a (minutes, if the cache lacks them); docs/hub.md: how to publish it
 # Downloads stay in pip's cache (PIP_CACHE_DIR, or ~/.cache/pip), so another clone or .venv downloads nothing again.
 #
 # Variables:
@@ -140,6 +142,14 @@ make_wheel() {
     rm -rf "$built"
 }
 
+make_hub() {
+    local version
+    version=$("$python" -c 'import gdn_cuda; print(gdn_cuda.__version__)')
+    make_wheel
+    say "making build/hub"
+    "$python" tools/hub.py --out build/hub --arch sm_90a dist/gdn_cuda-"$version"-*.whl
+}
+
 prepare_docs_venv() {
     local requirements=docs/website/requirements.txt stamp=$docs_venv/.requirements wanted
     wanted=$(sha256sum "$requirements" && version_of "$python")
@@ -166,9 +176,9 @@ describe() {
 }
 
 case ${1:-} in
-"" | demo | test | docs | wheel) ;;
+"" | demo | test | docs | wheel | hub) ;;
 -h | --help | help) usage && exit ;;
-*) fail "expected demo, test, docs, wheel, --help or nothing, got '$1'" ;;
+*) fail "expected demo, test, docs, wheel, hub, --help or nothing, got '$1'" ;;
 esac
 
 make_venv
@@ -179,4 +189,5 @@ demo) exec "$python" examples/quickstart.py "${@:2}" ;;
 test) run_tests "${@:2}" ;;
 docs) make_docs ;;
 wheel) make_wheel ;;
+hub) make_hub ;;
 esac

@@ -24,6 +24,7 @@
 #include "jit/interrupt.hpp"
 #include "jit/l2_window.hpp"
 #include "jit/log.hpp"
+#include "jit/prebuilt.hpp"
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
 #include "jit/toolchain.hpp"
@@ -290,8 +291,11 @@ py::list cache_list(bool verify) {
     return result;
 }
 
-std::string prebuilt_refusal() {
-    return without_gil(jit::distrust_of_prebuilt);
+py::list prebuilt_folders() {
+    py::list result;
+    for (const auto& folder : without_gil(jit::prebuilt_folders))
+        result.append(py::dict("path"_a = to_python(folder.path), "refusal"_a = to_python(folder.refusal)));
+    return result;
 }
 
 std::size_t cache_clear() {
@@ -373,7 +377,10 @@ PYBIND11_MODULE(_C, module) {
     module.def("cache_list", &cache_list, "verify"_a = false,
                "Entries of the disk cache; with verify, each one's problem if it has one.");
     module.def("cache_clear", &cache_clear, "Removes the entries of the disk cache and no other file; returns how many.");
-    module.def("prebuilt_refusal", &prebuilt_refusal, "Why GDN_JIT_PREBUILT_DIR is passed over; empty when it is not.");
+    module.def(
+        "prebuilt_folders", &prebuilt_folders,
+        "Folders of kernels compiled ahead of time, in the order they are searched: each one's path, and why it is passed "
+        "over if it is.");
 
     define_tuning(module);
     define_for_operators(module);

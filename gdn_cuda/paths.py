@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).parent.resolve()  # download caches keep __file__ itself as a link to a folder of contents
 
 logger = logging.getLogger("gdn_cuda")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.machinery
 import importlib.util
@@ -14,17 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import paths
+from . import copies, paths
 from .names import unknown
+from .paths import PACKAGE
 
 if TYPE_CHECKING:
     import torch
 
     from . import _C
 
-PACKAGE = Path(__file__).resolve().parent
 DEFAULT_ARCH = "sm_90a"  # for which the tensor-core kernels are written
 
+package = sys.modules[__package__]  # by a name of its own where a kernel repository is loaded
 logger = logging.getLogger("gdn_cuda")
 
 
@@ -34,6 +36,8 @@ def load_library() -> None:
         import torch
     except ImportError as error:
         raise ImportError("gdn_cuda needs torch >= 2.10: pip install torch") from error
+    if copies.is_second(torch.ops.gdn_cuda, __package__):
+        return
     library = library_path()
     if library is None:
         hidden = _hidden_install()
@@ -45,16 +49,20 @@ def load_library() -> None:
                 else "In a source checkout run ./develop.sh; otherwise pip install gdn_cuda for this Python."
             )
         )
-    if importlib.util.find_spec("gdn_cuda._C") is None:
+    if importlib.util.find_spec(f"{__package__}._C") is None:
         made_for = ", ".join(sorted(path.name.split(".")[1] for path in PACKAGE.glob("_C.*.so"))) or "none"
         raise ImportError(
             f"gdn_cuda: {PACKAGE} was built for another Python: "
             f"expected a _C for {sys.implementation.cache_tag}, got {made_for}. "
             f"In a source checkout run PYTHON={sys.executable} ./develop.sh; otherwise pip install gdn_cuda for this Python."
         )
+    copies.require_unregistered(torch.ops.gdn_cuda, library)
     try:
-        torch.ops.load_library(str(library))
+        ctypes.CDLL(str(library))  # torch.ops.load_library would follow links, and away from what is beside the library
+        torch.ops.loaded_libraries.add(str(library))
         from . import _C
+
+        copies.registered(torch.ops.gdn_cuda, __package__)
     except (OSError, ImportError) as error:
         raise ImportError(
             f"gdn_cuda: {library} does not load under torch {torch.__version__} (needed: torch >= 2.10): {error}. "
@@ -74,7 +82,7 @@ def _hidden_install() -> Path | None:
 def library_path() -> Path | None:
     """libgdn_cuda.so in lib/ beside _C: in this folder, or where an editable install put the compiled files."""
     folders = [PACKAGE]
-    extension = importlib.util.find_spec("gdn_cuda._C")
+    extension = importlib.util.find_spec(f"{__package__}._C")
     if extension is not None and extension.origin is not None:
         folders.insert(0, Path(extension.origin).parent)
     return next((path for folder in folders if (path := folder / "lib" / "libgdn_cuda.so").is_file()), None)

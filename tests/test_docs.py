@@ -28,7 +28,7 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*.md")
     for path in ROOT.glob(pattern)
 )
-SOURCES = ("benchmarks", "cmake", "csrc", "docs", "examples", "gdn_cuda", "include", "tests")
+SOURCES = ("benchmarks", "cmake", "csrc", "docs", "examples", "gdn_cuda", "include", "tests", "tools")
 
 EXAMPLE_HEAD = """\
 # Every environment variable that gdn_cuda reads, with its default. Read once, at first use; a malformed value is an error.

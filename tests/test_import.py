@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import json
@@ -46,6 +47,19 @@ def test_import_touches_neither_cuda_nor_a_compiler() -> None:
     assert seen["initialized"] is False
     assert seen["modules"] == []
     assert seen["libraries"] == []  # some torch builds bring NVRTC with them
+
+
+def test_modules_of_the_package_import_each_other_by_relative_names() -> None:
+    """A kernel repository is imported under a name of its own, beside an installed package or without one."""
+    package = Path(gdn_cuda.__file__).parent
+    absolute = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            absolute += [f"{path}:{node.lineno}" for name in names if name.partition(".")[0] == "gdn_cuda"]
+    assert not absolute
 
 
 def import_uncompiled(folder: Path, *behind: Path, built: str = "") -> str:

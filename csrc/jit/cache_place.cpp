@@ -180,8 +180,4 @@ fs::path first_place_with(const std::string& folder) {
     return {};
 }
 
-std::string distrust_of_prebuilt() {
-    return env().prebuilt_dir.empty() ? std::string{} : distrust_of_folder(env().prebuilt_dir, Owner::us_or_root);
-}
-
 }  // namespace gdn_cuda::jit

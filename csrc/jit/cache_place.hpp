@@ -24,7 +24,4 @@ bool keep_cached(const std::string& name, const std::string& key, const Cubin& c
 // opening the cache, this creates nothing and needs no write permission.
 std::filesystem::path first_place_with(const std::string& folder);
 
-// Why GDN_JIT_PREBUILT_DIR is not read; empty when it is, or is not set.
-std::string distrust_of_prebuilt();
-
 }  // namespace gdn_cuda::jit

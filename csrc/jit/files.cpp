@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "library.hpp"
 #include "text.hpp"
 #include "trust.hpp"
 
@@ -23,13 +24,16 @@ std::string status_problem(const struct stat& status, std::uint64_t most_bytes) 
     return size > most_bytes ? fmt::format("it has {} bytes, more than the {} allowed", size, most_bytes) : std::string{};
 }
 
-Descriptor open_checked(const fs::path& path, bool own, std::uint64_t most_bytes, std::string* why_not) {
+enum class Writers { any, of_library, us };  // who may write the file
+
+Descriptor open_checked(const fs::path& path, Writers writers, std::uint64_t most_bytes, std::string* why_not) {
+    const bool own = writers == Writers::us;
     const auto refuse = [why_not](std::string reason) {
         if (why_not != nullptr) *why_not = std::move(reason);
         return Descriptor();
     };
     const auto refuse_error = [&](int error) {
-        if (!own) return refuse(errno_text(error));
+        if (writers == Writers::any) return refuse(errno_text(error));
         return error == ENOENT ? Descriptor() : refuse(fmt::format("cannot be read: {}", errno_text(error)));
     };
     // Checked before opening too: opening a FIFO's read end unblocks its writer, whose data would be lost.
@@ -40,13 +44,9 @@ Descriptor open_checked(const fs::path& path, bool own, std::uint64_t most_bytes
     if (!file.valid()) return refuse_error(errno);
     if (::fstat(file.get(), &status) != 0) return refuse_error(errno);
     if (std::string reason = status_problem(status, most_bytes); !reason.empty()) return refuse(std::move(reason));
-    if (std::string reason = own ? distrust_of(status) : ""; !reason.empty()) return refuse(std::move(reason));
-    return file;
-}
-
-std::optional<std::string> read_checked(const fs::path& path, bool own, std::uint64_t most_bytes, std::string* why_not) {
-    const Descriptor file = open_checked(path, own, most_bytes, why_not);
-    return file.valid() ? read_descriptor(file.get(), why_not, most_bytes) : std::nullopt;
+    if (writers == Writers::any) return file;
+    std::string reason = own ? distrust_of(status) : distrust_of_installed(status);
+    return reason.empty() ? std::move(file) : refuse(std::move(reason));
 }
 
 }  // namespace
@@ -89,19 +89,25 @@ std::optional<std::string> read_descriptor(int fd, std::string* why_not, std::ui
 }
 
 Descriptor open_regular(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
-    return open_checked(path, false, most_bytes, why_not);
+    return open_checked(path, Writers::any, most_bytes, why_not);
 }
 
 std::optional<std::string> read_file(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
-    return read_checked(path, false, most_bytes, why_not);
+    const Descriptor file = open_regular(path, most_bytes, why_not);
+    return file.valid() ? read_descriptor(file.get(), why_not, most_bytes) : std::nullopt;
+}
+
+Descriptor open_installed(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
+    return open_checked(path, Writers::of_library, most_bytes, why_not);
 }
 
 Descriptor open_own(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
-    return open_checked(path, true, most_bytes, why_not);
+    return open_checked(path, Writers::us, most_bytes, why_not);
 }
 
 std::optional<std::string> read_own(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
-    return read_checked(path, true, most_bytes, why_not);
+    const Descriptor file = open_own(path, most_bytes, why_not);
+    return file.valid() ? read_descriptor(file.get(), why_not, most_bytes) : std::nullopt;
 }
 
 std::string make_directories(const fs::path& directory, unsigned mode) {

@@ -40,6 +40,9 @@ std::optional<std::string> read_file(const std::filesystem::path& path, std::uin
                                      std::string* why_not = nullptr);
 Descriptor open_regular(const std::filesystem::path& path, std::uint64_t most_bytes, std::string* why_not = nullptr);
 
+// For files that were installed with this library: links are followed, and nobody may write it who cannot change the library.
+// `why_not` stays empty if the file does not exist.
+Descriptor open_installed(const std::filesystem::path& path, std::uint64_t most_bytes, std::string* why_not = nullptr);
 // For files of the cache: not a symlink, owned by us or root. `why_not` stays empty if the file does not exist.
 Descriptor open_own(const std::filesystem::path& path, std::uint64_t most_bytes, std::string* why_not = nullptr);
 std::optional<std::string> read_own(const std::filesystem::path& path, std::uint64_t most_bytes,

@@ -17,6 +17,7 @@
 #include "key.hpp"
 #include "log.hpp"
 #include "nvcc_environment.hpp"
+#include "prebuilt.hpp"
 #include "store.hpp"
 #include "text.hpp"
 
@@ -92,7 +93,7 @@ class Request {
         std::lock_guard once(slot.mutex);
         if (!force_) {
             if (slot.unpublished) return Obtained{*slot.unpublished, Origin::memory, 0, {}};
-            if (auto cubin = prebuilt(code)) return Obtained{std::move(*cubin), Origin::prebuilt, 0, {}};
+            if (auto cubin = find_prebuilt(source_.id(), code)) return Obtained{std::move(*cubin), Origin::prebuilt, 0, {}};
         }
         const std::string key = key_or_disabled();
         if (!force_)
@@ -104,16 +105,6 @@ class Request {
         if (!force_)
             if (auto cubin = on_disk(key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
         return compile(slot, key);
-    }
-
-    std::optional<Cubin> prebuilt(const std::string& code) const {
-        if (env().prebuilt_dir.empty()) return std::nullopt;
-        if (const std::string reason = distrust_of_prebuilt(); !reason.empty()) {
-            log_once(Level::warning,
-                     fmt::format("GDN_JIT_PREBUILT_DIR={}: {}; it is passed over", env().prebuilt_dir.string(), reason));
-            return std::nullopt;
-        }
-        return Store(env().prebuilt_dir, 0, Store::Access::read_only).load(source_.id(), code);
     }
 
     std::optional<Cubin> on_disk(const std::string& key) const {
@@ -132,12 +123,14 @@ class Request {
     }
 
     std::string disabled() const {
-        const std::string distrust = distrust_of_prebuilt();
+        std::string prebuilt = env().prebuilt_dir.empty() ? "GDN_JIT_PREBUILT_DIR=(not set)" : "";
+        for (const PrebuiltFolder& folder : prebuilt_folders())
+            prebuilt += fmt::format("{}{}{}", prebuilt.empty() ? "" : ", ", folder.label,
+                                    folder.refusal.empty() ? "" : fmt::format(" (passed over: {})", folder.refusal));
         return fmt::format(
-            "{} {} is not compiled for {}, and GDN_JIT_DISABLE forbids compiling it now (looked in GDN_JIT_PREBUILT_DIR={}{} "
-            "and the cache {}). Warm it with `python -m gdn_cuda compile --arch {}`, with the same versions installed",
-            source_.id(), source_.configuration, arch_, env().prebuilt_dir.empty() ? "(not set)" : env().prebuilt_dir.string(),
-            distrust.empty() ? "" : fmt::format(" (passed over: {})", distrust),
+            "{} {} is not compiled for {}, and GDN_JIT_DISABLE forbids compiling it now (looked in {} and the cache {}). "
+            "Warm it with `python -m gdn_cuda compile --arch {}`, with the same versions installed",
+            source_.id(), source_.configuration, arch_, prebuilt,
             Store::instance().directory().empty() ? "(in memory only)" : Store::instance().directory().string(), arch_);
     }
 

@@ -152,7 +152,8 @@ std::optional<Cubin> Store::load(const std::string& name, const std::string& key
     if (directory_.empty()) return std::nullopt;
     const fs::path path = entry_path(name, key);
     std::string problem;
-    const Descriptor file = open_own(path, kMostEntryBytes, &problem);
+    const auto open = access_ == Access::installed ? open_installed : open_own;
+    const Descriptor file = open(path, kMostEntryBytes, &problem);
     if (!file.valid() && problem.empty()) return std::nullopt;
     const auto bytes = file.valid() ? read_descriptor(file.get(), &problem, kMostEntryBytes) : std::nullopt;
     auto cubin = bytes ? unseal_kernel(*bytes, key, &problem) : std::nullopt;
@@ -165,7 +166,7 @@ std::optional<Cubin> Store::load(const std::string& name, const std::string& key
 }
 
 std::optional<Refusal> Store::publish(const std::string& name, const std::string& key, const Cubin& cubin) {
-    if (directory_.empty() || access_ == Access::read_only) return Refusal{"it is read-only", false};
+    if (directory_.empty() || read_only()) return Refusal{"it is read-only", false};
     if (entry_symbol(cubin.bytes, name) != cubin.symbol)
         throw Error(fmt::format("{}: expected the kernel {} in the cubin, got another", name, cubin.symbol));
     const std::string file = seal(cubin, key);
@@ -233,7 +234,7 @@ std::vector<EntryInfo> Store::list(bool verify) const {
 }
 
 std::size_t Store::clear() {
-    if (directory_.empty() || access_ == Access::read_only) return 0;
+    if (directory_.empty() || read_only()) return 0;
     std::size_t removed = 0;
     visit_folder(directory_, [&](const fs::path& path) {
         if (is_our_entry(path))

@@ -42,7 +42,8 @@ class Store {
   public:
     // The store in use: the first usable folder, or a later one after that is full (cache_place.hpp).
     static Store& instance();
-    enum class Access { cache, exported, read_only };  // exported: readable by other users, never evicted
+    // exported: readable by other users, never evicted. installed: read only, with this library, and as trustworthy as it is.
+    enum class Access { cache, exported, read_only, installed };
     Store(std::filesystem::path directory, std::uint64_t max_bytes, Access access = Access::cache);
 
     const std::filesystem::path& directory() const { return directory_; }   // empty: memory only
@@ -65,6 +66,7 @@ class Store {
 
   private:
     friend class CachePlaces;
+    bool read_only() const { return access_ == Access::read_only || access_ == Access::installed; }
     void evict(const std::filesystem::path& keep) const;
     void sweep(bool everything) const;
 

@@ -1,6 +1,5 @@
 #include "toolchain.hpp"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include "env.hpp"
 #include "errors.hpp"
 #include "files.hpp"
+#include "library.hpp"
 #include "nvrtc.hpp"
 #include "text.hpp"
 
@@ -47,14 +47,6 @@ fs::path closed_folder(const fs::path& path) {
             return errno == EACCES && is_folder(folder) ? folder : fs::path{};
     }
     return {};
-}
-
-// libgdn_cuda.so, or the program it is linked into.
-fs::path this_library() {
-    Dl_info info{};
-    std::error_code ignored;
-    if (::dladdr(reinterpret_cast<const void*>(&is_there), &info) == 0 || info.dli_fname == nullptr) return {};
-    return fs::canonical(info.dli_fname, ignored);
 }
 
 // Searches places in order until the part is found, and records where it was not.
@@ -284,7 +276,8 @@ fs::path find_library(const Places& places, std::vector<Finding>& findings) {
                   "install gdn_cuda again, or call init(library_root=...)", true);
     search.folder("init(library_root)", places.from_init.library_root, below, marker);
     search.folder("package", places.from_hook.library_root, below, marker);
-    search.folder("around the library in", this_library().parent_path(), around, marker);
+    std::error_code ignored;
+    search.folder("around the library in", fs::canonical(this_library(), ignored).parent_path(), around, marker);
     return search.finish(findings);
 }
 

@@ -16,6 +16,7 @@ SECTIONS = {
         "docs/integrations.md",
         "docs/cpp.md",
         "docs/jit.md",
+        "docs/hub.md",
         "docs/numerics.md",
         "docs/scan.md",
         "docs/conv.md",

@@ -21,7 +21,7 @@ CHOICES = ("GDN_PREFILL", "GDN_SCAN_PIECES", "GDN_TUNED")
 def environment(operator: str, cpu: bool) -> dict[str, Any]:
     import torch
 
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     return {
         "operator": operator,

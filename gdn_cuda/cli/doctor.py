@@ -202,21 +202,18 @@ def _cache() -> Iterator[Check]:
 def _prebuilt() -> Iterator[Check]:
     from .. import _C
 
-    env = _C.env()
-    directory = env["prebuilt_dir"]
-    if not directory:
-        if env["disable"]:
-            yield Check("prebuilt", "note", "GDN_JIT_DISABLE=1 and no GDN_JIT_PREBUILT_DIR: only cached kernels will run")
-        return
-    if refusal := _C.prebuilt_refusal():
-        yield Check(
-            "prebuilt", "problem", f"{directory} is passed over: {refusal}", "only you and root may be able to change it"
-        )
-        return
-    count = sum(1 for _ in Path(directory).glob("*.cubin"))
-    yield Check(
-        "prebuilt", "ok" if count else "note", f"{directory}: {count} entries", "" if count else "fill it with `compile --out`"
-    )
+    folders = _C.prebuilt_folders()
+    if not folders and _C.env()["disable"]:
+        yield Check("prebuilt", "note", "GDN_JIT_DISABLE=1 and no GDN_JIT_PREBUILT_DIR: only cached kernels will run")
+    for folder in folders:
+        path, refusal = folder["path"], folder["refusal"]
+        if refusal:
+            fix = "only you and root may be able to change it"
+            yield Check("prebuilt", "problem", f"{path} is passed over: {refusal}", fix)
+            continue
+        count = sum(1 for _ in Path(path).glob("*.cubin"))
+        fix = "" if count else "fill it with `compile --out`"
+        yield Check("prebuilt", "ok" if count else "note", f"{path}: {count} entries", fix)
 
 
 def _integrations() -> Iterator[Check]:

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import gdn_cuda
-from gdn_cuda import InferenceMode
-
 from ..operators.examples import Arguments, Case, poisoned, random
-from . import replay_examples
+from ..runtime import package as gdn_cuda
+from . import InferenceMode, replay_examples
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 from .reference import CHUNK
 

@@ -45,7 +45,7 @@ def fused_decode(device: str) -> Iterator[Case]:
 
 def decode_work(device: str, batch: int, tokens: int, key_heads: int, value_heads: int, state_dtype: torch.dtype) -> Work:
     """Of several tokens, plain verify: the state after each goes to a slot of its own."""
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     x = projections(device, batch, tokens, key_heads=key_heads, value_heads=value_heads)
     slots = batch * tokens
@@ -80,7 +80,7 @@ def recurrent_forward(device: str) -> Iterator[Case]:
 
 
 def _recurrent_work(device: str, batch: int, tokens: int) -> Work:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     x = projections(device, batch, tokens, key_heads=16, value_heads=32)
     x |= {
@@ -105,7 +105,7 @@ def fused_gdn_gating(device: str) -> Iterator[Case]:
 
 
 def _gating_work(device: str, batch: int, tokens: int) -> Work:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     x = {
         "A_log": normal(32, device=device, dtype=torch.float32),

@@ -40,7 +40,7 @@ def _cases(device: str, work: Callable[[str, int, int], Work]) -> Iterator[Case]
 
 def _tensors(device: str, batch: int, tokens: int) -> dict[str, Tensor]:
     """All arguments of the pieces, by name; weak gates, states in fp32."""
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     x = projections(device, batch, tokens, key_heads=KEY_HEADS, value_heads=VALUE_HEADS)
     gate = -torch.rand(batch, tokens, VALUE_HEADS, device=device) / CHUNK
@@ -75,14 +75,14 @@ def _work(operator: Callable[..., Any], inputs: Inputs, moved: int, written: tup
 
 
 def _u_w_work(device: str, batch: int, tokens: int) -> Work:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     inputs = _chosen(_tensors(device, batch, tokens), "k", "v", "u", "w", "beta", "gate")
     return _work(gdn_cuda.bf16_gdn_compute_u_w, inputs, size(*inputs.values()), ("u", "w"))
 
 
 def _state_update_work(device: str, batch: int, tokens: int) -> Work:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     x = _tensors(device, batch, tokens)
     gdn_cuda.bf16_gdn_compute_u_w(**_chosen(x, "k", "v", "u", "w", "beta", "gate"))
@@ -92,7 +92,7 @@ def _state_update_work(device: str, batch: int, tokens: int) -> Work:
 
 
 def _output_work(device: str, batch: int, tokens: int) -> Work:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     x = _tensors(device, batch, tokens)
     x["u"].copy_(x["v"])

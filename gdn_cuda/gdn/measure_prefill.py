@@ -185,7 +185,7 @@ def chunked_forward(device: str) -> Iterator[Case]:
 
 def prefill_work(shape: Shape, device: str) -> Work:
     """Inputs as in engines: q and k normalised by an earlier kernel, or by the call; gates and states in fp32."""
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     leading = (shape.tokens,) if shape.packed else (len(shape.lengths), shape.lengths[0])
     x = projections(
@@ -214,7 +214,7 @@ def prefill_work(shape: Shape, device: str) -> Work:
 
 
 def outcome(inputs: Inputs) -> Outcome:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     out, final_state = gdn_cuda.chunked_forward(**inputs)[:2]
     assert final_state is not None

@@ -63,7 +63,7 @@ def _replay_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Wo
 
 
 def _kept_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     x = _verify_inputs(device, batch, tokens, batch * tokens, state)
     x["state_indices"] = torch.randperm(batch * tokens, device=device, dtype=torch.int32).view(batch, tokens)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import gdn_cuda
-
 from ..operators.measure import draw, sanitizes
+from ..runtime import package as gdn_cuda
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 
 HALVES = (torch.bfloat16, torch.float16)

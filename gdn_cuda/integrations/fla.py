@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import gdn_cuda
-
+from ..runtime import package as gdn_cuda
 from . import verified
 from .counted import Declined, count, counted, decline_gradients
 from .fla_modules import FUNCTIONS

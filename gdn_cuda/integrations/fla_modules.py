@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import gdn_cuda
-
+from ..runtime import package as gdn_cuda
 from .counted import Declined, decline_gradients
 
 Function = tuple[str, Any]  # parameters, and ours

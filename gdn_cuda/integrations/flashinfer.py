@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import gdn_cuda
-
+from ..runtime import package as gdn_cuda
 from . import verified
 from .counted import Declined, counted
 from .replaced import Replaced

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import gdn_cuda
-
+from ..runtime import package as gdn_cuda
 from . import verified
 from .counted import Declined, counted, run
 from .packed import split_qkv

@@ -226,8 +226,7 @@ def benchmarks(operator: str, device: DeviceTraits) -> Iterator[tuple[str, Expla
 
 def function_called(name: str) -> Callable[..., Any]:
     """A public function; or an operator that no public function has for itself."""
-    import gdn_cuda
-
+    from ..runtime import package as gdn_cuda
     from . import calls
     from .registration import SCHEMAS
 

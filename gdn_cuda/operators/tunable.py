@@ -64,7 +64,7 @@ class Case:
         return self.declared.arguments(self.shape, TORCH_DTYPES[self.dtype], self.shared, device)
 
     def function(self) -> Callable[..., Tensor]:
-        import gdn_cuda
+        from ..runtime import package as gdn_cuda
 
         found: Callable[..., Tensor] = self.declared.function or getattr(gdn_cuda, self.operator)
         return found

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-import gdn_cuda
-
 from ..operators.examples import Arguments, Case, draw, of_operator
+from ..runtime import package as gdn_cuda
 
 N = 5
 Make = Callable[[int, int, int], Arguments]

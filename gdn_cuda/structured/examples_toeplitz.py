@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-import gdn_cuda
-
 from ..operators.examples import Arguments, Case, draw, of_operator
+from ..runtime import package as gdn_cuda
 from .examples_sums import Make
 
 

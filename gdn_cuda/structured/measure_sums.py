@@ -77,7 +77,7 @@ def _points(kind: str, device: str, points: int) -> Tensor:
 
 def _pairs_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
     """Poles of S4's initialisation."""
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
     x = {"v": v, "z": _points(kind, device, points), "w": _poles(device, rows, poles)}
@@ -86,7 +86,7 @@ def _pairs_work(device: str, rows: int, poles: int, points: int, backward: bool,
 
 def _complex_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
     """The same without the conjugates."""
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
     x = {"v": v, "omega": _points(kind, device, points), "lambd": _poles(device, rows, poles)}
@@ -95,7 +95,7 @@ def _complex_work(device: str, rows: int, poles: int, points: int, backward: boo
 
 def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
     """One set of poles for all rows, between the points."""
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     omega = torch.arange(points, device=device, dtype=torch.float32)
     lambd = torch.arange(poles, device=device) + 0.25 + 0.5 * torch.rand(poles, device=device)
@@ -106,7 +106,7 @@ def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) 
 def _powers_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
     """Exponents that decay over the length, as S4D's, or that have powers on the unit circle, both with phases of which torch's
     product keeps three digits; or any phases, and decays within a few steps."""
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     if kind == ANYWHERE:
         phases = 2 * math.pi * torch.rand(rows, poles, device=device)

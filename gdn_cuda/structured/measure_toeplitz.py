@@ -65,7 +65,7 @@ def _target(reach_ms: float) -> Target:
 def _work(
     name: str, device: str, systems: int, n: int, without_waiting: bool = False, backward: bool = False, is_hard: bool = False
 ) -> Work:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     distance = torch.arange(n, device=device, dtype=torch.float32)
     positive = (0.9**distance + 0.1 * (distance == 0)).repeat(systems, 1)
@@ -84,13 +84,13 @@ def _work(
 
 
 def _first_of_ex(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     return gdn_cuda.toeplitz_solve_ex(c, r, b)[0]
 
 
 def _first_of_symmetric_ex(c: Tensor, b: Tensor) -> Tensor:
-    import gdn_cuda
+    from ..runtime import package as gdn_cuda
 
     return gdn_cuda.toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[0]
 

@@ -8,10 +8,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-import gdn_cuda
-from gdn_cuda import _C
-
+from .. import _C
 from ..operators.measure import draw, sanitizes
+from ..runtime import package as gdn_cuda
 
 HALVES = (torch.bfloat16, torch.float16)
 REALS = (torch.float32, torch.float64)

@@ -28,11 +28,12 @@ def start(tmp_path: Path, cache: Path, request: pytest.FixtureRequest) -> Iterat
         user: int | None = None,
         before: str = "",
         folder: Path | None = None,
+        package: Path | None = None,
         **variables: Any,
     ) -> Child:
         if user is not None and hook == "wheels":
             hook = request.getfixturevalue("toolchain_for_all")
-        child = Child(folder or tmp_path / "run", {"GDN_JIT_CACHE_DIR": cache} | variables, hook, user, before)
+        child = Child(folder or tmp_path / "run", {"GDN_JIT_CACHE_DIR": cache} | variables, hook, user, before, package)
         children.append(child)
         return child
 

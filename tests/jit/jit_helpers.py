@@ -39,6 +39,12 @@ def slow_kernel(number: int = 0) -> str:
     return f'extern "C" __global__ void scale(float* x) {{ {steps} }}\n'
 
 
+def installed_package() -> Path:
+    package = importlib.util.find_spec("gdn_cuda")
+    assert package is not None and package.submodule_search_locations is not None
+    return Path(next(iter(package.submodule_search_locations)))
+
+
 class CallFailed(RuntimeError):
     """The child's call raised; the text is the message."""
 
@@ -53,8 +59,10 @@ class Child:
         hook: str | dict[str, str] | None = "wheels",
         user: int | None = None,
         before: str = "",
+        package: Path | None = None,
     ):
-        """`variables`: None removes one. `before`: shell commands in a mount namespace of the child's own."""
+        """`variables`: None removes one. `before`: shell commands in a mount namespace of the child's own. `package`: the
+        folder with _C and lib/, in place of the installed one."""
         temporary = folder / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "TMPDIR": str(temporary), "LC_ALL": "C.UTF-8"}
@@ -62,9 +70,7 @@ class Child:
             environment.pop(name, None)
             if value is not None:
                 environment[name] = str(value)
-        package = importlib.util.find_spec("gdn_cuda")
-        assert package is not None and package.submodule_search_locations is not None
-        code = next(iter(package.submodule_search_locations))
+        code = str(package or installed_package())
         self._errors = folder / f"stderr-{time.monotonic_ns()}"
         with self._errors.open("wb") as errors:
             self.process: Forked | subprocess.Popen[str]

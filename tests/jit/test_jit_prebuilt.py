@@ -21,6 +21,7 @@ from jit_helpers import (
     edit,
     entries,
     entry_of,
+    installed_package,
     need_mounts,
     need_root,
     seal,
@@ -172,7 +173,8 @@ def test_a_prebuilt_folder_that_others_may_have_changed_is_skipped(
     child = start(GDN_JIT_PREBUILT_DIR=baked)
     assert child.call("compile", *registered, ARCH)["origin"] == "compiled"
     assert [reason in line for line in child.warnings()] == [True]
-    assert reason in child.call("prebuilt_refusal")
+    [folder] = child.call("prebuilt_folders")
+    assert folder["path"] == str(baked) and reason in folder["refusal"]
     assert reason in start(GDN_JIT_PREBUILT_DIR=baked, GDN_JIT_DISABLE="1", GDN_JIT_CACHE_DIR=NOWHERE, HOME=NOWHERE).failure(
         "compile", *registered, ARCH
     )
@@ -201,6 +203,86 @@ def test_a_sealed_prebuilt_entry_without_the_kernel_is_skipped(
     entry.unlink()
     os.mkfifo(entry)
     assert start(GDN_JIT_PREBUILT_DIR=baked).call("compile", *registered, ARCH)["origin"] == "disk"
+
+
+@pytest.fixture
+def package(tmp_path: Path, image: Path) -> Path:
+    """_C and the library in a folder of their own, with the image as the folder `prebuilt` beside the library."""
+    folder = tmp_path / "package"
+    (folder / "lib").mkdir(parents=True)
+    for name in ("lib/libgdn_cuda.so", *(path.name for path in installed_package().glob("_C.*.so"))):
+        shutil.copy(installed_package() / name, folder / name)
+    shutil.copytree(image, folder / "lib" / "prebuilt")
+    return folder
+
+
+def test_a_folder_prebuilt_beside_the_library_is_read_and_never_written(
+    start: Start, package: Path, tmp_path: Path, wheels: dict[str, Path], registered: tuple[str, str]
+) -> None:
+    before = state(package)
+    hook = {"library_root": str(wheels["library_root"])}
+    never = {"GDN_JIT_DISABLE": "1", "GDN_JIT_CACHE_DIR": NOWHERE, "HOME": NOWHERE, "TMPDIR": NOWHERE}
+    child = start(package=package, hook=hook, **never)
+    assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"
+    assert child.call("loaded") == []
+    assert child.call("prebuilt_folders") == [{"path": str(package / "lib" / "prebuilt"), "refusal": ""}]
+    assert str(package / "lib" / "prebuilt") in child.failure("compile", *registered, "sm_80")
+    assert state(package) == before
+
+
+def test_gdn_jit_prebuilt_dir_comes_before_the_folder_beside_the_library(
+    start: Start, package: Path, tmp_path: Path, image: Path, registered: tuple[str, str]
+) -> None:
+    beside = package / "lib" / "prebuilt"
+    [entry] = beside.iterdir()
+    entry.write_bytes(b"not read")
+    child = start(package=package, GDN_JIT_PREBUILT_DIR=image)
+    assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"
+    assert child.messages() == ""
+    shutil.copy(image / entry.name, entry)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert start(package=package, GDN_JIT_PREBUILT_DIR=empty).call("compile", *registered, ARCH)["origin"] == "prebuilt"
+
+
+def test_files_beside_the_library_may_be_links(start: Start, package: Path, registered: tuple[str, str]) -> None:
+    """Package managers and download caches keep the contents elsewhere, under other names."""
+    blobs = package.parent / "blobs"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(path for path in package.rglob("*") if path.is_file())):
+        blob = path.rename(blobs / f"{number:040}")
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    child = start(package=package, GDN_JIT_DISABLE="1")
+    assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"
+    assert child.messages() == ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda lib, entry: entry.chmod(0o666), "others may write it (mode 0666)"),
+        (lambda lib, entry: entry.chmod(0o664), "others may write it (mode 0664)"),
+        (lambda lib, entry: entry.parent.chmod(0o777), "others may write it (mode 0777)"),
+        (lambda lib, entry: os.chown(entry, NOBODY, NOBODY), f"it belongs to user {NOBODY}"),
+        (lambda lib, entry: os.chown(entry.parent, NOBODY, NOBODY), f"it belongs to user {NOBODY}"),
+        (lambda lib, entry: (entry.unlink(), os.mkfifo(entry)), "it is not a regular file"),
+        (lambda lib, entry: (lib.chmod(0o775), entry.chmod(0o664), entry.parent.chmod(0o775)), ""),
+        (lambda lib, entry: (lib.chmod(0o775), entry.chmod(0o666)), "others may write it"),
+        (lambda lib, entry: (os.chown(lib, -1, NOBODY), lib.chmod(0o775), entry.chmod(0o664)), "others may write it"),
+        (lambda lib, entry: (os.chown(lib, NOBODY, NOBODY), os.chown(entry, NOBODY, NOBODY)), ""),
+    ],
+)
+def test_files_beside_the_library_are_trusted_as_the_library_is(
+    start: Start, package: Path, registered: tuple[str, str], spoil: Callable[[Path, Path], object], reason: str
+) -> None:
+    """Whoever may write the library has the process anyway; nobody else may choose its kernels."""
+    need_root()
+    (package / "lib" / "libgdn_cuda.so").chmod(0o755)
+    [entry] = (package / "lib" / "prebuilt").iterdir()
+    spoil(package / "lib" / "libgdn_cuda.so", entry)
+    child = start(package=package)
+    assert child.call("compile", *registered, ARCH)["origin"] == ("compiled" if reason else "prebuilt")
+    assert [reason in line and "it is passed over" in line for line in child.warnings()] == [True] * bool(reason)
 
 
 def test_nothing_is_exported_with_nvcc_flags_that_the_file_name_does_not_cover(
