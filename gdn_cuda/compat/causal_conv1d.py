@@ -114,6 +114,7 @@ _stand_in = StandIn(
 )  # transformers' own functions have the same names
 
 
+@_stand_in.replaced.whole()
 def install() -> contextlib.AbstractContextManager[Any]:
     """transformers 5 finds `causal_conv1d_fn` and `causal_conv1d_update` here, until `uninstall`, or to the end of a `with`.
 

@@ -173,6 +173,7 @@ _stand_in = StandIn(
 )
 
 
+@_stand_in.replaced.whole()
 def install() -> contextlib.AbstractContextManager[Any]:
     """transformers 5 finds `selective_scan_fn` and `selective_state_update` here, until `uninstall`, or to the end of a `with`.
 

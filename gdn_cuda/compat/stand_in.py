@@ -23,25 +23,24 @@ class StandIn:
 
     def __init__(self, host: Host, looked_up: Mapping[str, str], functions: Mapping[str, Any]):
         self.host, self.package, self.looked_up, self.functions = host, host.module, looked_up, functions
-        self._replaced = Replaced()
+        self.replaced = Replaced()
 
     def install(self) -> contextlib.AbstractContextManager[Any]:
         """Until `uninstall`, or to the end of a `with`. Twice is once. Raises Refused, with nothing replaced, where those of
         an installed package have other parameters."""
-        if not self._replaced:
-            with self._replaced.whole():
-                # Looked up again last when all else is undone, too.
-                self._replaced.change(lambda: None, lambda: self._look_up_again(uninstall=True))
-                package = self._imported()
-                for name in self.looked_up:
-                    self._replaced.put(package, name, self.functions[name])
-                self._look_up_again()
+        if not self.replaced:
+            # Undone in reverse: transformers looks up again once all else is undone.
+            self.replaced.change(lambda: None, lambda: self._look_up_again(uninstall=True))
+            package = self._imported()
+            for name in self.looked_up:
+                self.replaced.put(package, name, self.functions[name])
+            self._look_up_again()
         undo = contextlib.ExitStack()
         undo.callback(self.uninstall)
         return undo
 
     def uninstall(self) -> None:
-        self._replaced.undo()
+        self.replaced.undo()
 
     def _imported(self) -> ModuleType:
         try:
@@ -49,7 +48,7 @@ class StandIn:
         except Exception:  # not installed, or built for another torch
             package = ModuleType(self.package, f"Stands in for {self.package}: gdn_cuda.compat.{self.package}.install")
             package.__spec__ = ModuleSpec(self.package, loader=None)
-            self._replaced.change(lambda: sys.modules.update({self.package: package}), lambda: _remove(package))
+            self.replaced.change(lambda: sys.modules.update({self.package: package}), lambda: _remove(package))
         else:
             self.host.require_imported()
         return package

@@ -29,7 +29,8 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Class:
-    methods: dict[str, ast.arguments]
+    name: str
+    methods: dict[str, list[Bound]]
     bases: tuple[ast.expr, ...]
 
 
@@ -76,8 +77,11 @@ def _bindings(statement: ast.stmt) -> Iterator[tuple[str, Bound]]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         yield statement.name, statement.args
     elif isinstance(statement, ast.ClassDef):
-        methods = {each.name: each.args for each in statement.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        yield statement.name, _Class(methods, tuple(statement.bases))
+        methods: dict[str, list[Bound]] = {}
+        for each in _executed(statement.body):
+            for name, bound in _bindings(each):
+                methods.setdefault(name, []).append(bound)
+        yield statement.name, _Class(statement.name, methods, tuple(statement.bases))
     elif isinstance(statement, ast.ImportFrom):
         for alias in statement.names:
             yield alias.asname or alias.name, _Import(statement.module or "", statement.level, alias.name)
@@ -105,16 +109,16 @@ class Source:
         first, _, method = path.partition(".")
         found, unreadable = set(), ""
         for module_name, bound in self._resolved(name, first):
-            try:
-                arguments = self._method(module_name, bound, method) if method else bound
-                if isinstance(arguments, ast.arguments):
-                    found.add(self._written(module_name, arguments))
-                elif isinstance(arguments, _Import):
-                    unreadable = f"{path} is imported from {arguments.module}"
-                elif not _is_none(arguments):
-                    unreadable = f"{path} is made when {module_name} is imported"
-            except Unreadable as error:
-                unreadable = str(error)
+            for origin, each in self._methods(module_name, bound, method) if method else [(module_name, bound)]:
+                try:
+                    if isinstance(each, ast.arguments):
+                        found.add(self._written(origin, each))
+                    elif isinstance(each, _Import):
+                        unreadable = f"{path} is imported from {each.module}"
+                    elif not (isinstance(each, ast.Constant) and each.value is None):  # None: the library has no such function
+                        unreadable = f"{path} is made when {origin} is imported"
+                except Unreadable as error:
+                    unreadable = str(error)
         if not found and not unreadable:
             raise Missing(f"{name} has no {path}")
         return frozenset(found), unreadable
@@ -149,20 +153,29 @@ class Source:
                     if len(bindings) == 1:  # else it is in a branch that is not run
                         raise
 
-    def _method(self, module_name: str, bound: Bound, method: str) -> Bound | None:
-        """The method of the class, or of the first base that has it."""
+    def _methods(
+        self, module_name: str, bound: Bound, method: str, seen: frozenset[tuple[str, str, str]] = frozenset()
+    ) -> Iterator[tuple[str, Bound]]:
+        """What a class binds the method's name to, or the first base that does."""
         if not isinstance(bound, _Class):
-            return bound
-        if method in bound.methods:
-            return bound.methods[method]
-        for base in bound.bases:
-            if not isinstance(base, ast.Name):
-                continue
-            for origin, each in self._resolved(module_name, base.id):
-                inherited = self._method(origin, each, method)
-                if inherited is not None:
-                    return inherited
-        return None
+            yield module_name, bound
+            return
+        if (module_name, bound.name, method) in seen:
+            return
+        seen |= {(module_name, bound.name, method)}
+        for each in bound.methods.get(method, []):
+            if isinstance(each, ast.Name) and each.id in bound.methods:
+                yield from self._methods(module_name, bound, each.id, seen)
+            elif isinstance(each, ast.Name):
+                yield from self._resolved(module_name, each.id)
+            else:
+                yield module_name, each
+        for base in bound.bases if method not in bound.methods else ():
+            classes = self._resolved(module_name, base.id) if isinstance(base, ast.Name) else [(module_name, base)]
+            inherited = [found for origin, each in classes for found in self._methods(origin, each, method, seen)]
+            if inherited:
+                yield from inherited
+                return
 
     def _written(self, module_name: str, arguments: ast.arguments) -> str:
         positional = [*arguments.posonlyargs, *arguments.args]
@@ -200,11 +213,6 @@ class Source:
             if len(values) == 1 and isinstance(values[0], ast.expr):
                 return self._value(module_name, values[0])
         raise Unreadable(f"a default is {ast.unparse(expression)}")
-
-
-def _is_none(bound: Bound | None) -> bool:
-    """A name that the library sets to None where it has no such function, or no method at all."""
-    return bound is None or (isinstance(bound, ast.Constant) and bound.value is None)
 
 
 def _absolute(module_name: str, module: Module, imported: _Import) -> str:

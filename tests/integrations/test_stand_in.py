@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import fake_hosts
 import pytest
 
 from gdn_cuda.compat import causal_conv1d, mamba_ssm
@@ -29,7 +30,7 @@ def package(ours: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_an_installed_package_keeps_its_other_functions(ours: Any, package: ModuleType) -> None:
     theirs, absent = ours._stand_in.looked_up
     package.other = other = lambda: "another"
-    before = lambda: "theirs"  # noqa: E731
+    before = fake_hosts.function(theirs, ours.HOST.targets[f"{package.__name__}:{theirs}"])
     setattr(package, theirs, before)
     with ours.install():
         assert getattr(package, theirs) is getattr(ours, theirs) and getattr(package, absent) is getattr(ours, absent)
