@@ -6,7 +6,7 @@ Importing this touches neither CUDA nor a compiler. `python -m gdn_cuda doctor` 
 
 __version__ = "0.1.0"
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from . import runtime as _runtime
 
@@ -21,7 +21,7 @@ from .scan import *  # noqa: E402, F403
 from .structured import *  # noqa: E402, F403
 from .submodules import on_access as _on_access  # noqa: E402
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import compat, integrations  # noqa: F401
 else:
     __getattr__, __dir__ = _on_access(__name__)

@@ -10,13 +10,13 @@ difference, and the host's own kernels stay. A call that gdn_cuda cannot take ru
 Importing these modules changes nothing.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ..submodules import on_access as _on_access
 from .counted import calls, reset_calls
 from .verified import Refused
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import fla, flashinfer, sglang, transformers, vllm  # noqa: F401
 else:
     __getattr__, __dir__ = _on_access(__name__)

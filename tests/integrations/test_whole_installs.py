@@ -6,19 +6,18 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import fake_hosts
 import pytest
+from interrupts import Interrupt, steps
 
-import gdn_cuda
 from gdn_cuda import compat, integrations
 from gdn_cuda.integrations import replaced
 
-OURS = str(Path(gdn_cuda.__file__).parent)
 NAMES = [*(f"integrations.{name}" for name in integrations.NAMES), *(f"compat.{name}" for name in compat.INSTALLS)]
 
 
@@ -57,40 +56,6 @@ def installation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     each.uninstall()
     yield each
     each.uninstall()
-
-
-class Interrupt:
-    """Counts the lines that our modules run, and raises at the n-th, as Ctrl-C does."""
-
-    def __init__(self, line: int = 0):
-        self.line, self.lines = line, []
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
-            return None
-        if event == "line":
-            self.lines.append((frame.f_code.co_filename, frame.f_lineno))
-            if len(self.lines) == self.line:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._trace
-
-    def run(self, install: Callable[[], object]) -> None:
-        before = sys.gettrace()
-        sys.settrace(self._trace)
-        try:
-            install()
-        finally:
-            sys.settrace(before)
-
-
-def steps(install: Callable[[], object]) -> list[int]:
-    """Of all lines that it runs, the first time and the last time that each is run."""
-    watched = Interrupt()
-    watched.run(install)
-    first = {line: n for n, line in reversed([*enumerate(watched.lines, 1)])}
-    last = {line: n for n, line in enumerate(watched.lines, 1)}
-    return sorted({*first.values(), *last.values()})
 
 
 def test_an_installation_that_is_interrupted_at_any_line_is_undone(installation: Installation) -> None:
