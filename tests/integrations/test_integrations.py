@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,24 @@ def test_a_plugin_lets_an_engine_start_whatever_an_installation_raises(
         each.plugin()
         assert f"{name} keeps its own kernels: {error}" in caplog.text and not each._replaced
         assert ("Traceback" in caplog.text) == isinstance(error, ImportError)
+
+
+def test_the_guide_lists_all_releases() -> None:
+    """In a table, the newest first; "no" where nothing was run."""
+    text = (ROOT / "docs/integrations.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+)(?: \(`[^`]*`\))? \| ([\w.]+) \| (\d+)[^|]* \| the same \| (.*) \|$", text, re.MULTILINE)
+    hosts = [getattr(integrations, name).HOST for name in integrations.NAMES]
+    hosts += [getattr(compat, name).HOST for name in compat.INSTALLS]
+    expected = {(host.package, version, how): len(host.targets) for host in hosts for version, how in host.versions.items()}
+    found = {
+        (package, version, "compared" if run.startswith("no") else "run"): int(count) for package, version, count, run in rows
+    }
+    assert found == expected
+    newest: dict[str, str] = {}
+    for package, version, _, _ in rows:
+        newest.setdefault(package, version)
+    assert newest == {host.package: host.newest for host in hosts}
+    assert f"82, of {len(module('transformers').MODELS)} models" in text
 
 
 # ---- doctor
