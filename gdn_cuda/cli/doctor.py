@@ -225,12 +225,15 @@ def _integrations() -> Iterator[Check]:
     from .. import compat, integrations
     from ..integrations.requested import PLUGINS, requested
 
+    try:
+        asked = [name for name in PLUGINS if requested(name)]
+    except RuntimeError:  # a malformed variable, which has a line of its own
+        asked = []
     for name in integrations.NAMES:
         switch = f"on: gdn_cuda.integrations.{name}.install()"
         if name in PLUGINS:
-            switch = "on by GDN_INTEGRATIONS" if requested(name) else f"off; GDN_INTEGRATIONS={name} switches it on"
-        asked = name in PLUGINS and requested(name)
-        yield _host(f"integration {name}", getattr(integrations, name).HOST, switch, asked)
+            switch = "on by GDN_INTEGRATIONS" if name in asked else f"off; GDN_INTEGRATIONS={name} switches it on"
+        yield _host(f"integration {name}", getattr(integrations, name).HOST, switch, name in asked)
     for name, call in compat.INSTALLS.items():
         yield _host(f"compat {name}", getattr(compat, name).HOST, f"on: gdn_cuda.compat.{name}.{call}()")
 

@@ -50,7 +50,7 @@ def read(text: str | bytes, is_package: bool) -> Module:
     """Raises Unreadable where it is no Python of this version."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise Unreadable(f"it cannot be parsed: {error}") from None
     module = Module(is_package)
     for statement in _executed(tree.body):

@@ -115,9 +115,10 @@ class Host:
 
     def _version(self) -> str:
         try:
-            return importlib.metadata.version(self.package).partition("+")[0]  # without what a build adds: 0.33.0+cu129
-        except importlib.metadata.PackageNotFoundError:
+            found = importlib.metadata.version(self.package) or ""
+        except (importlib.metadata.PackageNotFoundError, KeyError):
             return ""
+        return found.partition("+")[0]  # without what a build adds: 0.33.0+cu129
 
     def require(self, parts: Iterable[str] | None = None) -> None:
         """Compares what is imported, and the source of what is not. Raises Refused with every difference where an imported

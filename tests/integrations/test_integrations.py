@@ -148,6 +148,14 @@ def test_doctor_has_a_line_for_each_that_says_what_was_compared(monkeypatch: pyt
         assert (check.status, check.found) == ("ok", f"{each.HOST.package} 77.0 {compared}; {switch}")
 
 
+def test_doctor_has_all_lines_where_a_variable_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def malformed() -> None:
+        raise RuntimeError("GDN_NVTX: expected 0 or 1")
+
+    monkeypatch.setattr(requested._C, "env", malformed)
+    assert doctors_lines()
+
+
 def test_doctor_counts_a_refusal_as_a_problem_and_an_absent_library_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requested._C, "env", lambda: {"integrations": "sglang"})
     monkeypatch.setitem(sys.modules, "sglang", None)  # as if it were not installed

@@ -89,13 +89,16 @@ def test_a_version_only_words_the_messages(
     assert said == ([] if level is None else [(level, expected)])
 
 
-def test_a_library_without_metadata_goes_by_its_parameters(host: Any, tmp_path: Path) -> None:
-    (tmp_path / "a_host-2.1.0.dist-info/METADATA").unlink()
-    (tmp_path / "a_host-2.1.0.dist-info").rmdir()
-    assert host.examine().status == "verified" and host.examine().text.startswith(
-        "a-host (its metadata has no version) was not"
-    )
+@pytest.mark.parametrize("has_metadata", [False, True])
+def test_a_library_without_a_version_goes_by_its_parameters(has_metadata: bool, host: Any, tmp_path: Path) -> None:
+    metadata = tmp_path / "a_host-2.1.0.dist-info/METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: a-host\n")
+    if not has_metadata:
+        metadata.unlink()
+        metadata.parent.rmdir()
     host.require()
+    assert host.examine().status == "verified"
+    assert host.examine().text.startswith("a-host (its metadata has no version) was not run")
 
 
 def test_nothing_is_imported(host: Any) -> None:

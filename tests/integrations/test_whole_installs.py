@@ -105,6 +105,18 @@ def test_a_host_that_refuses_an_attribute_is_as_it_was(installation: Installatio
     assert installation.state() == before
 
 
+def test_an_interrupted_uninstall_goes_on_where_it_stopped(installation: Installation) -> None:
+    before = installation.state()
+    installation.install()
+    for n in steps(installation.uninstall):
+        assert installation.state() == before
+        installation.install()
+        with pytest.raises(KeyboardInterrupt):
+            Interrupt(n).run(installation.uninstall)
+        installation.uninstall()
+    assert installation.state() == before
+
+
 def test_a_second_installation_that_fails_leaves_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers is installed a model at a time."""
     each = Installation("integrations.transformers", monkeypatch)
