@@ -253,10 +253,10 @@ def install(model: Any = None) -> tuple[str, ...]:
     wanted = [name for name in (MODELS if model is None else [_name_of(model)]) if name not in _installed]
     if wanted:
         HOST.require(wanted)
-    for name in wanted:
-        if _module(name) in sys.modules:
-            _replace(name)
-    _replaced.change(lambda: _installed.update(wanted), lambda: _installed.difference_update(wanted))
+        for name in wanted:
+            if _module(name) in sys.modules:
+                _replace(name)
+        _replaced.change(lambda: _installed.update(wanted), lambda: _installed.difference_update(wanted))
     if _later not in sys.meta_path:
         _replaced.change(_later.install, _later.uninstall)
     return _replaced.names()

@@ -101,6 +101,8 @@ def differences(host: verified.Host, files: source.Source) -> list[str]:
             parameters, unreadable = files.parameters(target)
         except source.Missing:
             continue  # it is optional
+        except source.Unreadable as error:
+            parameters, unreadable = frozenset(), str(error)
         if expected not in parameters:
             found.append(f"{target}: expected ({expected}), and its source does not tell: {unreadable}")
     return found
