@@ -9,6 +9,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from test_types import errors
 
 import gdn_cuda
 from gdn_cuda import compat, integrations
@@ -47,7 +48,7 @@ def names_in(text: str) -> set[str]:
     return {name for name in DOTTED.findall(text) if not INVENTED.search(name)}
 
 
-def test_names_in_the_documents() -> None:
+def names_in_documents() -> set[str]:
     documents = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
@@ -56,7 +57,17 @@ def test_names_in_the_documents() -> None:
     ]
     names = set().union(*(names_in(document.read_text()) for document in documents))
     assert {"gdn_cuda.integrations.flashinfer", "gdn_cuda.compat.mamba_ssm.install", "gdn_cuda.nn.HyenaCascade"} <= names
-    assert not unresolved(names)
+    return names
+
+
+def test_names_in_the_documents() -> None:
+    assert not unresolved(names_in_documents())
+
+
+def test_mypy_knows_the_names_in_the_documents(tmp_path: Path) -> None:
+    """A package lists the modules that load on access for type checkers."""
+    program = "import gdn_cuda\n" + "".join(f"print({name})\n" for name in sorted(names_in_documents()))
+    assert errors(program, tmp_path) == ""
 
 
 def test_names_that_doctor_prints(monkeypatch: pytest.MonkeyPatch) -> None:
