@@ -6,6 +6,8 @@ Importing this touches neither CUDA nor a compiler. `python -m gdn_cuda doctor` 
 
 __version__ = "0.1.0"
 
+import typing as _typing
+
 from . import runtime as _runtime
 
 _runtime.load_library()
@@ -17,6 +19,12 @@ from .operators.explain import explain  # noqa: E402
 from .runtime import compile, init, warmup  # noqa: E402
 from .scan import *  # noqa: E402, F403
 from .structured import *  # noqa: E402, F403
+from .submodules import on_access as _on_access  # noqa: E402
+
+if _typing.TYPE_CHECKING:
+    from . import compat, integrations  # noqa: F401
+else:
+    __getattr__, __dir__ = _on_access(__name__)
 
 __all__ = ["init", "compile", "warmup", "explain", "__version__"]
 __all__ += conv.__all__

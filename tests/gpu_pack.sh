@@ -2,7 +2,7 @@
 # tests/gpu_pack.sh [REQUIREMENT...]: makes .carry/ for tests/gpu_session.sh, in five minutes on two cores and without a GPU.
 #
 # carry.tar.xz has every kernel compiled for ARCH (sm_90a), and the headers of CUTLASS and libcu++ that they were compiled with. The
-# requirements are wheels to carry as well (transformers==5.23.0), without what they depend on. Beside .carry go what
+# requirements are wheels to carry as well (transformers==5.24.0), without what they depend on. Beside .carry go what
 # ./develop.sh built: gdn_cuda/lib and gdn_cuda/_C.*.so, for the GPU machine's Python.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -24,6 +24,9 @@ def prefill(x: torch.Tensor, pool: torch.Tensor, final: bool) -> None:
     print(gdn_cuda.fused_decode(x, x, x, x, x, x, x, pool).shape)
     print(gdn_cuda.selective_scan(x, x, x, x, x, delta_softplus=True).shape)
     out, state = gdn_cuda.selective_scan(x, x, x, x, x, return_last_state=True)
+    names: tuple[str, ...] = gdn_cuda.integrations.transformers.install("mamba")
+    with gdn_cuda.compat.mamba_ssm.install():
+        print(names, gdn_cuda.compat.causal_conv1d.causal_conv1d_update(x, x, x).shape)
 """
 BAD = """
 import gdn_cuda, torch
@@ -33,6 +36,7 @@ def prefill(x: torch.Tensor, final: bool) -> None:
     out, state, checkpoints = gdn_cuda.chunked_forward(x, x, x, x, x)
     print(gdn_cuda.chunked_forward(x, x, x, x, x, output_final_state=final)[1].shape)
     print(gdn_cuda.selective_scan(x, x, x, x, x, return_last_state=True).shape)
+    print(gdn_cuda.no_such, gdn_cuda.integrations.no_such, gdn_cuda.compat.no_such)
 """
 
 
@@ -50,4 +54,4 @@ def test_mypy_infers_the_results_from_the_arguments(tmp_path: Path) -> None:
 
 def test_mypy_rejects_the_use_of_absent_results(tmp_path: Path) -> None:
     found = errors(BAD, tmp_path)
-    assert [f":{line}: error" in found for line in (5, 6, 7, 8)] == [True, True, True, True], found
+    assert [f":{line}: error" in found for line in (5, 6, 7, 8, 9)] == [True] * 5, found

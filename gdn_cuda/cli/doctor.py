@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import platform
 import re
@@ -17,6 +16,7 @@ from .output import console, human_bytes, print_json, show, table
 
 if TYPE_CHECKING:
     from .._C import Finding
+    from ..integrations.verified import Host
 
 
 @dataclass
@@ -217,14 +217,29 @@ def _prebuilt() -> Iterator[Check]:
 
 
 def _integrations() -> Iterator[Check]:
-    """Of libraries that gdn_cuda can run the layers of: whether the installed one is as verified, and who switches it on."""
-    from ..integrations import NAMES
+    """For each library that gdn_cuda replaces functions of: whether these have the parameters that were verified, and what
+    switches it on."""
+    from .. import compat, integrations
     from ..integrations.requested import PLUGINS, requested
 
-    for name in NAMES:
-        available, found = importlib.import_module(f"..integrations.{name}", __package__).available()
+    try:
+        asked = [name for name in PLUGINS if requested(name)]
+    except RuntimeError:  # a malformed variable, which has a line of its own
+        asked = []
+    for name in integrations.NAMES:
         switch = f"on: gdn_cuda.integrations.{name}.install()"
         if name in PLUGINS:
-            switch = "on by GDN_INTEGRATIONS" if requested(name) else f"off; GDN_INTEGRATIONS={name} switches it on"
-        asked = name in PLUGINS and requested(name)
-        yield Check(f"integration {name}", "ok" if available else "note", f"{found}; {switch}" if available or asked else found)
+            switch = "on by GDN_INTEGRATIONS" if name in asked else f"off; GDN_INTEGRATIONS={name} switches it on"
+        yield _host(f"integration {name}", getattr(integrations, name).HOST, switch, name in asked)
+    for name, call in compat.INSTALLS.items():
+        yield _host(f"compat {name}", getattr(compat, name).HOST, f"on: gdn_cuda.compat.{name}.{call}()")
+
+
+def _host(what: str, host: Host, switch: str, is_requested: bool = False) -> Check:
+    finding = host.examine()
+    if finding.status == "absent":
+        return Check(what, "note", f"{finding.text}; {switch}" if is_requested else finding.text)
+    if finding.status == "refused":
+        fix = f"pip install '{host.package}=={host.newest}'; with this version {host.module} runs its own kernels"
+        return Check(what, "problem", finding.text, fix)
+    return Check(what, "ok" if finding.status == "verified" else "note", f"{finding.text}; {switch}")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conv import causal_conv1d
-from ..conv import causal_conv1d_update as _update
+from ..conv.causal_conv1d import causal_conv1d
+from ..conv.causal_conv1d_update import causal_conv1d_update as _update
+from ..integrations import verified
 from .stand_in import StandIn
 
 __all__ = [
@@ -100,16 +101,26 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
 # What runs without CUDA has this name there.
 causal_conv1d_varlen_states_ref = causal_conv1d_varlen_states
 
+VERSIONS: verified.Versions = {"1.7.0": "run"}
+_TARGETS = {
+    "causal_conv1d:causal_conv1d_fn": "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, "
+    "final_states_out=None, activation=None",
+    "causal_conv1d:causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
+    "conv_state_indices=None",
+}
+HOST = verified.Host("causal-conv1d", "causal_conv1d", VERSIONS, {"": _TARGETS}, optional=frozenset(_TARGETS))
 _stand_in = StandIn(
-    "causal_conv1d", {name: name for name in ("causal_conv1d_fn", "causal_conv1d_update")}, globals()
+    HOST, {name: name for name in ("causal_conv1d_fn", "causal_conv1d_update")}, globals()
 )  # transformers' own functions have the same names
 
 
+@_stand_in.replaced.whole()
 def install() -> contextlib.AbstractContextManager[Any]:
     """transformers 5 finds `causal_conv1d_fn` and `causal_conv1d_update` here, until `uninstall`, or to the end of a `with`.
 
     It imports causal_conv1d and takes each function by itself: the two of an installed causal_conv1d are replaced there;
     without one, a module of that name is there that has these two only. Models that are imported already look them up again.
+    Raises `gdn_cuda.integrations.Refused`, with nothing replaced, where those of the installed one have other parameters.
     """
     return _stand_in.install()
 

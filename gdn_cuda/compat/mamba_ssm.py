@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conv import causal_conv1d
+from ..integrations import verified
 from ..scan import selective_scan
 from ..scan import selective_state_update as _update
 from .stand_in import StandIn
@@ -157,18 +158,28 @@ def mamba_inner_ref(
 
 # ---- transformers
 
+VERSIONS: verified.Versions = {"2.3.2.post1": "compared"}
+_TARGETS = {
+    "mamba_ssm:selective_scan_fn": "u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, "
+    "return_last_state=False",
+    "mamba_ssm.ops.triton.selective_state_update:selective_state_update": "state, x, dt, A, B, C, D=None, z=None, "
+    "dt_bias=None, dt_softplus=False, state_batch_indices=None",
+}
+HOST = verified.Host("mamba-ssm", "mamba_ssm", VERSIONS, {"": _TARGETS}, optional=frozenset(_TARGETS))
 _stand_in = StandIn(
-    "mamba_ssm",
+    HOST,
     {"selective_scan_fn": "selective_scan", "selective_state_update": "selective_state_update"},
     globals(),
 )
 
 
+@_stand_in.replaced.whole()
 def install() -> contextlib.AbstractContextManager[Any]:
     """transformers 5 finds `selective_scan_fn` and `selective_state_update` here, until `uninstall`, or to the end of a `with`.
 
     It imports mamba_ssm and takes each function by itself: the two of an installed mamba_ssm are replaced there; without one, a
-    module of that name is there that has these two only. Models that are imported already look them up again.
+    module of that name is there that has these two only. Models that are imported already look them up again. Raises
+    `gdn_cuda.integrations.Refused`, with nothing replaced, where those of the installed one have other parameters.
 
     `mamba_inner_fn` is not among them: it is given no mask, so padding before a sequence would change what a model computes;
     and FalconMamba normalizes dt before its projection.

@@ -4,55 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ..integrations.replaced import Replaced
+from ..integrations.verified import Host
+
+logger = logging.getLogger("gdn_cuda")
+
 
 class StandIn:
     """`functions` of ours for `looked_up` of a package: by the name that transformers looks up, how its own functions that call
-    it end."""
+    it end. An installed package's functions have the parameters of `host`, where they are there."""
 
-    def __init__(self, package: str, looked_up: Mapping[str, str], functions: Mapping[str, Any]):
-        self.package, self.looked_up, self.functions = package, looked_up, functions
-        self._spec = ModuleSpec(package, loader=None)
-        self._replaced: dict[str, Any] | None = None  # by name; None where uninstalled
+    def __init__(self, host: Host, looked_up: Mapping[str, str], functions: Mapping[str, Any]):
+        self.host, self.package, self.looked_up, self.functions = host, host.module, looked_up, functions
+        self.replaced = Replaced()
 
     def install(self) -> contextlib.AbstractContextManager[Any]:
-        """Until `uninstall`, or to the end of a `with`. Twice is once."""
-        if self._replaced is None:
+        """Until `uninstall`, or to the end of a `with`. Twice is once. Raises Refused, with nothing replaced, where those of
+        an installed package have other parameters."""
+        if not self.replaced:
+            # Undone in reverse: transformers looks up again once all else is undone.
+            self.replaced.change(lambda: None, lambda: self._look_up_again(uninstall=True))
             package = self._imported()
-            self._replaced = {name: vars(package).get(name) for name in self.looked_up}
             for name in self.looked_up:
-                setattr(package, name, self.functions[name])
+                self.replaced.put(package, name, self.functions[name])
             self._look_up_again()
         undo = contextlib.ExitStack()
         undo.callback(self.uninstall)
         return undo
 
     def uninstall(self) -> None:
-        if self._replaced is None:
-            return
-        package = sys.modules[self.package]
-        for name, before in self._replaced.items():
-            delattr(package, name) if before is None else setattr(package, name, before)
-        if package.__spec__ is self._spec:
-            del sys.modules[self.package]
-        self._replaced = None
-        self._look_up_again()
+        self.replaced.undo()
 
     def _imported(self) -> ModuleType:
         try:
-            return importlib.import_module(self.package)
+            package = importlib.import_module(self.package)
         except Exception:  # not installed, or built for another torch
             package = ModuleType(self.package, f"Stands in for {self.package}: gdn_cuda.compat.{self.package}.install")
-            package.__spec__ = self._spec
-            sys.modules[self.package] = package
-            return package
+            package.__spec__ = ModuleSpec(self.package, loader=None)
+            self.replaced.change(lambda: sys.modules.update({self.package: package}), lambda: _remove(package))
+        else:
+            self.host.require_imported()
+        return package
 
-    def _look_up_again(self) -> None:
+    def _look_up_again(self, uninstall: bool = False) -> None:
         """transformers looks functions up once, by a decorator in the modules of its models."""
         kernels = sys.modules.get("transformers.integrations.hub_kernels")
         for name, module in list(sys.modules.items()):
@@ -61,8 +62,18 @@ class StandIn:
             for attribute, function in list(vars(module).items()):
                 for looked_up, end in self.looked_up.items():
                     if attribute.endswith(end) and getattr(function, "__module__", None) == name:
-                        if not hasattr(function, "__wrapped__"):
+                        if hasattr(function, "__wrapped__"):
+                            decorate = kernels.use_kernel_func_from_hub_with_fallback(looked_up, self.package)
+                            setattr(module, attribute, decorate(function.__wrapped__))
+                        elif uninstall:
+                            logger.warning(
+                                "uninstall: %s.%s stays as it is: it was imported with the package kernels", name, attribute
+                            )
+                        else:
                             expected = "expected a call before its import where the package kernels is installed, got one after"
                             raise RuntimeError(f"install: {name}: {expected}")
-                        decorate = kernels.use_kernel_func_from_hub_with_fallback(looked_up, self.package)
-                        setattr(module, attribute, decorate(function.__wrapped__))
+
+
+def _remove(package: ModuleType) -> None:
+    if sys.modules.get(package.__name__) is package:
+        del sys.modules[package.__name__]

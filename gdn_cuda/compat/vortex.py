@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,6 +31,8 @@ from ..conv import (
     hyena_short,
     split_projections,
 )
+from ..integrations import verified
+from ..integrations.replaced import Replaced
 from ..operators.schema import refuse
 
 __all__ = ["fftconv_func", "hcl_fft_conv", "hcm_fft_conv", "hcs_conv", "patch", "unpatch"]
@@ -271,49 +272,65 @@ def _step_iir(original: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---- Patching
 
-_METHODS = {
-    "HyenaInferenceEngine": {
-        "parallel_fir": _parallel_fir,
-        "parallel_iir": _parallel_iir,
-        "step_fir": _step_fir,
-        "step_iir": _step_iir,
-    },
-    "HyenaCascade": {"compute_filter": _compute_filter},
+_ENGINE, _MODEL = "vortex.model.engine", "vortex.model.model"
+_FFT = "D, dropout_mask, gelu={}, k_rev=None, bidirectional=False, print_activations=False, layer_idx=None, **kwargs"
+# By target the parameters that were verified, and what makes ours of vortex's own.
+_METHODS: dict[str, tuple[str, Callable[..., Any]]] = {
+    f"{_ENGINE}:HyenaInferenceEngine.parallel_fir": (
+        "self, fir_fn, u, weight, bias, L, dims, groups=None, gated_bias=False, column_split_hyena=False, dim_last=True, "
+        "fir_length=3, gate=False, inference_params=None, prefill_mode=None, padding_mask=None",
+        _parallel_fir,
+    ),
+    f"{_ENGINE}:HyenaInferenceEngine.parallel_iir": (
+        "self, z_pre, h, D, L, poles, residues, t, dims, layer_idx, inference_params=None, prefill_style='fft', "
+        "fftconv_fn=None, padding_mask=None, use_flashfft=False, column_split_hyena=False, long_fir_threshold=None",
+        _parallel_iir,
+    ),
+    f"{_ENGINE}:HyenaInferenceEngine.step_fir": (
+        "self, u, fir_state, weight, bias=None, gated_bias=False, flip_filter=False",
+        _step_fir,
+    ),
+    f"{_ENGINE}:HyenaInferenceEngine.step_iir": (
+        "self, x2, x1, v, D, residues, poles, iir_state, iir_groups=1",
+        _step_iir,
+    ),
+    f"{_MODEL}:HyenaCascade.compute_filter": ("self, L, device", _compute_filter),
 }
-_FUNCTIONS = (hcs_conv, hcm_fft_conv, hcl_fft_conv, fftconv_func)
-_originals: list[tuple[Any, str, Any]] = []  # (class or module, name, what was there)
+# Older versions have not all of them; vortex has None where Triton is missing.
+_FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    f"{_ENGINE}:hcs_conv": ("x1, x2, v, weight, bias=None, *, gated_bias=False, padding_mask=None", hcs_conv),
+    f"{_ENGINE}:hcm_fft_conv": (f"u, k, {_FFT.format(False)}", hcm_fft_conv),
+    f"{_ENGINE}:hcl_fft_conv": ("h, x1v, x2, D, L, fft_size", hcl_fft_conv),
+    f"{_ENGINE}:fftconv_func": (f"u, k, {_FFT.format(True)}", fftconv_func),
+}
+VERSIONS: verified.Versions = {"1.1.0": "run"}
+HOST = verified.Host(
+    *("vtx", "vortex", VERSIONS),
+    {"": {target: expected for target, (expected, _) in (_METHODS | _FUNCTIONS).items()}},
+    optional=frozenset(_FUNCTIONS),
+)
+_replaced = Replaced()
 
 
-def _vortex() -> tuple[ModuleType, ModuleType]:
-    return importlib.import_module("vortex.model.engine"), importlib.import_module("vortex.model.model")
-
-
+@_replaced.whole()
 def patch() -> None:
     """Lets vortex's Hyena layers run gdn_cuda's operators, in models that exist and in new ones. Raises ImportError without
-    vortex, and changes nothing where it is patched already."""
-    engine, model = _vortex()
-    if _originals:
+    vortex, and `gdn_cuda.integrations.Refused`, with nothing replaced, where what is replaced has other parameters. Changes
+    nothing where it is patched already."""
+    importlib.import_module(_ENGINE)
+    importlib.import_module(_MODEL)
+    if _replaced:
         return
-    try:
-        for name, methods in _METHODS.items():
-            owner = getattr(engine if hasattr(engine, name) else model, name)
-            for method, make in methods.items():
-                _replace(owner, method, make(getattr(owner, method)))
-        for function in _FUNCTIONS:
-            if getattr(engine, function.__name__, None) is not None:  # older versions have not all of them
-                _replace(engine, function.__name__, function)
-    except AttributeError:
-        unpatch()
-        raise
+    HOST.require_imported()
+    for target, (_, make) in _METHODS.items():
+        owner, name = verified.owner_of(target)
+        _replaced.put(owner, name, make(getattr(owner, name)))
+    for target, (_, ours) in _FUNCTIONS.items():
+        owner, name = verified.owner_of(target)
+        if getattr(owner, name, None) is not None:
+            _replaced.put(owner, name, ours)
 
 
 def unpatch() -> None:
     """Puts back what `patch` replaced."""
-    while _originals:
-        owner, name, original = _originals.pop()
-        setattr(owner, name, original)
-
-
-def _replace(owner: Any, name: str, by: Any) -> None:
-    _originals.append((owner, name, getattr(owner, name)))
-    setattr(owner, name, by)
+    _replaced.undo()

@@ -4,13 +4,22 @@ FLA, vLLM, SGLang, and FlashInfer's names. docs/integrations.md has what is cove
     from gdn_cuda.integrations import transformers
     transformers.install()      # and transformers.uninstall()
 
-Each module has `available() -> (bool, reason)`, `install()`, `uninstall()` and VERSIONS, what was verified of the host: another
-version, or a function whose parameters are others, is `Refused` with the difference, and the host's own kernels stay. A call
-that gdn_cuda cannot take runs the host's kernel; `calls()` counts both. Importing these modules changes nothing.
+Each module has `available() -> (bool, reason)`, `install()`, `uninstall()`, VERSIONS, the versions of the host that were run or
+compared, and HOST, the functions that are replaced with their parameters. A function that has others is `Refused` with the
+difference, and the host's own kernels stay. A call that gdn_cuda cannot take runs the host's kernel; `calls()` counts both.
+Importing these modules changes nothing.
 """
 
+import typing as _typing
+
+from ..submodules import on_access as _on_access
 from .counted import calls, reset_calls
 from .verified import Refused
+
+if _typing.TYPE_CHECKING:
+    from . import fla, flashinfer, sglang, transformers, vllm  # noqa: F401
+else:
+    __getattr__, __dir__ = _on_access(__name__)
 
 NAMES = ("transformers", "fla", "vllm", "sglang", "flashinfer")
 __all__ = ["NAMES", "Refused", "calls", "reset_calls"]

@@ -25,24 +25,23 @@ from .replaced import Replaced
 
 _CHUNK = "fla.ops.gated_delta_rule.chunk:chunk_gated_delta_rule"
 _BY_TOKEN = "fla.ops.gated_delta_rule.fused_recurrent:fused_recurrent_gated_delta_rule"
-VERSIONS: verified.Versions = {
-    "0.6": {
-        "fla.backends:register": "entry_point, *, backend=None, verifier=None, env_var=None",
-        "fla.backends:BaseBackend.verify": "self, function_name, *args, **kwargs",
-        "fla.backends:BaseBackend.get_implementation": "self, function_name",
-        _CHUNK: "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, "
-        "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, "
-        "chunk_indices=None, cp_context=None, **kwargs",
-        _BY_TOKEN: "q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False, "
-        "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False, "
-        "allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs",
-        **{target: expected for target, (expected, _) in FUNCTIONS.items()},
-    }
+VERSIONS: verified.Versions = {"0.6.0": "run"}
+_TARGETS = {
+    "fla.backends:register": "entry_point, *, backend=None, verifier=None, env_var=None",
+    "fla.backends:BaseBackend.verify": "self, function_name, *args, **kwargs",
+    "fla.backends:BaseBackend.get_implementation": "self, function_name",
+    _CHUNK: "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, "
+    "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, "
+    "chunk_indices=None, cp_context=None, **kwargs",
+    _BY_TOKEN: "q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False, "
+    "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False, "
+    "allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs",
+    **{target: expected for target, (expected, _) in FUNCTIONS.items()},
 }
+HOST = verified.Host("fla-core", "fla", VERSIONS, {"": _TARGETS})
 _REMOVED = ("transpose_state_layout", "head_first")  # FLA warns of these or refuses them
 
 _replaced = Replaced()
-_on = False
 _takes_cpu = False
 
 
@@ -194,7 +193,7 @@ def _backend() -> type:
             self._run = counted("fla.chunk_gated_delta_rule", _chunk, _default(_CHUNK))
 
         def is_enabled(self) -> bool:
-            return _on and super().is_enabled()
+            return bool(_replaced) and super().is_enabled()
 
         def chunk_gated_delta_rule_verifier(self, *args: Any, **kwargs: Any) -> tuple[bool, str | None]:
             try:
@@ -219,18 +218,17 @@ def _default(target: str) -> Callable[..., Any]:
 
 
 def available() -> tuple[bool, str]:
-    """Whether an installed fla-core is of a version that was verified, and which, or why not."""
-    return verified.available("fla-core", "fla", VERSIONS)
+    """Whether what would be replaced in an installed fla-core is as it was verified, and its version, or why not."""
+    return HOST.available()
 
 
+@_replaced.whole()
 def install(cpu: bool = False) -> tuple[str, ...]:
     """Imports FLA and registers the backend; returns the names of what is replaced besides. Twice is once, with the last `cpu`.
     Raises `Refused`, with nothing changed, where FLA is not what was verified."""
-    global _on, _takes_cpu
-    targets = verified.verified("fla-core", verified.installed_version("fla-core", "fla"), VERSIONS)
-    _takes_cpu = cpu
-    if not _on:
-        verified.check(targets)
+    global _takes_cpu
+    if not _replaced:
+        HOST.require_imported()
         from fla.backends import register
 
         register("gated_delta_rule")(_backend())
@@ -239,12 +237,10 @@ def install(cpu: bool = False) -> tuple[str, ...]:
             ours = counted(f"fla.{theirs.__name__}", function, theirs)
             for owner, name in verified.names_of(theirs, "fla"):
                 _replaced.put(owner, name, ours)
-        _on = True
+    _takes_cpu = cpu
     return _replaced.names()
 
 
 def uninstall() -> None:
     """Undoes `install`."""
-    global _on
-    _on = False
     _replaced.undo()

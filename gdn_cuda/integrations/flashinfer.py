@@ -212,7 +212,10 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         gated_delta_rule_mtp,
     ),
 }
-VERSIONS: verified.Versions = {"0.7.2": {target: expected for target, (expected, _) in _TARGETS.items()}}
+VERSIONS: verified.Versions = {"0.7.2": "run", "0.7.2.post1": "compared"}
+HOST = verified.Host(
+    "flashinfer-python", "flashinfer", VERSIONS, {"": {target: expected for target, (expected, _) in _TARGETS.items()}}
+)
 
 # ---- install and uninstall
 
@@ -220,17 +223,17 @@ _replaced = Replaced()
 
 
 def available() -> tuple[bool, str]:
-    """Whether an installed FlashInfer is of a version that was verified, and which, or why not."""
-    return verified.available("flashinfer-python", "flashinfer", VERSIONS)
+    """Whether what would be replaced in an installed FlashInfer is as it was verified, and its version, or why not."""
+    return HOST.available()
 
 
+@_replaced.whole()
 def install() -> tuple[str, ...]:
     """Imports FlashInfer's modules of Gated Delta Net and replaces the functions wherever FlashInfer has them. A program that
     has taken them by name before keeps them. Returns the names of what is replaced. Twice is once. Raises `Refused`, with
     nothing replaced, where FlashInfer is not what was verified."""
-    targets = verified.verified("flashinfer-python", verified.installed_version("flashinfer-python", "flashinfer"), VERSIONS)
-    if not _replaced.names():
-        verified.check(targets)
+    if not _replaced:
+        HOST.require_imported()
         for target, (_, ours) in _TARGETS.items():
             theirs = getattr(*verified.owner_of(target))
             for owner, name in verified.names_of(theirs, "flashinfer"):

@@ -5,39 +5,78 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from .verified import Refused
+
 logger = logging.getLogger("gdn_cuda")
 _ABSENT = object()
+
+
+@dataclass(frozen=True)
+class _Change:
+    undo: Callable[[], None]  # also where the change was not made, and twice
+    name: str = ""
 
 
 class Replaced:
     """What was replaced, in order, and how to undo it."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._changes: list[_Change] = []
 
     def put(self, owner: Any, name: str, new: Any) -> None:
-        self._undo.append((owner, name, vars(owner).get(name, _ABSENT), new))
-        setattr(owner, name, new)
+        before = vars(owner).get(name, _ABSENT)
 
-    def undo(self) -> None:
-        """What somebody else has replaced since stays as it is."""
-        while self._undo:
-            owner, name, before, new = self._undo.pop()
-            if vars(owner).get(name, _ABSENT) is not new:
+        def undo() -> None:
+            now = vars(owner).get(name, _ABSENT)
+            if now is before:
+                return
+            if now is not new:
                 logger.warning("uninstall: %s.%s was replaced again since; it stays as it is", owner.__name__, name)
             elif before is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
 
+        self._changes.append(_Change(undo, f"{_name(owner)}.{name}"))
+        setattr(owner, name, new)
+
+    def change(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Anything else. `undo` may be called where `do` was interrupted, and twice."""
+        self._changes.append(_Change(undo))
+        do()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """All of what is replaced in the block, or none of it: where an exception ends the block, Ctrl-C too, it is undone."""
+        before = len(self._changes)
+        try:
+            yield
+        except BaseException:
+            self._undo_down_to(before)
+            raise
+
+    def undo(self) -> None:
+        """What somebody else has replaced since stays as it is."""
+        self._undo_down_to(0)
+
+    def _undo_down_to(self, count: int) -> None:
+        while len(self._changes) > count:
+            self._changes[-1].undo()
+            self._changes.pop()  # after it is undone: an interrupted undo goes on where it stopped
+
+    def __bool__(self) -> bool:
+        return bool(self._changes)
+
     def names(self) -> tuple[str, ...]:
-        return tuple(f"{_name(owner)}.{name}" for owner, name, _, _ in self._undo)
+        return tuple(change.name for change in self._changes if change.name)
 
 
 def _name(owner: Any) -> str:
@@ -45,10 +84,11 @@ def _name(owner: Any) -> str:
 
 
 class AfterImport(MetaPathFinder):
-    """Calls `then(module)` behind the import of each of these modules, while it is among sys.meta_path."""
+    """Calls `then(module)` after the import of each of these modules, while it is among sys.meta_path. The import succeeds
+    whatever `then` raises: `host` keeps its own kernels, which is logged."""
 
-    def __init__(self, modules: Iterable[str], then: Callable[[ModuleType], None]):
-        self._modules, self._then, self._finding = frozenset(modules), then, False
+    def __init__(self, host: str, modules: Iterable[str], then: Callable[[ModuleType], None]):
+        self._host, self._modules, self._then, self._finding = host, frozenset(modules), then, False
 
     def install(self) -> None:
         if self not in sys.meta_path:
@@ -67,8 +107,20 @@ class AfterImport(MetaPathFinder):
         finally:
             self._finding = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenLoader(spec.loader, self._then)
+            spec.loader = _ThenLoader(spec.loader, self._call)
         return spec
+
+    def _call(self, module: ModuleType) -> None:
+        try:
+            self._then(module)
+        except Exception as error:
+            keeps_own_kernels(self._host, error)
+
+
+def keeps_own_kernels(host: str, error: Exception) -> None:
+    """Logs why an installation was given up that a server or an import goes on without."""
+    is_expected = isinstance(error, Refused)
+    logger.warning("%s keeps its own kernels: %s", host, error, exc_info=None if is_expected else error)
 
 
 class _ThenLoader(Loader):

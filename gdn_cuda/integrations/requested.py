@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from .. import _C
+import logging
+from collections.abc import Callable
 
+from .. import _C
+from .replaced import keeps_own_kernels
+
+logger = logging.getLogger("gdn_cuda")
 PLUGINS = ("vllm", "sglang")  # those that engines load by themselves, by entry points
 
 
 def requested(name: str) -> bool:
-    """Whether GDN_INTEGRATIONS names this integration."""
+    """Whether GDN_INTEGRATIONS names this integration. Raises RuntimeError where a GDN_ variable is malformed."""
     return name in _C.env()["integrations"].split(",")
+
+
+def install_if_requested(name: str, install: Callable[[], object]) -> None:
+    """For entry points, which every process of an engine calls, asked for or not: the engine starts whatever is wrong here."""
+    try:
+        if not requested(name):
+            return
+    except RuntimeError as malformed:
+        logger.warning("the plugin of gdn_cuda does nothing in %s: %s", name, malformed)
+        return
+    try:
+        install()
+    except Exception as error:
+        keeps_own_kernels(name, error)

@@ -8,7 +8,6 @@ ReplaySSM runs SGLang's own kernels. On Hopper SGLang takes FlashInfer for prefi
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -23,16 +22,15 @@ from . import verified
 from .counted import Declined, counted, run
 from .packed import split_qkv
 from .replaced import AfterImport, Replaced
-from .requested import requested
-from .verified import Refused
+from .requested import install_if_requested
 
-logger = logging.getLogger("gdn_cuda")
 _MODULE = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 _CLASS = "TritonGDNKernel"
 _LAYER = "sglang.srt.layers.attention.linear.gdn_backend"  # calls the class and the convolutions
 _DECODE = "A_log, dt_bias, ssm_states, cache_indices, query_start_loc, **kwargs"
-VERSIONS: verified.Versions = {
-    "0.5.23": {
+VERSIONS: verified.Versions = {"0.5.23": "run"}
+_TARGETS: dict[str, verified.Targets] = {
+    _MODULE: {
         f"{_MODULE}:{_CLASS}.decode": f"self, q, k, v, a, b, *, {_DECODE}",
         f"{_MODULE}:{_CLASS}.packed_decode": "self, mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, "
         "num_v_heads, head_v_dim, **kwargs",
@@ -40,14 +38,17 @@ VERSIONS: verified.Versions = {
         "inplace_update=True, **kwargs",
         f"{_MODULE}:{_CLASS}.target_verify": "self, A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, "
         "query_start_loc, intermediate_states_buffer, intermediate_state_indices, cache_steps, retrieve_parent_token, **kwargs",
+    },
+    _LAYER: {
         f"{_LAYER}:causal_conv1d_fn": "x, weight, bias=None, query_start_loc=None, cache_indices=None, has_initial_state=None, "
         "conv_states=None, activation='silu', pad_slot_id=-1, **kwargs",
         f"{_LAYER}:causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
         "conv_state_indices=None, num_accept_tokens=None, intermediate_conv_window=None, intermediate_state_indices=None, "
         "retrieve_next_token=None, retrieve_next_sibling=None, retrieve_parent_token=None, pad_slot_id=-1, metadata=None, "
         "validate_data=False",
-    }
+    },
 }
+HOST = verified.Host("sglang", "sglang", VERSIONS, {"": {**_TARGETS[_MODULE], **_TARGETS[_LAYER]}})
 _CHUNK = 64  # tokens between the states that SGLang's own prefill returns
 
 # ---- The calls. A slot below 0 is padding; slot 0 is one like the others.
@@ -293,45 +294,35 @@ _replaced = Replaced()
 
 
 def available() -> tuple[bool, str]:
-    """Whether an installed SGLang is of a version that was verified, and which, or why not."""
-    return verified.available("sglang", "sglang", VERSIONS)
+    """Whether what would be replaced in an installed SGLang is as it was verified, and its version, or why not."""
+    return HOST.available()
 
 
+@_replaced.whole()
 def install() -> tuple[str, ...]:
     """Replaces the class and the layer's convolutions now, or once SGLang imports their modules. Returns the names of what is
     replaced now. Twice is once.
 
-    Raises `Refused`, with nothing replaced, where SGLang is not what was verified; where a module is imported later and
-    differs, SGLang keeps its own kernels there, which is logged.
+    Raises `Refused`, with nothing replaced, where SGLang, by what is imported or else by its source, is not what was verified;
+    where a module is imported later and differs, SGLang keeps its own kernels there, which is logged.
     """
-    verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS)
     if _later not in sys.meta_path:
-        imported = [module for module in _REPLACE if module in sys.modules]
-        verified.check({target: expected for module in imported for target, expected in _targets(module).items()})
-        for module in imported:
-            _REPLACE[module]()
-        _later.install()
+        HOST.require()
+        for module in _REPLACE:
+            if module in sys.modules:
+                _replace(sys.modules[module])
+        _replaced.change(_later.install, _later.uninstall)
     return _replaced.names()
 
 
 def uninstall() -> None:
     """Undoes `install`, for layers that are made afterwards: those that exist keep the kernel that they began with."""
-    _later.uninstall()
     _replaced.undo()
 
 
 def plugin() -> None:
     """The entry point of the group sglang.srt.plugins, which every process of SGLang calls."""
-    if requested("sglang"):
-        try:
-            install()
-        except Refused as refused:
-            logger.warning("sglang keeps its own kernels: %s", refused)
-
-
-def _targets(module: str) -> verified.Targets:
-    targets = verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS)
-    return {target: expected for target, expected in targets.items() if target.partition(":")[0] == module}
+    install_if_requested("sglang", install)
 
 
 def _replace_class() -> None:
@@ -350,13 +341,10 @@ def _replace_convolutions() -> None:
 _REPLACE = {_MODULE: _replace_class, _LAYER: _replace_convolutions}
 
 
-def _when_imported(module: ModuleType) -> None:
-    try:
-        verified.check(_targets(module.__name__))
-    except Refused as refused:
-        logger.warning("sglang keeps its own kernels: %s", refused)
-    else:
-        _REPLACE[module.__name__]()
+@_replaced.whole()
+def _replace(module: ModuleType) -> None:
+    verified.check(_TARGETS[module.__name__])
+    _REPLACE[module.__name__]()
 
 
-_later = AfterImport(_REPLACE, _when_imported)
+_later = AfterImport("sglang", _REPLACE, _replace)

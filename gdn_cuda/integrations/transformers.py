@@ -10,7 +10,6 @@ run transformers' own functions; convolutions, norms and scans have gradients he
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -25,9 +24,6 @@ from ..operators.schema import refuse
 from . import verified
 from .counted import counted, decline_export, decline_gradients
 from .replaced import AfterImport, Replaced
-from .verified import Refused
-
-logger = logging.getLogger("gdn_cuda")
 
 # ---- What takes the place of what
 
@@ -232,7 +228,8 @@ def _targets(model: str) -> dict[str, str]:
     return {f"{_module(model)}:{attribute}": _KINDS[kind][0] for attribute, kind in MODELS[model].items()}
 
 
-VERSIONS: verified.Versions = {"5.23": {target: expected for model in MODELS for target, expected in _targets(model).items()}}
+VERSIONS: verified.Versions = {"5.23.0": "run", "5.24.0": "run"}
+HOST = verified.Host("transformers", "transformers", VERSIONS, {model: _targets(model) for model in MODELS})
 
 # ---- install and uninstall
 
@@ -241,32 +238,32 @@ _installed: set[str] = set()
 
 
 def available() -> tuple[bool, str]:
-    """Whether an installed transformers is of a version that was verified, and which, or why not."""
-    return verified.available("transformers", "transformers", VERSIONS)
+    """Whether what would be replaced in an installed transformers is as it was verified, and its version, or why not."""
+    return HOST.available()
 
 
+@_replaced.whole()
 def install(model: Any = None) -> tuple[str, ...]:
     """Replaces the functions of every known model, or of this one, a model or a name such as "qwen3_next": now where its
     modeling file is imported, otherwise once it is. Returns the names of all that is replaced so far. Twice is once.
 
-    Raises `Refused`, with nothing replaced, where a version or an imported file is not what was verified; a file that is
-    imported later and differs stays as it is, which is logged.
+    Raises `Refused`, with nothing replaced, where an imported file is not what was verified, or no file of a wanted model is; a
+    file that is imported later and differs stays as it is, which is logged.
     """
-    verified.verified("transformers", verified.installed_version("transformers", "transformers"), VERSIONS)
-    wanted = set(MODELS if model is None else [_name_of(model)]) - _installed
-    imported = [name for name in MODELS if name in wanted and _module(name) in sys.modules]
-    verified.check({target: expected for name in imported for target, expected in _targets(name).items()})
-    for name in imported:
-        _replace(name)
-    _installed.update(wanted)
-    _later.install()
+    wanted = [name for name in (MODELS if model is None else [_name_of(model)]) if name not in _installed]
+    if wanted:
+        HOST.require(wanted)
+        for name in wanted:
+            if _module(name) in sys.modules:
+                _replace(name)
+        _replaced.change(lambda: _installed.update(wanted), lambda: _installed.difference_update(wanted))
+    if _later not in sys.meta_path:
+        _replaced.change(_later.install, _later.uninstall)
     return _replaced.names()
 
 
 def uninstall() -> None:
     """Undoes `install`."""
-    _later.uninstall()
-    _installed.clear()
     _replaced.undo()
 
 
@@ -279,24 +276,20 @@ def _name_of(model: Any) -> str:
 
 def _when_imported(module: ModuleType) -> None:
     model = _MODEL_OF[module.__name__]
-    if model not in _installed:
-        return
-    try:
-        verified.check(_targets(model))
-    except Refused as refused:
-        logger.warning("transformers: %s keeps its own kernels: %s", model, refused)
-    else:
+    if model in _installed:
         _replace(model)
 
 
+@_replaced.whole()
 def _replace(model: str) -> None:
     module = importlib.import_module(_module(model))
+    verified.check(_targets(model))
     for attribute, kind in MODELS[model].items():
         owner, name = verified.owner_of(f"{module.__name__}:{attribute}")
         _replaced.put(owner, name, counted(f"transformers.{_counted_as(kind)}", _KINDS[kind][1], getattr(owner, name)))
 
 
-_later = AfterImport(_MODEL_OF, _when_imported)
+_later = AfterImport("transformers", _MODEL_OF, _when_imported)
 
 
 def _counted_as(kind: str) -> str:

@@ -1,8 +1,5 @@
-"""What an integration replaces, as it was when it was verified. Anything else is refused, and the host's own kernels stay.
-
-A table VERSIONS has a prefix of a version ("5.23") and what was verified there: "module:attribute" and its parameters, with
-defaults, as `parameters` writes them.
-"""
+"""The functions that an integration replaces, with the parameters that were verified. A host whose parameters are others is
+refused, and its own kernels stay. A version alone is never refused."""
 
 from __future__ import annotations
 
@@ -10,17 +7,31 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
-Targets = Mapping[str, str]  # parameters by "module:attribute"
-Versions = Mapping[str, Targets]
+from . import source
+
+logger = logging.getLogger("gdn_cuda")
+Targets = Mapping[str, str]  # parameters, as `parameters` writes them, by "module:attribute"
+# By version, the newest last. "run": tests ran its calls. "compared": its parameters alone were compared, by
+# tests/peers/check_versions.py.
+Versions = Mapping[str, Literal["run", "compared"]]
 
 
 class Refused(RuntimeError):
     """The host is not what was verified."""
+
+
+class NotInstalled(Refused):
+    """There is no host."""
+
+
+# ---- Parameters, of what is imported
 
 
 def parameters(function: Any) -> str:
@@ -28,33 +39,6 @@ def parameters(function: Any) -> str:
     signature = inspect.signature(function)
     bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))[1:-1]
-
-
-def installed_version(package: str, module: str) -> str:
-    """Raises Refused where there is none."""
-    if importlib.util.find_spec(module) is None:
-        raise Refused(f"{package} is not installed")
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        raise Refused(f"{package} has no version: its metadata is missing") from None
-
-
-def verified(package: str, version: str, versions: Versions) -> Targets:
-    for prefix, targets in versions.items():
-        if f"{version}.".startswith(f"{prefix}."):
-            return targets
-    raise Refused(f"{package}: expected version {' or '.join(f'{prefix}.*' for prefix in versions)}, got {version}")
-
-
-def available(package: str, module: str, versions: Versions) -> tuple[bool, str]:
-    """Whether `install` would find a version that was verified; imports nothing of the host."""
-    try:
-        version = installed_version(package, module)
-        verified(package, version, versions)
-    except Refused as refused:
-        return False, str(refused)
-    return True, f"{package} {version}"
 
 
 def owner_of(target: str) -> tuple[Any, str]:
@@ -70,18 +54,139 @@ def names_of(each: Any, package: str) -> list[tuple[Any, str]]:
     return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is each]
 
 
-def check(targets: Targets) -> None:
-    """Raises Refused with every difference."""
-    if found := list(differences(targets)):
-        raise Refused("; ".join(found))
+def _refusal(target: str, expected: str, got: str) -> str:
+    return f"{target}: expected ({expected}), got {got}"
 
 
-def differences(targets: Targets) -> Iterator[str]:
-    for target, expected in targets.items():
+def difference(target: str, expected: str, optional: bool = False) -> str:
+    """What differs, after an import of the module, or "". What is optional may be absent or None."""
+    try:
+        found = getattr(*owner_of(target))
+        if found is None and optional:
+            return ""
+        got = parameters(found)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        absent = optional and isinstance(error, (ImportError, AttributeError))
+        return "" if absent else _refusal(target, expected, f"none: {error}")
+    return "" if got == expected else _refusal(target, expected, f"({got})")
+
+
+def check(targets: Targets, optional: frozenset[str] = frozenset()) -> None:
+    """Imports the modules. Raises Refused with every difference."""
+    found = [difference(target, expected, target in optional) for target, expected in targets.items()]
+    if any(found):
+        raise Refused("; ".join(filter(None, found)))
+
+
+# ---- Hosts
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What `Host.examine` found: no library, one that is refused, one of which some parts are refused, or one as verified."""
+
+    status: Literal["absent", "refused", "partial", "verified"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """A library, and what is replaced in it. Its parts are replaced each without the others."""
+
+    package: str  # as pip calls it
+    module: str
+    versions: Versions
+    parts: Mapping[str, Targets]
+    optional: frozenset[str] = frozenset()  # targets that the library may lack
+
+    @property
+    def targets(self) -> Targets:
+        return {target: expected for part in self.parts.values() for target, expected in part.items()}
+
+    @property
+    def newest(self) -> str:
+        return [*self.versions][-1]
+
+    def installed(self) -> str:
+        """Its name with its version; imports nothing of it. Raises NotInstalled."""
+        if sys.modules.get(self.module) is None and importlib.util.find_spec(self.module) is None:
+            raise NotInstalled(f"{self.package} is not installed")
+        return f"{self.package} {self._version() or '(its metadata has no version)'}"
+
+    def _version(self) -> str:
         try:
-            got = parameters(getattr(*owner_of(target)))
-        except (ImportError, AttributeError, TypeError) as error:
-            yield f"{target}: expected ({expected}), got none: {error}"
-        else:
-            if got != expected:
-                yield f"{target}: expected ({expected}), got ({got})"
+            found = importlib.metadata.version(self.package) or ""
+        except (importlib.metadata.PackageNotFoundError, KeyError):
+            return ""
+        return found.partition("+")[0]  # without what a build adds: 0.33.0+cu129
+
+    def require(self, parts: Iterable[str] | None = None) -> None:
+        """Compares what is imported, and the source of what is not. Raises Refused with every difference where an imported
+        module differs, or all parts do."""
+        self.installed()
+        parts = [*(self.parts if parts is None else parts)]
+        found = {part: [*self._differences(self.parts[part])] for part in parts}
+        different = [text for texts in found.values() for _, text in texts if text]
+        imported = [text for texts in found.values() for is_imported, text in texts if text and is_imported]
+        if imported or (parts and all(any(text for _, text in texts) for texts in found.values())):
+            raise Refused("; ".join(imported or different))
+        self._tell()
+
+    def require_imported(self) -> None:
+        """Imports what is replaced, and compares. Raises Refused with every difference."""
+        self.installed()
+        check(self.targets, self.optional)
+        self._tell()
+
+    def _tell(self) -> None:
+        level = logging.INFO if self._version() in self.versions else logging.WARNING
+        if self.versions.get(self._version()) != "run":
+            logger.log(level, "%s was not run with gdn_cuda; its parameters are those of %s", self.installed(), self.newest)
+
+    def examine(self) -> Finding:
+        """What `install` would find; imports nothing of the library."""
+        try:
+            title = self.installed()
+        except NotInstalled as absent:
+            return Finding("absent", str(absent))
+        found = {part: [text for _, text in self._differences(targets) if text] for part, targets in self.parts.items()}
+        different = {part: texts for part, texts in found.items() if texts}
+        count, first = sum(map(len, different.values())), next(iter(different.values()), [""])[0]
+        more = f"; and {count - 1} more" if count > 1 else ""
+        if len(different) == len(found):
+            return Finding("refused", f"{title} is refused: {first}{more}")
+        was_run = "was run" if self.versions.get(self._version()) == "run" else "was not run"
+        compared = (
+            f"{title} {was_run}: {len(self.targets) - count} functions that are replaced have the parameters of {self.newest}"
+        )
+        if different:
+            return Finding("partial", f"{compared}; left as they are: {', '.join(different)}: {first}{more}")
+        return Finding("verified", compared)
+
+    def available(self) -> tuple[bool, str]:
+        finding = self.examine()
+        return finding.status in ("partial", "verified"), finding.text
+
+    def _differences(self, targets: Targets) -> Iterator[tuple[bool, str]]:
+        """For each target, whether its module is imported, and the difference or "". One that its source does not show is none:
+        it is compared again once it is imported."""
+        files = source.installed(self.module)
+        for target, expected in targets.items():
+            optional = target in self.optional
+            if target.partition(":")[0] in sys.modules:
+                yield True, difference(target, expected, optional)
+            else:
+                yield False, "" if files is None else source_difference(files, target, expected, optional)
+
+
+def source_difference(files: source.Source, target: str, expected: str, optional: bool = False) -> str:
+    """What differs in the source for certain, or ""."""
+    try:
+        found, unreadable = files.parameters(target)
+    except source.Missing as missing:
+        return "" if optional else _refusal(target, expected, f"none: {missing}")
+    except source.Unreadable:
+        return ""
+    if expected in found or unreadable:
+        return ""
+    return _refusal(target, expected, " or ".join(f"({each})" for each in sorted(found)))

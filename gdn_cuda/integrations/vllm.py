@@ -8,7 +8,6 @@ whatever it chooses of flashinfer and triton calls gdn_cuda.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -22,10 +21,8 @@ from . import verified
 from .counted import Declined, counted
 from .packed import split_qkv
 from .replaced import AfterImport, Replaced
-from .requested import requested
-from .verified import Refused
+from .requested import install_if_requested
 
-logger = logging.getLogger("gdn_cuda")
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 _NULL_BLOCK = 0  # of padding rows; negative slots are none either
 
@@ -263,9 +260,11 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
 }
 _NORM = "vllm.model_executor.layers.layernorm:RMSNormGated.forward_cuda"  # where it is not compiled into a graph
-VERSIONS: verified.Versions = {
-    "0.33": {f"{_MODULE}:{name}": expected for name, (expected, _) in _TARGETS.items()} | {_NORM: "self, x, z=None"}
-}
+VERSIONS: verified.Versions = {"0.33.0": "run"}
+HOST = verified.Host(
+    *("vllm", "vllm", VERSIONS),
+    {"": {f"{_MODULE}:{name}": expected for name, (expected, _) in _TARGETS.items()} | {_NORM: "self, x, z=None"}},
+)
 
 # ---- install and uninstall
 
@@ -273,52 +272,43 @@ _replaced = Replaced()
 
 
 def available() -> tuple[bool, str]:
-    """Whether an installed vLLM is of a version that was verified, and which, or why not."""
-    return verified.available("vllm", "vllm", VERSIONS)
+    """Whether what would be replaced in an installed vLLM is as it was verified, and its version, or why not."""
+    return HOST.available()
 
 
+@_replaced.whole()
 def install() -> tuple[str, ...]:
     """Replaces the functions now, or once vLLM imports the layer's module. Returns the names of what is replaced now. Twice is
     once.
 
-    Raises `Refused`, with nothing replaced, where vLLM is not what was verified; where the module is imported later and
-    differs, vLLM keeps its own kernels, which is logged.
+    Raises `Refused`, with nothing replaced, where vLLM, by what is imported or else by its source, is not what was verified;
+    where the module is imported later and differs, vLLM keeps its own kernels, which is logged.
     """
-    verified.verified("vllm", verified.installed_version("vllm", "vllm"), VERSIONS)
-    if not _replaced.names() and _MODULE in sys.modules:
-        _replace(sys.modules[_MODULE])
-    _later.install()
+    if _later not in sys.meta_path:
+        HOST.require()
+        if _MODULE in sys.modules:
+            _replace(sys.modules[_MODULE])
+        _replaced.change(_later.install, _later.uninstall)
     return _replaced.names()
 
 
 def uninstall() -> None:
     """Undoes `install`; the next call of a layer runs vLLM's own kernels, but for the norms of layers that exist."""
-    _later.uninstall()
     _replaced.undo()
 
 
 def plugin() -> None:
     """The entry point of the group vllm.general_plugins, which every process of vLLM calls, some of them twice."""
-    if requested("vllm"):
-        try:
-            install()
-        except Refused as refused:
-            logger.warning("vllm keeps its own kernels: %s", refused)
+    install_if_requested("vllm", install)
 
 
+@_replaced.whole()
 def _replace(module: ModuleType) -> None:
-    verified.check(verified.verified("vllm", verified.installed_version("vllm", "vllm"), VERSIONS))
+    verified.check(HOST.targets)
     for name, (_, ours) in _TARGETS.items():
         _replaced.put(module, name, counted(f"vllm.{name}", ours, getattr(module, name)))
     owner, name = verified.owner_of(_NORM)
     _replaced.put(owner, name, counted("vllm.rms_norm_gated", _norm, getattr(owner, name)))
 
 
-def _when_imported(module: ModuleType) -> None:
-    try:
-        _replace(module)
-    except Refused as refused:
-        logger.warning("vllm keeps its own kernels: %s", refused)
-
-
-_later = AfterImport([_MODULE], _when_imported)
+_later = AfterImport("vllm", [_MODULE], _replace)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+import fake_hosts
 import pytest
 import torch
 from engine_calls import OUTPUT, gates, l2norm, prefill_state, recurrence, untouched
@@ -15,7 +16,7 @@ from helpers import rel_rms
 from torch import Tensor
 
 from gdn_cuda import integrations
-from gdn_cuda.integrations import Refused, verified
+from gdn_cuda.integrations import Refused
 from gdn_cuda.integrations import flashinfer as integration
 
 H, HV, K, V = 2, 4, 16, 24
@@ -257,17 +258,11 @@ def test_states_of_every_step_and_the_last_one_without_slots(device: str, rng: t
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """FlashInfer with functions of these signatures."""
-    monkeypatch.setattr(verified, "installed_version", lambda package, module: "0.7.2.post1")
-    root = ModuleType("flashinfer")
-    monkeypatch.setitem(sys.modules, "flashinfer", root)
-    for target, signature in integration.VERSIONS["0.7.2"].items():
-        path, _, name = target.partition(":")
-        module = sys.modules.get(path) or ModuleType(path)
-        monkeypatch.setitem(sys.modules, path, module)
-        names: dict[str, Any] = {}
-        exec(f"def {name}({signature}): return 'FlashInfer'", names)
-        setattr(module, name, names[name])
-        setattr(root, name, names[name])
+    modules = fake_hosts.make(monkeypatch, integration.HOST)
+    root = sys.modules["flashinfer"]
+    for target in integration.HOST.targets:
+        module, _, name = target.partition(":")
+        setattr(root, name, getattr(modules[module], name))
     integrations.reset_calls()
     yield root
     integration.uninstall()
@@ -296,7 +291,7 @@ def test_declined_calls_reach_flashinfer(name: str, more: dict[str, Any], reason
     integration.install()
     pool = {"initial_state": torch.zeros(2, HV, V, K), "initial_state_indices": torch.arange(2)}
     x = prompts(rng) if name == "chunk_gated_delta_rule" else step(rng, 2, 2) | pool
-    assert getattr(host, name)(**x | more) == "FlashInfer"
+    assert getattr(host, name)(**x | more) == "host"
     assert integrations.calls() == {f"flashinfer.{name}": {reason: 1}}
 
 

@@ -12,7 +12,7 @@ from gdn_cuda.integrations import transformers as integration
 
 ROOT = Path(__file__).resolve().parents[2]
 if not integration.available()[0]:
-    pytest.skip(f"another transformers was verified: {integration.available()[1]}", allow_module_level=True)
+    pytest.skip(f"not the transformers that was verified: {integration.available()[1]}", allow_module_level=True)
 
 
 def first_logits(said: str) -> tuple[float, float]:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import fake_hosts
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,19 +20,11 @@ from helpers import rel_rms
 from torch import Tensor
 
 from gdn_cuda import integrations
-from gdn_cuda.integrations import Refused, requested, verified
+from gdn_cuda.integrations import Refused, requested
 from gdn_cuda.integrations import vllm as integration
 
 CALLS = calls("vllm")
 NULL = 0
-
-
-def stub(signature: str, name: str) -> Any:
-    """A function of vLLM's with this signature that says that it was reached."""
-    names: dict[str, Any] = {"reached": []}
-    exec(f"def {name}({signature}):\n    reached.append({name!r})", names)
-    names[name].reached = names["reached"]
-    return names[name]
 
 
 @pytest.fixture
@@ -43,17 +35,9 @@ def device() -> str:
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The layer's module with functions of these signatures; gdn_cuda is not installed in it."""
-    monkeypatch.setattr(verified, "installed_version", lambda package, module: "0.33.0")
-    path = ""
-    for part in integration._MODULE.split("."):
-        path = f"{path}.{part}".lstrip(".")
-        monkeypatch.setitem(sys.modules, path, ModuleType(path))
-    found = sys.modules[integration._MODULE]
-    for name, (signature, _) in integration._TARGETS.items():
-        setattr(found, name, stub(signature, name))
-    norm = ModuleType("vllm.model_executor.layers.layernorm")
-    norm.RMSNormGated = found.RMSNormGated = type("RMSNormGated", (), {"forward_cuda": stub("self, x, z=None", "forward_cuda")})
-    monkeypatch.setitem(sys.modules, norm.__name__, norm)
+    modules = fake_hosts.make(monkeypatch, integration.HOST)
+    found = modules[integration._MODULE]
+    found.RMSNormGated = modules["vllm.model_executor.layers.layernorm"].RMSNormGated
     integrations.reset_calls()
     yield found
     integration.uninstall()
@@ -281,35 +265,19 @@ def test_install_and_uninstall(module: Any) -> None:
 
 
 def test_a_changed_function_is_refused(module: Any) -> None:
-    module.causal_conv1d_update = changed = stub("x, conv_state", "causal_conv1d_update")
+    module.causal_conv1d_update = changed = fake_hosts.function("causal_conv1d_update", "x, conv_state")
     with pytest.raises(Refused, match=r"causal_conv1d_update: expected \(x, conv_state, weight, .*\), got \(x, conv_state\)"):
         integration.install()
     assert module.causal_conv1d_update is changed and not integration._replaced.names()
-
-
-def test_another_version_is_refused(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified, "installed_version", lambda package, module: "0.34.0")
-    assert integration.available() == (False, "vllm: expected version 0.33.*, got 0.34.0")
-    with pytest.raises(Refused):
-        integration.install()
 
 
 def test_the_plugin_waits_for_the_import_of_the_layer(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A package of files in place of vLLM."""
-    for part in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
-        monkeypatch.delitem(sys.modules, part)
-    *folders, file = integration._MODULE.split(".")
-    folder = tmp_path
-    for each in folders:
-        folder = folder / each
-        folder.mkdir()
-        (folder / "__init__.py").touch()
-    code = [f"def {name}({signature}): pass" for name, (signature, _) in integration._TARGETS.items()]
-    norm = "class RMSNormGated:\n    def forward_cuda(self, x, z=None): pass"
-    (tmp_path / "vllm/model_executor/layers/layernorm.py").write_text(norm)
-    (folder / f"{file}.py").write_text("\n".join(code))
+    fake_hosts.forget(monkeypatch, "vllm")
+    fake_hosts.write(tmp_path, integration.HOST.targets)
+    file = tmp_path / f"{integration._MODULE.replace('.', '/')}.py"
     monkeypatch.syspath_prepend(str(tmp_path))
 
     integration.plugin()  # nothing asks for it
@@ -319,13 +287,12 @@ def test_the_plugin_waits_for_the_import_of_the_layer(
     integration.plugin()
     assert sys.meta_path.count(integration._later) == 1 and "vllm" not in sys.modules
     layer = importlib.import_module(integration._MODULE)
-    assert layer.causal_conv1d_fn.__wrapped__.__code__.co_filename == str(folder / f"{file}.py")
+    assert layer.causal_conv1d_fn.__wrapped__.__code__.co_filename == str(file)
     assert len(integration._replaced.names()) == len(integration._TARGETS) + 1
     integration.uninstall()
 
-    (folder / f"{file}.py").write_text("\n".join(code[1:]))
-    for part in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
-        monkeypatch.delitem(sys.modules, part)
+    file.write_text(file.read_text().replace("def causal_conv1d_update", "def causal_conv1d_step"))
+    fake_hosts.forget(monkeypatch, "vllm")
     importlib.invalidate_caches()
     with caplog.at_level(logging.WARNING, "gdn_cuda"):
         integration.plugin()

@@ -17,7 +17,7 @@ from gdn_cuda.integrations import transformers as integration
 
 transformers = pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
 if not integration.available()[0]:
-    pytest.skip(f"another transformers was verified: {integration.available()[1]}", allow_module_level=True)
+    pytest.skip(f"not the transformers that was verified: {integration.available()[1]}", allow_module_level=True)
 
 _LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 LINEAR = _LAYERS.count("linear_attention")

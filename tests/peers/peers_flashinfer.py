@@ -87,7 +87,6 @@ def prepare() -> None:
         module, _, name = target.partition(":")
         stub = hosts.function(name, parameters, peers_plugin.declined(f"flashinfer.{name}"))
         hosts.module(module, **{name: stub})
-    hosts.has_version("flashinfer-python", "0.7.2")
     flashinfer.install()
 
 

@@ -7,8 +7,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from gdn_cuda.integrations import verified
-
 
 def module(name: str, **attributes: Any) -> ModuleType:
     """A module of this name with these attributes. Packages above it are the pack's, where it has them."""
@@ -40,12 +38,3 @@ def yes(*args: Any, **kwargs: Any) -> bool:
 
 def no(*args: Any, **kwargs: Any) -> bool:
     return False
-
-
-_VERSIONS: dict[str, str] = {}  # of packages of which the pack has parts, without metadata
-_installed_version = verified.installed_version
-
-
-def has_version(package: str, version: str) -> None:
-    _VERSIONS[package] = version
-    verified.installed_version = lambda package, module: _VERSIONS.get(package) or _installed_version(package, module)

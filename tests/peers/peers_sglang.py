@@ -15,6 +15,7 @@ from typing import Any
 
 import peers_cpu
 import peers_hosts as hosts
+import peers_plugin
 import pytest
 import torch
 
@@ -52,7 +53,10 @@ def prepare() -> None:
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
 
     _theirs = gdn_triton.TritonGDNKernel
-    hosts.has_version("sglang", "0.5.23")
+    names = sglang._CONVOLUTIONS  # of the layer, which the pack does not have
+    parameters = {name: sglang.HOST.targets[f"{sglang._LAYER}:{name}"] for name in names}
+    layer = {name: hosts.function(name, parameters[name], peers_plugin.declined(f"sglang.{name}")) for name in names}
+    hosts.module(sglang._LAYER, **layer)
     sglang.install()
     ours = gdn_triton.TritonGDNKernel
     qla = {"_FLASHQLA_MIN_TOTAL_TOKENS": 0, "FlashQLAGDNKernel": lambda min_total_tokens=0: ours()}

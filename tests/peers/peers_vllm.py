@@ -69,7 +69,6 @@ def prepare() -> None:
         causal_conv1d_fn=convolutions.causal_conv1d_fn,
         causal_conv1d_update=convolutions.causal_conv1d_update,
     )
-    hosts.has_version("vllm", "0.33.0")
     vllm.install()
 
 

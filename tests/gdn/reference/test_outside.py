@@ -1,4 +1,4 @@
-"""Against an implementation from outside: the plain-torch functions of Qwen3-Next in transformers (4.57.6 and 5.23.0).
+"""Against an implementation from outside: the plain-torch functions of Qwen3-Next in transformers (4.57.6, 5.23.0 and 5.24.0).
 
 Its conventions: gate is called g, heads are already repeated, the state is (B,Hv,dk,dv), scale is dk^-0.5, arithmetic is fp32,
 the output has the query's dtype, and l2norm runs in the dtype of the inputs.
