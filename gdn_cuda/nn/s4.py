@@ -31,7 +31,7 @@ class S4Kernel(KnowsLength, SSMKernel):
         param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), P (rank, n_ssm, N, 2), inv_dt (H, 1)
           or (H, N); numbers N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_transform,
           imag_transform and dt_transform among none, exp, relu, sigmoid, softplus; dt_fast (sinh), is_real, deterministic,
-          verbose
+          verbose, fp64_sums (where poles are so near the imaginary axis that sums in fp32 cancel)
         the kernel: (channels, H, L)
 
     Example:
@@ -74,7 +74,8 @@ class S4Kernel(KnowsLength, SSMKernel):
         if samples == 0:
             k = system.A.real.new_zeros(B.shape[0], self.channels, self.H, 0, dtype=self._real)
         else:
-            k = kernel_by_cauchy(system, B, samples, self._complex)[..., :L]
+            sums = torch.complex128 if self.fp64_sums else self._complex
+            k = kernel_by_cauchy(system, B, samples, sums)[..., :L].to(self._real)
         return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
 
     # ---- C̃
