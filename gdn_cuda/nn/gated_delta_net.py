@@ -44,8 +44,8 @@ class GatedDeltaNet(nn.Module):
 
     Shapes:
         hidden_size D; heads (Hk, Hv); head_k_dim dk; head_v_dim dv; C = 2 Hk dk + Hv dv
-        in_proj_qkvz: D → 2 Hk dk + 2 Hv dv; in_proj_ba: D → 2 Hv; conv1d.weight: (C, 1, 4); A_log, dt_bias: (Hv,), fp32 at least;
-          norm.weight: (dv,); out_proj: Hv dv → D
+        in_proj_qkvz: D → 2 Hk dk + 2 Hv dv; in_proj_ba: D → 2 Hv; conv1d.weight: (C, 1, 4); A_log, dt_bias: (Hv,), fp32
+          at least; norm.weight: (dv,); out_proj: Hv dv → D
         x: (B, L, D), the result is like x; packed by cu_seqlens (sequences + 1,), B is 1
 
     Example:
@@ -167,10 +167,8 @@ class GatedDeltaNet(nn.Module):
             raise ValueError(f"GatedDeltaNet: x: expected (B, L, hidden_size={self.hidden_size}), got {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
-        sizes = (
-            f"hidden_size={self.hidden_size}, heads={self.heads}, head_k_dim={self.head_k_dim}, head_v_dim={self.head_v_dim}"
-        )
-        return f"{sizes}, layout={self.layout!r}"
+        heads = f"heads={self.heads}, head_k_dim={self.head_k_dim}, head_v_dim={self.head_v_dim}"
+        return f"hidden_size={self.hidden_size}, {heads}, layout={self.layout!r}"
 
 
 def _merge_parameters(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

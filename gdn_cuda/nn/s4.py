@@ -13,6 +13,7 @@ from torch import Tensor
 from ..structured import reference_s4 as s4
 from ..structured.reference_s4 import System, full_state
 from . import s4_step
+from .dtypes import without_autocast
 from .s4_base import SSMKernel, rows_of
 from .s4_length import KnowsLength
 from .s4_resolvent import kernel_by_cauchy
@@ -157,7 +158,8 @@ class S4Kernel(KnowsLength, SSMKernel):
             self._setup_step(self._step_mode)
         u, state = u.to(self._real), state.to(self._complex)
         if self._linear is not None:
-            state = self._linear.advance(u, state)
+            with without_autocast(u):
+                state = self._linear.advance(u, state)
         elif self._step_mode == "dense":
             state = torch.einsum("hmn,...hn->...hm", self.dA, state) + self.dB * u[..., None]
         else:

@@ -80,17 +80,17 @@ class StateSpaceLayer(KeepsRecurrence):
         real = self.init == "real"
         H, N, pair = self.d_model, self.d_state if real else self.d_state // 2, () if real else (2,)
         numbers = {"N": N, "H": H, "channels": 2 if self.bidirectional else 1, "rank": 0, "repeat": 1} | options
-        shapes: dict[str, tuple[int, ...]] = {"A_real": (H, N)} | ({} if real else {"A_imag": (H, N)})
-        shapes |= {"B": (1, H, N, *pair), "C": (numbers["channels"], H, N, *pair), "inv_dt": (H, 1)}
-        if numbers["rank"]:
-            shapes["P"] = (1, H, N, *pair)
+        shapes: dict[str, tuple[int, ...]] = {"A_real": (H, N), "A_imag": (H, N), "inv_dt": (H, 1)}
+        shapes |= {"B": (1, H, N, *pair), "C": (numbers["channels"], H, N, *pair), "P": (1, H, N, *pair)}
+        for name in ("A_imag",) * real + ("P",) * (numbers["rank"] == 0):
+            del shapes[name]
         like: dict[str, Any] = {"device": device, "dtype": recurrence_dtype(dtype)}
         parameters = {name: nn.Parameter(torch.empty(shape, **like)) for name, shape in shapes.items()}
         self.kernel = kernel(H, l_max, numbers["channels"], parameters | numbers | _TRANSFORMS | {"is_real": real})
         like["dtype"] = dtype
         self.D = nn.Parameter(torch.empty(H, **like))
-        self.out_proj = None if self.output is None else nn.Linear(H, 2 * H if self.output == "glu" else H, **like)
         self._draw()
+        self.out_proj = None if self.output is None else nn.Linear(H, 2 * H if self.output == "glu" else H, **like)
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew; those of the system on the CPU, where a seed gives the same ones for every device."""
@@ -127,9 +127,8 @@ class StateSpaceLayer(KeepsRecurrence):
         """Returns y (B, L, d_model), or (y, last state); `state` is the one before the first token, or zeros."""
         self._check("u", u, 3, "B, L, {}")
         if self.bidirectional and (state is not None or return_last_state):
-            raise ValueError(
-                f"{self._name}: state: expected none where the layer is bidirectional, got one, or a call for the last"
-            )
+            asked = "return_last_state" if state is None else "state"
+            raise ValueError(f"{self._name}: {asked}: expected none for a bidirectional layer, which has no states, got one")
         tokens = u.mT.to(self.kernel._real)
         k, left = self.kernel(state=state, L=u.shape[1])
         y = fft_causal_conv(tokens, k[0], self.D.to(tokens.dtype))
@@ -152,7 +151,7 @@ class StateSpaceLayer(KeepsRecurrence):
         """Returns y (B, d_model) and the next state, for one token u (B, d_model). The system's parameters get no gradients."""
         self._check("u", u, 2, "B, {}")
         if self.bidirectional:
-            raise ValueError(f"{self._name}: step: expected a layer of one direction, got a bidirectional one")
+            raise ValueError(f"{self._name}: bidirectional: expected False for steps, got True")
         y, state = self.kernel.step(u, state)
         return self._output(y[:, 0] + self.D.to(y.dtype) * u.to(y.dtype), u), state
 
@@ -241,9 +240,9 @@ class S4D(StateSpaceLayer):
         u, y: (B, L, d_model), or (B, d_model) in a step
         state: (B, d_model, d_state / 2), complex64, or complex128 for parameters in fp64; for "real" (B, d_model, d_state);
           None stands for zeros
-        parameters: kernel.{A_real, A_imag (d_model, d_state / 2), B (1, d_model, d_state / 2, 2), C (1 or 2 for both directions,
-          d_model, d_state / 2, 2), inv_dt (d_model, 1)}, fp32 at least, for "real" without A_imag and pairs; D (d_model,);
-          out_proj
+        parameters: kernel.{A_real, A_imag (d_model, d_state / 2), B (1, d_model, d_state / 2, 2), C (1 or 2 for both
+          directions, d_model, d_state / 2, 2), inv_dt (d_model, 1)}, fp32 at least, for "real" without A_imag and pairs;
+          D (d_model,); out_proj
 
     Example:
         >>> layer = gdn_cuda.nn.S4D(4, d_state=16, init="inv")
