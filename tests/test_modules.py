@@ -233,7 +233,7 @@ def test_steps_are_the_sequence(case: Case, dtype: torch.dtype, seed: int) -> No
     assert parts.dtype == whole.dtype and rel_rms(parts, whole) < BOUNDS[dtype]
 
 
-# ---- Autocast
+# ---- Autocast and torch.compile
 
 
 @LAYERS
@@ -288,3 +288,15 @@ def test_autocast_leaves_matrices_and_kernels(case: Case, dtype: torch.dtype, se
         assert all(
             torch.equal(ours, theirs) and ours.dtype == theirs.dtype for ours, theirs in zip(results(), expected, strict=True)
         )
+
+
+@pytest.mark.parametrize("name", sorted({case.module for case in CASES if case.is_layer}))
+@torch.no_grad()
+def test_layers_compile_under_autocast(name: str, seed: int) -> None:
+    case = next(case for case in CASES if case.module == name)
+    module, x = case.make(), case.inputs(seed)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = case.run(module, x)  # which converts C of S4
+        torch._dynamo.reset()
+        y = torch.compile(lambda x: case.run(module, x), fullgraph=True, backend="aot_eager")(x)
+    assert y.dtype == torch.bfloat16 and rel_rms(y, expected) < 1e-2

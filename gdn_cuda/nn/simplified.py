@@ -61,13 +61,17 @@ class SimplifiedSSM(KeepsRecurrence):
         """How many states are computed: one of each conjugate pair."""
         return self.d_state
 
+    @property
+    def _complex(self) -> torch.dtype:
+        return torch.complex128 if self.B.dtype == torch.float64 else torch.complex64
+
     def forward(self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False) -> Any:
         """Returns y (batch, L, d_model), or (y, last state (batch, states)); `state` is the one before the first token."""
         self._check("u", u, 3, "(batch, L, d_model)", self.d_model)
         if state is not None:
             self._check("state", state, 2, "(batch, states)", self.states)
         real = wide(self.B).dtype
-        complex_u = u.mT.to(real).to(real.to_complex())
+        complex_u = u.mT.to(real).to(self._complex)
         x, last = simplified_scan(complex_u, **self.system(), return_last_state=True, initial_state=state)
         y = (2 if self.doubled else 1) * x.real.mT + self.D.to(real) * u.to(real)
         y = y.to(layer_dtype(u))
@@ -75,7 +79,7 @@ class SimplifiedSSM(KeepsRecurrence):
 
     def default_state(self, *batch: int) -> Tensor:
         """Zeros (…, states)."""
-        return torch.zeros(*batch, self.states, dtype=wide(self.B).dtype.to_complex(), device=self.B.device)
+        return torch.zeros(*batch, self.states, dtype=self._complex, device=self.B.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Returns y (batch, d_model) and the next state, for one token u (batch, d_model); as `forward` has them."""
