@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.
 
 def test_every_module_has_a_case() -> None:
     assert {case.module for case in CASES} == set(nn.__all__)
+
+
+def test_the_readme_names_every_module() -> None:
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+    listed = next(line for line in readme.splitlines() if line.startswith("`gdn_cuda.nn` has modules: "))
+    assert set(re.findall(r"`(\w+)`", listed)) == set(nn.__all__)
 
 
 def run(case: Case, module: torch.nn.Module, x: Tensor) -> Tensor:
