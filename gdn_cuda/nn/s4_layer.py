@@ -79,14 +79,14 @@ class StateSpaceLayer(KeepsRecurrence):
         """The kernel, which has a system for every channel, and all parameters."""
         real = self.init == "real"
         H, N, pair = self.d_model, self.d_state if real else self.d_state // 2, () if real else (2,)
-        numbers = {"N": N, "H": H, "channels": 2 if self.bidirectional else 1, "rank": 0, "repeat": 1} | options
+        sizes = {"N": N, "H": H, "channels": 2 if self.bidirectional else 1, "rank": 0, "repeat": 1} | options
         shapes: dict[str, tuple[int, ...]] = {"A_real": (H, N), "A_imag": (H, N), "inv_dt": (H, 1)}
-        shapes |= {"B": (1, H, N, *pair), "C": (numbers["channels"], H, N, *pair), "P": (1, H, N, *pair)}
-        for name in ("A_imag",) * real + ("P",) * (numbers["rank"] == 0):
+        shapes |= {"B": (1, H, N, *pair), "C": (sizes["channels"], H, N, *pair), "P": (1, H, N, *pair)}
+        for name in ("A_imag",) * real + ("P",) * (sizes["rank"] == 0):
             del shapes[name]
         like: dict[str, Any] = {"device": device, "dtype": recurrence_dtype(dtype)}
         parameters = {name: nn.Parameter(torch.empty(shape, **like)) for name, shape in shapes.items()}
-        self.kernel = kernel(H, l_max, numbers["channels"], parameters | numbers | _TRANSFORMS | {"is_real": real})
+        self.kernel = kernel(H, l_max, sizes["channels"], parameters | sizes | _TRANSFORMS | {"is_real": real})
         like["dtype"] = dtype
         self.D = nn.Parameter(torch.empty(H, **like))
         self._draw()

@@ -95,6 +95,6 @@ class SimplifiedSSM(KeepsRecurrence):
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normally distributed numbers of that precision, in fp64 or complex128."""
+    """Normally distributed values of that precision, in fp64 or complex128."""
     x = torch.randn(*shape, dtype=dtype, device="cpu")
     return x.to(torch.complex128 if x.is_complex() else torch.float64)

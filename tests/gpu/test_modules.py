@@ -75,7 +75,7 @@ def test_layers_return_the_dtype_of_autocast(case: Case, dtype: torch.dtype, bou
 @MATRICES
 @torch.no_grad()
 def test_autocast_leaves_matrices_and_kernels(case: Case, seed: int) -> None:
-    """Of sizes for which solvers and products change their algorithms, too."""
+    """Solvers and products have other algorithms for other sizes."""
     for L in (5, 300, 3000):
         like = {} if case.has_steps else {"L": L}
         module = case.make(device="cuda", **like)

@@ -32,7 +32,7 @@ def test_refused(change: dict[str, Any], message: str) -> None:
 
 def test_tensors_without_elements_have_any_strides() -> None:
     """`.contiguous()` returns them as they are."""
-    empty = {name: x[:0].mT.contiguous().mT for name, x in GOOD.items()}
+    empty = {name: torch.ones(x[:0].mT.shape).mT for name, x in GOOD.items()}
     assert empty["u"].stride(-1) != 1
     out, last = s7_scan(**empty, return_last_state=True)
     assert out.shape == (0, 3, 4) and last.shape == (0, 5)

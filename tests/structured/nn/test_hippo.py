@@ -64,7 +64,7 @@ def test_legs_remembers_in_legendre_polynomials(size: int, t: float) -> None:
 
 
 def fout_matrix(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of the paper: A = D − 2 p pᵗ and B = 2 p in 1, (nothing,) √2 cos 2πks, √2 sin 2πks."""
+    """As the paper has them: A = D − 2 p pᵗ and B = 2 p in 1, (nothing,) √2 cos 2πks, √2 sin 2πks."""
     D, p = np.zeros((size, size)), np.zeros(size)
     p[0] = 1
     for k in range(1, size // 2):

@@ -152,9 +152,11 @@ def test_conversion_to_16_bits_keeps_the_system(seed: int) -> None:
     for name in LAYERS:
         layer, u = layer_of(name, seed), torch.randn(1, 60, H)
         expected = layer(u)
+        expected.sum().backward()
         for dtype in (torch.bfloat16, torch.float16):
             assert rel_rms(layer.to(dtype)(u.to(dtype)), expected) < 2e-2
-        assert {p.dtype for p in layer.kernel.parameters()} == {torch.float32} and layer.D.dtype == torch.float16
+        assert {x.dtype for p in layer.kernel.parameters() for x in (p, p.grad)} == {torch.float32}
+        assert layer.D.dtype == layer.D.grad.dtype == torch.float16
 
 
 BAD: list[tuple[Any, str]] = [
