@@ -24,6 +24,8 @@ STEPPED = pytest.mark.parametrize("case", [case for case in CASES if case.has_st
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 INFERENCE = {"GatedDeltaNet"}  # without gradients
+# Kernels' steps count parameters as constants.
+STEPS_FOR_INFERENCE = INFERENCE | {"S6", "Mamba", "HyenaCascade", "ShortConv", "S4Kernel", "S4DKernel"}
 # A few roundings of inputs, parameters and results one after the other, and of projections between them.
 BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -238,6 +240,22 @@ def test_steps_are_the_sequence(case: Case, dtype: torch.dtype, seed: int) -> No
     first, state = case.prompt(module, x[:, :9])
     parts = torch.cat([first, case.stepped(module, x[:, 9:], state)], 1)
     assert parts.dtype == whole.dtype and rel_rms(parts, whole) < BOUNDS[dtype]
+
+
+@STEPPED
+def test_steps_have_gradients_or_refuse_backward(case: Case, seed: int) -> None:
+    module, x = case.make(), case.inputs(seed, L=6)
+    whole = case.run(module, x)
+    weights = torch.randn(whole.shape)
+    try:
+        (case.stepped(module, x) * weights).sum().backward()
+    except RuntimeError:
+        assert case.module in STEPS_FOR_INFERENCE
+        return
+    found = {name: p.grad for name, p in module.named_parameters()}
+    expected = torch.autograd.grad((whole * weights).sum(), list(module.parameters()))
+    for (name, ours), theirs in zip(found.items(), expected, strict=True):
+        assert ours is not None and rel_rms(ours, theirs) < 1e-4, name
 
 
 # ---- Autocast and torch.compile

@@ -76,6 +76,9 @@ class RGLRU(nn.Module):
         gated = u * self._gate(u, self.input_gate_weight, self.input_gate_bias)
         rate = self._gate(u, self.recurrent_gate_weight, self.recurrent_gate_bias)
         decay = torch.exp(self.c * nn.functional.logsigmoid(self.Lambda.to(state_dtype(u))))  # of the power r
+        if state is not None and (state.shape != (len(u), self.width) or not state.is_floating_point()):
+            got = f"{state.dtype} {tuple(state.shape)}"
+            raise ValueError(f"RGLRU: state: expected real numbers (B, width) = ({len(u)}, {self.width}), got {got}")
         if state is not None and u.shape[1] > 0:
             reset = _with_first(reset, _begins(state)[:, None], u.shape[1])
         out, last = rglru_scan(

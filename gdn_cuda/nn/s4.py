@@ -166,6 +166,15 @@ class S4Kernel(KnowsLength, SSMKernel):
             state = self.dA * state + self.dB * u[..., None]
         return torch.einsum("chn,...hn->...ch", self.dC, state).real, state
 
+    def read(self, state: Tensor) -> Tensor:
+        """y (…, channels, H) of a state (…, H, N) or (…, H, 2N) after its input, which `step` returns with it; not of diagonal
+        steps. Differentiable in everything."""
+        self._check_state(state, (self.N, 2 * self.N))
+        system = self._system()
+        C = s4.original_output(s4.discretized(system), system.C, self._length)
+        half = state[..., : self.N].to(torch.complex128)
+        return 2 * torch.einsum("chn,...hn->...ch", C, half).real.to(self._real)
+
     def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
         """The state after inputs u (…, H, L), from a state (…, H, N) or (…, H, 2N); in the eigenbasis if steps are diagonal.
 

@@ -148,11 +148,17 @@ class StateSpaceLayer(KeepsRecurrence):
         return state
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (B, d_model) and the next state, for one token u (B, d_model). The system's parameters get no gradients."""
+        """Returns y (B, d_model) and the next state, for one token u (B, d_model). Much faster outside grad mode, where the matrices
+        of steps are kept."""
         self._check("u", u, 2, "B, {}")
         if self.bidirectional:
             raise ValueError(f"{self._name}: bidirectional: expected False for steps, got True")
-        y, state = self.kernel.step(u, state)
+        kernel = self.kernel
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.recurrence()):
+            state = kernel.forward_state(u[..., None], state)
+            y = kernel.read(state)
+        else:
+            y, state = kernel.step(u, state)
         return self._output(y[:, 0] + self.D.to(y.dtype) * u.to(y.dtype), u), state
 
     def _output(self, y: Tensor, u: Tensor) -> Tensor:

@@ -104,6 +104,10 @@ def test_errors_say_what_is_wrong() -> None:
         RGLRU(6, 2)(torch.ones(2, 6))
     with pytest.raises(ValueError, match=r"^RGLRU: u: expected \(B, width=6\), got \(2, 1, 6\)$"):
         RGLRU(6, 2).step(torch.ones(2, 1, 6))
+    with pytest.raises(
+        ValueError, match=r"^RGLRU: state: expected real numbers \(B, width\) = \(2, 6\), got torch.float32 \(3, 6\)"
+    ):
+        RGLRU(6, 2)(torch.ones(2, 1, 6), torch.ones(3, 6))
     with pytest.raises(ValueError, match=r"^S7: d_model, d_state: expected positive sizes, got 0 and 3$"):
         S7(0, 3)
     with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, L, d_model=2\), got \(2, 3\)$"):
