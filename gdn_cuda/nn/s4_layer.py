@@ -148,7 +148,7 @@ class StateSpaceLayer(KeepsRecurrence):
         return state
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (B, d_model) and the next state, for one token u (B, d_model). Much faster outside grad mode, where the matrices
+        """Returns y (B, d_model) and the next state, for one token u (B, d_model). Without grad mode it is much faster: matrices
         of steps are kept."""
         self._check("u", u, 2, "B, {}")
         if self.bidirectional:
