@@ -148,8 +148,8 @@ class StateSpaceLayer(KeepsRecurrence):
         return state
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (B, d_model) and the next state, for one token u (B, d_model). Without grad mode it is much faster: matrices
-        of steps are kept."""
+        """Returns y (B, d_model) and the next state, for one token u (B, d_model). Without grad mode it is much faster, as
+        matrices of steps are kept."""
         self._check("u", u, 2, "B, {}")
         if self.bidirectional:
             raise ValueError(f"{self._name}: bidirectional: expected False for steps, got True")
