@@ -20,6 +20,7 @@ from ..conv import (
 )
 from ..operators.dtypes import state_dtype
 from .dtypes import layer_dtype, recurrence_dtype, wide
+from .tensors import after_token
 
 _CONVOLUTION_FROM = 128  # filters of so many taps are convolutions with a bias D, shorter ones correlations without
 _LONGEST_SHORT = 32  # of hyena_short
@@ -137,11 +138,8 @@ class HyenaCascade(nn.Module):
         """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, 3 hidden_size). No gradients."""
         if u.dim() != 2 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, {3 * self.hidden_size}), got {tuple(u.shape)}")
-        if state.fir.dtype == torch.float64:  # of CPU tensors, which the steps do not take
-            y, last = self.forward(u[:, None], state, return_state=True)
-            for mine, new in zip(state, last, strict=True):
-                mine.copy_(new)
-            return y[:, 0], state
+        if state.fir.dtype == torch.float64:
+            return after_token(self.forward(u[:, None], state, return_state=True), state)
         u = u.to(layer_dtype(u))
         z, _ = hyena_fir_step(u, state.fir, self.short_filter_weight, self.short_filter_bias)
         x2, x1, v = self._split(z)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..scan import selective_scan, selective_state_update
 from .dtypes import recurrence_dtype, wide
+from .tensors import after_token
 
 DISCRETIZATIONS = ("mamba", "zoh", "bilinear", "dirac")  # those for A < 0
 
@@ -118,10 +119,9 @@ class S6(nn.Module):
     def step(self, u: Tensor, state: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One token: y (B, D) for u (B, D), and the state, updated in place. Only `forward` has gradients."""
         self._check(u, "(B, {})", 2, self.d_inner)
-        if state.dtype == torch.float64:  # of CPU tensors, which selective_state_update does not take
-            y, last = S6.forward(self, u[:, None], state, z=None if z is None else z[:, None], return_last_state=True)
-            state.copy_(last)
-            return y[:, 0], state
+        if state.dtype == torch.float64:
+            gate = None if z is None else z[:, None]
+            return after_token(S6.forward(self, u[:, None], state, z=gate, return_last_state=True), state)
         dt, B, C = self._selected(u)
         y = selective_state_update(
             state,
@@ -250,6 +250,8 @@ class Mamba(S6):
     def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
         """One token: y (B, d_model) for u (B, d_model), and the state, updated in place. Only `forward` has gradients."""
         self._check(u, "(B, {})", 2, self.d_model)
+        if state.ssm.dtype == torch.float64:
+            return after_token(self.forward(u[:, None], state, return_last_state=True), state)
         x, z = self.in_proj(u).chunk(2, -1)
         seen = torch.cat([state.conv.to(x.dtype), x[:, None]], 1)
         state.conv.copy_(seen[:, 1:])
