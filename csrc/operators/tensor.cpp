@@ -165,7 +165,7 @@ void Checks::device(const char* argument, const View& view, const View& as, cons
 }
 
 void Checks::last_contiguous(const char* argument, const View& view) const {
-    if (view.size(-1) > 1 && view.stride(-1) != 1)
+    if (view.size(-1) > 1 && view.stride(-1) != 1 && view.numel() > 0)
         fail(argument, "a contiguous last dimension", fmt::format("stride {}", view.stride(-1)));
 }
 

@@ -1,6 +1,6 @@
 """Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; of
 the scans: LRU, RG-LRU, S5, S6, S7 and Mamba; of the convolutions: Hyena and LFM2's short convolution; and a Gated Delta Net
-layer."""
+layer. docs/scan.md has the rule for dtypes and autocast that all follow."""
 
 from .cauchy import CauchyKernel
 from .gated_delta_net import GatedDeltaNet
@@ -9,6 +9,7 @@ from .lru import LRU
 from .mamba import S6, Mamba
 from .rglru import RGLRU
 from .s4 import S4Kernel
+from .s4_layer import S4, S4D
 from .s4d import S4DKernel
 from .s5 import S5
 from .s7 import S7
@@ -23,6 +24,8 @@ __all__ = [
     "LRU",
     "Mamba",
     "RGLRU",
+    "S4",
+    "S4D",
     "S4DKernel",
     "S4Kernel",
     "S5",

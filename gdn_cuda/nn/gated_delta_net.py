@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from ..gdn import gdn_decode_layer, gdn_prefill_layer
 from ..gdn.decode_layer import MOST_TOKENS, TAPS, by_operators
+from ..operators.dtypes import state_dtype
+from .dtypes import recurrence_dtype
 
 _FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
 _FUSED_HEAD_K, _FUSED_HEAD_V = (64, 96, 128, 192, 256), range(8, 257, 8)
@@ -40,8 +42,8 @@ class GatedDeltaNet(nn.Module):
 
     Shapes:
         C = 2 Hk dk + Hv dv channels of the convolution
-        in_proj_qkvz: D → 2 Hk dk + 2 Hv dv; in_proj_ba: D → 2 Hv; conv1d.weight: (C, 1, 4); A_log, dt_bias: (Hv,), fp32;
-          norm.weight: (dv,); out_proj: Hv dv → D
+        in_proj_qkvz: D → 2 Hk dk + 2 Hv dv; in_proj_ba: D → 2 Hv; conv1d.weight: (C, 1, 4); A_log, dt_bias: (Hv,), fp32
+          at least; norm.weight: (dv,); out_proj: Hv dv → D
         x: (B, L, D), the result is like x; packed by cu_seqlens (sequences + 1,), B is 1
 
     Parameters:
@@ -52,7 +54,7 @@ class GatedDeltaNet(nn.Module):
         norm_eps: added to the mean square in the output's norm
         conv_bias: whether the convolution has a bias
         allow_negative_eigenvalues: whether beta is twice the sigmoid
-        device, dtype: of the parameters; A_log and dt_bias are fp32
+        device, dtype: of the parameters; A_log and dt_bias are fp32 at least
 
     Example:
         >>> layer = gdn_cuda.nn.GatedDeltaNet(32, heads=(1, 2), head_k_dim=64, head_v_dim=16, dtype=torch.bfloat16)
@@ -89,18 +91,21 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_qkvz = nn.Linear(hidden_size, self.channels + rows, bias=False, **like)
         self.in_proj_ba = nn.Linear(hidden_size, 2 * heads[1], bias=False, **like)
         self.conv1d = nn.Conv1d(self.channels, self.channels, TAPS, groups=self.channels, bias=conv_bias, **like)
-        self.A_log = nn.Parameter(torch.empty(heads[1], device=device).uniform_(0.01, 16).log())
-        self.dt_bias = nn.Parameter(torch.ones(heads[1], device=device))
+        like["dtype"] = recurrence_dtype(dtype)
+        self.A_log = nn.Parameter(torch.empty(heads[1], **like).uniform_(0.01, 16).log())
+        self.dt_bias = nn.Parameter(torch.ones(heads[1], **like))
+        like["dtype"] = dtype
         self.norm = nn.RMSNorm(head_v_dim, norm_eps, **like)
         self.out_proj = nn.Linear(rows, hidden_size, bias=False, **like)
         self.register_load_state_dict_pre_hook(_merge_parameters)
 
-    def new_state(self, slots: int, columns: int = TAPS - 1, dtype: torch.dtype = torch.float32) -> GatedDeltaNetState:
-        """Zeros. `columns`: of the convolution's states, T + 2 where steps verify T tokens; `dtype`: of the recurrent ones."""
+    def new_state(self, slots: int, columns: int = TAPS - 1, dtype: torch.dtype | None = None) -> GatedDeltaNetState:
+        """Zeros. `columns`: of the convolution's states, T + 2 where steps verify T tokens; `dtype`: of the recurrent ones, by
+        default fp32, or fp64 for parameters in fp64."""
         weight = self.conv1d.weight
         conv = torch.zeros(slots, columns, self.channels, device=weight.device, dtype=weight.dtype).mT
         sizes = (slots, self.heads[1], self.head_v_dim, self.head_k_dim)
-        return GatedDeltaNetState(conv, torch.zeros(sizes, device=weight.device, dtype=dtype))
+        return GatedDeltaNetState(conv, torch.zeros(sizes, device=weight.device, dtype=dtype or state_dtype(weight)))
 
     @torch.no_grad()
     def forward(
@@ -170,7 +175,8 @@ class GatedDeltaNet(nn.Module):
             raise ValueError(f"GatedDeltaNet: x: expected (B, L, hidden_size={self.hidden_size}), got {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
-        return f"hidden_size={self.hidden_size}, heads={self.heads}, layout={self.layout!r}"
+        heads = f"heads={self.heads}, head_k_dim={self.head_k_dim}, head_v_dim={self.head_v_dim}"
+        return f"hidden_size={self.hidden_size}, {heads}, layout={self.layout!r}"
 
 
 def _merge_parameters(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

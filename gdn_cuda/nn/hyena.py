@@ -18,6 +18,9 @@ from ..conv import (
     hyena_short,
     split_projections,
 )
+from ..operators.dtypes import state_dtype
+from .dtypes import layer_dtype, recurrence_dtype, wide
+from .tensors import after_token
 
 _CONVOLUTION_FROM = 128  # filters of so many taps are convolutions with a bias D, shorter ones correlations without
 _LONGEST_SHORT = 32  # of hyena_short
@@ -95,9 +98,9 @@ class HyenaCascade(nn.Module):
         if fir_inner_filter_length is not None:
             self.h = nn.Parameter(torch.empty(groups, 1, fir_inner_filter_length, **like))
         else:  # fp32: poles are near one
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            self.log_poles = nn.Parameter(torch.empty(groups, state_size, 1, device=device, dtype=wide))
-            self.residues = nn.Parameter(torch.empty(groups, state_size, device=device, dtype=wide))
+            like["dtype"] = recurrence_dtype(dtype)
+            self.log_poles = nn.Parameter(torch.empty(groups, state_size, 1, **like))
+            self.residues = nn.Parameter(torch.empty(groups, state_size, **like))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -120,7 +123,7 @@ class HyenaCascade(nn.Module):
         """Returns y (B, L, hidden_size), or (y, state); `state` is the one before the first token."""
         if u.dim() != 3 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, L, {3 * self.hidden_size}), got {tuple(u.shape)}")
-        channels = u.mT.contiguous()  # every third channel of neighbouring ones would be no vectors
+        channels = u.mT.to(layer_dtype(u)).contiguous()  # every third channel of neighbouring ones would be no vectors
         before = None if state is None else state.fir
         z, fir = causal_conv1d(
             channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=True
@@ -144,27 +147,33 @@ class HyenaCascade(nn.Module):
         """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, 3 hidden_size). No gradients."""
         if u.dim() != 2 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, {3 * self.hidden_size}), got {tuple(u.shape)}")
+        if state.fir.dtype == torch.float64:
+            return after_token(self.forward(u[:, None], state, return_state=True), state)
+        u = u.to(layer_dtype(u))
         z, _ = hyena_fir_step(u, state.fir, self.short_filter_weight, self.short_filter_bias)
         x2, x1, v = self._split(z)
         if self.fir_inner_filter_length is None:
             y, _ = hyena_modal_step(x2, x1, v, self.D, self.residues, self.log_poles, state.inner)
             return y, state
         is_convolution = self.D is not None
-        filtered, _ = hyena_fir_step(x1.float() * v.float(), state.inner, self.h, self.D, is_convolution, is_convolution)
+        filtered, _ = hyena_fir_step(wide(x1) * wide(v), state.inner, self.h, self.D, is_convolution, is_convolution)
         return (x2 * filtered).to(u.dtype), state
 
     def default_state(self, batch: int) -> HyenaState:
         """That before the first token: zeros."""
-        zeros = self.short_filter_weight.new_zeros
+        zeros, dtype = self.short_filter_weight.new_zeros, state_dtype(self.short_filter_weight)
         explicit = self.fir_inner_filter_length
         width = self.residues.shape[1] if explicit is None else explicit - 1
         return HyenaState(
-            zeros(batch, 3 * self.hidden_size, self.short_filter_weight.shape[-1] - 1, dtype=torch.float32),
-            zeros(batch, self.hidden_size, width, dtype=torch.float32),
+            zeros(batch, 3 * self.hidden_size, self.short_filter_weight.shape[-1] - 1, dtype=dtype),
+            zeros(batch, self.hidden_size, width, dtype=dtype),
         )
 
     def _split(self, z: Tensor) -> Projections:
         return split_projections(z, self.num_attention_heads, self.layout, self.hyena_flip_x1x2)
 
     def extra_repr(self) -> str:
-        return f"hidden_size={self.hidden_size}, fir_inner_filter_length={self.fir_inner_filter_length}"
+        inner = self.fir_inner_filter_length
+        groups, size = self.residues.shape if inner is None else (self.h.shape[0], inner)
+        sizes = f"hidden_size={self.hidden_size}, {'state_size' if inner is None else 'fir_inner_filter_length'}={size}"
+        return f"{sizes}, hyena_filter_groups={groups}, short_filter_length={self.short_filter_weight.shape[-1]}"

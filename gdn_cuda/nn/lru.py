@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .simplified import SimplifiedSSM
+from .dtypes import wide
+from .simplified import SimplifiedSSM, normal
 
 
 class LRU(SimplifiedSSM):
@@ -19,8 +20,9 @@ class LRU(SimplifiedSSM):
 
     Shapes:
         u, y: (batch, L, d_model), any real dtype
-        state: (batch, d_state), complex
-        parameters: nu_log, theta_log, gamma_log (d_state,), B (d_state, d_model, 2), C (d_model, d_state, 2), D (d_model,)
+        state: (batch, d_state), complex64, or complex128 for parameters in fp64
+        parameters: nu_log, theta_log, gamma_log (d_state,), B (d_state, d_model, 2), C (d_model, d_state, 2), D (d_model,);
+          fp32 but for D where `dtype` is bf16 or fp16
 
     Parameters:
         d_model: channels of u and y
@@ -38,22 +40,37 @@ class LRU(SimplifiedSSM):
     """
 
     def __init__(
-        self, d_model: int, d_state: int, r_min: float = 0.0, r_max: float = 1.0, max_phase: float = 2 * math.pi
+        self,
+        d_model: int,
+        d_state: int,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 2 * math.pi,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(d_model, d_state)
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"LRU: r_min, r_max: expected 0 ≤ r_min < r_max ≤ 1, got {r_min} and {r_max}")
         if not max_phase > 0:
             raise ValueError(f"LRU: max_phase: expected a positive number, got {max_phase}")
+        self.r_min, self.r_max, self.max_phase = r_min, r_max, max_phase
+        sizes = {"nu_log": (d_state,), "theta_log": (d_state,), "gamma_log": (d_state,)}
+        self._make(device, dtype, **sizes, B=(d_state, d_model, 2), C=(d_model, d_state, 2), D=(d_model,))
+
+    def drawn(self) -> dict[str, Tensor]:
         # In (0, 1]: a radius of 0 or a phase of 0 has no logarithm, nor has the decay of a radius of 1.
-        place, angle = (1 - torch.rand(d_state, dtype=torch.float64) for _ in range(2))
-        square = (place * (r_max**2 - r_min**2) + r_min**2).clamp(max=1 - 1e-7)
-        self.nu_log = nn.Parameter(torch.log(-0.5 * torch.log(square)).float())
-        self.theta_log = nn.Parameter(torch.log(max_phase * angle).float())
-        self.gamma_log = nn.Parameter(0.5 * torch.log1p(-square).float())
-        self.B = nn.Parameter(torch.randn(d_state, d_model, 2) / math.sqrt(2 * d_model))
-        self.C = nn.Parameter(torch.randn(d_model, d_state, 2) / math.sqrt(d_state))
-        self.D = nn.Parameter(torch.randn(d_model))
+        place, angle = (1 - torch.rand(self.d_state, dtype=torch.float64, device="cpu") for _ in range(2))
+        square = (place * (self.r_max**2 - self.r_min**2) + self.r_min**2).clamp(max=1 - 1e-7)
+        return {
+            "nu_log": torch.log(-0.5 * torch.log(square)),
+            "theta_log": torch.log(self.max_phase * angle),
+            "gamma_log": 0.5 * torch.log1p(-square),
+            "B": normal(self.d_state, self.d_model, 2) / math.sqrt(2 * self.d_model),
+            "C": normal(self.d_model, self.d_state, 2) / math.sqrt(self.d_state),
+            "D": normal(self.d_model),
+        }
 
     @property
     def doubled(self) -> bool:
@@ -61,7 +78,11 @@ class LRU(SimplifiedSSM):
 
     def system(self) -> dict[str, Any]:
         """A = ln λ, scanned in steps of 1, so that neither a phase nor a decay near one is rounded to λ."""
-        A = torch.complex(-torch.exp(self.nu_log), torch.exp(self.theta_log))
-        B = torch.exp(self.gamma_log)[:, None] * torch.view_as_complex(self.B)
-        delta: Tensor = torch.ones_like(self.nu_log)
-        return {"delta": delta, "A": A, "B": B, "C": torch.view_as_complex(self.C), "discretization": "dirac"}
+        nu_log, theta_log, gamma_log = (wide(x) for x in (self.nu_log, self.theta_log, self.gamma_log))
+        A = torch.complex(-torch.exp(nu_log), torch.exp(theta_log))
+        B = torch.exp(gamma_log)[:, None] * torch.view_as_complex(wide(self.B))
+        delta: Tensor = torch.ones_like(nu_log)
+        return {"delta": delta, "A": A, "B": B, "C": torch.view_as_complex(wide(self.C)), "discretization": "dirac"}
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, d_state={self.d_state}"

@@ -11,13 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..scan import selective_scan, selective_state_update
+from .dtypes import recurrence_dtype, wide
+from .tensors import after_token
 
 DISCRETIZATIONS = ("mamba", "zoh", "bilinear", "dirac")  # those for A < 0
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In fp32 at least: what the recurrence reads beside u, delta, B and C."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 class S6(nn.Module):
@@ -29,7 +26,7 @@ class S6(nn.Module):
 
     Shapes:
         x_proj: D → R + 2N, without bias; dt_proj: R → D; A_log (D, N); D (D)
-        u, z: (B, L, D); y: (B, L, D); states: (B, D, N), fp32; parameters in fp64 have states in fp64, and no steps
+        u, z: (B, L, D); y: (B, L, D); states: (B, D, N), fp32; parameters in fp64 have states in fp64
 
     Parameters:
         d_model: D, the channels of u
@@ -71,9 +68,9 @@ class S6(nn.Module):
         self.dt_min, self.dt_max, self.dt_init_floor = dt_min, dt_max, dt_init_floor
         self.x_proj = nn.Linear(d_model, self.dt_rank + 2 * d_state, bias=False, device=device, dtype=dtype)
         self.dt_proj = nn.Linear(self.dt_rank, d_model, device=device, dtype=dtype)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        self.A_log = nn.Parameter(torch.empty(d_model, d_state, device=device, dtype=wide))
-        self.D = nn.Parameter(torch.empty(d_model, device=device, dtype=wide))
+        like: dict[str, Any] = {"device": device, "dtype": recurrence_dtype(dtype)}
+        self.A_log = nn.Parameter(torch.empty(d_model, d_state, **like))
+        self.D = nn.Parameter(torch.empty(d_model, **like))
         self.reset_recurrence()
 
     @torch.no_grad()
@@ -110,9 +107,9 @@ class S6(nn.Module):
                 self._A(),
                 B.mT,
                 C.mT,
-                _wide(self.D),
+                wide(self.D),
                 None if z is None else z.mT,
-                _wide(self.dt_proj.bias),
+                wide(self.dt_proj.bias),
                 delta_softplus=True,
                 return_last_state=return_last_state,
                 discretization=self.discretization,
@@ -123,12 +120,15 @@ class S6(nn.Module):
 
     def default_state(self, *batch: int) -> Tensor:
         """Zeros (…, D, N)."""
-        return torch.zeros(*batch, self.d_inner, self.d_state, dtype=_wide(self.A_log).dtype, device=self.A_log.device)
+        return torch.zeros(*batch, self.d_inner, self.d_state, dtype=wide(self.A_log).dtype, device=self.A_log.device)
 
     @torch.no_grad()
     def step(self, u: Tensor, state: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One token: y (B, D) for u (B, D), and the state, updated in place. Only `forward` has gradients."""
         self._check(u, "(B, {})", 2, self.d_inner)
+        if state.dtype == torch.float64:
+            gate = None if z is None else z[:, None]
+            return after_token(S6.forward(self, u[:, None], state, z=gate, return_last_state=True), state)
         dt, B, C = self._selected(u)
         y = selective_state_update(
             state,
@@ -137,19 +137,20 @@ class S6(nn.Module):
             self._A(),
             B,
             C,
-            _wide(self.D),
+            wide(self.D),
             z,
-            _wide(self.dt_proj.bias),
+            wide(self.dt_proj.bias),
             dt_softplus=True,
             discretization=self.discretization,
         )
         return y, state
 
     def extra_repr(self) -> str:
-        return f"d_inner={self.d_inner}, d_state={self.d_state}, dt_rank={self.dt_rank}, discretization={self.discretization!r}"
+        sizes = f"d_inner={self.d_inner}, d_state={self.d_state}, dt_rank={self.dt_rank}"
+        return f"{sizes}, discretization={self.discretization!r}"
 
     def _A(self) -> Tensor:
-        return -torch.exp(_wide(self.A_log))
+        return -torch.exp(wide(self.A_log))
 
     def _selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """δ before bias and softplus, B and C."""
@@ -265,20 +266,25 @@ class Mamba(S6):
     def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
         """One token: y (B, d_model) for u (B, d_model), and the state, updated in place. Only `forward` has gradients."""
         self._check(u, "(B, {})", 2, self.d_model)
+        if state.ssm.dtype == torch.float64:
+            return after_token(self.forward(u[:, None], state, return_last_state=True), state)
         x, z = self.in_proj(u).chunk(2, -1)
         seen = torch.cat([state.conv.to(x.dtype), x[:, None]], 1)
         state.conv.copy_(seen[:, 1:])
         y, _ = super().step(self._convolved(seen).squeeze(1).to(x.dtype), state.ssm, z)
         return self.out_proj(y), state
 
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, {super().extra_repr()}, d_conv={self.d_conv}"
+
     def _convolved(self, seen: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """silu of the causal convolution of (B, W − 1 + L, d_inner), in fp32 at least; (B, L, d_inner).
 
         W multiply-adds: torch's convolution would transpose its input and its output.
         """
-        weight, width = _wide(self.conv1d.weight).squeeze(1), self.d_conv
+        weight, width = wide(self.conv1d.weight).squeeze(1), self.d_conv
         L = seen.shape[1] - width + 1
-        total = weight.new_zeros(self.d_inner) if self.conv1d.bias is None else _wide(self.conv1d.bias)
+        total = weight.new_zeros(self.d_inner) if self.conv1d.bias is None else wide(self.conv1d.bias)
         for tap in range(width):
             x = seen[:, tap : tap + L]
             if cu_seqlens is not None and tap < width - 1:

@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..operators.dtypes import state_dtype
 from ..scan import rglru_scan
+from .dtypes import layer_dtype, recurrence_dtype
 
 _LEAST, _MOST = 0.9, 0.999  # a^c at the start, as in the paper
 
@@ -21,7 +23,7 @@ class RGLRU(nn.Module):
 
     Shapes:
         u: (B, L, width), or (B, width) in a step; the result is like u
-        state: (B, width), fp32; None begins a sequence
+        state: (B, width), fp32; None and `default_state` begin a sequence
         reset: (B, L), bool or integer: not 0 where a token begins a sequence
 
     Parameters:
@@ -55,7 +57,7 @@ class RGLRU(nn.Module):
         self.width, self.num_blocks, self.c, self.max_sqrt_gradient = width, num_blocks, c, max_sqrt_gradient
         block = width // num_blocks
         like = {"device": device, "dtype": dtype}
-        self.Lambda = nn.Parameter(torch.empty(width, device=device))  # fp32: a is near one
+        self.Lambda = nn.Parameter(torch.empty(width, device=device, dtype=recurrence_dtype(dtype)))  # a is near one
         self.input_gate_weight = nn.Parameter(torch.empty(num_blocks, block, block, **like))
         self.input_gate_bias = nn.Parameter(torch.empty(width, **like))
         self.recurrent_gate_weight = nn.Parameter(torch.empty(num_blocks, block, block, **like))
@@ -77,10 +79,15 @@ class RGLRU(nn.Module):
         """Returns y (B, L, width), or (y, last state (B, width)); `state` is the one before the first token."""
         if u.dim() != 3 or u.shape[-1] != self.width:
             raise ValueError(f"RGLRU: u: expected (B, L, width={self.width}), got {tuple(u.shape)}")
+        u = u.to(layer_dtype(u))
         gated = u * self._gate(u, self.input_gate_weight, self.input_gate_bias)
         rate = self._gate(u, self.recurrent_gate_weight, self.recurrent_gate_bias)
-        wide = self.Lambda.to(torch.float64 if u.dtype == torch.float64 else torch.float32)
-        decay = torch.exp(self.c * nn.functional.logsigmoid(wide))  # of the power r
+        decay = torch.exp(self.c * nn.functional.logsigmoid(self.Lambda.to(state_dtype(u))))  # of the power r
+        if state is not None and (state.shape != (len(u), self.width) or not state.is_floating_point()):
+            got = f"{state.dtype} {tuple(state.shape)}"
+            raise ValueError(f"RGLRU: state: expected real numbers (B, width) = ({len(u)}, {self.width}), got {got}")
+        if state is not None and u.shape[1] > 0:
+            reset = _with_first(reset, _begins(state)[:, None], u.shape[1])
         out, last = rglru_scan(
             gated.transpose(1, 2),
             rate.transpose(1, 2),
@@ -91,12 +98,20 @@ class RGLRU(nn.Module):
             first_multiplier=True,
             max_sqrt_gradient=self.max_sqrt_gradient,
         )
-        return (out.transpose(1, 2), last[..., 0]) if return_last_state else out.transpose(1, 2)
+        out = out.transpose(1, 2)
+        if not return_last_state:
+            return out
+        if u.shape[1] == 0:
+            return out, self.default_state(u.shape[0]) if state is None else state
+        return out, last[..., 0] + 0.0  # −0.0 + 0.0 is 0.0: no state that tokens led to begins a sequence
 
     def default_state(self, *batch: int) -> Tensor:
-        """Zeros (…, width). A sequence that goes on from them does not begin: its first token has no multiplier of 1."""
-        dtype = torch.float64 if self.input_gate_weight.dtype == torch.float64 else torch.float32
-        return torch.zeros(*batch, self.width, dtype=dtype, device=self.Lambda.device)
+        """That before the first token (…, width), from which sequences begin as without a state: −0.0 in all channels.
+
+        Zeros that are positive are a state like others: the token after them has no multiplier of 1.
+        """
+        like = self.input_gate_weight
+        return torch.full((*batch, self.width), -0.0, dtype=state_dtype(like), device=like.device)
 
     def step(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns y (B, width) and the next state, for one token u (B, width); as `forward` has them."""
@@ -107,7 +122,20 @@ class RGLRU(nn.Module):
 
     def _gate(self, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         blocks = torch.einsum("blhi,hij->blhj", u.unflatten(-1, (self.num_blocks, -1)), weight)
-        return torch.sigmoid(blocks.flatten(-2) + bias)
+        return torch.sigmoid(blocks.flatten(-2) + bias).to(u.dtype)
 
     def extra_repr(self) -> str:
         return f"width={self.width}, num_blocks={self.num_blocks}, c={self.c}"
+
+
+def _begins(state: Tensor) -> Tensor:
+    """(B,): where every channel of a state is −0.0, as `default_state` makes it. By its bits, which is the fewest launches."""
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[state.element_size()]
+    return (state.detach().view(bits) == torch.iinfo(bits).min).all(-1)
+
+
+def _with_first(reset: Tensor | None, first: Tensor, L: int) -> Tensor:
+    """(B, L): `reset`, and `first` (B, 1) at the first token."""
+    if reset is None:
+        return first if L == 1 else nn.functional.pad(first, (0, L - 1))
+    return torch.cat([(reset[:, :1] != 0) | first, reset[:, 1:] != 0], 1)

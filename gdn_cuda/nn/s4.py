@@ -13,6 +13,7 @@ from torch import Tensor
 from ..structured import reference_s4 as s4
 from ..structured.reference_s4 import System, full_state
 from . import s4_step
+from .dtypes import without_autocast
 from .s4_base import SSMKernel, rows_of
 from .s4_length import KnowsLength
 from .s4_resolvent import kernel_by_cauchy
@@ -31,7 +32,7 @@ class S4Kernel(KnowsLength, SSMKernel):
         param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), P (rank, n_ssm, N, 2), inv_dt (H, 1)
           or (H, N); numbers N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_transform,
           imag_transform and dt_transform among none, exp, relu, sigmoid, softplus; dt_fast (sinh), is_real, deterministic,
-          verbose
+          verbose, fp64_sums (where poles are so near the imaginary axis that sums in fp32 cancel)
         the kernel: (channels, H, L)
 
     Parameters:
@@ -78,7 +79,8 @@ class S4Kernel(KnowsLength, SSMKernel):
         if samples == 0:
             k = system.A.real.new_zeros(B.shape[0], self.channels, self.H, 0, dtype=self._real)
         else:
-            k = kernel_by_cauchy(system, B, samples, self._complex)[..., :L]
+            sums = torch.complex128 if self.fp64_sums else self._complex
+            k = kernel_by_cauchy(system, B, samples, sums)[..., :L].to(self._real)
         return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
 
     # ---- C̃
@@ -160,12 +162,22 @@ class S4Kernel(KnowsLength, SSMKernel):
             self._setup_step(self._step_mode)
         u, state = u.to(self._real), state.to(self._complex)
         if self._linear is not None:
-            state = self._linear.advance(u, state)
+            with without_autocast(u):
+                state = self._linear.advance(u, state)
         elif self._step_mode == "dense":
             state = torch.einsum("hmn,...hn->...hm", self.dA, state) + self.dB * u[..., None]
         else:
             state = self.dA * state + self.dB * u[..., None]
         return torch.einsum("chn,...hn->...ch", self.dC, state).real, state
+
+    def read(self, state: Tensor) -> Tensor:
+        """y (…, channels, H) of a state (…, H, N) or (…, H, 2N) after its input, which `step` returns with it; not of diagonal
+        steps. Differentiable in everything."""
+        self._check_state(state, (self.N, 2 * self.N))
+        system = self._system()
+        C = s4.original_output(s4.discretized(system), system.C, self._length)
+        half = state[..., : self.N].to(torch.complex128)
+        return 2 * torch.einsum("chn,...hn->...ch", C, half).real.to(self._real)
 
     def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
         """The state after inputs u (…, H, L), from a state (…, H, N) or (…, H, 2N); in the eigenbasis if steps are diagonal.

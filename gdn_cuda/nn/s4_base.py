@@ -14,7 +14,7 @@ from ..structured.reference_s4 import TRANSFORMS, System, system_of
 from .tensors import keep
 
 PARAMETERS = ("A_real", "A_imag", "B", "C", "P", "inv_dt")
-FLAGS = ("dt_fast", "is_real", "deterministic", "verbose")
+FLAGS = ("dt_fast", "is_real", "deterministic", "verbose", "fp64_sums")
 NUMBERS = ("N", "H", "channels", "rank", "repeat")
 NAMED_TRANSFORMS = ("real_transform", "imag_transform", "dt_transform")
 

@@ -40,7 +40,7 @@ class KnowsLength(nn.Module):
 
     def _register_length(self) -> None:
         self._own_length = Length.of(self.C)
-        self.register_buffer("l_kernel", torch.tensor(self._own_length.value))
+        self.register_buffer("l_kernel", torch.tensor(self._own_length.value, device=self.C.device))
         self.register_state_dict_pre_hook(KnowsLength._tell)
 
     @property
@@ -77,4 +77,5 @@ class KnowsLength(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         length = self._length
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._own_length.value = int(self.l_kernel) if f"{prefix}l_kernel" in state_dict else length
+        told = f"{prefix}l_kernel" in state_dict and not self.l_kernel.is_meta
+        self._own_length.value = int(self.l_kernel) if told else length

@@ -92,6 +92,11 @@ class S4DKernel(SSMKernel):
         state = self.dA * state + self.dB * u[..., None]
         return 2 * torch.einsum("chn,...hn->...ch", self.dC, state).real, state
 
+    def read(self, state: Tensor) -> Tensor:
+        """y (…, channels, H) of a state after its input, which `step` returns with it. Differentiable in everything."""
+        self._check_state(state, (self.N,))
+        return 2 * torch.einsum("chn,...hn->...ch", self._system().C.to(self._complex), state.to(self._complex)).real
+
     def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
         """The state after the inputs u (…, H, L): Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l. Differentiable in everything."""
         self._check_input(u, sequence=True)

@@ -6,26 +6,13 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .simplified import SimplifiedSSM
+from .dtypes import wide
+from .hippo import diagonalized_hippo
+from .simplified import SimplifiedSSM, normal
 
 DISCRETIZATIONS = ("bilinear", "zoh", "dirac")
-
-
-def diagonalized_hippo(size: int) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of the normal part of HiPPO-LegS, A + p pᵗ with p_n = √(n + ½); imaginary parts ascend.
-
-    A[n, k] = −√(2n + 1) √(2k + 1) below the diagonal, −(n + 1) on it. The sum is −½ on the diagonal, and but for that
-    skew-symmetric, so a Hermitian solver finds its eigenvalues exactly enough.
-    """
-    n = torch.arange(size, dtype=torch.float64)
-    root = torch.sqrt(2 * n + 1)
-    A = -torch.tril(root[:, None] * root) + torch.diag(n)
-    normal = A + torch.sqrt(n + 0.5)[:, None] * torch.sqrt(n + 0.5)
-    skew = normal + 0.5 * torch.eye(size, dtype=torch.float64)
-    imaginary, vectors = torch.linalg.eigh(-1j * skew)
-    return torch.complex(torch.full_like(imaginary, -0.5), imaginary), vectors
 
 
 class S5(SimplifiedSSM):
@@ -36,8 +23,9 @@ class S5(SimplifiedSSM):
 
     Shapes:
         u, y: (batch, L, d_model), any real dtype
-        state: (batch, P), complex, with P = d_state / 2 for conj_sym, else d_state
-        parameters: A (P, 2), B (P, d_model, 2), C (d_model, P, 2), D (d_model,), log_step (P,)
+        state: (batch, P), complex64 (complex128 for parameters in fp64), with P = d_state / 2 for conj_sym, else d_state
+        parameters: A (P, 2), B (P, d_model, 2), C (d_model, P, 2), D (d_model,), log_step (P,); fp32 but for D where
+          `dtype` is bf16 or fp16
 
     Parameters:
         d_model: channels of u and y
@@ -69,6 +57,9 @@ class S5(SimplifiedSSM):
         conj_sym: bool = True,
         clip_eigs: bool = False,
         step_rescale: float = 1.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(d_model, d_state)
         per_block = 2 if conj_sym else 1
@@ -80,19 +71,25 @@ class S5(SimplifiedSSM):
         if not 0 < dt_min <= dt_max:
             raise ValueError(f"S5: dt_min, dt_max: expected 0 < dt_min ≤ dt_max, got {dt_min} and {dt_max}")
         self.discretization, self.conj_sym, self.clip_eigs = discretization, conj_sym, clip_eigs
-        self.step_rescale = step_rescale
-        eigenvalues, vectors = diagonalized_hippo(d_state // blocks)
-        kept = len(eigenvalues) // per_block
-        vectors = torch.block_diag(*[vectors[:, :kept]] * blocks)  # (d_state, P)
+        self.step_rescale, self.blocks, self.dt_min, self.dt_max = step_rescale, blocks, dt_min, dt_max
+        P = self.states
+        self._make(device, dtype, A=(P, 2), B=(P, d_model, 2), C=(d_model, P, 2), D=(d_model,), log_step=(P,))
+
+    def drawn(self) -> dict[str, Tensor]:
+        eigenvalues, vectors = diagonalized_hippo(self.d_state // self.blocks)
+        kept = self.states // self.blocks
+        vectors = torch.block_diag(*[vectors[:, :kept]] * self.blocks)  # (d_state, P)
         # Lecun-normal numbers of the system before it is diagonalized, real in B and complex in C.
-        B = torch.randn(d_state, d_model, dtype=torch.float64) / math.sqrt(d_model)
-        C = torch.randn(d_model, d_state, dtype=torch.complex128) * math.sqrt(2 / d_state)
-        self.A = nn.Parameter(_pairs(eigenvalues[:kept].repeat(blocks)))
-        self.B = nn.Parameter(_pairs(vectors.mH @ B.to(vectors.dtype)))
-        self.C = nn.Parameter(_pairs(C @ vectors))
-        self.D = nn.Parameter(torch.randn(d_model))
-        log_step = math.log(dt_min) + torch.rand(self.states) * (math.log(dt_max) - math.log(dt_min))
-        self.log_step = nn.Parameter(log_step)
+        B = normal(self.d_state, self.d_model, dtype=torch.float64) / math.sqrt(self.d_model)
+        C = normal(self.d_model, self.d_state, dtype=torch.complex128) * math.sqrt(2 / self.d_state)
+        D, place = normal(self.d_model), torch.rand(self.states, dtype=torch.float32, device="cpu").double()
+        return {
+            "A": _pairs(eigenvalues[:kept].repeat(self.blocks)),
+            "B": _pairs(vectors.mH @ B.to(vectors.dtype)),
+            "C": _pairs(C @ vectors),
+            "D": D,
+            "log_step": math.log(self.dt_min) + place * (math.log(self.dt_max) - math.log(self.dt_min)),
+        }
 
     @property
     def doubled(self) -> bool:
@@ -103,18 +100,22 @@ class S5(SimplifiedSSM):
         return self.d_state // 2 if self.conj_sym else self.d_state
 
     def system(self) -> dict[str, Any]:
-        real, imaginary = self.A.unbind(-1)
+        real, imaginary = wide(self.A).unbind(-1)
         if self.clip_eigs:
             real = real.clamp(max=-1e-4)
         return {
-            "delta": self.step_rescale * torch.exp(self.log_step),
+            "delta": self.step_rescale * torch.exp(wide(self.log_step)),
             "A": torch.complex(real, imaginary),
-            "B": torch.view_as_complex(self.B),
-            "C": torch.view_as_complex(self.C),
+            "B": torch.view_as_complex(wide(self.B)),
+            "C": torch.view_as_complex(wide(self.C)),
             "discretization": self.discretization,
         }
 
+    def extra_repr(self) -> str:
+        sizes = f"d_model={self.d_model}, d_state={self.d_state}, blocks={self.blocks}"
+        return f"{sizes}, discretization={self.discretization!r}, conj_sym={self.conj_sym}"
+
 
 def _pairs(x: Tensor) -> Tensor:
-    """Complex numbers as pairs of fp32 numbers, which every optimizer takes."""
-    return torch.view_as_real(x.resolve_conj().to(torch.complex64)).clone()
+    """Complex numbers as pairs of real ones, which every optimizer takes."""
+    return torch.view_as_real(x.resolve_conj())

@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..operators.dtypes import state_dtype
 from ..scan import s7_scan
+from .dtypes import layer_dtype, wide
 
 _LEAST, _MOST = 0.9, 0.999  # decays at the start
 
@@ -68,37 +70,40 @@ class S7(nn.Module):
         """Returns y (batch, L, d_model), or (y, last state (batch, d_state)); `state` is the one before the first token."""
         if u.dim() != 3 or u.shape[-1] != self.d_model:
             raise ValueError(f"S7: u: expected (batch, L, d_model={self.d_model}), got {tuple(u.shape)}")
-        tokens = u.mT.contiguous()
+        tokens = u.mT.to(layer_dtype(u)).contiguous()
         A, B, C, b = self._projected(tokens)
-        if state is not None and u.shape[1] > 0:
-            first = (1 - 1 / (A[..., 0] ** 2 + 0.5)) * state + b[..., 0]
-            b = torch.cat([first[..., None].to(b.dtype), b[..., 1:]], -1)
         y, last = s7_scan(tokens, A, B, C, b, True)
-        if state is not None and u.shape[1] == 0:
-            last = state
-        y = y.mT + self.D * u
+        if state is not None:  # what is left of it after each token adds up with what tokens led to
+            left = torch.cumprod(torch.cat([state[..., None].double(), _decay(A.double())], -1), -1).to(state_dtype(u))
+            y = y + torch.einsum("bhnl,bnl->bhl", C, left[..., 1:].to(C.dtype))
+            last = last + left[..., -1]
+        y = (y.mT + self.D * u).to(tokens.dtype)
         return (y, last) if return_last_state else y
 
     def default_state(self, *batch: int) -> Tensor:
         """Zeros (…, d_state)."""
-        dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
-        return torch.zeros(*batch, self.d_state, dtype=dtype, device=self.weight.device)
+        return torch.zeros(*batch, self.d_state, dtype=state_dtype(self.weight), device=self.weight.device)
 
     def step(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns y (batch, d_model) and the next state, for one token u (batch, d_model). In plain torch: it is a few
         products."""
         if u.dim() != 2 or u.shape[-1] != self.d_model:
             raise ValueError(f"S7: u: expected (batch, d_model={self.d_model}), got {tuple(u.shape)}")
-        A, B, C, b = (x[..., 0] for x in self._projected(u[..., None]))
-        added = torch.einsum("bnh,bh->bn", B, u) + b
-        state = added if state is None else (1 - 1 / (A * A + 0.5)) * state + added
-        return torch.einsum("bhn,bn->bh", C, state.to(C.dtype)) + self.D * u, state
+        u = u.to(layer_dtype(u))
+        A, B, C, b = (wide(x[..., 0]) for x in self._projected(u[..., None]))
+        added = (B * u[:, None]).sum(-1) + b
+        state = added if state is None else _decay(A) * state + added
+        return ((C * state[:, None]).sum(-1) + self.D * u).to(u.dtype), state
 
     def _projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A, B, C and b of tokens (batch, d_model, L), which are contiguous along L."""
-        A, B, C, b = (self.weight @ tokens + self.bias[:, None]).split(self._rows, 1)
+        A, B, C, b = (self.weight @ tokens + self.bias[:, None]).to(tokens.dtype).split(self._rows, 1)
         H, N = self.d_model, self.d_state
         return A, B.unflatten(1, (N, H)), C.unflatten(1, (H, N)), b
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, d_state={self.d_state}"
+
+
+def _decay(A: Tensor) -> Tensor:
+    return 1 - 1 / (A * A + 0.5)

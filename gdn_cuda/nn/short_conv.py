@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from ..conv.hyena_fir_step import hyena_fir_step
 from ..conv.hyena_short import hyena_short
+from ..operators.dtypes import state_dtype
+from .dtypes import layer_dtype, wide
+from .tensors import after_token
 
 
 class ShortConv(nn.Module):
@@ -66,13 +69,16 @@ class ShortConv(nn.Module):
         """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, hidden_size). No gradients."""
         if u.dim() != 2 or u.shape[-1] != self.hidden_size:
             raise ValueError(f"ShortConv: u: expected (B, {self.hidden_size}), got {tuple(u.shape)}")
+        if state.dtype == torch.float64:
+            return after_token(self.forward(u[:, None], state, return_state=True), state)
         B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
-        y, _ = hyena_fir_step(B.float() * x.float(), state, self.conv.weight, self.conv.bias)
-        return F.linear((C * y).to(u.dtype), self.out_proj.weight, self.out_proj.bias), state
+        y, _ = hyena_fir_step(wide(B) * wide(x), state, self.conv.weight, self.conv.bias)
+        return F.linear((C * y).to(layer_dtype(u)), self.out_proj.weight, self.out_proj.bias), state
 
     def default_state(self, batch: int) -> Tensor:
         """That before the first token: zeros."""
-        return self.conv.weight.new_zeros(batch, self.hidden_size, self.kernel_size - 1, dtype=torch.float32)
+        weight = self.conv.weight
+        return weight.new_zeros(batch, self.hidden_size, self.kernel_size - 1, dtype=state_dtype(weight))
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}, kernel_size={self.kernel_size}"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..scan.simplified_scan import simplified_scan  # of the package, mypy may take the module for it
+from .dtypes import KeepsRecurrence, layer_dtype, recurrence_dtype, wide
 
 
-class SimplifiedSSM(nn.Module):
+class SimplifiedSSM(KeepsRecurrence):
     """Maps (batch, L, d_model) to the same by simplified_scan with d_state states, and adds D u."""
 
+    B: nn.Parameter  # (states, d_model, 2)
+    C: nn.Parameter  # (d_model, states, 2)
     D: nn.Parameter
 
     def __init__(self, d_model: int, d_state: int):
@@ -22,6 +26,26 @@ class SimplifiedSSM(nn.Module):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{type(self).__name__}: {name}: expected a positive integer, got {size!r}")
         self.d_model, self.d_state = d_model, d_state
+
+    def _make(self, device: torch.device | str | None, dtype: torch.dtype | None, **shapes: tuple[int, ...]) -> None:
+        """Parameters with the values of `drawn`; all but D belong to the recurrence."""
+        for name, shape in shapes.items():
+            made = torch.empty(shape, device=device, dtype=dtype if name == "D" else recurrence_dtype(dtype))
+            self.register_parameter(name, nn.Parameter(made))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew, on the CPU: a seed gives the same ones on every device."""
+        for name, x in self.drawn().items():
+            getattr(self, name).copy_(x)
+
+    def recurrence(self) -> Iterator[nn.Parameter]:
+        return (parameter for name, parameter in self.named_parameters() if name != "D")
+
+    @abstractmethod
+    def drawn(self) -> dict[str, Tensor]:
+        """Initial values of all parameters."""
 
     @abstractmethod
     def system(self) -> dict[str, Any]:
@@ -37,22 +61,25 @@ class SimplifiedSSM(nn.Module):
         """How many states are computed: one of each conjugate pair."""
         return self.d_state
 
+    @property
+    def _complex(self) -> torch.dtype:
+        return torch.complex128 if self.B.dtype == torch.float64 else torch.complex64
+
     def forward(self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False) -> Any:
         """Returns y (batch, L, d_model), or (y, last state (batch, states)); `state` is the one before the first token."""
         self._check("u", u, 3, "(batch, L, d_model)", self.d_model)
         if state is not None:
             self._check("state", state, 2, "(batch, states)", self.states)
-        real = self.D.dtype
-        complex_u = u.mT.to(real).to(torch.complex64 if real == torch.float32 else torch.complex128)
+        real = wide(self.B).dtype
+        complex_u = u.mT.to(real).to(self._complex)
         x, last = simplified_scan(complex_u, **self.system(), return_last_state=True, initial_state=state)
-        y = (2 if self.doubled else 1) * x.real.mT + self.D * u.to(real)
-        y = y.to(u.dtype)
+        y = (2 if self.doubled else 1) * x.real.mT + self.D.to(real) * u.to(real)
+        y = y.to(layer_dtype(u))
         return (y, last) if return_last_state else y
 
     def default_state(self, *batch: int) -> Tensor:
         """Zeros (…, states)."""
-        dtype = torch.complex64 if self.D.dtype == torch.float32 else torch.complex128
-        return torch.zeros(*batch, self.states, dtype=dtype, device=self.D.device)
+        return torch.zeros(*batch, self.states, dtype=self._complex, device=self.B.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Returns y (batch, d_model) and the next state, for one token u (batch, d_model); as `forward` has them."""
@@ -65,3 +92,9 @@ class SimplifiedSSM(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: {argument}: expected {layout} with a last dimension of {last}, got {tuple(x.shape)}"
             )
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normally distributed values of that precision, in fp64 or complex128."""
+    x = torch.randn(*shape, dtype=dtype, device="cpu")
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)

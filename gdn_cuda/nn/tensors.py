@@ -1,6 +1,8 @@
-"""Tensors of modules: parameters where they are given as such, otherwise buffers."""
+"""Tensors of modules: parameters where they are given as such, otherwise buffers; and states in place."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,3 +22,14 @@ def keep_numbers(module: nn.Module, *dimensions: str, **tensors: Tensor) -> None
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{type(module).__name__}: {name}: expected {expected}, got {got}")
         keep(module, name, x)
+
+
+def after_token(result: Any, state: Any) -> tuple[Tensor, Any]:
+    """What `step` returns, from the (y, last state) of `forward` for one token; `state` is updated in place.
+
+    For fp64 CPU tensors, which forward takes, and the operators of steps do not.
+    """
+    y, last = result
+    for mine, new in zip(*((x,) if isinstance(x, Tensor) else x for x in (state, last)), strict=True):
+        mine.copy_(new)
+    return y[:, 0], state

@@ -19,6 +19,7 @@ from .schema import Schema
 
 _ops = torch.ops.gdn_cuda
 library = torch.library.Library("gdn_cuda", "FRAGMENT")  # kept, as its registrations end with it
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 SCHEMAS: dict[str, Schema] = {}  # by name in torch.ops.gdn_cuda
 
 
@@ -96,12 +97,13 @@ def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
 
 
 def _register_cpu(schema: Schema, run: Callable[[Any], Any]) -> None:
-    """Runs after the operator's checks and below autograd, as kernels do: autograd records nothing and refuses no write."""
+    """Runs after the operator's checks and below autograd and autocast, as kernels do: autograd records nothing and refuses no
+    write, and no product is rounded to autocast's dtype."""
     validate = getattr(_ops, f"validate_{schema.name}").default
 
     def checked(*args: Any) -> Any:
         validate(*args)
-        with torch._C._AutoDispatchBelowADInplaceOrView():
+        with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             results = run(schema.named(args))
         for _, x in schema.written(args):
             if not x.is_inference():

@@ -120,6 +120,15 @@ def test_sizes_and_states_that_a_fused_step_does_not_take(dk: int, dv: int, stat
     assert rel_rms(torch.cat(found, 1), layer(x).double()) < 2e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_recurrences_and_their_states_are_fp32_at_least(dtype: torch.dtype) -> None:
+    layer = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV, dtype=dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert layer.A_log.dtype == layer.dt_bias.dtype == layer.new_state(2).recurrent.dtype == wide
+    assert layer.norm.weight.dtype == layer.new_state(2).conv.dtype == dtype
+    assert layer.new_state(2, dtype=torch.bfloat16).recurrent.dtype == torch.bfloat16
+
+
 def test_wrong_input() -> None:
     layer = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV)
     with pytest.raises(ValueError, match="GatedDeltaNet: x: expected"):

@@ -54,11 +54,47 @@ def test_decays_begin_as_in_the_papers() -> None:
         assert abs(x.mean().item() - 0.9495) < 0.003  # that of a uniform distribution
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_default_state_of_rglru_begins_as_none_does(dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Alone, beside sequences that go on, with resets, and passed on by calls without tokens; zeros that were reached go on."""
+    layer, u = RGLRU(6, 2, dtype=dtype), torch.randn(3, 7, 6, generator=rng).to(dtype)
+    expected, end = layer(u, return_last_state=True)
+    start = layer.default_state(3)
+    for begun in (start, layer(u[:, :0], return_last_state=True)[1], layer(u[:, :0], start, return_last_state=True)[1]):
+        y, last = layer(u, begun, return_last_state=True)
+        assert torch.equal(y, expected) and torch.equal(last, end)
+    assert torch.equal(layer.step(u[:, 0], start)[0], layer.step(u[:, 0])[0])
+    _, going_on = layer(u, return_last_state=True)
+    mixed = torch.stack([going_on[0], start[1], going_on[2]])
+    reset = torch.arange(7).expand(3, 7) == 4
+    y = layer(u, mixed, reset=reset)
+    assert torch.equal(y[1], layer(u, reset=reset)[1]) and torch.equal(y[[0, 2]], layer(u, going_on, reset=reset)[[0, 2]])
+    assert not torch.equal(y[0, :4], layer(u, reset=reset)[0, :4])
+    silent = torch.cat([-torch.zeros_like(u[:, :2]), u], 1)
+    _, zeros = layer(silent[:, :2], return_last_state=True)
+    assert not zeros.any() and not torch.equal(layer(u, zeros), expected)
+    assert rel_rms(layer(u, zeros), layer(silent)[:, 2:]) < {torch.bfloat16: 2e-2}.get(dtype, 1e-6)
+
+
+def test_decays_of_s7_near_one_survive_16_bits(rng: torch.Generator) -> None:
+    """0.999 is 1 in bf16: steps and continued sequences decay as a sequence does."""
+    layer, u = S7(4, 3, dtype=torch.bfloat16), torch.zeros(1, 600, 4, dtype=torch.bfloat16)
+    start = torch.ones(1, 3)
+    decay = 1 - 1 / (layer.bias[:3].double() ** 2 + 0.5)
+    state = start
+    for t in range(600):
+        _, state = layer.step(u[:, t], state)
+    assert rel_rms(state, decay[None] ** 600) < 1e-3
+    _, last = layer(u[:, :300], start, return_last_state=True)
+    _, last = layer(u[:, 300:], last, return_last_state=True)
+    assert rel_rms(last, decay[None] ** 600) < 1e-5
+
+
 def test_a_reset_begins_a_sequence(rng: torch.Generator) -> None:
     layer, u = RGLRU(6, 2), torch.randn(1, 7, 6, generator=rng)
     y, last = layer(u, reset=torch.arange(7)[None] == 3, return_last_state=True)
     alone, end = layer(u[:, 3:], return_last_state=True)
-    assert torch.equal(y[:, 3:], alone) and torch.equal(last, end)
+    assert rel_rms(y[:, 3:], alone) < 1e-6 and rel_rms(last, end) < 1e-6  # products of other shapes round differently
 
 
 def test_errors_say_what_is_wrong() -> None:
@@ -68,6 +104,10 @@ def test_errors_say_what_is_wrong() -> None:
         RGLRU(6, 2)(torch.ones(2, 6))
     with pytest.raises(ValueError, match=r"^RGLRU: u: expected \(B, width=6\), got \(2, 1, 6\)$"):
         RGLRU(6, 2).step(torch.ones(2, 1, 6))
+    with pytest.raises(
+        ValueError, match=r"^RGLRU: state: expected real numbers \(B, width\) = \(2, 6\), got torch.float32 \(3, 6\)"
+    ):
+        RGLRU(6, 2)(torch.ones(2, 1, 6), torch.ones(3, 6))
     with pytest.raises(ValueError, match=r"^S7: d_model, d_state: expected positive sizes, got 0 and 3$"):
         S7(0, 3)
     with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, L, d_model=2\), got \(2, 3\)$"):

@@ -91,6 +91,25 @@ def test_every_parameter_learns_and_is_saved(name: str, seed: int) -> None:
     assert torch.equal(other(u), layer(u))
 
 
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(name: str, dtype: torch.dtype, seed: int) -> None:
+    """16 bits are for inputs, results and D: phases of 8 bits would be others."""
+    make, more = LAYERS[name]
+    made, converted = make(H, dtype=dtype, **more), layer_of(name, seed)
+    u = inputs(seed, BATCH, 200, H)
+    expected = expected_of(converted, u)
+    converted.to(dtype)
+    recurrence = torch.float64 if dtype == torch.float64 else torch.float32
+    for layer in (made, converted):
+        assert {p.dtype for name, p in layer.named_parameters() if name != "D"} == {recurrence}
+        assert layer.D.dtype == dtype
+    y, state = converted(u.to(dtype), return_last_state=True)
+    assert y.dtype == dtype and state.dtype == converted.default_state(2).dtype
+    assert state.dtype == (torch.complex128 if dtype == torch.float64 else torch.complex64)
+    assert rel_rms(y, expected) < {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-6}[dtype]
+
+
 def test_lru_begins_in_its_ring(seed: int) -> None:
     torch.manual_seed(seed)
     layer = LRU(2, 4000, r_min=0.4, r_max=0.8, max_phase=math.pi / 10)

@@ -28,3 +28,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^s7_scan: {re.escape(message)}"):
         s7_scan(**(GOOD | change))
+
+
+def test_tensors_without_elements_have_any_strides() -> None:
+    """`.contiguous()` returns them as they are."""
+    empty = {name: torch.ones(x[:0].mT.shape).mT for name, x in GOOD.items()}
+    assert empty["u"].stride(-1) != 1
+    out, last = s7_scan(**empty, return_last_state=True)
+    assert out.shape == (0, 3, 4) and last.shape == (0, 5)
