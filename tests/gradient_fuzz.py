@@ -76,7 +76,8 @@ def drawn(emulated: bool) -> Callable[[Callable[[Draws], Call]], Callable[[Draws
 # ---- Scans
 
 STEPS = (0.0, 1e-30, 1e-8, 1e-3, 1.0, 30.0, 1e4)
-RAW_STEPS = (-1e3, -88.0, -20.0, 0.0, 20.0, 21.0, 100.0)  # before softplus
+# Before softplus. Below −87 it is subnormal or 0 in fp32, and not in fp64: a decay of 0 to such a power is 1 or 0.
+RAW_STEPS = (-1e3, -80.0, -20.0, 0.0, 20.0, 21.0, 100.0)
 RATES = (0.0, -1e-30, -1e-6, -1.0, -50.0, -1e4)
 PHASES = (0.0, 1e-20, 1.0, -3.1415927, 100.0)
 DECAYS = (0.0, 1e-30, 0.5, 1.0 - 2.0**-24, 1.0)
@@ -93,7 +94,10 @@ def _selective(x: Draws, discretization: str) -> Call:
     only_real = discretization in ("s7", "rglru")
     is_complex = not only_real and x.pick(True, False)
     softplus = x.pick(True, False)
-    A = x.hostile(DECAYS, D, N) if discretization == "rglru" else _poles(x, D, N, is_complex=is_complex)
+    decays, steps = DECAYS, RAW_STEPS if softplus else STEPS
+    if discretization == "rglru":  # 0⁰ has no derivative
+        decays, steps = x.pick((DECAYS[1:], steps), (DECAYS, steps[1:]))
+    A = x.hostile(decays, D, N).clamp(max=1) if discretization == "rglru" else _poles(x, D, N, is_complex=is_complex)
 
     def coefficients() -> Tensor:
         form = x.pick("constant", "varying", "groups", "pairs")
@@ -106,7 +110,7 @@ def _selective(x: Draws, discretization: str) -> Call:
 
     arguments = {
         "u": x.hostile(VALUES, B, D, L),
-        "delta": x.hostile(RAW_STEPS if softplus else STEPS, B, D, L),
+        "delta": x.hostile(steps, B, D, L),
         "A": A,
         "B": coefficients(),
         "C": coefficients(),

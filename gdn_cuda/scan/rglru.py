@@ -127,7 +127,8 @@ def rglru_scan(
         With first_multiplier such a token has the multiplier 1, not √(1 − a²).
         A sequence without tokens has its initial state, or zeros, as its last.
         The root's derivative is infinite at 1 − a² = 0 and taken as 0; with max_sqrt_gradient it is at most that.
-        delta = 0 keeps the state, also for A = 0, whose own gradient is taken as 0. A > 1 gives NaN.
+        delta = 0 keeps the state, also for A = 0, which is computed as 2^(−1e30) and whose own gradient is taken as 0. A > 1
+          gives NaN.
         a = 0 does not erase an infinity or NaN in the state, as a reset does: 0·∞ is NaN.
         Gradients of gradients, forward mode and torch.vmap over cu_seqlens or reset raise RuntimeError.
 
