@@ -86,7 +86,9 @@ def _backward_on_cpu(x: Any) -> Tensor:
         for i, y in enumerate(_split(x, x.y.double())[:2]):
             inverse = (y.square().sum(-1, keepdim=True) + x.eps).rsqrt()
             along = (y * grads[i]).sum(-1, keepdim=True) * inverse**2
-            grads[i] = inverse * (grads[i] - along * y)
+            # Of one channel, what the difference would lose to rounding.
+            change = grads[i] * (x.eps * inverse**2) + 0 * along if x.dk == 1 else grads[i] - along * y
+            grads[i] = inverse * change
     return torch.cat([y.flatten(2) for y in grads], 2).to(x.y.dtype).mT
 
 
@@ -115,12 +117,15 @@ def _gradients(x: Any, needs: Any, *grads: Tensor) -> dict[str, Any]:
 def _gate_gradients(x: Any, grad_beta: Tensor, grad_gate: Tensor) -> dict[str, Tensor]:
     wide = state_dtype(x.a)
     a, b, A_log, dt_bias = (y.to(wide) for y in (x.a, x.b, x.A_log, x.dt_bias))
-    # ∂gate/∂a = −exp(A_log)·sigmoid(a + dt_bias); exp(A_log) alone may be infinite.
-    of_a = -grad_gate * torch.exp(A_log + logsigmoid(a + dt_bias))
-    of_b = grad_beta.to(wide) * torch.sigmoid(b) * torch.sigmoid(-b)
     raw = x.a.contiguous()
     _, gate = fused_gdn_gating(x.A_log, x.dt_bias, raw, raw)
-    found = {"a": of_a, "b": of_b, "A_log": (grad_gate * gate).sum((0, 1)), "dt_bias": of_a.sum((0, 1))}
+    # A gate of −∞ passes no gradient on, as e^gate is 0 with all its derivatives; NaN passes, since 0 times it is NaN.
+    is_reset = gate.isneginf()
+    by_A_log = gate.masked_fill(is_reset, 0)
+    # ∂gate/∂a = −exp(A_log)·sigmoid(a + dt_bias); exp(A_log) alone may be infinite.
+    by_a = -torch.exp(A_log + logsigmoid(a + dt_bias)).masked_fill(is_reset, 0)
+    of_a, of_b = grad_gate * by_a, grad_beta.to(wide) * torch.sigmoid(b) * torch.sigmoid(-b)
+    found = {"a": of_a, "b": of_b, "A_log": (grad_gate * by_A_log).sum((0, 1)), "dt_bias": of_a.sum((0, 1))}
     return {name: y.to(getattr(x, name).dtype) for name, y in found.items()}
 
 
@@ -188,7 +193,7 @@ def conv_split_l2norm(
     Edge cases:
         Tokens behind the last packed sequence, and sequences with a negative state index, have zeros in q, k and v.
         A state index past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the sequence is NaN.
-        Every token has its gates, also those of no sequence.
+        Every token has its gates, also those of no sequence. A gate of −∞ passes no gradient on to a, A_log and dt_bias.
         A head of zeros stays zeros; with eps = 0 it is NaN. Squares whose sum exceeds fp32 give zeros.
 
     Example:

@@ -21,9 +21,14 @@ _NAME = "rms_norm_gated"
 # ---- CPU tensors: the definition in fp64
 
 
+def _columns(x: Any) -> Any:
+    """Of a group."""
+    return x.x.shape[-1] if x.group_size is None else x.group_size
+
+
 def _grouped(y: Tensor, x: Any) -> Tensor:
     """(…, groups, columns of a group)."""
-    columns = x.x.shape[-1] if x.group_size is None else x.group_size
+    columns = _columns(x)
     return y.unflatten(-1, (-1, columns)) if columns else y.unsqueeze(-2)
 
 
@@ -63,7 +68,8 @@ def _backward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     n = h * inverse
     of_n = grad * weight * a if x.norm_before_gate else grad * weight
     mean = _grouped(of_n * n, x).mean(-1, keepdim=True).expand(_grouped(h, x).shape).flatten(-2)
-    of_h = inverse * (of_n - n * mean)
+    # Of one column, what the difference would lose to rounding.
+    of_h = inverse * (of_n * (x.eps * inverse.square()) + 0 * n if _columns(x) == 1 else of_n - n * mean)
     of_x = of_h if x.norm_before_gate else of_h * a
     of_gate = slope * (grad * weight * n if x.norm_before_gate else of_h * y)
     of_weight = grad * n * a if x.norm_before_gate else grad * n

@@ -25,18 +25,36 @@ SOFTPLUS_THRESHOLD = 20.0
 def _log_decay(A_log: Tensor, dt_bias: Tensor, a: Tensor) -> Tensor:
     """−exp(A_log) · softplus(a + dt_bias), softplus(x) = x above 20.
 
-    Where exp(A_log) is infinite or softplus is lost below the smallest number, −exp(A_log + ln softplus(x)), which is
-    −exp(A_log + x) for such x: infinity times 0 would be NaN.
+    A gate of −∞ passes no gradient on: the decay is 0 there, and so are its derivatives by A_log, a and dt_bias in the limit.
     """
     dtype = gdn.promoted_dtype(A_log, dt_bias, a)
-    limits = torch.finfo(dtype)
-    largest, lowest = math.log(limits.max) - 1, math.log(limits.tiny) + 8
     rate_log, x = torch.broadcast_tensors(A_log.to(dtype), a.to(dtype) + dt_bias.to(dtype))
+    with torch.no_grad():
+        is_reset = _gate_product(rate_log, x).isneginf()
+    # At a reset the product is that of zeros: its own derivatives are infinite, and infinity times a gradient of 0 is NaN.
+    product = _gate_product(rate_log.masked_fill(is_reset, 0), x.masked_fill(is_reset, 0))
+    return product.masked_fill(is_reset, -torch.inf)
+
+
+def _gate_product(rate_log: Tensor, x: Tensor) -> Tensor:
+    """−exp(rate_log) · softplus(x).
+
+    Where exp(rate_log) is infinite or softplus is lost below the smallest number, −exp(rate_log + ln softplus(x)), which is
+    −exp(rate_log + x) for such x: infinity times 0 would be NaN.
+    """
+    limits = torch.finfo(x.dtype)
+    largest, lowest = math.log(limits.max) - 1, math.log(limits.tiny) + 8
     by_logarithm, tiny = (rate_log > largest) | (x < lowest), x < lowest
     # Both forms are evaluated everywhere; where one does not apply, its input is zero, so that its gradients stay finite.
     soft = F.softplus(x.masked_fill(tiny, 0), threshold=SOFTPLUS_THRESHOLD)
     logarithm = (rate_log + torch.where(tiny, x, soft.log())).masked_fill(~by_logarithm, 0)
     return -torch.where(by_logarithm, logarithm.exp(), rate_log.masked_fill(by_logarithm, 0).exp() * soft)
+
+
+def _log_of_linear(gate: Tensor) -> Tensor:
+    """ln gate, which passes no gradient on where it is −∞, as `_log_decay`."""
+    is_reset = gate == 0
+    return gate.masked_fill(is_reset, 1).log().masked_fill(is_reset, -torch.inf)
 
 
 def _sigmoid(b: Tensor) -> Tensor:
@@ -72,7 +90,7 @@ def _gates(x: Any) -> tuple[Tensor, Tensor]:
         bias = torch.zeros_like(x.A_log) if x.dt_bias is None else x.dt_bias
         gate = _log_decay(x.A_log, bias, gate)
     elif x.gate_is_linear:
-        gate = gate.to(gdn.promoted_dtype(gate)).log()
+        gate = _log_of_linear(gate.to(gdn.promoted_dtype(gate)))
     beta = x.value.new_ones(shape, dtype=torch.float32) if x.beta is None else x.beta
     if x.beta_is_logit:
         beta = _sigmoid(beta) * (2 if x.allow_negative_eigenvalues else 1)

@@ -42,6 +42,9 @@ def require_no_transforms(function: str) -> None:
         raise ValueError(f"{function}: out: expected None under torch.func, torch.vmap and forward mode, got a tensor")
 
 
+DIFFERENTIABLE: dict[str, Differentiable] = {}  # by name in torch.ops.gdn_cuda
+
+
 class Differentiable:
     """torch.ops.gdn_cuda.<name> with derivatives, called with positional arguments; all of these functions call operators of
     this class, and so have derivatives in turn.
@@ -107,6 +110,7 @@ class Differentiable:
             "vmap": staticmethod(lambda info, in_dims, *args: batched(schema.named(args), schema.named(in_dims))),
         }
         self.function = type(name, (torch.autograd.Function,), members)
+        DIFFERENTIABLE[name] = self
         torch.library.register_autograd(f"gdn_cuda::{name}", run_backward, setup_context=keep_for_backward, lib=library)
 
     def __call__(self, *args: Any) -> Any:

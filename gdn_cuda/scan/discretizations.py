@@ -129,7 +129,7 @@ def _rglru(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay:
     by_log = grad_decay * decay - torch.where(root == 0, 0, grad_factor * decay * decay / root)
     by_log = torch.where(decay == 0, 0, by_log)  # log A may be infinite
     of_delta = torch.where(by_log == 0, 0, by_log * torch.log(A))
-    of_A = torch.where(by_log == 0, 0, by_log * delta / A)
+    of_A = torch.where((by_log == 0) | (delta == 0), 0, by_log * delta / A)  # 0⁰ is 1 whatever A is
     return _of(delta, of_delta), torch.zeros_like(delta_a), _of(A, of_A)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..operators.layout import channels_are_last, in_layout
 from .discretizations import expm1
 
 _WIDE = torch.float64
+_LEAST_LOG = -1e30 * math.log(2)  # of A = 0, as kernels/scan/rglru_common.cuh has it
 
 
 def tile_of(u: Tensor, A: Tensor) -> int:
@@ -85,7 +87,7 @@ def _initial(x: Any) -> Tensor:
 def _gates(x: Any, t: int) -> tuple[Tensor, Tensor]:
     """The natural logarithm of Ā, and the multiplier √(1 − Ā²), of a token: (B, D, N)."""
     delta = x.delta[:, :, t, None].to(_WIDE)
-    log = torch.where(delta == 0, 0, delta * torch.log(x.A.to(_WIDE)))  # 0⁰ = 1
+    log = torch.where(delta == 0, 0, delta * torch.log(x.A.to(_WIDE)).clamp(min=_LEAST_LOG))  # 0⁰ = 1
     return log, _Root.apply(-expm1(2 * log), x.max_sqrt_gradient)
 
 
@@ -135,7 +137,7 @@ def rglru_backward(x: Any) -> tuple[Tensor, ...]:
     marks = _marks(x)
     before, _, _ = _states(x)
     u, grad, delta, A = (y.to(_WIDE) for y in (x.u, x.grad, x.delta, x.A))
-    log_A = torch.log(A).clamp(min=-1e30)
+    log_A = torch.log(A).clamp(min=_LEAST_LOG)
     of_u, of_delta, of_log_A = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(A)
     initial = _initial(x)
     of_initial = torch.zeros_like(initial) if x.grad_last is None else x.grad_last.to(_WIDE)  # of sequences without tokens

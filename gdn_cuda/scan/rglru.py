@@ -132,7 +132,9 @@ def rglru_scan(
           initial_state; with one, that is the state before it. Nothing of the tokens before comes through, NaN neither.
         A sequence without tokens has its initial state, or zeros, as its last.
         The root's derivative is infinite at 1 − a² = 0 and taken as 0; with max_sqrt_gradient it is at most that.
-        delta = 0 keeps the state, also for A = 0, whose own gradient is taken as 0. A > 1 gives NaN.
+        delta = 0 keeps the state, also for A = 0, which is computed as 2^(−1e30) and whose own gradient is taken as 0. A > 1
+          gives NaN.
+        a = 0 does not erase an infinity or NaN in the state, as a reset does: 0·∞ is NaN.
         Gradients of gradients, forward mode and torch.vmap over cu_seqlens or reset raise RuntimeError.
 
     Example:

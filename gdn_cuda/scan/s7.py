@@ -89,7 +89,7 @@ def s7_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = No
 
     Edge cases:
         |A| < 1/√2 gives a negative decay; at A = 0 it is −1. Decays near one keep full precision: they are computed in fp64.
-        Without tokens the last state is zero.
+        Without tokens the last state is zero. An infinity or NaN in the state stays, however small the decay.
         Gradients of gradients and forward mode raise RuntimeError.
 
     Example:

@@ -161,6 +161,7 @@ def selective_state_update(
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
         Two sequences on one slot race.
         "rglru" ignores B, "s7" ignores A; both are real.
+        Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
     Example:
         >>> state, x, dt = torch.zeros(2, 4, 16), torch.ones(2, 4), torch.full((2, 4), 0.5)

@@ -77,6 +77,7 @@ def simplified_state_update(
 
     Edge cases:
         P = 0 gives D Re(x), or zeros.
+        Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
     Example:
         >>> state, x, dt = torch.zeros(1, 1, dtype=torch.complex64), torch.ones(1, 1), torch.ones(1)

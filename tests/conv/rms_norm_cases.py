@@ -20,6 +20,8 @@ WAYS = (
     Way(norm_before_gate=False),
     Way(activation="sigmoid", norm_before_gate=False, eps=0.1),
 )
+# x / |x| is ±1 but for eps: what is left of its gradient is all that a difference of gradients would lose.
+ONE_COLUMN = (Way(group_size=1), Way(group_size=1, eps=1e-8, norm_before_gate=False), Way(group_size=1, eps=0.5))
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:

@@ -59,8 +59,10 @@ def oracle(
         after = a[here] if way.norm_before_gate else np.ones(columns)
         out[here] = h / rms * weights * after
         of_out = dy[here] * weights * after
-        # d(h_i / rms) / dh_j = δ_ij / rms − h_i h_j / (columns · rms³)
+        # d(h_i / rms) / dh_j = δ_ij / rms − h_i h_j / (columns · rms³), which for one column is eps / rms³ without digits lost
         of_h = of_out / rms - h * (np.sum(of_out * h) / columns / rms**3)
+        if columns == 1:
+            of_h = of_out * way.eps / rms**3
         of_weight[here[-1]] += dy[here] * h / rms * after
         if way.norm_before_gate:
             of_x[here] = of_h

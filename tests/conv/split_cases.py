@@ -192,3 +192,45 @@ def check_gradients(x: Inputs, seed: int) -> None:
     for a, b, like in zip(mine, others, leaves, strict=True):
         assert a.dtype == like.dtype
         assert rel_rms(a, b) < max(BACKWARD_BOUND[x.x.dtype], BACKWARD_BOUND[like.dtype])
+
+
+# A_log and dt_bias of a head, and a of its tokens.
+_ENDS = (
+    (0.5, 0.1, (0.3, torch.inf, -torch.inf, 2.0)),
+    (torch.inf, 0.1, (0.3, 30.0, -30.0, 2.0)),
+    (-torch.inf, 0.1, (0.3, 30.0, -torch.inf, 2.0)),
+    (100.0, 0.0, (-101.0, 5.0, torch.inf, -120.0)),  # exp(A_log) is infinite in fp32, the gate not always
+    (0.5, torch.inf, (0.3, 30.0, -30.0, torch.inf)),
+    (0.5, -torch.inf, (0.3, 30.0, -30.0, -torch.inf)),
+    (3.0, 0.0, (-95.0, -110.0, 3e38, 88.0)),  # softplus is subnormal or 0
+)
+
+
+def check_gates_at_the_ends(seed: int, device: str = "cpu") -> None:
+    """Gradients of gates whose factors are infinite or 0: finite, the limit, and none from a gate of −∞."""
+    A_log, dt_bias, a = (torch.tensor(y) for y in zip(*_ENDS, strict=True))
+    x = inputs(1, 4, (1, len(_ENDS), 8, 8), 4, seed, device=device)
+    grad = torch.randn(1, 4, len(_ENDS), generator=torch.Generator().manual_seed(seed))
+    given = {"a": a.mT[None].contiguous(), "b": torch.zeros_like(grad), "A_log": A_log, "dt_bias": dt_bias}
+    leaves = {name: y.to(device).requires_grad_() for name, y in given.items() if name != "b"}
+    gate = replace(x, options=leaves | {"b": given["b"].to(device)}).call()[4]
+
+    def gradients() -> dict[str, Tensor]:
+        return dict(
+            zip(leaves, torch.autograd.grad(gate, list(leaves.values()), grad.to(device), retain_graph=True), strict=True)
+        )
+
+    found = gradients()
+
+    sum_of_a = (given["a"] + dt_bias).double()
+    log_sigmoid = torch.where(sum_of_a < -700, sum_of_a, -torch.log1p(torch.exp(-sum_of_a)))
+    is_reset = gate.detach().cpu() == -torch.inf
+    assert is_reset.sum() == 1 + 4 + 0 + 2 + 4 + 0 + 1
+    by_a = (-grad.double() * torch.exp(A_log.double() + log_sigmoid)).masked_fill(is_reset, 0)
+    by_A_log = (grad.double() * gate.detach().cpu().double()).masked_fill(is_reset, 0)
+    expected = {"a": by_a, "A_log": by_A_log.sum((0, 1)), "dt_bias": by_a.sum((0, 1))}
+    for name, theirs in expected.items():
+        torch.testing.assert_close(found[name].cpu().double(), theirs, rtol=1e-4, atol=1e-37, msg=name)
+
+    grad[0, 1, 0] = torch.nan  # not lost, although the gate there is −∞
+    assert all(bool(y.isnan().any()) for y in gradients().values())

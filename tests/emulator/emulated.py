@@ -121,7 +121,8 @@ class _NewTensors(TorchDispatchMode):
         self.memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        # Operators make outputs where their inputs are, which they take for a GPU.
+        made = func(*args, **({} if kwargs is None else kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
         return self.memory.like(made) if func.name().partition(".")[0] in _NEW else made
 
 

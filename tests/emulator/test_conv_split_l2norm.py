@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
-from split_cases import Inputs, check, check_gradients, inputs, with_gates, with_pool
+from split_cases import Inputs, check, check_gates_at_the_ends, check_gradients, inputs, with_gates, with_pool
 
 F32, BF16, F16 = DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Heads of some lanes, of a warp at four and at eight channels a lane, and others; tensors that begin within a warp.
@@ -172,3 +172,16 @@ def test_gates_that_are_not_finite_and_whose_factors_leave_the_range(seed: int) 
     with emulated():
         gate = x.call()[4]
     assert torch.allclose(gate, -torch.exp(torch.tensor([-5.0, 1.0])).expand_as(gate), rtol=1e-4)
+
+
+def test_gradients_of_gates_at_the_ends(seed: int) -> None:
+    with emulated():
+        check_gates_at_the_ends(seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_heads_of_one_channel(dtype: torch.dtype, seed: int) -> None:
+    """q / |q| is ±1 but for eps: its gradient is all that a difference would lose."""
+    with emulated():
+        for eps in (1e-6, 0.5):
+            check_gradients(inputs(1, 40, (2, 3, 1, 5), 4, seed, dtype=dtype, eps=eps), seed)

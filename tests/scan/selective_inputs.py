@@ -147,3 +147,17 @@ def through(u: Tensor, last: bool) -> tuple[Tensor, Tensor]:
     out = gdn_cuda.selective_scan(leaf, delta, -ones, zeros, zeros, ones[:, 0], delta_a=delta)
     (gradient,) = torch.autograd.grad(out, leaf, u)
     return out.detach(), gradient
+
+
+def check_at_the_root(seed: int, device: str = "cpu") -> None:
+    """rglru with δ = 0, which keeps the state: the infinite derivative of its root √(1 − Ā²) counts as 0 in gradients."""
+    draw = Draw(seed, device)
+    u, C, start = draw.normal(2, 3, 5), draw.normal(2, 4, 5), draw.normal(2, 3, 4)
+    A, B, grad = draw.uniform(3, 4, low=0.1, high=0.9), torch.ones(3, 4, device=device), draw.normal(2, 3, 5)
+    leaves = [torch.zeros_like(u).requires_grad_(), A.requires_grad_(), u.requires_grad_()]
+    out = gdn_cuda.selective_scan(leaves[2], leaves[0], leaves[1], B, C, discretization="rglru", initial_state=start)
+    found = torch.autograd.grad(out, leaves, grad)
+    later = torch.einsum("bnt,bdt->bdnt", C, grad).flip(-1).cumsum(-1).flip(-1)  # the gradient of the state after each token
+    expected = torch.einsum("bdnt,bdn->bdt", later, start * A.detach().log())
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-6)
+    assert not found[1].any() and not found[2].any()

@@ -2,7 +2,6 @@
 // over sequences.
 #pragma once
 
-#include <limits>
 #include <numeric>
 
 #include "selective.hpp"
@@ -76,8 +75,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                .dinitial_state = to.initial_state,
                                .pieces = pieces,
                                .chunks = prepared.chunks(),
-                               .channels_per_span = static_cast<int>(problem.channels_per_span),
-                               .most_root_gradient = std::numeric_limits<float>::infinity()};
+                               .channels_per_span = static_cast<int>(problem.channels_per_span)};
     const i64 rows_of_sums = static_cast<i64>(pieces.count) * in.sequences,
               poles = rows_of_sums * in.dim * in.state_size * parts, channels = rows_of_sums * in.dim;
     args.dA = memory.floats(poles);

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 import torch
 from helpers import rel_rms
-from split_cases import GATES, check, check_gradients, gates_oracle, inputs, oracle, with_gates, with_pool
+from split_cases import (
+    GATES,
+    check,
+    check_gates_at_the_ends,
+    check_gradients,
+    gates_oracle,
+    inputs,
+    oracle,
+    with_gates,
+    with_pool,
+)
 
 from gdn_cuda import chunked_forward, fused_gdn_gating, rms_norm_gated
 
@@ -170,3 +180,14 @@ def test_a_prefill_is_three_calls(seed: int) -> None:
     expected = expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + 1e-5) * weight.cpu().double()
     expected = expected * torch.nn.functional.silu(z.cpu().double())
     assert rel_rms(state, S[None]) < 1e-2 and rel_rms(y, expected) < 1e-2
+
+
+def test_gradients_of_gates_at_the_ends(seed: int) -> None:
+    check_gates_at_the_ends(seed, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_heads_of_one_channel(dtype: torch.dtype, seed: int) -> None:
+    """q / |q| is ±1 but for eps: its gradient is all that a difference would lose."""
+    for eps in (1e-6, 0.5):
+        check_gradients(inputs(1, 40, (2, 3, 1, 5), 4, seed, dtype=dtype, eps=eps, device="cuda"), seed)

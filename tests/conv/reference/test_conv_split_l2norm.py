@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from split_cases import GATES, check, check_gradients, inputs, with_gates, with_pool
+from split_cases import GATES, check, check_gates_at_the_ends, check_gradients, inputs, with_gates, with_pool
 
 from gdn_cuda import conv_split_l2norm
 
@@ -92,3 +92,14 @@ def test_gates_gradcheck(seed: int) -> None:
         return replace(x, options=dict(zip(GATES, given, strict=True))).call()[3:]
 
     assert torch.autograd.gradcheck(gates, leaves)
+
+
+def test_gradients_of_gates_at_the_ends(seed: int) -> None:
+    check_gates_at_the_ends(seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
+def test_gradients_of_heads_of_one_channel(dtype: torch.dtype, seed: int) -> None:
+    """q / |q| is ±1 but for eps: its gradient is all that a difference would lose."""
+    for eps in (1e-6, 0.5):
+        check_gradients(inputs(1, 40, (2, 3, 1, 5), 4, seed, dtype=dtype, eps=eps), seed)

@@ -9,7 +9,7 @@ from helpers import rel_rms
 from strong_gates import CASES, INF, NAN, ONE_GATE, SEVERAL, Case, check, check_other_heads_are_untouched, id_of, oracle
 
 from gdn_cuda.gdn.inputs import make_gdn_inputs
-from gdn_cuda.reference import chunk_local_cumsum, chunked, fused_gdn_gating, recurrent
+from gdn_cuda.reference import chunk_local_cumsum, chunked, fused_gdn_gating, recurrent, recurrent_forward
 
 FORMS = [recurrent, chunked]
 SMALL = {"dk": 8, "dv": 4}
@@ -98,3 +98,42 @@ def test_gating_where_a_factor_overflows_or_underflows(dtype):
     gate[0][fits].sum().backward()
     assert A_log.grad[fits].isfinite().all() and not x.grad[0, fits].isnan().any()
     assert fused_gdn_gating(A_log, A_log, torch.full_like(x, -INF), x)[1].abs().max() == 0
+
+
+def _raw_gates(seed, T=6, Hv=2):
+    inputs = {name: y for name, y in to_double(make_gdn_inputs(T=T, Hk=1, Hv=Hv, seed=seed, **SMALL)).items() if name != "gate"}
+    rng = torch.Generator().manual_seed(seed)
+    inputs["gate"] = torch.randn(1, T, Hv, generator=rng, dtype=torch.float64)
+    return inputs, torch.zeros(Hv, dtype=torch.float64), torch.full((Hv,), 0.1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reset", ["a", "A_log", "dt_bias"])
+def test_gradients_of_raw_gates_stop_at_a_reset(reset, seed):
+    """Those of A_log, dt_bias and a, which are infinite where the gate is −∞, are those of a gate that is only very large."""
+    found = {}
+    for size in (INF, 1e5 if reset != "A_log" else 12.0):
+        x, A_log, dt_bias = _raw_gates(seed)
+        if reset == "a":
+            x["gate"][0, 3, 0] = size
+        else:
+            (A_log if reset == "A_log" else dt_bias)[0] = size
+            x["gate"][..., 0] = x["gate"][..., 0].abs()
+        leaves = [x["gate"].requires_grad_(), A_log.requires_grad_(), dt_bias.requires_grad_(), x["state"].requires_grad_()]
+        out, state = recurrent_forward(**x, A_log=A_log, dt_bias=dt_bias)
+        found[size] = torch.autograd.grad(out.square().sum() + state.square().sum(), leaves)
+    for mine, large in zip(*found.values(), strict=True):
+        assert mine.isfinite().all() and rel_rms(mine, large) < 1e-12
+
+
+def test_gradients_of_a_linear_gate_of_0(seed):
+    """As those of its logarithm, which is −∞."""
+    x, _, _ = _raw_gates(seed)
+    x["gate"] = torch.sigmoid(x["gate"])
+    x["gate"][0, 3, 0] = 0.0
+    leaves = [x[name].requires_grad_() for name in ("gate", "state", "value")]
+    out, state = recurrent_forward(**x, gate_is_linear=True)
+    mine = torch.autograd.grad(out.square().sum() + state.square().sum(), leaves)
+    out, state, _ = recurrent(**(x | {"gate": x["gate"].log()}))
+    theirs = torch.autograd.grad(out.square().sum() + state.square().sum(), leaves[1:])
+    assert mine[0].isfinite().all() and mine[0][0, 3, 0] == 0
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=0) for a, b in zip(mine[1:], theirs, strict=True))

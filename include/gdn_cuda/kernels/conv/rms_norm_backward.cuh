@@ -1,6 +1,7 @@
 // conv/rms_norm_backward: gradients of conv/rms_norm by x, the gate and the weight.
 //
-// With n = h / rms, dn the gradient of n and c = mean(dn * n): dh = (dn - c n) / rms. Where the norm comes first, h = x,
+// With n = h / rms, dn the gradient of n and c = mean(dn * n): dh = (dn - c n) / rms, and eps dn / rms^3 where a group has one
+// column, which is what the difference would lose to rounding. Where the norm comes first, h = x,
 // dn = grad * weight * a(gate), dgate = grad * weight * n * a'(gate), dweight = sum of grad * n * a(gate); where the gate does,
 // h = x a(gate), dn = grad * weight, dx = dh a(gate), dgate = dh x a'(gate), dweight = sum of grad * n.
 //
@@ -20,6 +21,7 @@ namespace gdn_cuda::conv {
 template <RmsNormConfig kConfig>
 struct RmsNormBackward {
     static constexpr int kCount = kConfig.per_lane;
+    static constexpr bool kMayBeOneColumn = !kConfig.vectors && !kConfig.row_is_block();
 
     const RmsNormBackwardArgs& all;
     const RmsNormArgs& args;
@@ -120,7 +122,11 @@ struct RmsNormBackward {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const float n = h(i) * found.inverse, of_n = of_normalised(i);
-            const float of_h = found.inverse * fmaf(-found.mean_product, n, of_n);
+            float change = fmaf(-found.mean_product, n, of_n);
+            if constexpr (kMayBeOneColumn)
+                if (args.columns == 1)  // 0 n is 0 or, where h is not finite, NaN
+                    change = fmaf(n, 0.f, of_n * (args.epsilon * found.inverse * found.inverse));
+            const float of_h = found.inverse * change;
             of_x[i] = args.norm_before_gate ? of_h : of_h * a[i];
             of_gate[i] = slope[i] * (args.norm_before_gate ? grad[i] * weight[i] * n : of_h * x[i]);
             of_w[i] = grad[i] * n * (args.norm_before_gate ? a[i] : 1.f);

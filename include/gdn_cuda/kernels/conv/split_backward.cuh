@@ -1,5 +1,6 @@
 // conv/split_backward: from the gradients of q, k and v those of what was split and, of q and k, normalised:
-// dy = (dn - n sum(n dn)) / norm with n = y / norm and norm = sqrt(sum(y^2) + eps); of v, dy = dn.
+// dy = (dn - n sum(n dn)) / norm with n = y / norm and norm = sqrt(sum(y^2) + eps), or eps dn / norm^3 where a head has one
+// channel, which is what the difference would lose to rounding; of v, dy = dn.
 //
 // A warp has one head of one token, and reads it twice; the second time it comes from the L1 cache.
 //
@@ -28,7 +29,8 @@ __global__ void __launch_bounds__(kConfig.threads) split_backward(const __grid_c
     T* const of_y = static_cast<T*>(args.of_y) + row * args.heads.channels() + head.channel;
     const auto input = [&](int c) { return to_float(y[(head.channel + c) * args.y.channel]); };
 
-    float inverse = 1.f, along = 0.f;  // 1 / norm, and the product of the normalised with its gradient, over the norm
+    // 1 / norm; the product of the normalised with its gradient, over the norm; the factor of dn
+    float inverse = 1.f, along = 0.f, left = 1.f;
     const bool normalised = head.is_normalised(args.heads);
     if (normalised) {
         float squares = 0.f, products = 0.f;
@@ -39,11 +41,15 @@ __global__ void __launch_bounds__(kConfig.threads) split_backward(const __grid_c
         }
         inverse = inverse_root(group_sum<32>(squares) + args.heads.epsilon);
         along = group_sum<32>(products) * inverse * inverse;
+        if (head.size == 1) {
+            left = args.heads.epsilon * inverse * inverse;
+            along *= 0.f;  // NaN where y is not finite
+        }
     }
 #pragma unroll 4
     for (int c = lane; c < head.size; c += 32) {
         const float of_normalised = to_float(grad[c]);
-        of_y[c] = from_float<T>(normalised ? inverse * fmaf(-along, input(c), of_normalised) : of_normalised);
+        of_y[c] = from_float<T>(normalised ? inverse * fmaf(-along, input(c), left * of_normalised) : of_normalised);
     }
 }
 

@@ -105,8 +105,7 @@ struct PoleGradient {
 
     // Adds what the step gives the channel's slopes, the pole (for rglru, its logarithm) and B; returns carried().
     __device__ __forceinline__ static Number add(const Poles& pole, const ChannelStep& channel, Number B, Number decay,
-                                                 Number before, Number dx, float most_root_gradient, ChannelSlopes& slopes,
-                                                 Number& dpole, Number& dB) {
+                                                 Number before, Number dx, ChannelSlopes& slopes, Number& dpole, Number& dB) {
         const Number carry = carried(dx, decay);
         if constexpr (kTransition == Transition::exponential) {
             const Number through = times_conjugate(carry, before);
@@ -122,10 +121,9 @@ struct PoleGradient {
             slopes.step = fmaf(dx, before, slopes.step);
             dB = fmaf(dx, channel.input, dB);
         } else if constexpr (kTransition == Transition::rglru) {
-            // With p = log Ā: the root of 1 − e^(2p) has the slope −e^(2p) / root.
+            // With p = log Ā: the root of 1 − e^(2p) has the slope −e^(2p) / root. It is infinite at Ā = 1, and counts as 0.
             const float root = pole.step({channel.step, 1.f, 0.f}, 1.f).drive;
-            const float bounded = fminf(1.f / root, 2.f * most_root_gradient);
-            const float slope = decay == 0.f ? 0.f : decay * decay * bounded;
+            const float slope = root == 0.f ? 0.f : decay * decay * (1.f / root);
             const float through = fmaf(-dx * channel.input, slope, carry * before);
             slopes.input = fmaf(dx, root, slopes.input);
             if (through != 0.f) slopes.step = fmaf(through, pole.rate, slopes.step);  // the logarithm of 0 is infinite

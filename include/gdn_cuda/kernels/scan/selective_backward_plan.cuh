@@ -103,7 +103,6 @@ struct SelectiveBackwardArgs {
     i64 chunks = 0;
     int first_sequence = 0;
     int channels_per_span = 0;  // that share a group of B and one of C; blocks do not cross its multiples
-    float most_root_gradient = 0.f;
 };
 
 }  // namespace gdn_cuda::scan

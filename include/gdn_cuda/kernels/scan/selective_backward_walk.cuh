@@ -226,8 +226,8 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                         }
                         y[t] = add_real_product(y[t], C[s], after);
                         const Number dx = plus_scaled(own.carry[s], conjugate(C[s]), e.cotangent[t]);
-                        own.carry[s] = Gradient::add(own.poles[s], e.at(t), B[s], decay[half + t][s], before, dx,
-                                                     args.most_root_gradient, slopes, dpole[s], dB[s]);
+                        own.carry[s] =
+                            Gradient::add(own.poles[s], e.at(t), B[s], decay[half + t][s], before, dx, slopes, dpole[s], dB[s]);
                         if constexpr (kIsRglru) dB[s] = dB_constant;
                     }
                 }
