@@ -201,6 +201,26 @@ def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) ->
         x.states_before[sum(len(each) for each in rows) :] = 0
 
 
+def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """state_indices, and the slots that sequences of fused_decode read, and write; raises IndexError for values out of range."""
+    lengths, slot_count = _lengths(x.value, x.cu_seqlens), x.state_pool.shape[0]
+    sequences, device = lengths.shape[0], x.value.device
+    indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
+    check_slots("fused_decode", "state_indices", indices, slot_count, x.null_slot)
+    slots = indices
+    if indices.dim() == 2:
+        column = accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
+        slots = indices[torch.arange(sequences, device=device), column]
+    if x.step_states is not None and x.step_slots is not None:
+        check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
+        _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
+    elif indices.dim() == 2:
+        _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
+    targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
+    check_slots("fused_decode", "write_indices", targets, slot_count, x.null_slot)
+    return indices, slots, targets
+
+
 @torch.no_grad()
 def fused_decode(x: Any) -> Tensor:
     """The serving step: gating, then the recurrence from and to slots of state_pool (slots,Hv,dv,dk), in place.
@@ -214,26 +234,10 @@ def fused_decode(x: Any) -> Tensor:
     """
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "a", "b")
-    lengths, pool = _lengths(x.value, x.cu_seqlens), x.state_pool
-    sequences, device = lengths.shape[0], x.value.device
-    indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
-    check_slots("fused_decode", "state_indices", indices, pool.shape[0], x.null_slot)
+    lengths, pool, to_steps = _lengths(x.value, x.cu_seqlens), x.state_pool, x.step_states is not None and x.step_slots is not None
+    indices, slots, targets = decode_slots(x)
     per_token = indices.dim() == 2
-    if per_token:
-        column = accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
-        slots = indices[torch.arange(sequences, device=device), column]
-    else:
-        slots = indices
     active = is_slot(slots, x.null_slot)
-    to_steps = x.step_states is not None and x.step_slots is not None
-    if to_steps:
-        check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
-        _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
-    elif per_token:
-        _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
-
-    targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
-    check_slots("fused_decode", "write_indices", targets, pool.shape[0], x.null_slot)
     beta = _sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1)
     gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)

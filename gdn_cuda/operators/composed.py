@@ -1,0 +1,78 @@
+"""Functions and layers that call several operators, of which some write: to their callers they are one call, refused as a whole
+before anything is written, and without gradients as a whole.
+
+An operator checks its own arguments, so a composed function lists the calls that follow its first write, and `check_call` asks
+their operators; what no operator sees, buffers that overlap those of another one, is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .autograd import may_need_gradients, without_gradients
+from .schema import check_unmarked, not_a_tensor, refuse
+
+Result = TypeVar("Result")
+_first_overlap = torch.ops.gdn_cuda.first_overlap.default
+_ANY_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def composed(
+    function: str,
+    differentiable: str,
+    written: Mapping[str, Any],
+    read: Mapping[str, Any],
+    checks: Callable[[], None],
+    run: Callable[[], Result],
+) -> Result:
+    """`run()`, which returns new tensors, after `checks()`. `written` and `read` are all tensors of the call by argument, None
+    for those that are not given. `differentiable`: what a backward through the results says to use instead."""
+    if torch.compiler.is_compiling():  # a trace refuses before anything runs
+        return _call(function, differentiable, written, read, run)
+    check_buffers(function, written, read)
+    checks()
+    return _call(function, differentiable, written, read, run)
+
+
+def check_buffers(function: str, written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """What is written are tensors that hold their numbers themselves and share no memory with one another or with what is read."""
+    for argument, x in written.items():
+        if not isinstance(x, Tensor):
+            raise ValueError(not_a_tensor(function, argument, x))
+        check_unmarked(function, argument, x)
+    for argument, x in read.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(not_a_tensor(function, argument, x))
+    if not torch._C._are_functorch_transforms_active():  # whose tensors have no memory of their own
+        check_apart(function, written, read)
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether values can be read: x is on the CPU, and neither traced nor transformed."""
+    return x.device.type == "cpu" and not (isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def check_apart(function: str, written: Mapping[str, Tensor], read: Mapping[str, Tensor | None]) -> None:
+    others = [x for x in read.values() if x is not None]
+    if any(isinstance(x, FakeTensor) for x in (*written.values(), *others)):
+        return
+    found = _first_overlap.redispatch(_ANY_DEVICE, list(written.values()), others)
+    if found >= 0:
+        names = [*written, *(name for name, x in read.items() if x is not None)]
+        mine, other = names[found // len(names)], names[found % len(names)]
+        refuse(function, mine, f"memory that does not overlap that of {other}", "memory that overlaps it")
+
+
+def _call(
+    function: str, differentiable: str, written: Mapping[str, Any], read: Mapping[str, Any], run: Callable[[], Result]
+) -> Result:
+    if not may_need_gradients():
+        return run()
+    given = [(argument, x) for argument, x in (*read.items(), *written.items()) if isinstance(x, Tensor)]
+    result: Result = without_gradients(function, differentiable, given, list(written.items()), run)
+    return result
