@@ -250,7 +250,7 @@ def by_operators(**x: Any) -> Tensor:
         fused_decode(*split_heads(convolved, *sizes), **step)
         return rms_norm_gated(o, **norm).flatten(-2)
 
-    return composed(_NAME, DIFFERENTIABLE, {name: x.get(name) for name in ("conv_pool", "state_pool")}, read, checks, run)
+    return composed(_NAME, DIFFERENTIABLE, {name: x.get(name) for name in ("conv_pool", "state_pool")}, read, run, checks)
 
 
 # ---- Examples

@@ -11,7 +11,7 @@ from ..operators.schema import not_a_tensor, refuse
 
 LAYOUTS = ("qwen3_next", "qwen3_5", "split")
 # What computes a layer with gradients.
-DIFFERENTIABLE = "conv_split_l2norm without conv_state, gdn_cuda.reference.chunked_forward and rms_norm_gated, each of"
+DIFFERENTIABLE = "conv_split_l2norm without conv_state, gdn_cuda.reference.chunked_forward and rms_norm_gated"
 
 
 class LayerParts(NamedTuple):

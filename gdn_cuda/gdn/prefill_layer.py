@@ -154,7 +154,7 @@ def gdn_prefill_layer(
         "z": z,
         "a": a,
     }
-    return composed(_NAME, DIFFERENTIABLE, written, read, checks, run)
+    return composed(_NAME, DIFFERENTIABLE, written, read, run, checks)
 
 
 typical_call(

@@ -89,8 +89,7 @@ def _written(buffer: Tensor | None, states: Tensor) -> None:
     """States into the caller's buffer, as far as it goes."""
     if buffer is not None:
         rows = min(buffer.shape[0], states.shape[0])
-        with torch.no_grad():
-            buffer[:rows] = states[:rows].to(buffer.dtype)
+        buffer[:rows] = states[:rows].to(buffer.dtype)
 
 
 def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
@@ -169,8 +168,7 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
     _write_rows(x, start, checkpoints, lengths)
     written = active & (lengths > 0) & (targets >= 0) & x.update_state
-    with torch.no_grad():
-        pool[targets[written]] = final_state[written].to(pool.dtype)
+    pool[targets[written]] = final_state[written].to(pool.dtype)
     output = _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
     return output, pool, _rows_or(x.checkpoints, checkpoints.to(pool.dtype))
 
@@ -197,8 +195,7 @@ def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) ->
         rows.append(torch.cat([initial, found[first : first + count]])[:blocks])
         first += count
     _written(x.states_before, torch.cat(rows))
-    with torch.no_grad():
-        x.states_before[sum(len(each) for each in rows) :] = 0
+    x.states_before[sum(len(each) for each in rows) :] = 0
 
 
 def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,7 +218,6 @@ def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     return indices, slots, targets
 
 
-@torch.no_grad()
 def fused_decode(x: Any) -> Tensor:
     """The serving step: gating, then the recurrence from and to slots of state_pool (slots,Hv,dv,dk), in place.
 

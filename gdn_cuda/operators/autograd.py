@@ -53,7 +53,7 @@ def _differentiated(x: Tensor) -> bool:
 
 
 def _no_gradient(function: str, differentiable: str) -> str:
-    return f"{function}: no gradient is computed; use {differentiable}, which is differentiable"
+    return f"{function}: no gradient is computed; for gradients use {differentiable}"
 
 
 def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:

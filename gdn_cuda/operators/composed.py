@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .autograd import may_need_gradients, without_gradients
@@ -27,16 +27,16 @@ def composed(
     differentiable: str,
     written: Mapping[str, Any],
     read: Mapping[str, Any],
-    checks: Callable[[], None],
     run: Callable[[], Result],
+    checks: Callable[[], None] = lambda: None,
+    module: nn.Module | None = None,
 ) -> Result:
     """`run()`, which returns new tensors, after `checks()`. `written` and `read` are all tensors of the call by argument, None
-    for those that are not given. `differentiable`: what a backward through the results says to use instead."""
-    if torch.compiler.is_compiling():  # a trace refuses before anything runs
-        return _call(function, differentiable, written, read, run)
-    check_buffers(function, written, read)
-    checks()
-    return _call(function, differentiable, written, read, run)
+    for those that are not given; the rest is as in `as_one_call`."""
+    if not torch.compiler.is_compiling():  # a trace refuses before anything runs
+        check_buffers(function, written, read)
+        checks()
+    return as_one_call(function, differentiable, written, read, run, module)
 
 
 def check_buffers(function: str, written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
@@ -68,11 +68,24 @@ def check_apart(function: str, written: Mapping[str, Tensor], read: Mapping[str,
         refuse(function, mine, f"memory that does not overlap that of {other}", "memory that overlaps it")
 
 
-def _call(
-    function: str, differentiable: str, written: Mapping[str, Any], read: Mapping[str, Any], run: Callable[[], Result]
+def as_one_call(
+    function: str,
+    differentiable: str,
+    written: Mapping[str, Any],
+    read: Mapping[str, Any],
+    run: Callable[[], Result],
+    module: nn.Module | None = None,
 ) -> Result:
+    """`run()`, which returns new tensors, without gradients: where a tensor of the call or a parameter of `module` requires
+    one, a backward through the results or what is written raises and says to use what is `differentiable` instead."""
     if not may_need_gradients():
         return run()
-    given = [(argument, x) for argument, x in (*read.items(), *written.items()) if isinstance(x, Tensor)]
+    parameters = () if module is None else module.named_parameters()
+    given = [(argument, x) for argument, x in (*read.items(), *parameters, *written.items()) if isinstance(x, Tensor)]
     result: Result = without_gradients(function, differentiable, given, list(written.items()), run)
     return result
+
+
+def constants(function: str, differentiable: str, module: nn.Module, of: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What was made of a module's parameters without gradients: a backward that reaches these raises."""
+    return as_one_call(function, differentiable, {}, {}, lambda: tuple(x.detach() for x in of), module)
