@@ -219,6 +219,8 @@ def by_operators(**x: Any) -> Tensor:
     check_parts(_NAME, qkvz, ba, x.get("z"), x.get("a"), *sizes, layout)
     mixed, z, b, a = layer_parts(qkvz, ba, x.get("z"), x.get("a"), *sizes, layout)
     read = {name: x.get(name) for name in _READ}
+    if not isinstance(x["norm_weight"], Tensor):
+        raise ValueError(not_a_tensor(_NAME, "norm_weight", x["norm_weight"]))
     for name in ("state_indices", "num_accepted_tokens"):
         if not isinstance(read[name], (Tensor, type(None))):
             raise ValueError(not_a_tensor(_NAME, name, read[name], optional=True))

@@ -52,6 +52,8 @@ def check_parts(
     for name, given, expected in widths:
         if given.shape[-1] != expected:
             refuse(function, name, f"(B, T, {expected})", str(tuple(given.shape)))
+        if given.shape[:2] != qkvz.shape[:2]:
+            refuse(function, name, f"(B, T) of qkvz, {tuple(qkvz.shape[:2])}, first", str(tuple(given.shape)))
 
 
 def layer_parts(

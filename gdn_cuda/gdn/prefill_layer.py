@@ -78,12 +78,15 @@ def gdn_prefill_layer(
     """
     heads = heads_k, heads_v = check_heads(_NAME, heads)
     check_parts(_NAME, qkvz, ba, z, a, heads, dk, dv, layout)
-    for name, given in (("conv_pool", conv_pool), ("state_pool", state_pool)):
+    needed = {"conv_pool": conv_pool, "state_pool": state_pool, "A_log": A_log, "dt_bias": dt_bias, "norm_weight": norm_weight}
+    for name, given in needed.items():
         if not isinstance(given, Tensor):
             raise ValueError(not_a_tensor(_NAME, name, given))
     for name, given in (("state_indices", state_indices), ("cu_seqlens", cu_seqlens)):
         if not (given is None or isinstance(given, Tensor)):
             raise ValueError(not_a_tensor(_NAME, name, given, optional=True))
+    if cu_seqlens is not None and qkvz.shape[0] != 1:
+        refuse(_NAME, "qkvz", "(1, T, …) with cu_seqlens", str(tuple(qkvz.shape)))
     if conv_pool.shape[:1] != state_pool.shape[:1]:
         refuse(_NAME, "conv_pool", f"as many slots as state_pool {tuple(state_pool.shape)}", str(tuple(conv_pool.shape)))
     parts = layer_parts(qkvz, ba, z, a, heads, dk, dv, layout)

@@ -85,6 +85,13 @@ def _initial(state: Tensor | None, has_initial_state: Tensor | None) -> Tensor |
     return state.masked_fill(~has_initial_state.view(-1, *[1] * (state.dim() - 1)), 0)
 
 
+def _leaves_a_state(x: Any, lengths: Tensor) -> Tensor:
+    """Which sequences write their last state to a pool: those with tokens, and others whose slot does not hold it already."""
+    if x.write_indices is not None:
+        return torch.ones_like(lengths, dtype=torch.bool)
+    return lengths > 0 if x.has_initial_state is None else (lengths > 0) | ~x.has_initial_state
+
+
 def _written(buffer: Tensor | None, states: Tensor) -> None:
     """States into the caller's buffer, as far as it goes."""
     if buffer is not None:
@@ -167,7 +174,7 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.zeros_like(lengths)
     checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
     _write_rows(x, start, checkpoints, lengths)
-    written = active & (lengths > 0) & (targets >= 0) & x.update_state
+    written = active & _leaves_a_state(x, lengths) & (targets >= 0) & x.update_state
     pool[targets[written]] = final_state[written].to(pool.dtype)
     output = _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
     return output, pool, _rows_or(x.checkpoints, checkpoints.to(pool.dtype))
@@ -230,7 +237,11 @@ def fused_decode(x: Any) -> Tensor:
     """
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "a", "b")
-    lengths, pool, to_steps = _lengths(x.value, x.cu_seqlens), x.state_pool, x.step_states is not None and x.step_slots is not None
+    lengths, pool, to_steps = (
+        _lengths(x.value, x.cu_seqlens),
+        x.state_pool,
+        x.step_states is not None and x.step_slots is not None,
+    )
     indices, slots, targets = decode_slots(x)
     per_token = indices.dim() == 2
     active = is_slot(slots, x.null_slot)
@@ -243,7 +254,7 @@ def fused_decode(x: Any) -> Tensor:
     options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
     output, final_state, steps = gdn.recurrent(*inputs, **options)
     if steps is None or (to_steps and x.write_indices is not None):
-        written = active & (lengths > 0) & is_slot(targets, x.null_slot) & x.update_state
+        written = active & _leaves_a_state(x, lengths) & is_slot(targets, x.null_slot) & x.update_state
         pool[targets[written]] = final_state[written].to(pool.dtype)
     if steps is not None:
         sequence, token, row = _tokens_of(lengths, active)

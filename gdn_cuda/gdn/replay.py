@@ -92,7 +92,9 @@ def _replayed(x: Any, slot: int, bank: int, accepted: int, dtype: torch.dtype) -
     state = x.state_pool[slot].to(dtype, copy=True)
     for j in range(accepted):
         # Copies, as the buffers are written again before a backward.
-        key, update, decay = (y.to(dtype, copy=True) for y in (x.keys[slot, bank, j], x.updates[slot, j], x.decays[slot, bank, j]))
+        key, update, decay = (
+            y.to(dtype, copy=True) for y in (x.keys[slot, bank, j], x.updates[slot, j], x.decays[slot, bank, j])
+        )
         key = gdn.repeat_heads(key, state.shape[0])
         state = gdn.decayed(state, decay[:, None, None]) + update[..., None] * key[:, None]
     if accepted:

@@ -151,7 +151,9 @@ class HyenaCascade(nn.Module):
         def checks() -> None:
             """That call follows one that writes. The projections are filtered into ones like them."""
             step = inner(*self._split(u))
-            check_call("hyena_modal_step" if implicit else "hyena_fir_step", **step, out=torch.empty_like(next(iter(step.values()))))
+            check_call(
+                "hyena_modal_step" if implicit else "hyena_fir_step", **step, out=torch.empty_like(next(iter(step.values())))
+            )
 
         def run() -> Tensor:
             z, _ = hyena_fir_step(u, state.fir, self.short_filter_weight, self.short_filter_bias)

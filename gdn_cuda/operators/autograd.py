@@ -36,7 +36,9 @@ def refuse_forward_mode(function: str, tensors: _Named, differentiable: str = _R
         return
     for argument, x in tensors:
         if transforms and _differentiated(x):
-            what = f"a tensor outside torch.func transforms (grad, vjp, jvp, jacrev, jacfwd); for gradients use {differentiable}"
+            what = (
+                f"a tensor outside torch.func transforms (grad, vjp, jvp, jacrev, jacfwd); for gradients use {differentiable}"
+            )
             raise ValueError(f"{function}: {argument}: expected {what}, got one inside")
         if not transforms and forward_ad.unpack_dual(x).tangent is not None:
             what = "a tensor without a tangent, as only gdn_cuda.reference supports forward mode"
@@ -144,7 +146,7 @@ def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
 
 
 def _check_writable(function: str, argument: str, x: Tensor) -> None:
-    root = x if x._base is None else x._base
+    root = x if x._base is None or x.is_leaf and x.requires_grad else x._base
     if root.is_leaf and root.requires_grad:
         got = "a leaf that requires one" if root is x else "a view of a leaf that requires one"
         raise ValueError(f"{function}: {argument}: expected memory that requires no gradient, as it is written, got {got}")
@@ -159,7 +161,7 @@ def _mark_written(function: str, message: str, argument: str, x: Tensor, read: l
         _Written.apply(message, x, _MARK, *read)
     except RuntimeError as error:
         expected = f"memory that autograd can track, as {why} requires a gradient (or a call under torch.no_grad())"
-        raise ValueError(f"{function}: {argument}: expected {expected}, got: {error}") from error
+        raise ValueError(f"{function}: {argument}: expected {expected}, got {error}") from error
 
 
 _MARK = torch.empty(0, requires_grad=True)  # identifies the grad_fn of `_Written`
