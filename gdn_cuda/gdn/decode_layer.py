@@ -31,8 +31,8 @@ from .reference_operators import fused_gdn_gating as reference_gates
 _NAME = "gdn_decode_layer"
 TAPS = 4  # of the convolution
 MOST_TOKENS = 16  # of a sequence in one call
-_READ = ("qkvz", "ba", "conv_weight", "conv_bias", "A_log", "dt_bias", "norm_weight", "state_indices", "z", "a")
-_READ += ("num_accepted_tokens",)
+_WEIGHTS = ("conv_weight", "conv_bias", "A_log", "dt_bias", "norm_weight")
+_READ = ("qkvz", "ba", *_WEIGHTS, "state_indices", "z", "a", "num_accepted_tokens")
 
 
 # ---- The reference, in fp64 whatever the inputs; query, key and value are rounded to their dtype behind the convolution
@@ -214,7 +214,7 @@ def gdn_decode_layer(
 
 def by_operators(**x: Any) -> Tensor:
     """The same by causal_conv1d_update, fused_decode and rms_norm_gated, one after the other, without step states."""
-    heads, dk, dv = sizes = check_heads(_NAME, x["heads"]), x["dk"], x["dv"]
+    sizes = heads, _, dv = check_heads(_NAME, x["heads"]), x["dk"], x["dv"]
     qkvz, ba, layout, slots = x["qkvz"], x["ba"], x.get("layout", "qwen3_next"), x.get("state_indices")
     check_parts(_NAME, qkvz, ba, x.get("z"), x.get("a"), *sizes, layout)
     mixed, z, b, a = layer_parts(qkvz, ba, x.get("z"), x.get("a"), *sizes, layout)

@@ -206,7 +206,7 @@ def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) ->
 
 
 def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """state_indices, and the slots that sequences of fused_decode read, and write; raises IndexError for values out of range."""
+    """state_indices, and the slots that sequences of fused_decode read and write. IndexError: one of them is out of range."""
     lengths, slot_count = _lengths(x.value, x.cu_seqlens), x.state_pool.shape[0]
     sequences, device = lengths.shape[0], x.value.device
     indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)

@@ -243,7 +243,7 @@ class Mamba(S6):
         """Zeros: (…, d_conv − 1, d_inner) and (…, d_inner, N)."""
         return MambaState(self.in_proj.weight.new_zeros(*batch, self.d_conv - 1, self.d_inner), super().default_state(*batch))
 
-    def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+    def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:  # type: ignore[override]
         """One token: y (B, d_model) for u (B, d_model), and the state, updated in place. Only `forward` has gradients; backward
         through a step raises."""
         self._check(u, "(B, {})", 2, self.d_model)

@@ -1,4 +1,4 @@
-"""Calls without gradients, in grad mode, of operators and of functions and layers for inference: backward and forward mode raise.
+"""Calls of operators, functions and layers that have no gradients, in grad mode: backward and forward mode raise.
 
 An input that requires a gradient does not change the results, but every tensor that the call returns or writes gets a grad_fn
 whose backward raises.
@@ -146,7 +146,7 @@ def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
 
 
 def _check_writable(function: str, argument: str, x: Tensor) -> None:
-    root = x if x._base is None or x.is_leaf and x.requires_grad else x._base
+    root = x if x._base is None or (x.is_leaf and x.requires_grad) else x._base
     if root.is_leaf and root.requires_grad:
         got = "a leaf that requires one" if root is x else "a view of a leaf that requires one"
         raise ValueError(f"{function}: {argument}: expected memory that requires no gradient, as it is written, got {got}")

@@ -40,7 +40,7 @@ def composed(
 
 
 def check_buffers(function: str, written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """What is written are tensors that hold their numbers themselves and share no memory with one another or with what is read."""
+    """What is written are tensors that hold the numbers themselves, and share no memory with one another or what is read."""
     for argument, x in written.items():
         if not isinstance(x, Tensor):
             raise ValueError(not_a_tensor(function, argument, x))

@@ -229,7 +229,7 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
     starts = pool[indices.clamp(min=0)].masked_fill((fresh | (indices < 0))[:, None, None, None], 0)
     expected, after = literal(call.rows(), call.lengths, decay, beta, starts)
     wanted, written = pool.double(), torch.zeros(pool.shape[0], dtype=torch.bool)
-    for n, length in enumerate(call.lengths):
+    for n in range(count):
         if indices[n] < 0:
             expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
         elif targets[n] >= 0 and update:
@@ -309,7 +309,7 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
     starts = pool[indices.clamp(min=0)].masked_fill((fresh | skipped)[:, None, None, None], 0)
     expected, after = literal(call.rows(), call.lengths, decay, beta, starts, norm=True)
     wanted, written = pool.double(), torch.zeros(pool.shape[0], dtype=torch.bool)
-    for n, length in enumerate(call.lengths):
+    for n in range(count):
         if skipped[n]:
             expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
         elif targets[n] >= 0:
