@@ -105,9 +105,8 @@ def without_gradients(
     for argument, x in written:
         _check_writable(function, argument, x)
     # The grad_fn is set first: where torch refuses that, nothing has been written.
-    read = [x for _, x in required if not any(x is other for _, other in written)]
     for argument, x in written:
-        _mark_written(function, message, argument, x, read, required[0][0])
+        _mark_written(function, message, argument, x, [y for _, y in required if y is not x], required[0][0])
     with torch.no_grad():
         results = run()
     if results is None:
