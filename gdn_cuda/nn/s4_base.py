@@ -140,7 +140,8 @@ class SSMKernel(nn.Module):
 
     def _constants(self, *made: Tensor, function: str = "step") -> tuple[Tensor, ...]:
         differentiable = "forward and forward_state" if function == "step" else "dense steps"
-        return constants(f"{self._name}.{function}", differentiable, self, made)
+        made_from = {key: getattr(self, key) for key in PARAMETERS}
+        return constants(f"{self._name}.{function}", differentiable, made_from, made)
 
     def _is_current(self) -> bool:
         if torch.compiler.is_compiling():  # which cannot read versions

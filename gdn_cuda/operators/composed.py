@@ -33,7 +33,8 @@ def composed(
 ) -> Result:
     """`run()`, which returns new tensors, after `checks()`. `written` and `read` are all tensors of the call by argument, None
     for those that are not given; the rest is as in `as_one_call`."""
-    if not torch.compiler.is_compiling():  # a trace refuses before anything runs
+    # A trace refuses before anything runs; tensors of torch.func's transforms have no memory of their own.
+    if not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
         check_buffers(function, written, read)
         checks()
     return as_one_call(function, differentiable, written, read, run, module)
@@ -48,13 +49,12 @@ def check_buffers(function: str, written: Mapping[str, Any], read: Mapping[str, 
     for argument, x in read.items():
         if x is not None and not isinstance(x, Tensor):
             raise ValueError(not_a_tensor(function, argument, x))
-    if not torch._C._are_functorch_transforms_active():  # whose tensors have no memory of their own
-        check_apart(function, written, read)
+    check_apart(function, written, read)
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether values can be read: x is on the CPU, and neither traced nor transformed."""
-    return x.device.type == "cpu" and not (isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x))
+    """Whether values can be read: x is on the CPU, and not traced."""
+    return x.device.type == "cpu" and not isinstance(x, FakeTensor)
 
 
 def check_apart(function: str, written: Mapping[str, Tensor], read: Mapping[str, Tensor | None]) -> None:
@@ -76,16 +76,16 @@ def as_one_call(
     run: Callable[[], Result],
     module: nn.Module | None = None,
 ) -> Result:
-    """`run()`, which returns new tensors, without gradients: where a tensor of the call or a parameter of `module` requires
-    one, a backward through the results or what is written raises and says to use what is `differentiable` instead."""
+    """`run()`, which returns new tensors, without gradients: where a tensor of the call or of `module` requires one, backward
+    through the results or what is written raises and says to use what is `differentiable` instead."""
     if not may_need_gradients():
         return run()
-    parameters = () if module is None else module.named_parameters()
+    parameters = () if module is None else (*module.named_parameters(), *module.named_buffers())
     given = [(argument, x) for argument, x in (*read.items(), *parameters, *written.items()) if isinstance(x, Tensor)]
     result: Result = without_gradients(function, differentiable, given, list(written.items()), run)
     return result
 
 
-def constants(function: str, differentiable: str, module: nn.Module, of: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What was made of a module's parameters without gradients: a backward that reaches these raises."""
-    return as_one_call(function, differentiable, {}, {}, lambda: tuple(x.detach() for x in of), module)
+def constants(function: str, differentiable: str, made_from: Mapping[str, Any], of: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What was made of tensors without gradients: a backward that reaches these raises."""
+    return as_one_call(function, differentiable, {}, made_from, lambda: tuple(x.detach() for x in of))

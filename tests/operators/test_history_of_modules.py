@@ -115,7 +115,7 @@ def plain(layer: Any, **x: Tensor) -> Any:
 nets = gdn_cuda.nn
 c64 = torch.complex64
 POOLS, RAISES, STEP = ("conv", "recurrent"), "GatedDeltaNet", {"step": True}
-# (class, method, case): how a layer and its inputs are made, what is called, what it writes, and the name in a backward's error.
+# By class, method and case: what makes a layer and its inputs, what is called, what it writes, the name in a backward's error.
 Case = tuple[Callable[[], Made], Callable[..., Any], tuple[str, ...], str | None]
 CASES: dict[tuple[type[nn.Module], str, str], Case] = {
     (nets.CauchyKernel, "forward", ""): (
@@ -223,16 +223,15 @@ def call_of(case: Case) -> Call:
 
     def leaves() -> dict[str, Tensor]:
         layer, inputs = made()
-        return {name: x.detach().clone() for name, x in (*layer.named_parameters(), *inputs.items())}
+        parameters = {name: nn.Parameter(x.detach().clone()) for name, x in layer.named_parameters()}
+        return parameters | {name: x.clone() for name, x in inputs.items()}
 
     def with_parameters(**tensors: Tensor) -> Any:
         layer, inputs = made()
         given = {name: tensors[name] for name in inputs}
         for name in dict(layer.named_parameters()):
             owner, _, last = name.rpartition(".")
-            module = layer.get_submodule(owner)
-            del module._parameters[last]
-            setattr(module, last, tensors[name])  # itself, so that it is what gradients are asked of
+            setattr(layer.get_submodule(owner), last, tensors[name])  # itself, so that it is what gradients are asked of
         if hasattr(layer, "_setup_step"):  # for these parameters
             layer._setup_step(*((layer._step_mode,) if hasattr(layer, "_step_mode") else ()))
         return run(layer, **given)
@@ -300,7 +299,7 @@ def test_calls_go_on_from_states_with_a_history(case: Case) -> None:
 
 @pytest.mark.parametrize("case", RAISING.values(), ids=RAISING)
 def test_forward_mode_and_torch_func_are_refused(case: Case) -> None:
-    layer, inputs, call = a_call(case)
+    _, inputs, call = a_call(case)
     argument = next(iter(inputs))
     before = {name: inputs[name].clone() for name in case[2]}
     x = inputs[argument]
