@@ -58,14 +58,14 @@ def on_cpu(x: Tensor) -> bool:
 
 
 def check_apart(function: str, written: Mapping[str, Tensor], read: Mapping[str, Tensor | None]) -> None:
-    others = [x for x in read.values() if x is not None]
-    if any(isinstance(x, FakeTensor) for x in (*written.values(), *others)):
+    mine, others = list(written.values()), [x for x in read.values() if x is not None]
+    if FakeTensor in map(type, (*mine, *others)):  # which has no memory
         return
-    found = _first_overlap.redispatch(_ANY_DEVICE, list(written.values()), others)
+    found = _first_overlap.redispatch(_ANY_DEVICE, mine, others)
     if found >= 0:
         names = [*written, *(name for name, x in read.items() if x is not None)]
-        mine, other = names[found // len(names)], names[found % len(names)]
-        refuse(function, mine, f"memory that does not overlap that of {other}", "memory that overlaps it")
+        one, other = names[found // len(names)], names[found % len(names)]
+        refuse(function, one, f"memory that does not overlap that of {other}", "memory that overlaps it")
 
 
 def as_one_call(
