@@ -140,7 +140,7 @@ class HyenaCascade(nn.Module):
         implicit = self.fir_inner_filter_length is None
 
         def inner(x2: Tensor, x1: Tensor, v: Tensor) -> dict[str, Any]:
-            """The call behind the filter of the projections."""
+            """The call after the filter of the projections."""
             if implicit:
                 step = {"x2": x2, "x1": x1, "v": v, "D": self.D, "residues": self.residues, "log_poles": self.log_poles}
                 return step | {"state": state.inner}
