@@ -1,7 +1,7 @@
 """Runtime controls of gdn_cuda (csrc/python_api.cpp)."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypedDict
+from collections.abc import Callable
+from typing import TypedDict
 
 class Variable(TypedDict):
     name: str
@@ -159,13 +159,10 @@ def compile_text(family: str, name: str, code: str, arch: str, uses_cutlass: boo
 def load(kernel_id: str, configuration: str, device: int) -> None: ...
 def load_events() -> list[LoadEvent]: ...
 
-Layout: TypeAlias = tuple[int, Sequence[int], Sequence[int], int]  # address, sizes, strides, bytes of an element
-
 GDN_CHUNK: int  # tokens
 TOEPLITZ_LONGEST_GENERAL: int  # rows that every GPU with clusters solves without torch's LU
 TOEPLITZ_LONGEST_POSITIVE: int  # rows with assume_positive
 
-def share_memory(one: Layout, other: Layout) -> bool: ...
 def most_l2_window_bytes(device: int) -> int: ...
 
 class Explaining:

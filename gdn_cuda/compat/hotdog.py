@@ -20,6 +20,7 @@ from .. import (
     toeplitz_solve_symmetric,
     toeplitz_to_cauchy,
 )
+from ..operators.composed import as_one_call
 
 __all__ = [
     "cauchy_kernel",
@@ -37,5 +38,9 @@ __all__ = [
 
 
 def cauchy_kernel_forward(out: Tensor, v: Tensor, omega: Tensor, lambd: Tensor) -> None:
-    """`cauchy_kernel` into `out`, without gradients."""
-    cauchy_kernel(v.detach(), omega.detach(), lambd.detach(), out=out)
+    """`cauchy_kernel` into `out`, without gradients: backward through `out` raises."""
+
+    def run() -> None:
+        cauchy_kernel(v, omega, lambd, out=out)
+
+    as_one_call("cauchy_kernel_forward", "cauchy_kernel", {"out": out}, {"v": v, "omega": omega, "lambd": lambd}, run)

@@ -93,6 +93,7 @@ _prefill = register(
     shapes=lambda x: empty_in_layout(x.x),
     cpu=reference.causal_conv1d_prefill,
     function=_NAME,
+    differentiable="initial_states in place of conv_state",
 )
 
 

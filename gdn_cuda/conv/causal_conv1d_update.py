@@ -118,7 +118,9 @@ class _With:
         self.x, self.cu_seqlens = other, x.cu_seqlens
 
 
-_update = register(_NAME, reference=_reference, defaults={"activation": None})
+_update = register(
+    _NAME, reference=_reference, defaults={"activation": None}, differentiable="causal_conv1d with initial_states"
+)
 keep_autograd_out(_update)
 
 

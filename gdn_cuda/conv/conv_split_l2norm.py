@@ -141,7 +141,13 @@ _backward: Differentiable = first_order(
     cpu=_backward_on_cpu,
     batched=_refuse_vmap,
 )
-_prefill = register("conv_split_l2norm_prefill", shapes=_shapes, cpu=_prefill_on_cpu, function=_NAME)
+_prefill = register(
+    "conv_split_l2norm_prefill",
+    shapes=_shapes,
+    cpu=_prefill_on_cpu,
+    function=_NAME,
+    differentiable="no conv_state",
+)
 
 
 def conv_split_l2norm(

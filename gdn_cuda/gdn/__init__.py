@@ -18,10 +18,10 @@ What a call writes (`out`, a pool, the results of the pieces) must not share mem
 Interleaved slices share no memory: slots of a pool between other caches, or `out` beside the inputs in one buffer, are fine.
 
 Inference only; `gdn_cuda.reference` is differentiable. In grad mode, with an input that requires a gradient, a call computes
-the same, and backward through what it returns or writes raises an error that names the function. What autograd does not allow
-a call to write then (a leaf that requires a gradient, an inference tensor, a view that it does not track) is refused; under
-`torch.no_grad()` anything may be written. Compiled code leaves pools without that history. Forward mode and torch.func's
-gradients are refused.
+the same, and backward through what it returns or writes raises an error that names the function and what has gradients. What
+autograd does not allow a call to write then (a leaf that requires a gradient, an inference tensor, a view that it does not
+track) is refused; under `torch.no_grad()` anything may be written. Compiled code leaves pools without that history. Forward
+mode and torch.func's gradients are refused.
 """
 
 from .chunked_summary import chunked_summary

@@ -16,19 +16,23 @@ from ..conv.causal_conv1d_update import causal_conv1d_update
 from ..conv.rms_norm_gated import rms_norm_gated
 from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.calls import typical_call
+from ..operators.composed import composed, on_cpu
 from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
-from ..operators.registration import register
+from ..operators.registration import check_call, register
 from ..operators.schema import not_a_tensor
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
 from . import reference as gdn
-from .layer_parts import check_heads, is_silu, layer_parts, split_heads
+from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, is_silu, layer_parts, split_heads
 from .operators import fused_decode
+from .reference_operators import decode_slots
 from .reference_operators import fused_gdn_gating as reference_gates
 
 _NAME = "gdn_decode_layer"
 TAPS = 4  # of the convolution
 MOST_TOKENS = 16  # of a sequence in one call
+_WEIGHTS = ("conv_weight", "conv_bias", "A_log", "dt_bias", "norm_weight")
+_READ = ("qkvz", "ba", *_WEIGHTS, "state_indices", "z", "a", "num_accepted_tokens")
 
 
 # ---- The reference, in fp64 whatever the inputs; query, key and value are rounded to their dtype behind the convolution
@@ -109,7 +113,7 @@ def _reference(x: Any) -> Tensor:
     return torch.where(slots.runs[:, None, None], out, 0).to(x.qkvz.dtype)
 
 
-_layer = register(_NAME, reference=_reference, defaults={"activation": "silu"})
+_layer = register(_NAME, reference=_reference, defaults={"activation": "silu"}, differentiable=DIFFERENTIABLE)
 keep_autograd_out(_layer)
 
 
@@ -219,24 +223,45 @@ def gdn_decode_layer(
 
 def by_operators(**x: Any) -> Tensor:
     """The same by causal_conv1d_update, fused_decode and rms_norm_gated, one after the other, without step states."""
-    sizes = x["heads"], x["dk"], x["dv"]
-    mixed, z, b, a = layer_parts(x["qkvz"], x["ba"], x.get("z"), x.get("a"), *sizes, x.get("layout", "qwen3_next"))
-    slots, verify = x.get("state_indices"), {}
-    of_conv = slots
+    sizes = heads, _, dv = check_heads(_NAME, x["heads"]), x["dk"], x["dv"]
+    qkvz, ba, layout, slots = x["qkvz"], x["ba"], x.get("layout", "qwen3_next"), x.get("state_indices")
+    check_parts(_NAME, qkvz, ba, x.get("z"), x.get("a"), *sizes, layout)
+    mixed, z, b, a = layer_parts(qkvz, ba, x.get("z"), x.get("a"), *sizes, layout)
+    read = {name: x.get(name) for name in _READ}
+    if not isinstance(x["norm_weight"], Tensor):
+        raise ValueError(not_a_tensor(_NAME, "norm_weight", x["norm_weight"]))
+    for name in ("state_indices", "num_accepted_tokens"):
+        if not isinstance(read[name], (Tensor, type(None))):
+            raise ValueError(not_a_tensor(_NAME, name, read[name], optional=True))
+    accepted, of_conv = read["num_accepted_tokens"], slots
     if slots is not None and slots.dim() == 2:
-        accepted = x.get("num_accepted_tokens")
-        verify = {"num_accepted_tokens": torch.ones_like(slots[:, 0]) if accepted is None else accepted}
-        of_conv = slots[:, 0].contiguous()
+        accepted = slots.new_ones(slots.shape[0]) if accepted is None else accepted
+        of_conv = slots[:, :1].squeeze(1).contiguous()
     null_slot = x.get("null_slot")
     conv = (x["conv_pool"], x["conv_weight"], x.get("conv_bias"), x.get("activation", "silu"))
-    mixed = causal_conv1d_update(mixed.mT, *conv, conv_state_indices=of_conv, null_slot=null_slot, **verify).mT
-    gates = {"a": a, "b": b, "A_log": x["A_log"], "dt_bias": x["dt_bias"]}
-    query, key, value = split_heads(mixed, *sizes)
-    states = {"state_pool": x["state_pool"], "state_indices": slots, "null_slot": null_slot, **verify}
-    more = {"scale": x.get("scale"), "allow_negative_eigenvalues": x.get("allow_negative_eigenvalues", False)}
-    o = fused_decode(query, key, value, **gates, **states, **more)
-    norm = rms_norm_gated(o, z, x["norm_weight"], x.get("norm_eps", 1e-6), x.get("gate_activation", "silu"))
-    return norm.flatten(-2)
+    indices = {"conv_state_indices": of_conv, "num_accepted_tokens": accepted, "null_slot": null_slot}
+    o = qkvz.new_empty(*qkvz.shape[:2], heads[1], dv)
+    step = {"a": a, "b": b, "A_log": x["A_log"], "dt_bias": x["dt_bias"], "state_pool": x["state_pool"], "state_indices": slots}
+    step |= {"num_accepted_tokens": accepted, "null_slot": null_slot, "scale": x.get("scale"), "out": o}
+    step["allow_negative_eigenvalues"] = x.get("allow_negative_eigenvalues", False)
+    norm = {"gate": z, "weight": x["norm_weight"], "eps": x.get("norm_eps", 1e-6)}
+    norm["activation"] = x.get("gate_activation", "silu")
+
+    def checks() -> None:
+        """Of what runs after the convolution has written its states. Its results are like its inputs."""
+        rows = dict(zip(("query", "key", "value"), split_heads(mixed, *sizes), strict=True))
+        check_call("fused_decode", **rows, **step, update_state=True, use_qk_l2norm=True)
+        if on_cpu(mixed):
+            more = dict.fromkeys(("cu_seqlens", "step_states", "step_slots", "write_indices"))
+            decode_slots(SimpleNamespace(**rows, **step, **more))
+        check_call("rms_norm_gated", x=o, norm_before_gate=True, **norm)
+
+    def run() -> Tensor:
+        convolved = causal_conv1d_update(mixed.mT, *conv, **indices).mT
+        fused_decode(*split_heads(convolved, *sizes), **step)
+        return rms_norm_gated(o, **norm).flatten(-2)
+
+    return composed(_NAME, DIFFERENTIABLE, {name: x.get(name) for name in ("conv_pool", "state_pool")}, read, run, checks)
 
 
 # ---- Examples

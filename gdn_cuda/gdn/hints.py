@@ -7,9 +7,8 @@ from numbers import Integral
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from .. import _C
+from ..operators.composed import check_apart
 from ..operators.schema import not_a_tensor, refuse
 from .reference import CHUNK
 
@@ -33,9 +32,10 @@ def check_chunk_hints(
             raise ValueError(not_a_tensor(function, argument, hint, optional=True))
         if fault := _fault(argument, hint, cu_seqlens, *like):
             refuse(function, argument, *fault)
-        for name, x in written.items():
-            if isinstance(x, Tensor) and _share_memory(x, hint):
-                refuse(function, name, f"memory that does not overlap that of {argument}", "memory that overlaps it")
+        if not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+            for name, x in written.items():
+                if isinstance(x, Tensor):
+                    check_apart(function, {name: x}, {argument: hint})
 
 
 def _fault(argument: str, hint: Tensor, cu_seqlens: Tensor | None, first: str, like: Tensor) -> tuple[str, object] | None:
@@ -94,14 +94,3 @@ def _holds(condition: bool) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return bool(guard_or_false(condition))
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not (_has_memory(one) and _has_memory(other)):
-        return False
-    layouts = [(x.data_ptr(), x.shape, x.stride(), x.element_size()) for x in (one, other)]
-    return _C.share_memory(*layouts)
-
-
-def _has_memory(x: Tensor) -> bool:
-    return not (isinstance(x, FakeTensor) or x.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(x))

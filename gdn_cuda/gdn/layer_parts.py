@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..operators.schema import refuse
+from ..operators.schema import not_a_tensor, refuse
 
 LAYOUTS = ("qwen3_next", "qwen3_5", "split")
+# What computes a layer with gradients.
+DIFFERENTIABLE = "conv_split_l2norm without conv_state, gdn_cuda.reference.chunked_forward and rms_norm_gated"
 
 
 class LayerParts(NamedTuple):
@@ -17,6 +19,41 @@ class LayerParts(NamedTuple):
     z: Tensor  # (…, Hv, dv)
     b: Tensor  # (…, Hv)
     a: Tensor  # (…, Hv)
+
+
+def check_parts(
+    function: str,
+    qkvz: Tensor,
+    ba: Tensor,
+    z: Tensor | None,
+    a: Tensor | None,
+    heads: tuple[int, int],
+    dk: int,
+    dv: int,
+    layout: str,
+) -> None:
+    """What the operators would find in parts of the tensors only."""
+    if layout not in LAYOUTS:
+        refuse(function, "layout", f"one of {', '.join(map(repr, LAYOUTS))}", repr(layout))
+    if heads[0] < 1 or heads[1] % heads[0]:
+        refuse(function, "heads", "(Hk, Hv) with Hv a multiple of Hk", repr(heads))
+    split = layout == "split"
+    for name, given, needed in (("qkvz", qkvz, True), ("ba", ba, True), ("z", z, split), ("a", a, split)):
+        if not isinstance(given, Tensor if needed else (Tensor, type(None))):
+            raise ValueError(not_a_tensor(function, name, given))
+        if isinstance(given, Tensor) and not needed:
+            refuse(function, name, f"None with layout {layout!r}", "a tensor")
+        if isinstance(given, Tensor) and given.dim() != 3:
+            refuse(function, name, "(B, T, …)", str(tuple(given.shape)))
+    rows, keys = heads[1] * dv, 2 * heads[0] * dk
+    widths = [("qkvz", qkvz, keys + rows * (1 if split else 2)), ("ba", ba, heads[1] * (1 if split else 2))]
+    if z is not None and a is not None:
+        widths += [("z", z, rows), ("a", a, heads[1])]
+    for name, given, expected in widths:
+        if given.shape[-1] != expected:
+            refuse(function, name, f"(B, T, {expected})", str(tuple(given.shape)))
+        if given.shape[:2] != qkvz.shape[:2]:
+            refuse(function, name, f"(B, T) of qkvz, {tuple(qkvz.shape[:2])}, first", str(tuple(given.shape)))
 
 
 def layer_parts(

@@ -353,6 +353,7 @@ def fused_decode(
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the index cannot be read without
         waiting for it, so the output of the sequence is NaN.
         Two sequences on one slot race, also where one reads it and the other writes it.
+        A sequence of no tokens leaves the state it starts from, as in `chunked_forward`.
         A token whose parent is itself, behind it, below −1 or without a state has an output of NaN, and no state is stored. A
         parent that is not the last token computed is read from step_states, as it was rounded: a sequence whose row of these is
         negative cannot branch.
@@ -540,7 +541,8 @@ def chunked_forward(
 
     Edge cases:
         A gate of −∞ is an exact reset (docs/numerics.md).
-        A sequence of no tokens returns the state it starts from.
+        A sequence of no tokens returns the state it starts from. So a slot of a pool becomes 0 where has_initial_state is
+        False, and one of write_indices a copy of that state; otherwise no slot is touched.
 
     Example:
         >>> query, key, value = torch.randn(3, 1, 130, 2, 16).bfloat16()  # one sequence, 130 tokens, 2 heads

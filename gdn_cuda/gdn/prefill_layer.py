@@ -7,34 +7,13 @@ from torch import Tensor
 
 from .. import conv  # imports this family
 from ..operators.calls import typical_call
+from ..operators.composed import composed
 from ..operators.registration import check_call
 from ..operators.schema import not_a_tensor, refuse
-from .layer_parts import LAYOUTS, check_heads, layer_parts, split_heads
+from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, layer_parts, split_heads
 from .operators import chunked_forward
 
 _NAME = "gdn_prefill_layer"
-
-
-def _check(
-    qkvz: Tensor, ba: Tensor, z: Tensor | None, a: Tensor | None, heads: tuple[int, int], layout: str, width: int
-) -> None:
-    """What the operators would find in parts of the tensors only."""
-    if layout not in LAYOUTS:
-        refuse(_NAME, "layout", f"one of {', '.join(map(repr, LAYOUTS))}", repr(layout))
-    if heads[0] < 1 or heads[1] % heads[0]:
-        refuse(_NAME, "heads", "(Hk, Hv) with Hv a multiple of Hk", repr(heads))
-    split = layout == "split"
-    for name, given, needed in (("qkvz", qkvz, True), ("ba", ba, True), ("z", z, split), ("a", a, split)):
-        if not isinstance(given, Tensor if needed else (Tensor, type(None))):
-            raise ValueError(not_a_tensor(_NAME, name, given))
-        if isinstance(given, Tensor) and not needed:
-            refuse(_NAME, name, f"None with layout {layout!r}", "a tensor")
-        if isinstance(given, Tensor) and given.dim() != 3:
-            refuse(_NAME, name, "(B, T, …)", str(tuple(given.shape)))
-    of_gates = heads[1] if split else 2 * heads[1]
-    for name, given, expected in (("qkvz", qkvz, width), ("ba", ba, of_gates)):
-        if given.shape[-1] != expected:
-            refuse(_NAME, name, f"(B, T, {expected})", str(tuple(given.shape)))
 
 
 def gdn_prefill_layer(
@@ -105,13 +84,20 @@ def gdn_prefill_layer(
         (torch.Size([1, 89, 16]), torch.Size([1, 1, 16]))
     """
     heads = heads_k, heads_v = check_heads(_NAME, heads)
-    _check(qkvz, ba, z, a, heads, layout, 2 * heads_k * dk + heads_v * dv * (1 if layout == "split" else 2))
-    for name, pool in (("conv_pool", conv_pool), ("state_pool", state_pool)):
-        if not isinstance(pool, Tensor):
-            raise ValueError(not_a_tensor(_NAME, name, pool))
+    check_parts(_NAME, qkvz, ba, z, a, heads, dk, dv, layout)
+    needed = {"conv_pool": conv_pool, "state_pool": state_pool, "A_log": A_log, "dt_bias": dt_bias, "norm_weight": norm_weight}
+    for name, given in needed.items():
+        if not isinstance(given, Tensor):
+            raise ValueError(not_a_tensor(_NAME, name, given))
+    for name, given in (("state_indices", state_indices), ("cu_seqlens", cu_seqlens)):
+        if not (given is None or isinstance(given, Tensor)):
+            raise ValueError(not_a_tensor(_NAME, name, given, optional=True))
+    if cu_seqlens is not None and qkvz.shape[0] != 1:
+        refuse(_NAME, "qkvz", "(1, T, …) with cu_seqlens", str(tuple(qkvz.shape)))
     if conv_pool.shape[:1] != state_pool.shape[:1]:
         refuse(_NAME, "conv_pool", f"as many slots as state_pool {tuple(state_pool.shape)}", str(tuple(conv_pool.shape)))
     parts = layer_parts(qkvz, ba, z, a, heads, dk, dv, layout)
+    indices = state_indices
     if null_slot is not None and state_indices is not None:
         state_indices = torch.where(state_indices == null_slot, -1, state_indices)
     slots = state_indices
@@ -137,28 +123,48 @@ def gdn_prefill_layer(
         return rows if cu_seqlens is None else {name: x[0] for name, x in rows.items()}
 
     norm = (parts.z, norm_weight, norm_eps, gate_activation)
-    if not torch.compiler.is_compiling():  # a trace refuses before anything runs
-        # The convolution writes its states: so what the others refuse is refused before. Its results are like its inputs.
+
+    def checks() -> None:
+        """Of what runs after the convolution has written its states. Its results are like its inputs."""
         plain = {"use_qk_l2norm": False, "checkpoint_every": 0, "gate_is_linear": False, "update_state": True}
         inputs = rows_and_out(*split_heads(parts.mixed, heads, dk, dv))
         check_call("chunked_forward_pool", **inputs, **recurrence, **plain)
         named = dict(zip(("gate", "weight", "eps", "activation"), norm, strict=True))
         check_call("rms_norm_gated", x=o, norm_before_gate=True, **named)
-    found = conv.conv_split_l2norm(
-        parts.mixed.mT,
-        conv_weight,
-        conv_bias,
-        key_heads=heads_k,
-        value_heads=heads_v,
-        dk=dk,
-        dv=dv,
-        cu_seqlens=cu_seqlens,
-        conv_state=conv_pool,
-        state_indices=state_indices,
-        has_initial_state=has_initial_state,
-    )
-    chunked_forward(**rows_and_out(*found[:3]), **recurrence)
-    return conv.rms_norm_gated(o, *norm).flatten(-2)
+
+    def run() -> Tensor:
+        found = conv.conv_split_l2norm(
+            parts.mixed.mT,
+            conv_weight,
+            conv_bias,
+            key_heads=heads_k,
+            value_heads=heads_v,
+            dk=dk,
+            dv=dv,
+            cu_seqlens=cu_seqlens,
+            conv_state=conv_pool,
+            state_indices=state_indices,
+            has_initial_state=has_initial_state,
+        )
+        chunked_forward(**rows_and_out(*found[:3]), **recurrence)
+        return conv.rms_norm_gated(o, *norm).flatten(-2)
+
+    written = {"conv_pool": conv_pool, "state_pool": state_pool}
+    read = {
+        "qkvz": qkvz,
+        "ba": ba,
+        "conv_weight": conv_weight,
+        "conv_bias": conv_bias,
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "norm_weight": norm_weight,
+        "state_indices": indices,
+        "cu_seqlens": cu_seqlens,
+        "has_initial_state": has_initial_state,
+        "z": z,
+        "a": a,
+    }
+    return composed(_NAME, DIFFERENTIABLE, written, read, run, checks)
 
 
 typical_call(

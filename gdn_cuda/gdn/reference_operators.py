@@ -103,12 +103,18 @@ def _initial(state: Tensor | None, has_initial_state: Tensor | None) -> Tensor |
     return state.masked_fill(~has_initial_state.view(-1, *[1] * (state.dim() - 1)), 0)
 
 
+def _leaves_a_state(x: Any, lengths: Tensor) -> Tensor:
+    """Which sequences write their last state to a pool: those with tokens, and others whose slot does not hold it already."""
+    if x.write_indices is not None:
+        return torch.ones_like(lengths, dtype=torch.bool)
+    return lengths > 0 if x.has_initial_state is None else (lengths > 0) | ~x.has_initial_state
+
+
 def _written(buffer: Tensor | None, states: Tensor) -> None:
     """States into the caller's buffer, as far as it goes."""
     if buffer is not None:
         rows = min(buffer.shape[0], states.shape[0])
-        with torch.no_grad():
-            buffer[:rows] = states[:rows].to(buffer.dtype)
+        buffer[:rows] = states[:rows].to(buffer.dtype)
 
 
 def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
@@ -186,9 +192,8 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.zeros_like(lengths)
     checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
     _write_rows(x, start, checkpoints, lengths)
-    written = active & (lengths > 0) & (targets >= 0) & x.update_state
-    with torch.no_grad():
-        pool[targets[written]] = final_state[written].to(pool.dtype)
+    written = active & _leaves_a_state(x, lengths) & (targets >= 0) & x.update_state
+    pool[targets[written]] = final_state[written].to(pool.dtype)
     output = _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
     return output, pool, _rows_or(x.checkpoints, checkpoints.to(pool.dtype))
 
@@ -215,11 +220,29 @@ def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) ->
         rows.append(torch.cat([initial, found[first : first + count]])[:blocks])
         first += count
     _written(x.states_before, torch.cat(rows))
-    with torch.no_grad():
-        x.states_before[sum(len(each) for each in rows) :] = 0
+    x.states_before[sum(len(each) for each in rows) :] = 0
 
 
-@torch.no_grad()
+def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """state_indices, and the slots that sequences of fused_decode read and write. IndexError: one of them is out of range."""
+    lengths, slot_count = _lengths(x.value, x.cu_seqlens), x.state_pool.shape[0]
+    sequences, device = lengths.shape[0], x.value.device
+    indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
+    check_slots("fused_decode", "state_indices", indices, slot_count, x.null_slot)
+    slots = indices
+    if indices.dim() == 2:
+        column = accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
+        slots = indices[torch.arange(sequences, device=device), column]
+    if x.step_states is not None and x.step_slots is not None:
+        check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
+        _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
+    elif indices.dim() == 2:
+        _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
+    targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
+    check_slots("fused_decode", "write_indices", targets, slot_count, x.null_slot)
+    return indices, slots, targets
+
+
 def fused_decode(x: Any) -> Tensor:
     """The serving step: gating, then the recurrence from and to slots of state_pool (slots,Hv,dv,dk), in place.
 
@@ -232,26 +255,14 @@ def fused_decode(x: Any) -> Tensor:
     """
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "a", "b")
-    lengths, pool = _lengths(x.value, x.cu_seqlens), x.state_pool
-    sequences, device = lengths.shape[0], x.value.device
-    indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
-    check_slots("fused_decode", "state_indices", indices, pool.shape[0], x.null_slot)
+    lengths, pool, to_steps = (
+        _lengths(x.value, x.cu_seqlens),
+        x.state_pool,
+        x.step_states is not None and x.step_slots is not None,
+    )
+    indices, slots, targets = decode_slots(x)
     per_token = indices.dim() == 2
-    if per_token:
-        column = accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
-        slots = indices[torch.arange(sequences, device=device), column]
-    else:
-        slots = indices
     active = is_slot(slots, x.null_slot)
-    to_steps = x.step_states is not None and x.step_slots is not None
-    if to_steps:
-        check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
-        _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
-    elif per_token:
-        _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
-
-    targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
-    check_slots("fused_decode", "write_indices", targets, pool.shape[0], x.null_slot)
     beta = _sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1)
     gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
@@ -261,7 +272,7 @@ def fused_decode(x: Any) -> Tensor:
     options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
     output, final_state, steps = gdn.recurrent(*inputs, **options)
     if steps is None or (to_steps and x.write_indices is not None):
-        written = active & (lengths > 0) & is_slot(targets, x.null_slot) & x.update_state
+        written = active & _leaves_a_state(x, lengths) & is_slot(targets, x.null_slot) & x.update_state
         pool[targets[written]] = final_state[written].to(pool.dtype)
     if steps is not None:
         sequence, token, row = _tokens_of(lengths, active)

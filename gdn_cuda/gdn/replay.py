@@ -89,17 +89,19 @@ def _accepted(x: Any, active: Tensor) -> Tensor:
 
 def _replayed(x: Any, slot: int, bank: int, accepted: int, dtype: torch.dtype) -> Tensor:
     """The state of a slot after its accepted steps, which is stored."""
-    state = x.state_pool[slot].to(dtype)
+    state = x.state_pool[slot].to(dtype, copy=True)
     for j in range(accepted):
-        key = gdn.repeat_heads(x.keys[slot, bank, j].to(dtype), state.shape[0])
-        update = x.updates[slot, j].to(dtype)
-        state = gdn.decayed(state, x.decays[slot, bank, j].to(dtype)[:, None, None]) + update[..., None] * key[:, None]
+        # Copies, as the buffers are written again before a backward.
+        key, update, decay = (
+            y.to(dtype, copy=True) for y in (x.keys[slot, bank, j], x.updates[slot, j], x.decays[slot, bank, j])
+        )
+        key = gdn.repeat_heads(key, state.shape[0])
+        state = gdn.decayed(state, decay[:, None, None]) + update[..., None] * key[:, None]
     if accepted:
         x.state_pool[slot] = state.to(x.state_pool.dtype)
     return state
 
 
-@torch.no_grad()
 def _reference(x: Any) -> Tensor:
     """States are rounded when stored, never between the tokens of one call."""
     output_shape = x.value.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from ..gdn import gdn_decode_layer, gdn_prefill_layer
 from ..gdn.decode_layer import MOST_TOKENS, TAPS, by_operators
+from ..gdn.layer_parts import DIFFERENTIABLE
+from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
 from .dtypes import recurrence_dtype
 
@@ -36,6 +39,11 @@ class GatedDeltaNet(nn.Module):
     """A Gated Delta Net layer, for inference: prompts by `forward`, tokens by `step`, states in slots of pools.
 
     Projections q, k, v, z, b and a of the input, `gdn_prefill_layer` or `gdn_decode_layer`, and the output projection.
+
+    It does not train: in grad mode a call computes the same, and backward through what it returns or writes raises. What has
+    gradients are `conv_split_l2norm` without a pool, `gdn_cuda.reference.chunked_forward` and `rms_norm_gated`. Run it under
+    `torch.no_grad()`.
+
     `load_state_dict` takes a layer's parameters from transformers' Qwen3-Next with layout "qwen3_next"; with "qwen3_5" from its
     Qwen3.5 and OLMo-Hybrid (with allow_negative_eigenvalues, norm_eps=1e-5) and from FLA's GatedDeltaNet, whose separate
     projections and convolutions become one.
@@ -103,11 +111,11 @@ class GatedDeltaNet(nn.Module):
         """Zeros. `columns`: of the convolution's states, T + 2 where steps verify T tokens; `dtype`: of the recurrent ones, by
         default fp32, or fp64 for parameters in fp64."""
         weight = self.conv1d.weight
-        conv = torch.zeros(slots, columns, self.channels, device=weight.device, dtype=weight.dtype).mT
+        strides = columns * self.channels, 1, self.channels  # no view, which autograd would not let a call write
+        conv = torch.empty_strided((slots, self.channels, columns), strides, device=weight.device, dtype=weight.dtype).zero_()
         sizes = (slots, self.heads[1], self.head_v_dim, self.head_k_dim)
         return GatedDeltaNetState(conv, torch.zeros(sizes, device=weight.device, dtype=dtype or state_dtype(weight)))
 
-    @torch.no_grad()
     def forward(
         self,
         x: Tensor,
@@ -125,12 +133,10 @@ class GatedDeltaNet(nn.Module):
                 if given is not None:
                     raise ValueError(f"GatedDeltaNet: {name}: expected None without a state, got a tensor")
             state = self.new_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-        given = self._arguments(x, state) | {"state_indices": state_indices, "null_slot": null_slot}
-        given |= {"cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
-        out: Tensor = self.out_proj(gdn_prefill_layer(**given))
-        return out
+        more: dict[str, Any] = {"state_indices": state_indices, "null_slot": null_slot}
+        more |= {"cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+        return self._run("GatedDeltaNet", gdn_prefill_layer, x, state, more)
 
-    @torch.no_grad()
     def step(
         self,
         x: Tensor,
@@ -143,13 +149,21 @@ class GatedDeltaNet(nn.Module):
         """A token or a few of every sequence; arguments as of `gdn_decode_layer`. What that does not take, such as fp32, is
         computed by the operators one after the other."""
         self._check(x)
-        given = self._arguments(x, state)
-        given |= {"state_indices": state_indices, "num_accepted_tokens": num_accepted_tokens, "null_slot": null_slot}
+        more = {"state_indices": state_indices, "num_accepted_tokens": num_accepted_tokens, "null_slot": null_slot}
         dims_fit = self.head_k_dim in _FUSED_HEAD_K and self.head_v_dim in _FUSED_HEAD_V
         dtypes_fit = x.dtype in _FUSED_DTYPES and state.recurrent.dtype in _FUSED_STATES
         fused = dims_fit and dtypes_fit and x.shape[1] <= MOST_TOKENS
-        out: Tensor = self.out_proj(gdn_decode_layer(**given) if fused else by_operators(**given))
-        return out
+        return self._run("GatedDeltaNet.step", gdn_decode_layer if fused else by_operators, x, state, more)
+
+    def _run(
+        self, function: str, layer: Callable[..., Tensor], x: Tensor, state: GatedDeltaNetState, more: dict[str, Any]
+    ) -> Tensor:
+        def run() -> Tensor:
+            out: Tensor = self.out_proj(layer(**self._arguments(x, state), **more))
+            return out
+
+        written = {"state.conv": state.conv, "state.recurrent": state.recurrent}
+        return as_one_call(function, DIFFERENTIABLE, written, {"x": x}, run, self)
 
     def _arguments(self, x: Tensor, state: GatedDeltaNetState) -> dict[str, Any]:
         return {

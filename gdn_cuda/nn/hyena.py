@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,9 @@ from ..conv import (
     hyena_short,
     split_projections,
 )
+from ..operators.composed import composed
 from ..operators.dtypes import state_dtype
+from ..operators.registration import check_call
 from .dtypes import layer_dtype, recurrence_dtype, wide
 from .tensors import after_token
 
@@ -142,22 +144,45 @@ class HyenaCascade(nn.Module):
             y, inner = hyena_medium(x1, x2, v, taps, D, padding_mask=padding_mask, initial_state=inner, return_state=True)
         return (y.mT, HyenaState(fir, inner)) if return_state else y.mT
 
-    @torch.no_grad()
     def step(self, u: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
-        """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, 3 hidden_size). No gradients."""
+        """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, 3 hidden_size). Only `forward` has
+        gradients; backward through a step raises."""
         if u.dim() != 2 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, {3 * self.hidden_size}), got {tuple(u.shape)}")
-        if state.fir.dtype == torch.float64:
-            return after_token(self.forward(u[:, None], state, return_state=True), state)
-        u = u.to(layer_dtype(u))
-        z, _ = hyena_fir_step(u, state.fir, self.short_filter_weight, self.short_filter_bias)
-        x2, x1, v = self._split(z)
-        if self.fir_inner_filter_length is None:
-            y, _ = hyena_modal_step(x2, x1, v, self.D, self.residues, self.log_poles, state.inner)
-            return y, state
-        is_convolution = self.D is not None
-        filtered, _ = hyena_fir_step(wide(x1) * wide(v), state.inner, self.h, self.D, is_convolution, is_convolution)
-        return (x2 * filtered).to(u.dtype), state
+        u, implicit = u.to(layer_dtype(u)), self.fir_inner_filter_length is None
+        by_forward = state.fir.dtype == torch.float64
+
+        def inner(x2: Tensor, x1: Tensor, v: Tensor) -> dict[str, Any]:
+            """The call after the filter of the projections."""
+            if implicit:
+                step = {"x2": x2, "x1": x1, "v": v, "D": self.D, "residues": self.residues, "log_poles": self.log_poles}
+                return step | {"state": state.inner}
+            is_convolution = self.D is not None
+            step = {"u": wide(x1) * wide(v), "fir_state": state.inner, "weight": self.h, "bias": self.D}
+            return step | {"gated_bias": is_convolution, "flip_filter": is_convolution}
+
+        def checks() -> None:
+            """That call follows one that writes. The projections are filtered into ones like them."""
+            if by_forward:  # which writes last
+                return
+            step = inner(*self._split(u))
+            check_call(
+                "hyena_modal_step" if implicit else "hyena_fir_step", **step, out=torch.empty_like(next(iter(step.values())))
+            )
+
+        def run() -> Tensor:
+            if by_forward:
+                return after_token(self.forward(u[:, None], state, return_state=True), state)
+            z, _ = hyena_fir_step(u, state.fir, self.short_filter_weight, self.short_filter_bias)
+            x2, x1, v = self._split(z)
+            if implicit:
+                y, _ = hyena_modal_step(**inner(x2, x1, v))
+                return y
+            filtered, _ = hyena_fir_step(**inner(x2, x1, v))
+            return (x2 * filtered).to(u.dtype)
+
+        written = {"state.fir": state.fir, "state.inner": state.inner}
+        return composed("HyenaCascade.step", "forward", written, {"u": u}, run, checks, self), state
 
     def default_state(self, batch: int) -> HyenaState:
         """That before the first token: zeros."""

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..operators.composed import as_one_call, composed
+from ..operators.registration import check_call
 from ..scan import selective_scan, selective_state_update
 from .dtypes import recurrence_dtype, wide
 from .tensors import after_token
@@ -122,28 +124,24 @@ class S6(nn.Module):
         """Zeros (…, D, N)."""
         return torch.zeros(*batch, self.d_inner, self.d_state, dtype=wide(self.A_log).dtype, device=self.A_log.device)
 
-    @torch.no_grad()
     def step(self, u: Tensor, state: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One token: y (B, D) for u (B, D), and the state, updated in place. Only `forward` has gradients."""
+        """One token: y (B, D) for u (B, D), and the state, updated in place. Only `forward` has gradients; backward through a
+        step raises."""
         self._check(u, "(B, {})", 2, self.d_inner)
-        if state.dtype == torch.float64:
-            gate = None if z is None else z[:, None]
-            return after_token(S6.forward(self, u[:, None], state, z=gate, return_last_state=True), state)
+
+        def run() -> Tensor:
+            if state.dtype == torch.float64:
+                gate = None if z is None else z[:, None]
+                return after_token(S6.forward(self, u[:, None], state, z=gate, return_last_state=True), state)
+            return selective_state_update(**self._step(u, state, z))
+
+        return as_one_call(f"{self._name}.step", "forward", {"state": state}, {"u": u, "z": z}, run, self), state
+
+    def _step(self, u: Tensor, state: Tensor, z: Tensor | None) -> dict[str, Any]:
         dt, B, C = self._selected(u)
-        y = selective_state_update(
-            state,
-            u.to(dt.dtype),
-            dt,
-            self._A(),
-            B,
-            C,
-            wide(self.D),
-            z,
-            wide(self.dt_proj.bias),
-            dt_softplus=True,
-            discretization=self.discretization,
-        )
-        return y, state
+        step = {"state": state, "x": u.to(dt.dtype), "dt": dt, "A": self._A(), "B": B, "C": C, "D": wide(self.D), "z": z}
+        step |= {"dt_bias": wide(self.dt_proj.bias), "dt_softplus": True, "discretization": self.discretization}
+        return step
 
     def extra_repr(self) -> str:
         sizes = f"d_inner={self.d_inner}, d_state={self.d_state}, dt_rank={self.dt_rank}"
@@ -262,17 +260,29 @@ class Mamba(S6):
         """Zeros: (…, d_conv − 1, d_inner) and (…, d_inner, N)."""
         return MambaState(self.in_proj.weight.new_zeros(*batch, self.d_conv - 1, self.d_inner), super().default_state(*batch))
 
-    @torch.no_grad()
-    def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """One token: y (B, d_model) for u (B, d_model), and the state, updated in place. Only `forward` has gradients."""
+    def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:  # type: ignore[override]
+        """One token: y (B, d_model) for u (B, d_model), and the state, updated in place. Only `forward` has gradients; backward
+        through a step raises."""
         self._check(u, "(B, {})", 2, self.d_model)
-        if state.ssm.dtype == torch.float64:
-            return after_token(self.forward(u[:, None], state, return_last_state=True), state)
-        x, z = self.in_proj(u).chunk(2, -1)
-        seen = torch.cat([state.conv.to(x.dtype), x[:, None]], 1)
-        state.conv.copy_(seen[:, 1:])
-        y, _ = super().step(self._convolved(seen).squeeze(1).to(x.dtype), state.ssm, z)
-        return self.out_proj(y), state
+        shape, conv = (u.shape[0], self.d_conv - 1, self.d_inner), state.conv
+        if conv.shape != shape or not conv.is_floating_point() or conv.device != u.device:
+            expected, got = f"{shape} on {u.device}, real numbers", f"{tuple(conv.shape)} on {conv.device}, {conv.dtype}"
+            raise ValueError(f"{self._name}: state.conv: expected {expected}, got {got}")
+
+        def run() -> Tensor:
+            if state.ssm.dtype == torch.float64:
+                return after_token(self.forward(u[:, None], state, return_last_state=True), state)
+            x, z = self.in_proj(u).chunk(2, -1)
+            seen = torch.cat([conv.to(x.dtype), x[:, None]], 1)
+            step = self._step(self._convolved(seen).squeeze(1).to(x.dtype), state.ssm, z)
+            if not torch.compiler.is_compiling():  # the convolution's state is written first
+                check_call("selective_state_update", **step, out=torch.empty_like(step["x"]))
+            conv.copy_(seen[:, 1:])
+            out: Tensor = self.out_proj(selective_state_update(**step))
+            return out
+
+        written = {"state.conv": conv, "state.ssm": state.ssm}
+        return composed(f"{self._name}.step", "forward", written, {"u": u}, run, module=self), state
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, {super().extra_repr()}, d_conv={self.d_conv}"

@@ -155,20 +155,22 @@ class S4Kernel(KnowsLength, SSMKernel):
         return torch.zeros(*batch, self.H, size, dtype=self._complex, device=self.C.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state as `default_state` makes it."""
+        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state as `default_state` makes it.
+        Differentiable in these two; backward to parameters raises."""
         self._check_input(u, sequence=False)
         self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,), u.shape[:-1])
         if not self._is_current():
             self._setup_step(self._step_mode)
         u, state = u.to(self._real), state.to(self._complex)
-        if self._linear is not None:
+        dA, dB, dC, *linear = self._constants(self.dA, self.dB, self.dC, *(self._linear or ()))
+        if linear:
             with without_autocast(u):
-                state = self._linear.advance(u, state)
+                state = s4_step.LinearStep(*linear).advance(u, state)
         elif self._step_mode == "dense":
-            state = torch.einsum("hmn,...hn->...hm", self.dA, state) + self.dB * u[..., None]
+            state = torch.einsum("hmn,...hn->...hm", dA, state) + dB * u[..., None]
         else:
-            state = self.dA * state + self.dB * u[..., None]
-        return torch.einsum("chn,...hn->...ch", self.dC, state).real, state
+            state = dA * state + dB * u[..., None]
+        return torch.einsum("chn,...hn->...ch", dC, state).real, state
 
     def read(self, state: Tensor) -> Tensor:
         """y (…, channels, H) of a state (…, H, N) or (…, H, 2N) after its input, which `step` returns with it; not of diagonal
@@ -182,7 +184,7 @@ class S4Kernel(KnowsLength, SSMKernel):
     def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
         """The state after inputs u (…, H, L), from a state (…, H, N) or (…, H, 2N); in the eigenbasis if steps are diagonal.
 
-        Differentiable in everything but the eigenbasis.
+        Differentiable in everything but the eigenbasis: backward through that to parameters raises.
         """
         self._check_input(u, sequence=True)
         self._check_state(state, (self.N, 2 * self.N), u.shape[:-2])
@@ -193,11 +195,12 @@ class S4Kernel(KnowsLength, SSMKernel):
         half = state.shape[-1] == self.N
         discrete = s4.discretized(self._system())
         wide = full_state(state.to(torch.complex128), self.N)
-        if self._basis is not None:
-            wide = torch.einsum("hmn,...hn->...hm", self._basis, wide)
+        basis = None if self._basis is None else self._constants(self._basis, function="forward_state")[0]
+        if basis is not None:
+            wide = torch.einsum("hmn,...hn->...hm", basis, wide)
         wide = s4_step.forward_state(discrete, u, wide)
-        if self._basis is not None:
-            wide = torch.linalg.solve(self._basis, wide[..., None]).squeeze(-1)
+        if basis is not None:
+            wide = torch.linalg.solve(basis, wide[..., None]).squeeze(-1)
         return (wide[..., : self.N] if half else wide).to(self._complex)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..operators.composed import constants
 from ..structured.reference_s4 import TRANSFORMS, System, system_of
 from .tensors import keep
 
@@ -136,6 +137,11 @@ class SSMKernel(nn.Module):
             self._made_from = None
         else:
             self._made_from, self._held = self._versions(), [x.detach() for x in self._given()]
+
+    def _constants(self, *made: Tensor, function: str = "step") -> tuple[Tensor, ...]:
+        differentiable = "forward and forward_state" if function == "step" else "dense steps"
+        made_from = {key: getattr(self, key) for key in PARAMETERS}
+        return constants(f"{self._name}.{function}", differentiable, made_from, made)
 
     def _is_current(self) -> bool:
         if torch.compiler.is_compiling():  # which cannot read versions

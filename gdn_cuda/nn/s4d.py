@@ -83,14 +83,16 @@ class S4DKernel(SSMKernel):
         return torch.zeros(*batch, self.H, self.N, dtype=self._complex, device=self.C.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state (…, H, N)."""
+        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state (…, H, N). Differentiable in these
+        two; backward to parameters raises."""
         self._check_input(u, sequence=False)
         self._check_state(state, (self.N,), u.shape[:-1])
         if not self._is_current():
             self._setup_step()
         u, state = u.to(self._real), state.to(self._complex)
-        state = self.dA * state + self.dB * u[..., None]
-        return 2 * torch.einsum("chn,...hn->...ch", self.dC, state).real, state
+        dA, dB, dC = self._constants(self.dA, self.dB, self.dC)
+        state = dA * state + dB * u[..., None]
+        return 2 * torch.einsum("chn,...hn->...ch", dC, state).real, state
 
     def read(self, state: Tensor) -> Tensor:
         """y (…, channels, H) of a state after its input, which `step` returns with it. Differentiable in everything."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..conv.hyena_fir_step import hyena_fir_step
 from ..conv.hyena_short import hyena_short
+from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
 from .dtypes import layer_dtype, wide
 from .tensors import after_token
@@ -64,16 +65,20 @@ class ShortConv(nn.Module):
         y = F.linear(y.mT, self.out_proj.weight, self.out_proj.bias)
         return (y, state) if return_state else y
 
-    @torch.no_grad()
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, hidden_size). No gradients."""
+        """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, hidden_size). Only `forward` has
+        gradients; backward through a step raises."""
         if u.dim() != 2 or u.shape[-1] != self.hidden_size:
             raise ValueError(f"ShortConv: u: expected (B, {self.hidden_size}), got {tuple(u.shape)}")
-        if state.dtype == torch.float64:
-            return after_token(self.forward(u[:, None], state, return_state=True), state)
-        B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
-        y, _ = hyena_fir_step(wide(B) * wide(x), state, self.conv.weight, self.conv.bias)
-        return F.linear((C * y).to(layer_dtype(u)), self.out_proj.weight, self.out_proj.bias), state
+
+        def run() -> Tensor:
+            if state.dtype == torch.float64:
+                return after_token(self.forward(u[:, None], state, return_state=True), state)
+            B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
+            y, _ = hyena_fir_step(wide(B) * wide(x), state, self.conv.weight, self.conv.bias)
+            return F.linear((C * y).to(layer_dtype(u)), self.out_proj.weight, self.out_proj.bias)
+
+        return as_one_call("ShortConv.step", "forward", {"state": state}, {"u": u}, run, self), state
 
     def default_state(self, batch: int) -> Tensor:
         """That before the first token: zeros."""

@@ -24,12 +24,12 @@ def keep_numbers(module: nn.Module, *dimensions: str, **tensors: Tensor) -> None
         keep(module, name, x)
 
 
-def after_token(result: Any, state: Any) -> tuple[Tensor, Any]:
-    """What `step` returns, from the (y, last state) of `forward` for one token; `state` is updated in place.
+def after_token(result: Any, state: Any) -> Tensor:
+    """The y of `step`, from the (y, last state) of `forward` for one token; `state` is updated in place.
 
     For fp64 CPU tensors, which forward takes, and the operators of steps do not.
     """
     y, last = result
     for mine, new in zip(*((x,) if isinstance(x, Tensor) else x for x in (state, last)), strict=True):
         mine.copy_(new)
-    return y[:, 0], state
+    return y[:, 0]

@@ -31,6 +31,7 @@ def register(
     cpu: Callable[[Any], Any] | None = None,
     function: str | None = None,
     defaults: Mapping[str, Any] | None = None,
+    differentiable: str = "gdn_cuda.reference",
 ) -> Schema:
     """Registers the implementations of an operator that are not kernels.
 
@@ -38,9 +39,9 @@ def register(
     returns the result for `out`, if the operator has it, and those that it returns. `cpu(x)` is given instead where an operator
     writes more than `out`, or returns something other than contiguous tensors: it writes and returns what the operator does.
     Neither is needed where C++ serves CPU tensors. `function` and `defaults` are the public function's: its name, and the
-    defaults of parameters that the operator lacks.
+    defaults of parameters that the operator lacks. `differentiable`: what errors of a call without gradients say to use.
     """
-    schema = SCHEMAS[name] = Schema.of(name, function, defaults or {})
+    schema = SCHEMAS[name] = Schema.of(name, function, defaults or {}, differentiable)
     _register_shapes(schema, shapes or (lambda x: None))
     run = cpu or (reference and _storing(schema, reference))
     if run:
@@ -81,6 +82,7 @@ def check_call(name: str, **given: Any) -> None:
     args = tuple(given.get(argument) for argument in schema.arguments)
     schema.check_types(args)
     schema.check_devices(args)
+    schema.check_unmarked(args)
     check(name, args)
 
 
@@ -137,14 +139,8 @@ def _contiguous_and_new(result: Tensor, given: list[Tensor]) -> Tensor:
 
 
 def _for_marked_views(schema: Schema) -> Callable[..., Any]:
-    """Torch only marks tensors as conjugate or negative, and kernels do not see the mark."""
-
     def call(*args: Any) -> Any:
-        for argument, x in schema.written(args):
-            if x.is_conj() or x.is_neg():
-                view = "conjugate" if x.is_conj() else "negative"
-                expected = "memory that holds the numbers themselves, as it is written"
-                raise ValueError(f"{schema.function}: {argument}: expected {expected}, got a {view} view")
+        schema.check_unmarked(args)
         return schema.overload(*(x.resolve_conj().resolve_neg() if isinstance(x, Tensor) else x for x in args))
 
     return call

@@ -47,9 +47,15 @@ class Schema:
     writes: tuple[int, ...]
     returns: int  # number of results
     defaults: Mapping[str, Any]  # of parameters of the public function that the schema lacks
+    differentiable: str = "gdn_cuda.reference"  # what computes the same with gradients
 
     @staticmethod
-    def of(name: str, function: str | None = None, defaults: Mapping[str, Any] = _NOTHING) -> Schema:
+    def of(
+        name: str,
+        function: str | None = None,
+        defaults: Mapping[str, Any] = _NOTHING,
+        differentiable: str = "gdn_cuda.reference",
+    ) -> Schema:
         overload = getattr(torch.ops.gdn_cuda, name).default
         arguments = overload._schema.arguments
         names = tuple(x.name for x in arguments)
@@ -64,6 +70,7 @@ class Schema:
             tuple(i for i, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write),
             len(overload._schema.returns),
             {argument: value for argument, value in defaults.items() if argument not in names},
+            differentiable,
         )
 
     def named(self, args: tuple[Any, ...]) -> Any:
@@ -75,6 +82,10 @@ class Schema:
 
     def written(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
         return ((self.arguments[i], args[i]) for i in self.writes if isinstance(args[i], Tensor))
+
+    def check_unmarked(self, args: tuple[Any, ...]) -> None:
+        for argument, x in self.written(args):
+            check_unmarked(self.function, argument, x)
 
     def check_tensors(self, args: tuple[Any, ...]) -> None:
         for i, optional in self.tensors:
@@ -98,6 +109,13 @@ class Schema:
 
 def refuse(function: str, argument: str, expected: object, got: object) -> NoReturn:
     raise ValueError(f"{function}: {argument}: expected {expected}, got {got}")
+
+
+def check_unmarked(function: str, argument: str, written: Tensor) -> None:
+    """Torch only marks tensors as conjugate or negative, and kernels do not see the mark."""
+    if written.is_conj() or written.is_neg():
+        view = "conjugate" if written.is_conj() else "negative"
+        refuse(function, argument, "memory that holds the numbers themselves, as it is written", f"a {view} view")
 
 
 def not_a_tensor(function: str, argument: str, given: object, optional: bool = False) -> str:

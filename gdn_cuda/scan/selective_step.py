@@ -70,7 +70,6 @@ def _recurrence(x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
     return out if x.z is None else out * F.silu(by_row(x.z)), torch.cat(states, 1)
 
 
-@torch.no_grad()
 def _reference(x: Any) -> Tensor:
     """States are rounded when stored, never between the tokens of one call."""
     pool = x.state if x.state.dim() == 4 else x.state.unsqueeze(1)

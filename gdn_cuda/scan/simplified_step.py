@@ -21,7 +21,6 @@ from .discretizations import TRANSITIONS
 _NAMES = ("bilinear", "zoh", "dirac")
 
 
-@torch.no_grad()
 def _reference(x: Any) -> Tensor:
     """The literal recurrence in fp64, whatever the inputs."""
     if x.discretization not in _NAMES:
@@ -30,7 +29,7 @@ def _reference(x: Any) -> Tensor:
     delta = x.dt.to(torch.float64)
     delta_a = delta if x.delta_a is None else x.delta_a.to(torch.float64)
     decay, gain = TRANSITIONS[x.discretization](delta, delta_a, x.A.to(wide).reshape(-1))
-    state = decay * x.state.to(wide) + gain * (x.x.to(wide) @ x.B.to(wide).T)
+    state = decay * x.state.to(wide, copy=True) + gain * (x.x.to(wide) @ x.B.to(wide).T)
     x.state.copy_(state)
     out = (2 if x.conj_sym else 1) * (state @ x.C.to(wide).T).real
     if x.D is not None:

@@ -15,6 +15,7 @@ from handed_over import (
     Call,
     check_buffers,
     check_decode,
+    check_empty_sequences,
     check_gates,
     check_more_queries,
     check_pool,
@@ -59,6 +60,13 @@ def test_states_of_any_layout_and_dtype(call: Call, name: str, layout: str) -> N
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
 def test_a_pool(call: Call, layout: str, update: bool) -> None:
     check_pool(call, layout, "cpu", update=update)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", [(3, 0, 0, 5, 2), (0, 0, 0)])
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_empty_sequences(call: Call, lengths: tuple[int, ...], layout: str) -> None:
+    check_empty_sequences(replace(call, lengths=lengths), layout, "cpu")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -9,6 +9,7 @@ import torch
 from emulated import counted_blocks, emulated
 from gdn_inputs import take_sequence, to_double
 from guarded import bits
+from handed_over import LAYOUTS, Call, check_empty_sequences, check_pool
 from helpers import rel_rms
 from strong_gates import CASES, INF, NAN, ONE_GATE, SEVERAL, STATES, Case, check, check_other_heads_are_untouched, id_of
 from strong_gates import chunked_forward as poisoned_forward
@@ -190,6 +191,15 @@ def test_state_dtypes(given: torch.dtype | None, wanted: torch.dtype | None, see
 
 
 # ---- Pools and checkpoints
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_empty_sequences_of_a_pool(layout: str) -> None:
+    call = Call((70, 0, 0, 5, 66), (1, 2), 64, 64, torch.bfloat16)
+    with emulated() as launched:
+        check_empty_sequences(call, layout, "cpu")
+        check_pool(call, layout, "cpu")
+    assert any(name.startswith("gdn/prefill{") for name in launched())
 
 
 @GROUPS

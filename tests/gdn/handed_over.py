@@ -216,8 +216,8 @@ def check_buffers(name: str, call: Call, layout: str, stored: torch.dtype, devic
 
 
 def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: bool = True) -> None:
-    """A pool whose slots are read where has_initial_state says so and written where write_indices say so. Slots that nobody
-    names, the slots of sequences without tokens and what lies between slots stay as they are."""
+    """A pool whose slots are read where has_initial_state says so and written where write_indices say so, by sequences without
+    tokens with what they start from. Slots that nobody names and what lies between slots stay as they are."""
     count = len(call.lengths)
     gates, decay, beta = gates_of(call, gate, torch.float32)
     indices = torch.arange(count).flip(0) + 1
@@ -229,10 +229,10 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
     starts = pool[indices.clamp(min=0)].masked_fill((fresh | (indices < 0))[:, None, None, None], 0)
     expected, after = literal(call.rows(), call.lengths, decay, beta, starts)
     wanted, written = pool.double(), torch.zeros(pool.shape[0], dtype=torch.bool)
-    for n, length in enumerate(call.lengths):
+    for n in range(count):
         if indices[n] < 0:
             expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
-        elif length and targets[n] >= 0 and update:
+        elif targets[n] >= 0 and update:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
     given = call.batch(call.rows() | gates, device) | {"has_initial_state": ~fresh.to(device)}
     table = torch.stack([indices, torch.full_like(indices, 10**6)], dim=1).to(device)
@@ -244,6 +244,34 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
     if written.any():
         near(mine.cpu()[written], wanted[written], call.io, call.state)
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
+
+
+def check_empty_sequences(call: Call, layout: str, device: str) -> None:
+    """In place, some sequences start from zeros: without tokens these clear their slots, and the others leave theirs to the
+    bit. Slots that nobody names stay as they are."""
+    count = len(call.lengths)
+    indices = torch.arange(count).flip(0) + 1
+    indices[-1] = -1
+    fresh = torch.arange(count) % 2 == 0
+    pool, empty = call.states(count + 2), torch.tensor(call.lengths) == 0
+    pool[indices[fresh & ~empty & (indices >= 0)]] = float("nan")
+    cleared, kept = indices[empty & fresh & (indices >= 0)], indices[empty & ~fresh & (indices >= 0)]
+    assert len(cleared) and len(kept)
+    others = [slot for slot in range(len(pool)) if slot not in indices.tolist()]
+    gates, _, _ = gates_of(call, "raw-logit", torch.float32)
+    starts = on(device, {"has_initial_state": ~fresh, "state_indices": indices})
+    for name in ("chunked", "decode"):
+        mine = LAYOUTS[layout](pool.to(device))
+        given = call.batch(call.rows() | gates, device) | starts
+        if name == "chunked":
+            gdn_cuda.chunked_forward(**given, state=mine)
+        else:
+            of_step = {"gate": "a", "beta": "b"}
+            given = {of_step.get(argument, argument): x for argument, x in given.items() if argument != "beta_is_logit"}
+            gdn_cuda.fused_decode(**given, state_pool=mine)
+        after = mine.cpu()
+        assert not after[cleared].any(), name
+        assert torch.equal(after[kept], pool[kept]) and torch.equal(after[others], pool[others]), name
 
 
 def check_rows(call: Call, layout: str, stored: torch.dtype, device: str) -> None:
@@ -281,10 +309,10 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
     starts = pool[indices.clamp(min=0)].masked_fill((fresh | skipped)[:, None, None, None], 0)
     expected, after = literal(call.rows(), call.lengths, decay, beta, starts, norm=True)
     wanted, written = pool.double(), torch.zeros(pool.shape[0], dtype=torch.bool)
-    for n, length in enumerate(call.lengths):
+    for n in range(count):
         if skipped[n]:
             expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
-        elif length and targets[n] >= 0:
+        elif targets[n] >= 0:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
     arguments = {"a": gates["gate"], "b": gates["beta"], "A_log": gates["A_log"], "dt_bias": gates["dt_bias"]}
     given = call.batch(call.rows() | arguments, device) | {"has_initial_state": ~fresh.to(device)}

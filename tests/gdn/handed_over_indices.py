@@ -44,7 +44,7 @@ def check_drafts(call: Call, layout: str, to: str, device: str, gaps: bool = Tru
             continue
         places: list[tuple[str, Any, int]] = [("step_states", (rows[n], t), t) for t in range(length)] if "steps" in to else []
         places += [("state_pool", indices[n, t], t) for t in range(length)] if to == "slots" else []
-        places += [("state_pool", targets[n], length - 1)] if to == "steps and a slot" and length else []
+        places += [("state_pool", targets[n], length - 1)] if to == "steps and a slot" else []
         for name, at, t in places:
             if (at[0] if isinstance(at, tuple) else at) >= 0 and not (name == "state_pool" and at == null_slot):
                 wanted[name][at], written[name][at] = after[n][t + 1], True

@@ -12,6 +12,7 @@ from handed_over import (
     Call,
     check_buffers,
     check_decode,
+    check_empty_sequences,
     check_gates,
     check_more_queries,
     check_pool,
@@ -71,6 +72,13 @@ def test_a_pool(call: Call, layout: str, gate: str, update: bool) -> None:
 @pytest.mark.parametrize("io", DTYPES)
 def test_rows_into_buffers(layout: str, stored: torch.dtype, io: torch.dtype) -> None:
     check_rows(Call(LONG, dk=64, dv=32, io=io), layout, stored, "cuda")
+
+
+@EACH_CALL
+@EACH_LAYOUT
+@pytest.mark.parametrize("lengths", [(70, 0, 0, 5, 128), (0, 0, 0)])
+def test_empty_sequences(call: Call, lengths: tuple[int, ...], layout: str) -> None:
+    check_empty_sequences(replace(call, lengths=lengths), layout, "cuda")
 
 
 @EACH_CALL

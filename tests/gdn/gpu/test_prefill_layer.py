@@ -32,20 +32,29 @@ def moved(x: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("layout", ["qwen3_next", "qwen3_5", "split"])
 @pytest.mark.parametrize("dk,dv", [(64, 64), (128, 128), (96, 192)])
 def test_packed_prompts(dk: int, dv: int, layout: str, seed: int) -> None:
-    lengths = [100, 0, 1, 3, 200]
+    lengths = [100, 0, 1, 3, 200, 0]
     x = prompts(seed, sum(lengths) + 2, layout, dk, dv, torch.float32)
-    x["state_indices"] = torch.tensor([4, 1, 2, -1, 0])
+    x["state_indices"] = torch.tensor([4, 1, 2, -1, 0, 3])
     x |= {
         "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0),
-        "has_initial_state": torch.tensor([True, True, False, True, False]),
+        "has_initial_state": torch.tensor([True, True, False, True, False, False]),
     }
     on_gpu = moved(x)
     for name in POOLS:
-        on_gpu[name][[2, 0]] = torch.nan
+        on_gpu[name][[2, 0, 3]] = torch.nan
     expected, found = gdn_prefill_layer(**x), gdn_prefill_layer(**on_gpu)
     assert rel_rms(found, expected.double()) < 1e-2
     assert torch.equal(on_gpu["conv_pool"].cpu(), x["conv_pool"])
     assert rel_rms(on_gpu["state_pool"], x["state_pool"].double()) < 1e-2
+
+
+def test_prompts_without_tokens(seed: int) -> None:
+    x = moved(prompts(seed, 0, "qwen3_next", 128, 128, torch.float32))
+    x |= {"state_indices": torch.tensor([3, 0, 4], device="cuda"), "cu_seqlens": torch.zeros(4, dtype=torch.int32).cuda()}
+    before = {name: x[name].clone() for name in POOLS}
+    gdn_prefill_layer(**x, has_initial_state=torch.tensor([False, True, False], device="cuda"))
+    for name, pool in before.items():
+        assert not x[name][[3, 4]].any() and torch.equal(x[name][:3], pool[:3]), name
 
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])

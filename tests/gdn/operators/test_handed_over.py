@@ -10,6 +10,7 @@ from handed_over import (
     Call,
     check_buffers,
     check_decode,
+    check_empty_sequences,
     check_gates,
     check_more_queries,
     check_pool,
@@ -20,6 +21,7 @@ from handed_over_indices import DESTINATIONS, check_drafts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
+EMPTY, NO_TOKENS = (3, 0, 0, 5, 2), (0, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,6 +49,12 @@ def test_states_of_any_layout_and_dtype(name: str, layout: str, stored: torch.dt
 @pytest.mark.parametrize("lengths", [SHORT, LONG])
 def test_a_pool(lengths: tuple[int, ...], layout: str, update: bool) -> None:
     check_pool(Call(lengths), layout, "cpu", update=update)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", [EMPTY, NO_TOKENS])
+def test_empty_sequences(lengths: tuple[int, ...], layout: str) -> None:
+    check_empty_sequences(Call(lengths), layout, "cpu")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

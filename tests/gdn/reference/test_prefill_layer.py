@@ -21,7 +21,7 @@ def by_steps(x: dict[str, Any], lengths: list[int], starts: list[bool]) -> tuple
     outputs, first = [], 0
     for n, length in enumerate(lengths):
         slot = int(x["state_indices"][n])
-        if slot >= 0 and not starts[n] and length:
+        if slot >= 0 and not starts[n]:
             pools["conv_pool"][slot], pools["state_pool"][slot] = 0, 0
         for token in range(first, first + length, 16):
             last = min(token + 16, first + length)
@@ -44,14 +44,14 @@ def relative(found: Tensor, expected: Any) -> float:
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 def test_packed_prompts(layout: str, state: torch.dtype, seed: int) -> None:
     """Sequences of none, one and many tokens, padding, starts from zeros although slots are full of NaN, tokens of nobody."""
-    lengths, starts = [20, 0, 1, 3, 70], [True, True, False, True, False]
+    lengths, starts = [20, 0, 1, 3, 70, 0], [True, True, False, True, False, False]
     x = layer_arguments(1, 16, seed, layout, slots=6, state=state, columns=4)
     for name in PER_TOKEN:
         if name in x:
             x[name] = torch.cat([x[name], *(torch.randn_like(x[name]) for _ in range(5))], 1)
-    x["state_indices"] = torch.tensor([4, 1, 2, -1, 0])
+    x["state_indices"] = torch.tensor([4, 1, 2, -1, 0, 3])
     expected, after = by_steps(x, lengths, starts)
-    x["conv_pool"][[2, 0]], x["state_pool"][[2, 0]] = torch.nan, torch.nan
+    x["conv_pool"][[2, 0, 3]], x["state_pool"][[2, 0, 3]] = torch.nan, torch.nan
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     out = gdn_prefill_layer(**x, cu_seqlens=offsets, has_initial_state=torch.tensor(starts))
     assert relative(out[:, : sum(lengths)], torch.cat([torch.from_numpy(y) for y in expected])) < 2**-7
@@ -71,6 +71,19 @@ def test_padded_prompts_and_the_tokens_behind_them(more: dict[str, Any], seed: i
         found.append((gdn_prefill_layer if first == 0 else gdn_decode_layer)(**x | part))
     assert relative(torch.cat(found, 1), expected) < 2**-7
     assert relative(x["conv_pool"], after["conv_pool"]) == 0 and relative(x["state_pool"], after["state_pool"]) < 2**-7
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_prompts_without_tokens(packed: bool, seed: int) -> None:
+    """Both pools have the state that a prompt starts from: the next call continues from the same in both."""
+    x = layer_arguments(1 if packed else 3, 1, seed, slots=5) | {"state_indices": torch.tensor([3, 0, 4])}
+    before = {name: x[name].clone() for name in ("conv_pool", "state_pool")}
+    none = {name: x[name][:, :0] for name in PER_TOKEN if name in x}
+    offsets = torch.zeros(4, dtype=torch.int32) if packed else None
+    out = gdn_prefill_layer(**x | none, cu_seqlens=offsets, has_initial_state=torch.tensor([False, True, False]))
+    assert out.shape[1] == 0
+    for name, pool in before.items():
+        assert not x[name][[3, 4]].any() and torch.equal(x[name][:3], pool[:3]), name
 
 
 def test_a_null_slot_is_padding(seed: int) -> None:
