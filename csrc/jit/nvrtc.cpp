@@ -197,6 +197,7 @@ class Compilation {
 
 Compiled compile_here(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
     const auto start = std::chrono::steady_clock::now();
+    require_memory();  // for the library
     const Nvrtc& nvrtc = nvrtc_of(tools);
     require_arch(nvrtc, source, arch);
 
@@ -208,7 +209,7 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
     options.push_back("--frandom-seed=" + key);
     for (const auto& folder : tools.include_dirs(source.uses_cutlass)) options.push_back("-I" + folder.string());
 
-    require_memory();
+    require_memory();  // for the compile
     Compilation compilation(nvrtc, source);
     const Result result = [&] {
         const HostSignals of_host(reinterpret_cast<const void*>(nvrtc.compile));
