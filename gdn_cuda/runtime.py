@@ -407,8 +407,9 @@ def no_compile() -> contextlib.AbstractContextManager[None]:
     around a function that torch.compile compiles, not in it; what torch itself compiles is not concerned.
 
     Example:
+        >>> rates, x = torch.zeros(4), torch.zeros(1, 8, 4)
         >>> with gdn_cuda.no_compile():
-        ...     layer = gdn_cuda.ops.gdn.chunk_cumsum(torch.zeros(1, 64, 2), 64)
+        ...     gates = gdn_cuda.fused_gdn_gating(rates, rates, x, x)
     """
     from . import _C
 

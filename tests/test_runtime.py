@@ -203,13 +203,13 @@ def test_no_compile_refuses_ahead_of_time_compiles_too() -> None:
 
 
 def test_functions_that_torch_compiled_run_in_no_compile() -> None:
-    def double_sums(x: torch.Tensor) -> torch.Tensor:
-        return 2 * gdn_cuda.ops.gdn.chunk_cumsum(x, 64)
+    def gates(rates: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return 2 * gdn_cuda.fused_gdn_gating(rates, rates, x, x)[0]
 
-    x = torch.rand(1, 64, 2)
+    given = torch.rand(4), torch.rand(1, 8, 4)
     with gdn_cuda.no_compile():
-        out = torch.compile(double_sums, backend="eager", fullgraph=True)(x)
-    torch.testing.assert_close(out, double_sums(x))
+        out = torch.compile(gates, backend="eager", fullgraph=True)(*given)
+    torch.testing.assert_close(out, gates(*given))
 
 
 # ---- Messages

@@ -69,9 +69,10 @@ def test_a_context_that_is_dropped_is_left(start: Start) -> None:
 
 def test_cpp_programs_have_it_too(tmp_path: Path) -> None:
     api = cpp_api.load(Path(__file__).with_name("no_compile_api.cpp"), tmp_path)
-    text = ("test", "scale", kernel(), ARCH, False, True)  # whatever the cache of this user holds
+    broken = ("test", "scale", kernel(before="broken"), ARCH)
     api.enter_no_compile()
     with pytest.raises(RuntimeError, match=r"no_compile\(\)"):
-        _C.compile_text(*text)
+        _C.compile_text(*broken)
     api.leave_no_compile()
-    assert _C.compile_text(*text)["origin"] == "compiled"
+    with pytest.raises(RuntimeError, match="did not compile for"):
+        _C.compile_text(*broken)
