@@ -349,7 +349,7 @@ def test_a_compile_without_memory_is_an_error(start: Start, opened: bool) -> Non
     child = start()
     if opened:
         assert child.origin(kernel()) == "compiled"
-    child.call("limit_memory", 64 << 20)
+    child.call("limit_memory", 128 << 20)
     large = kernel(1, before="".join(f"struct S{i} {{ int f() {{ return {i}; }} }};\n" for i in range(200_000)))
     assert "NVRTC: expected 256 MiB of free memory to compile in, got: Cannot allocate memory" in child.compile_failure(large)
     if opened:
