@@ -41,8 +41,8 @@ set_target_properties(gdn_core PROPERTIES VISIBILITY_INLINES_HIDDEN ON)
 file(GLOB gdn_kernel_sources csrc/kernels/*.cpp)
 set_property(SOURCE ${gdn_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -fvisibility=hidden)
 
-pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_explanation.cpp csrc/python_interrupt.cpp csrc/python_operators.cpp
-                    csrc/python_tuning.cpp)
+pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_explanation.cpp csrc/python_gil.cpp csrc/python_interrupt.cpp
+                    csrc/python_operators.cpp csrc/python_tuning.cpp)
 target_include_directories(_C PRIVATE include csrc)
 target_include_directories(_C SYSTEM PRIVATE ${GDN_CUDA_INCLUDE})
 target_compile_options(_C PRIVATE ${gdn_warnings})

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "jit/device.hpp"
+#include "jit/no_compile.hpp"
 #include "jit/toolchain.hpp"
 #include "kernels/registry.hpp"
 
@@ -25,6 +26,14 @@ int warmup(const std::string& kernel, int device) {
     if (loaded == 0)
         throw std::invalid_argument("warmup: kernel: expected \"family/kernel\" of the registry, got \"" + kernel + "\"");
     return loaded;
+}
+
+NoCompile::NoCompile() {
+    jit::enter_no_compile();
+}
+
+NoCompile::~NoCompile() {
+    jit::leave_no_compile();
 }
 
 }  // namespace gdn_cuda

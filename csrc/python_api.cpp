@@ -24,12 +24,14 @@
 #include "jit/interrupt.hpp"
 #include "jit/l2_window.hpp"
 #include "jit/log.hpp"
+#include "jit/no_compile.hpp"
 #include "jit/prebuilt.hpp"
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
 #include "jit/toolchain.hpp"
 #include "kernels/registry.hpp"
 #include "python_explanation.hpp"
+#include "python_gil.hpp"
 #include "python_interrupt.hpp"
 #include "python_operators.hpp"
 #include "python_text.hpp"
@@ -44,7 +46,7 @@ namespace {
 // Runs `call` without the GIL, since the core may wait on its own locks and call back into Python.
 template <class Call>
 decltype(auto) without_gil(Call&& call) {
-    py::gil_scoped_release release;
+    const GilReleased released;
     return std::forward<Call>(call)();
 }
 
@@ -77,14 +79,18 @@ jit::SearchPaths to_search_paths(const py::dict& found) {
     return paths;
 }
 
-// Converts a hook's Python exceptions into jit::Error, which the core handles; KeyboardInterrupt and the like go through to the
-// caller.
-template <class Call>
-auto call_hook(Call&& call) {
-    py::gil_scoped_acquire gil;
+// Calls a hook and converts its result. Its exceptions become jit::Error, which the core handles; KeyboardInterrupt and the
+// like go through to the caller.
+template <class Convert>
+auto call_hook(const py::function& hook, Convert&& convert) {
     const std::string failed = "finding headers and compilers failed: ";
+    const GilHeld gil;
+    if (!gil) throw jit::Error(failed + "Python has ended");
     try {
-        return call();
+        const py::tuple no_arguments;
+        const auto result = py::reinterpret_steal<py::object>(call_python(hook.ptr(), no_arguments.ptr()));
+        if (!result) throw py::error_already_set();
+        return convert(result);
     } catch (py::error_already_set& error) {
         if (error.matches(PyExc_Exception)) throw jit::Error(failed + error.what());
         error.restore();
@@ -96,13 +102,12 @@ auto call_hook(Call&& call) {
 
 void set_path_hook(py::function hook, std::optional<py::function> inputs) {
     jit::PathHook find = [call = keep(std::move(hook))] {
-        return call_hook([&] { return to_search_paths(py::dict((*call)())); });
+        return call_hook(*call, [](const py::object& found) { return to_search_paths(py::dict(found)); });
     };
     std::function<jit::HookInputs()> depends_on;
     if (inputs)
         depends_on = [call = keep(std::move(*inputs))] {
-            return call_hook([&] {
-                const py::tuple given = (*call)();
+            return call_hook(*call, [](const py::tuple& given) {
                 return jit::HookInputs{given[0].cast<std::filesystem::path>().string(),
                                        given[1].cast<std::vector<std::filesystem::path>>()};
             });
@@ -114,12 +119,8 @@ void set_log_sink(std::optional<py::function> sink) {
     jit::LogSink forward;
     if (sink)
         forward = [call = keep(std::move(*sink))](jit::Level level, const std::string& text) {
-            py::gil_scoped_acquire gil;
-            try {
-                (*call)(static_cast<int>(level), to_python(text));
-            } catch (py::error_already_set& error) {
-                error.discard_as_unraisable("gdn_cuda log sink");
-            }
+            const GilHeld gil;
+            if (gil) call_sink(*call, py::make_tuple(static_cast<int>(level), to_python(text)));
         };
     without_gil([&] { jit::set_log_sink(std::move(forward)); });
 }
@@ -302,6 +303,29 @@ std::size_t cache_clear() {
     return without_gil([] { return jit::Store::instance().clear(); });
 }
 
+// `with`, also several times and at once; what is still entered is left when the object goes.
+class NoCompile {
+  public:
+    NoCompile() = default;
+    ~NoCompile() {
+        while (entered_ > 0) leave();
+    }
+    NoCompile(const NoCompile&) = delete;
+    NoCompile& operator=(const NoCompile&) = delete;
+
+    void enter() {
+        jit::enter_no_compile();
+        ++entered_;
+    }
+    void leave() {
+        --entered_;
+        jit::leave_no_compile();
+    }
+
+  private:
+    int entered_ = 0;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -344,7 +368,8 @@ PYBIND11_MODULE(_C, module) {
     module.def("arch_of", &jit::arch_of, "capability"_a,
                "What kernels are compiled for that devices of this capability load: \"sm_90a\" for 90.");
 
-    module.def("capabilities", &capabilities, "The capabilities that NVRTC compiles for; none where nvcc compiles, or nothing.");
+    module.def("capabilities", &capabilities,
+               "The capabilities that NVRTC compiles for; none where nvcc compiles, or nothing.");
     module.def("kernels", &kernels, "The registry: every kernel with every configuration its heuristic can choose.");
     module.def(
         "compile", &compile, "kernel_id"_a, "configuration"_a, "arch"_a, "out_dir"_a = "", "force"_a = false,
@@ -355,6 +380,10 @@ PYBIND11_MODULE(_C, module) {
                "force"_a = false, "The same for the text of a translation unit with one kernel.");
     module.def("load", &load, "kernel_id"_a, "configuration"_a, "device"_a,
                "Loads one registered configuration into this process for a device, as its first call would.");
+    py::class_<NoCompile>(module, "NoCompile", "A context in which nothing is compiled in this process.")
+        .def(py::init())
+        .def("__enter__", &NoCompile::enter)
+        .def("__exit__", [](NoCompile& self, const py::args&) { self.leave(); });
     module.def("load_events", &load_events, "What this process loaded so far, from where, and how long it took.");
 
     py::class_<jit::L2Window>(module, "L2Window", "An access-policy window of a stream over a range of memory, until released.")
@@ -385,9 +414,6 @@ PYBIND11_MODULE(_C, module) {
     define_tuning(module);
     define_for_operators(module);
     define_explanation(module);
-
-    // A core thread that logs during interpreter shutdown would wait for the GIL for ever.
-    py::module_::import("atexit").attr("register")(py::cpp_function([] { set_log_sink(std::nullopt); }));
 }
 
 }  // namespace gdn_cuda

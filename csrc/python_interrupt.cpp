@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "jit/interrupt.hpp"
+#include "jit/log.hpp"
 #include "jit/nvrtc.hpp"
+#include "python_gil.hpp"
 
 namespace py = pybind11;
 
@@ -21,50 +23,86 @@ namespace {
 class PythonError : public py::builtin_exception {
   public:
     explicit PythonError(py::error_already_set error)
-        : py::builtin_exception(error.what()), error_(std::make_shared<py::error_already_set>(std::move(error))) {}
+        : py::builtin_exception(error.what()), error_(new py::error_already_set(std::move(error)), forget) {}
 
     void set_error() const override {
         PyErr_Restore(error_->type().inc_ref().ptr(), error_->value().inc_ref().ptr(), error_->trace().inc_ref().ptr());
     }
 
   private:
-    std::shared_ptr<py::error_already_set> error_;  // its destructor takes the GIL
+    static void forget(py::error_already_set* error) {
+        if (const GilHeld gil; gil) delete error;  // else it ends with the process
+    }
+
+    std::shared_ptr<py::error_already_set> error_;
 };
 
-bool is_finalizing() {
-#if PY_VERSION_HEX >= 0x030d0000
-    return Py_IsFinalizing() != 0;
-#else
-    return _Py_IsFinalizing() != 0;
-#endif
+// What a log sink raised on Python's main thread, until it can be raised there. Guarded by the GIL, used by that thread alone.
+struct Kept {
+    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    bool in_sink = false;
+
+    void restore() {
+        PyErr_Restore(std::exchange(type, nullptr), std::exchange(value, nullptr), std::exchange(trace, nullptr));
+    }
+};
+Kept kept;
+
+// Python calls this on its main thread, between two instructions: so as soon as our call has returned.
+int raise_kept(void*) {
+    if (kept.type == nullptr || kept.in_sink) return 0;
+    kept.restore();
+    return -1;
 }
 
-// Runs handlers of pending signals; only Python's main thread has any.
-void check_signals() {
-    if (!Py_IsInitialized() || is_finalizing() || PyGILState_GetThisThreadState() == nullptr) return;
-    if (PyGILState_Check() != 0) {  // called with the GIL held: give way, since the thread we wait for may need it
-        py::gil_scoped_release others_first;
+// Whether Python made this thread, as of the last time that it could be asked.
+thread_local bool thread_of_python = false;
+
+bool ends_with_python() {
+    return thread_of_python && !ends_python();
+}
+
+// At every interruption point. Takes the GIL on the main thread alone, as no other thread runs handlers of signals.
+void attend() {
+    if (Py_IsInitialized() == 0 || is_finalizing()) {
+        // The call would return to a caller that asks for the GIL: torch's dispatcher aborts the process then.
+        if (ends_with_python()) block_this_thread();
+        return;
     }
-    py::gil_scoped_acquire gil;
+    thread_of_python = PyGILState_GetThisThreadState() != nullptr;
+    if (thread_of_python && holds_gil()) {  // give way, since the thread that we wait for may need it
+        const GilReleased others_first;
+    }
+    if (!on_main_thread()) return;
+    const GilHeld gil;
+    if (!gil) return;
+    if (kept.type != nullptr) {
+        kept.restore();
+        throw_python_error();
+    }
     if (PyErr_CheckSignals() != 0) throw_python_error();
 }
 
-// Waits until no compile of an interrupted caller is inside NVRTC, which does not survive exit(). Another Ctrl-C ends the
-// process without exit().
+void before_nvrtc() {
+    if (ends_with_python()) block_this_thread();
+}
+
+// No thread may be inside NVRTC at exit(), which destroys what it uses: waits for those that are, callers or not, and stops
+// Python's other threads before they enter it. Another Ctrl-C ends the process without exit().
 void before_exit() {
-    {
-        py::gil_scoped_release others_go_on;
-        try {
-            while (jit::inside_nvrtc() > 0) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                jit::interruption_point();
-            }
-        } catch (...) {
-            constexpr int kInterrupted = 130;  // the shells' code for SIGINT
-            ::_exit(kInterrupted);
+    refuse_new_threads();
+    const GilReleased others_go_on;
+    jit::set_log_sink({});
+    jit::call_before_nvrtc(before_nvrtc);
+    try {
+        while (jit::inside_nvrtc() > 0) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            jit::interruption_point();
         }
+    } catch (...) {
+        constexpr int kInterrupted = 130;  // the shells' code for SIGINT
+        ::_exit(kInterrupted);
     }
-    jit::set_interrupt_hook({});
 }
 
 }  // namespace
@@ -73,8 +111,22 @@ void throw_python_error() {
     throw PythonError(py::error_already_set());
 }
 
+void call_sink(py::handle sink, py::handle arguments) {
+    const bool main = on_main_thread();
+    const bool outer = main && std::exchange(kept.in_sink, true);
+    PyObject* result = call_python(sink.ptr(), arguments.ptr());
+    if (main) kept.in_sink = outer;
+    if (result == nullptr && main && kept.type == nullptr)
+        PyErr_Fetch(&kept.type, &kept.value, &kept.trace);
+    else if (result == nullptr)
+        py::error_already_set().discard_as_unraisable("gdn_cuda log sink");
+    Py_XDECREF(result);
+    if (main && kept.type != nullptr) Py_AddPendingCall(raise_kept, nullptr);
+}
+
 void define_interrupts(py::module_& module) {
-    jit::set_interrupt_hook(check_signals);
+    define_gil();
+    jit::set_interrupt_hook(attend);
     py::module_::import("atexit").attr("register")(py::cpp_function(before_exit));
 
     py::class_<std::atomic<bool>, std::shared_ptr<std::atomic<bool>>>(module, "Cancellation",

@@ -10,6 +10,7 @@
 #include "jit/store.hpp"
 #include "jit/tuned_store.hpp"
 #include "kernels/tunables.hpp"
+#include "python_gil.hpp"
 #include "python_text.hpp"
 
 namespace py = pybind11;
@@ -37,13 +38,13 @@ std::vector<std::string> candidates(const std::string& kernel, const std::string
 
 std::string explain(const std::string& kernel, const std::string& problem, const py::dict& device) {
     const jit::DeviceTraits traits = to_traits(device);
-    py::gil_scoped_release release;  // it may log
+    const GilReleased released;  // it may log
     return tunable(kernel).explain(problem, traits);
 }
 
 void attempt(const std::string& kernel, const std::string& problem, const std::string& choice, const py::dict& device) {
     const jit::DeviceTraits traits = to_traits(device);
-    py::gil_scoped_release release;  // a thread that reads winners may hold the lock and wait for the GIL to log
+    const GilReleased released;  // a thread that reads winners may hold the lock and wait for the GIL to log
     tunable(kernel).attempt(problem, choice, traits);
 }
 
@@ -56,7 +57,7 @@ py::dict store(const std::string& kernel, const std::string& problem, const py::
     const jit::DeviceTraits traits = to_traits(device);
     std::string file, why_not;
     {
-        py::gil_scoped_release release;
+        const GilReleased released;
         const jit::TunedEntry entry{kernel,
                                     problem,
                                     choice,
@@ -79,7 +80,7 @@ py::dict list() {
     std::string folder;
     std::map<std::string, std::string> versions;
     {
-        py::gil_scoped_release release;
+        const GilReleased released;
         const jit::TunedStore place = jit::TunedStore::to_read();
         folder = place.folder().string();
         files = place.list();
@@ -101,7 +102,7 @@ py::dict list() {
 }
 
 bool remove(const std::filesystem::path& file) {
-    py::gil_scoped_release release;
+    const GilReleased released;
     const bool removed = jit::TunedStore::to_read().remove(file.string());
     forget();
     return removed;
@@ -119,8 +120,7 @@ void define_tuning(py::module_& module) {
     module.def(
         "tuned_attempted", [](const std::string& kernel, int device) { return tunable(kernel).attempted(device); }, "kernel"_a,
         "device"_a, "Whether what is attempted decided a call.");
-    module.def("tuned_forget", &forget, py::call_guard<py::gil_scoped_release>(),
-               "Ends attempts; the next call reads what is stored.");
+    module.def("tuned_forget", &forget, py::call_guard<GilReleased>(), "Ends attempts; the next call reads what is stored.");
     module.def("tuned_store", &store, "kernel"_a, "problem"_a, "device"_a, "choice"_a, "us"_a, "heuristic"_a, "heuristic_us"_a,
                "Stores a winner beside the kernel cache: the file, or why it could not be kept.");
     module.def("tuned_list", &list,

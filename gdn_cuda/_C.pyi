@@ -132,6 +132,10 @@ class TunedStored(TypedDict):
     file: str
     why_not: str
 
+class NoCompile:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
 class Cancellation:
     def cancel(self) -> None: ...
 

@@ -16,7 +16,7 @@ from . import conv, gdn, nn, ops, reference, scan, structured  # noqa: E402, F40
 from .conv import *  # noqa: E402, F403
 from .gdn import *  # noqa: E402, F403
 from .operators.explain import explain  # noqa: E402
-from .runtime import compile, init, warmup  # noqa: E402
+from .runtime import compile, init, no_compile, warmup  # noqa: E402
 from .scan import *  # noqa: E402, F403
 from .structured import *  # noqa: E402, F403
 from .submodules import on_access as _on_access  # noqa: E402
@@ -26,7 +26,7 @@ if _typing.TYPE_CHECKING:
 else:
     __getattr__, __dir__ = _on_access(__name__)
 
-__all__ = ["init", "compile", "warmup", "explain", "__version__"]
+__all__ = ["init", "compile", "warmup", "no_compile", "explain", "__version__"]
 __all__ += conv.__all__
 __all__ += gdn.__all__
 __all__ += scan.__all__

@@ -40,8 +40,8 @@ def search_inputs() -> tuple[str, list[str]]:
     torch: Any = sys.modules.get("torch")
     variables = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")]
     # Only entries of sys.path with relevant packages, so that a script in another folder uses the same answer.
-    entries = (Path(entry).absolute() for entry in sys.path)
-    roots = [entry for entry in entries if any((entry / name).exists() for name in _WANTED)]
+    entries = [Path(entry).absolute() for entry in sys.path if isinstance(entry, str)]  # an importer skips others too
+    roots = [entry for entry in entries if any(_exists(entry / name) for name in _WANTED)]
     settings = [PACKAGE, sys.prefix, torch and torch.__file__, torch and torch.version.cuda, *variables, *roots]
     folders = [PACKAGE, PACKAGE.parent, Path("/usr/local"), Path("/usr/local/cuda"), *map(Path, filter(None, variables[:3]))]
     folders += [*roots, *(root / "nvidia" for root in roots), *_wheels_beside_torch().values()]
@@ -49,6 +49,14 @@ def search_inputs() -> tuple[str, list[str]]:
 
 
 _WANTED = ("cutlass_library", "nvidia", "cuda")  # top-level packages: CUTLASS, CUDA's wheels, cuda-pathfinder
+
+
+def _exists(path: Path) -> bool:
+    """False for what this user may not read, which importers skip as well."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a null character is a ValueError
+        return False
 
 
 def _wheels_beside_torch() -> dict[str, Path]:
@@ -104,7 +112,11 @@ def library_root() -> Path | None:
 
 
 def _cutlass_include() -> Path | None:
-    spec = importlib.util.find_spec("cutlass_library")  # nvidia-cutlass; finding it does not import it
+    try:
+        spec = importlib.util.find_spec("cutlass_library")  # nvidia-cutlass; finding it does not import it
+    except Exception as error:  # an importer that fails for some entry of sys.path
+        logger.debug("importlib found no CUTLASS headers: %s", error)
+        return None
     if spec is None or spec.origin is None:
         return None
     include = Path(spec.origin).parent / "source" / "include"

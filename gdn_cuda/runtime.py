@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib
 import importlib.machinery
 import importlib.util
 import logging
@@ -32,12 +34,17 @@ logger = logging.getLogger("gdn_cuda")
 
 def load_library() -> None:
     """Registers the operators with torch and connects the core to Python. Called once, by the package's import."""
+    if _in_subinterpreter():
+        raise ImportError(
+            "gdn_cuda: expected Python's main interpreter, got a subinterpreter; import it there, or in a process"
+        )
     try:
         import torch
     except ImportError as error:
         raise ImportError("gdn_cuda needs torch >= 2.10: pip install torch") from error
     if copies.is_second(torch.ops.gdn_cuda, __package__):
         return
+    _refuse_second_import()
     library = library_path()
     if library is None:
         hidden = _hidden_install()
@@ -72,9 +79,29 @@ def load_library() -> None:
     _C.set_log_sink(_log)
 
 
+def _in_subinterpreter() -> bool:
+    for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13 and newer; before
+        with contextlib.suppress(ImportError):
+            interpreters: Any = importlib.import_module(name)
+            return interpreters.get_current() != interpreters.get_main()
+    return False
+
+
+def _refuse_second_import() -> None:
+    """torch keeps operators until the process ends, and refuses to register them again."""
+    import torch
+
+    if f"{__package__}.operators.registration" not in sys.modules and hasattr(torch.ops.gdn_cuda, "without_gradient"):
+        first = [path for path in torch.ops.loaded_libraries if Path(path).name == "libgdn_cuda.so"]
+        raise ImportError(
+            f"gdn_cuda: expected to be imported once in a process, got a second import: torch has its operators already, from "
+            f"{first[0] if first else 'elsewhere'}. Leave its modules in sys.modules, or import it in a process of its own."
+        )
+
+
 def _hidden_install() -> Path | None:
     """Another gdn_cuda that this Python would import if it were not for the folder that it was started in."""
-    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != PACKAGE.parent]
+    elsewhere = [folder for folder in sys.path if isinstance(folder, str) and Path(folder).resolve() != PACKAGE.parent]
     spec = importlib.machinery.PathFinder.find_spec("gdn_cuda", elsewhere)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
@@ -405,6 +432,25 @@ def warmup(
         if choice.runs_on(traits["capability"]):
             _C.load(choice.kernel, choice.configuration, ordinal)
     return results
+
+
+def no_compile() -> contextlib.AbstractContextManager[None]:
+    """A context in which this process compiles nothing: a kernel that would have to be compiled is a RuntimeError naming it.
+
+    For servers: after `warmup`, a request must not wait for a compiler. It holds in every thread, whichever entered it, and
+    for `compile` and `warmup` too; contexts nest, and the last one that is left ends it. Kernels that are loaded run, at no
+    cost, and kernels that GDN_JIT_PREBUILT_DIR or the cache hold are loaded. A compile that has begun goes on; a thread that
+    waits for one loads its result. A child that is forked inside stays inside until it leaves what it entered. Enter it
+    around a function that torch.compile compiles, not in it; what torch itself compiles is not concerned.
+
+    Example:
+        >>> rates, x = torch.zeros(4), torch.zeros(1, 8, 4)
+        >>> with gdn_cuda.no_compile():
+        ...     gates = gdn_cuda.fused_gdn_gating(rates, rates, x, x)
+    """
+    from . import _C
+
+    return _C.NoCompile()
 
 
 def _ordinal(device: int | str | torch.device | None) -> int:

@@ -32,7 +32,7 @@ SOURCES = ("benchmarks", "cmake", "csrc", "docs", "examples", "gdn_cuda", "inclu
 
 EXAMPLE_HEAD = """\
 # Every environment variable that gdn_cuda reads, with its default. Read once, at first use; a malformed value is an error.
-# Copy what you need into your shell: a variable left empty is one that is not set.
+# Copy what you need into your shell: a variable left empty is one that is not set. A path may begin with ~ or ~user.
 """
 
 

@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
+import pytest
+
 import gdn_cuda
 
 PROBE = """
@@ -99,3 +102,52 @@ def test_a_source_tree_that_hides_an_installed_package_says_so(tmp_path: Path) -
     (installed / "__init__.py").touch()
     error = import_uncompiled(tmp_path / "tree", tmp_path / "site")
     assert f"This is the source tree, which hides {installed}: start Python in another folder" in error
+
+
+SECOND_IMPORT = """
+import sys
+import gdn_cuda
+for name in [name for name in sys.modules if name.partition(".")[0] == "gdn_cuda"]:
+    del sys.modules[name]
+try:
+    import gdn_cuda
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_second_import_says_what_is_wrong() -> None:
+    done = processes.run("-c", SECOND_IMPORT)
+    assert done.stdout.startswith("gdn_cuda: expected to be imported once in a process, got a second import")
+    assert "libgdn_cuda.so. Leave its modules in sys.modules" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("again", ["importlib.reload(gdn_cuda)", "del sys.modules['gdn_cuda']; import gdn_cuda"])
+def test_the_package_alone_can_be_imported_again(again: str) -> None:
+    done = processes.run("-c", f"import importlib, sys, gdn_cuda; {again}; print(gdn_cuda.__version__)")
+    assert done.stdout == f"{gdn_cuda.__version__}\n", done.stderr
+
+
+SUBINTERPRETER = '''
+import importlib
+for name, options in (("_interpreters", ["legacy"]), ("_xxsubinterpreters", [])):
+    try:
+        interpreters = importlib.import_module(name)
+        break
+    except ImportError:
+        pass
+code = """
+try:
+    import gdn_cuda
+except ImportError as error:
+    print(error, flush=True)
+"""
+interpreters.run_string(interpreters.create(*options), code)
+'''
+
+
+def test_an_import_in_a_subinterpreter_says_what_is_wrong() -> None:
+    done = subprocess.run([sys.executable, "-c", SUBINTERPRETER], capture_output=True, text=True)
+    assert done.stdout == (
+        "gdn_cuda: expected Python's main interpreter, got a subinterpreter; import it there, or in a process\n"
+    ), done.stderr

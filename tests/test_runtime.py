@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import processes
 import pytest
 import torch
 
+import gdn_cuda
 from gdn_cuda import _C, paths, runtime
 
 SMALLEST = min(
@@ -70,6 +73,26 @@ def test_unreadable_wheel_folders_are_passed_to_the_core(tmp_path: Path, monkeyp
     assert found["cuda_include"] == str(wheels / "cu13/include")
     assert found["cccl_include"] == str(wheels / "cu13/include/cccl")
     assert found["nvrtc"] == str(wheels / "cu13/lib/libnvrtc.so")
+
+
+def test_entries_of_the_path_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, found = paths.search_inputs(), paths.find_paths()
+    closed = tmp_path / "closed"
+    archive = tmp_path / "packages.zip"
+    archive.write_bytes(b"PK")
+    stat = Path.stat
+
+    def refusing(path: Path, **options: bool) -> Any:
+        if path.is_relative_to(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    odd: list[Any] = [str(closed), str(archive), "a\0b", 42, None, b"bytes", tmp_path]
+    monkeypatch.setattr(sys, "path", [*odd, *sys.path])
+    assert paths.search_inputs() == before
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: 1 / 0)  # an importer that fails for an entry
+    assert paths.find_paths() == {name: path for name, path in found.items() if name != "cutlass_include"}
 
 
 def test_the_kernel_headers_are_found() -> None:
@@ -171,6 +194,22 @@ def test_compile_tries_everything_before_it_raises(tmp_path: Path) -> None:
     assert len(results) == len(SMALLEST["configurations"])
     assert all(result.error for result in results)
     assert str(tmp_path / "file") in str(raised.value)
+
+
+def test_no_compile_refuses_ahead_of_time_compiles_too() -> None:
+    with gdn_cuda.no_compile(), pytest.raises(runtime.CompileError, match="no_compile") as raised:
+        runtime.compile(kernel=SMALLEST["name"], arch="sm_90a", force=True)
+    assert all(result.error for result in raised.value.results)
+
+
+def test_functions_that_torch_compiled_run_in_no_compile() -> None:
+    def gates(rates: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return 2 * gdn_cuda.fused_gdn_gating(rates, rates, x, x)[0]
+
+    given = torch.rand(4), torch.rand(1, 8, 4)
+    with gdn_cuda.no_compile():
+        out = torch.compile(gates, backend="eager", fullgraph=True)(*given)
+    torch.testing.assert_close(out, gates(*given))
 
 
 # ---- Messages

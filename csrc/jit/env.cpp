@@ -1,5 +1,6 @@
 #include "env.hpp"
 
+#include <pwd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -126,9 +127,30 @@ std::string integrations(const char* name) {
     return words;
 }
 
+// The home of the user of this name; empty: of this process's user.
+fs::path home_of(const std::string& user) {
+    if (const std::string_view home = get("HOME"); user.empty() && !home.empty()) return home;
+    std::array<char, 4096> texts;
+    struct passwd entry {
+    }, *found = nullptr;
+    if (user.empty())
+        ::getpwuid_r(::geteuid(), &entry, texts.data(), texts.size(), &found);
+    else
+        ::getpwnam_r(user.c_str(), &entry, texts.data(), texts.size(), &found);
+    return found == nullptr || found->pw_dir == nullptr ? fs::path{} : fs::path(found->pw_dir);
+}
+
+// Absolute. A leading ~ or ~user is a home as in a shell, which does not replace it in quotes, files of variables or
+// containers.
 fs::path absolute_path(const char* name) {
     const std::string_view text = get(name);
-    return text.empty() ? fs::path{} : fs::absolute(text).lexically_normal();
+    if (text.empty()) return {};
+    if (!text.starts_with('~')) return fs::absolute(text).lexically_normal();
+    const std::size_t end = std::min(text.find('/'), text.size());
+    const fs::path home = home_of(std::string(text.substr(1, end - 1)));
+    if (!home.is_absolute())
+        malformed(name, "a path; ~ and ~user at its start are a home that exists (write ./~ for a folder of that name)", text);
+    return fs::path(home.string() + std::string(text.substr(end))).lexically_normal();
 }
 
 fs::path existing(const char* name, bool folder) {

@@ -21,6 +21,9 @@ auto& installed = *new std::shared_ptr<const InterruptHook>;  // guarded by fork
 std::atomic<bool> have_hook{false};
 thread_local const std::atomic<bool>* cancelled = nullptr;
 
+using clock = std::chrono::steady_clock;
+thread_local clock::time_point asked{};  // when this thread last called the hook
+
 std::shared_ptr<const InterruptHook> hook() {
     const auto lock = fork_lock();
     return installed;
@@ -87,13 +90,13 @@ bool interruptible() {
 }
 
 void interruption_point() {
+    if (clock::now() - asked >= kInterruptPoll / 2) ask_for_interruption();
+}
+
+void ask_for_interruption() {
     if (cancelled != nullptr && cancelled->load()) throw Error("cancelled");
     if (!have_hook.load(std::memory_order_relaxed)) return;
-    using clock = std::chrono::steady_clock;
-    thread_local clock::time_point asked{};  // the hook takes the GIL: too slow for each file of a long loop
-    const auto now = clock::now();
-    if (now - asked < kInterruptPoll / 2) return;
-    asked = now;
+    asked = clock::now();
     const unsigned generation = fork_generation();
     if (const auto ask = hook()) (*ask)();
     if (fork_generation() != generation)

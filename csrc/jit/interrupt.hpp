@@ -15,8 +15,11 @@ using InterruptHook = std::function<void()>;  // throws to end the wait; called 
 void set_interrupt_hook(InterruptHook hook);
 bool interruptible();
 
-// Rethrows from the hook; throws an Error if this thread was cancelled, or is now in a child that the hook forked.
+// Rethrows from the hook; throws an Error if this thread was cancelled, or is now in a child that the hook forked. Between two
+// calls of the hook pass some milliseconds, since it takes the GIL.
 void interruption_point();
+// The same at once: where a long call begins and ends.
+void ask_for_interruption();
 
 // During its lifetime, setting `*flag` ends the waits of this thread: for pool threads, which no signal reaches.
 class CancelledBy {

@@ -8,6 +8,7 @@
 #include "driver.hpp"
 #include "errors.hpp"
 #include "fork.hpp"
+#include "interrupt.hpp"
 #include "kernel.hpp"
 #include "runtime.hpp"
 #include "text.hpp"
@@ -183,8 +184,10 @@ LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int 
 const LoadedKernel& LoadedKernels::get(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes) {
     const std::pair key(ordinal, source.configuration);
     const auto known = kernels_.find(key);
-    return known != kernels_.end() ? known->second
-                                   : kernels_.emplace(key, load(source, ordinal, stream, shared_bytes)).first->second;
+    if (known != kernels_.end()) return known->second;
+    const LoadedKernel& kernel = kernels_.emplace(key, load(source, ordinal, stream, shared_bytes)).first->second;
+    ask_for_interruption();  // the end of a long call
+    return kernel;
 }
 
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments) {

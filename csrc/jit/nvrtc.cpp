@@ -1,9 +1,11 @@
 #include "nvrtc.hpp"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "device.hpp"
 #include "env.hpp"
 #include "errors.hpp"
+#include "files.hpp"
 #include "fork.hpp"
 #include "host_signals.hpp"
 #include "interrupt.hpp"
@@ -106,6 +109,9 @@ const InForkedChild refuse_nvrtc([] {
     if (inside.exchange(0) > 0) lost.store(true);
 });
 
+std::atomic<void (*)()> ask_before{nullptr};
+
+// Made in the thread that asks for the compile, which may be told to end there; ends in the one that compiles.
 class Inside {
   public:
     Inside() {
@@ -116,11 +122,34 @@ class Inside {
                 "\"spawn\" or "
                 "\"forkserver\"");
         ++inside;
+        if (const auto ask = ask_before.load()) {  // after it is counted: whoever sets `ask` sees one of both
+            --inside;
+            ask();
+            ++inside;
+        }
     }
-    ~Inside() { --inside; }
+    ~Inside() {
+        if (generation_ == fork_generation()) --inside;
+    }
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;
+
+  private:
+    const unsigned generation_ = fork_generation();
 };
+
+// Without memory NVRTC does not fail: it aborts, or recurses until the stack ends. The largest kernels take 170 MiB. A limit
+// (`ulimit -v`, or a kernel that does not overcommit) is known before.
+void require_memory() {
+    constexpr std::size_t kRoom = std::size_t{256} << 20;
+    void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        throw Error(
+            fmt::format("NVRTC: expected {} MiB of free memory to compile in, got: {}; to fix: raise the limit (ulimit -v)"
+                        ", or compile ahead of time (python -m gdn_cuda compile)",
+                        kRoom >> 20, errno_text(errno)));
+    ::munmap(room, kRoom);
+}
 
 std::vector<int> capabilities_of(const Nvrtc& nvrtc) {
     int count = 0;
@@ -172,8 +201,8 @@ class Compilation {
 };
 
 Compiled compile_here(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
-    const Inside counted;
     const auto start = std::chrono::steady_clock::now();
+    require_memory();  // for the library
     const Nvrtc& nvrtc = nvrtc_of(tools);
     require_arch(nvrtc, source, arch);
 
@@ -185,6 +214,7 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
     options.push_back("--frandom-seed=" + key);
     for (const auto& folder : tools.include_dirs(source.uses_cutlass)) options.push_back("-I" + folder.string());
 
+    require_memory();  // for the compile
     Compilation compilation(nvrtc, source);
     const Result result = [&] {
         const HostSignals of_host(reinterpret_cast<const void*>(nvrtc.compile));
@@ -214,9 +244,17 @@ std::vector<int> nvrtc_capabilities(const Toolchain& tools) {
     return capabilities_of(nvrtc_of(tools));
 }
 
+void call_before_nvrtc(void (*ask)()) {
+    ask_before.store(ask);
+}
+
 Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
     const auto compiled = std::make_shared<Compiled>();
-    run_interruptibly([=, &tools] { *compiled = compile_here(source, arch, key, tools); });  // toolchains are never freed
+    // Toolchains are never freed.
+    run_interruptibly([=, &tools, inside = std::make_shared<const Inside>()]() mutable {
+        const auto until_done = std::move(inside);
+        *compiled = compile_here(source, arch, key, tools);
+    });
     return std::move(*compiled);
 }
 

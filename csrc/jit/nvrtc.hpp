@@ -14,5 +14,7 @@ std::string expected_builtins(const std::filesystem::path& nvrtc);  // "libnvrtc
 // The number of threads inside NVRTC, including those whose callers were interrupted. Do not call exit() before it is 0: exit()
 // destroys NVRTC's state under them.
 int inside_nvrtc();
+// From now on, a thread that is about to enter NVRTC calls `ask` first, and enters when that returns.
+void call_before_nvrtc(void (*ask)());
 
 }  // namespace gdn_cuda::jit

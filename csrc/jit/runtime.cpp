@@ -14,8 +14,10 @@
 #include "env.hpp"
 #include "errors.hpp"
 #include "fork.hpp"
+#include "interrupt.hpp"
 #include "key.hpp"
 #include "log.hpp"
+#include "no_compile.hpp"
 #include "nvcc_environment.hpp"
 #include "prebuilt.hpp"
 #include "store.hpp"
@@ -74,6 +76,7 @@ class Request {
         : source_(source), arch_(arch), force_(force), start_(std::chrono::steady_clock::now()) {}
 
     Obtained fulfil() {
+        ask_for_interruption();
         for (int attempt = 0; attempt < kMostAttempts; ++attempt)
             if (auto obtained = attempt_once()) {
                 obtained->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
@@ -95,15 +98,16 @@ class Request {
             if (slot.unpublished) return Obtained{*slot.unpublished, Origin::memory, 0, {}};
             if (auto cubin = find_prebuilt(source_.id(), code)) return Obtained{std::move(*cubin), Origin::prebuilt, 0, {}};
         }
-        const std::string key = key_or_disabled();
+        const std::string key = key_or_refusal();
         if (!force_)
             if (auto cubin = on_disk(key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
-        if (env().disable) throw Error(disabled());
+        refuse_where_forbidden();
 
         toolchain().require(env().use_nvcc, source_.uses_cutlass);
         const KeyLock lock(Store::instance().directory(), key);
         if (!force_)
             if (auto cubin = on_disk(key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
+        refuse_where_forbidden();  // it may have become so while this waited for others
         return compile(slot, key);
     }
 
@@ -113,25 +117,36 @@ class Request {
         return find_cached(source_.id(), key);
     }
 
-    std::string key_or_disabled() const {
+    std::string key_or_refusal() const {
         try {
             return full_key(source_, arch_);
         } catch (const Error&) {
-            if (env().disable) throw Error(disabled());  // instead of asking for a compiler
+            refuse_where_forbidden();  // instead of asking for a compiler
             throw;
         }
     }
 
-    std::string disabled() const {
+    void refuse_where_forbidden() const {
+        if (env().disable)
+            throw Error(missing(
+                ", and GDN_JIT_DISABLE forbids compiling it now",
+                fmt::format("Warm it with `python -m gdn_cuda compile --arch {}`, with the same versions installed", arch_)));
+        if (compiling_is_refused())
+            throw Error(missing(", and gdn_cuda.no_compile() refuses to compile it now",
+                                fmt::format("Call gdn_cuda.warmup(\"{}\", \"{}\") before, or compile ahead of time: `python -m "
+                                            "gdn_cuda compile --arch {}`, with --out for GDN_JIT_PREBUILT_DIR",
+                                            source_.family, source_.name, arch_)));
+    }
+
+    std::string missing(const char* why, const std::string& fix) const {
         std::string prebuilt = env().prebuilt_dir.empty() ? "GDN_JIT_PREBUILT_DIR=(not set)" : "";
         for (const PrebuiltFolder& folder : prebuilt_folders())
             prebuilt += fmt::format("{}{}{}", prebuilt.empty() ? "" : ", ", folder.label,
                                     folder.refusal.empty() ? "" : fmt::format(" (passed over: {})", folder.refusal));
-        return fmt::format(
-            "{} {} is not compiled for {}, and GDN_JIT_DISABLE forbids compiling it now (looked in {} and the cache {}). "
-            "Warm it with `python -m gdn_cuda compile --arch {}`, with the same versions installed",
-            source_.id(), source_.configuration, arch_, prebuilt,
-            Store::instance().directory().empty() ? "(in memory only)" : Store::instance().directory().string(), arch_);
+        return fmt::format("{} {} is not compiled for {}{} (looked in {} and the cache {}). {}", source_.id(),
+                           source_.configuration, arch_, why, prebuilt,
+                           Store::instance().directory().empty() ? "(in memory only)" : Store::instance().directory().string(),
+                           fix);
     }
 
     std::optional<Obtained> compile(Slot& slot, const std::string& key) {

@@ -25,6 +25,16 @@ void init(const std::filesystem::path& library_root = {}, const std::filesystem:
 // none has to be loaded during a graph capture. Returns how many.
 int warmup(const std::string& kernel = {}, int device = 0);
 
+// While one exists, this process compiles nothing, in whichever thread: a kernel that is neither loaded nor stored is a
+// std::runtime_error that names it. For servers, after warmup(). A compile that has begun goes on.
+class NoCompile {
+  public:
+    NoCompile();
+    ~NoCompile();
+    NoCompile(const NoCompile&) = delete;
+    NoCompile& operator=(const NoCompile&) = delete;
+};
+
 }  // namespace gdn_cuda
 
 #pragma GCC visibility pop

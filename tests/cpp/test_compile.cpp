@@ -14,6 +14,7 @@
 #include "jit/elf.hpp"
 #include "jit/env.hpp"
 #include "jit/errors.hpp"
+#include "jit/no_compile.hpp"
 #include "jit/nvrtc.hpp"
 #include "jit/process.hpp"
 #include "jit/runtime.hpp"
@@ -337,6 +338,27 @@ TEST_F(Compile, DisabledIsAnErrorThatNamesTheKernel) {
     EXPECT_CONTAINS(result.value, "python -m gdn_cuda compile --arch sm_90a");
     EXPECT_EQ(obtain().value, "compiled");
     EXPECT_EQ(obtain({{"GDN_JIT_DISABLE", "1"}}).value, "disk");
+}
+
+TEST_F(Compile, NoCompileRefusesUntilTheLastOneIsLeft) {
+    const auto result = in_child(environment(), [&] {
+        jit::init(root, {});
+        const auto origin = [&] { return std::string(to_string(jit::obtain(source, kArch).origin)); };
+        jit::enter_no_compile();
+        jit::enter_no_compile();
+        std::string text = message_of(origin) + "\n";
+        jit::leave_no_compile();
+        std::thread([&] { text += message_of(origin) + "\n"; }).join();
+        jit::leave_no_compile();
+        text += origin();
+        jit::enter_no_compile();
+        return text + " " + origin();
+    });
+    const std::string refusal =
+        "gdn/toy {.scale = 2} is not compiled for sm_90a, and gdn_cuda.no_compile() refuses to compile it";
+    EXPECT_CONTAINS(result.value, refusal);
+    EXPECT_NE(result.value.find(refusal), result.value.rfind(refusal)) << "in another thread too";
+    EXPECT_CONTAINS(result.value, "\ncompiled disk");
 }
 
 TEST_F(Compile, PrebuiltNeedsNoCompiler) {

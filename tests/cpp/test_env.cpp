@@ -76,6 +76,26 @@ TEST(Env, PiecesOfLongSequences) {
                         std::string("error: GDN_SCAN_PIECES: expected auto, or a number from 1 to 128, got \"") + text + "\"");
 }
 
+TEST(Env, ALeadingTildeIsAHome) {
+    const auto cache = [](const std::string& text, const std::string& home) {
+        return in_child({{"GDN_JIT_CACHE_DIR", text}, {"HOME", home}}, [] { return jit::parse_env().cache_dir.string(); })
+            .value;
+    };
+    EXPECT_EQ(cache("~", "/home/me"), "/home/me");
+    EXPECT_EQ(cache("~/x/../y", "/home/me"), "/home/me/y");
+    EXPECT_EQ(cache("~root/x", "/home/me"), cache("~root", "/home/me") + "/x");
+    EXPECT_EQ(cache("/a/~/b", "/home/me"), "/a/~/b");
+    EXPECT_EQ(cache("./~", "/home/me"), std::filesystem::absolute("~").string());
+    EXPECT_CONTAINS(cache("~", ""), "/");  // the user's, without HOME
+    EXPECT_CONTAINS(cache("~nobody of this name/x", "/home/me"), "error: GDN_JIT_CACHE_DIR: expected a path; ~ and ~user");
+    EXPECT_CONTAINS(cache("~/x", "relative"), "error: GDN_JIT_CACHE_DIR: expected a path");
+    const TemporaryFolder home;
+    EXPECT_EQ(
+        in_child({{"GDN_CUDA_HOME", "~"}, {"HOME", home.path().string()}}, [] { return jit::parse_env().cuda_home.string(); })
+            .value,
+        home.path().string());
+}
+
 TEST(Env, IntegrationsAreWordsWithCommas) {
     const auto show = [](const jit::Env& env) { return env.integrations; };
     EXPECT_EQ(parsed("GDN_INTEGRATIONS", "", show), "");

@@ -126,6 +126,37 @@ def use_hook_that_first(action: str) -> None:
     core.set_path_hook(hook)
 
 
+class Timeout(Exception):
+    """What a handler of SIGALRM raises."""
+
+
+def raise_timeout(*_: object) -> None:
+    raise Timeout("too late")
+
+
+def use_sink_that(action: str, part: str) -> None:
+    """A log sink that handles a signal, or raises, at a message with this part; others are dropped."""
+
+    def sink(_: int, text: str) -> None:
+        if part not in text:
+            return
+        if action == "raises":
+            raise RuntimeError("the sink failed")
+        signal.raise_signal(signal.Signals[action])
+
+    signal.signal(signal.SIGALRM, raise_timeout)
+    core.set_log_sink(sink)
+
+
+def enter_no_compile() -> None:
+    sections.append(core.NoCompile())
+    sections[-1].__enter__()
+
+
+def leave_no_compile() -> None:
+    sections.pop().__exit__(None, None, None)
+
+
 def use_the_packages_hook() -> None:
     from gdn_cuda import paths
 
@@ -157,6 +188,13 @@ def limit_file_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def limit_memory(more: int) -> None:
+    """Of addresses, to what this process has and so many bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
 def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
 
@@ -176,6 +214,7 @@ def compile_forever(*args: Any) -> None:
 
 
 hook_calls: list[str] = []
+sections: list[Any] = []
 background: list[threading.Thread] = []
 finished: list[dict[str, Any]] = []
 mapped_before: set[str] = set()
@@ -189,9 +228,14 @@ extra: dict[str, Callable[..., Any]] = {
     "found_in_wheels": found_in_wheels,
     "use_hook_that_first": use_hook_that_first,
     "use_the_packages_hook": use_the_packages_hook,
+    "use_sink_that": use_sink_that,
+    "enter_no_compile": enter_no_compile,
+    "leave_no_compile": leave_no_compile,
+    "drop_no_compile": sections.clear,
     "hook_calls": lambda: len(hook_calls),
     "umask": os.umask,
     "limit_file_size": limit_file_size,
+    "limit_memory": limit_memory,
     "setenv": setenv,
     "ignore_children": ignore_children,
     "ignore_interrupts": ignore_interrupts,

@@ -341,3 +341,16 @@ def test_paths_that_are_not_utf8_work_and_are_escaped_in_errors(start: Start, tm
         message = start(**{name: os.fsdecode(b"/no\xffwhere")}).compile_failure(kernel())
         assert message.startswith(f"{name}: expected ")
         assert message.endswith('got "/no\\xffwhere"')
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_compile_without_memory_is_an_error(start: Start, opened: bool) -> None:
+    """NVRTC itself would abort, or recurse until the stack ends."""
+    child = start()
+    if opened:
+        assert child.origin(kernel()) == "compiled"
+    child.call("limit_memory", 128 << 20)
+    large = kernel(1, before="".join(f"struct S{i} {{ int f() {{ return {i}; }} }};\n" for i in range(200_000)))
+    assert "NVRTC: expected 256 MiB of free memory to compile in, got: Cannot allocate memory" in child.compile_failure(large)
+    if opened:
+        assert child.origin(kernel()) == "disk"

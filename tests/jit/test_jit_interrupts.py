@@ -119,6 +119,43 @@ def test_a_compile_goes_on_when_the_signal_handler_does_not_raise(start: Start, 
     assert child.receive()["origin"] == "compiled"
 
 
+# ---- While a message is logged
+
+
+@pytest.mark.parametrize(("number", "error"), [("SIGINT", "KeyboardInterrupt"), ("SIGALRM", "Timeout")])
+def test_what_a_signals_handler_raises_in_a_log_line_is_raised_when_the_call_returns(
+    start: Start, number: str, error: str
+) -> None:
+    child = start()
+    child.call("use_sink_that", number, "compiled test/scale")
+    child.send_compile(kernel())
+    assert child.outcome().get("type") == error
+    assert child.messages() == ""
+    assert child.origin(kernel()) == "disk", "the compile was kept, and the exception is raised once"
+
+
+def test_ctrl_c_in_a_log_line_ends_the_wait_that_it_tells_of(start: Start, gate: Gate) -> None:
+    holder, waiter = start(**gate.variables), start(**gate.variables)
+    holder.send_compile(kernel())
+    gate.wait_for(1)
+    waiter.call("use_sink_that", "SIGINT", "waiting for process")
+    waiter.send_compile(kernel())
+    assert waiter.outcome().get("type") == "KeyboardInterrupt"  # the gate is still closed
+    gate.open()
+    assert holder.receive()["origin"] == "compiled"
+    assert waiter.origin(kernel()) == "disk"
+
+
+def test_what_a_log_sink_raises_in_another_thread_is_reported(start: Start) -> None:
+    """No handler of a signal runs there, and the thread's call has succeeded."""
+    child = start()
+    child.call("use_sink_that", "raises", "compiled test/scale")
+    [outcome] = child.compile_by("in_threads", kernel(), 1)
+    assert outcome["value"]["origin"] == "compiled"
+    assert "Exception ignored in: 'gdn_cuda log sink'" in child.messages()
+    assert "RuntimeError: the sink failed" in child.messages()
+
+
 POOL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

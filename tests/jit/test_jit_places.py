@@ -263,3 +263,16 @@ def test_a_deleted_cache_folder_is_created_again(start: Start, cache: Path) -> N
     assert child.origin(kernel()) == "disk"
     assert cache.stat().st_mode & 0o777 == 0o700
     assert child.messages() == ""
+
+
+def test_a_tilde_in_a_variable_is_the_home(start: Start, tmp_path: Path) -> None:
+    home = tmp_path / "run" / "home"  # of the children
+    (home / "baked").mkdir(parents=True)
+    child = start(GDN_JIT_CACHE_DIR="~/x", GDN_JIT_PREBUILT_DIR="~/baked")
+    assert child.origin(kernel()) == "compiled"
+    assert child.call("cache_directory") == str(home / "x")
+    assert len(entries(home / "x")) == 1
+    assert child.call("env")["prebuilt_dir"] == str(home / "baked")
+    assert not (tmp_path / "run" / "~").exists()
+    unknown = start(GDN_JIT_CACHE_DIR="~no-such-user/x").compile_failure(kernel())
+    assert "GDN_JIT_CACHE_DIR: expected a path; ~ and ~user at its start are a home that exists" in unknown
