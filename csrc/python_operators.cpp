@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/limits.hpp"
+#include "kernels/memory_limit.hpp"
 #include "operators/overlap.hpp"
 
 namespace py = pybind11;
@@ -34,6 +35,8 @@ void define_for_operators(py::module_& module) {
     module.def(
         "share_memory", [](const Layout& one, const Layout& other) { return share_memory(to_strided(one), to_strided(other)); },
         "one"_a, "other"_a, "Whether two tensors share a byte, each given as (address, sizes, strides, bytes of an element).");
+    module.def("most_result_bytes", &most_result_bytes, "on_gpu"_a,
+               "The most bytes that a result may have, on a GPU or in this machine's memory.");
 }
 
 }  // namespace gdn_cuda

@@ -19,7 +19,7 @@ from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import register
-from ..operators.schema import not_a_tensor
+from ..operators.schema import require_tensor
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
 from . import reference as gdn
 from .layer_parts import check_heads, is_silu, layer_parts, split_heads
@@ -198,8 +198,7 @@ def gdn_decode_layer(
     silu = is_silu(_NAME, activation)
     heads_k, heads_v = check_heads(_NAME, heads)
     if out is None:
-        if not isinstance(qkvz, Tensor):
-            raise ValueError(not_a_tensor(_NAME, "qkvz", qkvz))
+        require_tensor(_NAME, "qkvz", qkvz)
         out = qkvz.new_empty(*qkvz.shape[:2], heads_v * dv)
     weights = (conv_weight, conv_bias, A_log, dt_bias, norm_weight)
     sizes = (heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation, allow_negative_eigenvalues)

@@ -64,9 +64,20 @@ def _output_shape(x: Any) -> tuple[int, ...]:
     return *tokens, gdn.heads_of(x.query, x.value), dv
 
 
+_GATES = ("a", "b", "beta", "gate", "A_log", "dt_bias")
+
+
+def _with_wide_gates(x: Any) -> Any:
+    """Beside an fp64 value, gates in fp64: what becomes of them is not rounded to fp32 in between."""
+    if x.value.dtype != torch.float64:
+        return x
+    given = {name: y for name, y in vars(x).items() if name in _GATES and y is not None}
+    return SimpleNamespace(**(vars(x) | {name: y.double() for name, y in given.items()}))
+
+
 def _gates(x: Any) -> tuple[Tensor, Tensor]:
     """(beta, the logarithm of the decay) of a call, whatever its gates are."""
-    shape = _output_shape(x)[:-1]
+    x, shape = _with_wide_gates(x), _output_shape(x)[:-1]
     gate = x.value.new_zeros(shape, dtype=torch.float32) if x.gate is None else x.gate
     if x.A_log is not None:
         bias = torch.zeros_like(x.A_log) if x.dt_bias is None else x.dt_bias
@@ -147,7 +158,7 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     def run(start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
         options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "checkpoint_every": x.checkpoint_every}
-        return gdn.chunked(*inputs, **options)
+        return gdn.chunked(*inputs, **options, output_final_state=x.output_final_state or x.state_indices is not None)
 
     if x.state is None or x.state_indices is None:
         start = _initial(x.state, x.has_initial_state)
@@ -234,6 +245,7 @@ def fused_decode(x: Any) -> Tensor:
 
     targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
     check_slots("fused_decode", "write_indices", targets, pool.shape[0], x.null_slot)
+    x = _with_wide_gates(x)
     beta = _sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1)
     gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)

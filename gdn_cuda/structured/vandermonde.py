@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..operators import Differentiable, register
 from ..operators.gradients import leading_first, require_no_transforms
+from ..operators.schema import require_tensors
 from . import reference_sums as reference
 from .call import as_one, broadcast_leading, call, check_out, finished
 from .reference_common import broadcast_shapes
@@ -150,6 +151,7 @@ def log_vandermonde_transpose(
 
     def run(out: Tensor | None) -> Tensor:
         _check_length(function, L)
+        require_tensors(function, **tensors)  # torch multiplies v even where it is sparse
         _, wide_v, wide_x = as_one(function, tensors, torch.complex64)
         if u.dim() < 1 or u.shape[-1] != L:
             raise ValueError(f"{function}: u: expected (…, L={L}), got {tuple(u.shape)}")
