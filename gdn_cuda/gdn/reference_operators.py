@@ -48,8 +48,20 @@ def fused_gdn_gating(x: Any) -> tuple[Tensor, Tensor]:
     return _sigmoid(x.b).to(x.b.dtype), _log_decay(x.A_log, x.dt_bias, x.a)
 
 
+_GATES = ("a", "b", "beta", "gate", "A_log", "dt_bias")
+
+
+def _with_wide_gates(x: Any) -> Any:
+    """What becomes of gates beside an fp64 value is not rounded to fp32 in between."""
+    if x.value.dtype != torch.float64:
+        return x
+    given = {name: y for name, y in vars(x).items() if name in _GATES and y is not None}
+    return SimpleNamespace(**(vars(x) | {name: y.double() for name, y in given.items()}))
+
+
 def _packed(x: Any, *names: str) -> Any:
-    """The call with packed (1, N, …) tensors as (N, …)."""
+    """The call with packed (1, N, …) tensors as (N, …), and beside an fp64 value with gates in fp64."""
+    x = _with_wide_gates(x)
     if x.cu_seqlens is None:
         return x
     rank = {"query": 4, "key": 4, "value": 4, "beta": 3, "gate": 3, "a": 3, "b": 3}
@@ -64,20 +76,9 @@ def _output_shape(x: Any) -> tuple[int, ...]:
     return *tokens, gdn.heads_of(x.query, x.value), dv
 
 
-_GATES = ("a", "b", "beta", "gate", "A_log", "dt_bias")
-
-
-def _with_wide_gates(x: Any) -> Any:
-    """Beside an fp64 value, gates in fp64: what becomes of them is not rounded to fp32 in between."""
-    if x.value.dtype != torch.float64:
-        return x
-    given = {name: y for name, y in vars(x).items() if name in _GATES and y is not None}
-    return SimpleNamespace(**(vars(x) | {name: y.double() for name, y in given.items()}))
-
-
 def _gates(x: Any) -> tuple[Tensor, Tensor]:
     """(beta, the logarithm of the decay) of a call, whatever its gates are."""
-    x, shape = _with_wide_gates(x), _output_shape(x)[:-1]
+    shape = _output_shape(x)[:-1]
     gate = x.value.new_zeros(shape, dtype=torch.float32) if x.gate is None else x.gate
     if x.A_log is not None:
         bias = torch.zeros_like(x.A_log) if x.dt_bias is None else x.dt_bias
@@ -245,7 +246,6 @@ def fused_decode(x: Any) -> Tensor:
 
     targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
     check_slots("fused_decode", "write_indices", targets, pool.shape[0], x.null_slot)
-    x = _with_wide_gates(x)
     beta = _sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1)
     gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)

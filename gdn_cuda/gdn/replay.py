@@ -15,7 +15,7 @@ from ..operators.result_size import check_result_size
 from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
-from .reference_operators import _lengths, _log_decay, _packed, _sigmoid, _with_wide_gates, _zero_inactive
+from .reference_operators import _lengths, _log_decay, _packed, _sigmoid, _zero_inactive
 
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
@@ -117,7 +117,6 @@ def _reference(x: Any) -> Tensor:
     accepted = _accepted(x, active)
     if (longest := int(lengths[active].max()) if bool(active.any()) else 0) > steps:
         raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {steps} tokens, got {longest}")
-    x = _with_wide_gates(x)
     dtype = gdn.promoted_dtype(x.query, x.key, x.value, pool, x.updates)
     scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
     beta, decay = (

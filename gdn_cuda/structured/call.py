@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.caller import renamed
 from ..operators.schema import require_tensor, require_tensors
 from .reference_common import broadcast_shapes
 
@@ -40,8 +41,10 @@ def direct(function: str, arguments: tuple[str, ...], operator: Callable[..., An
     """`operator(*given)`, whose first arguments are the tensors that the caller knows by these names."""
     try:
         return operator(*given)
-    except Exception:
+    except Exception as error:
         require_tensors(function, **dict(zip(arguments, given, strict=False)))
+        if found := renamed(error, function):
+            raise found from error
         raise
 
 
@@ -121,8 +124,10 @@ def call(
     if stream is None:
         try:
             return run(out)
-        except Exception:
+        except Exception as error:
             require_tensors(function, **tensors)
+            if found := renamed(error, function):
+                raise found from error
             raise
     given = [x for x in (*tensors.values(), out) if x is not None]
     _check_stream(function, stream, given[0].device)

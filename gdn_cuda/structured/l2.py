@@ -7,7 +7,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from ..operators.schema import require_tensor
+from ..operators.schema import require_tensors
 
 
 class CauchyPin:
@@ -60,8 +60,8 @@ def cauchy_pin_l2(omega: Tensor, lambd: Tensor) -> CauchyPin:
     """
     from .. import _C
 
+    require_tensors("cauchy_pin_l2", omega=omega, lambd=lambd)
     for argument, x in (("omega", omega), ("lambd", lambd)):
-        require_tensor("cauchy_pin_l2", argument, x)
         if x.device.type != "cuda":
             raise ValueError(f"cauchy_pin_l2: {argument}: expected a CUDA tensor, got {x.device}")
     if lambd.device != omega.device:
