@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from .. import conv  # imports this family
+from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
 from ..operators.registration import check_call
-from ..operators.schema import not_a_tensor, refuse
+from ..operators.schema import not_a_tensor, refuse, require_tensors
 from .layer_parts import LAYOUTS, check_heads, layer_parts, split_heads
 from .operators import chunked_forward
 
@@ -37,6 +38,13 @@ def _check(
             refuse(_NAME, name, f"(B, T, {expected})", str(tuple(given.shape)))
 
 
+@in_words_of_caller(
+    **dict.fromkeys(("query", "key", "value", "x"), "qkvz"),
+    **{"chunked_forward.gate": "a|ba", "beta": "ba", "state": "state_pool", "conv_state": "conv_pool"},
+    **{"conv_split_l2norm.weight": "conv_weight", "bias": "conv_bias", "b": "ba"},
+    **{"rms_norm_gated.gate": "z|qkvz", "rms_norm_gated.weight": "norm_weight", "eps": "norm_eps"},
+    activation="gate_activation",
+)
 def gdn_prefill_layer(
     qkvz: Tensor,
     ba: Tensor,
@@ -97,6 +105,7 @@ def gdn_prefill_layer(
         >>> prompt.shape, token.shape
         (torch.Size([1, 89, 16]), torch.Size([1, 1, 16]))
     """
+    require_tensors(_NAME, conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias, norm_weight=norm_weight)
     heads = heads_k, heads_v = check_heads(_NAME, heads)
     _check(qkvz, ba, z, a, heads, layout, 2 * heads_k * dk + heads_v * dv * (1 if layout == "split" else 2))
     for name, pool in (("conv_pool", conv_pool), ("state_pool", state_pool)):

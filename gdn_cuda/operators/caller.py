@@ -51,9 +51,11 @@ def name_errors_of(module: type[nn.Module]) -> None:
     """Makes all methods of a module, but private ones, name the module in their errors, and arguments of theirs: of an operator
     that a layer feeds with what it computed, its first tensor."""
     for name, method in inspect.getmembers(module, inspect.isfunction):
-        if name.startswith("_") or not method.__module__.startswith(_PACKAGE) or hasattr(method, "__wrapped__"):
+        if name.startswith("_") or not method.__module__.startswith(_PACKAGE):
             continue
         parameters = inspect.signature(method).parameters
+        if "self" not in parameters:  # a static method
+            continue
         tensors = [p for p, each in parameters.items() if each.annotation in _TENSORS]
         if tensors:
             setattr(module, name, _in_words_of(method, module.__name__, _FirstTensor(frozenset(parameters), tensors[0])))
