@@ -13,6 +13,8 @@ from torch import Tensor
 from .. import scan
 from ..operators.caller import in_words_of_caller
 
+_WITHOUT_DELTA_A = ("s7", "rglru")
+
 
 @in_words_of_caller(delta_a="deltaA")
 def selective_scan_fn(
@@ -29,7 +31,9 @@ def selective_scan_fn(
     return_last_state: bool = False,
     discretization: str = "mamba",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan`. A transposed (B, L, D) is not copied. With "rglru" a constant B is no part of the state."""
+    """`selective_scan`. A transposed (B, L, D) is not copied. With "rglru" a constant B is no part of the state. As there, "s7"
+    and "rglru" do not read deltaA."""
+    deltaA = None if discretization in _WITHOUT_DELTA_A else deltaA
     return scan.selective_scan(u, delta, A, B, C, D, z, delta_bias, deltaA, delta_softplus, return_last_state, discretization)
 
 
@@ -116,6 +120,7 @@ def selective_state_update(
 ) -> Tensor:
     """`gdn_cuda.selective_state_update`: a step of the scan. There "bilinear" decays by e^{δA}, "rglru" multiplies by a B that
     varies, "zoh" cancels where δA is small, an unknown name is "mamba", and a negative index writes outside the states."""
+    deltaA = None if discretization in _WITHOUT_DELTA_A else deltaA
     return scan.selective_state_update(
         state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, deltaA, state_batch_indices, discretization
     )
