@@ -108,6 +108,7 @@ def log_vandermonde(
     Edge cases:
         The power 0 is 1 whatever x is, so x = −∞ stands for the logarithm of 0.
         An entry with a power or term that overflows is infinite or NaN; underflow is 0.
+        A result that is larger than memory is refused before it is allocated.
 
     Example:
         >>> gdn_cuda.log_vandermonde(torch.ones(1), torch.tensor([-1.0]), 3)
