@@ -156,7 +156,7 @@ def gdn_decode_layer(
           "qwen3_next": for every key head its q, k, and v and z of all value heads that read it; its b, then its a
           "qwen3_5": all q, k, v, then z; all b, then a
           "split": qkvz has q, k, v alone, ba has b (B, T, Hv), and z (B, T, Hv dv) and a (B, T, Hv) are given
-        qkvz, z: bf16 or fp16 (CPU tensors also fp64, pools too), last dimension contiguous; ba, a: bf16, fp16 or fp32, any strides
+        qkvz, z: bf16 or fp16, last dimension contiguous; ba, a: bf16, fp16 or fp32, any strides; on the CPU all may be fp64
         heads: (Hk, Hv), Hv a multiple of Hk; dk: 64, 96, 128, 192 or 256; dv: a multiple of 8 up to 256
         conv_weight: (C, 4), conv_bias: (C,), with the channels of q, k, v in this order, C = 2 Hk dk + Hv dv
         A_log, dt_bias: (Hv,); norm_weight: (dv,); all weights fp32, bf16 or fp16
