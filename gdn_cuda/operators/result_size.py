@@ -13,8 +13,8 @@ from .schema import refuse
 
 
 def check_result_size(function: str, argument: str, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
-    """As csrc/operators/result_size.hpp checks it. Sizes that a trace does not know are for the call to check."""
-    if not all(isinstance(size, int) for size in shape):
+    """As csrc/operators/result_size.hpp checks it. What compiled code makes is for its operators to check."""
+    if torch.compiler.is_compiling() or not all(isinstance(size, int) for size in shape):
         return
     size, most = dtype.itemsize * math.prod(shape), _C.most_result_bytes(device.type == "cuda")
     if size > most:
