@@ -42,10 +42,17 @@ def direct(function: str, arguments: tuple[str, ...], operator: Callable[..., An
     try:
         return operator(*given)
     except Exception as error:
-        require_tensors(function, **dict(zip(arguments, given, strict=False)))
-        if found := renamed(error, function):
-            raise found from error
+        _raise_in_words_of(function, dict(zip(arguments, given, strict=False)), error)
         raise
+
+
+def _raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Exception) -> None:
+    """Raises nothing where the error is the function's own, or torch's about something else."""
+    if isinstance(error, ValueError) and str(error).startswith(f"{function}: "):
+        return
+    require_tensors(function, **tensors)
+    if found := renamed(error, function):
+        raise found from error
 
 
 def as_they_are(*tensors: object) -> bool:
@@ -125,9 +132,7 @@ def call(
         try:
             return run(out)
         except Exception as error:
-            require_tensors(function, **tensors)
-            if found := renamed(error, function):
-                raise found from error
+            _raise_in_words_of(function, tensors, error)
             raise
     given = [x for x in (*tensors.values(), out) if x is not None]
     _check_stream(function, stream, given[0].device)
