@@ -1,8 +1,10 @@
 #include "python_operators.hpp"
 
 #include "kernels/limits.hpp"
+#include "kernels/memory_limit.hpp"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace gdn_cuda {
 
@@ -11,6 +13,8 @@ void define_for_operators(py::module_& module) {
     module.attr("GDN_CHUNK") = all.gdn_chunk;
     module.attr("TOEPLITZ_LONGEST_GENERAL") = all.toeplitz_general;
     module.attr("TOEPLITZ_LONGEST_POSITIVE") = all.toeplitz_positive;
+    module.def("most_result_bytes", &most_result_bytes, "on_gpu"_a,
+               "The most bytes that a result may have, on a GPU or in this machine's memory.");
 }
 
 }  // namespace gdn_cuda

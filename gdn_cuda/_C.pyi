@@ -167,6 +167,7 @@ GDN_CHUNK: int  # tokens
 TOEPLITZ_LONGEST_GENERAL: int  # rows that every GPU with clusters solves without torch's LU
 TOEPLITZ_LONGEST_POSITIVE: int  # rows with assume_positive
 
+def most_result_bytes(on_gpu: bool) -> int: ...
 def most_l2_window_bytes(device: int) -> int: ...
 
 class Explaining:

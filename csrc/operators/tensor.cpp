@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "../jit/device.hpp"
+#include "float64.hpp"
 
 namespace gdn_cuda {
 namespace {
@@ -47,6 +48,17 @@ constexpr Named kNamed[] = {{ScalarType::Float, "float32", DType::f32},
                             {ScalarType::Byte, "uint8"},
                             {ScalarType::Char, "int8"},
                             {ScalarType::Short, "int16"}};
+
+bool is_one_of(const View& view, std::initializer_list<DType> allowed) {
+    const auto type = dtype_of(view);
+    return type && std::ranges::find(allowed, *type) != allowed.end();
+}
+std::string names_of(std::initializer_list<DType> types) {
+    std::string names;
+    for (const DType each : types)
+        names += fmt::format("{}{}", names.empty() ? "" : " or ", std::ranges::find(kNamed, each, &Named::ours)->name);
+    return names;
+}
 
 }  // namespace
 
@@ -146,17 +158,25 @@ void Checks::shape(const char* argument, const View& view, std::initializer_list
 }
 
 DType Checks::dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const {
-    const auto type = dtype_of(view);
-    if (type && std::ranges::find(allowed, *type) != allowed.end()) return *type;
-    std::string names;
-    for (const DType each : allowed)
-        names += fmt::format("{}{}", names.empty() ? "" : " or ", std::ranges::find(kNamed, each, &Named::ours)->name);
-    fail(argument, names, dtype_name(view));
+    if (is_one_of(view, allowed)) return *dtype_of(view);
+    fail(argument, names_of(allowed), dtype_name(view));
 }
 
 DType Checks::number(const char* argument, const View& view) const {
-    if (view.is_cuda() || explaining()) return dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
-    return dtype(argument, view, {DType::f32, DType::bf16, DType::f16, DType::f64});
+    return dtype_or_f64(*this, argument, view, {DType::f32, DType::bf16, DType::f16});
+}
+
+DType dtype_or_f64(const Checks& check, const char* argument, const View& view, std::initializer_list<DType> allowed) {
+    const bool is_f64 = view.dtype == torch_numbers.f64, by_kernel = view.is_cuda() || explaining();
+    if (is_f64 && !by_kernel) return DType::f64;
+    if (is_one_of(view, allowed)) return *dtype_of(view);
+    const char* const more = is_f64 ? " on CUDA, as float64 is for CPU tensors" : by_kernel ? "" : " or float64";
+    check.fail(argument, names_of(allowed) + more, dtype_name(view));
+}
+
+DType dtype_beside(const Checks& check, const char* argument, const View& view, DType io,
+                   std::initializer_list<DType> allowed) {
+    return io == DType::f64 ? dtype_or_f64(check, argument, view, allowed) : check.dtype(argument, view, allowed);
 }
 
 void Checks::device(const char* argument, const View& view, const View& as, const char* as_name) const {

@@ -13,6 +13,9 @@ from torch import Tensor
 from ..conv.causal_conv1d import causal_conv1d
 from ..conv.causal_conv1d_update import causal_conv1d_update as _update
 from ..integrations import verified
+from ..operators.caller import in_words_of_caller
+from ..operators.result_size import check_result_size
+from ..operators.schema import refuse
 from .stand_in import StandIn
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
 ]
 
 
+@in_words_of_caller()
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -48,6 +52,7 @@ def causal_conv1d_fn(
     return out, states.to(x.dtype) if final_states_out is None else final_states_out.copy_(states)
 
 
+@in_words_of_caller()
 def causal_conv1d_ref(
     x: Tensor,
     weight: Tensor,
@@ -62,6 +67,7 @@ def causal_conv1d_ref(
     return causal_conv1d_fn(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
 
 
+@in_words_of_caller()
 def causal_conv1d_update(
     x: Tensor,
     conv_state: Tensor,
@@ -75,6 +81,7 @@ def causal_conv1d_update(
     return _update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
 
 
+@in_words_of_caller()
 def causal_conv1d_update_ref(
     x: Tensor,
     conv_state: Tensor,
@@ -87,9 +94,14 @@ def causal_conv1d_update_ref(
     return _update(x, conv_state, weight, bias, activation, cache_seqlens)
 
 
+@in_words_of_caller()
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
     """The last `state_len` tokens of each sequence of x (tokens, dim) as (sequences, dim, state_len), zeros in front where
     there are fewer. In torch, without a synchronization; it is differentiable."""
+    if not isinstance(state_len, int) or state_len < 0:
+        refuse("causal_conv1d_varlen_states", "state_len", "a number of tokens", repr(state_len))
+    shape = (cu_seqlens.shape[0] - 1, *x.shape[1:], state_len)
+    check_result_size("causal_conv1d_varlen_states", "state_len", shape, x.dtype, x.device)
     ends, starts = cu_seqlens[1:, None].long(), cu_seqlens[:-1, None].long()
     tokens = ends + torch.arange(-state_len, 0, device=x.device)
     if x.shape[0] == 0:

@@ -20,6 +20,7 @@ from .. import (
     toeplitz_solve_symmetric,
     toeplitz_to_cauchy,
 )
+from ..operators.caller import in_words_of_caller
 from ..operators.composed import as_one_call
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 
+@in_words_of_caller()
 def cauchy_kernel_forward(out: Tensor, v: Tensor, omega: Tensor, lambd: Tensor) -> None:
     """`cauchy_kernel` into `out`, without gradients: backward through `out` raises."""
 

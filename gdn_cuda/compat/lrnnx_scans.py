@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import scan
+from ..operators.caller import in_words_of_caller
+
+_WITHOUT_DELTA_A = ("s7", "rglru")
 
 
+@in_words_of_caller(delta_a="deltaA")
 def selective_scan_fn(
     u: Tensor,
     delta: Tensor,
@@ -27,10 +31,13 @@ def selective_scan_fn(
     return_last_state: bool = False,
     discretization: str = "mamba",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan`. A transposed (B, L, D) is not copied. With "rglru" a constant B is no part of the state."""
+    """`selective_scan`. A transposed (B, L, D) is not copied. With "rglru" a constant B is no part of the state. As there, "s7"
+    and "rglru" do not read deltaA."""
+    deltaA = None if discretization in _WITHOUT_DELTA_A else deltaA
     return scan.selective_scan(u, delta, A, B, C, D, z, delta_bias, deltaA, delta_softplus, return_last_state, discretization)
 
 
+@in_words_of_caller(delta_a="deltaA")
 def simplified_scan_fn(
     u: Tensor,
     delta: Tensor,
@@ -45,6 +52,7 @@ def simplified_scan_fn(
     return scan.simplified_scan(u, delta, A, B, C, deltaA, return_last_state, discretization)
 
 
+@in_words_of_caller(delta_a="deltaA")
 def s5_inner_fn(
     u: Tensor,
     delta: Tensor,
@@ -60,6 +68,7 @@ def s5_inner_fn(
     return scan.s5_inner(u, delta, A, B, C, D, deltaA, discretization, conj_sym)
 
 
+@in_words_of_caller()
 def s7_scan_fn(
     u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = None, return_last_state: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -67,6 +76,7 @@ def s7_scan_fn(
     return scan.s7_scan(u, A, B, C, bias, return_last_state)
 
 
+@in_words_of_caller(u="hidden_states", A="x_proj_weight", B="x_proj_weight", C="x_proj_weight", bias="x_proj_weight")
 def s7_inner_fn(
     hidden_states: Tensor,
     in_proj_weight: Tensor,
@@ -86,11 +96,13 @@ def s7_inner_fn(
     return torch.sigmoid(F.linear(F.gelu(y), gate_proj_weight)) * y + hidden_states
 
 
+@in_words_of_caller()
 def rglru_scan_fn(u: Tensor, delta: Tensor, A: Tensor, return_last_state: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """`rglru_scan`. √(1 − Ā²) does not cancel where Ā is near 1, and its gradient is finite at δ = 0."""
     return scan.rglru_scan(u, delta, A, return_last_state)
 
 
+@in_words_of_caller(delta_a="deltaA")
 def selective_state_update(
     state: Tensor,
     x: Tensor,
@@ -108,11 +120,13 @@ def selective_state_update(
 ) -> Tensor:
     """`gdn_cuda.selective_state_update`: a step of the scan. There "bilinear" decays by e^{δA}, "rglru" multiplies by a B that
     varies, "zoh" cancels where δA is small, an unknown name is "mamba", and a negative index writes outside the states."""
+    deltaA = None if discretization in _WITHOUT_DELTA_A else deltaA
     return scan.selective_state_update(
         state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, deltaA, state_batch_indices, discretization
     )
 
 
+@in_words_of_caller(delta_a="deltaA")
 def simplified_state_update(
     state: Tensor,
     x: Tensor,
@@ -135,6 +149,7 @@ s7_scan_ref, s7_inner_ref, rglru_scan_ref = s7_scan_fn, s7_inner_fn, rglru_scan_
 simplified_state_update_ref = simplified_state_update
 
 
+@in_words_of_caller()
 def selective_state_update_ref(
     state: Tensor,
     x: Tensor,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..conv import causal_conv1d
 from ..integrations import verified
+from ..operators.caller import in_words_of_caller
 from ..scan import selective_scan
 from ..scan import selective_state_update as _update
 from .stand_in import StandIn
@@ -30,6 +31,7 @@ __all__ = [
 _HALF = (torch.bfloat16, torch.float16)
 
 
+@in_words_of_caller()
 def selective_scan_fn(
     u: Tensor,
     delta: Tensor,
@@ -50,6 +52,7 @@ def selective_scan_fn(
     return selective_scan(u, delta, A, B, C, D, z, delta_bias, None, delta_softplus, return_last_state)
 
 
+@in_words_of_caller()
 def selective_state_update(
     state: Tensor,
     x: Tensor,
@@ -76,6 +79,7 @@ selective_state_update_ref = selective_state_update
 # ---- The block
 
 
+@in_words_of_caller(x="xz", u="xz", z="xz", weight="conv1d_weight", bias="conv1d_bias", delta="delta_proj_weight")
 def mamba_inner_fn(
     xz: Tensor,
     conv1d_weight: Tensor,
@@ -131,6 +135,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
+@in_words_of_caller()
 def mamba_inner_ref(
     xz: Tensor,
     conv1d_weight: Tensor,

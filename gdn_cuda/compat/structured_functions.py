@@ -11,21 +11,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..operators.caller import in_words_of_caller
 from ..structured import cauchy_conj, cauchy_kernel
 from ..structured import log_vandermonde as _sums
 from ..structured import log_vandermonde_transpose as log_vandermonde_transpose
 
 
+@in_words_of_caller(omega="z", lambd="w")
 def cauchy_naive(v: Tensor, z: Tensor, w: Tensor, conj: bool = True) -> Tensor:
     """Σ v / (z − w) over poles w (…, N) and, with `conj`, over their conjugates; points z (…, L)."""
     return cauchy_conj(v, z, w) if conj else cauchy_kernel(v, z, w)
 
 
+@in_words_of_caller()
 def cauchy_mult(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
     """The extension's entry point: one half of each conjugate pair, v and w (…, N), and points z (L)."""
     return cauchy_conj(v, z, w)
 
 
+@in_words_of_caller(omega="z", lambd="w")
 def cauchy_mult_torch(v: Tensor, z: Tensor, w: Tensor, symmetric: bool = True) -> Tensor:
     """v and w (B, N), and z (L); with `symmetric`, v and w hold one half of each pair and then the conjugates, N even."""
     if not symmetric:
@@ -36,11 +40,13 @@ def cauchy_mult_torch(v: Tensor, z: Tensor, w: Tensor, symmetric: bool = True) -
     return cauchy_conj(v[..., :half], z, w[..., :half])
 
 
+@in_words_of_caller(omega="z", lambd="w")
 def cauchy_mult_keops(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
     """v and w (B, N), all poles without conjugates, and z (L)."""
     return cauchy_kernel(v, z, w)
 
 
+@in_words_of_caller()
 def log_vandermonde(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
     """2 Re Σ v e^{xl}, (…, L); without `conj` the complex sum itself."""
     if conj:
@@ -49,11 +55,13 @@ def log_vandermonde(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
     return 0.5 * torch.complex(_sums(v, x, L), _sums(-1j * v, x, L))
 
 
+@in_words_of_caller(x="z")
 def log_vandermonde_cuda(v: Tensor, z: Tensor, L: int) -> Tensor:
     """The extension's entry point: 2 Re Σ v e^{zl}."""
     return _sums(v, z, L)
 
 
+@in_words_of_caller()
 def log_vandermonde_fast(v: Tensor, x: Tensor, L: int) -> Tensor:
     """2 Re Σ v e^{xl}, as the extension's autograd function has it."""
     return _sums(v, x, L)

@@ -33,6 +33,7 @@ from ..conv import (
 )
 from ..integrations import verified
 from ..integrations.replaced import Replaced
+from ..operators.caller import in_words_of_caller
 from ..operators.schema import refuse
 
 __all__ = ["fftconv_func", "hcl_fft_conv", "hcm_fft_conv", "hcs_conv", "patch", "unpatch"]
@@ -45,6 +46,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # ---- vortex's functions
 
 
+@in_words_of_caller()
 def hcs_conv(
     x1: Tensor,
     x2: Tensor,
@@ -66,6 +68,7 @@ def hcs_conv(
     return y
 
 
+@in_words_of_caller()
 def hcm_fft_conv(
     u: Tensor,
     k: Tensor,
@@ -88,6 +91,7 @@ def hcm_fft_conv(
     return _fftconv("hcm_fft_conv", u, k, D, None, bidirectional)
 
 
+@in_words_of_caller()
 def fftconv_func(
     u: Tensor,
     k: Tensor,
@@ -118,6 +122,7 @@ def _rows(k: Tensor, u: Tensor) -> Tensor:
     return k.reshape(-1, k.shape[-1])[:, : u.shape[-1]]
 
 
+@in_words_of_caller(u="x1v", k="h")
 def hcl_fft_conv(h: Tensor, x1v: Tensor, x2: Tensor, D: Tensor, L: int, fft_size: int) -> Tensor:
     """(h * x1v + D x1v) x2 for a filter h (1, D, L). `hyena_long` needs no such filter. `fft_size` is not read."""
     return (fft_causal_conv(x1v, _rows(h, x1v[..., :L]), D) * x2).to(x1v.dtype)

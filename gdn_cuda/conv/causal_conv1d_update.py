@@ -31,7 +31,7 @@ from ..operators.measure import (
     size,
 )
 from ..operators.registration import register
-from ..operators.schema import not_a_tensor, refuse
+from ..operators.schema import refuse, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, is_slot
 
 _NAME = "causal_conv1d_update"
@@ -184,8 +184,7 @@ def causal_conv1d_update(
     if activation not in _ACTIVATIONS:
         refuse(_NAME, "activation", "None, 'silu' or 'swish'", repr(activation))
     if out is None:
-        if not isinstance(x, Tensor):
-            raise ValueError(not_a_tensor(_NAME, "x", x))
+        require_tensor(_NAME, "x", x)
         out = torch.empty_like(x)  # with x's layout
     silu = activation is not None
     given = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices, num_accepted_tokens, cu_seqlens)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..operators.caller import errors_of
 from ..operators.calls import typical_call
-from ..operators.schema import refuse
+from ..operators.schema import refuse, require_tensor
 from ..structured.toeplitz import toeplitz_matvec
 from .reference_hyena import per_channel
 
@@ -21,8 +22,7 @@ def _check(u: Any, k: Any, D: Any) -> None:
     for argument, x in (("u", u), ("k", k), ("D", D)):
         if argument == "D" and x is None:
             continue
-        if not isinstance(x, Tensor):
-            refuse(_NAME, argument, "a tensor", type(x).__name__)
+        require_tensor(_NAME, argument, x)
         if x.dtype not in _DTYPES:
             refuse(_NAME, argument, "float32, bfloat16, float16 or float64", str(x.dtype).removeprefix("torch."))
         if x.device != u.device:
@@ -71,7 +71,8 @@ def fft_causal_conv(u: Tensor, k: Tensor, D: Tensor | None = None) -> Tensor:
         y = 0 * wide.nan_to_num(posinf=0, neginf=0)
     else:
         column = per_channel(F.pad(k.to(dtype), (0, u.shape[2] - k.shape[1])), u.shape[1])[None]
-        y = toeplitz_matvec(column, torch.zeros_like(column[:, :1]), wide)
+        with errors_of(_NAME, c="k", r="k", x="u"):
+            y = toeplitz_matvec(column, torch.zeros_like(column[:, :1]), wide)
     if D is not None:
         y = y + D.to(dtype)[:, None] * wide
     return y.to(u.dtype)

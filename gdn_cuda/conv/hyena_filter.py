@@ -15,7 +15,7 @@ from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.first_order import first_order
 from ..operators.mapped import Mapped
 from ..operators.measure import Case, Target, Work, bench, draw, normal, sanitizes, size
-from ..operators.schema import refuse
+from ..operators.schema import require_tensors
 from .reference_hyena import modal_filter, powers
 from .targets import of_forward
 
@@ -100,9 +100,7 @@ def hyena_filter(residues: Tensor, log_poles: Tensor, L: int) -> Tensor:
         >>> gdn_cuda.hyena_filter(torch.tensor([[8.0, 1.0]]), torch.tensor([[0.5, 1.0]]).log(), 4)
         tensor([[9., 5., 3., 2.]])
     """
-    for argument, x in (("residues", residues), ("log_poles", log_poles)):
-        if not isinstance(x, Tensor):
-            refuse(_NAME, argument, "a tensor", type(x).__name__)
+    require_tensors(_NAME, residues=residues, log_poles=log_poles)
     if log_poles.dim() == 3 and log_poles.shape[2] == 1:
         log_poles = log_poles[..., 0]
     return _filter(residues.contiguous(), log_poles.contiguous(), L)

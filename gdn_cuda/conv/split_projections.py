@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..operators.schema import refuse
+from ..operators.schema import refuse, require_tensor
 
 _NAME = "split_projections"
 _LAYOUTS = ("interleaved", "heads", "thirds")
@@ -45,8 +45,7 @@ def split_projections(z: Tensor, n_heads: int = 1, layout: str = "interleaved", 
         >>> x2.flatten(), x1.flatten(), v.flatten()
         (tensor([0., 3.]), tensor([1., 4.]), tensor([2., 5.]))
     """
-    if not isinstance(z, Tensor):
-        refuse(_NAME, "z", "a tensor", type(z).__name__)
+    require_tensor(_NAME, "z", z)
     if z.dim() not in (2, 3) or z.shape[1] % 3:
         refuse(_NAME, "z", "(B, 3 D, L) or (B, 3 D)", str(tuple(z.shape)))
     if layout not in _LAYOUTS:

@@ -10,6 +10,10 @@ to 256, and bf16, fp16 and fp32; fastest are 16-bit rows whose last dimension is
 more heads than value, Hq, a multiple of Hv: key then has Hv, and outputs, gates and states have Hq, of which head h reads head
 h // (Hq / Hv) of key and value. CUDA tensors run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`.
 
+CPU tensors may also be fp64, but not in the pieces of the chunked form: query, key and value together, beside which gates,
+weights and states have any of these dtypes. All is then computed in fp64, and what is fp32 by default (new states, gates,
+summaries) is fp64.
+
 Wrong input raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 `cu_seqlens` and slot indices on a GPU cannot be read without waiting for it: values out of range read and write nothing there,
 and each function says what it returns instead.

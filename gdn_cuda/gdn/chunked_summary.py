@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..operators import operator
 from ..operators.calls import typical_call
+from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Work, bench
-from ..operators.schema import not_a_tensor
+from ..operators.schema import require_tensors
 from . import reference as gdn
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 from .reference import CHUNK
@@ -36,14 +37,12 @@ def _reference(x: Any) -> Tensor:
 
 def _new_summary(function: str, key: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """Whatever else is wrong with the arguments is for the operator to refuse."""
-    for name, given in (("key", key), ("value", value)):
-        if not isinstance(given, Tensor):
-            raise ValueError(not_a_tensor(function, name, given))
+    require_tensors(function, key=key, value=value)
     offsets = cu_seqlens if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
     if min(key.dim(), value.dim()) < 2:
-        return key.new_empty(0, dtype=torch.float32)
+        return key.new_empty(0, dtype=state_dtype(key))
     sequences, dk = key.shape[0] if offsets is None else max(offsets.shape[0] - 1, 0), key.shape[-1]
-    return key.new_empty((sequences, value.shape[-2], value.shape[-1] + dk, dk), dtype=torch.float32)
+    return key.new_empty((sequences, value.shape[-2], value.shape[-1] + dk, dk), dtype=state_dtype(key))
 
 
 @operator(reference=_reference, out=_new_summary)
@@ -70,7 +69,7 @@ def chunked_summary(
 
     Shapes:
         key, value, beta, gate, cu_seqlens: as in `chunked_forward`; Hv is a multiple of Hk
-        summary: (B, Hv, dv + dk, dk), fp32: L in rows 0 to dv − 1 and M below
+        summary: (B, Hv, dv + dk, dk), fp32 (of fp64 CPU tensors fp64): L in rows 0 to dv − 1 and M below
 
     Parameters:
         use_qk_l2norm: whether each row of k is divided by √(Σ x² + 1e-6)

@@ -20,7 +20,7 @@ from ..operators.composed import composed, on_cpu
 from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import check_call, register
-from ..operators.schema import not_a_tensor
+from ..operators.schema import not_a_tensor, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
 from . import reference as gdn
 from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, is_silu, layer_parts, split_heads
@@ -160,7 +160,7 @@ def gdn_decode_layer(
           "qwen3_next": for every key head its q, k, and v and z of all value heads that read it; its b, then its a
           "qwen3_5": all q, k, v, then z; all b, then a
           "split": qkvz has q, k, v alone, ba has b (B, T, Hv), and z (B, T, Hv dv) and a (B, T, Hv) are given
-        qkvz, z: bf16 or fp16, last dimension contiguous; ba, a: bf16, fp16 or fp32, any strides
+        qkvz, z: bf16 or fp16, last dimension contiguous; ba, a: bf16, fp16 or fp32, any strides; on the CPU all may be fp64
         heads: (Hk, Hv), Hv a multiple of Hk; dk: 64, 96, 128, 192 or 256; dv: a multiple of 8 up to 256
         conv_weight: (C, 4); conv_bias: (C,), or None for 0, with the channels of q, k, v in this order, C = 2 Hk dk + Hv dv
         A_log, dt_bias: (Hv,); norm_weight: (dv,); all weights fp32, bf16 or fp16
@@ -211,8 +211,7 @@ def gdn_decode_layer(
     silu = is_silu(_NAME, activation)
     heads_k, heads_v = check_heads(_NAME, heads)
     if out is None:
-        if not isinstance(qkvz, Tensor):
-            raise ValueError(not_a_tensor(_NAME, "qkvz", qkvz))
+        require_tensor(_NAME, "qkvz", qkvz)
         out = qkvz.new_empty(*qkvz.shape[:2], heads_v * dv)
     weights = (conv_weight, conv_bias, A_log, dt_bias, norm_weight)
     sizes = (heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation, allow_negative_eigenvalues)

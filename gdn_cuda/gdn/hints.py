@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators.composed import check_apart
-from ..operators.schema import not_a_tensor, refuse
+from ..operators.schema import refuse, require_tensor
 from .reference import CHUNK
 
 
@@ -28,8 +28,7 @@ def check_chunk_hints(
     for argument, hint in hints.items():
         if hint is None:
             continue
-        if not isinstance(hint, Tensor):
-            raise ValueError(not_a_tensor(function, argument, hint, optional=True))
+        require_tensor(function, argument, hint, optional=True)
         if fault := _fault(argument, hint, cu_seqlens, *like):
             refuse(function, argument, *fault)
         if not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
@@ -72,8 +71,7 @@ def check_cumsum_sizes(
     for argument, size in sizes.items():
         if not isinstance(size, (Integral, torch.SymInt)):
             refuse(function, argument, "an integer", repr(size))
-    if not isinstance(input, Tensor):
-        return
+    require_tensor(function, "input", input)
     if cu_seqlens is None:
         names = ("batch_size", "num_heads", "seq_len") if head_first else tuple(sizes)
         expected = tuple(sizes[name] for name in names)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype
-from ..operators.schema import not_a_tensor, refuse
+from ..operators.schema import not_a_tensor, refuse, require_tensor, require_tensors
 from . import reference_operators as reference
 from .hints import check_chunk_hints
 from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
@@ -31,6 +31,8 @@ class InferenceMode(IntEnum):
 def _output(function: str, query: Tensor, value: Tensor) -> Tensor:
     """Like value, with the heads of query where that has more. Whatever else the two are is for the operator to refuse."""
     are_rows = isinstance(query, Tensor) and isinstance(value, Tensor) and query.dim() >= 2 and value.dim() >= 2
+    if are_rows and (query.is_nested or value.is_nested):  # which have no sizes
+        require_tensors(function, query=query, value=value)
     if are_rows and query.size(-2) > value.size(-2):
         return value.new_empty((*value.shape[:-2], query.size(-2), value.size(-1)))
     return output_like(function, "value", value)
@@ -49,8 +51,8 @@ def _tokens(x: Any) -> tuple[Any, ...]:
     return tuple(x.query.shape[:2] if x.cu_seqlens is None else x.query.shape[-3:-2])
 
 
-def _dtype_of(state: Tensor | None) -> torch.dtype:
-    return torch.float32 if state is None else state.dtype
+def _dtype_of_states(x: Any) -> torch.dtype:
+    return state_dtype(x.query) if x.state is None else x.state.dtype
 
 
 def _gate_shapes(x: Any) -> tuple[Tensor, Tensor]:
@@ -58,8 +60,7 @@ def _gate_shapes(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _check_gate_rank(a: Tensor, is_var_len: bool) -> None:
-    if not isinstance(a, Tensor):
-        raise ValueError(not_a_tensor("fused_gdn_gating", "a", a))
+    require_tensor("fused_gdn_gating", "a", a)
     rank = 2 if is_var_len else 3
     if a.dim() != rank:
         layout = "(N, Hv)" if is_var_len else "(B, T, Hv)"
@@ -70,8 +71,8 @@ def _check_gate_rank(a: Tensor, is_var_len: bool) -> None:
 
 def _recurrent_shapes(x: Any) -> Tensor:
     if x.inference_mode == InferenceMode.SPEC_VERIFY:
-        return _state(x, *_tokens(x), dtype=_dtype_of(x.state))
-    return _state(x, _sequences(x) if x.final_state is None else 0, dtype=_dtype_of(x.state))
+        return _state(x, *_tokens(x), dtype=_dtype_of_states(x))
+    return _state(x, _sequences(x) if x.final_state is None else 0, dtype=_dtype_of_states(x))
 
 
 def _recurrent_results(found: Tensor, out: Tensor, final_state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,7 @@ def _recurrent_on_cpu(x: Any) -> Tensor:
     output, new_state = reference.recurrent_forward(x)
     x.out.copy_(output)
     is_new = x.final_state is None
-    return new_state.clone() if is_new else new_state.new_empty((0, *new_state.shape[1:]), dtype=_dtype_of(x.state))
+    return new_state.clone() if is_new else new_state.new_empty((0, *new_state.shape[1:]), dtype=_dtype_of_states(x))
 
 
 def _checkpoint_rows(x: Any) -> Any:
@@ -94,7 +95,7 @@ def _checkpoint_rows(x: Any) -> Any:
 
 def _chunked_shapes(x: Any) -> Any:
     """Shapes of final state and checkpoints; with a pool of the checkpoints alone."""
-    dtype = x.state_dtype or _dtype_of(x.state)
+    dtype = x.state_dtype or _dtype_of_states(x)
     checkpoints = _state(x, _checkpoint_rows(x), dtype=dtype)
     if x.state_indices is not None:
         return checkpoints
@@ -106,7 +107,7 @@ def _chunked_on_cpu(x: Any) -> Any:
     output, final_state, found = reference.chunked_forward(x)
     x.out.copy_(output)
     # As many rows as on a GPU, which cannot count them in advance.
-    checkpoints = found.new_zeros((_checkpoint_rows(x), *found.shape[1:]), dtype=x.state_dtype or _dtype_of(x.state))
+    checkpoints = found.new_zeros((_checkpoint_rows(x), *found.shape[1:]), dtype=x.state_dtype or _dtype_of_states(x))
     if x.checkpoints is None:
         checkpoints[: found.shape[0]] = found
     if x.state_indices is not None:

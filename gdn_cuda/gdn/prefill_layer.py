@@ -6,16 +6,24 @@ import torch
 from torch import Tensor
 
 from .. import conv  # imports this family
+from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
 from ..operators.composed import composed
 from ..operators.registration import check_call
-from ..operators.schema import not_a_tensor, refuse
+from ..operators.schema import refuse, require_tensor, require_tensors
 from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, layer_parts, split_heads
 from .operators import chunked_forward
 
 _NAME = "gdn_prefill_layer"
 
 
+@in_words_of_caller(
+    **dict.fromkeys(("query", "key", "value", "x"), "qkvz"),
+    **{"chunked_forward.gate": "a|ba", "beta": "ba", "state": "state_pool", "conv_state": "conv_pool"},
+    **{"conv_split_l2norm.weight": "conv_weight", "bias": "conv_bias", "b": "ba"},
+    **{"rms_norm_gated.gate": "z|qkvz", "rms_norm_gated.weight": "norm_weight", "eps": "norm_eps"},
+    activation="gate_activation",
+)
 def gdn_prefill_layer(
     qkvz: Tensor,
     ba: Tensor,
@@ -83,15 +91,13 @@ def gdn_prefill_layer(
         >>> prompt.shape, token.shape
         (torch.Size([1, 89, 16]), torch.Size([1, 1, 16]))
     """
+    require_tensors(_NAME, conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias, norm_weight=norm_weight)
+    require_tensors(_NAME, conv_pool=conv_pool, state_pool=state_pool)
     heads = heads_k, heads_v = check_heads(_NAME, heads)
     check_parts(_NAME, qkvz, ba, z, a, heads, dk, dv, layout)
-    needed = {"conv_pool": conv_pool, "state_pool": state_pool, "A_log": A_log, "dt_bias": dt_bias, "norm_weight": norm_weight}
-    for name, given in needed.items():
-        if not isinstance(given, Tensor):
-            raise ValueError(not_a_tensor(_NAME, name, given))
     for name, given in (("state_indices", state_indices), ("cu_seqlens", cu_seqlens)):
-        if not (given is None or isinstance(given, Tensor)):
-            raise ValueError(not_a_tensor(_NAME, name, given, optional=True))
+        if given is not None:
+            require_tensor(_NAME, name, given, optional=True)
     if cu_seqlens is not None and qkvz.shape[0] != 1:
         refuse(_NAME, "qkvz", "(1, T, …) with cu_seqlens", str(tuple(qkvz.shape)))
     if conv_pool.shape[:1] != state_pool.shape[:1]:

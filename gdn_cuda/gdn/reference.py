@@ -146,7 +146,9 @@ def _prepare(
         q, k = l2norm(q), l2norm(k)
     heads, dk = heads_of(q, v), k.shape[-1]
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    start = v.new_zeros(sequences, heads, v.shape[-1], dk) if state is None else state.to(dtype)
+    # One zero in memory, however many sequences there are.
+    zeros = v.new_zeros(1, 1, 1, 1).expand(sequences, heads, v.shape[-1], dk)
+    start = zeros if state is None else state.to(dtype)
     q, k, v = (repeat_heads(x, heads) for x in (q, k, v))
     return _Inputs(q, k, v, beta, gate, start, dk**-0.5 if scale is None else scale)
 
@@ -162,7 +164,7 @@ def _recurrence(x: _Inputs, keep_steps: bool) -> tuple[Tensor, Tensor, Tensor | 
         outputs.append(x.scale * (state @ q[..., None]).squeeze(-1))
         if keep_steps:
             steps.append(state)
-    output = torch.stack(outputs, dim=1) if outputs else torch.zeros_like(x.v)
+    output, state = torch.stack(outputs, dim=1) if outputs else torch.zeros_like(x.v), state.contiguous()
     if not keep_steps:
         return output, state, None
     return output, state, torch.stack(steps, dim=1) if steps else state[:, None][:, :0]
@@ -182,22 +184,28 @@ def chunked(
     checkpoint_every: int = 0,
     compute_dtype: torch.dtype | None = None,
     chunk: int = CHUNK,
+    output_final_state: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same function, `chunk` tokens at a time: `chunk_u_w`, `chunk_states` and `chunk_outputs` one after the other.
 
     Returns output, final state and checkpoints (total,Hv,dv,dk): the states after every `checkpoint_every` tokens (a multiple
-    of `chunk`; 0 means none), floor(length / checkpoint_every) for each sequence, in sequence order.
+    of `chunk`; 0 means none), floor(length / checkpoint_every) for each sequence, in sequence order. Without
+    `output_final_state` the final state has no rows, and packed sequences without a state take memory for one at a time.
     """
     if checkpoint_every % chunk:
         raise ValueError(f"chunked: checkpoint_every: expected a multiple of {chunk}, got {checkpoint_every}")
     x = _prepare(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, compute_dtype)
     if cu_seqlens is None:
         output, final_state, checkpoints = _chunked(x, checkpoint_every, chunk)
-        return output, final_state, checkpoints.flatten(0, 1)
-    runs = [_chunked(sequence, checkpoint_every, chunk) for sequence in x.sequences(cu_seqlens)]
-    output = pack([run[0] for run in runs], value.shape[0], x.v)
-    final_state = torch.cat([x.state[:0], *(run[1] for run in runs)])
-    return output, final_state, torch.cat([x.state[:0], *(run[2][0] for run in runs)])
+        return output, final_state[: None if output_final_state else 0].contiguous(), checkpoints.flatten(0, 1)
+    outputs, final_states, found = [], [x.state[:0]], [x.state[:0]]
+    for sequence in x.sequences(cu_seqlens):
+        output, final_state, checkpoints = _chunked(sequence, checkpoint_every, chunk)
+        outputs.append(output)
+        found.append(checkpoints[0])
+        if output_final_state:
+            final_states.append(final_state)
+    return pack(outputs, value.shape[0], x.v), torch.cat(final_states), torch.cat(found)
 
 
 def _chunked(x: _Inputs, checkpoint_every: int, chunk: int) -> tuple[Tensor, Tensor, Tensor]:

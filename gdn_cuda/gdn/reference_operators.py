@@ -66,8 +66,20 @@ def fused_gdn_gating(x: Any) -> tuple[Tensor, Tensor]:
     return _sigmoid(x.b).to(x.b.dtype), _log_decay(x.A_log, x.dt_bias, x.a)
 
 
+_GATES = ("a", "b", "beta", "gate", "A_log", "dt_bias")
+
+
+def _with_wide_gates(x: Any) -> Any:
+    """What becomes of gates beside an fp64 value is not rounded to fp32 in between."""
+    if x.value.dtype != torch.float64:
+        return x
+    given = {name: y for name, y in vars(x).items() if name in _GATES and y is not None}
+    return SimpleNamespace(**(vars(x) | {name: y.double() for name, y in given.items()}))
+
+
 def _packed(x: Any, *names: str) -> Any:
-    """The call with packed (1, N, …) tensors as (N, …)."""
+    """The call with packed (1, N, …) tensors as (N, …), and beside an fp64 value with gates in fp64."""
+    x = _with_wide_gates(x)
     if x.cu_seqlens is None:
         return x
     rank = {"query": 4, "key": 4, "value": 4, "beta": 3, "gate": 3, "a": 3, "b": 3}
@@ -171,7 +183,7 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     def run(start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
         options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "checkpoint_every": x.checkpoint_every}
-        return gdn.chunked(*inputs, **options)
+        return gdn.chunked(*inputs, **options, output_final_state=x.output_final_state or x.state_indices is not None)
 
     if x.state is None or x.state_indices is None:
         start = _initial(x.state, x.has_initial_state)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..operators import operator
+from ..operators.caller import errors_of
 from ..operators.calls import typical_call
-from ..operators.schema import not_a_tensor, refuse
+from ..operators.result_size import check_result_size
+from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
 from .reference_operators import _lengths, _log_decay, _packed, _sigmoid, _zero_inactive
@@ -41,7 +43,8 @@ def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch
         steps: S, 1 to 16: the most tokens of a sequence in a call
         heads_k: Hk
         dtype: of query and key
-        keys: (slots, 2, S, Hk, dk), dtype; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32
+        keys: (slots, 2, S, Hk, dk), dtype; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32; both are fp64
+          with a dtype of fp64
         banks: (slots, Hv, ⌈dv / 8⌉), fp32: 0 or 1
 
     Edge cases:
@@ -53,8 +56,7 @@ def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch
         (torch.Size([5, 2, 3, 2, 32]), torch.Size([5, 3, 4, 16]), torch.Size([5, 2, 3, 4]))
     """
     name = "replay_buffers"
-    if not isinstance(state_pool, Tensor):
-        raise ValueError(not_a_tensor(name, "state_pool", state_pool))
+    require_tensor(name, "state_pool", state_pool)
     if state_pool.dim() != 4:
         refuse(name, "state_pool", "rank 4 (slots, Hv, dv, dk)", str(tuple(state_pool.shape)))
     if not 1 <= steps <= MOST_STEPS:
@@ -63,14 +65,17 @@ def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch
     if heads_k < 1 or heads % heads_k:
         refuse(name, "heads_k", f"a divisor of the pool's {heads} heads", str(heads_k))
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=state_pool.device)
-
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    layouts = {
+        "keys": ((slots, 2, steps, heads_k, dk), dtype),
+        "updates": ((slots, steps, heads, dv), wide),
+        "decays": ((slots, 2, steps, heads), wide),
+        "banks": ((slots, heads, -(-dv // ROWS_PER_BANK)), torch.float32),
+    }
+    for shape, each in layouts.values():
+        check_result_size(name, "state_pool", shape, each, state_pool.device)
     return ReplayBuffers(
-        keys=zeros(slots, 2, steps, heads_k, dk, dtype=dtype),
-        updates=zeros(slots, steps, heads, dv),
-        decays=zeros(slots, 2, steps, heads),
-        banks=zeros(slots, heads, -(-dv // ROWS_PER_BANK)),
+        **{part: torch.zeros(shape, dtype=each, device=state_pool.device) for part, (shape, each) in layouts.items()}
     )
 
 
@@ -178,8 +183,9 @@ def replay_decode(
         are key, decay = exp(gate) and update = v' / √(Σ key² + 1e-6)
 
     Shapes:
-        query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16, with
-          contiguous rows of multiples of 8, query has no more heads than value, and T ≤ S
+        query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16 (on the CPU
+          fp64 too, with fp64 updates and decays), with contiguous rows of multiples of 8, query has no more heads than value,
+          and T ≤ S
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
         keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32
         banks: (slots, Hv, ⌈dv / 8⌉), fp32; these four are made by `replay_buffers`, each slot contiguous
@@ -242,16 +248,26 @@ def decode_by_replay(
 ) -> Tensor:
     if not isinstance(replay, ReplayBuffers):
         refuse("fused_decode", "replay", "ReplayBuffers, which replay_buffers makes, or None", type(replay).__name__)
-    return replay_decode(
-        *(query, key, value, a, b, A_log, dt_bias, state_pool, *replay, state_indices),
-        cu_seqlens=cu_seqlens,
-        num_accepted_tokens=num_accepted_tokens,
-        null_slot=null_slot,
-        scale=scale,
-        use_qk_l2norm=use_qk_l2norm,
-        allow_negative_eigenvalues=allow_negative_eigenvalues,
-        out=out,
-    )
+    with _ERRORS_OF_DECODE:
+        return replay_decode(
+            *(query, key, value, a, b, A_log, dt_bias, state_pool, *replay, state_indices),
+            cu_seqlens=cu_seqlens,
+            num_accepted_tokens=num_accepted_tokens,
+            null_slot=null_slot,
+            scale=scale,
+            use_qk_l2norm=use_qk_l2norm,
+            allow_negative_eigenvalues=allow_negative_eigenvalues,
+            out=out,
+        )
+
+
+def _of_buffers(argument: str) -> dict[str, str]:
+    """Names of buffers for whoever has them in one argument."""
+    return {name: f"{argument}.{name}" for name in ReplayBuffers._fields}
+
+
+_ERRORS_OF_DECODE = errors_of("fused_decode", **_of_buffers("replay"))
+_ERRORS_OF_COMMIT = errors_of("commit_replay", **_of_buffers("buffers"), query="buffers.keys", value="state_pool")
 
 
 def reference_by_replay(x: Any) -> Tensor:
@@ -290,17 +306,30 @@ def commit_replay(
         >>> gdn_cuda.commit_replay(pool, buffers, torch.tensor([1]), torch.tensor([1]))[:, 0, 0, 0]
         tensor([0., 6.])
     """
+    name = "commit_replay"
+    require_tensors(name, state_pool=state_pool)
+    if not isinstance(buffers, ReplayBuffers):
+        refuse(name, "buffers", "ReplayBuffers, which replay_buffers makes", type(buffers).__name__)
+    require_tensors(name, **{of: getattr(buffers, part) for part, of in _of_buffers("buffers").items()})
+    require_tensors(name, num_accepted_tokens=num_accepted_tokens)
+    assert num_accepted_tokens is not None
     keys = buffers.keys
-    if num_accepted_tokens is None:
-        refuse("commit_replay", "num_accepted_tokens", "a tensor", "None")
+    for argument, x, rank in (
+        ("state_pool", state_pool, 4),
+        ("buffers.keys", keys, 5),
+        ("num_accepted_tokens", num_accepted_tokens, 1),
+    ):
+        if x.dim() != rank:
+            refuse(name, argument, f"rank {rank}", str(tuple(x.shape)))
     sequences, (heads, dv, dk) = num_accepted_tokens.shape[0], state_pool.shape[1:]
     rows, values, gates = (keys.new_empty(sequences, 0, *sizes) for sizes in ((keys.shape[3], dk), (heads, dv), (heads,)))
     per_head = buffers.decays.new_empty(heads)
-    replay_decode(
-        *(rows, rows, values, gates, gates, per_head, per_head, state_pool, *buffers, state_indices),
-        num_accepted_tokens=num_accepted_tokens,
-        null_slot=null_slot,
-    )
+    with _ERRORS_OF_COMMIT:
+        replay_decode(
+            *(rows, rows, values, gates, gates, per_head, per_head, state_pool, *buffers, state_indices),
+            num_accepted_tokens=num_accepted_tokens,
+            null_slot=null_slot,
+        )
     return state_pool
 
 

@@ -2,6 +2,7 @@
 the scans: LRU, RG-LRU, S5, S6, S7 and Mamba; of the convolutions: Hyena and LFM2's short convolution; and a Gated Delta Net
 layer. docs/scan.md has the rule for dtypes and autocast that all follow."""
 
+from ..operators.caller import name_errors_of
 from .cauchy import CauchyKernel
 from .gated_delta_net import GatedDeltaNet
 from .hyena import HyenaCascade
@@ -36,3 +37,6 @@ __all__ = [
     "ToeplitzMV",
     "ToeplitzSolve",
 ]
+
+for _name in __all__:
+    name_errors_of(globals()[_name])

@@ -72,6 +72,7 @@ class S4Kernel(KnowsLength, SSMKernel):
             self._check_state(state, (self.N, 2 * self.N))
         L, length = self._lengths(L, rate)
         samples = round(length / rate)
+        self._check_size(samples)
         system = self._system_for(length, rate)
         B = system.B
         if state is not None:
@@ -82,6 +83,10 @@ class S4Kernel(KnowsLength, SSMKernel):
             sums = torch.complex128 if self.fp64_sums else self._complex
             k = kernel_by_cauchy(system, B, samples, sums)[..., :L].to(self._real)
         return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
+
+    def _shape_of_largest(self, L: int) -> tuple[int, ...]:
+        """Cauchy sums, complex at half as many points."""
+        return self.H, 1 + self.rank, self.channels + self.rank, L
 
     # ---- C̃
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..operators.composed import constants
+from ..operators.result_size import check_result_size
+from ..operators.schema import require_tensor
 from ..structured.reference_s4 import TRANSFORMS, System, system_of
 from .tensors import keep
 
@@ -107,7 +109,15 @@ class SSMKernel(nn.Module):
         if not isinstance(L, (Integral, torch.SymInt)) or L < 0:
             raise ValueError(f"{self._name}: L: expected an integer >= 0, got {L!r}")
 
+    def _check_size(self, L: int) -> None:
+        """Before anything of this length is made."""
+        check_result_size(self._name, "L", self._shape_of_largest(L), self._real, self.C.device)
+
+    def _shape_of_largest(self, L: int) -> tuple[int, ...]:
+        return self.channels, self.H, L
+
     def _check_state(self, state: Tensor, sizes: tuple[int, ...], batch: tuple[int, ...] = ()) -> None:
+        require_tensor(self._name, "state", state)
         expected = " or ".join(f"(…, {self.H}, {size})" for size in sizes)
         if state.dim() < 2 or state.shape[-2] != self.H or state.shape[-1] not in sizes:
             raise ValueError(f"{self._name}: state: expected {expected}, got {tuple(state.shape)}")
@@ -116,6 +126,7 @@ class SSMKernel(nn.Module):
             raise ValueError(f"{self._name}: state: expected {expected}, got {tuple(state.shape)}")
 
     def _check_input(self, u: Tensor, sequence: bool) -> None:
+        require_tensor(self._name, "u", u)
         place = -2 if sequence else -1
         if u.is_complex() or u.dim() < -place or u.shape[place] != self.H:
             expected = f"(…, {self.H}, L)" if sequence else f"(…, {self.H})"

@@ -59,6 +59,7 @@ class S4DKernel(SSMKernel):
                 raise ValueError("S4DKernel: L: expected a length, as l_max is None, got None")
             L = round(self.l_max / rate)
         self._check_length(L)
+        self._check_size(L)
         system = self._system(rate)
         discrete = s4d.discretized(system, self.disc)
         start = discrete.B[None]

@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 
 from .autograd import keep_autograd_out, with_autograd
 from .registration import register
-from .schema import Schema, not_a_tensor, refuse
+from .schema import Schema, refuse, require_tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -206,5 +206,6 @@ def _executed(source: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def output_like(function: str, argument: str, given: Tensor) -> Tensor:
     try:
         return torch.empty_like(given, memory_format=torch.contiguous_format)
-    except TypeError:
-        raise ValueError(not_a_tensor(function, argument, given)) from None
+    except (TypeError, RuntimeError):
+        require_tensor(function, argument, given)
+        raise

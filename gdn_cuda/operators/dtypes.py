@@ -14,5 +14,10 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.complex128 if x.is_complex() else torch.float64
 
 
+def from_pairs(pairs: Tensor) -> Tensor:
+    """Complex numbers of pairs (…, 2) in any memory: torch.view_as_complex refuses odd strides and offsets."""
+    return torch.complex(pairs[..., 0], pairs[..., 1])
+
+
 def wide(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x))

@@ -24,6 +24,7 @@ def first_order(
     """torch.ops.gdn_cuda.<name>, which `function` calls; without `backward` it is an operator of the gradients."""
     return Differentiable(
         name,
+        function=name if backward is None else function,
         backward=backward or _refuse(f"{function}: gradients of gradients are not computed"),
         tangent=_refuse(f"{function}: forward-mode derivatives are not computed"),
         **how,

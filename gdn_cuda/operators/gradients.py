@@ -54,7 +54,7 @@ class Differentiable:
     `tangent(x, of)` returns those of the results, where `of` has the tangents of the arguments, None for those without one.
     x.results are the operator's, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
     `backward_only`: how many of the results, the last ones, are for `backward` alone. They have no gradients and are x.results,
-    and `backward` gets None for results without a gradient.
+    and `backward` gets None for results without a gradient. `function`: what errors call it, if not `name`.
     """
 
     def __init__(
@@ -69,8 +69,9 @@ class Differentiable:
         cpu: Callable[[Any], Any] | None = None,
         uses_results: bool = False,
         backward_only: int = 0,
+        function: str | None = None,
     ):
-        self.schema = schema = register(name, shapes=shapes, reference=reference, cpu=cpu)
+        self.schema = schema = register(name, shapes=shapes, reference=reference, cpu=cpu, function=function)
         self.operator = operator = schema.overload
         places = [i for i, _ in schema.tensors]
 
@@ -116,13 +117,17 @@ class Differentiable:
     def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.operator(*args)
-        if under_transforms():
-            return self.function.apply(*args)  # type: ignore[attr-defined]
-        if torch.is_grad_enabled():
-            for x in args:
-                if isinstance(x, Tensor) and x.requires_grad:
-                    return self.operator(*args)
-        return self.below_autograd(*args)
+        try:
+            if under_transforms():
+                return self.function.apply(*args)  # type: ignore[attr-defined]
+            if torch.is_grad_enabled():
+                for x in args:
+                    if isinstance(x, Tensor) and x.requires_grad:
+                        return self.operator(*args)
+            return self.below_autograd(*args)
+        except Exception:
+            self.schema.check_types(args)  # in words of ours, where torch's are a page
+            raise
 
     def below_autograd(self, *args: Any) -> Any:
         """For calls that are known to need no derivatives."""

@@ -6,8 +6,10 @@ Shape functions and references take one object with the operator's arguments as 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import _C
+from ..runtime import DEFAULT_ARCH
 from .schema import Schema
+
+if TYPE_CHECKING:
+    from .._C import DeviceTraits
 
 _ops = torch.ops.gdn_cuda
 library = torch.library.Library("gdn_cuda", "FRAGMENT")  # kept, as its registrations end with it
@@ -67,11 +74,20 @@ def _on_meta(x: Any) -> Any:
     return torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta")
 
 
+@functools.cache
+def _any_gpu() -> DeviceTraits:
+    """Checks do not depend on which."""
+    return _C.device_traits_for_arch(DEFAULT_ARCH) | {"ordinal": -1}
+
+
 def check(name: str, args: tuple[Any, ...]) -> None:
-    """The checks of the C++ library, on any device. Traced tensors are checked where their shapes and strides are known."""
+    """The checks of the C++ library, on any device. Traced tensors are checked where their shapes and strides are known: those
+    on CUDA as in an explained call, so that what only CPU tensors may be is refused."""
     validate = getattr(_ops, name if name.startswith("validate_") else f"validate_{name}").default
-    with _disable_current_modes():
-        known = [_on_meta(x) for x in args] if any(isinstance(x, FakeTensor) for x in args) else args
+    traced = [x for x in args if isinstance(x, FakeTensor)]
+    as_on_gpu = any(x.device.type == "cuda" for x in traced)
+    with _disable_current_modes(), _C.Explaining(_any_gpu()) if as_on_gpu else nullcontext():
+        known = [_on_meta(x) for x in args] if traced else args
         if not any(x is None and given is not None for x, given in zip(known, args, strict=True)):
             validate.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *known)
 

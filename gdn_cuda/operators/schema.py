@@ -89,8 +89,8 @@ class Schema:
 
     def check_tensors(self, args: tuple[Any, ...]) -> None:
         for i, optional in self.tensors:
-            if not (isinstance(args[i], Tensor) or (optional and args[i] is None)):
-                raise ValueError(not_a_tensor(self.function, self.arguments[i], args[i], optional))
+            if not (optional and args[i] is None):
+                require_tensor(self.function, self.arguments[i], args[i], optional)
 
     def check_types(self, args: tuple[Any, ...]) -> None:
         self.check_tensors(args)
@@ -116,6 +116,29 @@ def check_unmarked(function: str, argument: str, written: Tensor) -> None:
     if written.is_conj() or written.is_neg():
         view = "conjugate" if written.is_conj() else "negative"
         refuse(function, argument, "memory that holds the numbers themselves, as it is written", f"a {view} view")
+
+
+def require_tensor(function: str, argument: str, given: object, optional: bool = False) -> None:
+    """Raises unless `given` is a tensor whose elements are in memory by strides, as operators read them."""
+    if not isinstance(given, Tensor):
+        raise ValueError(not_a_tensor(function, argument, given, optional))
+    if other := _layout_of(given):
+        refuse(function, argument, "a tensor with strides", other)
+
+
+def require_tensors(function: str, **given: object) -> None:
+    """`require_tensor` for each, by argument; None is for the caller to leave out where it may be given."""
+    for argument, x in given.items():
+        require_tensor(function, argument, x)
+
+
+def _layout_of(x: Tensor) -> str:
+    """What x is other than strided, or nothing."""
+    if x.is_nested:
+        return "a nested tensor"
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}"
+    return "a quantized tensor" if x.is_quantized else ""
 
 
 def not_a_tensor(function: str, argument: str, given: object, optional: bool = False) -> str:

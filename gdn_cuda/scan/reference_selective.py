@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operators.dtypes import wide, wide_dtype
+from ..operators.dtypes import from_pairs, wide, wide_dtype
 from ..operators.layout import channels_are_last, empty_rows
 from .discretizations import GRADIENTS, SOFTPLUS_THRESHOLD, TRANSITIONS
 
@@ -123,7 +123,7 @@ class _Coefficients:
         if not self.in_pairs:
             return wide(grouped[..., tokens].permute(3, 0, 1, 2)).contiguous()
         pairs = grouped[..., 2 * tokens.start : 2 * tokens.stop].unflatten(-1, (-1, 2))
-        return torch.view_as_complex(pairs.permute(3, 0, 1, 2, 4).to(torch.float64, memory_format=torch.contiguous_format))
+        return from_pairs(pairs.permute(3, 0, 1, 2, 4).to(torch.float64))
 
     def add_gradient(self, into: Tensor, tokens: slice, grad: Tensor) -> None:
         if not self.varies:

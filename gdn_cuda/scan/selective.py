@@ -228,7 +228,7 @@ def selective_scan(
         Gradients flow to every floating-point input, from out and from the last state. Those of gradients are refused, and so
         are forward mode and torch.vmap over cu_seqlens.
         'rglru' ignores a B that varies, and multiplies the output by a constant one; where δ = 0, the root's derivative, which
-        is infinite, counts as 0. 's7' ignores A. Both are real.
+        is infinite, counts as 0. 's7' ignores A. Both are real, and refuse delta_a, which they do not read.
         Tokens behind the end of the last sequence have the output 0.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 

@@ -159,7 +159,7 @@ def selective_state_update(
         A negative slot skips its sequence: zero output, no slot touched. A negative slot to write is not written.
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
         Two sequences on one slot race.
-        "rglru" ignores B, "s7" ignores A; both are real.
+        "rglru" ignores B, "s7" ignores A; both are real, and refuse delta_a, which they do not read.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
     Example:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..operators.caller import renamed
+from ..operators.schema import require_tensor, require_tensors
 from .reference_common import broadcast_shapes
 
 _COMPUTED = {torch.float32, torch.float64, torch.complex64, torch.complex128}
@@ -32,6 +35,24 @@ def _check_numbers(function: str, tensors: Mapping[str, Tensor]) -> None:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{function}: {argument}: expected a real or complex floating-point tensor, got {got}")
+
+
+def direct(function: str, arguments: tuple[str, ...], operator: Callable[..., Any], *given: Any) -> Any:
+    """`operator(*given)`, whose first arguments are the tensors that the caller knows by these names."""
+    try:
+        return operator(*given)
+    except Exception as error:
+        _raise_in_words_of(function, dict(zip(arguments, given, strict=False)), error)
+        raise
+
+
+def _raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Exception) -> None:
+    """Raises nothing where the error is the function's own, or torch's about something else."""
+    if isinstance(error, ValueError) and str(error).startswith(f"{function}: "):
+        return
+    require_tensors(function, **tensors)
+    if found := renamed(error, function):
+        raise found from error
 
 
 def as_they_are(*tensors: object) -> bool:
@@ -108,7 +129,11 @@ def call(
     if out is not None:
         _check_destination(function, out, tensors)
     if stream is None:
-        return run(out)
+        try:
+            return run(out)
+        except Exception as error:
+            _raise_in_words_of(function, tensors, error)
+            raise
     given = [x for x in (*tensors.values(), out) if x is not None]
     _check_stream(function, stream, given[0].device)
     current = torch.cuda.current_stream(given[0].device)
@@ -125,8 +150,8 @@ def call(
 
 def _check_destination(function: str, out: object, tensors: Mapping[str, Tensor]) -> None:
     device = next(iter(tensors.values())).device
-    if not isinstance(out, Tensor):
-        raise ValueError(f"{function}: out: expected a tensor, got {type(out).__name__}")
+    require_tensor(function, "out", out)
+    assert isinstance(out, Tensor)
     if out.device != device:
         raise ValueError(f"{function}: out: expected {device}, the device of the inputs, got {out.device}")
     if not torch.compiler.is_compiling() and (out.is_conj() or out.is_neg()):  # not known in compiled code

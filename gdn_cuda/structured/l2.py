@@ -7,6 +7,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from ..operators.schema import require_tensors
+
 
 class CauchyPin:
     """What `cauchy_pin_l2` returns: the tensors to call with, in L2 until `release()` or the end of a `with`.
@@ -58,10 +60,10 @@ def cauchy_pin_l2(omega: Tensor, lambd: Tensor) -> CauchyPin:
     """
     from .. import _C
 
+    require_tensors("cauchy_pin_l2", omega=omega, lambd=lambd)
     for argument, x in (("omega", omega), ("lambd", lambd)):
-        if not isinstance(x, Tensor) or x.device.type != "cuda":
-            got = x.device if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"cauchy_pin_l2: {argument}: expected a CUDA tensor, got {got}")
+        if x.device.type != "cuda":
+            raise ValueError(f"cauchy_pin_l2: {argument}: expected a CUDA tensor, got {x.device}")
     if lambd.device != omega.device:
         raise ValueError(f"cauchy_pin_l2: lambd: expected {omega.device}, the device of omega, got {lambd.device}")
     if lambd.dtype != omega.dtype:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..operators.dtypes import from_pairs
 from ..operators.schema import refuse
 from .reference_common import roots_of_unity
 
@@ -51,7 +52,7 @@ def transformed(parameter: Tensor, name: str) -> Tensor:
 
 def _complex(parameter: Tensor, rank: int) -> Tensor:
     """(…,N,2) or, one dimension less, a real (…,N)."""
-    return torch.view_as_complex(parameter.double()) if parameter.dim() > rank else parameter.double().to(torch.complex128)
+    return from_pairs(parameter.double()) if parameter.dim() > rank else parameter.double().to(torch.complex128)
 
 
 def system_of(param_config: Mapping[str, Any], rate: float = 1.0) -> System:

@@ -50,11 +50,11 @@ def cauchy_backward(x: Any) -> tuple[Tensor, ...]:
 def log_vandermonde(x: Any) -> Tensor:
     """(…,L), real, of v's precision."""
     wide_v, wide_x = x.v.to(torch.complex128), x.x.to(torch.complex128)
-    parts = []
+    out = torch.empty(*broadcast_shapes(x.v.shape[:-1], x.x.shape[:-1]), x.L, dtype=x.v.real.dtype, device=x.v.device)
     for part in _slices(x.L, x.v, x.x):
         powers = vandermonde.powers("log_vandermonde", wide_x, part.stop - part.start, part.start)
-        parts.append(2 * (wide_v[..., :, None] * powers).real.sum(-2))
-    return torch.cat(parts, -1).to(x.v.real.dtype)
+        out[..., part] = 2 * (wide_v[..., :, None] * powers).real.sum(-2)
+    return out
 
 
 def log_vandermonde_moments(x: Any) -> Tensor:

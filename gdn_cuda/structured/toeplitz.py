@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..operators.explain import explain
 from ..operators.gradients import needs_derivatives, require_no_transforms, under_transforms
-from .call import as_they_are, broadcast_leading, call, check_out, computed, finished
+from .call import as_they_are, broadcast_leading, call, check_out, computed, direct, finished
 from .reference_common import working_epsilon, zeros_of
 from .toeplitz_operators import (
     check_lengths,
@@ -59,7 +59,7 @@ def toeplitz_matvec(
         tensor([7., 7., 5.])
     """
     if stream is None and out is None and as_they_are(c, r, x):
-        return matvec(c, r, x, False)
+        return direct("toeplitz_matvec", ("c", "r", "x"), matvec, c, r, x, False)
     return _multiply("toeplitz_matvec", {"c": c, "r": r, "x": x}, False, stream, out)
 
 
@@ -89,7 +89,7 @@ def toeplitz_matvec_transpose(
         tensor([5., 7., 7.])
     """
     if stream is None and out is None and as_they_are(c, r, x):
-        return matvec(c, r, x, True)
+        return direct("toeplitz_matvec_transpose", ("c", "r", "x"), matvec, c, r, x, True)
     return _multiply("toeplitz_matvec_transpose", {"c": c, "r": r, "x": x}, True, stream, out)
 
 
@@ -135,7 +135,7 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Str
         (tensor([1., 1., 1.]), tensor(0, dtype=torch.int32))
     """
     if stream is None and as_they_are(c, r, b):
-        return solve(c, r, b, False, False)
+        return direct("toeplitz_solve_ex", ("c", "r", "b"), solve, c, r, b, False, False)
     return _call_for_two("toeplitz_solve_ex", stream, {"c": c, "r": r, "b": b}, lambda c, r, b: solve(c, r, b, False, False))
 
 
@@ -173,7 +173,7 @@ def toeplitz_solve_symmetric_ex(
         return solve_positive(c, b) if assume_positive else solve(c, c, b, True, False)
 
     if stream is None and as_they_are(c, b):
-        return run(c, b)
+        return direct("toeplitz_solve_symmetric_ex", ("c", "b"), run, c, b)
     return _call_for_two("toeplitz_solve_symmetric_ex", stream, {"c": c, "b": b}, run)
 
 
@@ -232,7 +232,7 @@ def toeplitz_solve(
         tensor([1., 1., 1.])
     """
     if stream is None and out is None and as_they_are(c, r, b):
-        x, info = solve(c, r, b, False, True)
+        x, info = direct("toeplitz_solve", ("c", "r", "b"), solve, c, r, b, False, True)
         _require_regular("toeplitz_solve", "c, r", info)
         return x
     return _solve_or_raise("toeplitz_solve", "c, r", {"c": c, "r": r, "b": b}, stream, out)

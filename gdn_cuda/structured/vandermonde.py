@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..operators import Differentiable, register
 from ..operators.gradients import leading_first, require_no_transforms
+from ..operators.schema import require_tensors
 from . import reference_sums as reference
 from .call import as_one, broadcast_leading, call, check_out, finished
 from .reference_common import broadcast_shapes
@@ -111,6 +112,7 @@ def log_vandermonde(
     Edge cases:
         The power 0 is 1 whatever x is, so x = −∞ stands for the logarithm of 0.
         An entry with a power or term that overflows is infinite or NaN; underflow is 0.
+        A result that is larger than memory is refused before it is allocated.
 
     Example:
         >>> gdn_cuda.log_vandermonde(torch.ones(1), torch.tensor([-1.0]), 3)
@@ -158,6 +160,7 @@ def log_vandermonde_transpose(
 
     def run(out: Tensor | None) -> Tensor:
         _check_length(function, L)
+        require_tensors(function, **tensors)  # torch multiplies v even where it is sparse
         _, wide_v, wide_x = as_one(function, tensors, torch.complex64)
         if u.dim() < 1 or u.shape[-1] != L:
             raise ValueError(f"{function}: u: expected (…, L={L}), got {tuple(u.shape)}")

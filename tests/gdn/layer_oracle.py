@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-OUT_BOUND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+OUT_BOUND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 1e-13}
 # A query, key or value between two numbers of 16 bits may be rounded to the other one than here, one among thousands.
-STATE_BOUND = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-8}
+STATE_BOUND = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-8, torch.float64: 1e-13}
 HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import gdn_cuda
 
 Decode = Callable[..., Tensor]
-OUTPUT_BOUND = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
-STATE_BOUND = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
+OUTPUT_BOUND = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float64: 1e-13}
+STATE_BOUND = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float64: 1e-13}
 
 
 def gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,10 @@
 #include <gdn_cuda/conv.hpp>
 #include <vector>
 
+#include "../../operators/float64.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
+#include "../../operators/result_size.hpp"
 #include "../../operators/torch_math.hpp"
 
 namespace gdn_cuda::conv {
@@ -38,15 +40,14 @@ PreparedFilter prepare(const Checks& check, const View& residues, const View& lo
                 fmt::format("(rows, S), S from 1 to {}", kHyenaFilterMostStates), shape_text(residues));
     const int64_t rows = residues.size(0), count = residues.size(1);
     check.shape("log_poles", log_poles, {rows, count}, "(rows, S), as residues");
-    const bool on_cuda = residues.is_cuda() || explaining();
-    const DType type =
-        on_cuda ? check.dtype("residues", residues, {DType::f32}) : check.dtype("residues", residues, {DType::f32, DType::f64});
+    const DType type = dtype_or_f64(check, "residues", residues, {DType::f32});
     check.dtype("log_poles", log_poles, {type});
     check.device("log_poles", log_poles, residues, "residues");
     for (const auto& [argument, view] : {std::pair{"residues", &residues}, {"log_poles", &log_poles}})
         GDN_REQUIRE(check, view->contiguous_tail(2), argument, "a contiguous tensor", stride_text(*view));
     GDN_REQUIRE(check, tokens >= 0 && tokens <= kMaxTokens, "L", fmt::format("a length from 0 to {}", kMaxTokens),
                 fmt::format("{}", tokens));
+    check_result_size(check, "L", {rows, tokens}, type, residues);
     PreparedFilter prepared{.residues = residues};
     HyenaFilterArgs& args = prepared.args;
     args.residues = static_cast<const float*>(residues.data);

@@ -12,7 +12,7 @@ void check_head_dim(const Checks& check, const char* argument, int64_t dim) {
 
 bool Sequences::plain() const {
     const auto without_gaps = [](const View& view) { return view.size(-1) == 1 || view.stride(-1) == 1; };
-    return !has_more_queries() && io != DType::f32 && dk % 8 == 0 && dv % 8 == 0 && without_gaps(query) && without_gaps(key) &&
+    return !has_more_queries() && bytes_of(io) == 2 && dk % 8 == 0 && dv % 8 == 0 && without_gaps(query) && without_gaps(key) &&
            without_gaps(value);
 }
 
@@ -66,7 +66,7 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
                     s.has_more_queries() ? fmt::format(" with the {} of {} for heads", s.value_heads, names.value) : ""),
         shape_text(k));
 
-    s.io = check.dtype(names.query, q, {DType::bf16, DType::f16, DType::f32});
+    s.io = check.number(names.query, q);
     check.dtype(names.key, k, {s.io});
     check.dtype(names.value, v, {s.io});
     check.device(names.key, k, q, names.query);
@@ -90,8 +90,7 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
     return s;
 }
 
-Scalars check_scalars(const Checks& check, const char* argument, const View& scalars, const Sequences& s,
-                      std::initializer_list<DType> allowed) {
+Scalars check_scalars(const Checks& check, const char* argument, const View& scalars, const Sequences& s) {
     const View view = s.unit_batch && scalars.rank == 2 ? View() : s.without_batch(scalars);
     GDN_REQUIRE(check, view.defined(), argument, fmt::format("rank 3 (1, N, Hv), as {} has", s.names.query),
                 shape_text(scalars));
@@ -100,14 +99,14 @@ Scalars check_scalars(const Checks& check, const char* argument, const View& sca
     } else {
         check.shape(argument, view, {s.count, s.tokens, s.heads}, s.has_more_queries() ? "(B, T, Hq)" : "(B, T, Hv)");
     }
-    check.dtype(argument, view, allowed);
+    dtype_beside(check, argument, view, s.io);
     check.device(argument, view, s.query, s.names.query);
     return scalars_of(view);
 }
 
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& s) {
     check.shape(argument, view, {s.heads}, s.has_more_queries() ? "(Hq,)" : "(Hv,)");
-    check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
+    dtype_beside(check, argument, view, s.io);
     check.device(argument, view, s.query, s.names.query);
     check.last_contiguous(argument, view);
     return tagged(view);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../../operators/float64.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
 
@@ -41,9 +42,8 @@ struct Sequences {
 enum class QueryHeads { fewer, any };  // fewer than values, or as many
 Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
                           const View& cu_seqlens, QueryHeads query_heads = QueryHeads::fewer, const RowNames& names = {});
-// (B, T, Hv) or (N, Hv), any strides
-Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& sequences,
-                      std::initializer_list<DType> allowed);
+// (B, T, Hv) or (N, Hv), any strides and any dtype that rows may have.
+Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
 
 }  // namespace gdn_cuda::gdn

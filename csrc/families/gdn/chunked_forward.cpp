@@ -163,9 +163,13 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
 
 PreparedChunked prepare_dense(const ChunkedForward& x) {
     const Checks check{x.name};
-    const bool known = !x.state_dtype || *x.state_dtype == ScalarType::Float || *x.state_dtype == ScalarType::BFloat16 ||
-                       *x.state_dtype == ScalarType::Half;
-    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16, float16 or None", known ? "" : dtype_name(*x.state_dtype));
+    const auto is_known = [&](ScalarType type) {
+        return type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half ||
+               (type == ScalarType::Double && View(x.query).dtype == torch_numbers.f64);
+    };
+    const bool known = !x.state_dtype || is_known(*x.state_dtype);
+    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16, float16 or None, or float64 with a float64 query",
+                known ? "" : dtype_name(*x.state_dtype));
     GDN_REQUIRE(check, x.output_final_state || !x.final_state, "final_state", "None with output_final_state=False", "a tensor");
     GDN_REQUIRE(check, !x.state_dtype || !x.final_state, "state_dtype", "None with final_state, whose dtype counts",
                 dtype_name(*x.state_dtype));

@@ -32,7 +32,7 @@ Prepared prepare_summary(const ChunkedSummary& x) {
     const View out(x.out);
     const int64_t rows = sequences.dv + sequences.dk, heads = sequences.heads, head = rows * sequences.dk;
     check.shape("out", out, {sequences.count, heads, rows, sequences.dk}, "(sequences, Hv, dv + dk, dk)");
-    check.dtype("out", out, {DType::f32});
+    check.dtype("out", out, {sequences.io == DType::f64 ? DType::f64 : DType::f32});
     check.device("out", out, sequences.key, "key");
     GDN_REQUIRE(check, out.contiguous_tail(4), "out", "a contiguous tensor", "strides that are not");
     check.apart({{"out", out}}, {{"key", sequences.key},
@@ -77,8 +77,9 @@ Tensor chunked_summary(const ChunkedSummary& x) {
     require_given(x.name, x);
     ChunkedSummary arguments = x;
     if (!x.out)
-        arguments.out.emplace(torch::stable::new_empty(x.key, gdn::summary_sizes(x.key, x.value, x.cu_seqlens),
-                                                       torch::headeronly::ScalarType::Float));
+        arguments.out.emplace(
+            torch::stable::new_empty(x.key, gdn::summary_sizes(x.key, x.value, x.cu_seqlens),
+                                     x.key->scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float));
     call<ChunkedSummary, gdn::run_summary>(arguments);
     return arguments.out;
 }

@@ -27,8 +27,8 @@ Prepared prepare_decode(const FusedDecode& x) {
     RecurrentArgs& args = prepared.args;
 
     const View a(x.a), b(x.b), rates(x.A_log), bias(x.dt_bias);
-    args.gate = check_scalars(check, "a", a, sequences, {DType::bf16, DType::f16, DType::f32});
-    args.beta = check_scalars(check, "b", b, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.gate = check_scalars(check, "a", a, sequences);
+    args.beta = check_scalars(check, "b", b, sequences);
     args.A_log = check_per_head(check, "A_log", rates, sequences);
     args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
 

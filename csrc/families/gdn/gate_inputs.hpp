@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "../../operators/tensor.hpp"
+#include "../../operators/float64.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -23,10 +23,7 @@ inline DType check_gate_inputs(const Checks& check, const GateInputs& x) {
     check.device("b", b, a, "a");
     for (const auto& [argument, view] : {std::pair{"A_log", &A_log}, std::pair{"dt_bias", &dt_bias}}) {
         check.shape(argument, *view, {a.size(-1)}, "(Hv,)");
-        if (io == DType::f64)
-            check.number(argument, *view);
-        else
-            check.dtype(argument, *view, {DType::f32, DType::bf16, DType::f16});
+        dtype_beside(check, argument, *view, io);
         check.device(argument, *view, a, "a");
         check.last_contiguous(argument, *view);
     }

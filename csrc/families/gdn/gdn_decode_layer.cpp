@@ -5,6 +5,7 @@
 #include <gdn_cuda/gdn.hpp>
 #include <vector>
 
+#include "../../operators/float64.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/state_slots.hpp"
 #include "decode_layer.hpp"
@@ -81,14 +82,14 @@ void set_projections(const Checks& check, const GdnDecodeLayer& x, const View& q
 }
 
 void set_gates(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const View& ba, const LayerSizes& sizes,
-               DecodeLayerArgs& args) {
+               DType io, DecodeLayerArgs& args) {
     const bool split = x.layout == LayerLayout::split;
     const View a = view_of(x.a);
     GDN_REQUIRE(check, a.defined() == split, "a", split ? "a tensor with layout 'split'" : "None, as it is a part of ba",
                 split ? "None" : "a tensor");
     const auto gates_of = [&](const char* argument, const View& view, int64_t width, const char* layout) {
         check.shape(argument, view, {sizes.sequences, sizes.tokens, width}, layout);
-        check.dtype(argument, view, {DType::bf16, DType::f16, DType::f32});
+        dtype_beside(check, argument, view, io);
         check.device(argument, view, qkvz, "qkvz");
         const int64_t head = view.stride(2);
         return DecodeLayerArgs::Gates{tagged(view), view.stride(0), view.stride(1), sizes.heads_per_key() * head, head};
@@ -108,7 +109,7 @@ void set_gates(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, c
 Tagged check_numbers(const Checks& check, const char* argument, const View& view, int64_t size, const char* layout,
                      const View& qkvz) {
     check.shape(argument, view, {size}, layout);
-    check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
+    dtype_beside(check, argument, view, *dtype_of(qkvz));
     check.device(argument, view, qkvz, "qkvz");
     return tagged(view);
 }
@@ -124,7 +125,7 @@ int near_stride(const Checks& check, const char* argument, const View& view, int
 void set_weights(const Checks& check, const View& qkvz, const View& weight, const View& bias, const View& A_log,
                  const View& dt_bias, const View& norm, const LayerSizes& sizes, DecodeLayerArgs& args) {
     check.shape("conv_weight", weight, {sizes.channels(), kLayerTaps}, "(2 Hk dk + Hv dv, 4)");
-    check.dtype("conv_weight", weight, {DType::f32, DType::bf16, DType::f16});
+    dtype_beside(check, "conv_weight", weight, *dtype_of(qkvz));
     check.device("conv_weight", weight, qkvz, "qkvz");
     args.weight = tagged(weight);
     args.weight_channel = weight.stride(0);
@@ -161,7 +162,7 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     const View slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
     const View step_conv = view_of(x.step_conv), steps = view_of(x.step_states), rows = view_of(x.step_slots);
     check_layer_states(check, "state_pool", pool, 4, sizes, qkvz);
-    prepared.problem.state = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
+    prepared.problem.state = dtype_beside(check, "state_pool", pool, *dtype_of(qkvz), {DType::f32, DType::bf16});
     const SlotTensors states{"state_pool", "state_indices", pool, slots, accepted, steps, rows};
     check_slots(check, states, {sizes.sequences, sizes.tokens, false, qkvz, "qkvz"});
     args.by_token = states.by_token();
@@ -170,7 +171,7 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     const int64_t columns = args.by_token ? kLayerTaps - 2 + std::max<int64_t>(sizes.tokens, 1) : kLayerTaps - 1;
     check.shape("conv_pool", conv, {pool.size(0), sizes.channels(), conv.size(2)}, "(slots, 2 Hk dk + Hv dv, columns)");
     GDN_REQUIRE(check, conv.size(2) >= columns, "conv_pool", fmt::format("{} columns or more", columns), shape_text(conv));
-    check.dtype("conv_pool", conv, {DType::f32, DType::bf16, DType::f16});
+    dtype_beside(check, "conv_pool", conv, *dtype_of(qkvz));
     check.device("conv_pool", conv, qkvz, "qkvz");
     check.distinct("conv_pool", conv);
     args.conv = {tagged(conv), conv.stride(0), 0, conv.stride(1), near_stride(check, "conv_pool", conv, 2)};
@@ -195,7 +196,7 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     check.rank("step_conv", step_conv, 4, "(rows, tokens, C, 3)");
     check.shape("step_conv", step_conv, {steps.size(0), steps.size(1), sizes.channels(), kLayerTaps - 1},
                 "(rows, tokens, 2 Hk dk + Hv dv, 3), as many rows and tokens as step_states has");
-    check.dtype("step_conv", step_conv, {DType::f32, DType::bf16, DType::f16});
+    dtype_beside(check, "step_conv", step_conv, *dtype_of(qkvz));
     check.device("step_conv", step_conv, qkvz, "qkvz");
     check.distinct("step_conv", step_conv);
     args.state_out = steps.data;
@@ -232,9 +233,9 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     const LayerSizes sizes = check_sizes(check, x, qkvz);
     PreparedLayer prepared{.qkvz = qkvz};
     DecodeLayerArgs& args = prepared.args;
-    const DType io = check.dtype("qkvz", qkvz, {DType::bf16, DType::f16});
+    const DType io = dtype_or_f64(check, "qkvz", qkvz, {DType::bf16, DType::f16});
     set_projections(check, x, qkvz, sizes, io, args);
-    set_gates(check, x, qkvz, ba, sizes, args);
+    set_gates(check, x, qkvz, ba, sizes, io, args);
     set_weights(check, qkvz, weight, bias, A_log, dt_bias, norm, sizes, args);
     set_states(check, x, qkvz, sizes, conv, pool, prepared);
     GDN_REQUIRE(check, x.norm_eps >= 0 && std::isfinite(x.norm_eps), "norm_eps", "a number that is not negative",

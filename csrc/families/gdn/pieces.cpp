@@ -27,7 +27,8 @@ void check_rows(const Checks& check, const char* argument, const View& view, con
 
 Scalars check_mn_major(const Checks& check, const char* argument, const View& view, const Sequences& s,
                        std::initializer_list<DType> allowed) {
-    const Scalars scalars = check_scalars(check, argument, view, s, allowed);
+    const Scalars scalars = check_scalars(check, argument, view, s);
+    check.dtype(argument, view, allowed);
     GDN_REQUIRE(check, view.size(-2) <= 1 || view.stride(-2) == 1, argument,
                 "contiguous tokens, as transpose_to_mn_major returns them", stride_text(view));
     return scalars;

@@ -79,8 +79,8 @@ void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
     const bool raw = x.A_log.defined();
-    if (x.beta.defined()) args.beta = check_scalars(check, "beta", x.beta, sequences, {DType::bf16, DType::f16, DType::f32});
-    if (x.gate.defined()) args.gate = check_scalars(check, "gate", x.gate, sequences, {DType::f32, DType::bf16, DType::f16});
+    if (x.beta.defined()) args.beta = check_scalars(check, "beta", x.beta, sequences);
+    if (x.gate.defined()) args.gate = check_scalars(check, "gate", x.gate, sequences);
     GDN_REQUIRE(check, x.gate.defined() || !(raw || x.gate_is_linear), "gate",
                 fmt::format("a tensor with {}", raw ? "A_log" : "gate_is_linear=True"), "None");
     GDN_REQUIRE(check, !(raw && x.gate_is_linear), "gate_is_linear", "False with A_log", "True");
@@ -104,7 +104,8 @@ void check_has_initial(const Checks& check, Prepared& prepared, const View& has_
                 dtype_name(has_initial_state));
     check.device("has_initial_state", has_initial_state, prepared.sequences.query, "query");
     check.last_contiguous("has_initial_state", has_initial_state);
-    prepared.args.has_initial = static_cast<const bool*>(has_initial_state.data);
+    // Without a state all sequences start from zeros.
+    if (prepared.args.initial.data != nullptr) prepared.args.has_initial = static_cast<const bool*>(has_initial_state.data);
 }
 
 RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state) {
@@ -135,7 +136,7 @@ RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType 
 }
 
 RecurrentStates check_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank) {
-    prepared.state_type = check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
+    prepared.state_type = dtype_beside(check, argument, states, prepared.sequences.io);
     return check_states(check, prepared, argument, states, rank);
 }
 
@@ -148,7 +149,7 @@ RecurrentStates check_states(const Checks& check, Prepared& prepared, const char
                             shape_text({expected[0], expected[1], expected[2]})),
                 shape_text(states));
     check.device(argument, states, sequences.query, "query");
-    const DType type = check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
+    const DType type = dtype_beside(check, argument, states, sequences.io);
     prepared.plain_states =
         prepared.plain_states && states.contiguous_tail(3) && type == prepared.state_type && type != DType::f16;
     prepared.aligned_states = prepared.aligned_states && states.aligned16();

@@ -27,7 +27,7 @@ void check_stored(const Checks& check, const char* argument, const View& stored,
 
 // What gdn/replay has no code for.
 void check_rows(const Checks& check, const Sequences& sequences) {
-    check.dtype("query", sequences.query, {DType::bf16, DType::f16});
+    dtype_or_f64(check, "query", sequences.query, {DType::bf16, DType::f16});
     for (const auto& [argument, rows] :
          {std::pair{"query", &sequences.query}, std::pair{"key", &sequences.key}, std::pair{"value", &sequences.value}}) {
         check.last_contiguous(argument, *rows);
@@ -59,14 +59,14 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     args.cu_seqlens = recurrent.cu_seqlens;
 
     const View a(x.a), b(x.b), rates(x.A_log), bias(x.dt_bias);
-    args.gate = check_scalars(check, "a", a, sequences, {DType::bf16, DType::f16, DType::f32});
-    args.beta = check_scalars(check, "b", b, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.gate = check_scalars(check, "a", a, sequences);
+    args.beta = check_scalars(check, "b", b, sequences);
     args.A_log = check_per_head(check, "A_log", rates, sequences);
     args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
     args.beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f;
 
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
-    const DType state = common.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
+    const DType state = common.state_type = dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16});
     const RecurrentStates states = check_states(check, common, "state_pool", pool, 4);
     GDN_REQUIRE(check, common.plain_states, "state_pool", "contiguous states", stride_text(pool));
     check.distinct("state_pool", pool);
@@ -87,6 +87,7 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     const View keys(x.keys), updates(x.updates), decays(x.decays), banks(x.banks);
     check.rank("keys", keys, 5, "(slots, 2, S, Hk, dk)");
     const int64_t count = pool.size(0), steps = keys.size(2);
+    const DType wide = sequences.io == DType::f64 ? DType::f64 : DType::f32;
     GDN_REQUIRE(check, steps >= 1 && steps <= kMostReplayTokens, "keys",
                 fmt::format("room for 1 to {} steps in each slot", kMostReplayTokens), shape_text(keys));
     GDN_REQUIRE(check, sequences.packed() || sequences.tokens <= steps, "query",
@@ -94,10 +95,9 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
                 shape_text(sequences.query));
     check_stored(check, "keys", keys, {count, 2, steps, sequences.key_heads, sequences.dk}, "(slots, 2, S, Hk, dk)",
                  sequences.io, sequences.query);
-    check_stored(check, "updates", updates, {count, steps, sequences.value_heads, sequences.dv}, "(slots, S, Hv, dv)",
-                 DType::f32, sequences.query);
-    check_stored(check, "decays", decays, {count, 2, steps, sequences.value_heads}, "(slots, 2, S, Hv)", DType::f32,
+    check_stored(check, "updates", updates, {count, steps, sequences.value_heads, sequences.dv}, "(slots, S, Hv, dv)", wide,
                  sequences.query);
+    check_stored(check, "decays", decays, {count, 2, steps, sequences.value_heads}, "(slots, 2, S, Hv)", wide, sequences.query);
     check_stored(check, "banks", banks, {count, sequences.value_heads, ceil_div(sequences.dv, kRowsPerBank)},
                  "(slots, Hv, dv / 8)", DType::f32, sequences.query);
     args.keys = keys.data;

@@ -125,9 +125,10 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
                 fmt::format("(D={}, N), N from 1 to {}", dim, kMaxStates), shape_text(A));
     check.device("A", A, u, "u");
     const bool is_real = x.discretization == Discretization::s7 || x.discretization == Discretization::rglru;
+    const char* const discretization = kDiscretizationNames[static_cast<int>(x.discretization)];
     if (types.is_complex && is_real)
-        check.fail("A", fmt::format("real numbers, as '{}' is real", kDiscretizationNames[static_cast<int>(x.discretization)]),
-                   dtype_name(A));
+        check.fail("A", fmt::format("real numbers, as '{}' is real", discretization), dtype_name(A));
+    GDN_REQUIRE(check, !(delta_a.defined() && is_real), "delta_a", fmt::format("None with '{}'", discretization), "a tensor");
     inputs.state_size = static_cast<int>(state_size);
     inputs.A = constant(A, types.of_A());
     const Sizes sizes{batch, dim, length, state_size};

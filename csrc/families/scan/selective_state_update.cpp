@@ -113,11 +113,11 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
                 shape_text(x));
     GDN_REQUIRE(check, state.size(-1) >= 1 && state.size(-1) <= kMaxStates, "state", fmt::format("N from 1 to {}", kMaxStates),
                 shape_text(state));
-    GDN_REQUIRE(
-        check,
-        !complex || (arguments.discretization != Discretization::s7 && arguments.discretization != Discretization::rglru),
-        "discretization", "'mamba', 'zoh', 'bilinear' or 'dirac' for a complex state",
-        fmt::format("'{}'", names_of(Discretization{})[static_cast<size_t>(arguments.discretization)]));
+    const bool is_real = arguments.discretization == Discretization::s7 || arguments.discretization == Discretization::rglru;
+    const char* const discretization = names_of(Discretization{})[static_cast<size_t>(arguments.discretization)];
+    GDN_REQUIRE(check, !(complex && is_real), "discretization", "'mamba', 'zoh', 'bilinear' or 'dirac' for a complex state",
+                fmt::format("'{}'", discretization));
+    GDN_REQUIRE(check, !(arguments.delta_a && is_real), "delta_a", fmt::format("None with '{}'", discretization), "a tensor");
 
     PreparedStep prepared{.state = state};
     SelectiveStepArgs& args = prepared.args;

@@ -6,6 +6,7 @@
 #include <gdn_cuda/structured.hpp>
 
 #include "../../operators/operator.hpp"
+#include "../../operators/result_size.hpp"
 #include "lines.hpp"
 #include "vandermonde_moments.hpp"
 
@@ -67,6 +68,9 @@ PreparedVandermonde prepare_vandermonde(const VandermondeCall& call) {
     GDN_REQUIRE(check, prepared.x.size(-1) <= kMostPoles, "x", fmt::format("at most {} poles", kMostPoles),
                 shape_text(prepared.x));
     GDN_REQUIRE(check, L >= 0 && L <= kMostSteps, "L", fmt::format("0 to {}", kMostSteps), fmt::format("{}", L));
+    int64_t rows = 1;
+    for (const int64_t size : prepared.shape.leading) rows *= size;
+    check_result_size(check, "L", {rows, L}, prepared.type == DType::c64 ? DType::f32 : DType::f64, prepared.v);
     return prepared;
 }
 

@@ -433,9 +433,12 @@ def test_the_error_states_expected_and_actual_shapes() -> None:
 def test_the_texts_name_dtypes_and_strides() -> None:
     arguments = arguments_of(CASES["chunked"])
     for changes, text in (
-        ({"query": arguments["query"].short()}, "query: expected bfloat16 or float16 or float32, got int16"),
-        ({"beta": arguments["beta"].bool()}, "beta: expected bfloat16 or float16 or float32, got bool"),
-        ({"state_dtype": torch.float64}, "state_dtype: expected float32, bfloat16, float16 or None, got float64"),
+        ({"query": arguments["query"].short()}, "query: expected float32 or bfloat16 or float16 or float64, got int16"),
+        ({"beta": arguments["beta"].bool()}, "beta: expected float32 or bfloat16 or float16, got bool"),
+        (
+            {"state_dtype": torch.float64},
+            "state_dtype: expected float32, bfloat16, float16 or None, or float64 with a float64 query, got float64",
+        ),
         (
             {"value": arguments["value"][:, :, :1]},
             "key: expected the shape of query (2, 3, 2, 16) with the 1 of value for heads, got (2, 3, 2, 16)",

@@ -22,6 +22,7 @@ def arguments(**form: Any) -> dict[str, Any]:
 
 PACKED = {"batch": 1, "length": 9, "cu_seqlens": [0, 4, 9]}
 COMPLEX = {"is_complex": True}
+S7, RGLRU = {"discretization": "s7"}, {"discretization": "rglru"}
 PAIRS = {"is_complex": True, "in_pairs": True}
 # form of the inputs, what is changed, the argument that the error names, what was expected and what it got
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
@@ -33,6 +34,8 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "dtype of z": ({}, {"z": torch.ones(2, 4, 70).double()}, "z", "float32, got float64"),
     "channels of z": ({}, {"z": torch.ones(2, 8, 70)}, "z", "the shape of u (2, 4, 70), got (2, 8, 70)"),
     "shape of delta_a": ({}, {"delta_a": torch.ones(4)}, "delta_a", "the shape of u (2, 4, 70), got (4,)"),
+    "delta_a of s7": (S7, {"delta_a": torch.ones(2, 4, 70)}, "delta_a", "None with 's7', got a tensor"),
+    "delta_a of rglru": (RGLRU, {"delta_a": torch.ones(2, 4, 70)}, "delta_a", "None with 'rglru', got a tensor"),
     "channels of A": ({}, {"A": torch.ones(5, 3)}, "A", "(D=4, N), N from 1 to 256, got (5, 3)"),
     "no states": ({}, {"A": torch.ones(4, 0)}, "A", "(D=4, N), N from 1 to 256, got (4, 0)"),
     "too many states": ({}, {"A": torch.ones(4, 257)}, "A", "(D=4, N), N from 1 to 256, got (4, 257)"),

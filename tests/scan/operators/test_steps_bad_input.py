@@ -157,3 +157,10 @@ def test_wrong_arguments_of_the_simplified_step(what: str) -> None:
 def test_a_conjugate_view_as_state_is_refused() -> None:
     x = draws(0, state=torch.complex64)
     refused(selective_state_update, x | {"state": x["state"].conj()}, "state", "conjugate view")
+
+
+@pytest.mark.parametrize("discretization", ["s7", "rglru"])
+def test_delta_a_is_refused_where_it_has_no_meaning(discretization: str) -> None:
+    x = draws(0, batch=3, tokens=2, heads=4, dim=5, groups=2)
+    x |= {"discretization": discretization, "delta_a": torch.ones_like(x["dt"])}
+    refused(selective_state_update, x, "delta_a", f"expected None with '{discretization}', got a tensor")

@@ -83,6 +83,19 @@ def test_states_with_any_batch(batch: tuple[int, ...], rng: torch.Generator) -> 
     assert torch.equal(kernel_of(config, 6)(state=state)[1], rows.reshape(*batch, 2, 3, 6))
 
 
+def test_pairs_may_be_in_any_memory(rng: torch.Generator) -> None:
+    """Odd strides and offsets of fp64 parameters, which torch.view_as_complex refuses."""
+    config = config_of(rng)
+    expected, _ = kernel_of(config)()
+    for name in ("B", "C"):
+        pairs = config[name].detach()
+        apart = torch.cat([pairs, pairs[..., :1]], -1).flatten(-2)
+        memory = torch.cat([apart.new_zeros(*apart.shape[:-1], 1), apart], -1)
+        config[name] = memory[..., 1:].unflatten(-1, (-1, 3))[..., :2]
+        assert config[name].stride(-2) % 2 or config[name].storage_offset() % 2
+    assert torch.equal(kernel_of(config)()[0], expected)
+
+
 @pytest.mark.parametrize("rate", [0.5, 2.0])
 def test_rate_and_length(rate: float, rng: torch.Generator) -> None:
     config = config_of(rng)
