@@ -230,6 +230,7 @@ def selective_scan(
         'rglru' ignores a B that varies, and multiplies the output by a constant one; where δ = 0, the root's derivative, which
         is infinite, counts as 0. 's7' ignores A. Both are real, and refuse delta_a, which they do not read.
         Tokens behind the end of the last sequence have the output 0.
+        'bilinear' has a pole at ½δA = 1 or ½δ_A A = 1, where results and gradients are undefined.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
     Example:

@@ -76,6 +76,7 @@ def simplified_scan(
         y is not doubled: s5_inner does that for systems that stand for their conjugates as well.
         L = 0 has the initial state, or zeros, as its last.
         A = 0 is the limit of A → 0, and δ = 0 keeps the state (dirac: adds Bu to it), both with finite gradients.
+        bilinear has a pole at ½δA = 1 or ½δ_A A = 1, where results and gradients are undefined.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
     Example:
