@@ -7,7 +7,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from ..operators.schema import require_tensors
+from ..operators.schema import require_tensor
 
 
 class CauchyPin:
@@ -60,7 +60,10 @@ def cauchy_pin_l2(omega: Tensor, lambd: Tensor) -> CauchyPin:
     """
     from .. import _C
 
-    require_tensors("cauchy_pin_l2", omega=omega, lambd=lambd)
+    for argument, x in (("omega", omega), ("lambd", lambd)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"cauchy_pin_l2: {argument}: expected a CUDA tensor, got {type(x).__name__}")
+        require_tensor("cauchy_pin_l2", argument, x)
     for argument, x in (("omega", omega), ("lambd", lambd)):
         if x.device.type != "cuda":
             raise ValueError(f"cauchy_pin_l2: {argument}: expected a CUDA tensor, got {x.device}")

@@ -117,17 +117,17 @@ def test_wrong_input(changes: dict[str, Any], text: str, seed: int) -> None:
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"state_pool": torch.zeros(4, 1, 8, 64)}, "chunked_forward: state: expected"),
-        ({"state_pool": torch.zeros(4, 2, 8, 64, dtype=torch.float64)}, "chunked_forward: state: expected"),
-        ({"state_pool": torch.zeros(1, 2, 8, 64).expand(4, 2, 8, 64)}, "chunked_forward: state: expected"),
-        ({"A_log": torch.zeros(3)}, "chunked_forward: A_log: expected"),
-        ({"scale": float("nan")}, "chunked_forward: scale: expected"),
-        ({"has_initial_state": torch.ones(2, dtype=torch.int32)}, "chunked_forward: has_initial_state: expected bool"),
-        ({"norm_weight": torch.zeros(7)}, "rms_norm_gated: weight: expected"),
-        ({"norm_eps": -1.0}, "rms_norm_gated: eps: expected"),
-        ({"gate_activation": "tanh"}, "rms_norm_gated: activation: expected"),
+        ({"state_pool": torch.zeros(4, 1, 8, 64)}, "gdn_prefill_layer: state_pool: expected"),
+        ({"state_pool": torch.zeros(4, 2, 8, 64, dtype=torch.float64)}, "gdn_prefill_layer: state_pool: expected"),
+        ({"state_pool": torch.zeros(1, 2, 8, 64).expand(4, 2, 8, 64)}, "gdn_prefill_layer: state_pool: expected"),
+        ({"A_log": torch.zeros(3)}, "gdn_prefill_layer: A_log: expected"),
+        ({"scale": float("nan")}, "gdn_prefill_layer: scale: expected"),
+        ({"has_initial_state": torch.ones(2, dtype=torch.int32)}, "gdn_prefill_layer: has_initial_state: expected bool"),
+        ({"norm_weight": torch.zeros(7)}, "gdn_prefill_layer: norm_weight: expected"),
+        ({"norm_eps": -1.0}, "gdn_prefill_layer: norm_eps: expected"),
+        ({"gate_activation": "tanh"}, "gdn_prefill_layer: gate_activation: expected"),
         ({"conv_pool": torch.zeros(5, 160, 3)}, "gdn_prefill_layer: conv_pool: expected as many slots as state_pool"),
-        ({"conv_weight": torch.zeros(9, 4)}, "conv_split_l2norm: weight: expected"),
+        ({"conv_weight": torch.zeros(9, 4)}, "gdn_prefill_layer: conv_weight: expected"),
     ],
 )
 def test_what_a_later_operator_refuses_is_refused_before_an_earlier_one_writes(
