@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.dtypes import from_pairs
 from .dtypes import wide
 from .simplified import SimplifiedSSM, normal
 
@@ -80,9 +81,9 @@ class LRU(SimplifiedSSM):
         """A = ln λ, scanned in steps of 1, so that neither a phase nor a decay near one is rounded to λ."""
         nu_log, theta_log, gamma_log = (wide(x) for x in (self.nu_log, self.theta_log, self.gamma_log))
         A = torch.complex(-torch.exp(nu_log), torch.exp(theta_log))
-        B = torch.exp(gamma_log)[:, None] * torch.view_as_complex(wide(self.B))
+        B = torch.exp(gamma_log)[:, None] * from_pairs(wide(self.B))
         delta: Tensor = torch.ones_like(nu_log)
-        return {"delta": delta, "A": A, "B": B, "C": torch.view_as_complex(wide(self.C)), "discretization": "dirac"}
+        return {"delta": delta, "A": A, "B": B, "C": from_pairs(wide(self.C)), "discretization": "dirac"}
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, d_state={self.d_state}"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.dtypes import from_pairs
 from .dtypes import wide
 from .hippo import diagonalized_hippo
 from .simplified import SimplifiedSSM, normal
@@ -106,8 +107,8 @@ class S5(SimplifiedSSM):
         return {
             "delta": self.step_rescale * torch.exp(wide(self.log_step)),
             "A": torch.complex(real, imaginary),
-            "B": torch.view_as_complex(wide(self.B)),
-            "C": torch.view_as_complex(wide(self.C)),
+            "B": from_pairs(wide(self.B)),
+            "C": from_pairs(wide(self.C)),
             "discretization": self.discretization,
         }
 

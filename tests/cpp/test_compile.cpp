@@ -104,21 +104,22 @@ TEST_F(Compile, OnceThenFromDiskWithoutOpeningNvrtc) {
 
 TEST_F(Compile, ADiskHitIsQuick) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2100));  // so that the memos trust the header's age
-    EXPECT_EQ(obtain().value, "compiled");
-    double best = 1;
-    for (int i = 0; i < 5; ++i) {
-        const auto hit = in_child(environment(), [&] {
+    const auto seconds_of = [&](Origin origin) {
+        const auto obtained = in_child(environment(), [&] {
             jit::init(root, {});
             const auto start = std::chrono::steady_clock::now();
-            const auto obtained = jit::obtain(source, kArch);
+            const auto found = jit::obtain(source, kArch);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-            return obtained.origin == Origin::disk ? std::to_string(took.count()) : "not from disk";
+            return found.origin == origin ? std::to_string(took.count()) : std::string("from elsewhere");
         });
-        best = std::min(best, std::stod(hit.value));
-    }
+        return std::stod(obtained.value);
+    };
+    const double compile = seconds_of(Origin::compiled);
+    double best = compile;
+    for (int i = 0; i < 5; ++i) best = std::min(best, seconds_of(Origin::disk));
     RecordProperty("milliseconds", std::to_string(best * 1e3));
-    std::printf("disk hit of a fresh process: %.2f ms\n", best * 1e3);
-    EXPECT_LT(best, 0.1) << "a few milliseconds on a quiet machine, with sanitizers ten times that; compiling takes longer";
+    std::printf("disk hit of a fresh process: %.2f ms, a compile: %.2f ms\n", best * 1e3, compile * 1e3);
+    EXPECT_LT(best, 0.5 * compile) << "a few milliseconds on a quiet machine, with sanitizers ten times that";
 }
 
 TEST_F(Compile, PrintSaysWhatWasUsed) {

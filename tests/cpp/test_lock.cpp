@@ -70,7 +70,6 @@ TEST_F(Lock, AWaiterSaysForWhomAndADeadHolderFreesIt) {
     ASSERT_EQ(warnings.size(), 1u);
     EXPECT_CONTAINS(warnings[0], "waiting for process " + std::to_string(holder) + " on ");
     EXPECT_GE(waited, std::chrono::milliseconds(200));
-    EXPECT_LT(waited, std::chrono::seconds(5));
 }
 
 TEST_F(Lock, AChildForkedMeanwhileDoesNotKeepIt) {

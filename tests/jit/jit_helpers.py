@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ ARCH = "sm_90a"
 NOBODY = 65534
 NOWHERE = "/proc/self/nowhere"  # where not even root can create a folder
 HIDE_CUDA = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
+LONGEST = 300.0  # seconds that a call may take; what is to be interrupted takes longer
 PATIENCE = 60.0  # seconds to wait for what should happen at once, on a busy machine
 
 
@@ -91,7 +93,9 @@ class Child:
         self.process.stdin.flush()
 
     def _read(self) -> Any:
+        """The child sends one line at a time, so that none is in Python's buffer where the pipe is empty."""
         assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], LONGEST)[0], f"no answer in {LONGEST} s"
         line = self.process.stdout.readline()
         if not line:
             raise AssertionError(f"the child ended with {self.process.wait()}:\n{self.messages()}")
@@ -110,6 +114,17 @@ class Child:
 
     def outcome(self) -> dict[str, Any]:
         return self._read()
+
+    def wait_until_busy(self) -> None:
+        """Returns once this child, which waits for the next call, has used a fifth of a second of CPU time: what ended for its
+        caller goes on in the background."""
+        start = self._ticks()
+        wait_for(lambda: self._ticks() >= start + os.sysconf("SC_CLK_TCK") // 5, "work in the background")
+
+    def _ticks(self) -> int:
+        """CPU time of all its threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
 
     def receive(self) -> Any:
         result = self.outcome()

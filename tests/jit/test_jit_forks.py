@@ -9,8 +9,6 @@ from pathlib import Path
 
 from jit_helpers import Gate, Start, kernel, slow_kernel, wait_for
 
-SOON = 5.0  # seconds
-
 
 def test_a_child_compiles_the_kernel_that_its_parent_is_compiling(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
@@ -30,11 +28,10 @@ def test_a_child_forked_while_nvrtc_compiles_raises_at_once(start: Start) -> Non
     child.compile_by("in_background", slow_kernel())
     time.sleep(1.0)  # until NVRTC compiles, which cannot be observed
     for code in (slow_kernel(), kernel(1)):
-        started = time.monotonic()
         outcome = child.compile_by("in_fork", code)
-        assert time.monotonic() - started < SOON
         assert "forked while its parent compiled a kernel with NVRTC" in outcome["error"]
         assert "spawn" in outcome["error"]
+    child.wait_until_busy()  # none of them has waited for its parent's compile
     assert child.compile_by("in_fork", kernel())["value"]["origin"] == "disk"
     assert child.origin(kernel(2)) == "compiled", "the parent goes on"
 
@@ -44,9 +41,7 @@ def test_a_child_forked_during_the_search_for_headers_searches_again(start: Star
     child.call("use_hook_that_first", "sleeps")
     child.call("in_background", "toolchain")
     wait_for(lambda: "in the hook" in child.messages(), "the hook")
-    started = time.monotonic()
-    assert child.compile_by("in_fork", kernel())["value"]["origin"] == "compiled"
-    assert time.monotonic() - started < SOON
+    assert child.compile_by("in_fork", kernel())["value"]["origin"] == "compiled", "the parent's search goes on for longer"
 
 
 def test_a_child_does_not_hold_the_lock_of_its_killed_parent(start: Start, gate: Gate) -> None:

@@ -13,20 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from jit_helpers import Child, Gate, Start, kernel, leftovers, locks, slow_kernel, wait_for
+from jit_helpers import PATIENCE, Child, Gate, Start, kernel, leftovers, locks, slow_kernel, wait_for
 
 from gdn_cuda import runtime
 
-SOON = 3.0  # seconds; about 0.1 on an idle machine
 NVRTC_STARTED = 1.0  # seconds after which a compile has surely entered NVRTC, which cannot be observed
 
 
 def assert_interrupted(child: Child) -> None:
-    """Sends the signal to a child that is in a call."""
-    sent = time.monotonic()
+    """Sends the signal to a child that is in a call which would not end by itself for a long time, or never."""
     child.interrupt()
     outcome = child.outcome()
-    assert time.monotonic() - sent < SOON
     assert outcome.get("type") == "KeyboardInterrupt", outcome
 
 
@@ -36,6 +33,7 @@ def test_ctrl_c_ends_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
     child.send_compile(slow_kernel())
     time.sleep(NVRTC_STARTED)
     assert_interrupted(child)
+    child.wait_until_busy()
     assert child.origin(kernel(1)) == "compiled"
     assert locks(cache)[0].read_text() == "", "the lock is free"
     child.send_compile(slow_kernel())  # it was not cached
@@ -49,6 +47,7 @@ def test_ctrl_c_while_nvrtc_parses_is_the_hosts(start: Start) -> None:
     child.send_compile(kernel(before="".join(f"struct S{i} {{ int f() {{ return {i}; }} }};\n" for i in range(200_000))))
     time.sleep(2 * NVRTC_STARTED)  # of some five seconds of parsing
     assert_interrupted(child)
+    child.wait_until_busy()
     assert child.origin(kernel(1)) == "compiled"
 
 
@@ -171,10 +170,8 @@ def test_ctrl_c_ends_all_threads_of_an_ahead_of_time_compile(gate: Gate, cache: 
     variables = gate.variables | {"GDN_JIT_CACHE_DIR": str(cache)}
     child = subprocess.Popen([sys.executable, "-c", POOL], env=os.environ | variables)
     gate.wait_for(2)
-    sent = time.monotonic()
     child.send_signal(signal.SIGINT)
-    assert child.wait() == 77
-    assert time.monotonic() - sent < 2 * SOON  # includes the end of the interpreter
+    assert child.wait(PATIENCE) == 77, "the gate stays closed: nothing else ends its compiles"
     assert leftovers(cache) == []
 
 
@@ -271,9 +268,7 @@ def test_an_operator_raises_what_the_signal_handler_raised(tmp_path: Path) -> No
     assert child.stdout is not None
     for _ in range(2):
         assert child.stdout.readline() == "waiting\n"
-        sent = time.monotonic()
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "interrupted\n"
-        assert time.monotonic() - sent < SOON
     assert child.communicate()[0] == "waiting\ntimeout: too late\n"
     assert child.returncode == 0

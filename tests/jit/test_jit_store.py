@@ -13,7 +13,7 @@ from pathlib import Path
 from jit_helpers import Child, Start, entries, entry_of, kernel
 
 FOOTER = 128  # csrc/jit/seal.cpp
-DISK_HIT_SECONDS = 0.02  # a millisecond on a quiet machine; compiling takes a hundred times this
+DISK_HIT_SHARE = 0.2  # of a compile, most of which is a fixed cost; a hundredth on a quiet machine
 NOT_OURS = {
     *("notes.txt", "mine.cubin", "mine.cu", "mine-0123456789abcdef.cubin"),
     *(f"mine-{key}{suffix}" for key in ("0" * 64, "z" * 64) for suffix in (".cubin", ".cu", ".ptx", ".sass")),
@@ -148,9 +148,10 @@ def test_a_disk_hit_is_fast_and_loads_no_compiler(start: Start) -> None:
     assert [hit["origin"] for hit in hits] == ["disk"] * 3
     assert [hit["registers"] for hit in hits] == [None] * 3
     print("disk hits:", ", ".join(f"{hit['seconds'] * 1e3:.3f} ms" for hit in hits))
-    assert min(hit["seconds"] for hit in hits) < DISK_HIT_SECONDS
     assert child.call("loaded") == []
-    assert child.origin(kernel(9)) == "compiled"
+    compiled = child.compile(kernel(9))
+    assert compiled["origin"] == "compiled"
+    assert min(hit["seconds"] for hit in hits) < DISK_HIT_SHARE * compiled["seconds"]
     assert child.call("loaded") == ["libnvrtc"]
 
 
