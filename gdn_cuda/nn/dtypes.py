@@ -19,7 +19,7 @@ def recurrence_dtype(dtype: torch.dtype | None) -> torch.dtype:
     return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_fp32(x: Tensor) -> Tensor:
     """In fp32 at least."""
     return x.to(state_dtype(x))
 

@@ -21,7 +21,7 @@ from ..conv import (
 from ..operators.composed import composed
 from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
-from .dtypes import layer_dtype, recurrence_dtype, wide
+from .dtypes import at_least_fp32, layer_dtype, recurrence_dtype
 from .tensors import after_token
 
 _CONVOLUTION_FROM = 128  # filters of so many taps are convolutions with a bias D, shorter ones correlations without
@@ -158,7 +158,7 @@ class HyenaCascade(nn.Module):
                 step = {"x2": x2, "x1": x1, "v": v, "D": self.D, "residues": self.residues, "log_poles": self.log_poles}
                 return step | {"state": state.inner}
             is_convolution = self.D is not None
-            step = {"u": wide(x1) * wide(v), "fir_state": state.inner, "weight": self.h, "bias": self.D}
+            step = {"u": at_least_fp32(x1) * at_least_fp32(v), "fir_state": state.inner, "weight": self.h, "bias": self.D}
             return step | {"gated_bias": is_convolution, "flip_filter": is_convolution}
 
         def checks() -> None:

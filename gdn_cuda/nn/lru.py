@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators.dtypes import from_pairs
-from .dtypes import wide
+from .dtypes import at_least_fp32
 from .simplified import SimplifiedSSM, normal
 
 
@@ -79,11 +79,11 @@ class LRU(SimplifiedSSM):
 
     def system(self) -> dict[str, Any]:
         """A = ln λ, scanned in steps of 1, so that neither a phase nor a decay near one is rounded to λ."""
-        nu_log, theta_log, gamma_log = (wide(x) for x in (self.nu_log, self.theta_log, self.gamma_log))
+        nu_log, theta_log, gamma_log = (at_least_fp32(x) for x in (self.nu_log, self.theta_log, self.gamma_log))
         A = torch.complex(-torch.exp(nu_log), torch.exp(theta_log))
-        B = torch.exp(gamma_log)[:, None] * from_pairs(wide(self.B))
+        B = torch.exp(gamma_log)[:, None] * from_pairs(at_least_fp32(self.B))
         delta: Tensor = torch.ones_like(nu_log)
-        return {"delta": delta, "A": A, "B": B, "C": from_pairs(wide(self.C)), "discretization": "dirac"}
+        return {"delta": delta, "A": A, "B": B, "C": from_pairs(at_least_fp32(self.C)), "discretization": "dirac"}
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, d_state={self.d_state}"

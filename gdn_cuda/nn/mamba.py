@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..operators.composed import as_one_call, composed
 from ..operators.registration import check_call
 from ..scan import selective_scan, selective_state_update
-from .dtypes import recurrence_dtype, wide
+from .dtypes import at_least_fp32, recurrence_dtype
 from .tensors import after_token
 
 DISCRETIZATIONS = ("mamba", "zoh", "bilinear", "dirac")  # those for A < 0
@@ -109,9 +109,9 @@ class S6(nn.Module):
                 self._A(),
                 B.mT,
                 C.mT,
-                wide(self.D),
+                at_least_fp32(self.D),
                 None if z is None else z.mT,
-                wide(self.dt_proj.bias),
+                at_least_fp32(self.dt_proj.bias),
                 delta_softplus=True,
                 return_last_state=return_last_state,
                 discretization=self.discretization,
@@ -122,7 +122,7 @@ class S6(nn.Module):
 
     def default_state(self, *batch: int) -> Tensor:
         """Zeros (…, D, N)."""
-        return torch.zeros(*batch, self.d_inner, self.d_state, dtype=wide(self.A_log).dtype, device=self.A_log.device)
+        return torch.zeros(*batch, self.d_inner, self.d_state, dtype=at_least_fp32(self.A_log).dtype, device=self.A_log.device)
 
     def step(self, u: Tensor, state: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One token: y (B, D) for u (B, D), and the state, updated in place. Only `forward` has gradients; backward through a
@@ -139,8 +139,17 @@ class S6(nn.Module):
 
     def _step(self, u: Tensor, state: Tensor, z: Tensor | None) -> dict[str, Any]:
         dt, B, C = self._selected(u)
-        step = {"state": state, "x": u.to(dt.dtype), "dt": dt, "A": self._A(), "B": B, "C": C, "D": wide(self.D), "z": z}
-        step |= {"dt_bias": wide(self.dt_proj.bias), "dt_softplus": True, "discretization": self.discretization}
+        step = {
+            "state": state,
+            "x": u.to(dt.dtype),
+            "dt": dt,
+            "A": self._A(),
+            "B": B,
+            "C": C,
+            "D": at_least_fp32(self.D),
+            "z": z,
+        }
+        step |= {"dt_bias": at_least_fp32(self.dt_proj.bias), "dt_softplus": True, "discretization": self.discretization}
         return step
 
     def extra_repr(self) -> str:
@@ -148,7 +157,7 @@ class S6(nn.Module):
         return f"{sizes}, discretization={self.discretization!r}"
 
     def _A(self) -> Tensor:
-        return -torch.exp(wide(self.A_log))
+        return -torch.exp(at_least_fp32(self.A_log))
 
     def _selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """δ before bias and softplus, B and C."""
@@ -292,9 +301,9 @@ class Mamba(S6):
 
         W multiply-adds: torch's convolution would transpose its input and its output.
         """
-        weight, width = wide(self.conv1d.weight).squeeze(1), self.d_conv
+        weight, width = at_least_fp32(self.conv1d.weight).squeeze(1), self.d_conv
         L = seen.shape[1] - width + 1
-        total = weight.new_zeros(self.d_inner) if self.conv1d.bias is None else wide(self.conv1d.bias)
+        total = weight.new_zeros(self.d_inner) if self.conv1d.bias is None else at_least_fp32(self.conv1d.bias)
         for tap in range(width):
             x = seen[:, tap : tap + L]
             if cu_seqlens is not None and tap < width - 1:

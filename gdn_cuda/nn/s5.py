@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators.dtypes import from_pairs
-from .dtypes import wide
+from .dtypes import at_least_fp32
 from .hippo import diagonalized_hippo
 from .simplified import SimplifiedSSM, normal
 
@@ -101,14 +101,14 @@ class S5(SimplifiedSSM):
         return self.d_state // 2 if self.conj_sym else self.d_state
 
     def system(self) -> dict[str, Any]:
-        real, imaginary = wide(self.A).unbind(-1)
+        real, imaginary = at_least_fp32(self.A).unbind(-1)
         if self.clip_eigs:
             real = real.clamp(max=-1e-4)
         return {
-            "delta": self.step_rescale * torch.exp(wide(self.log_step)),
+            "delta": self.step_rescale * torch.exp(at_least_fp32(self.log_step)),
             "A": torch.complex(real, imaginary),
-            "B": from_pairs(wide(self.B)),
-            "C": from_pairs(wide(self.C)),
+            "B": from_pairs(at_least_fp32(self.B)),
+            "C": from_pairs(at_least_fp32(self.C)),
             "discretization": self.discretization,
         }
 

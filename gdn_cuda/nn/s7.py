@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..operators.dtypes import state_dtype
 from ..scan import s7_scan
-from .dtypes import layer_dtype, wide
+from .dtypes import at_least_fp32, layer_dtype
 
 _LEAST, _MOST = 0.9, 0.999  # decays at the start
 
@@ -90,7 +90,7 @@ class S7(nn.Module):
         if u.dim() != 2 or u.shape[-1] != self.d_model:
             raise ValueError(f"S7: u: expected (batch, d_model={self.d_model}), got {tuple(u.shape)}")
         u = u.to(layer_dtype(u))
-        A, B, C, b = (wide(x[..., 0]) for x in self._projected(u[..., None]))
+        A, B, C, b = (at_least_fp32(x[..., 0]) for x in self._projected(u[..., None]))
         added = (B * u[:, None]).sum(-1) + b
         state = added if state is None else _decay(A) * state + added
         return ((C * state[:, None]).sum(-1) + self.D * u).to(u.dtype), state

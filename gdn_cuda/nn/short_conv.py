@@ -10,7 +10,7 @@ from ..conv.hyena_fir_step import hyena_fir_step
 from ..conv.hyena_short import hyena_short
 from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
-from .dtypes import layer_dtype, wide
+from .dtypes import at_least_fp32, layer_dtype
 from .tensors import after_token
 
 
@@ -75,7 +75,7 @@ class ShortConv(nn.Module):
             if state.dtype == torch.float64:
                 return after_token(self.forward(u[:, None], state, return_state=True), state)
             B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
-            y, _ = hyena_fir_step(wide(B) * wide(x), state, self.conv.weight, self.conv.bias)
+            y, _ = hyena_fir_step(at_least_fp32(B) * at_least_fp32(x), state, self.conv.weight, self.conv.bias)
             return F.linear((C * y).to(layer_dtype(u)), self.out_proj.weight, self.out_proj.bias)
 
         return as_one_call("ShortConv.step", "forward", {"state": state}, {"u": u}, run, self), state

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..scan.simplified_scan import simplified_scan  # of the package, mypy may take the module for it
-from .dtypes import KeepsRecurrence, layer_dtype, recurrence_dtype, wide
+from .dtypes import KeepsRecurrence, at_least_fp32, layer_dtype, recurrence_dtype
 
 
 class SimplifiedSSM(KeepsRecurrence):
@@ -70,7 +70,7 @@ class SimplifiedSSM(KeepsRecurrence):
         self._check("u", u, 3, "(batch, L, d_model)", self.d_model)
         if state is not None:
             self._check("state", state, 2, "(batch, states)", self.states)
-        real = wide(self.B).dtype
+        real = at_least_fp32(self.B).dtype
         complex_u = u.mT.to(real).to(self._complex)
         x, last = simplified_scan(complex_u, **self.system(), return_last_state=True, initial_state=state)
         y = (2 if self.doubled else 1) * x.real.mT + self.D.to(real) * u.to(real)
