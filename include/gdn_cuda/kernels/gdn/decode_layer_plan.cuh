@@ -15,7 +15,7 @@ struct DecodeLayerConfig {
     DType io;    // projections and output
     DType state;
     int tokens;  // of a sequence, at most: 1, 4 or kMostLayerTokens
-    bool plain;  // the convolution's tensors have the dtype `io` and are read four channels at a time (decode_layer_convolution.cuh)
+    bool plain;  // the convolution's tensors have the dtype `io` and are read four channels at a time
 
     constexpr bool operator==(const DecodeLayerConfig&) const = default;
 

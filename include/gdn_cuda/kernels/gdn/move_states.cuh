@@ -64,7 +64,8 @@ __device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row
         i64 slot;
         int step;
         if (starting_slot(call, row, slot, step) != Place::run) return {};
-        const i64 last = last_slot_of(call, row, slot, span_of(call.cu_seqlens, row, call.tokens).length);
+        if (keeps_its_slot(call, row, span_of(call.cu_seqlens, row, call.tokens).length)) return {};
+        const i64 last = last_slot_of(call, row, slot);
         return {row * args.from.slot, last < 0 ? -1 : last * call.last.slot};
     } else {
         const BlockOfRow of(args, row);

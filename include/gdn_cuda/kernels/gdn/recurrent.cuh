@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             __syncthreads();
         }
 
-        if (const i64 last_slot = last_slot_of(args, sequence, slot, span.length); last_slot >= 0) {
+        if (keeps_its_slot(args, sequence, span.length)) continue;
+        if (const i64 last_slot = last_slot_of(args, sequence, slot); last_slot >= 0) {
             State* last = static_cast<State*>(args.last.data) + last_slot * args.last.slot;
 #pragma unroll
             for (int r = 0; r < kRows; ++r)

@@ -184,7 +184,7 @@ struct RecurrentAnyBlock {
             store_outputs(sequence, span.start + first, count);
             __syncthreads();
         }
-        if (const i64 last_slot = last_slot_of(args, sequence, slot, span.length); last_slot >= 0)
+        if (const i64 last_slot = last_slot_of(args, sequence, slot); last_slot >= 0)
             store(args.last, last_slot * args.last.slot, s);
     }
 };

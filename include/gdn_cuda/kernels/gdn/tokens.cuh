@@ -13,14 +13,17 @@ __device__ __forceinline__ bool has_initial_state(const RecurrentArgs& args, int
     return args.initial.data != nullptr && (args.has_initial == nullptr || args.has_initial[sequence]);
 }
 
-// The slot for the state after the last token of a sequence that starts from `slot`; negative: none. Without tokens that is the
-// state it starts from, and a slot that holds it already stays as it is.
-__device__ __forceinline__ i64 last_slot_of(const RecurrentArgs& args, int sequence, i64 slot, int length) {
+// Whether a sequence has nothing to compute and nothing to store: it has no tokens, and its slot holds its state already.
+// Others without tokens store the state that they start from.
+__device__ __forceinline__ bool keeps_its_slot(const RecurrentArgs& args, int sequence, int length) {
+    return length == 0 && args.last_slots.data == nullptr && args.last.data == args.initial.data &&
+           has_initial_state(args, sequence);
+}
+
+// The slot for the state after the last token of a sequence that starts from `slot`; negative: none.
+__device__ __forceinline__ i64 last_slot_of(const RecurrentArgs& args, int sequence, i64 slot) {
     if (args.last.data == nullptr) return -1;
-    if (args.last_slots.data == nullptr) {
-        const bool in_place = args.last.data == args.initial.data;
-        return length == 0 && in_place && has_initial_state(args, sequence) ? -1 : slot;
-    }
+    if (args.last_slots.data == nullptr) return slot;
     const i64 last = load_index(args.last_slots, sequence);
     return last == args.null_slot || last >= args.last_slot_count ? -1 : last;
 }

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least()) 
         if (first >= args.tokens) break;
         token.load(args, place, first);
     }
-    const i64 last_slot = last_slot_of(args, place.sequence, slot, 1);  // there are tokens
+    const i64 last_slot = last_slot_of(args, place.sequence, slot);
     State* const last = static_cast<State*>(args.last.data) + last_slot * args.last.slot + first_element;
     State* const kept = static_cast<State*>(args.steps.data) + first_element;
     __syncthreads();
