@@ -184,6 +184,7 @@ struct RecurrentAnyBlock {
             store_outputs(sequence, span.start + first, count);
             __syncthreads();
         }
+        if (keeps_its_slot(args, sequence, span.length)) return;
         if (const i64 last_slot = last_slot_of(args, sequence, slot); last_slot >= 0)
             store(args.last, last_slot * args.last.slot, s);
     }
