@@ -10,12 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a second copy of the package (copies.py), which has what the first one has
+        return False
+
+
 def on_access(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package: all its modules whose names begin with no underscore."""
 
     def getattr_(name: str) -> Any:
         module = f"{package}.{name}"
-        if name.startswith("_") or not name.isidentifier() or importlib.util.find_spec(module) is None:
+        if name.startswith("_") or not name.isidentifier() or not _exists(module):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return importlib.import_module(module)
 

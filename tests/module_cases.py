@@ -146,7 +146,8 @@ class KernelCase(Case):
         """(B, L, channels, H)."""
         L = x.shape[1]
         k, _ = module(L=L)
-        lag = torch.arange(L)[:, None] - torch.arange(L)
+        steps = torch.arange(L, device=x.device)
+        lag = steps[:, None] - steps
         toeplitz = torch.where(lag >= 0, k[..., lag.clamp(min=0)] if L else k[..., None], 0)
         return torch.einsum("chts,bsh->btch", toeplitz, x.to(k.dtype))
 

@@ -418,6 +418,7 @@ def test_a_report_with_peers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     bench_fakes.install(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "10000")  # a table, however wide
     report = measure(operator, curve_cases() if operator == "chunked_forward" else None)
     assert not report["peers_disagree"]
     assert [row["peers_us"]["FlashInfer"] for row in report["rows"]] == [100.0 for _ in report["rows"]]

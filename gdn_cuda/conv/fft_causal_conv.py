@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operators.caller import errors_of
+from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
 from ..operators.schema import refuse, require_tensor
 from ..structured.toeplitz import toeplitz_matvec
@@ -16,6 +16,7 @@ from .reference_hyena import per_channel
 
 _NAME = "fft_causal_conv"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_product = in_words_of_caller(_NAME, c="k", r="k", x="u")(toeplitz_matvec)
 
 
 def _check(u: Any, k: Any, D: Any) -> None:
@@ -71,8 +72,7 @@ def fft_causal_conv(u: Tensor, k: Tensor, D: Tensor | None = None) -> Tensor:
         y = 0 * wide.nan_to_num(posinf=0, neginf=0)
     else:
         column = per_channel(F.pad(k.to(dtype), (0, u.shape[2] - k.shape[1])), u.shape[1])[None]
-        with errors_of(_NAME, c="k", r="k", x="u"):
-            y = toeplitz_matvec(column, torch.zeros_like(column[:, :1]), wide)
+        y = _product(column, torch.zeros_like(column[:, :1]), wide)
     if D is not None:
         y = y + D.to(dtype)[:, None] * wide
     return y.to(u.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators import operator
-from ..operators.caller import errors_of
+from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
 from ..operators.result_size import check_result_size
 from ..operators.schema import refuse, require_tensor, require_tensors
@@ -248,17 +248,16 @@ def decode_by_replay(
 ) -> Tensor:
     if not isinstance(replay, ReplayBuffers):
         refuse("fused_decode", "replay", "ReplayBuffers, which replay_buffers makes, or None", type(replay).__name__)
-    with _ERRORS_OF_DECODE:
-        return replay_decode(
-            *(query, key, value, a, b, A_log, dt_bias, state_pool, *replay, state_indices),
-            cu_seqlens=cu_seqlens,
-            num_accepted_tokens=num_accepted_tokens,
-            null_slot=null_slot,
-            scale=scale,
-            use_qk_l2norm=use_qk_l2norm,
-            allow_negative_eigenvalues=allow_negative_eigenvalues,
-            out=out,
-        )
+    return _decode_for_fused_decode(
+        *(query, key, value, a, b, A_log, dt_bias, state_pool, *replay, state_indices),
+        cu_seqlens=cu_seqlens,
+        num_accepted_tokens=num_accepted_tokens,
+        null_slot=null_slot,
+        scale=scale,
+        use_qk_l2norm=use_qk_l2norm,
+        allow_negative_eigenvalues=allow_negative_eigenvalues,
+        out=out,
+    )
 
 
 def _of_buffers(argument: str) -> dict[str, str]:
@@ -266,8 +265,10 @@ def _of_buffers(argument: str) -> dict[str, str]:
     return {name: f"{argument}.{name}" for name in ReplayBuffers._fields}
 
 
-_ERRORS_OF_DECODE = errors_of("fused_decode", **_of_buffers("replay"))
-_ERRORS_OF_COMMIT = errors_of("commit_replay", **_of_buffers("buffers"), query="buffers.keys", value="state_pool")
+_decode_for_fused_decode = in_words_of_caller("fused_decode", **_of_buffers("replay"))(replay_decode)
+_decode_for_commit = in_words_of_caller("commit_replay", **_of_buffers("buffers"), query="buffers.keys", value="state_pool")(
+    replay_decode
+)
 
 
 def reference_by_replay(x: Any) -> Tensor:
@@ -324,12 +325,11 @@ def commit_replay(
     sequences, (heads, dv, dk) = num_accepted_tokens.shape[0], state_pool.shape[1:]
     rows, values, gates = (keys.new_empty(sequences, 0, *sizes) for sizes in ((keys.shape[3], dk), (heads, dv), (heads,)))
     per_head = buffers.decays.new_empty(heads)
-    with _ERRORS_OF_COMMIT:
-        replay_decode(
-            *(rows, rows, values, gates, gates, per_head, per_head, state_pool, *buffers, state_indices),
-            num_accepted_tokens=num_accepted_tokens,
-            null_slot=null_slot,
-        )
+    _decode_for_commit(
+        *(rows, rows, values, gates, gates, per_head, per_head, state_pool, *buffers, state_indices),
+        num_accepted_tokens=num_accepted_tokens,
+        null_slot=null_slot,
+    )
     return state_pool
 
 

@@ -30,6 +30,7 @@ class LRU(SimplifiedSSM):
         d_state: how many complex states there are
         r_min, r_max: between which |λ| begins, 0 ≤ r_min < r_max ≤ 1
         max_phase: below which the phase of λ begins
+        device, dtype: of the parameters; all but D are fp32 at least
 
     Example:
         >>> layer = gdn_cuda.nn.LRU(4, 8)

@@ -197,6 +197,17 @@ class S4(StateSpaceLayer):
         parameters: kernel.{A_real, A_imag (d_model, d_state / 2), B, P (1, d_model, d_state / 2, 2), C (1 or 2 for both
           directions, d_model, d_state / 2, 2), inv_dt (d_model, 1)}, fp32 at least; D (d_model,); out_proj
 
+    Parameters:
+        d_model: channels of u and y
+        d_state: states of a channel, N; even, as pairs of conjugates
+        init: the system that training begins from, as above
+        l_max: the length that the kernel's C is kept for; None: that of the first call
+        dt_min, dt_max: between which steps begin
+        bidirectional: whether a second kernel, of the same system, runs over the tokens that follow
+        activation: "gelu" or None, after the skip
+        output: "glu", "linear" or None, the projection at the end
+        device, dtype: of the parameters; those of the system are fp32 at least
+
     Example:
         >>> layer = gdn_cuda.nn.S4(4, d_state=16)
         >>> y, state = layer(torch.randn(2, 50, 4), return_last_state=True)
@@ -249,6 +260,17 @@ class S4D(StateSpaceLayer):
         parameters: kernel.{A_real, A_imag (d_model, d_state / 2), B (1, d_model, d_state / 2, 2), C (1 or 2 for both
           directions, d_model, d_state / 2, 2), inv_dt (d_model, 1)}, fp32 at least, for "real" without A_imag and pairs;
           D (d_model,); out_proj
+
+    Parameters:
+        d_model: channels of u and y
+        d_state: states of a channel, N; even, as pairs of conjugates, but for "real"
+        init: the system that training begins from, as above
+        disc: "zoh" or "bilinear"
+        dt_min, dt_max: between which steps begin
+        bidirectional: whether a second kernel, of the same system, runs over the tokens that follow
+        activation: "gelu" or None, after the skip
+        output: "glu", "linear" or None, the projection at the end
+        device, dtype: of the parameters; those of the system are fp32 at least
 
     Example:
         >>> layer = gdn_cuda.nn.S4D(4, d_state=16, init="inv")

@@ -37,6 +37,7 @@ class S5(SimplifiedSSM):
         conj_sym: whether half of the states are computed, each for itself and its conjugate, and twice the real part is y
         clip_eigs: whether Re A is kept at −1e-4 or below
         step_rescale: a factor of all steps, such as for inputs at another rate
+        device, dtype: of the parameters; all but D are fp32 at least
 
     Example:
         >>> layer = gdn_cuda.nn.S5(4, 8, blocks=2)

@@ -5,7 +5,7 @@
 
 What reads "chunked_forward: query: expected …, got …" in there is raised as "gdn_prefill_layer: qkvz: expected …, got …". Names
 are the caller's argument by that of an operator, or of one operator alone; of several the first that is given. Others stay. An
-argument that is annotated as a tensor and is none is named, whatever torch says of it. `errors_of` does so for a block of code.
+argument that is annotated as a tensor and is none is named, whatever torch says of it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,6 @@ _AS_THEY_ARE: Mapping[str, str] = {}
 _PACKAGE = __name__.split(".")[0]
 _TENSORS = ("Tensor", "Tensor | None")  # as annotations
 _MESSAGE = re.compile(r"(\w+): ([\w.]+(?:, [\w.]+)*): (expected .+)", re.DOTALL)
-
-
-class errors_of:
-    __slots__ = ("_arguments", "_function")
-
-    def __init__(self, function: str, /, **arguments: str):
-        self._function, self._arguments = function, arguments
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and (found := renamed(error, self._function, self._arguments)):
-            raise found from error
 
 
 def in_words_of_caller(function: str | None = None, /, **arguments: str) -> Callable[[Function], Function]:

@@ -38,6 +38,7 @@ WITHOUT_HISTORY = {
     "InferenceMode",
     "install",
     "kernel_registry",
+    "no_compile",
     "patch",
     "Projections",
     "replay_buffers",

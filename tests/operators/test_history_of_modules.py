@@ -20,6 +20,7 @@ from gdn_cuda.nn.hyena import HyenaState
 from gdn_cuda.nn.mamba import MambaState
 
 COMPUTE_NOTHING = {"default_state", "extra_repr", "new_state", "reset_parameters", "reset_recurrence", "system"}
+COMPUTE_NOTHING |= {"drawn", "recurrence"}
 Made = tuple[nn.Module, dict[str, Tensor]]  # a layer, and the tensors that a method is given
 
 HIDDEN = 32
@@ -160,6 +161,25 @@ CASES: dict[tuple[type[nn.Module], str, str], Case] = {
     (nets.Mamba, "step", ""): (mamba, partial(run_mamba, **STEP), ("conv", "ssm"), "Mamba.step"),
     (nets.RGLRU, "forward", ""): (lambda: with_state(lambda: nets.RGLRU(6, 2), (2, 5, 6), (2, 6)), forward, (), None),
     (nets.RGLRU, "step", ""): (lambda: with_state(lambda: nets.RGLRU(6, 2), (2, 6), (2, 6)), step, (), None),
+    **{
+        (layer, method, ""): (
+            lambda layer=layer, tokens=tokens: with_state(lambda: layer(4, 6), (2, *tokens, 4), (2, 4, 3), c64),
+            forward if tokens else step,
+            (),
+            None,
+        )
+        for layer in (nets.S4, nets.S4D)
+        for method, tokens in (("forward", (5,)), ("step", ()))
+    },
+    **{
+        (nets.S4DKernel if diagonal else nets.S4Kernel, "read", ""): (
+            lambda diagonal=diagonal: (s4(diagonal, 0)[0], {"state": draws(3, 2, 4, dtype=c64)}),
+            lambda layer, state: layer.read(state),
+            (),
+            None,
+        )
+        for diagonal in (True, False)
+    },
     (nets.S4DKernel, "forward", ""): (partial(s4, True, 5), run_s4, (), None),
     (nets.S4DKernel, "forward_state", ""): (
         partial(s4, True, 5),

@@ -25,13 +25,14 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
         ASSERT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
         ASSERT_GE(config.head_k, problem.dk);
         ASSERT_EQ(config.io, problem.io);
-        if (problem.dv > kValueRows)
-            for (const int segments : {1, 2, 3})
-                if (segments == 1 || prefill_blocks(problem, 1) * segments <= device.multiprocessors)
-                    if (segments == 1 || problem.tokens >= segments * kShortestSegment * kChunk)
-                        for (const int groups : {1, 2})
-                            ASSERT_LE(prefill_cost(problem, split, device).weighed(),
-                                      prefill_cost(problem, {groups, segments}, device).weighed());
+        for (const int segments : {1, 2, 3}) {
+            const bool fits = prefill_blocks(problem, 1) * segments <= device.multiprocessors;
+            const bool long_enough = problem.tokens >= segments * kShortestSegment * kChunk;
+            if (problem.dv <= kValueRows || (segments > 1 && !(fits && long_enough))) continue;
+            for (const int groups : {1, 2})
+                ASSERT_LE(prefill_cost(problem, split, device).weighed(),
+                          prefill_cost(problem, {groups, segments}, device).weighed());
+        }
         ASSERT_NE(explain_prefill(problem, device), "");
         const int segments = split.segments;
         ASSERT_GE(segments, 1);

@@ -125,7 +125,8 @@ def test_gradients_where_the_step_is_0(name: str) -> None:
         gradcheck(name, delta=steps(1e-4))
     else:
         gradcheck(name, delta=steps(0.0))
-        gradcheck(name, delta=steps(0.0), delta_a=steps(0.0))
+        if name != "s7":  # which takes no delta_a
+            gradcheck(name, delta=steps(0.0), delta_a=steps(0.0))
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-9, -1e-3, -0.049, -0.051, 1e-9j, 0.05j, 0.0 + 0.0j])

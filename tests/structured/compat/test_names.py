@@ -66,7 +66,10 @@ def test_the_calls_in_the_documentation_of_hotdog(rng: torch.Generator) -> None:
     v, omega, lambd = (draw(rng, size).real for size in (N, L, N))
     out = torch.full((L,), torch.nan, dtype=torch.float64)
     assert hotdog.cauchy_kernel_forward(out, v.requires_grad_(), omega, lambd) is None
-    assert torch.equal(out, hotdog.cauchy_kernel(v=v, omega=omega, lambd=lambd)) and not out.requires_grad
+    assert torch.equal(out, hotdog.cauchy_kernel(v=v, omega=omega, lambd=lambd))
+    with pytest.raises(RuntimeError, match="cauchy_kernel_forward: no gradient is computed; for gradients use cauchy_kernel"):
+        out.sum().backward()
+    out = out.detach()
     assert rel_rms(out, matrix(v, omega, lambd)) < 1e-12
 
     c, r, b = draw(rng, N), draw(rng, N), draw(rng, N)

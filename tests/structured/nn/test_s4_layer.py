@@ -170,7 +170,10 @@ BAD: list[tuple[Any, str]] = [
     (lambda: S4(2, activation="relu"), r"S4: activation: expected 'gelu' or None, got 'relu'"),
     (lambda: S4(2, output="mlp"), r"S4: output: expected 'glu', 'linear' or None, got 'mlp'"),
     (lambda: S4(2)(torch.ones(3, 2)), r"S4: u: expected real numbers \(B, L, 2\), got torch.float32 \(3, 2\)"),
-    (lambda: S4(2).step(torch.ones(1, 3, 2), None), r"S4: u: expected real numbers \(B, 2\), got torch.float32 \(1, 3, 2\)"),
+    (
+        lambda: S4(2).step(torch.ones(1, 3, 2), torch.zeros(1, 2, 32, dtype=torch.complex64)),
+        r"S4: u: expected real numbers \(B, 2\), got torch.float32 \(1, 3, 2\)",
+    ),
     (
         lambda: S4(2, bidirectional=True)(torch.ones(1, 3, 2), return_last_state=True),
         r"S4: return_last_state: expected none for a bidirectional layer, which has no states, got one",
