@@ -45,7 +45,7 @@ def _name(text: str) -> str:
 
 
 def digest(found: dict[str, list[float]]) -> str:
-    """Of what a plot shows, which the file has, so that a test sees when the tables have changed since."""
+    """A digest of the points that the SVG carries, so that a test sees when the tables have changed since."""
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 

@@ -24,7 +24,7 @@ std::string status_problem(const struct stat& status, std::uint64_t most_bytes) 
     return size > most_bytes ? fmt::format("it has {} bytes, more than the {} allowed", size, most_bytes) : std::string{};
 }
 
-enum class Writers { any, of_library, us };  // who may write the file
+enum class Writers { any, library, us };  // who may write the file
 
 Descriptor open_checked(const fs::path& path, Writers writers, std::uint64_t most_bytes, std::string* why_not) {
     const bool own = writers == Writers::us;
@@ -98,7 +98,7 @@ std::optional<std::string> read_file(const fs::path& path, std::uint64_t most_by
 }
 
 Descriptor open_installed(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
-    return open_checked(path, Writers::of_library, most_bytes, why_not);
+    return open_checked(path, Writers::library, most_bytes, why_not);
 }
 
 Descriptor open_own(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {

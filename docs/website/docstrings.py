@@ -51,8 +51,8 @@ def modules() -> dict[str, type]:
 
 
 def runtime_functions() -> dict[str, Callable[..., Any]]:
-    of_families = {name for family in FAMILIES for name in family.__all__}
-    public = {name: getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in of_families}
+    family_names = {name for family in FAMILIES for name in family.__all__}
+    public = {name: getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in family_names}
     return {name: each for name, each in public.items() if callable(each)}
 
 

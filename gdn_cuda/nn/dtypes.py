@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -41,8 +42,8 @@ def _casts(device: str) -> bool:
 class KeepsRecurrence(nn.Module):
     """A module whose `.to(torch.bfloat16)` leaves the parameters of its recurrence in fp32, as 8 bits cannot hold phases."""
 
-    def recurrence(self) -> Iterator[nn.Parameter]:
-        raise NotImplementedError
+    @abstractmethod
+    def recurrence(self) -> Iterator[nn.Parameter]: ...
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         kept = {id(x) for p in self.recurrence() for x in (p, p.grad) if x is not None}

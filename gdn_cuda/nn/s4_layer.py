@@ -262,15 +262,10 @@ class S4D(StateSpaceLayer):
           D (d_model,); out_proj
 
     Parameters:
-        d_model: channels of u and y
         d_state: states of a channel, N; even, as pairs of conjugates, but for "real"
         init: the system that training begins from, as above
         disc: "zoh" or "bilinear"
-        dt_min, dt_max: between which steps begin
-        bidirectional: whether a second kernel, of the same system, runs over the tokens that follow
-        activation: "gelu" or None, after the skip
-        output: "glu", "linear" or None, the projection at the end
-        device, dtype: of the parameters; those of the system are fp32 at least
+        d_model, dt_min, dt_max, bidirectional, activation, output, device, dtype: as in `S4`
 
     Example:
         >>> layer = gdn_cuda.nn.S4D(4, d_state=16, init="inv")
