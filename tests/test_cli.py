@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -350,7 +351,7 @@ GATING = ("bench", "fused_gdn_gating", "--cpu", "--quick", "--only", "1x1x32")
 def test_characters_that_ascii_lacks_are_replaced(cache: Path) -> None:
     table = with_output(ASCII, *GATING, cache=cache)
     assert table.returncode == 0, table.stderr
-    assert " us\n" in table.stdout, "the heading of the times, µs elsewhere"
+    assert re.search(r" (us|ms)\n", table.stdout), "the heading of the times: µs elsewhere, and ms on a slow machine"
     assert "1x1x32" in table.stdout
     report = with_output(ASCII, *GATING, "--json", cache=cache)
     assert json.loads(report.stdout)["rows"][0]["shape"] == "1×1×32", "JSON has escapes for it"
