@@ -14,7 +14,7 @@ namespace gdn_cuda {
 
 bool holds_gil();
 bool is_finalizing();
-bool on_main_thread();  // of Python: the only one that runs handlers of signals
+bool on_main_thread();  // Python's main thread, the only one that runs signal handlers
 
 // Gives up the GIL, which this thread must hold.
 class GilReleased {

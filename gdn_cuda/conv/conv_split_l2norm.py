@@ -86,7 +86,7 @@ def _backward_on_cpu(x: Any) -> Tensor:
         for i, y in enumerate(_split(x, x.y.double())[:2]):
             inverse = (y.square().sum(-1, keepdim=True) + x.eps).rsqrt()
             along = (y * grads[i]).sum(-1, keepdim=True) * inverse**2
-            # Of one channel, what the difference would lose to rounding.
+            # With one channel the difference cancels: this is what rounding would lose.
             change = grads[i] * (x.eps * inverse**2) + 0 * along if x.dk == 1 else grads[i] - along * y
             grads[i] = inverse * change
     return torch.cat([y.flatten(2) for y in grads], 2).to(x.y.dtype).mT

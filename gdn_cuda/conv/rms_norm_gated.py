@@ -22,7 +22,7 @@ _NAME = "rms_norm_gated"
 
 
 def _columns(x: Any) -> Any:
-    """Of a group."""
+    """The columns of a group."""
     return x.x.shape[-1] if x.group_size is None else x.group_size
 
 
@@ -68,7 +68,7 @@ def _backward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     n = h * inverse
     of_n = grad * weight * a if x.norm_before_gate else grad * weight
     mean = _grouped(of_n * n, x).mean(-1, keepdim=True).expand(_grouped(h, x).shape).flatten(-2)
-    # Of one column, what the difference would lose to rounding.
+    # With one column the difference cancels: this is what rounding would lose.
     of_h = inverse * (of_n * (x.eps * inverse.square()) + 0 * n if _columns(x) == 1 else of_n - n * mean)
     of_x = of_h if x.norm_before_gate else of_h * a
     of_gate = slope * (grad * weight * n if x.norm_before_gate else of_h * y)
