@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import gdn_cuda
 
@@ -22,6 +21,7 @@ import docstrings  # noqa: E402
 import llms  # noqa: E402
 import pages  # noqa: E402
 from links import LINK  # noqa: E402
+from python_pages import PYTHON_PAGES  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_llms_txt_lists_every_page_once(site: tuple[Path, Path]) -> None:
     assert set(plain) == set(pages_of_site)
     listed = [target for target, _ in LINK.findall((site[1] / "llms.txt").read_text())]
     assert sorted(listed) == sorted(plain)
-    assert not [page for page, text in plain.items() if "{toctree}" in text or "\n{." in text or not llms.title_of(text)]
+    assert not [page for page, text in plain.items() if "{toctree}" in text or not llms.title_of(text)]
     whole = (site[1] / "llms-full.txt").read_text()
     assert not [page for page, text in plain.items() if text not in whole]
 
@@ -92,15 +92,21 @@ def test_a_page_in_no_list_is_found(tmp_path: Path, place: str) -> None:
     for path in [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("docs/**/*.md")]:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text("# Page\n")
+        copy.write_text(path.read_text() if copy == tmp_path / contents.INDEX else "# Page\n")
     assert not list(contents.faults(tmp_path))
     (tmp_path / place).mkdir(exist_ok=True)
     (tmp_path / place / "new.md").write_text("# New\n")
     # An index of a folder has all of its pages; there is no other folder.
-    expected = [] if place in contents.FOLDERS else [f"{place}/new.md: it is in no list of docs/website/contents.py"]
+    expected = [] if place in contents.FOLDERS else [f"{place}/new.md: docs/README.md does not list it"]
     assert list(contents.faults(tmp_path)) == expected
     (tmp_path / "docs/jit.md").unlink()
-    assert "docs/jit.md: it is in a list of docs/website/contents.py, and does not exist" in list(contents.faults(tmp_path))
+    assert "docs/jit.md: docs/README.md lists it, and it does not exist" in list(contents.faults(tmp_path))
+
+
+def test_generated_pages_are_in_sections_of_the_index(site: tuple[Path, Path]) -> None:
+    generated = {page for pages_of_section in contents.GENERATED.values() for page in pages_of_section}
+    assert set(contents.GENERATED) <= set(contents.sections())
+    assert generated == {"operators/*", *PYTHON_PAGES}
 
 
 GOOD = (
@@ -138,21 +144,3 @@ def test_what_is_asked_of_html(tmp_path: Path, page: str, style: str, fault: str
 def test_a_lost_link_in_markdown_is_found(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("[lost](lost.md)\n")
     assert list(built.Website(tmp_path).faults()) == ["page.md: links to lost.md, and there is no such file"]
-
-
-def test_the_start_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, and what its comments say is so. What it loads on a GPU is chosen only."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    chosen: list[Any] = []
-    monkeypatch.setattr(gdn_cuda, "warmup", lambda *names, **fields: chosen.extend(gdn_cuda.runtime.select(*names, **fields)))
-    names: dict[str, Any] = {"print": lambda text: text.index("gdn/prefill")}
-    compared = 0
-    try:
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / contents.START).read_text(), re.DOTALL):
-            exec(block, names)
-            if said := re.fullmatch(r"(.*)  # (\(.*\)|True)", block.splitlines()[-1]):
-                assert repr(eval(said[1], names)) == said[2]
-                compared += 1
-    finally:
-        torch.set_default_device(None)
-    assert compared == 3 and chosen

@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 project = "gdn_cuda"
 release = re.search(r'__version__ = "(.*)"', (ROOT / "gdn_cuda/__init__.py").read_text())[1]
 extensions = ["myst_parser", "sphinx_copybutton"]
-myst_enable_extensions = ["attrs_block", "attrs_inline"]
 myst_heading_anchors = 3
 
 html_theme = "furo"

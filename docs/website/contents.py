@@ -1,33 +1,28 @@
-"""Which pages of the repository the site has, and in which order: a section of the table of contents each. Its first sections,
-the operators and the Python interface, are generated. A page of docs/ that is in no list is an error: add it here."""
+"""Which pages the site has, and in which order: docs/README.md lists them, a section of the table of contents each, and is the
+site's start page. Pages that are generated, of operators and of the Python interface, come after those of their section. A page
+of docs/ that docs/README.md does not link to is an error."""
 
 from __future__ import annotations
 
+import os.path
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-START = "docs/website/index.md"
+INDEX = "docs/README.md"
+_ENTRY = re.compile(r"- \[[^\]]+\]\(([^)]+)\): ")
 
-# A folder stands for an index of its pages, and these.
-SECTIONS = {
-    "Guides": (
-        "docs/recipes.md",
-        "docs/integrations.md",
-        "docs/cpp.md",
-        "docs/jit.md",
-        "docs/hub.md",
-        "docs/numerics.md",
-        "docs/scan.md",
-        "docs/conv.md",
-        "docs/structured.md",
-        "docs/support.md",
-        "docs/references.md",
-    ),
-    "Performance": ("docs/performance.md", "docs/benchmarks", "benchmarks/README.md"),
-    "Inside": ("docs/architecture.md", "docs/kernels", "CONTRIBUTING.md", "CHANGELOG.md"),
+# Pages whose place on the site is another one than in the repository.
+PLACES = {INDEX: "index.md", "README.md": "index.md", "docs/operators.md": "operators/index.md"}
+# Generated pages by section; a family's page is "operators/FAMILY".
+GENERATED = {
+    "Use": ("operators/*", "api/nn", "api/compat"),
+    "Run": ("api/runtime", "api/commands", "api/kernels"),
+    "Trust": ("api/reference",),
 }
-# Title, what they are, and the names of the pages that come first; the others follow by name.
+# A folder stands for an index of its pages, and these. Title, what they are, and the names of the pages that come first; the
+# others follow by name.
 FOLDERS = {
     "docs/benchmarks": (
         "Benchmarks",
@@ -38,8 +33,24 @@ FOLDERS = {
 }
 
 
+def sections(root: Path = ROOT) -> dict[str, list[str]]:
+    """Pages and folders of the repository by section, as docs/README.md lists them."""
+    found: dict[str, list[str]] = {}
+    for line in (root / INDEX).read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            current = found.setdefault(line[3:], [])
+        elif entry := _ENTRY.match(line):
+            current.append(os.path.normpath(f"docs/{entry[1]}"))
+    return found
+
+
+def place(page: str) -> str:
+    """Where a page of the repository is on the site."""
+    return PLACES.get(page, page)
+
+
 def pages_of(entry: str, root: Path = ROOT) -> list[str]:
-    """The pages that an entry of a list stands for."""
+    """The pages that an entry of a section stands for."""
     if entry not in FOLDERS:
         return [entry]
     *_, first = FOLDERS[entry]
@@ -48,10 +59,10 @@ def pages_of(entry: str, root: Path = ROOT) -> list[str]:
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    listed = {page for entries in SECTIONS.values() for entry in entries for page in pages_of(entry, root)} | {START}
+    listed = {page for entries in sections(root).values() for entry in entries for page in pages_of(entry, root)} | {INDEX}
     for page in sorted(listed):
         if not (root / page).is_file():
-            yield f"{page}: it is in a list of docs/website/contents.py, and does not exist"
+            yield f"{page}: {INDEX} lists it, and it does not exist"
     for path in sorted((root / "docs").rglob("*.md")):
         if (page := path.relative_to(root).as_posix()) not in listed:
-            yield f"{page}: it is in no list of docs/website/contents.py"
+            yield f"{page}: {INDEX} does not list it"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 
 _TREE = re.compile(r"^```\{toctree\}\n.*?^```\n*", re.MULTILINE | re.DOTALL)
-_ATTRIBUTES = re.compile(r"^\{[.#][\w-]+\}\n", re.MULTILINE)
 _COMMENT = re.compile(r"^<!--.*?-->\n*", re.MULTILINE | re.DOTALL)
 _SENTENCE = re.compile(r".+?\.(?=\s|$)")
 
@@ -31,7 +30,7 @@ def first_sentence(text: str) -> str:
 
 def plain_text(page: str) -> str:
     """Without what only Sphinx reads."""
-    for pattern in (_TREE, _ATTRIBUTES, _COMMENT):
+    for pattern in (_TREE, _COMMENT):
         page = pattern.sub("", page)
     return page.rstrip() + "\n"
 

@@ -1,8 +1,8 @@
 """Writes the pages of the website, Markdown that Sphinx reads: `python docs/website/pages.py FOLDER PLAIN`.
 
-Pages of the repository are copied, those that contents.py lists. Everything else is generated: an operator's page from its
-signature, its docstring and the benchmark tables that name it, the commands' page from their parsers. No list of operators
-exists here; families' `__all__` is the only one. PLAIN gets what stands beside the HTML: each page as Markdown, and llms.txt.
+Pages of the repository are copied, those that docs/README.md lists, which is the start page. Everything else is generated: an
+operator's page from its signature, its docstring and the benchmark tables that name it, the commands' page from their parsers.
+PLAIN gets what stands beside the HTML: each page as Markdown, and llms.txt.
 Exits with 1 where a docstring lacks a section or does not explain a parameter, a public name is of a type that has no page, or
 a page of docs/ is in no list. Sphinx then fails on links that lead nowhere, and built.py looks at what it built.
 """
@@ -22,6 +22,11 @@ from contents import ROOT
 from links import LINK, linked, relative
 from python_pages import PYTHON_PAGES, operator_page, type_page
 
+_FOR_PROGRAMS = """\
+Programs read this site as <a href="llms.txt">llms.txt</a>, which lists its pages, or <a href="llms-full.txt">llms-full.txt</a>,
+which has them all; each page is also beside its HTML as Markdown.
+"""
+
 
 class Site:
     """Pages by their path, and files that they show."""
@@ -33,9 +38,9 @@ class Site:
     def write(self, page: str, text: str) -> None:
         self.pages[page] = linked(text, page)
 
-    def copy(self, source: str, page: str | None = None, extra: str = "") -> None:
+    def copy(self, source: str, extra: str = "") -> None:
         """A page of the repository, with links from where it is on the site; one to a folder goes to that folder's index."""
-        page = page or source
+        page = contents.place(source)
 
         def followed(match: re.Match[str]) -> str:
             target, anchor = match[1], match[2]
@@ -45,7 +50,7 @@ class Site:
             name = path.relative_to(ROOT).as_posix()
             if path.is_file() and path.suffix != ".md":
                 self.files.add(name)
-            found = "index.md" if name in ("README.md", contents.START) else f"{name}/index.md" if path.is_dir() else name
+            found = f"{name}/index.md" if path.is_dir() else contents.place(name)
             return f"]({relative(found + anchor, page)})"
 
         self.write(page, LINK.sub(followed, (ROOT / source).read_text()) + extra)
@@ -60,8 +65,8 @@ class Site:
         self.write(f"{folder}/index.md", f"{text}\n\n{tree([Path(page).stem for page in pages])}")
 
     def operators(self) -> list[str]:
-        """Returns the pages of the families, after one that has all."""
-        tables, found = [], ["operators/index"]
+        """Pages of every function and type, and of each family, which are returned."""
+        found = []
         for family in docstrings.FAMILIES:
             name, everything = family.__name__.rpartition(".")[2], {**docstrings.operators(family), **docstrings.types(family)}
             summary, _, text = (inspect.getdoc(family) or "").partition("\n")
@@ -70,15 +75,11 @@ class Site:
             table = "\n".join(["| function | what it does |", "|---|---|", *rows])
             title, _, rest = summary.rstrip(".").partition(": ")
             intro = f"{rest[:1].upper()}{rest[1:]}.\n" if rest else ""
-            tables.append(f"## {title}\n\n{intro}\n{table}")
             self.write(f"operators/{name}.md", f"# {title}\n\n{intro}{text}\n\n{table}\n\n{tree(pages)}")
             for each in pages:
                 page_of = operator_page if inspect.isfunction(everything[each]) else type_page
                 self.write(f"operators/{each}.md", page_of(each, everything[each]))
             found.append(f"operators/{name}")
-        self.write(
-            "operators/index.md", "# All operators\n\nEvery public function, by family.\n\n" + "\n\n".join(tables) + "\n"
-        )
         return found
 
 
@@ -91,17 +92,20 @@ def tree(pages: list[str], caption: str = "") -> str:
 def site() -> tuple[Site, dict[str, list[str]]]:
     """The site, and its sections."""
     found = Site()
-    sections = {"Operators": found.operators(), "Python": list(PYTHON_PAGES)}
+    sections: dict[str, list[str]] = {}
+    families = found.operators()
     for page, text_of in PYTHON_PAGES.items():
         found.write(f"{page}.md", text_of())
-    for section, entries in contents.SECTIONS.items():
-        sections[section] = [f"{entry}/index" if entry in contents.FOLDERS else entry.removesuffix(".md") for entry in entries]
+    for section, entries in contents.sections().items():
+        sections[section] = [f"{e}/index" if e in contents.FOLDERS else contents.place(e).removesuffix(".md") for e in entries]
         for entry in entries:
             if entry in contents.FOLDERS:
                 found.index(entry)
             else:
                 found.copy(entry)
-    found.copy(contents.START, "index.md", "\n" + "\n".join(tree(pages, section) for section, pages in sections.items()))
+        for generated in contents.GENERATED.get(section, ()):
+            sections[section] += families if generated == "operators/*" else [generated]
+    found.copy(contents.INDEX, f"\n{_FOR_PROGRAMS}\n" + "\n".join(tree(pages, section) for section, pages in sections.items()))
     return found, sections
 
 
