@@ -106,6 +106,14 @@ def test_files_that_the_documents_name_exist(name: str) -> None:
     assert not [each for each in named if not any(path.endswith(f"/{each.removeprefix('./')}") for path in files)]
 
 
+IMPORTS = sorted({line for name in DOCUMENTS for line in re.findall(r"`(from gdn_cuda[\w.]* import [^`]+)`", document(name))})
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_imports_in_the_documents_work(line: str) -> None:
+    exec(line, {})
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_in_the_documents_lead_to_files(name: str) -> None:
     links = [target for target, _ in LINK.findall(document(name)) if "://" not in target]
