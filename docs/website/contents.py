@@ -1,6 +1,6 @@
 """Which pages the site has, and in which order: docs/README.md lists them, a section of the table of contents each, and is the
-site's start page. Pages that are generated, of operators and of the Python interface, come after those of their section. A page
-of docs/ that docs/README.md does not link to is an error."""
+site's start page. Generated pages of the Python interface come after those of their section. A page of docs/ that
+docs/README.md does not link to is an error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = "docs/README.md"
+OPERATORS = "docs/operators.md"  # on the site the pages of families and functions are below it
 _ENTRY = re.compile(r"- \[[^\]]+\]\(([^)]+)\): ")
 
 # Pages whose place on the site is another one than in the repository.
-PLACES = {INDEX: "index.md", "README.md": "index.md", "docs/operators.md": "operators/index.md"}
-# Generated pages by section; a family's page is "operators/FAMILY".
+PLACES = {INDEX: "index.md", "README.md": "index.md", OPERATORS: "operators/index.md"}
+# Generated pages by section.
 GENERATED = {
-    "Use": ("operators/*", "api/nn", "api/compat"),
+    "Use": ("api/nn", "api/compat"),
     "Run": ("api/runtime", "api/commands", "api/kernels"),
     "Trust": ("api/reference",),
 }

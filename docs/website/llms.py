@@ -56,10 +56,10 @@ def plain(pages: dict[str, str], sections: dict[str, list[str]]) -> dict[str, st
 
 
 def _with_children(entry: str, pages: dict[str, str]) -> list[str]:
-    """A page, and those of its own table of contents."""
+    """A page, those of its own table of contents, and theirs."""
     page, folder = f"{entry}.md", entry.rpartition("/")[0]
     found = [page]
     for tree in _TREE.findall(pages[page]):
         names = [line for line in tree.splitlines()[1:-1] if line and not line.startswith(":")]
-        found += [f"{folder}/{name}.md" for name in names]
+        found += [each for name in names for each in _with_children(f"{folder}/{name}", pages)]
     return found

@@ -65,7 +65,7 @@ class Site:
         self.write(f"{folder}/index.md", f"{text}\n\n{tree([Path(page).stem for page in pages])}")
 
     def operators(self) -> list[str]:
-        """Pages of every function and type, and of each family, which are returned."""
+        """Pages of every function and type, and of each family. Returns the families' names."""
         found = []
         for family in docstrings.FAMILIES:
             name, everything = family.__name__.rpartition(".")[2], {**docstrings.operators(family), **docstrings.types(family)}
@@ -79,7 +79,7 @@ class Site:
             for each in pages:
                 page_of = operator_page if inspect.isfunction(everything[each]) else type_page
                 self.write(f"operators/{each}.md", page_of(each, everything[each]))
-            found.append(f"operators/{name}")
+            found.append(name)
         return found
 
 
@@ -93,7 +93,7 @@ def site() -> tuple[Site, dict[str, list[str]]]:
     """The site, and its sections."""
     found = Site()
     sections: dict[str, list[str]] = {}
-    families = found.operators()
+    children = {contents.OPERATORS: f"\n{tree(found.operators())}"}
     for page, text_of in PYTHON_PAGES.items():
         found.write(f"{page}.md", text_of())
     for section, entries in contents.sections().items():
@@ -102,9 +102,8 @@ def site() -> tuple[Site, dict[str, list[str]]]:
             if entry in contents.FOLDERS:
                 found.index(entry)
             else:
-                found.copy(entry)
-        for generated in contents.GENERATED.get(section, ()):
-            sections[section] += families if generated == "operators/*" else [generated]
+                found.copy(entry, children.get(entry, ""))
+        sections[section] += contents.GENERATED.get(section, ())
     found.copy(contents.INDEX, f"\n{_FOR_PROGRAMS}\n" + "\n".join(tree(pages, section) for section, pages in sections.items()))
     return found, sections
 
