@@ -72,6 +72,26 @@ def test_tables_of_the_readme_name_operators_that_exist() -> None:
     assert not [name for name in named if name not in gdn_cuda.__all__]
 
 
+# A row's first cell in README.md begins so; the page that it is from, and that page's row.
+FIGURES = {
+    "GDN prefill, one sequence of 8192 tokens": ("prefill", "1×8192 16/32"),
+    "GDN prefill, 8 sequences of 4096 tokens": ("prefill", "8×4096 16/32"),
+    "GDN decode, 64 sequences, states in bf16": ("decode", "16/32 B=64"),
+    "Mamba's scan, backward, 8×5120×2048": ("scan", "8×5120×2048"),
+}
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    section = document("README.md").partition("\n## Four figures\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ") and "ours" not in line]
+    found = {name: [re.sub(r"[^\d.]", "", cell) for cell in cells] for name, *cells in rows}
+    assert len(found) == len(FIGURES)
+    for start, (page, row) in FIGURES.items():
+        (figures,) = [cells for name, cells in found.items() if name.startswith(start)]
+        lines = [line for line in document(f"docs/benchmarks/{page}.md").splitlines() if line.startswith(f"| {row} |")]
+        assert any(set(figures) <= set(re.findall(r"\d+\.\d+", line)) for line in lines), (start, figures, lines)
+
+
 def test_the_table_of_kernels_names_kernels_that_exist() -> None:
     """The complete list is `python -m gdn_cuda kernels`."""
     registered = {f"{entry['family']}/{entry['name']}" for entry in _C.kernels()}
