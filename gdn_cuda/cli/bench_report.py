@@ -14,7 +14,7 @@ MADE_ON = ("operator", "device", "driver", "torch", "cuda", "gdn_cuda", "commit"
 
 
 def read(files: list[str]) -> list[Report]:
-    """The reports of these files, one for each operator that was measured in one way."""
+    """The reports of these files, one for each operator."""
     found: list[Report] = []
     for file in files:
         try:

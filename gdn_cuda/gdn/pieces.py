@@ -85,7 +85,7 @@ def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
         alignment: a column takes M elements rounded up to a multiple of so many bytes
 
     Edge cases:
-        The padding behind each column is zero.
+        The padding after each column is zero.
 
     Example:
         >>> gdn_cuda.transpose_to_mn_major(torch.zeros(3, 6, 4)).stride()  # 6 fp32 take 24 bytes, so a column takes 32
@@ -120,7 +120,7 @@ def chunk_local_cumsum_bf16(
         head_first: whether heads come before tokens
 
     Edge cases:
-        An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements behind it.
+        An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements after it.
         Every packed sequence starts a new chunk.
 
     Example:

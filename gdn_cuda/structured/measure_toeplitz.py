@@ -40,17 +40,17 @@ LONGEST_CAPTURED = {
 def _solves(name: str, device: str, shapes: Shapes) -> Iterator[Case]:
     for systems, n in shapes if device == "cuda" else CPU_SHAPES:
         can_be_captured = n <= LONGEST_CAPTURED[name]
-        for way, backward in product(("eager", "graph") if can_be_captured else ("eager",), (False, True)):
-            yield _solve(name, device, systems, n, way, backward)
+        for timed, backward in product(("eager", "graph") if can_be_captured else ("eager",), (False, True)):
+            yield _solve(name, device, systems, n, timed, backward)
         if name == "toeplitz_solve_symmetric" and n >= SHORTEST_BY_GRADIENTS:
             for backward in (False, True):
                 yield _solve(name, device, systems, n, "eager", backward, is_hard=True)
 
 
-def _solve(name: str, device: str, systems: int, n: int, way: str, backward: bool, is_hard: bool = False) -> Case:
-    shape = f"{systems}×{n} {way}" + ", steps do not end" * is_hard + ", backward" * backward
-    work = partial(_work, name, device, systems, n, way == "graph", backward, is_hard)
-    return Case(shape, work, captured=way == "graph")
+def _solve(name: str, device: str, systems: int, n: int, timed: str, backward: bool, is_hard: bool = False) -> Case:
+    shape = f"{systems}×{n} {timed}" + ", steps do not end" * is_hard + ", backward" * backward
+    work = partial(_work, name, device, systems, n, timed == "graph", backward, is_hard)
+    return Case(shape, work, captured=timed == "graph")
 
 
 def _work(
