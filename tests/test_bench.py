@@ -43,11 +43,12 @@ BENCHES = bench.benches()
 PREFILL = bench.chosen("chunked_forward", "cuda", None)
 GPU_SHAPES = list(measure_prefill.gpu_shapes())
 H200 = "NVIDIA H200"
+CEILINGS = measures.NOMINAL_CEILINGS[H200]
 
 
 def test_the_prefill_table_has_these_rows_and_roofs() -> None:
     roofs = {
-        case.row: measures.roof_us(shape.bytes, shape.flops, measures.NOMINAL_CEILINGS[H200]) / 1e3
+        case.row: measures.roof_us(shape.bytes, shape.flops, CEILINGS) / 1e3
         for case, shape in zip(PREFILL, GPU_SHAPES, strict=True)
     }
     assert set(ROOFS_MS) < set(roofs)
@@ -68,56 +69,56 @@ def test_every_prefill_row_has_three_kinds_of_gates_timed_in_both_ways() -> None
     assert all(case.captured and case.called for case in PREFILL)
 
 
-def reaches(operator: str) -> dict[str, float | None]:
-    """By shape, where every row takes its number in microseconds, from 1 on, and the roof 100."""
+def reaches(operator: str) -> dict[tuple[str, str], float | None]:
+    """By row and kind, where every row takes its number in microseconds, from 1 on, and the roof is 100."""
     targets, rows, found = Targets(operator, H200), list[dict[str, Any]](), {}
     for number, case in enumerate(bench.chosen(operator, "cuda", None), 1):
-        found[case.shape] = targets.reach_us(case.row, case.kind, 100.0, rows)
+        found[case.row, case.kind] = targets.reach_us(case.row, case.kind, 100.0, rows)
         rows.append({"row": case.row, "kind": case.kind, "time_us": float(number)})
     return found
 
 
 def test_the_prefill_rows_without_a_target_are_these() -> None:
-    without = {
-        shape.rpartition(" fast gates")[0] + shape.rpartition(" fast gates")[2]
-        for shape, us in reaches("chunked_forward").items()
-        if us is None and "fast" in shape
-    }
-    assert without == {
+    assert {row for (row, _), us in reaches("chunked_forward").items() if us is None} == {
         *("1×2048 16/32", "1×16384 16/32", "1×65536 16/32", "1×2048 4/8", "1×4096 4/8"),
         *("1×4096 2/4", "1×8192 2/4", "1×32768 2/4", "1×8192 8/16", "1×32768 8/16"),
         *("8×4096 16/32, deterministic", "8×32768 4/8, deterministic"),
-    }  # fmt: skip
+    }
 
 
 def test_a_row_is_held_against_one_of_its_kind_that_is_measured_before_it() -> None:
     """The factors for head dimensions are 1.3 times the ratio of the roofs."""
-    found, place = reaches("chunked_forward"), {case.shape: float(number) for number, case in enumerate(PREFILL, 1)}
-    roof = {shape.name: measures.roof_us(shape.bytes, shape.flops, measures.NOMINAL_CEILINGS[H200]) for shape in GPU_SHAPES}
+    found = reaches("chunked_forward")
+    time_us = {(case.row, case.kind): float(number) for number, case in enumerate(PREFILL, 1)}
+    roofs = {
+        case.row: measures.roof_us(shape.bytes, shape.flops, CEILINGS) for case, shape in zip(PREFILL, GPU_SHAPES, strict=True)
+    }
+    plain, full = "1×8192 16/32", "8×4096 16/32"
+    factors = {(f"{plain}, l2 norm inside", plain): 1.03, (f"{plain}, deterministic", plain): 1.15} | {
+        (row, like): 1.3 * roofs[row] / roofs[like]
+        for row, like in (
+            (f"{plain} dk=64 dv=64", plain),
+            ("1×8192 30/30 dk=96 dv=192", plain),
+            ("8×2048 30/30 dk=96 dv=192", full),
+            (f"{plain} dk=256 dv=256", plain),
+        )
+    }
     for kind in ("fast gates", "init gates", "mixed gates"):
-        plain, full = f"1×8192 16/32 {kind}", f"8×4096 16/32 {kind}"
-        assert found[f"{plain}, l2 norm inside"] == pytest.approx(1.03 * place[plain])
-        assert found[f"{plain}, deterministic"] == pytest.approx(1.15 * place[plain])
-        for shape, like in (
-            (f"1×8192 16/32 dk=64 dv=64 {kind}", plain),
-            (f"1×8192 30/30 dk=96 dv=192 {kind}", plain),
-            (f"8×2048 30/30 dk=96 dv=192 {kind}", full),
-            (f"1×8192 16/32 dk=256 dv=256 {kind}", plain),
-        ):
-            assert found[shape] == pytest.approx(1.3 * roof[shape] / roof[like] * place[like])
+        for (row, like), factor in factors.items():
+            assert found[row, kind] == pytest.approx(factor * time_us[like, kind]), (row, kind)
 
 
 @pytest.mark.parametrize("operator", BENCHES)
 def test_every_target_is_of_a_row(operator: str) -> None:
     """A rule whose text matches no row, or a kind that its rows lack, is left over; backward is held against a forward row."""
-    cases = bench.chosen(operator, "cuda", None)
+    cases, found = bench.chosen(operator, "cuda", None), reaches(operator)
     for rule in Targets(operator, H200).rules:
         matched = [case for case in cases if fnmatchcase(case.row, rule["row"])]
         assert matched, rule
-        given = [rule.get("reach_us"), rule.get("roof_us"), *rule.get("peers_us", {}).values()]
-        assert {kind for each in given if isinstance(each, dict) for kind in each} <= {case.kind for case in matched}, rule
+        figures = [rule.get("reach_us"), rule.get("roof_us"), *rule.get("peers_us", {}).values()]
+        assert {kind for each in figures if isinstance(each, dict) for kind in each} <= {case.kind for case in matched}, rule
         if "reach_of" in rule:
-            assert all(reaches(operator)[case.shape] is not None for case in matched), rule
+            assert all(found[case.row, case.kind] is not None for case in matched), rule
 
 
 def test_operators_with_targets_are_measured() -> None:
