@@ -51,6 +51,12 @@ def measure(tree: Path, operator: str, only: str | None, times: Times, env: dict
     return f"{reports[0]['device']}, torch {reports[0]['torch']}"
 
 
+def write(path: Path, made_on: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """A row a line, without importing gdn_cuda: this process may run where neither tree is installed."""
+    lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text(f'{json.dumps(made_on)[:-1]}, "rows": [\n  {lines}\n]}}\n', encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=lambda folder: Path(folder).resolve())
@@ -79,7 +85,7 @@ def main() -> None:
             line += f"   host {old['host_us']:6.2f} {least['host_us']:6.2f} {least['host_us'] / old['host_us']:6.3f}"
         print(line)
     if options.json:
-        options.json.write_text(json.dumps({"device": device, "rounds": options.rounds, "rows": rows}, indent=1) + "\n")
+        write(options.json, {"device": device, "rounds": options.rounds}, rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """A stack of 12 Gated Delta Net layers of Qwen3-Next at their true sizes, random weights, bf16 with fp32 states: prefill, and
-decode in a CUDA graph. Three ways run the same weights:
+decode in a CUDA graph. Three implementations run the same weights:
 
     host          transformers' layer on FLA's and causal-conv1d's kernels, or on its functions in torch without these packages
     integration   the same layer through gdn_cuda.integrations.transformers
@@ -109,7 +109,7 @@ def prefill(stack: Stack, tokens: int) -> tuple[float, Tensor]:
 
 
 def decode(stack: Stack, batch: int) -> tuple[float, Tensor]:
-    """Steps behind a prompt of 64 tokens; the output is the first step's."""
+    """Steps after a prompt of 64 tokens; the output is the first step's."""
     cache, x = stack.cache(batch), draw(batch, 1, CONFIG.hidden_size, seed=3)
     stack(draw(batch, 64, CONFIG.hidden_size, seed=2), cache)
     first = stack(x, cache).clone()

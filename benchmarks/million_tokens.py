@@ -18,13 +18,10 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda.cli.bench_environment import environment
 from gdn_cuda.cli.bench_report import write
-from gdn_cuda.conv.hyena_long import REACH_US as OF_LONG
-from gdn_cuda.conv.hyena_medium import REACH_US as OF_MEDIUM
-from gdn_cuda.conv.hyena_short import REACH_US as OF_SHORT
+from gdn_cuda.cli.bench_targets import Targets
 
 CHANNELS, GROUPS, TOKENS = 4096, 256, (1 << 17, 1 << 20)
 GIBIBYTE = 1 << 30
-REACH_US = {"hyena_short": OF_SHORT, "hyena_medium": OF_MEDIUM, "hyena_long": OF_LONG}  # at 65536 tokens
 
 
 def normal(*shape: int) -> Tensor:
@@ -59,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="a report as that of bench, for benchmarks/fill_pages.py")
     options, rows = parser.parse_args(), []
+    targets = Targets("million_tokens", torch.cuda.get_device_name())
     for tokens in TOKENS:
         x1, x2, v = (normal(1, CHANNELS, tokens) for _ in range(3))
         for (name, filters), operator in operators().items():
@@ -70,7 +68,7 @@ def main() -> None:
             print(f"{name} 1×{CHANNELS}×{tokens}: {time:.2f} ms, {peak / GIBIBYTE:.1f} GiB", flush=True)
             row, kind = f"`{name}`, {filters}", f"{tokens} tokens"
             rows.append({"shape": f"{row}, {kind}", "row": row, "kind": kind, "time_us": 1e3 * time, "peak_bytes": peak})
-            rows[-1]["reach_us"] = REACH_US[name] * tokens / 65536 + 5
+            rows[-1]["reach_us"] = targets.reach_us(row, kind, 0, [])
     if options.json:
         write([environment("million_tokens", cpu=False) | {"rows": rows}], options.json)
 

@@ -94,7 +94,7 @@ def call(operator: str, shape: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", help="an operator, with a shape behind it, or a CSV file of ncu")
+    parser.add_argument("what", help="an operator, followed by a shape, or a CSV file of ncu")
     parser.add_argument("shape", nargs="?")
     parser.add_argument("--listing", type=Path)
     arguments = parser.parse_args()

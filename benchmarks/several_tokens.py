@@ -7,10 +7,10 @@ Run in two checkouts, one after the other on one GPU, it compares them: microsec
 
 from __future__ import annotations
 
-import hashlib
 from itertools import product
 
 import torch
+from prefill_shapes import digest
 from torch import Tensor
 
 import gdn_cuda
@@ -23,13 +23,6 @@ BATCHES, TOKENS, STATES = (1, 4, 16, 64), (2, 4, 8), (torch.float32, torch.bfloa
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
-
-
-def digest(*tensors: Tensor) -> str:
-    of = hashlib.sha1()
-    for x in tensors:
-        of.update(x.contiguous().view(torch.uint8).cpu().numpy().tobytes())
-    return of.hexdigest()[:8]
 
 
 def row(timer: Timer, batch: int, tokens: int, dtype: torch.dtype) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import bench_fakes
@@ -12,7 +15,8 @@ import pytest
 import torch
 
 import gdn_cuda
-from gdn_cuda.cli import bench, bench_measure, bench_peers, bench_table, bench_timing
+from gdn_cuda.cli import bench, bench_columns, bench_measure, bench_peers, bench_table, bench_timing
+from gdn_cuda.cli.bench_targets import FILE, Targets
 from gdn_cuda.gdn import measure_gates, measure_prefill
 from gdn_cuda.gdn.measure_prefill import Shape
 from gdn_cuda.operators import measure as measures
@@ -37,12 +41,15 @@ ROOFS_MS = {
 }
 BENCHES = bench.benches()
 PREFILL = bench.chosen("chunked_forward", "cuda", None)
-GPU_SHAPES = [shape for shape, _ in measure_prefill.gpu_shapes()]
+GPU_SHAPES = list(measure_prefill.gpu_shapes())
+H200 = "NVIDIA H200"
+CEILINGS = measures.NOMINAL_CEILINGS[H200]
 
 
 def test_the_prefill_table_has_these_rows_and_roofs() -> None:
     roofs = {
-        case.row: measures.roof_us(shape.bytes, shape.flops) / 1e3 for case, shape in zip(PREFILL, GPU_SHAPES, strict=True)
+        case.row: measures.roof_us(shape.bytes, shape.flops, CEILINGS) / 1e3
+        for case, shape in zip(PREFILL, GPU_SHAPES, strict=True)
     }
     assert set(ROOFS_MS) < set(roofs)
     for name, expected in ROOFS_MS.items():
@@ -60,21 +67,62 @@ def test_every_prefill_row_has_three_kinds_of_gates_timed_in_both_ways() -> None
         (row, f"{kind} gates") for row in rows for kind in ("fast", "init", "mixed")
     ]
     assert all(case.captured and case.called for case in PREFILL)
-    without_target = {case.row for case in PREFILL if case.target == measures.Target()}
-    assert without_target == {
+
+
+def reaches(operator: str) -> dict[tuple[str, str], float | None]:
+    """By row and kind, where every row takes its number in microseconds, from 1 on, and the roof is 100."""
+    targets, rows, found = Targets(operator, H200), list[dict[str, Any]](), {}
+    for number, case in enumerate(bench.chosen(operator, "cuda", None), 1):
+        found[case.row, case.kind] = targets.reach_us(case.row, case.kind, 100.0, rows)
+        rows.append({"row": case.row, "kind": case.kind, "time_us": float(number)})
+    return found
+
+
+def test_the_prefill_rows_without_a_target_are_these() -> None:
+    assert {row for (row, _), us in reaches("chunked_forward").items() if us is None} == {
         *("1×2048 16/32", "1×16384 16/32", "1×65536 16/32", "1×2048 4/8", "1×4096 4/8"),
         *("1×4096 2/4", "1×8192 2/4", "1×32768 2/4", "1×8192 8/16", "1×32768 8/16"),
         *("8×4096 16/32, deterministic", "8×32768 4/8, deterministic"),
     }
 
 
-def test_a_prefill_row_is_held_against_one_that_is_measured_before_it() -> None:
-    seen: dict[str, measures.Case] = {}
-    for case in PREFILL:
-        if case.target.reach_of:
-            assert seen[case.target.reach_of[0]].kind == case.kind
-        seen[case.shape] = case
-    assert seen["1×8192 16/32 init gates, l2 norm inside"].target.reach_of == ("1×8192 16/32 init gates", 1.03)
+def test_a_row_is_held_against_one_of_its_kind_that_is_measured_before_it() -> None:
+    """The factors for head dimensions are 1.3 times the ratio of the roofs."""
+    found = reaches("chunked_forward")
+    time_us = {(case.row, case.kind): float(number) for number, case in enumerate(PREFILL, 1)}
+    roofs = {
+        case.row: measures.roof_us(shape.bytes, shape.flops, CEILINGS) for case, shape in zip(PREFILL, GPU_SHAPES, strict=True)
+    }
+    plain, full = "1×8192 16/32", "8×4096 16/32"
+    factors = {(f"{plain}, l2 norm inside", plain): 1.03, (f"{plain}, deterministic", plain): 1.15} | {
+        (row, like): 1.3 * roofs[row] / roofs[like]
+        for row, like in (
+            (f"{plain} dk=64 dv=64", plain),
+            ("1×8192 30/30 dk=96 dv=192", plain),
+            ("8×2048 30/30 dk=96 dv=192", full),
+            (f"{plain} dk=256 dv=256", plain),
+        )
+    }
+    for kind in ("fast gates", "init gates", "mixed gates"):
+        for (row, like), factor in factors.items():
+            assert found[row, kind] == pytest.approx(factor * time_us[like, kind]), (row, kind)
+
+
+@pytest.mark.parametrize("operator", BENCHES)
+def test_every_target_is_of_a_row(operator: str) -> None:
+    """A rule whose text matches no row, or a kind that its rows lack, is left over; backward is held against a forward row."""
+    cases, found = bench.chosen(operator, "cuda", None), reaches(operator)
+    for rule in Targets(operator, H200).rules:
+        matched = [case for case in cases if fnmatchcase(case.row, rule["row"])]
+        assert matched, rule
+        figures = [rule.get("reach_us"), rule.get("roof_us"), *rule.get("peers_us", {}).values()]
+        assert {kind for each in figures if isinstance(each, dict) for kind in each} <= {case.kind for case in matched}, rule
+        if "reach_of" in rule:
+            assert all(found[case.row, case.kind] is not None for case in matched), rule
+
+
+def test_operators_with_targets_are_measured() -> None:
+    assert set(json.loads(FILE.read_text())["targets"]) - set(BENCHES) == {"million_tokens"}
 
 
 def test_gates_are_what_their_names_say() -> None:
@@ -454,26 +502,47 @@ def test_a_peer_that_a_graph_cannot_capture_keeps_its_direct_calls(
     assert [gap["peer"] for gap in report["peers_absent"]] == ["FlashInfer"]
 
 
-@pytest.mark.parametrize(("device", "holds"), [("NVIDIA H200", True), ("NVIDIA H100", False)])
+INVENTED = {
+    "device": H200,
+    "launch_us": 4,
+    "targets": {
+        "fused_gdn_gating": [
+            {"row": "plain", "reach_us": {"a": 7.0}, "peers_us": {"another": 9.0, "others": {"b": 8.0}}},
+            {"row": "plain, *", "reach_of": [", times", "", 1.5]},
+            {"row": "share", "reach_share": 0.5},
+            {"row": "exponentials", "roof_us": 50.0},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize(("device", "written"), [(H200, True), ("NVIDIA H100", True), (H200, False)])
 def test_targets_hold_on_the_device_that_they_were_set_for(
-    device: str, holds: bool, measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    device: str, written: bool, measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+    monkeypatch.setattr("gdn_cuda.cli.bench_targets.FILE", tmp_path / "targets.json")
+    if written:
+        (tmp_path / "targets.json").write_text(json.dumps(INVENTED))
+    holds = written and device == H200
     work = partial(measures.Work, lambda: None, 43_000_000, 0)
-    targets = {
-        "plain": measures.Target(reach_us=7.0, peers_us={"another": 9.0}),
-        "times": measures.Target(reach_of=("plain", 1.5)),
-        "unmeasured": measures.Target(reach_of=("nothing", 1.5)),
-        "share": measures.Target(reach_share=0.5),
-        "exponentials": measures.Target(roof_us=50.0),
-    }
-    cases = [measures.Case(shape, work, target=target) for shape, target in targets.items()]
-    rows = {row["shape"]: row for row in measure("fused_gdn_gating", cases)["rows"]}
-    reach = {shape: row["reach_us"] for shape, row in rows.items()}
-    expected = {"plain": 7.0, "times": 150.0, "unmeasured": None, "share": 24.0, "exponentials": None}
-    assert reach == (expected if holds else dict.fromkeys(targets))
-    assert rows["exponentials"]["roof_us"] == pytest.approx(50.0 if holds else 10.75)
-    assert rows["plain"]["published_us"] == ({"another": 9.0} if holds else {})
+    shapes = [
+        ("plain a", "a"),
+        ("plain b", "b"),
+        ("plain a, times", "a"),
+        ("plain c, times", "c"),
+        ("share", ""),
+        ("exponentials", ""),
+    ]
+    report = measure("fused_gdn_gating", [measures.Case(shape, work, kind=kind) for shape, kind in shapes])
+    rows = {row["shape"]: row for row in report["rows"]}
+    reach = {shape: row["reach_us"] for shape, row in rows.items() if row["reach_us"] is not None}
+    assert reach == ({"plain a": 7.0, "plain a, times": 150.0, "share": 24.0} if holds else {})
+    assert rows["exponentials"]["roof_us"] == pytest.approx(50.0 if holds else 10.0 if device == H200 else 10.75)
+    assert rows["plain a"]["published_us"] == ({"another": 9.0} if holds else {})
+    assert rows["plain b"]["published_us"] == ({"another": 9.0, "others": 8.0} if holds else {})
+    names = {column.name for columns in bench_columns.tables(report).values() for column in columns}
+    assert names & {"reach", "÷ reach", "another", "others"} == ({"reach", "÷ reach", "another", "others"} if holds else set())
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(

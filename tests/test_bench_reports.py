@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -237,12 +240,17 @@ def test_a_plot_is_the_same_bytes_again(report: dict[str, Any], tmp_path: Path) 
 # ---- Pages
 
 
-def filler() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fill_pages", ROOT / "benchmarks/fill_pages.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
     assert spec and spec.loader
-    module = sys.modules["fill_pages"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def filler() -> ModuleType:
+    """And `plots`, which it imports."""
+    return script("fill_pages")
 
 
 def test_pages_are_what_their_reports_say() -> None:
@@ -250,11 +258,7 @@ def test_pages_are_what_their_reports_say() -> None:
     for path in fill_pages.pages(ROOT):
         text = path.read_text()
         assert text == fill_pages.filled(path, ROOT), f"{path}: run benchmarks/fill_pages.py"
-        assert (
-            text.count("<!-- bench: ") + text.count("<!-- plot: ")
-            == text.count("<!-- end -->")
-            == len(fill_pages.BLOCK.findall(text))
-        )
+        assert text.count("<!-- bench: ") == text.count("<!-- end -->") == len(fill_pages.BLOCK.findall(text)), path
 
 
 def test_blocks_of_a_page_are_filled_where_there_are_reports(tmp_path: Path) -> None:
@@ -271,29 +275,31 @@ def test_blocks_of_a_page_are_filled_where_there_are_reports(tmp_path: Path) -> 
         f"words\n{blocks['bench: absent']}"
     )
     assert text.count("by hand") == 1 and "| 1×1024 | **" in text
-    assert "](plots/fused_gdn_gating.svg)" in text and "](plots/fused_gdn_gating_lengths.svg)" in text
-    (tmp_path / "README.md").write_text("<!-- plot: fused_gdn_gating_lengths -->\n<!-- end -->\n")
-    assert "](docs/benchmarks/plots/fused_gdn_gating_lengths.svg)" in fill_pages.filled(tmp_path / "README.md", tmp_path)
+    assert "<!-- plot: fused_gdn_gating -->" in text and "<!-- plot: fused_gdn_gating_lengths -->" in text
 
 
 def test_operators_of_the_pages_are_measured() -> None:
     fill_pages = filler()
-    blocks = [block for path in fill_pages.pages(ROOT) for block in fill_pages.BLOCK.findall(path.read_text())]
-    named = {name for _, _, names, _ in blocks for name in names.split()}
-    scripts = {"host_times", "million_tokens", "before_after", "prefill_mma", "chunked_forward_lengths"}
-    assert named - scripts - set(sys.modules["plot_columns"].COLUMNS) == set(bench.benches())
+    named = {
+        name
+        for path in fill_pages.pages(ROOT)
+        for _, names, _ in fill_pages.BLOCK.findall(path.read_text())
+        for name in names.split()
+    }
+    scripts = {"host_times", "million_tokens", "prefill_mma"}
+    assert named - scripts == set(bench.benches())
 
 
 def test_benchmark_pages_begin_with_a_sentence_and_a_plot() -> None:
     for path in sorted((ROOT / "docs/benchmarks").glob("*.md")):
         _, sentence, after, *_ = path.read_text().split("\n\n")
         assert re.fullmatch(r"[A-Z](?:[^.]|\.(?=\w))*\.", sentence), path
-        assert after.startswith("<!-- plot: ") or path.stem == "host", path
+        assert after.startswith(("<!-- plot: ", "![")) or path.stem == "host", path
 
 
 def test_a_column_of_a_pages_tables_is_drawn(tmp_path: Path) -> None:
     filler()
-    plot_columns = sys.modules["plot_columns"]
+    plots = sys.modules["plots"]
     page = tmp_path / "conv.md"
     page.write_text(
         "## `one`\n\n| | µs | share |\n|---|---|---|\n| B=1 | **3** | 50 % / 25 % |\n| B=1 backward | **3** | 20 % |\n\n"
@@ -301,30 +307,104 @@ def test_a_column_of_a_pages_tables_is_drawn(tmp_path: Path) -> None:
         "| | share |\n|---|---|\n| `three()` | 7 % |\n| B=2 |  |\n| B=3 | 8.5 % |\n"
     )
     expected = {"one": [50, 25], "one, backward": [20], "three": [7, 8.5]}
-    assert plot_columns.points(page.read_text(), "share") == expected
+    assert plots.points(page.read_text(), "share") == expected
     pytest.importorskip("matplotlib")
-    plot_columns.draw(page, tmp_path / "conv.svg")
+    plots.draw_column(page, tmp_path / "conv.svg")
     assert "three" in (tmp_path / "conv.svg").read_text()
 
 
-def test_plots_of_columns_are_of_the_tables_of_their_pages() -> None:
+def test_pages_whose_reports_are_not_kept_have_the_column_of_their_plot() -> None:
     filler()
-    plot_columns = sys.modules["plot_columns"]
-    for name, column in plot_columns.COLUMNS.items():
-        found = plot_columns.points((ROOT / f"docs/benchmarks/{name}.md").read_text(), column)
-        plot = (ROOT / f"docs/benchmarks/plots/{name}.svg").read_text()
-        assert found and plot_columns.digest(found) in plot, f"{name}: run benchmarks/fill_pages.py"
+    plots = sys.modules["plots"]
+    for name, column in plots.COLUMNS.items():
+        assert plots.points((ROOT / plots.PAGES / f"{name}.md").read_text(), column), name
 
 
-def test_a_plot_that_is_apart_is_not_beside_its_table(tmp_path: Path) -> None:
+def test_every_plot_of_the_pages_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    fill_pages = filler()
+    plots = sys.modules["plots"]
+    drawn = {path.stem for path in plots.draw_all(tmp_path) if path.stat().st_size > 1000}
+    shown = {
+        name for path in fill_pages.pages(ROOT) for pair in fill_pages.SHOWN.findall(path.read_text()) for name in pair if name
+    }
+    assert drawn == shown, "a plot that no page shows, or a page that shows a plot of nothing"
+
+
+def test_the_committed_plot_is_of_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filler()
+    plots = sys.modules["plots"]
+    committed = (ROOT / plots.README_PLOT).read_text()
+    assert plots.digest(plots.readme_report()) in committed, "run benchmarks/fill_pages.py"
+    pytest.importorskip("matplotlib")
+    data = tmp_path / plots.readme_report().relative_to(ROOT)
+    data.parent.mkdir(parents=True)
+    shutil.copyfile(plots.readme_report(), data)
+    monkeypatch.setattr(plots, "ROOT", tmp_path)
+    plots.draw_readme_plot()
+    svg = (tmp_path / plots.README_PLOT).read_text()
+    assert [path.name for path in (tmp_path / plots.README_PLOT).parent.iterdir()] == [plots.README_PLOT.name]
+    elements = [element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()]
+    assert svg.count("\n") < 400 and elements.count("text") > 40 and elements.count("use") > 100
+
+
+def test_an_svg_keeps_what_it_shows_where_its_groups_go() -> None:
+    filler()
+    svg = (
+        '<?xml version="1.0"?>\n<svg>\n <metadata>\n  <a/>\n </metadata>\n <g id="b.c">\n  <path d="M 0 1 \nL 2 3 \n"/>\n'
+        '  <g clip-path="url(#p)">\n   <g>\n    <use x="1"/>\n   </g>\n  </g>\n </g>\n</svg>\n'
+    )
+    assert sys.modules["plots"].compact(svg, "said") == (
+        '<?xml version="1.0"?>\n<!-- said -->\n<svg>\n'
+        '<path d="M 0 1 L 2 3 "/>\n<g clip-path="url(#p)">\n<use x="1"/>\n</g>\n</svg>\n'
+    )
+
+
+def test_what_is_drawn_or_measured_is_not_committed_as_source() -> None:
+    """Plots are built with the website, and a report has a row a line: a file past these lines is neither."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    data = [ROOT / name for name in listed if name.endswith((".svg", ".json")) and (ROOT / name).exists()]
+    assert [path.name for path in data if path.suffix == ".svg"] == ["chunked_forward_lengths.svg"]
+    long = {path.name: lines for path in data if (lines := path.read_bytes().count(b"\n")) > 400}
+    assert data and not long, "write a row a line: python -m gdn_cuda bench FILE.json --json FILE.json"
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_report_is_read_in_either_form(indent: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As written today, and by releases that indented every value; printed or written, it has a row a line."""
+    report = json.loads(bench_report.dumps(curve_report()))
+    (tmp_path / "old.json").write_text(json.dumps(report, indent=indent) if indent else bench_report.dumps(report))
+    assert bench_report.read([str(tmp_path / "old.json")]) == [report]
+    assert run_bench(tmp_path / "old.json", "--json") == 0
+    printed = capsys.readouterr().out
+    assert run_bench(tmp_path / "old.json", "--json", tmp_path / "new.json") == 0
+    assert (tmp_path / "new.json").read_text() == printed
+    assert [line.startswith('  {"shape"') for line in printed.splitlines()].count(True) == len(report["rows"])
+
+
+def test_a_comparison_of_trees_has_a_row_a_line(tmp_path: Path) -> None:
+    compare_trees = script("compare_trees")
+    rows = [{"operator": "µ", "shape": f"{n}×1", "before": {"time_us": 5.0}, "after": {"time_us": 6.0}} for n in range(3)]
+    compare_trees.write(tmp_path / "two.json", {"device": "a GPU", "rounds": 3}, rows)
+    assert bench_report.read([str(tmp_path / "two.json")]) == [{"device": "a GPU", "rounds": 3, "rows": rows}]
+    assert sum('"shape"' in line for line in (tmp_path / "two.json").read_text().splitlines()) == 3
+
+
+def test_a_plot_that_is_elsewhere_is_not_beside_its_table(tmp_path: Path) -> None:
     fill_pages = filler()
     data, page = tmp_path / fill_pages.DATA, tmp_path / "docs/benchmarks/page.md"
     data.mkdir(parents=True)
     bench_report.write([curve_report()], str(data))
-    blocks = "<!-- {}: fused_gdn_gating -->\n<!-- end -->\n"
-    page.write_text(blocks.format("plot") + blocks.format("bench"))
-    text = fill_pages.filled(page, tmp_path)
-    assert text.count("](plots/fused_gdn_gating.svg)") == text.count("](plots/fused_gdn_gating_lengths.svg)") == 1
+    for first in ("<!-- plot: fused_gdn_gating -->", "![a](plots/fused_gdn_gating.svg)"):
+        page.write_text(f"{first}\n\n<!-- bench: fused_gdn_gating -->\n<!-- end -->\n")
+        text = fill_pages.filled(page, tmp_path)
+        assert [text.count(f"fused_gdn_gating{which}") for which in (".svg", " -->", "_lengths -->")] == [
+            first.startswith("!"), 1 + (not first.startswith("!")), 1
+        ]  # fmt: skip
 
 
 def test_a_command_on_a_page_names_no_folder_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,17 @@ def test_llms_txt_lists_every_page_once(site: tuple[Path, Path]) -> None:
     assert not [page for page, text in plain.items() if text not in whole]
 
 
+@pytest.mark.parametrize("kind", [0, 1], ids=["pages", "plain"])
+def test_a_page_shows_a_plot_where_the_repositorys_has_a_comment(site: tuple[Path, Path], kind: int) -> None:
+    found = markdown(site[kind])
+    for path in (ROOT / "docs/benchmarks").glob("*.md"):
+        text = found[f"docs/benchmarks/{path.name}"]
+        for name in pages.PLOT.findall(path.read_text()):
+            assert f"](../../plots/{name}.svg)" in text and f"<!-- plot: {name} -->" not in text
+            assert "<svg" in (site[kind] / f"plots/{name}.svg").read_text()
+    assert "](plots/chunked_forward_lengths.svg)" in found["docs/benchmarks/prefill.md"], "the committed one"
+
+
 # ---- What fails
 
 

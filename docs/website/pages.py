@@ -1,8 +1,9 @@
 """Writes the pages of the website, Markdown that Sphinx reads: `python docs/website/pages.py FOLDER PLAIN`.
 
-Pages of the repository are copied, those that docs/README.md lists, which is the start page. Everything else is generated: an
-operator's page from its signature, its docstring and the benchmark tables that name it, the commands' page from their parsers.
-PLAIN gets what stands beside the HTML: each page as Markdown, and llms.txt.
+Pages of the repository are copied, those that docs/README.md lists, which is the start page, with a plot where a line is
+`<!-- plot: NAME -->`. Everything else is generated: an operator's page from its signature, its docstring and the benchmark
+tables that name it, the commands' page from their parsers. PLAIN gets what stands beside the HTML: each page as Markdown, and
+llms.txt.
 Exits with 1 where a docstring lacks a section or does not explain a parameter, a public name is of a type that has no page, or
 a page of docs/ is in no list. Sphinx then fails on links that lead nowhere, and built.py looks at what it built.
 """
@@ -13,6 +14,7 @@ import inspect
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import contents
@@ -21,6 +23,12 @@ import llms
 from contents import ROOT
 from links import LINK, linked, relative
 from python_pages import PYTHON_PAGES, operator_page, type_page
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import plots
+
+PLOT = re.compile(r"^<!-- plot: (\w+) -->$", re.MULTILINE)
 
 _FOR_PROGRAMS = """\
 Programs read this site as <a href="llms.txt">llms.txt</a>, which lists its pages, or <a href="llms-full.txt">llms-full.txt</a>,
@@ -34,6 +42,7 @@ class Site:
     def __init__(self) -> None:
         self.pages: dict[str, str] = {}
         self.files: set[str] = set()
+        self.plots: set[str] = set()  # paths, like those of files; they are drawn
 
     def write(self, page: str, text: str) -> None:
         self.pages[page] = linked(text, page)
@@ -53,7 +62,14 @@ class Site:
             found = f"{name}/index.md" if path.is_dir() else contents.place(name)
             return f"]({relative(found + anchor, page)})"
 
-        self.write(page, LINK.sub(followed, (ROOT / source).read_text()) + extra)
+        text = LINK.sub(followed, (ROOT / source).read_text())
+        self.write(page, PLOT.sub(lambda match: self.plot(match[1], page), text) + extra)
+
+    def plot(self, name: str, page: str) -> str:
+        """Where the repository's page has a comment, the site's has the plot."""
+        path = f"plots/{name}.svg"
+        self.plots.add(path)
+        return f"![{plots.alt_text(name)}]({relative(path, page)})"
 
     def index(self, folder: str) -> None:
         title, about, _ = contents.FOLDERS[folder]
@@ -110,16 +126,23 @@ def site() -> tuple[Site, dict[str, list[str]]]:
 
 def write_site(folder: Path, plain: Path) -> None:
     found, sections = site()
+    with tempfile.TemporaryDirectory() as drawn:
+        plots.draw_all(Path(drawn) / "plots")
+        _write(found, sections, folder, plain, Path(drawn))
+
+
+def _write(found: Site, sections: dict[str, list[str]], folder: Path, plain: Path, drawn: Path) -> None:
     for target, pages in ((folder, found.pages), (plain, llms.plain(found.pages, sections))):
         shutil.rmtree(target, ignore_errors=True)
         for name, text in pages.items():
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        for name in found.files:
-            path = target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, path)
+        for source, names in ((ROOT, found.files), (drawn, found.plots)):
+            for name in names:
+                path = target / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, path)
 
 
 def main() -> int:

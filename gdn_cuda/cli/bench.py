@@ -71,17 +71,17 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 2
     _check_options(arguments, files)
+    from . import bench_report
+
     reports: list[Report] = []
     for report in _read(files, arguments.only) if files else _measured(arguments):
         reports.append(report)
         if arguments.json != "-":
             _print(report, arguments.markdown)
     if arguments.json == "-":
-        print_json(reports if len(reports) > 1 or ALL in arguments.operators else reports[0])
+        print_json(reports if len(reports) > 1 or ALL in arguments.operators else reports[0], bench_report.dumps)
     elif arguments.json and files:
-        from .bench_report import write
-
-        write(reports, arguments.json)
+        bench_report.write(reports, arguments.json)
     if arguments.plot:
         from .bench_plot import draw
 

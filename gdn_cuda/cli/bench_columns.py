@@ -9,7 +9,7 @@ from typing import Any
 Row = dict[str, Any]
 Report = dict[str, Any]
 
-ANOTHER_DAY = "†"  # behind a time that was not measured in the run
+ANOTHER_DAY = "†"  # after a time that was not measured in the run
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ _packages = functools.cache(importlib.metadata.packages_distributions)  # reads 
 
 
 def peer_versions() -> dict[str, str]:
-    """Of the packages whose operators have been imported."""
+    """Versions of the packages whose operators have been imported."""
     from ..operators.measure import IMPORTED_PEERS
 
     packages = _packages()

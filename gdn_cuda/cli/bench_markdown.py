@@ -36,10 +36,10 @@ def provenance(report: Report) -> str:
 
 
 def _timed(rows: list[Row]) -> str:
-    ways = {row.get("timed") for row in rows}
-    if ways == {"replay"}:
+    timed = {row.get("timed") for row in rows}
+    if timed == {"replay"}:
         return "Replays of a CUDA graph of one call"
-    return "Direct calls" if ways == {"call"} else "Replays of a CUDA graph of one call; direct calls where the row says eager"
+    return "Direct calls" if timed == {"call"} else "Replays of a CUDA graph of one call; direct calls where the row says eager"
 
 
 def name_of(row: Row) -> str:
@@ -64,9 +64,9 @@ def _table(rows: list[Row], columns: list[Column]) -> str:
     ours = f", {' / '.join(kinds)}" if len(kinds) > 1 else ""
     lines = ["| " + " | ".join(["", *(column.name + ours * column.ours for column in columns)]).strip() + " |"]
     lines.append("|---" * (1 + len(columns)) + "|")
-    for name, of_kind in by_kind(rows).items():
-        here = [""] if "" in of_kind else kinds
-        cells = [_joined([column.cell(of_kind[kind]) if kind in of_kind else None for kind in here]) for column in columns]
+    for name, row_of in by_kind(rows).items():
+        here = [""] if "" in row_of else kinds
+        cells = [_joined([column.cell(row_of[kind]) if kind in row_of else None for kind in here]) for column in columns]
         cells = [f"**{cell}**" if column.ours and cell else cell for column, cell in zip(columns, cells, strict=True)]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)

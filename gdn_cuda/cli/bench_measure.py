@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..operators.measure import IMPORTED_PEERS, LAUNCH_US, NOMINAL_CEILINGS, TARGETS_HOLD_ON, Absent, load, roof_us
+from ..operators.measure import IMPORTED_PEERS, NOMINAL_CEILINGS, Absent, load, roof_us
+from .bench_targets import Targets
 
 if TYPE_CHECKING:
-    from ..operators.measure import Bench, Call, Case, Peer, Target, Work
+    from ..operators.measure import Bench, Call, Case, Peer, Work
     from .bench_timing import Timer
 
 Row = dict[str, Any]
@@ -33,11 +34,12 @@ def measure_gpu(
     roof = NOMINAL_CEILINGS.get(torch.cuda.get_device_name(), ceilings)
     ceilings |= {"floor_us": timer.floor_us()}
     bench, absent, rows = load().benches[operator], Absences(), list[Row]()
+    targets = Targets(operator, torch.cuda.get_device_name())
     peers = _Peers(operator, bench, timer, check_peers, chosen_peers, absent)
     for case in cases:
         # A backward pass runs on the stream of its forward pass, which must be the one that captures the graph.
         with torch.cuda.stream(timer.side if case.captured else None):
-            rows.append(_row(case, timer, roof, rows, peers))
+            rows.append(_row(case, timer, roof, targets, rows, peers))
         torch.cuda.empty_cache()  # what graphs held
         yield {
             "repeats": repeats,
@@ -61,16 +63,13 @@ def _named(case: Case) -> Row:
     return {"shape": case.shape, "row": case.row, "kind": case.kind, "curve": case.curve}
 
 
-def _row(case: Case, timer: Timer, roof: dict[str, float], before: list[Row], peers: _Peers) -> Row:
+def _row(case: Case, timer: Timer, roof: dict[str, float], targets: Targets, before: list[Row], peers: _Peers) -> Row:
     import torch
 
     torch.manual_seed(0)  # the inputs of a row are the same whichever rows are measured
     work = case.prepare()
     time_us = _device_us(case.captured, timer, work.call)
-    bound_us = roof_us(work.bytes, work.flops, roof)
-    on_targets_device = torch.cuda.get_device_name() == TARGETS_HOLD_ON
-    if on_targets_device and case.target.roof_us:
-        bound_us = case.target.roof_us
+    bound_us = targets.roof_us(case.row, case.kind) or roof_us(work.bytes, work.flops, roof)
     return {
         **_named(case),
         "timed": "replay" if case.captured else "call",
@@ -80,24 +79,15 @@ def _row(case: Case, timer: Timer, roof: dict[str, float], before: list[Row], pe
         "bytes": work.bytes,
         "flops": work.flops,
         "roof_us": bound_us,
-        "reach_us": _reach_us(case.target, bound_us, before) if on_targets_device else None,
+        "reach_us": targets.reach_us(case.row, case.kind, bound_us, before),
         "in_place_us": None if work.flops else timer.in_place_us(work.bytes),
-        "published_us": case.target.peers_us if on_targets_device else {},
+        "published_us": targets.peers_us(case.row, case.kind),
         **peers.times(case, work),
     }
 
 
 def _device_us(captured: bool, timer: Timer, call: Call) -> float:
     return timer.graph_us(call) if captured else timer.stream_us(call)
-
-
-def _reach_us(target: Target, bound_us: float, before: list[Row]) -> float | None:
-    if target.reach_of:
-        shape, factor = target.reach_of
-        return next((factor * row["time_us"] for row in before if row["shape"] == shape), None)
-    if target.reach_share:
-        return bound_us / target.reach_share + LAUNCH_US
-    return target.reach_us
 
 
 class _Peers:

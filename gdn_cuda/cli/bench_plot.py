@@ -104,8 +104,8 @@ def _rows(report: Report) -> Figure:
     places = {name: place for place, name in enumerate(found)}
     unit, time = unit_of(rows)
     for kind, axes in panels:
-        alike = {kind, ""} if kind == kinds[0] else {kind}  # rows without a kind are in the first panel
-        here = [(places[name], row) for name, of_kind in found.items() for of, row in of_kind.items() if of in alike]
+        shown = {kind, ""} if kind == kinds[0] else {kind}  # rows without a kind are in the first panel
+        here = [(places[name], row) for name, rows_of in found.items() for each, row in rows_of.items() if each in shown]
         axes.axvline(1, color=OURS, lw=1)
         _marks(axes, here, lambda row: row["time_us"], {"marker": "o", "color": OURS, "ms": 8}, "gdn_cuda")
         _marks(axes, here, lambda row: row.get("roof_us"), {"marker": "|", "color": "black", "ms": 10, "mew": 2}, "roof")

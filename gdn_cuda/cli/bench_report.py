@@ -14,7 +14,7 @@ MADE_ON = ("operator", "device", "driver", "torch", "cuda", "gdn_cuda", "commit"
 
 
 def read(files: list[str]) -> list[Report]:
-    """The reports of these files, one for each operator that was measured in one way."""
+    """The reports of these files, one for each operator."""
     found: list[Report] = []
     for file in files:
         try:
@@ -59,26 +59,24 @@ def write(reports: list[Report], to: str) -> None:
     path = Path(to)
     if path.is_dir():
         for report in reports:
-            (path / f"{report['operator']}.json").write_text(_text(report) + "\n", encoding="utf-8")
+            (path / f"{report['operator']}.json").write_text(dumps(report) + "\n", encoding="utf-8")
         return
-    text = _text(reports[0]) if len(reports) == 1 else "[\n" + ",\n".join(map(_text, reports)) + "\n]"
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(dumps(reports[0] if len(reports) == 1 else reports) + "\n", encoding="utf-8")
 
 
-def _text(report: Report) -> str:
+def dumps(reports: Report | list[Report], ensure_ascii: bool = False) -> str:
     """A line for each row, so that a change of one is a change of one line."""
+    if isinstance(reports, list):
+        return "[\n" + ",\n".join(dumps(report, ensure_ascii) for report in reports) + "\n]"
+
+    def compact(value: Any) -> str:
+        return json.dumps(_rounded(value), ensure_ascii=ensure_ascii)
 
     def line(key: str, value: Any) -> str:
-        if key != "rows":
-            return f" {json.dumps(key)}: {_compact(value)}"
-        rows = ",\n  ".join(map(_compact, value))
-        return f' "rows": [\n  {rows}\n ]'
+        rows = ",\n  ".join(map(compact, value)) if key == "rows" else ""
+        return f' "rows": [\n  {rows}\n ]' if rows else f" {json.dumps(key)}: {compact(value)}"
 
-    return "{\n" + ",\n".join(line(key, value) for key, value in report.items()) + "\n}"
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(_rounded(value), ensure_ascii=False)
+    return "{\n" + ",\n".join(line(key, value) for key, value in reports.items()) + "\n}"
 
 
 def _rounded(value: Any) -> Any:

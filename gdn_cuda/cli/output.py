@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,12 +43,15 @@ def print_in_any_encoding() -> None:
             reconfigure(errors="gdn_cuda.replacement")
 
 
-def print_json(value: Any) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+_indented = functools.partial(json.dumps, indent=2)
+
+
+def print_json(value: Any, dumps: Callable[..., str] = _indented) -> None:
+    text = dumps(value, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:  # replacing characters would change the data
-        text = json.dumps(value, indent=2)
+        text = dumps(value, ensure_ascii=True)
     print(text)
 
 

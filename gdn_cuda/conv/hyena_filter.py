@@ -14,10 +14,9 @@ from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.first_order import first_order
 from ..operators.mapped import Mapped
-from ..operators.measure import Case, Target, Work, bench, draw, normal, sanitizes, size
+from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from ..operators.schema import require_tensors
 from .reference_hyena import modal_filter, powers
-from .targets import of_forward
 
 _NAME = "hyena_filter"
 
@@ -144,9 +143,8 @@ def _work(device: str, rows: int, L: int, backward: bool) -> Work:
 def _measured(device: str) -> Iterator[Case]:
     for rows, L in ((4096, 8192), (4096, 131072), (256, 1048576)) if device == "cuda" else ((16, 256),):
         for backward in (False, True):
-            target = of_forward(f"{rows}×{L}, forward") if backward else Target()
             name = f"{rows}×{L}, {'backward' if backward else 'forward'}"
-            yield Case(name, partial(_work, device, rows, L, backward), target=target)
+            yield Case(name, partial(_work, device, rows, L, backward))
 
 
 @sanitizes("hyena_filter", "hyena_filter_backward")

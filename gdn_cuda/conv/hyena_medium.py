@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
-from ..operators.measure import Case, Target, Work, bench, draw, normal, sanitizes, size
+from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
 from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
-from .targets import of_evo2, of_forward
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:
@@ -116,7 +115,6 @@ typical_call(
 
 GPU_SHAPES = ((1, 4096, 8192), (1, 4096, 65536), (1, 4096, 131072))
 CPU_SHAPES = ((1, 16, 64),)
-REACH_US, VORTEX_US = 750, {8192: 1388, 65536: 19130, 131072: 38850}  # on an H200
 
 
 def _work(device: str, shape: tuple[int, int, int], taps: int, dtype: torch.dtype, tokens_first: bool, backward: bool) -> Work:
@@ -145,11 +143,9 @@ def _measured(device: str) -> Iterator[Case]:
         ):
             kind = f"{'tokens' if tokens_first else 'channels'} neighbours"
             name = f"{'×'.join(map(str, shape))} {kind}, {taps} taps, {str(dtype).removeprefix('torch.')}"
-            is_evo2 = (taps, dtype) == (128, torch.bfloat16)
-            forward = of_evo2(shape, REACH_US, VORTEX_US) if is_evo2 else Target()
-            for backward, target in ((False, forward), (True, of_forward(name))):
+            for backward in (False, True):
                 work = partial(_work, device, shape, taps, dtype, tokens_first, backward)
-                yield Case(name + ", backward" * backward, work, kind=kind, target=target)
+                yield Case(name + ", backward" * backward, work, kind=kind)
 
 
 @sanitizes("hyena_medium", "hyena_medium_backward")

@@ -13,8 +13,7 @@ from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.first_order import first_order
-from ..operators.measure import Case, Inputs, Outcome, Peer, Target, Work, bench, draw, import_peer, normal, sanitizes, size
-from .targets import of_forward
+from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 
 _NAME = "rms_norm_gated"
 
@@ -231,7 +230,6 @@ def _example_backward(B: int, T: int, seed: int) -> Arguments:
 # Prefill and decode of 32 heads, and whole rows as Mamba-2 has them.
 GPU_SHAPES = ((32768, 32, 128), *((B, 32, 128) for B in (1, 16, 256)), (32768, 4096), (16, 4096))
 CPU_SHAPES = ((2, 3, 16),)
-REACH_US = {"32768×32×128 bfloat16": 200.0}  # on an H200
 
 
 def _work(device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: bool) -> Work:
@@ -278,10 +276,7 @@ def _measured(device: str) -> Iterator[Case]:
             for backward in (False, True):
                 kind = str(dtype).removeprefix("torch.")
                 name = f"{'×'.join(map(str, shape))} {kind}"
-                target = of_forward(name) if backward else Target(reach_us=REACH_US.get(name))
-                yield Case(
-                    name + ", backward" * backward, partial(_work, device, shape, dtype, backward), kind=kind, target=target
-                )
+                yield Case(name + ", backward" * backward, partial(_work, device, shape, dtype, backward), kind=kind)
 
 
 typical_call(rms_norm_gated, {"B": 1, "T": 8192, "Hv": 32, "dv": 128}, "x, gate: B T Hv dv; weight: dv f32")

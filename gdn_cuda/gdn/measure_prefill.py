@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import torch
 
-from ..operators.measure import Case, Inputs, Outcome, Target, Work, bench, normal, roof_us
+from ..operators.measure import Case, Inputs, Outcome, Work, bench, normal
 from . import measure_peers as peers
 from .inputs import projections
 from .measure_gates import KINDS, gates
@@ -75,9 +75,8 @@ class Shape:
 
 
 ALONE = tuple(Shape(16, 32, (tokens,)) for tokens in (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072))
-FULL_CARD = Shape(16, 32, 8 * (4096,))
 OTHERS = (
-    FULL_CARD,
+    Shape(16, 32, 8 * (4096,)),
     Shape(16, 32, 32 * (1024,)),
     Shape(16, 32, 64 * (512,)),
     Shape(16, 32, PACKED_LENGTHS, packed=True),
@@ -89,46 +88,11 @@ OTHERS = (
     Shape(16, 16, 8 * (2048,)),
 )
 PLAIN = {shape.name.removesuffix(f" {shape.kind}"): shape for shape in (*ALONE, *OTHERS)}
-# Milliseconds on an H200, whatever the gates.
-REACH = {
-    "1×1024 16/32": 0.042,
-    "1×4096 16/32": 0.095,
-    "1×8192 16/32": 0.185,
-    "1×32768 16/32": 0.59,
-    "1×131072 16/32": 2.3,
-    "8×4096 16/32": 0.32,
-    "32×1024 16/32": 0.355,
-    "64×512 16/32": 0.39,
-    "packed 24, 51721 16/32": 0.53,
-    "1×8192 4/8": 0.09,
-    "1×32768 4/8": 0.20,
-    "1×8192 16/64": 0.24,
-    "1×32768 16/48": 0.85,
-    "8×2048 16/16": 0.09,
-}
-# Milliseconds on an H200 on 2026-11-22: FlashInfer 0.7.2, whatever the gates, and FlashQLA 0.1.3 with fast and with mixed ones.
-PUBLISHED = {
-    "1×1024 16/32": (0.083, 0.055, 0.055),
-    "1×4096 16/32": (0.147, 0.169, 0.168),
-    "1×8192 16/32": (0.234, 0.318, 0.318),
-    "1×32768 16/32": (0.735, 0.677, 1.241),
-    "1×131072 16/32": (2.75, 2.588, 4.734),
-    "8×4096 16/32": (0.385, 0.638, 0.641),
-    "32×1024 16/32": (0.423, 0.684, 0.684),
-    "64×512 16/32": (0.465, 0.738, 0.726),
-    "packed 24, 51721 16/32": (0.656, 1.16, 1.18),
-    "1×8192 4/8": (0.117, 0.122, 0.169),
-    "1×32768 4/8": (0.238, 0.238, 0.392),
-    "1×8192 16/64": (0.390, 0.398, 0.398),
-    "1×32768 16/48": (1.27, 1.402, 1.393),
-    "8×2048 16/16": (0.110, 0.241, None),
-}
-# Other head dimensions, with the shape of 128/128 whose share of the roof they are held against.
 DIMENSIONS = (
-    (Shape(16, 32, (8192,), key_dim=64, value_dim=64), PLAIN["1×8192 16/32"]),
-    (Shape(30, 30, (8192,), key_dim=96, value_dim=192), PLAIN["1×8192 16/32"]),
-    (Shape(30, 30, 8 * (2048,), key_dim=96, value_dim=192), FULL_CARD),
-    (Shape(16, 32, (8192,), key_dim=256, value_dim=256), PLAIN["1×8192 16/32"]),
+    Shape(16, 32, (8192,), key_dim=64, value_dim=64),
+    Shape(30, 30, (8192,), key_dim=96, value_dim=192),
+    Shape(30, 30, 8 * (2048,), key_dim=96, value_dim=192),
+    Shape(16, 32, (8192,), key_dim=256, value_dim=256),
 )
 NORMS_INSIDE = tuple(PLAIN[name] for name in ("1×8192 16/32", "8×4096 16/32", "32×1024 16/32"))
 DETERMINISTIC = (
@@ -136,37 +100,13 @@ DETERMINISTIC = (
     Shape(4, 8, 8 * (32768,)),
     *(PLAIN[name] for name in ("1×8192 16/64", "1×32768 16/48")),
 )
-OF_ROOF, OF_PLAIN, OF_DEFAULT = 1.3, 1.03, 1.15  # the factors allowed for dimensions, norms inside and `deterministic`
 
 
-def targets() -> Iterator[tuple[Shape, Target]]:
-    """The rows, with one kind of gates; the last ones are held against the first."""
-    for name, shape in PLAIN.items():
-        yield shape, Target(reach_us=1e3 * REACH[name]) if name in REACH else Target()
-    for shape, like in DIMENSIONS:
-        factor = OF_ROOF * roof_us(shape.bytes, shape.flops) / roof_us(like.bytes, like.flops)
-        yield shape, Target(reach_of=(like.name, factor))
-    for shape in NORMS_INSIDE:
-        yield replace(shape, l2norm=True), Target(reach_of=(shape.name, OF_PLAIN))
-    for shape in DETERMINISTIC:
-        alone = len(shape.lengths) == 1
-        yield replace(shape, deterministic=True), Target(reach_of=(shape.name, OF_DEFAULT)) if alone else Target()
-
-
-def published(shape: Shape, kind: str) -> dict[str, float]:
-    """Microseconds of peers for this kind of gates, as they are on record."""
-    name = shape.name.removesuffix(f" {shape.kind}")
-    flashinfer, fast, mixed = PUBLISHED.get(name, (None, None, None))
-    times = {"FlashInfer": flashinfer, "FlashQLA": {"fast": fast, "mixed": mixed}.get(kind)}
-    return {peer: 1e3 * ms for peer, ms in times.items() if ms is not None}
-
-
-def gpu_shapes() -> Iterator[tuple[Shape, Target]]:
-    """Every row with every kind of gates, held against a row of the same kind."""
-    for shape, target in targets():
-        for kind in KINDS:
-            of = target.reach_of and (target.reach_of[0].replace(shape.kind, f"{kind} gates"), target.reach_of[1])
-            yield replace(shape, gates=kind), replace(target, reach_of=of, peers_us=published(shape, kind))
+def gpu_shapes() -> Iterator[Shape]:
+    """Every row with every kind of gates."""
+    inside = (replace(shape, l2norm=True) for shape in NORMS_INSIDE)
+    for shape in (*PLAIN.values(), *DIMENSIONS, *inside, *(replace(shape, deterministic=True) for shape in DETERMINISTIC)):
+        yield from (replace(shape, gates=kind) for kind in KINDS)
 
 
 CPU_SHAPES = (
@@ -178,9 +118,9 @@ CPU_SHAPES = (
 
 @bench({"FlashQLA": peers.flashqla_chunked, "FlashInfer": peers.flashinfer_chunked, "FLA": peers.fla_chunked})
 def chunked_forward(device: str) -> Iterator[Case]:
-    for shape, target in gpu_shapes() if device == "cuda" else ((shape, Target()) for shape in CPU_SHAPES):
+    for shape in gpu_shapes() if device == "cuda" else CPU_SHAPES:
         work = partial(prefill_work, shape, device)
-        yield Case(shape.name, work, called=True, curve=shape.curve, kind=shape.kind, target=target)
+        yield Case(shape.name, work, called=True, curve=shape.curve, kind=shape.kind)
 
 
 def prefill_work(shape: Shape, device: str) -> Work:

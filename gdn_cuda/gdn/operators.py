@@ -11,9 +11,8 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype
-from ..operators.schema import not_a_tensor, refuse, require_tensor, require_tensors
+from ..operators.schema import not_a_tensor, refuse, require_tensors
 from . import reference_operators as reference
-from .hints import check_chunk_hints
 from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
 
 
@@ -57,16 +56,6 @@ def _dtype_of_states(x: Any) -> torch.dtype:
 
 def _gate_shapes(x: Any) -> tuple[Tensor, Tensor]:
     return x.b.new_empty(x.b.shape), x.a.new_empty(x.a.shape, dtype=state_dtype(x.a))
-
-
-def _check_gate_rank(a: Tensor, is_var_len: bool) -> None:
-    require_tensor("fused_gdn_gating", "a", a)
-    rank = 2 if is_var_len else 3
-    if a.dim() != rank:
-        layout = "(N, Hv)" if is_var_len else "(B, T, Hv)"
-        raise ValueError(
-            f"fused_gdn_gating: a: expected rank {rank} {layout} with is_var_len={is_var_len}, got {tuple(a.shape)}"
-        )
 
 
 def _recurrent_shapes(x: Any) -> Tensor:
@@ -117,17 +106,12 @@ def _chunked_on_cpu(x: Any) -> Any:
 
 
 def _check_chunked(
-    query: Tensor,
     state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    chunk_indices: Tensor | None,
-    cu_chunks: Tensor | None,
     state_dtype: torch.dtype | None,
     state_indices: Tensor | None,
     write_indices: Tensor | None,
     update_state: bool,
     final_state: Tensor | None,
-    out: Tensor,
 ) -> None:
     if state_indices is not None:
         _check_pool(state, state_dtype, state_indices)
@@ -141,10 +125,6 @@ def _check_chunked(
         raise ValueError(not_a_tensor("chunked_forward", "write_indices", write_indices, optional=True))
     elif not update_state:
         refuse("chunked_forward", "update_state", "True without state_indices", update_state)
-    if chunk_indices is not None or cu_chunks is not None:
-        hints = {"chunk_indices": chunk_indices, "cu_chunks": cu_chunks}
-        written = {"state": None if state_indices is None else state, "out": out}
-        check_chunk_hints("chunked_forward", hints, cu_seqlens, ("query", query), written)
 
 
 def _check_pool(state: Tensor | None, state_dtype: torch.dtype | None, state_indices: Tensor) -> None:
@@ -176,7 +156,7 @@ def _chunked_results(
 # ---- The operators
 
 
-@operator(reference=reference.fused_gdn_gating, shapes=_gate_shapes, before=_check_gate_rank)
+@operator(reference=reference.fused_gdn_gating, shapes=_gate_shapes)
 def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
     """The gates of a layer: returns `(beta, gate)`.
 
@@ -186,12 +166,12 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
 
     Shapes:
         A_log, dt_bias: (Hv,), fp32, bf16 or fp16
-        a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32
+        a, b: (B, T, Hv) or packed (N, Hv); bf16, fp16 or fp32
         beta: as b, in b's dtype
         gate: as a, fp32
 
     Parameters:
-        is_var_len: whether a and b are packed, (N, Hv)
+        is_var_len: accepted, and not read: a packed `a` has two dimensions
 
     Edge cases:
         Where one factor of the gate leaves fp32's range, the gate is the limit of the product; infinity times 0, of a = −∞ and
@@ -523,7 +503,7 @@ def chunked_forward(
         checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.
           T // n rows per padded sequence; N // n rows packed, of which sequence i fills the next length_i // n, and the rest
           are 0. A given one, of any float dtype and strides, is written as far as it goes, and returned
-        chunk_indices, cu_chunks: (sequence, chunk) pairs and (B + 1,): accepted; the device derives them
+        chunk_indices, cu_chunks: (sequence, chunk) pairs and (B + 1,): accepted, and not read, as the device derives them
 
     Parameters:
         scale, A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues, out: as in `recurrent_forward`

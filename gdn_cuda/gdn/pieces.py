@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..operators import operator
+from ..operators.schema import refuse
 from . import reference_operators as reference
-from .hints import check_chunk_hints, check_chunk_size, check_compiled_dims, check_cumsum_sizes
 from .reference import CHUNK
 
 # ---- Shapes of results, and CPU implementations
@@ -57,52 +57,14 @@ def _write_o(x: Any) -> None:
     x.o.copy_(reference.compute_o(x.q, states, x.k, x.u, x.gate, x.cu_seqlens))
 
 
-# ---- Checks of arguments that the operators lack
+def _check_update(chunk_size: int) -> None:
+    if chunk_size != CHUNK:
+        refuse("bf16_chunked_seq_state_update", "chunk_size", CHUNK, chunk_size)
 
 
-def _check_cumsum(
-    input: Tensor,
-    output: Tensor,
-    batch_size: int,
-    seq_len: int,
-    num_heads: int,
-    head_first: bool,
-    cu_seqlens: Tensor | None,
-    chunk_indices: Tensor | None,
-) -> None:
-    check_cumsum_sizes(input, batch_size, seq_len, num_heads, head_first, cu_seqlens)
-    if chunk_indices is not None:
-        written = {"output": output}
-        check_chunk_hints("chunk_local_cumsum_bf16", {"chunk_indices": chunk_indices}, cu_seqlens, ("input", input), written)
-
-
-def _check_u_w(
-    k: Tensor, u: Tensor, w: Tensor, compiled_dims: str, cu_seqlens: Tensor | None, chunk_indices: Tensor | None
-) -> None:
-    check_compiled_dims("bf16_gdn_compute_u_w", compiled_dims)
-    if chunk_indices is not None:
-        written = {"u": u, "w": w}
-        check_chunk_hints("bf16_gdn_compute_u_w", {"chunk_indices": chunk_indices}, cu_seqlens, ("k", k), written)
-
-
-def _check_state_update(compiled_dims: str, chunk_size: int) -> None:
-    check_compiled_dims("bf16_chunked_seq_state_update", compiled_dims)
-    check_chunk_size("bf16_chunked_seq_state_update", chunk_size)
-
-
-def _check_o(
-    q: Tensor,
-    o: Tensor,
-    compiled_dims: str,
-    cu_seqlens: Tensor | None,
-    chunk_indices: Tensor | None,
-    cu_chunks: Tensor | None,
-    chunk_size: int,
-) -> None:
-    check_compiled_dims("bf16_gdn_chunked_compute_O", compiled_dims)
-    check_chunk_size("bf16_gdn_chunked_compute_O", chunk_size)
-    hints = {"chunk_indices": chunk_indices, "cu_chunks": cu_chunks}
-    check_chunk_hints("bf16_gdn_chunked_compute_O", hints, cu_seqlens, ("q", q), {"o": o})
+def _check_o(chunk_size: int) -> None:
+    if chunk_size != CHUNK:
+        refuse("bf16_gdn_chunked_compute_O", "chunk_size", CHUNK, chunk_size)
 
 
 # ---- The operators
@@ -123,7 +85,7 @@ def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
         alignment: a column takes M elements rounded up to a multiple of so many bytes
 
     Edge cases:
-        The padding behind each column is zero.
+        The padding after each column is zero.
 
     Example:
         >>> gdn_cuda.transpose_to_mn_major(torch.zeros(3, 6, 4)).stride()  # 6 fp32 take 24 bytes, so a column takes 32
@@ -131,7 +93,7 @@ def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
     """
 
 
-@operator(cpu=_sum_in_chunks, before=_check_cumsum)
+@operator(cpu=_sum_in_chunks)
 def chunk_local_cumsum_bf16(
     input: Tensor,
     output: Tensor,
@@ -148,18 +110,17 @@ def chunk_local_cumsum_bf16(
         output_t = Σ max(input_s, −128) over the tokens s ≤ t of t's chunk
 
     Shapes:
-        input: (batch_size, seq_len, num_heads), with `head_first` (batch_size, num_heads, seq_len); packed (N, num_heads) or
-          (num_heads, N) with `cu_seqlens`; bf16 or fp32, any strides
+        input: (B, T, H), with `head_first` (B, H, T); packed (N, H) or (H, N) with `cu_seqlens`; bf16 or fp32, any strides
         output: as input, fp32
-        cu_seqlens: (batch_size + 1,), int32 or int64: where packed sequences begin, and where the last one ends
-        chunk_indices: (sequence, chunk) pairs: accepted; the device derives them
+        cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
+        chunk_indices: (sequence, chunk) pairs: accepted, and not read, as the device derives them
 
     Parameters:
-        batch_size, seq_len, num_heads: the sizes of input; with cu_seqlens there are batch_size sequences, of any seq_len
+        batch_size, seq_len, num_heads: accepted, and not read: the sizes are those of input and cu_seqlens
         head_first: whether heads come before tokens
 
     Edge cases:
-        An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements behind it.
+        An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements after it.
         Every packed sequence starts a new chunk.
 
     Example:
@@ -170,7 +131,7 @@ def chunk_local_cumsum_bf16(
     """
 
 
-@operator(cpu=_write_u_w, before=_check_u_w)
+@operator(cpu=_write_u_w)
 def bf16_gdn_compute_u_w(
     k: Tensor,
     v: Tensor,
@@ -196,7 +157,7 @@ def bf16_gdn_compute_u_w(
         chunk_indices: as in `chunk_local_cumsum_bf16`
 
     Parameters:
-        compiled_dims: accepted, and changes nothing: head dimensions are always compiled in, sequence lengths never
+        compiled_dims: accepted, and not read: head dimensions are always compiled in, sequence lengths never
 
     Edge cases:
         G may be −∞: exp(G) is then 0, and between two tokens that both have G = −∞ there is no decay.
@@ -210,7 +171,7 @@ def bf16_gdn_compute_u_w(
     """
 
 
-@operator(cpu=_update_state, before=_check_state_update)
+@operator(cpu=_update_state, before=_check_update)
 def bf16_chunked_seq_state_update(
     k: Tensor,
     u: Tensor,
@@ -275,7 +236,7 @@ def bf16_gdn_chunked_compute_O(
         q, k: (…, Hk, dk); o: (…, Hv, dv); bf16
         state, u: as `bf16_chunked_seq_state_update` left them
         gate, cu_seqlens, chunk_indices: as in `bf16_gdn_compute_u_w`
-        cu_chunks: (sequences + 1,): accepted; the device derives it
+        cu_chunks: (sequences + 1,): accepted, and not read, as the device derives it
 
     Parameters:
         compiled_dims: as in `bf16_gdn_compute_u_w`

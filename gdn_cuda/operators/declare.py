@@ -80,7 +80,7 @@ def operator(
 
 
 def reference_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference of a declared function, with its signature. Differentiable: its results are new. Hints change nothing."""
+    """The reference of a declared function, with its signature. Differentiable: its results are new."""
     reference, signature = DECLARATIONS[function.__name__].reference, inspect.signature(function)
     assert reference is not None, function.__name__
 

@@ -39,25 +39,11 @@ class Work:
 # Ceilings of the roof per device. They are constants, because the measured speed of a product varies with temperature; devices
 # that are not listed use the ceilings measured in the run.
 NOMINAL_CEILINGS = {"NVIDIA H200": {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12}}
-TARGETS_HOLD_ON = "NVIDIA H200"
-LAUNCH_US = 4
 
 
-def roof_us(moved: int, flops: int, ceilings: dict[str, float] = NOMINAL_CEILINGS[TARGETS_HOLD_ON]) -> float:
+def roof_us(moved: int, flops: int, ceilings: dict[str, float]) -> float:
     """The time of the bytes or of the FLOPs, whichever is longer."""
     return max(moved / ceilings["copy_bytes_per_s"], flops / ceilings["bf16_flop_per_s"]) * 1e6
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a row is held against, set before it was measured, in microseconds on an H200. A time to reach is given as it is, as
-    that of a row before it times a factor, or as a share of the roof behind a launch."""
-
-    reach_us: float | None = None
-    reach_of: tuple[str, float] | None = None
-    reach_share: float | None = None
-    roof_us: float | None = None  # of what bounds the row, where that is neither bytes nor matrix products
-    peers_us: dict[str, float] = field(default_factory=dict)  # of other libraries, measured on another day
 
 
 @dataclass
@@ -69,7 +55,6 @@ class Case:
     curve: tuple[str, int] | None = None  # plotted curve, and the position on it
     # Cases that differ in this, a layout, a dtype, the gates, are columns of one row of a page, and panels of a plot.
     kind: str = ""
-    target: Target = field(default_factory=Target)
 
     @property
     def row(self) -> str:

@@ -23,7 +23,6 @@ from ..operators.measure import (
     Inputs,
     Outcome,
     Peer,
-    Target,
     Work,
     bench,
     draw,
@@ -73,31 +72,6 @@ GPU_SHAPES = (
 MIXED_SHAPES = tuple(replace(shape, layout="mixed") for shape in (Shape(8, 1536, 2048), Shape(1, 2048, 4096), GPU_SHAPES[-1]))
 CPU_SHAPES = (Shape(2, 8, 70), Shape(1, 8, 40, trained=True, packed=(1, 39)))
 CPU_MIXED_SHAPES = (Shape(1, 16, 9, layout="mixed"),)
-# Milliseconds on an H200 by row: the target of forward and backward, those of mamba-ssm 2.3.2, and forward's exponentials, N an
-# element and four for softplus and silu, 15 % of them on the FMA pipe.
-_TIMES = {
-    "1×5120×4096": ((0.15, 0.5), (0.395, 1.609), 0.10),
-    "8×5120×2048": ((0.55, 1.6), (1.450, 5.665), 0.40),
-    "8×1536×2048": ((0.17, 0.55), (0.449, 1.738), 0.12),
-    "1×8192×32768": ((2.0, 6), (5.910, 19.00), 1.28),
-    "8×1536×2048 fp32": ((0.25, 0.7), (0.879, 2.042), 0.12),
-    "8×1024×2048 complex": ((0.4, 1.1), (0.781, 2.692), 0.235),
-    "8×5120×2048 N=64": ((2, 7), (4.873, 21.88), 1.32),
-}
-
-
-def _target(shape: Shape, backward: bool) -> Target:
-    known = _TIMES.get(replace(shape, layout="tokens").name)
-    if known is None:
-        return Target()
-    reach, peer, exponentials = known
-    return Target(
-        reach_us=1e3 * reach[backward],
-        roof_us=None if backward else 1e3 * exponentials,
-        peers_us={"mamba-ssm": 1e3 * peer[backward]},
-    )
-
-
 _DIFFERENTIATED = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
 
 
@@ -215,7 +189,7 @@ def _measured(device: str) -> Iterator[Case]:
         for backward in (False, True):
             name = f"{shape.name} {'backward' if backward else 'forward'}"
             kind = "contiguous" if shape.layout == "tokens" else shape.layout
-            yield Case(name, partial(_work, device, shape, backward), kind=kind, target=_target(shape, backward))
+            yield Case(name, partial(_work, device, shape, backward), kind=kind)
 
 
 # ---- compute-sanitizer

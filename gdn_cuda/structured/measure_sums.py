@@ -1,7 +1,6 @@
 """Benchmarks of sums, forward and backward: shapes, inputs, and peers in plain torch.
 
-The roof of a row is the bytes it reads and writes. Outcomes are output and gradients, whichever pass is timed. S4's CUDA
-extension was measured once, when the targets were set; it takes the same time for all points.
+The roof of a row is the bytes it reads and writes. Outcomes are output and gradients, whichever pass is timed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..operators.measure import Absent, Call, Case, Inputs, Outcome, Peer, Target, Work, bench, size
+from ..operators.measure import Absent, Call, Case, Inputs, Outcome, Peer, Work, bench, size
 
 Function = Callable[..., Tensor]
 Sizes = tuple[int, int, int]  # rows, poles, points
@@ -24,25 +23,7 @@ GPU_REAL = ((16, 4096, 4096),)
 CPU_SHAPES = ((8, 16, 256),)
 
 AXIS, CIRCLE, ANYWHERE = "imaginary axis", "unit circle", "anywhere"
-# Milliseconds on an H200, forward and backward.
-Times = dict[tuple[Sizes, str], tuple[float, float | None]]
-S4 = "S4's CUDA extension"
-PAIRS_REACH: Times = {
-    (LARGE, AXIS): (0.25, 0.45),
-    (LARGE, CIRCLE): (0.35, 0.7),
-    (LARGE, ANYWHERE): (0.35, 0.7),
-    (DEEP, AXIS): (0.13, 0.25),
-    (DEEP, CIRCLE): (0.18, 0.35),
-}
-PAIRS_S4: Times = {
-    (LARGE, AXIS): (0.719, 1.671),
-    (LARGE, CIRCLE): (0.720, 1.670),
-    (LARGE, ANYWHERE): (0.720, 1.670),
-    **dict.fromkeys(((DEEP, AXIS), (DEEP, CIRCLE)), (0.367, 0.829)),
-}
 DECAYING = "decaying"
-POWERS_REACH: Times = {(LARGE, DECAYING): (0.055, 0.13), (DEEP, DECAYING): (0.04, 0.10)}
-POWERS_S4: Times = {(LARGE, DECAYING): (0.481, 0.845), (DEEP, DECAYING): (0.249, 0.357)}
 
 
 def _cases(
@@ -50,17 +31,13 @@ def _cases(
     shapes: tuple[Sizes, ...],
     work: Callable[..., Work],
     kinds: tuple[str, ...] = ("",),
-    reach: Times | None = None,
-    s4: Times | None = None,
 ) -> Iterator[Case]:
     for sizes in shapes if device == "cuda" else CPU_SHAPES:
         for kind in kinds:
             for backward in (False, True):
                 name = f"{'×'.join(map(str, sizes))}{f' {kind}' * bool(kind)} {'backward' if backward else 'forward'}"
                 given = partial(work, device, *sizes, backward, *((kind,) if kind else ()))
-                reach_ms, s4_ms = ((times or {}).get((sizes, kind), (None, None))[backward] for times in (reach, s4))
-                target = Target(reach_us=reach_ms and 1e3 * reach_ms, peers_us={S4: 1e3 * s4_ms} if s4_ms else {})
-                yield Case(name, given, kind=kind, target=target)
+                yield Case(name, given, kind=kind)
 
 
 def _points(kind: str, device: str, points: int) -> Tensor:
@@ -206,7 +183,7 @@ def _product(x: Inputs) -> Peer:
 
 @bench({"naive torch": partial(in_torch, naive_cauchy_conj)}, "gradients")
 def cauchy_conj(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_SHAPES, _pairs_work, (AXIS, CIRCLE, ANYWHERE), PAIRS_REACH, PAIRS_S4)
+    return _cases(device, GPU_SHAPES, _pairs_work, (AXIS, CIRCLE, ANYWHERE))
 
 
 @bench(
@@ -218,10 +195,10 @@ def cauchy_conj(device: str) -> Iterator[Case]:
 )
 def cauchy_kernel(device: str) -> Iterator[Case]:
     """Real poles that 16 rows share; poles and points of S4's sizes."""
-    yield from _cases(device, GPU_REAL, _real_work, reach={(GPU_REAL[0], ""): (0.022, None)})
+    yield from _cases(device, GPU_REAL, _real_work)
     yield from _cases(device, (LARGE,), _complex_work, (AXIS, CIRCLE, ANYWHERE))
 
 
 @bench({"naive torch": partial(in_torch, naive_log_vandermonde)}, "gradients")
 def log_vandermonde(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_SHAPES, _powers_work, (DECAYING, CIRCLE, ANYWHERE), POWERS_REACH, POWERS_S4)
+    return _cases(device, GPU_SHAPES, _powers_work, (DECAYING, CIRCLE, ANYWHERE))

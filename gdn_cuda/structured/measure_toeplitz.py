@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..operators.measure import Absent, Case, Inputs, Peer, Target, Work, bench, import_peer
+from ..operators.measure import Absent, Case, Inputs, Peer, Work, bench, import_peer
 from .measure_sums import Function, in_torch, work_of
 
-Reach = dict[tuple[int, int], float]  # milliseconds on an H200 by systems and rows; without one where there is no target
-GPU_PRODUCTS: Reach = {(4, 256): 0.0057, (64, 1024): 0.0085}
-GPU_SYMMETRIC: Reach = {(4, 64): 0.02, (4, 256): 0.05, (64, 1024): 0.3, (1, 2048): 0, (1, 8192): 0.19}
-GPU_GENERAL: Reach = {(4, 256): 0.2, (64, 1024): 1.1, (1, 8192): 8}
-HARD_REACH: Reach = {(1, 8192): 1.0}
-CPU_SHAPES: Reach = {(2, 64): 0}
+Shapes = tuple[tuple[int, int], ...]  # systems and rows
+GPU_PRODUCTS: Shapes = ((4, 256), (64, 1024))
+GPU_SYMMETRIC: Shapes = ((4, 64), (4, 256), (64, 1024), (1, 2048), (1, 8192))
+GPU_GENERAL: Shapes = ((4, 256), (64, 1024), (1, 8192))
+CPU_SHAPES: Shapes = ((2, 64),)
 SHORTEST_BY_GRADIENTS = 1025
 # Longer systems are solved by libraries that wait for the device.
 LONGEST_CAPTURED = {
@@ -38,28 +37,20 @@ LONGEST_CAPTURED = {
 }
 
 
-def _solves(name: str, device: str, shapes: Reach) -> Iterator[Case]:
-    for (systems, n), reach_ms in (shapes if device == "cuda" else CPU_SHAPES).items():
+def _solves(name: str, device: str, shapes: Shapes) -> Iterator[Case]:
+    for systems, n in shapes if device == "cuda" else CPU_SHAPES:
         can_be_captured = n <= LONGEST_CAPTURED[name]
-        for way, backward in product(("eager", "graph") if can_be_captured else ("eager",), (False, True)):
-            is_target = not backward and (way == "graph" or not can_be_captured)
-            yield _solve(name, device, systems, n, way, reach_ms if is_target else 0, backward)
+        for timed, backward in product(("eager", "graph") if can_be_captured else ("eager",), (False, True)):
+            yield _solve(name, device, systems, n, timed, backward)
         if name == "toeplitz_solve_symmetric" and n >= SHORTEST_BY_GRADIENTS:
             for backward in (False, True):
-                reach_ms = 0 if backward else HARD_REACH.get((systems, n), 0)
-                yield _solve(name, device, systems, n, "eager", reach_ms, backward, is_hard=True)
+                yield _solve(name, device, systems, n, "eager", backward, is_hard=True)
 
 
-def _solve(
-    name: str, device: str, systems: int, n: int, way: str, reach_ms: float, backward: bool = False, is_hard: bool = False
-) -> Case:
-    shape = f"{systems}×{n} {way}" + ", steps do not end" * is_hard + ", backward" * backward
-    work = partial(_work, name, device, systems, n, way == "graph", backward, is_hard)
-    return Case(shape, work, captured=way == "graph", target=_target(reach_ms))
-
-
-def _target(reach_ms: float) -> Target:
-    return Target(reach_us=1e3 * reach_ms or None)
+def _solve(name: str, device: str, systems: int, n: int, timed: str, backward: bool, is_hard: bool = False) -> Case:
+    shape = f"{systems}×{n} {timed}" + ", steps do not end" * is_hard + ", backward" * backward
+    work = partial(_work, name, device, systems, n, timed == "graph", backward, is_hard)
+    return Case(shape, work, captured=timed == "graph")
 
 
 def _work(
@@ -147,8 +138,8 @@ def _scipy(name: str, x: Inputs) -> Peer:
 
 @bench({"torch FFT": partial(in_torch, transforms), "SciPy": partial(_scipy, "matmul_toeplitz")}, "gradients")
 def toeplitz_matvec(device: str) -> Iterator[Case]:
-    for (systems, n), reach_ms in (GPU_PRODUCTS if device == "cuda" else CPU_SHAPES).items():
-        yield Case(f"{systems}×{n}", partial(_work, "toeplitz_matvec", device, systems, n), target=_target(reach_ms))
+    for systems, n in GPU_PRODUCTS if device == "cuda" else CPU_SHAPES:
+        yield Case(f"{systems}×{n}", partial(_work, "toeplitz_matvec", device, systems, n))
         yield Case(f"{systems}×{n}, backward", partial(_work, "toeplitz_matvec", device, systems, n, backward=True))
 
 

@@ -80,8 +80,7 @@ def test_one_full_graph_serves_changing_sizes(name: str, seed: int) -> None:
     assert counter.frame_count == 1
 
 
-def test_hints_whose_size_depends_on_data(seed: int) -> None:
-    """They are checked as far as the trace knows their sizes."""
+def test_unread_tensors_whose_size_depends_on_data(seed: int) -> None:
     arguments = CASES["chunked-packed"].make(0, 0, seed)
     mask = torch.tensor([[True, True], [False, False], [True, False]])
 

@@ -195,7 +195,7 @@ INDEX_ARGUMENTS = [
         "recurrent-accepted",
         "recurrent-PREFILL-packed",
         "chunked-pool",
-        "chunked-packed-hints",
+        "chunked-packed",
         "cumsum-packed",
         "u-w-packed",
         "state-update-packed",

@@ -272,3 +272,31 @@ def test_gating_at_the_ends_of_its_range() -> None:
     assert torch.allclose(beta, torch.tensor([[0.0, 0.5, 1.0, 1.0]]), atol=1e-8)
     assert torch.equal(gate[0, 2:], -wide[0, 2:]) and gate[0, 0] == 0
     assert gate[0, 1].item() == pytest.approx(-(torch.tensor(2.0).log().item()))
+
+
+UNREAD: dict[str, Arguments] = {
+    "chunked": {"chunk_indices": torch.zeros(3), "cu_chunks": torch.zeros(2, 2)},
+    "chunked-packed-hints": {"chunk_indices": torch.zeros(3, device="meta"), "cu_chunks": None},
+    "cumsum": {"batch_size": 3, "seq_len": None, "num_heads": 2**40, "chunk_indices": torch.zeros(1)},
+    "cumsum-packed": {"batch_size": -1, "seq_len": 0, "num_heads": "4", "chunk_indices": None},
+    "u-w-packed": {"compiled_dims": "any", "chunk_indices": torch.zeros(1)},
+    "state-update": {"compiled_dims": None},
+    "compute-o": {"compiled_dims": 3, "chunk_indices": torch.zeros(1), "cu_chunks": torch.zeros(1)},
+    "gating": {"is_var_len": True},
+    "gating-packed-fp16": {"is_var_len": False},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_is_accepted_and_not_read_changes_nothing(name: str, seed: int) -> None:
+    """Arguments that other libraries' functions need."""
+    case = CASES[name]
+    results = []
+    for changes in ({}, UNREAD[name]):
+        arguments = case.make(2, 70, seed) | changes
+        found = case.function(**arguments)
+        tensors = [
+            x for key, x in arguments.items() if isinstance(x, Tensor) and key not in changes and key not in UNREAD[name]
+        ]
+        results.append([*(found if isinstance(found, tuple) else (found,)), *tensors])
+    torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
