@@ -13,8 +13,8 @@
 #include "families/structured/toeplitz_gko.hpp"
 #include "families/structured/vandermonde.hpp"
 #include "jit/store.hpp"
-#include "kernels/explanation.hpp"
-#include "kernels/registry.hpp"
+#include "launch/explanation.hpp"
+#include "registry.hpp"
 
 namespace gdn_cuda::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/gdn/replay_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {

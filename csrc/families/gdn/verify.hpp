@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/gdn/verify_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {

@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

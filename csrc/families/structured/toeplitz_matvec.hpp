@@ -8,7 +8,7 @@
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "toeplitz_sums.hpp"
 
 namespace gdn_cuda::structured {

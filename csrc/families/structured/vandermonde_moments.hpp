@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -1,11 +1,11 @@
 #include "tunables.hpp"
 
-#include "../families/scan/diagonal_parts.hpp"
-#include "../families/scan/selective_forward.hpp"
-#include "../families/scan/selective_step.hpp"
-#include "../families/structured/cauchy.hpp"
-#include "../families/structured/vandermonde.hpp"
-#include "tuned.hpp"
+#include "families/scan/diagonal_parts.hpp"
+#include "families/scan/selective_forward.hpp"
+#include "families/scan/selective_step.hpp"
+#include "families/structured/cauchy.hpp"
+#include "families/structured/vandermonde.hpp"
+#include "launch/tuned.hpp"
 
 namespace gdn_cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "../jit/device.hpp"
+#include "jit/device.hpp"
 
 namespace gdn_cuda {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "../jit/source.hpp"
+#include "jit/source.hpp"
 
 namespace gdn_cuda {
 
