@@ -20,10 +20,10 @@ from torch import Tensor
 from .. import conv, gdn
 from ..compat import causal_conv1d as conv_functions
 from ..compat import mamba_ssm
+from ..hosts import verified
+from ..hosts.replaced import AfterImport, Replaced
 from ..operators.schema import refuse
-from . import verified
 from .counted import counted, decline_export, decline_gradients
-from .replaced import AfterImport, Replaced
 
 # ---- What takes the place of what
 
