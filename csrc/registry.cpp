@@ -13,18 +13,11 @@
 #include "families/conv/hyena_short.hpp"
 #include "families/conv/hyena_short_backward.hpp"
 #include "families/conv/hyena_step.hpp"
-#include "families/conv/rms_norm.hpp"
-#include "families/conv/rms_norm_backward.hpp"
-#include "families/conv/split_backward.hpp"
-#include "families/conv/split_columns.hpp"
-#include "families/conv/split_conv.hpp"
 #include "families/gdn/chunk_cumsum.hpp"
 #include "families/gdn/chunk_gates.hpp"
 #include "families/gdn/compute_o.hpp"
 #include "families/gdn/compute_u_w.hpp"
 #include "families/gdn/decode.hpp"
-#include "families/gdn/decode_layer.hpp"
-#include "families/gdn/gating.hpp"
 #include "families/gdn/mn_major.hpp"
 #include "families/gdn/move_states.hpp"
 #include "families/gdn/prefill.hpp"
@@ -35,6 +28,13 @@
 #include "families/gdn/seq_state_update.hpp"
 #include "families/gdn/variables.hpp"
 #include "families/gdn/verify.hpp"
+#include "families/layers/decode_layer.hpp"
+#include "families/layers/gating.hpp"
+#include "families/layers/rms_norm.hpp"
+#include "families/layers/rms_norm_backward.hpp"
+#include "families/layers/split_backward.hpp"
+#include "families/layers/split_columns.hpp"
+#include "families/layers/split_conv.hpp"
 #include "families/scan/diagonal_scan.hpp"
 #include "families/scan/diagonal_scan_backward.hpp"
 #include "families/scan/diagonal_scan_parts.hpp"
@@ -113,18 +113,18 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaShortColumns>(),
             entry<conv::HyenaShortBackward>(),
             entry<conv::HyenaShortColumnsBackward>(),
-            entry<conv::RmsNorm>(),
-            entry<conv::RmsNormBackward>(),
-            entry<conv::SplitBackward>(),
-            entry<conv::SplitColumns>(),
-            entry<conv::SplitConv>(),
+            entry<layers::RmsNorm>(),
+            entry<layers::RmsNormBackward>(),
+            entry<layers::SplitBackward>(),
+            entry<layers::SplitColumns>(),
+            entry<layers::SplitConv>(),
             entry<gdn::Decode>(),
-            entry<gdn::DecodeLayer>(),
+            entry<layers::DecodeLayer>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
             entry<gdn::Replay>(),
             entry<gdn::RecurrentAny>(),
-            entry<gdn::Gating>(),
+            entry<layers::Gating>(),
             entry<gdn::ChunkCumsum>(),
             entry<gdn::ChunkGates>(),
             entry<gdn::MnMajor>(),
