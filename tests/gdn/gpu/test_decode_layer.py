@@ -11,7 +11,7 @@ from layer_oracle import HOSTILE, check
 from torch import Tensor
 
 from gdn_cuda import gdn_decode_layer
-from gdn_cuda.gdn.decode_layer import by_operators, layer_arguments
+from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 
 POOLS = ("conv_pool", "state_pool")
 

@@ -10,7 +10,7 @@ from helpers import rel_rms
 from torch import Tensor
 
 from gdn_cuda import gdn_decode_layer, gdn_prefill_layer
-from gdn_cuda.gdn.decode_layer import layer_arguments
+from gdn_cuda.layers.decode_layer import layer_arguments
 
 POOLS = ("conv_pool", "state_pool")
 PER_TOKEN = ("qkvz", "ba", "z", "a")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gdn_cuda import gdn_decode_layer
-from gdn_cuda.gdn.decode_layer import layer_arguments
+from gdn_cuda.layers.decode_layer import layer_arguments
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

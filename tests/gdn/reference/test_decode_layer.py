@@ -9,7 +9,7 @@ import torch
 from layer_oracle import check
 
 from gdn_cuda import gdn_decode_layer
-from gdn_cuda.gdn.decode_layer import by_operators, layer_arguments
+from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 from gdn_cuda.operators import examples
 
 CASES = [case for name, case in examples.load().items() if name.startswith("gdn_decode_layer")]

@@ -10,7 +10,7 @@ from layer_oracle import numbers, step
 from torch import Tensor
 
 from gdn_cuda import gdn_decode_layer, gdn_prefill_layer
-from gdn_cuda.gdn.decode_layer import layer_arguments
+from gdn_cuda.layers.decode_layer import layer_arguments
 
 PER_TOKEN = ("qkvz", "ba", "z", "a")
 

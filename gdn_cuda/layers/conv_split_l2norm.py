@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..gdn.operators import fused_gdn_gating
+from ..conv import reference_causal
+from ..conv.causal_conv1d import _backward as _conv_backward
+from ..conv.causal_conv1d import _conv as _causal_conv
+from ..conv.targets import OF_ROOF
 from ..gdn.reference_operators import fused_gdn_gating as gates_on_cpu
 from ..operators import Differentiable
 from ..operators.autograd import with_autograd
@@ -24,10 +27,7 @@ from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import register
 from ..operators.schema import refuse
 from ..operators.state_slots import check_slots
-from . import reference_causal
-from .causal_conv1d import _backward as _conv_backward
-from .causal_conv1d import _conv as _causal_conv
-from .targets import OF_ROOF
+from .gating import fused_gdn_gating
 
 _NAME = "conv_split_l2norm"
 Split = tuple[Tensor, Tensor, Tensor]

@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conv.causal_conv1d_update import causal_conv1d_update
-from ..conv.rms_norm_gated import rms_norm_gated
+from ..gdn import reference as gdn
+from ..gdn.operators import fused_decode
+from ..gdn.reference_operators import decode_slots
+from ..gdn.reference_operators import fused_gdn_gating as reference_gates
 from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.calls import typical_call
 from ..operators.composed import composed, on_cpu
@@ -22,11 +25,8 @@ from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, 
 from ..operators.registration import check_call, register
 from ..operators.schema import not_a_tensor, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
-from . import reference as gdn
 from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, is_silu, layer_parts, split_heads
-from .operators import fused_decode
-from .reference_operators import decode_slots
-from .reference_operators import fused_gdn_gating as reference_gates
+from .rms_norm_gated import rms_norm_gated
 
 _NAME = "gdn_decode_layer"
 TAPS = 4  # of the convolution

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import conv  # imports this family
+from ..gdn.operators import chunked_forward
 from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
 from ..operators.composed import composed
 from ..operators.registration import check_call
 from ..operators.schema import refuse, require_tensor, require_tensors
+from .conv_split_l2norm import conv_split_l2norm
 from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, layer_parts, split_heads
-from .operators import chunked_forward
+from .rms_norm_gated import rms_norm_gated
 
 _NAME = "gdn_prefill_layer"
 
@@ -139,7 +140,7 @@ def gdn_prefill_layer(
         check_call("rms_norm_gated", x=o, norm_before_gate=True, **named)
 
     def run() -> Tensor:
-        found = conv.conv_split_l2norm(
+        found = conv_split_l2norm(
             parts.mixed.mT,
             conv_weight,
             conv_bias,
@@ -153,7 +154,7 @@ def gdn_prefill_layer(
             has_initial_state=has_initial_state,
         )
         chunked_forward(**rows_and_out(*found[:3]), **recurrence)
-        return conv.rms_norm_gated(o, *norm).flatten(-2)
+        return rms_norm_gated(o, *norm).flatten(-2)
 
     written = {"conv_pool": conv_pool, "state_pool": state_pool}
     read = {

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..conv.targets import of_forward
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.first_order import first_order
 from ..operators.measure import Case, Inputs, Outcome, Peer, Target, Work, bench, draw, import_peer, normal, sanitizes, size
-from .targets import of_forward
 
 _NAME = "rms_norm_gated"
 
