@@ -50,7 +50,13 @@ def test_every_example_is_explained(name: str) -> None:
 
 
 def test_every_public_operator_has_a_typical_call() -> None:
-    public = {*gdn_cuda.conv.__all__, *gdn_cuda.gdn.__all__, *gdn_cuda.scan.__all__, *gdn_cuda.structured.__all__}
+    public = {
+        *gdn_cuda.conv.__all__,
+        *gdn_cuda.gdn.__all__,
+        *gdn_cuda.layers.__all__,
+        *gdn_cuda.scan.__all__,
+        *gdn_cuda.structured.__all__,
+    }
     functions = {name for name in public if inspect.isfunction(getattr(gdn_cuda, name))}
     assert functions - LAUNCHES_NOTHING == set(calls.load()), "a typical_call for each, or a line in gdn_cuda/<family>/calls.py"
 

@@ -12,7 +12,7 @@ Tensor rms_norm_gated(const Tensor& x, const Tensor& gate, const Tensor& weight)
                                      .gate = gate,
                                      .weight = weight,
                                      .eps = 1e-6,
-                                     .activation = gdn_cuda::conv::GateActivation::sigmoid,
+                                     .activation = gdn_cuda::layers::GateActivation::sigmoid,
                                      .norm_before_gate = false,
                                      .group_size = 8});
 }
