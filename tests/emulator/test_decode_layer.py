@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
-from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 from layer_oracle import HOSTILE, check
 from torch import Tensor
 
 from gdn_cuda import gdn_decode_layer
+from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 
 # Devices for which the heuristic divides each value head of three sequences into so many parts; 0: without clusters.
 DEVICES = {4: {"multiprocessors": 132}, 2: {"multiprocessors": 3}, 1: {"multiprocessors": 1}, 0: {"capability": 89}}

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 #include <string>
 #include <vector>
 

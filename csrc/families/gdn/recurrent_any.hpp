@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <gdn_cuda/kernels/gdn/recurrent_any_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/any_plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <gdn_cuda/kernels/gdn/replay_plan.cuh>
+#include <gdn_cuda/kernels/gdn/replay/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

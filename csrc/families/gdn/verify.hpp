@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/gdn/verify_plan.cuh>
+#include <gdn_cuda/kernels/gdn/verify/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/batch_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/plan.cuh>
 #include <string>
 #include <vector>
 

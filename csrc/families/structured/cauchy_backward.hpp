@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/backward_plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/batch_plan.cuh>
 
 #include "../../launch/spec.hpp"
 #include "cauchy.hpp"

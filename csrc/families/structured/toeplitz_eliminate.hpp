@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/eliminate_plan.cuh>
 #include <string>
 #include <vector>
 

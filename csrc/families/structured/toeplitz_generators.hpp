@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/generators_plan.cuh>
 
 #include "../../launch/spec.hpp"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/matvec_plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/sums_plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/plan.cuh>
 #include <string>
 #include <vector>
 

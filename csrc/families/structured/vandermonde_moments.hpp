@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/moments_plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

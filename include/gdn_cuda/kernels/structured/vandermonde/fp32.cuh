@@ -8,7 +8,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/tf32.cuh>
-#include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/powers.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -1,7 +1,7 @@
 // Configuration and shared memory of structured/toeplitz_sums, for host and device; its arguments are toeplitz_matvec's.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/matvec_plan.cuh>
 
 namespace gdn_cuda::structured {
 

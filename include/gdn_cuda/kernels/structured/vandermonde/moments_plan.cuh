@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/vandermonde_moments, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/plan.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -12,7 +12,7 @@
 
 #include <gdn_cuda/kernels/common/fft.cuh>
 #include <gdn_cuda/kernels/structured/common.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_pcg_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/pcg_plan.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of gdn/recurrent_any, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

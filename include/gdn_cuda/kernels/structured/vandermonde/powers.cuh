@@ -4,7 +4,7 @@
 
 #include <gdn_cuda/kernels/common/phase.cuh>
 #include <gdn_cuda/kernels/structured/common.cuh>
-#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/plan.cuh>
 
 namespace gdn_cuda::structured {
 

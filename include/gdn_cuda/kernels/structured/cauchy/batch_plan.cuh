@@ -1,7 +1,7 @@
 // Configuration and shared memory of structured/cauchy_batch, for host and device. Its arguments are structured/cauchy's.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/plan.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/common.cuh>
 
 namespace gdn_cuda::structured {
 

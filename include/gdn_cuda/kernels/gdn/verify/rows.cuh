@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
-#include <gdn_cuda/kernels/gdn/verify_plan.cuh>
+#include <gdn_cuda/kernels/gdn/verify/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

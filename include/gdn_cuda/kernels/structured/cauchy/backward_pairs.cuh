@@ -2,7 +2,7 @@
 // of its pole, from one reciprocal. One formula is for points on the imaginary axis, as in S4, one for any points.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_pairs.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/pairs.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/common/complex.cuh>
 #include <gdn_cuda/kernels/structured/common.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/matvec_plan.cuh>
 
 namespace gdn_cuda::structured {
 

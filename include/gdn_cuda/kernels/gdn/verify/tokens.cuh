@@ -1,8 +1,8 @@
 // What gdn/verify loads for a block: its tokens, and their values.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/tokens.cuh>
-#include <gdn_cuda/kernels/gdn/verify_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/verify/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

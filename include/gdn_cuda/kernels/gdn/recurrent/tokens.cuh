@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
 
 namespace gdn_cuda::gdn {

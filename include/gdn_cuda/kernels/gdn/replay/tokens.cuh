@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/gdn/replay_plan.cuh>
+#include <gdn_cuda/kernels/gdn/replay/plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
 
 namespace gdn_cuda::gdn {

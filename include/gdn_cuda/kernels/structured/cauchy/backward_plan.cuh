@@ -16,7 +16,7 @@ struct CauchyBackwardConfig {
 
     GDN_FIELDS(io, conj, of_points, lines, threads)
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
-    // A pair's poles are summed together (cauchy_backward_pairs.cuh).
+    // A pair's poles are summed together (cauchy/backward_pairs.cuh).
     GDN_HOST_DEVICE constexpr bool pairs() const { return conj && !of_points && io == DType::c64; }
     // Blocks per SM for __launch_bounds__; 0 leaves it to ptxas, which spills a little to fit one more, but not for c64.
     GDN_HOST_DEVICE constexpr int least_blocks() const { return io == DType::c64 ? 0 : 1; }

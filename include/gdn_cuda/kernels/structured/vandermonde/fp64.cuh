@@ -2,7 +2,7 @@
 // bank conflicts, and a warp writes whole lines.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/powers.cuh>
 
 namespace gdn_cuda::structured {
 
