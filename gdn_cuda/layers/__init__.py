@@ -1,5 +1,4 @@
-"""What stands around Gated Delta Net and its convolution in a layer: the convolution that splits, the gates, the norm, and a
-layer's whole step and prompt.
+"""Layers: the split convolution, gates and norm of a Gated Delta Net layer, and the layer between its projections.
 
 Wrong input raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 `conv_split_l2norm` and `rms_norm_gated` have gradients; for the others `gdn_cuda.gdn` says what backward does.

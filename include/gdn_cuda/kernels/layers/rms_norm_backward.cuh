@@ -5,8 +5,8 @@
 // dn = grad * weight * a(gate), dgate = grad * weight * n * a'(gate), dweight = sum of grad * n * a(gate); where the gate does,
 // h = x a(gate), dn = grad * weight, dx = dh a(gate), dgate = dh x a'(gate), dweight = sum of grad * n.
 //
-// Rows, threads and chunks are those of layers/rms_norm. One reduction gives mean(h^2) and mean(dn h) at once, so that nothing is
-// kept from the forward. A thread sums the weight's gradient over its rows in registers, or in memory where rows are long, a
+// Rows, threads and chunks are those of layers/rms_norm. One reduction gives mean(h^2) and mean(dn h) at once, so that nothing
+// is kept from the forward. A thread sums the weight's gradient over its rows in registers, or in memory where rows are long, a
 // block over its threads, and what blocks have is summed up behind the kernel: the order is the same in every run.
 //
 // Shared memory: sums of warps, or of the weight's gradient where a block has several rows.
