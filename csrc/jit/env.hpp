@@ -42,7 +42,7 @@ Env parse_env();   // reads the process environment now, the Settings too
 const Env& env();  // the snapshot taken at first use
 
 // A variable whose owner is a layer above, such as a family. The owner declares it as an inline constant in its variables.hpp:
-//     inline const jit::Setting kPieces({"GDN_SCAN_PIECES", "auto", "how many pieces …"}, "auto, or 1 to 128", parse_pieces);
+//     inline const jit::Setting kColour({"GDN_COLOUR", "red", "what it decides"}, "red or green", parse_colour);
 // Never destroyed before the library is unloaded.
 class Setting {
   public:
