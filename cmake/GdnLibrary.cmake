@@ -26,7 +26,7 @@ file(GLOB gdn_api_sources CONFIGURE_DEPENDS csrc/api.cpp csrc/operators/*.cpp cs
 add_library(gdn_cuda SHARED ${gdn_api_sources})
 target_compile_definitions(gdn_cuda PUBLIC TORCH_TARGET_VERSION=0x020a000000000000)  # the stable ABI as of torch 2.10
 target_link_libraries(gdn_cuda PUBLIC gdn_core)
-gdn_precompile_headers(gdn_cuda csrc/kernels/spec.hpp csrc/operators/operator.hpp)
+gdn_precompile_headers(gdn_cuda csrc/launch/spec.hpp csrc/operators/operator.hpp)
 # By name in DT_NEEDED, whichever torch is there then.
 target_link_libraries(gdn_cuda PRIVATE -Wl,--no-as-needed ${GDN_TORCH_DIR}/lib/libtorch_cpu.so ${GDN_TORCH_DIR}/lib/libc10.so
                       -Wl,--as-needed)
@@ -38,8 +38,7 @@ set_target_properties(gdn_cuda PROPERTIES
 # What is visible: the functions of api.hpp, which says so itself, and the runtime (csrc/jit), which gdn_cuda._C controls.
 set_target_properties(gdn_cuda PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 set_target_properties(gdn_core PROPERTIES VISIBILITY_INLINES_HIDDEN ON)
-file(GLOB gdn_kernel_sources csrc/kernels/*.cpp)
-set_property(SOURCE ${gdn_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -fvisibility=hidden)
+set_property(SOURCE ${gdn_launch_sources} APPEND PROPERTY COMPILE_OPTIONS -fvisibility=hidden)
 
 pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_explanation.cpp csrc/python_gil.cpp csrc/python_interrupt.cpp
                     csrc/python_operators.cpp csrc/python_tuning.cpp)

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "integrations.hpp"
 #include "jit/cache_place.hpp"
 #include "jit/compiler.hpp"
 #include "jit/device.hpp"
@@ -29,13 +30,13 @@
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
 #include "jit/toolchain.hpp"
-#include "kernels/registry.hpp"
 #include "python_explanation.hpp"
 #include "python_gil.hpp"
 #include "python_interrupt.hpp"
 #include "python_operators.hpp"
 #include "python_text.hpp"
 #include "python_tuning.hpp"
+#include "registry.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -134,13 +135,15 @@ py::list variables() {
 
 py::dict env() {
     const jit::Env& env = without_gil([]() -> const jit::Env& { return jit::env(); });
+    py::dict settings;
+    for (const jit::Setting* each = jit::Setting::first(); each != nullptr; each = each->next())
+        settings[each->variable().name] = each->value();
     return py::dict("cache_dir"_a = to_python(env.cache_dir), "cache_max_bytes"_a = env.cache_max_bytes,
                     "prebuilt_dir"_a = to_python(env.prebuilt_dir), "disable"_a = env.disable, "use_nvcc"_a = env.use_nvcc,
                     "nvcc"_a = to_python(env.nvcc), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
                     "log_level"_a = env.log_level, "cuda_home"_a = to_python(env.cuda_home),
                     "cutlass_include"_a = to_python(env.cutlass_include), "cccl_include"_a = to_python(env.cccl_include),
-                    "prefill"_a = jit::name_of(env.prefill), "scan_pieces"_a = env.scan_pieces, "tuned"_a = env.tuned,
-                    "integrations"_a = env.integrations, "nvtx"_a = env.nvtx);
+                    "tuned"_a = env.tuned, "nvtx"_a = env.nvtx, "settings"_a = settings);
 }
 
 py::dict to_dict(const jit::Finding& finding) {
@@ -349,6 +352,9 @@ PYBIND11_MODULE(_C, module) {
         "loaded from other paths.");
 
     module.def("variables", &variables, "Every environment variable the library reads: name, default, meaning.");
+    module.def(
+        "requested_integrations", [] { return without_gil(requested_integrations); },
+        "The engines that GDN_INTEGRATIONS names.");
     module.def("env", &env, "The variables' parsed values, as they stood at first use. Raises for a malformed one.");
     module.def("toolchain", &toolchain,
                "What was looked for and found: compilers with their exact builds, and header folders.");

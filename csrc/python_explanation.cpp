@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "kernels/explanation.hpp"
+#include "launch/explanation.hpp"
 #include "python_tuning.hpp"
 
 namespace py = pybind11;

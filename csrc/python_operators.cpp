@@ -1,7 +1,7 @@
 #include "python_operators.hpp"
 
-#include "kernels/limits.hpp"
-#include "kernels/memory_limit.hpp"
+#include "launch/memory_limit.hpp"
+#include "limits.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -416,7 +416,7 @@ def warmup(
 
     Example:
         >>> if torch.cuda.is_available():
-        ...     results = gdn_cuda.warmup("gdn", "gating")
+        ...     results = gdn_cuda.warmup("layers", "gating")
     """
     from . import _C
 

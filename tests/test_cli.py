@@ -124,7 +124,7 @@ def test_kernels_takes_a_family_or_a_kernel_without_an_option(capsys: pytest.Cap
     ("words", "error"),
     [
         ("kernels --family nonesuch", f"family: expected one of {', '.join(sorted({k['family'] for k in _C.kernels()}))}, got"),
-        ("kernels gatng", f"kernel: expected one of {len(_C.kernels())} names, got gatng; did you mean gdn/gating?"),
+        ("kernels gatng", f"kernel: expected one of {len(_C.kernels())} names, got gatng; did you mean layers/gating?"),
         ("kernels --kernel Prefill_ahed", "got Prefill_ahed; did you mean gdn/prefill_ahead or "),
         ("compile --kernel cauchi", "got cauchi; did you mean structured/cauchy"),
         ("explain chunkd_forward", "got chunkd_forward; did you mean chunked_forward"),

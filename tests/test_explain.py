@@ -50,7 +50,13 @@ def test_every_example_is_explained(name: str) -> None:
 
 
 def test_every_public_operator_has_a_typical_call() -> None:
-    public = {*gdn_cuda.conv.__all__, *gdn_cuda.gdn.__all__, *gdn_cuda.scan.__all__, *gdn_cuda.structured.__all__}
+    public = {
+        *gdn_cuda.conv.__all__,
+        *gdn_cuda.gdn.__all__,
+        *gdn_cuda.layers.__all__,
+        *gdn_cuda.scan.__all__,
+        *gdn_cuda.structured.__all__,
+    }
     functions = {name for name in public if inspect.isfunction(getattr(gdn_cuda, name))}
     assert functions - LAUNCHES_NOTHING == set(calls.load()), "a typical_call for each, or a line in gdn_cuda/<family>/calls.py"
 
@@ -194,7 +200,7 @@ def test_the_function_of_the_package_takes_a_name_or_a_function() -> None:
     given = calls.arguments(gdn_cuda.fused_gdn_gating, [])
     text = gdn_cuda.explain("fused_gdn_gating", **given, device="h100", multiprocessors=114)
     assert text == gdn_cuda.explain(gdn_cuda.fused_gdn_gating, **given, device="h100", multiprocessors=114)
-    assert text.startswith("fused_gdn_gating on NVIDIA H100 (sm_90a, 114 multiprocessors)\n  gdn/gating {.io = DType::bf16")
+    assert text.startswith("fused_gdn_gating on NVIDIA H100 (sm_90a, 114 multiprocessors)\n  layers/gating {.io = DType::bf16")
     for wrong in ({"device": "h300"}, {"device": "sm_9x"}, {"multiprocessors": 0}):
         with pytest.raises((ValueError, RuntimeError), match="expected"):
             gdn_cuda.explain("fused_gdn_gating", **given, **wrong)

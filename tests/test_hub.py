@@ -65,7 +65,7 @@ answer(name=hub.__name__, origins=origins(hub), steps=str(steps), libraries=libr
     assert seen["file"] == str(folder / "__init__.py")
     assert seen["libraries"] == [str(folder / "lib" / "libgdn_cuda.so")]
     assert seen["origins"] == ["prebuilt"]
-    assert "gdn/gating" in seen["steps"]
+    assert "layers/gating" in seen["steps"]
     assert seen["grad"] and seen["public"] == sorted(gdn_cuda.__all__)
     assert seen["messages"] == ""
 

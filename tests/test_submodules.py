@@ -72,7 +72,7 @@ def test_mypy_knows_the_names_in_the_documents(tmp_path: Path) -> None:
 
 def test_names_that_doctor_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if all libraries were installed."""
-    from gdn_cuda.integrations import verified
+    from gdn_cuda.hosts import verified
 
     monkeypatch.setattr(verified.Host, "examine", lambda host: verified.Finding("verified", host.package))
     names = names_in(" ".join(f"{check.found} {check.fix}" for check in doctor._integrations()))

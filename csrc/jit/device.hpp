@@ -22,7 +22,7 @@ std::vector<DeviceTraits> typical_devices();  // those known by name; of an arch
 
 constexpr int kMostDevices = 64;
 
-// The ordinal of no device: what stands for one in calls that are explained (kernels/explanation.hpp).
+// The ordinal of no device: what stands for one in calls that are explained (csrc/launch/explanation.hpp).
 constexpr int kStandIn = -1;
 
 // While it lives, device_traits(kStandIn) returns `traits` in this thread.

@@ -34,11 +34,7 @@ constexpr std::array kVariables = std::to_array<Variable>({
     {"GDN_JIT_DUMP", "0", "1: keep source, PTX and SASS beside each compiled kernel"},
     {"GDN_JIT_LINEINFO", "0", "1: line numbers in compiled kernels, for profilers"},
     {"GDN_JIT_PRINT", "0", "1: one line on standard error for each compile"},
-    {"GDN_PREFILL", "auto", "the kernel of chunked_forward where it can run: auto, mma or recurrent"},
-    {"GDN_SCAN_PIECES", "auto",
-     "how many pieces selective_scan cuts long sequences into, forward and backward: auto, or 1 to 128"},
     {"GDN_TUNED", "1", "0: ignore what `python -m gdn_cuda tune` stored, and leave every choice to the heuristics"},
-    {"GDN_INTEGRATIONS", "", "engines whose plugins switch gdn_cuda on: vllm, sglang, or both with a comma between"},
     {"GDN_NVTX", "0", "1: an NVTX range around every operator, for profilers"},
     {"GDN_LOG_LEVEL", "warning", "debug, info, warning, error or off"},
     {"GDN_CUDA_HOME", "", "CUDA to use first: a folder with include/ and lib/ or lib64/"},
@@ -91,40 +87,6 @@ int level(const char* name) {
     for (const auto& [word, level] : levels)
         if (value == word) return static_cast<int>(level);
     malformed(name, "debug, info, warning, error or off", get(name));
-}
-
-constexpr std::pair<const char*, Prefill> kPrefillChoices[] = {
-    {"auto", Prefill::automatic}, {"mma", Prefill::mma}, {"recurrent", Prefill::recurrent}, {"", Prefill::automatic}};
-
-Prefill prefill(const char* name) {
-    const std::string value = lower(get(name));
-    for (const auto& [word, choice] : kPrefillChoices)
-        if (value == word) return choice;
-    malformed(name, "auto, mma or recurrent", get(name));
-}
-
-// 0: auto
-int pieces(const char* name) {
-    constexpr int kMost = 128;
-    const std::string value = lower(get(name));
-    if (value.empty() || value == "auto") return 0;
-    int count = 0;
-    const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), count);
-    if (error != std::errc{} || rest != value.data() + value.size() || count < 1 || count > kMost)
-        malformed(name, fmt::format("auto, or a number from 1 to {}", kMost), get(name));
-    return count;
-}
-
-// Words in lower case with commas between, without blanks.
-std::string integrations(const char* name) {
-    std::string words = lower(get(name));
-    std::erase_if(words, [](unsigned char c) { return std::isspace(c) != 0; });
-    for (std::string_view rest = words; !rest.empty();) {
-        const std::string_view word = rest.substr(0, rest.find(','));
-        if (word != "vllm" && word != "sglang") malformed(name, "vllm, sglang, or both with a comma between", get(name));
-        rest.remove_prefix(std::min(word.size() + 1, rest.size()));
-    }
-    return words;
 }
 
 // The home of the user of this name; empty: of this process's user.
@@ -180,13 +142,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 // A misspelt name (GDN_JIT_CACHEDIR for GDN_JIT_CACHE_DIR) would be ignored silently. Variables of tests and builds are exempt.
 void warn_of_unknown() {
+    const std::vector<Variable> known = variables();
     for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
         const std::string_view text = *entry, name = text.substr(0, text.find('='));
         if (!name.starts_with("GDN_") || name.starts_with("GDN_TEST_") || name == "GDN_SANITIZE") continue;
         const auto nearer = [name](const Variable& a, const Variable& b) {
             return edit_distance(name, a.name) < edit_distance(name, b.name);
         };
-        const Variable& nearest = *std::ranges::min_element(kVariables, nearer);
+        const Variable& nearest = *std::ranges::min_element(known, nearer);
         if (name == nearest.name) continue;
         log_once(Level::warning,
                  readable(fmt::format("{}: gdn_cuda has no such variable; the nearest is {}", name, nearest.name)));
@@ -195,15 +158,38 @@ void warn_of_unknown() {
 
 }  // namespace
 
-const char* name_of(Prefill prefill) {
-    return std::ranges::find(kPrefillChoices, prefill, &std::pair<const char*, Prefill>::second)->first;
+std::vector<Variable> variables() {
+    std::vector<Variable> all(kVariables.begin(), kVariables.end());
+    const auto name = [](const Variable& variable) { return std::string_view(variable.name); };
+    // Once each: a second library may be built with the headers that declare them.
+    for (const Setting* each = Setting::first(); each != nullptr; each = each->next())
+        if (std::ranges::find(all, name(each->variable()), name) == all.end()) all.push_back(each->variable());
+    std::ranges::sort(all.begin() + kVariables.size(), all.end(), {}, name);
+    return all;
 }
 
-std::span<const Variable> variables() {
-    return kVariables;
+namespace {
+constinit std::atomic<const Setting*> first_setting{nullptr};  // before the constructors of static objects
+}
+
+Setting::Setting(const Variable& variable, const char* expected, Parse parse)
+    : variable_(variable), expected_(expected), parse_(parse), next_(first_setting.load()) {
+    first_setting.store(this);  // no race: static objects of a library are constructed by one thread
+}
+
+const Setting* Setting::first() {
+    return first_setting.load();
+}
+
+void Setting::read() const {
+    const std::string_view text = get(variable_.name);
+    const std::optional<int> value = parse_(lower(text.empty() ? variable_.default_text : text));
+    if (!value) malformed(variable_.name, expected_, text);
+    value_.store(*value, std::memory_order_relaxed);
 }
 
 Env parse_env() {
+    for (const Setting* each = Setting::first(); each != nullptr; each = each->next()) each->read();
     return {
         .cache_dir = absolute_path("GDN_JIT_CACHE_DIR"),
         .cache_max_bytes = bytes("GDN_JIT_CACHE_MAX_BYTES", std::uint64_t{2} << 30),
@@ -214,10 +200,7 @@ Env parse_env() {
         .dump = boolean("GDN_JIT_DUMP"),
         .lineinfo = boolean("GDN_JIT_LINEINFO"),
         .print = boolean("GDN_JIT_PRINT"),
-        .prefill = prefill("GDN_PREFILL"),
-        .scan_pieces = pieces("GDN_SCAN_PIECES"),
         .tuned = boolean("GDN_TUNED", true),
-        .integrations = integrations("GDN_INTEGRATIONS"),
         .nvtx = boolean("GDN_NVTX"),
         .log_level = level("GDN_LOG_LEVEL"),
         .cuda_home = existing("GDN_CUDA_HOME", true),

@@ -1,10 +1,13 @@
-// The table of all environment variables that the library reads. `.example_env` and `docs/jit.md` are checked against it.
+// The environment variables that the library reads: those of this layer, and what owners above it declare as a Setting.
+// `.example_env` and `docs/jit.md` are checked against the table of both.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
-#include <span>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace gdn_cuda::jit {
 
@@ -14,10 +17,7 @@ struct Variable {
     const char* meaning;
 };
 
-std::span<const Variable> variables();
-
-enum class Prefill { automatic, mma, recurrent };
-const char* name_of(Prefill prefill);
+std::vector<Variable> variables();  // this layer's, then declared ones by name
 
 // The values at first use. A malformed one throws an Error with the variable, what was expected, and what was given.
 struct Env {
@@ -30,10 +30,7 @@ struct Env {
     bool dump;                              // GDN_JIT_DUMP
     bool lineinfo;                          // GDN_JIT_LINEINFO
     bool print;                             // GDN_JIT_PRINT
-    Prefill prefill;                        // GDN_PREFILL
-    int scan_pieces;                        // GDN_SCAN_PIECES, 0: auto
     bool tuned;                             // GDN_TUNED
-    std::string integrations;               // GDN_INTEGRATIONS: words with commas between
     bool nvtx;                              // GDN_NVTX
     int log_level;                          // GDN_LOG_LEVEL, as in log.hpp
     std::filesystem::path cuda_home;        // GDN_CUDA_HOME
@@ -41,7 +38,38 @@ struct Env {
     std::filesystem::path cccl_include;     // GDN_CCCL_INCLUDE
 };
 
-Env parse_env();   // reads the process environment now
+Env parse_env();   // reads the process environment now, the Settings too
 const Env& env();  // the snapshot taken at first use
+
+// A variable whose owner is a layer above, such as a family. The owner declares it as an inline constant in its variables.hpp:
+//     inline const jit::Setting kColour({"GDN_COLOUR", "red", "what it decides"}, "red or green", parse_colour);
+// Never destroyed before the library is unloaded.
+class Setting {
+  public:
+    // From the text in lower case, the default's where the variable is empty or not set. No value: the text is malformed.
+    using Parse = std::optional<int> (*)(const std::string& text);
+
+    Setting(const Variable& variable, const char* expected, Parse parse);
+    Setting(const Setting&) = delete;
+    Setting& operator=(const Setting&) = delete;
+
+    const Variable& variable() const { return variable_; }
+    // The value at the first use of any variable.
+    int value() const {
+        env();
+        return value_.load(std::memory_order_relaxed);
+    }
+    void read() const;  // the process environment now; throws an Error as parse_env does
+
+    const Setting* next() const { return next_; }
+    static const Setting* first();
+
+  private:
+    Variable variable_;
+    const char* expected_;
+    Parse parse_;
+    mutable std::atomic<int> value_{0};
+    const Setting* next_;
+};
 
 }  // namespace gdn_cuda::jit

@@ -3,7 +3,7 @@
 
 #include <initializer_list>
 
-#include "../kernels/memory_limit.hpp"
+#include "../launch/memory_limit.hpp"
 #include "tensor.hpp"
 
 namespace gdn_cuda {

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "../kernels/spec.hpp"
+#include "../launch/spec.hpp"
 #include "overlap.hpp"
 
 namespace gdn_cuda {

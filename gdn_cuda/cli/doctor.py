@@ -16,7 +16,7 @@ from .output import console, human_bytes, print_json, show, table
 
 if TYPE_CHECKING:
     from .._C import Finding
-    from ..integrations.verified import Host
+    from ..hosts.verified import Host
 
 
 @dataclass

@@ -65,6 +65,9 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     one = tunables[arguments.operator]
     if not arguments.shapes:
         raise ValueError(f"SHAPE: expected at least one for {arguments.operator}, such as {one.shape()}, got none")
+    if arguments.shared_poles and not one.shares_poles:
+        names = ", ".join(name for name, other in tunables.items() if other.shares_poles)
+        raise ValueError(f"--shared-poles: expected one of {names}, to which it matters, got {arguments.operator}")
     shapes = [one.shape.parse(text) for text in arguments.shapes]
     return [one.case(arguments.operator, shape, arguments.dtype, arguments.shared_poles) for shape in shapes]
 
@@ -175,7 +178,7 @@ def _files(listed: TunedList, operator: str | None) -> list[TunedFile]:
 
 
 def _operator(entry: TunedEntry | None) -> str | None:
-    from ..operators.tunable import operator_of
+    from ..operators.measure import operator_of
 
     return entry and operator_of(entry["kernel"], entry["problem"])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..conv.causal_conv1d import causal_conv1d
 from ..conv.causal_conv1d_update import causal_conv1d_update as _update
-from ..integrations import verified
+from ..hosts import verified
 from ..operators.caller import in_words_of_caller
 from ..operators.result_size import check_result_size
 from ..operators.schema import refuse

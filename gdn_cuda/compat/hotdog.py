@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import (
+from ..operators.caller import in_words_of_caller
+from ..operators.composed import as_one_call
+from ..structured import (
     cauchy_kernel,
     cauchy_pin_l2,
     displacement_matvec,
@@ -20,8 +22,6 @@ from .. import (
     toeplitz_solve_symmetric,
     toeplitz_to_cauchy,
 )
-from ..operators.caller import in_words_of_caller
-from ..operators.composed import as_one_call
 
 __all__ = [
     "cauchy_kernel",

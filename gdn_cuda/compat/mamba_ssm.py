@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conv import causal_conv1d
-from ..integrations import verified
+from ..hosts import verified
 from ..operators.caller import in_words_of_caller
 from ..scan import selective_scan
 from ..scan import selective_state_update as _update

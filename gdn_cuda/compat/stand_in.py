@@ -11,8 +11,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ..integrations.replaced import Replaced
-from ..integrations.verified import Host
+from ..hosts.replaced import Replaced
+from ..hosts.verified import Host
 
 logger = logging.getLogger("gdn_cuda")
 

@@ -31,8 +31,8 @@ from ..conv import (
     hyena_short,
     split_projections,
 )
-from ..integrations import verified
-from ..integrations.replaced import Replaced
+from ..hosts import verified
+from ..hosts.replaced import Replaced
 from ..operators.caller import in_words_of_caller
 from ..operators.schema import refuse
 

@@ -1,4 +1,4 @@
-"""Convolutions: short causal ones, Hyena's, and what stands beside them in a layer.
+"""Convolutions: short causal ones and Hyena's.
 
 Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the same in every run, gradients included. Wrong input
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
@@ -6,7 +6,6 @@ raises ValueError, which names function, argument, expected and got, before anyt
 
 from .causal_conv1d import causal_conv1d
 from .causal_conv1d_update import causal_conv1d_update
-from .conv_split_l2norm import conv_split_l2norm
 from .fft_causal_conv import fft_causal_conv
 from .hyena_filter import hyena_filter
 from .hyena_fir_step import hyena_fir_step
@@ -14,14 +13,12 @@ from .hyena_long import hyena_long
 from .hyena_medium import hyena_medium
 from .hyena_modal_step import hyena_modal_step
 from .hyena_short import hyena_short
-from .rms_norm_gated import rms_norm_gated
 from .split_projections import Projections, split_projections
 
 __all__ = [
     "Projections",
     "causal_conv1d",
     "causal_conv1d_update",
-    "conv_split_l2norm",
     "fft_causal_conv",
     "hyena_filter",
     "hyena_fir_step",
@@ -29,6 +26,5 @@ __all__ = [
     "hyena_medium",
     "hyena_modal_step",
     "hyena_short",
-    "rms_norm_gated",
     "split_projections",
 ]

@@ -29,8 +29,7 @@ mode and torch.func's gradients are refused.
 """
 
 from .chunked_summary import chunked_summary
-from .decode_layer import gdn_decode_layer
-from .operators import InferenceMode, chunked_forward, fused_decode, fused_gdn_gating, recurrent_forward
+from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
 from .pieces import (
     bf16_chunked_seq_state_update,
     bf16_gdn_chunked_compute_O,
@@ -38,12 +37,10 @@ from .pieces import (
     chunk_local_cumsum_bf16,
     transpose_to_mn_major,
 )
-from .prefill_layer import gdn_prefill_layer
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
 __all__ = [
     "InferenceMode",
-    "fused_gdn_gating",
     "recurrent_forward",
     "fused_decode",
     "ReplayBuffers",
@@ -52,8 +49,6 @@ __all__ = [
     "commit_replay",
     "chunked_forward",
     "chunked_summary",
-    "gdn_decode_layer",
-    "gdn_prefill_layer",
     "transpose_to_mn_major",
     "chunk_local_cumsum_bf16",
     "bf16_gdn_compute_u_w",

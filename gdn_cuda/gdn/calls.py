@@ -13,9 +13,6 @@ _DECODE_PACKED = "a, b: N Hv; A_log, dt_bias: Hv f32; state_pool: slots Hv dv dk
 _PACKED_GATES = "beta, gate: N Hv f32; state: B Hv dv dk f32; cu_seqlens: B+1 i32"
 
 CALLS = {
-    "fused_gdn_gating": typical(
-        AXES, "A_log, dt_bias: Hv f32; a, b: B T Hv", "A_log, dt_bias: Hv f32; a, b: N Hv; is_var_len = true"
-    ),
     "fused_decode": typical(AXES | {"B": 64, "T": 1}, f"{_ROWS}; {_DECODE}", f"{_PACKED}; {_DECODE_PACKED}"),
     "recurrent_forward": typical(
         AXES | {"B": 16, "T": 4, "N": 64}, f"{_ROWS}; state: B Hv dv dk f32; {_GATES}", f"{_PACKED}; {_PACKED_GATES}"

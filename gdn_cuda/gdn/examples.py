@@ -25,26 +25,6 @@ def gdn(B: int, T: int, seed: int, packed: bool = False, dtype: torch.dtype = to
     return make_gdn_inputs(B, T, dtype=dtype, seed=seed, **HEADS, **options)
 
 
-# ---- fused_gdn_gating
-
-
-def gating(dtype: torch.dtype, packed: bool = False, permuted: bool = False) -> Callable[[int, int, int], Arguments]:
-    def make(B: int, T: int, seed: int) -> Arguments:
-        shape = (B * T,) if packed else (T, B) if permuted else (B, T)
-        both = random(*shape, 2 * HV, seed=seed, dtype=dtype)  # one projection for a and b, as in layers
-        both = both.transpose(0, 1) if permuted else both
-        heads = {"A_log": random(HV, seed=seed + 1), "dt_bias": random(HV, seed=seed + 2, dtype=dtype)}
-        return heads | {"a": both[..., :HV], "b": both[..., HV:], "is_var_len": packed}
-
-    return make
-
-
-def dense_gates(B: int, T: int, seed: int) -> Arguments:
-    """Dense, tokens before sequences: a wrong implementation would return the same strides."""
-    inputs = gating(torch.float32)(T, B, seed)
-    return inputs | {name: inputs[name].contiguous().transpose(0, 1) for name in ("a", "b")}
-
-
 # ---- recurrent_forward
 
 
@@ -302,12 +282,7 @@ def compute_o(packed: bool = False, gated: bool = True) -> Callable[[int, int, i
 
 
 def _cases() -> Iterator[Case]:
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    yield Case("gating", gdn_cuda.fused_gdn_gating, gating(bf16))
-    yield Case("gating-fp32-dense", gdn_cuda.fused_gdn_gating, dense_gates)
-    yield Case("gating-fp32-permuted", gdn_cuda.fused_gdn_gating, gating(fp32, permuted=True))
-    yield Case("gating-packed-fp16", gdn_cuda.fused_gdn_gating, gating(fp16, packed=True))
-
+    bf16, fp32 = torch.bfloat16, torch.float32
     for mode in InferenceMode:
         yield Case(f"recurrent-{mode.name}", gdn_cuda.recurrent_forward, recurrent(mode))
         yield Case(f"recurrent-{mode.name}-packed", gdn_cuda.recurrent_forward, recurrent(mode, packed=True), packed=True)

@@ -1,4 +1,4 @@
-"""Benchmarks of decode and gating: shapes, inputs, and the bytes that a call moves."""
+"""Benchmarks of decode: shapes, inputs, and the bytes that a call moves."""
 
 from __future__ import annotations
 
@@ -88,27 +88,3 @@ def _recurrent_work(device: str, batch: int, tokens: int) -> Work:
     step = partial(gdn_cuda.recurrent_forward, inference_mode=gdn_cuda.InferenceMode.DECODE)
     moved = 2 * size(x["state"], x["value"]) + size(x["query"], x["key"], x["beta"], x["gate"])
     return Work(partial(step, **x), moved, 0, x, lambda inputs: step(**inputs), x)
-
-
-# ---- Gating
-
-
-@bench()
-def fused_gdn_gating(device: str) -> Iterator[Case]:
-    shapes = ((1, 1), (256, 1), (1, 8192), (1, 131072), (8, 131072)) if device == "cuda" else ((1, 1), (1, 8192))
-    for batch, tokens in shapes:
-        yield Case(f"{batch}×{tokens}×32", partial(_gating_work, device, batch, tokens))
-
-
-def _gating_work(device: str, batch: int, tokens: int) -> Work:
-    from ..runtime import package as gdn_cuda
-
-    x = {
-        "A_log": normal(32, device=device, dtype=torch.float32),
-        "dt_bias": normal(32, device=device, dtype=torch.float32),
-        "a": normal(batch, tokens, 32, device=device),
-        "b": normal(batch, tokens, 32, device=device),
-    }
-    gate_bytes = 4 * x["a"].numel()
-    moved = size(x["a"], x["b"], x["b"]) + gate_bytes
-    return Work(partial(gdn_cuda.fused_gdn_gating, **x), moved, 0, x, lambda inputs: gdn_cuda.fused_gdn_gating(**inputs), x)

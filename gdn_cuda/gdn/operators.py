@@ -54,10 +54,6 @@ def _dtype_of_states(x: Any) -> torch.dtype:
     return state_dtype(x.query) if x.state is None else x.state.dtype
 
 
-def _gate_shapes(x: Any) -> tuple[Tensor, Tensor]:
-    return x.b.new_empty(x.b.shape), x.a.new_empty(x.a.shape, dtype=state_dtype(x.a))
-
-
 def _recurrent_shapes(x: Any) -> Tensor:
     if x.inference_mode == InferenceMode.SPEC_VERIFY:
         return _state(x, *_tokens(x), dtype=_dtype_of_states(x))
@@ -154,35 +150,6 @@ def _chunked_results(
 
 
 # ---- The operators
-
-
-@operator(reference=reference.fused_gdn_gating, shapes=_gate_shapes)
-def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
-    """The gates of a layer: returns `(beta, gate)`.
-
-    Formula:
-        beta = sigmoid(b)
-        gate = −exp(A_log) · softplus(a + dt_bias),  with softplus(x) = x above 20
-
-    Shapes:
-        A_log, dt_bias: (Hv,), fp32, bf16 or fp16
-        a, b: (B, T, Hv) or packed (N, Hv); bf16, fp16 or fp32
-        beta: as b, in b's dtype
-        gate: as a, fp32
-
-    Parameters:
-        is_var_len: accepted, and not read: a packed `a` has two dimensions
-
-    Edge cases:
-        Where one factor of the gate leaves fp32's range, the gate is the limit of the product; infinity times 0, of a = −∞ and
-        A_log = ∞ or a = ∞ and A_log = −∞, is NaN. In gdn_cuda.reference a gate of −∞ passes no gradient on.
-
-    Example:
-        >>> a, b = torch.zeros(2, 1, 3, 4)  # one sequence, 3 tokens, 4 heads
-        >>> beta, gate = gdn_cuda.fused_gdn_gating(torch.zeros(4), torch.zeros(4), a, b)
-        >>> beta[0, 0, 0], gate[0, 0, 0]
-        (tensor(0.5000), tensor(-0.6931))
-    """
 
 
 @operator(

@@ -138,12 +138,6 @@ def prefill_mma() -> None:
     prefill(((192, 128), (256, 256)))
 
 
-@sanitizes()
-def gating() -> None:
-    for dtype in (*HALVES, torch.float32):
-        gdn_cuda.fused_gdn_gating(draw(7), draw(7), draw(300, 7, dtype=dtype), draw(300, 7, dtype=dtype), is_var_len=True)
-
-
 def pool_of(x: dict[str, Any]) -> dict[str, Any]:
     """Slots and flags of a hostile call, for a pool of as many states as it has sequences; [K, V] states."""
     flags = torch.tensor([True, False, True, False], device="cuda")

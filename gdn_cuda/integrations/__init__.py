@@ -12,9 +12,9 @@ Importing these modules changes nothing.
 
 import typing as _typing
 
+from ..hosts.verified import Refused
 from ..submodules import on_access as _on_access
 from .counted import calls, reset_calls
-from .verified import Refused
 
 if _typing.TYPE_CHECKING:
     from . import fla, flashinfer, sglang, transformers, vllm  # noqa: F401

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..hosts import verified
+from ..hosts.replaced import Replaced
 from ..runtime import package as gdn_cuda
-from . import verified
 from .counted import Declined, count, counted, decline_gradients
 from .fla_modules import FUNCTIONS
-from .replaced import Replaced
 
 _CHUNK = "fla.ops.gated_delta_rule.chunk:chunk_gated_delta_rule"
 _BY_TOKEN = "fla.ops.gated_delta_rule.fused_recurrent:fused_recurrent_gated_delta_rule"

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..hosts import verified
+from ..hosts.replaced import Replaced
 from ..runtime import package as gdn_cuda
-from . import verified
 from .counted import Declined, counted
-from .replaced import Replaced
 
 __all__ = [
     "chunk_gated_delta_rule",

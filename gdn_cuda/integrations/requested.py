@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from .. import _C
-from .replaced import keeps_own_kernels
+from ..hosts.replaced import keeps_own_kernels
 
 logger = logging.getLogger("gdn_cuda")
 PLUGINS = ("vllm", "sglang")  # those that engines load by themselves, by entry points
@@ -14,7 +14,7 @@ PLUGINS = ("vllm", "sglang")  # those that engines load by themselves, by entry 
 
 def requested(name: str) -> bool:
     """Whether GDN_INTEGRATIONS names this integration. Raises RuntimeError where a GDN_ variable is malformed."""
-    return name in _C.env()["integrations"].split(",")
+    return name in _C.requested_integrations()
 
 
 def install_if_requested(name: str, install: Callable[[], object]) -> None:

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..hosts import verified
+from ..hosts.replaced import AfterImport, Replaced
 from ..runtime import package as gdn_cuda
-from . import verified
 from .counted import Declined, counted, run
 from .packed import split_qkv
-from .replaced import AfterImport, Replaced
 from .requested import install_if_requested
 
 _MODULE = "sglang.srt.layers.attention.linear.kernels.gdn_triton"

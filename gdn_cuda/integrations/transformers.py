@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import conv, gdn
+from .. import conv, gdn, layers
 from ..compat import causal_conv1d as conv_functions
 from ..compat import mamba_ssm
+from ..hosts import verified
+from ..hosts.replaced import AfterImport, Replaced
 from ..operators.schema import refuse
-from . import verified
 from .counted import counted, decline_export, decline_gradients
-from .replaced import AfterImport, Replaced
 
 # ---- What takes the place of what
 
@@ -128,21 +128,21 @@ def _scan_update(
 def _norm_of_heads(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     """The norm of each row, then the gate."""
     decline_export()
-    return conv.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, norm.activation)
+    return layers.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, norm.activation)
 
 
 def _norm_of_groups(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     """Mamba-2's: the gate, then the norm of each group of columns."""
     decline_export()
     options = {"norm_before_gate": False, "group_size": norm.group_size}
-    return conv.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
+    return layers.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
 
 
 def _norm_of_falcon(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     """The same with a number of groups, in either order."""
     decline_export()
     options = {"norm_before_gate": norm.norm_before_gate, "group_size": hidden_states.shape[-1] // norm.n_groups}
-    return conv.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
+    return layers.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
 
 
 # ---- What was verified: by kind the parameters and our function, by model the kinds and their names in its modeling file

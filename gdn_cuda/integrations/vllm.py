@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..hosts import verified
+from ..hosts.replaced import AfterImport, Replaced
 from ..runtime import package as gdn_cuda
-from . import verified
 from .counted import Declined, counted
 from .packed import split_qkv
-from .replaced import AfterImport, Replaced
 from .requested import install_if_requested
 
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"

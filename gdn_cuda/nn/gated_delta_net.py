@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..gdn import gdn_decode_layer, gdn_prefill_layer
-from ..gdn.decode_layer import MOST_TOKENS, TAPS, by_operators
-from ..gdn.layer_parts import DIFFERENTIABLE
+from ..layers import gdn_decode_layer, gdn_prefill_layer
+from ..layers.decode_layer import MOST_TOKENS, TAPS, by_operators
+from ..layers.layer_parts import DIFFERENTIABLE
 from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
 from .dtypes import recurrence_dtype

@@ -1,7 +1,7 @@
 """Which kernels a call would launch, in which configuration and why, on any device and on any machine.
 
 The function itself runs, on tensors of the meta device: its operators go to the code that CUDA tensors go to, which checks,
-chooses and allocates as ever, and records a launch where it would make one (csrc/kernels/explanation.hpp).
+chooses and allocates as ever, and records a launch where it would make one (csrc/launch/explanation.hpp).
 """
 
 from __future__ import annotations

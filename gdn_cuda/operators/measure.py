@@ -9,13 +9,12 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .tunable import Tunable
+from .tunable import Tunable
 
 Call = Callable[[], object]
 Inputs = dict[str, Any]
@@ -138,6 +137,11 @@ def load() -> Measures:
     for family in families("measure"):
         importlib.import_module(family)
     return _MEASURES
+
+
+def operator_of(kernel: str, problem: str) -> str:
+    """The operator of a stored winner, or the kernel where this version has no such operator."""
+    return next((name for name, one in load().tunables.items() if one.kernel == kernel and one.owns(problem)), kernel)
 
 
 # ---- Shared by these modules

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .measure import load
-
 TORCH_DTYPES = {
     "f32": torch.float32,
     "f64": torch.float64,
@@ -49,7 +47,7 @@ class Case:
     """One problem to tune."""
 
     operator: str
-    kernel: str
+    declared: Tunable
     shape: Shape
     dtype: str
     shared: bool
@@ -57,8 +55,8 @@ class Case:
     tolerance: float
 
     @property
-    def declared(self) -> Tunable:
-        return load().tunables[self.operator]
+    def kernel(self) -> str:
+        return self.declared.kernel
 
     def arguments(self, device: str) -> dict[str, Any]:
         return self.declared.arguments(self.shape, TORCH_DTYPES[self.dtype], self.shared, device)
@@ -90,12 +88,4 @@ class Tunable:
         dtype = dtype or next(iter(self.tolerance))
         if dtype not in self.tolerance:
             raise ValueError(f"--dtype: expected one of {', '.join(self.tolerance)} for {name}, got {dtype}")
-        if shared and not self.shares_poles:
-            names = ", ".join(other for other, one in load().tunables.items() if one.shares_poles)
-            raise ValueError(f"--shared-poles: expected one of {names}, to which it matters, got {name}")
-        return Case(name, self.kernel, shape, dtype, shared, self.problem(shape, dtype, shared), self.tolerance[dtype])
-
-
-def operator_of(kernel: str, problem: str) -> str:
-    """The operator of a stored winner, or the kernel where this version has no such operator."""
-    return next((name for name, one in load().tunables.items() if one.kernel == kernel and one.owns(problem)), kernel)
+        return Case(name, self, shape, dtype, shared, self.problem(shape, dtype, shared), self.tolerance[dtype])

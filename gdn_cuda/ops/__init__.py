@@ -2,10 +2,11 @@
 
 import sys
 
-from .. import gdn, structured
+from .. import structured
 from ..structured import displacement as structured_displacement
 from ..structured import l2
 from ..structured import toeplitz as structured_toeplitz
+from . import gdn
 
 __all__ = ["gdn", "l2", "structured", "structured_displacement", "structured_toeplitz"]
 

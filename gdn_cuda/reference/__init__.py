@@ -7,7 +7,7 @@ of S4 are modules of their own.
 
 import sys
 
-from .. import conv, scan  # noqa: F401  (its operators are declared)
+from .. import conv, layers, scan  # noqa: F401  (its operators are declared)
 from ..gdn.reference import chunked, recurrent
 from ..gdn.reference_operators import chunk_local_cumsum, compute_o, compute_u_w, seq_state_update
 from ..operators import reference_of

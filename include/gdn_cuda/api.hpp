@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <gdn_cuda/conv.hpp>
 #include <gdn_cuda/gdn.hpp>
+#include <gdn_cuda/layers.hpp>
 #include <gdn_cuda/scan.hpp>
 #include <gdn_cuda/structured.hpp>
 #include <string>

@@ -1,23 +1,8 @@
 // Causal and Hyena convolutions: gdn_cuda/conv has the formulas, docs/conv.md the edge cases. Gradients exist in Python only.
 #pragma once
 
-#include <array>
 #include <gdn_cuda/arguments.hpp>
-#include <gdn_cuda/kernels/conv/rms_norm_plan.cuh>
-#include <span>
 #include <tuple>
-
-namespace gdn_cuda {
-
-// As the operators' schemas name them, in the order of the enumeration.
-inline constexpr std::array kGateActivationNames = {"silu", "swish", "sigmoid"};
-namespace conv {
-constexpr std::span<const char* const> names_of(GateActivation) {
-    return kGateActivationNames;
-}
-}  // namespace conv
-
-}  // namespace gdn_cuda
 
 // Functions that take tensors would be hidden too.
 #pragma GCC visibility push(default)
@@ -68,54 +53,6 @@ struct GDN_HOLDS_TENSORS CausalConv1dUpdate {
 };
 // out
 Tensor causal_conv1d_update(const CausalConv1dUpdate& arguments);
-
-// x, gate: (…, D), weight: (D), float32, bfloat16 or float16, each on its own. group_size: columns that are normalised
-// together.
-struct GDN_HOLDS_TENSORS RmsNormGated {
-    static constexpr const char* name = "rms_norm_gated";
-    Given x;
-    OptionalTensor gate = {}, weight = {};
-    double eps = 1e-5;
-    conv::GateActivation activation = conv::GateActivation::silu;
-    bool norm_before_gate = true;
-    std::optional<int64_t> group_size = {};
-
-    GDN_FIELDS(x, gate, weight, eps, activation, norm_before_gate, group_size)
-};
-// out, contiguous and of x's dtype
-Tensor rms_norm_gated(const RmsNormGated& arguments);
-
-// x: (B, D, L) of D = 2 key_heads dk + value_heads dv channels, float32, bfloat16 or float16. weight: (D, W), bias: (D). Of the
-// gates, all four or none: a, b: (B, L, value_heads), A_log, dt_bias: (value_heads).
-struct GDN_HOLDS_TENSORS ConvSplitL2norm {
-    static constexpr const char* name = "conv_split_l2norm";
-    Given x, weight;
-    OptionalTensor bias = {}, cu_seqlens = {}, a = {}, b = {}, A_log = {}, dt_bias = {};
-    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
-    bool l2norm = true;
-    double eps = 1e-6;
-
-    GDN_FIELDS(x, weight, bias, cu_seqlens, a, b, A_log, dt_bias, key_heads, value_heads, dk, dv, l2norm, eps)
-};
-// (q, k, v, beta, gate), the last two empty without a
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& arguments);
-
-// From and to slots of a pool: conv_state (slots, D, W - 1 or more). state_indices, has_initial_state: (B or sequences).
-struct GDN_HOLDS_TENSORS ConvSplitL2normPrefill {
-    static constexpr const char* name = "conv_split_l2norm_prefill";
-    Given x, weight;
-    OptionalTensor bias = {};
-    Written conv_state;
-    OptionalTensor state_indices = {}, has_initial_state = {}, cu_seqlens = {}, a = {}, b = {}, A_log = {}, dt_bias = {};
-    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
-    bool l2norm = true;
-    double eps = 1e-6;
-
-    GDN_FIELDS(x, weight, bias, conv_state, state_indices, has_initial_state, cu_seqlens, a, b, A_log, dt_bias, key_heads,
-               value_heads, dk, dv, l2norm, eps)
-};
-// As of conv_split_l2norm.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& arguments);
 
 // residues, log_poles: (rows, S), float32.
 struct GDN_HOLDS_TENSORS HyenaFilter {

@@ -1,36 +1,13 @@
 // Gated Delta Net: the operators of gdn_cuda/gdn, which says what each computes and takes.
 #pragma once
 
-#include <array>
 #include <gdn_cuda/arguments.hpp>
-#include <gdn_cuda/conv.hpp>
-#include <span>
 #include <tuple>
-
-namespace gdn_cuda {
-
-// Where a layer's projections have their parts: gdn_decode_layer says what each is. The names are the schema's, in this order.
-enum class LayerLayout : int { qwen3_next, qwen3_5, split };
-inline constexpr std::array kLayerLayoutNames = {"qwen3_next", "qwen3_5", "split"};
-constexpr std::span<const char* const> names_of(LayerLayout) {
-    return kLayerLayoutNames;
-}
-
-}  // namespace gdn_cuda
 
 // Functions that take tensors would be hidden too.
 #pragma GCC visibility push(default)
 
 namespace gdn_cuda {
-
-struct GDN_HOLDS_TENSORS FusedGdnGating {
-    static constexpr const char* name = "fused_gdn_gating";
-    Given A_log, dt_bias, a, b;
-
-    GDN_FIELDS(A_log, dt_bias, a, b)
-};
-// (beta, gate)
-std::tuple<Tensor, Tensor> fused_gdn_gating(const FusedGdnGating& arguments);
 
 enum class InferenceMode : int64_t { prefill = 0, decode = 1, spec_verify = 2 };
 
@@ -72,34 +49,6 @@ struct GDN_HOLDS_TENSORS FusedDecode {
 };
 // out
 Tensor fused_decode(const FusedDecode& arguments);
-
-// z and a: with LayerLayout::split. conv_pool: (slots, C, columns), state_pool: (slots, heads_v, dv, dk).
-struct GDN_HOLDS_TENSORS GdnDecodeLayer {
-    static constexpr const char* name = "gdn_decode_layer";
-    Given qkvz, ba, conv_weight;
-    OptionalTensor conv_bias = {};
-    Given A_log, dt_bias, norm_weight;
-    Written conv_pool, state_pool;
-    OptionalTensor state_indices = {}, z = {}, a = {};
-    int64_t heads_k = 0, heads_v = 0, dk = 0, dv = 0;
-    LayerLayout layout = LayerLayout::qwen3_next;
-    double norm_eps = 1e-6;
-    bool silu = true;  // behind the convolution
-    conv::GateActivation gate_activation = conv::GateActivation::silu;
-    bool allow_negative_eigenvalues = false;
-    OptionalTensor num_accepted_tokens = {};
-    std::optional<int64_t> null_slot = {};
-    OptionalWritten step_conv = {}, step_states = {};
-    OptionalTensor step_slots = {};
-    std::optional<double> scale = {};
-    Output out = {};
-
-    GDN_FIELDS(qkvz, ba, conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool, state_indices, z, a,
-               heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation, allow_negative_eigenvalues,
-               num_accepted_tokens, null_slot, step_conv, step_states, step_slots, scale, out)
-};
-// out
-Tensor gdn_decode_layer(const GdnDecodeLayer& arguments);
 
 struct GDN_HOLDS_TENSORS ReplayDecode {
     static constexpr const char* name = "replay_decode";

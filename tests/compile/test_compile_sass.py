@@ -61,7 +61,7 @@ def test_the_unaligned_recurrent_kernel_does_not_move_16_bytes_at_a_time(compile
 
 
 def test_vectorized_gating_moves_16_bytes_at_a_time(compiler: Child) -> None:
-    work = chosen("gdn/gating", lambda x: x["vector"] == 8, ("io",))
+    work = chosen("layers/gating", lambda x: x["vector"] == 8, ("io",))
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "LDG.128") and has(code, "STG.128"), each
         assert not local_accesses(code), each

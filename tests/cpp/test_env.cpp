@@ -58,24 +58,6 @@ TEST(Env, Levels) {
     EXPECT_CONTAINS(level("loud"), "GDN_LOG_LEVEL: expected debug, info, warning, error or off, got \"loud\"");
 }
 
-TEST(Env, ThePrefillKernel) {
-    const auto show = [](const jit::Env& env) { return std::to_string(static_cast<int>(env.prefill)); };
-    EXPECT_EQ(parsed("GDN_PREFILL", "", show), std::to_string(static_cast<int>(jit::Prefill::automatic)));
-    EXPECT_EQ(parsed("GDN_PREFILL", "auto", show), std::to_string(static_cast<int>(jit::Prefill::automatic)));
-    EXPECT_EQ(parsed("GDN_PREFILL", "MMA", show), std::to_string(static_cast<int>(jit::Prefill::mma)));
-    EXPECT_EQ(parsed("GDN_PREFILL", "recurrent", show), std::to_string(static_cast<int>(jit::Prefill::recurrent)));
-    EXPECT_CONTAINS(parsed("GDN_PREFILL", "wgmma", show), "GDN_PREFILL: expected auto, mma or recurrent, got \"wgmma\"");
-}
-
-TEST(Env, PiecesOfLongSequences) {
-    const auto show = [](const jit::Env& env) { return std::to_string(env.scan_pieces); };
-    for (const char* text : {"", "auto", "Auto"}) EXPECT_EQ(parsed("GDN_SCAN_PIECES", text, show), "0") << text;
-    for (const char* text : {"1", "7", "128"}) EXPECT_EQ(parsed("GDN_SCAN_PIECES", text, show), text);
-    for (const char* text : {"0", "129", "-1", "2.5", "many", " 2"})
-        EXPECT_CONTAINS(parsed("GDN_SCAN_PIECES", text, show),
-                        std::string("error: GDN_SCAN_PIECES: expected auto, or a number from 1 to 128, got \"") + text + "\"");
-}
-
 TEST(Env, ALeadingTildeIsAHome) {
     const auto cache = [](const std::string& text, const std::string& home) {
         return in_child({{"GDN_JIT_CACHE_DIR", text}, {"HOME", home}}, [] { return jit::parse_env().cache_dir.string(); })
@@ -94,16 +76,6 @@ TEST(Env, ALeadingTildeIsAHome) {
         in_child({{"GDN_CUDA_HOME", "~"}, {"HOME", home.path().string()}}, [] { return jit::parse_env().cuda_home.string(); })
             .value,
         home.path().string());
-}
-
-TEST(Env, IntegrationsAreWordsWithCommas) {
-    const auto show = [](const jit::Env& env) { return env.integrations; };
-    EXPECT_EQ(parsed("GDN_INTEGRATIONS", "", show), "");
-    EXPECT_EQ(parsed("GDN_INTEGRATIONS", "vLLM, sglang", show), "vllm,sglang");
-    for (const char* text : {"vlm", "vllm;sglang", "vllm sglang", ",vllm", "1"})
-        EXPECT_CONTAINS(
-            parsed("GDN_INTEGRATIONS", text, show),
-            std::string("error: GDN_INTEGRATIONS: expected vllm, sglang, or both with a comma between, got \"") + text + "\"");
 }
 
 TEST(Env, PathsThatMustExist) {
@@ -151,6 +123,37 @@ TEST(Env, EachVariableIsDescribedAndItsDefaultParses) {
                env.cache_dir.string();
     };
     EXPECT_EQ(in_child(defaults, show).value, in_child({}, show).value);
+}
+
+std::optional<int> parse_colour(const std::string& text) {
+    return text == "red" ? std::optional(1) : text == "green" ? std::optional(2) : std::nullopt;
+}
+const jit::Setting kColour({"GDN_COLOUR_OF_TESTS", "red", "what an owner above this layer declares"}, "red or green",
+                           parse_colour);
+
+TEST(Env, ASettingOfAnOwnerIsOneOfTheVariables) {
+    const auto colour = [](const char* text) {
+        return in_child({{"GDN_COLOUR_OF_TESTS", text}}, [] { return std::to_string(kColour.value()); });
+    };
+    EXPECT_EQ(colour("").value, "1");
+    EXPECT_EQ(colour("GREEN").value, "2");
+    EXPECT_EQ(colour("green").stderr_text, "") << "no warning of an unknown variable";
+    EXPECT_CONTAINS(colour("Blue").value, "error: GDN_COLOUR_OF_TESTS: expected red or green, got \"Blue\"");
+    const auto another = [](const jit::Env& env) { return std::to_string(env.disable); };
+    EXPECT_CONTAINS(parsed("GDN_COLOUR_OF_TESTS", "blue", another), "error: GDN_COLOUR_OF_TESTS: expected red or green");
+    const auto result = in_child({{"GDN_COLOR_OF_TESTS", "green"}}, [] { return std::to_string(kColour.value()); });
+    EXPECT_EQ(result.value, "1");
+    EXPECT_CONTAINS(result.stderr_text,
+                    "GDN_COLOR_OF_TESTS: gdn_cuda has no such variable; the nearest is GDN_COLOUR_OF_TESTS");
+}
+
+TEST(Env, ASettingStaysAsItWasAtFirstUse) {
+    const auto result = in_child({{"GDN_COLOUR_OF_TESTS", "green"}}, [] {
+        const int first = kColour.value();
+        ::setenv("GDN_COLOUR_OF_TESTS", "red", 1);
+        return std::to_string(first) + std::to_string(kColour.value());
+    });
+    EXPECT_EQ(result.value, "22");
 }
 
 TEST(Log, LevelsAndOnce) {

@@ -4,17 +4,17 @@
 #include "fake_driver.hpp"
 #include "families/gdn/compute_o.hpp"
 #include "families/gdn/decode.hpp"
-#include "families/gdn/gating.hpp"
 #include "families/gdn/prefill.hpp"
 #include "families/gdn/prefill_mma.hpp"
 #include "families/gdn/recurrent.hpp"
+#include "families/layers/gating.hpp"
 #include "families/structured/cauchy.hpp"
 #include "families/structured/toeplitz_eliminate.hpp"
 #include "families/structured/toeplitz_gko.hpp"
 #include "families/structured/vandermonde.hpp"
 #include "jit/store.hpp"
-#include "kernels/explanation.hpp"
-#include "kernels/registry.hpp"
+#include "launch/explanation.hpp"
+#include "registry.hpp"
 
 namespace gdn_cuda::test {
 namespace {
@@ -75,7 +75,7 @@ TEST_F(Explained, CallsLaunchWhatTheyAreExplainedToLaunch) {
                 const RecurrentArgs args{.sequences = 3, .heads = 4, .dv = 64};
                 Recurrent::run({3, 5, 4, 128, 64, DType::f16, DType::bf16, aligned}, args, target);
             });
-        compare([](const Target& target) { Gating::run({9, 8, DType::f32, true}, {.rows = 9, .heads = 8}, target); });
+        compare([](const Target& target) { layers::Gating::run({9, 8, DType::f32, true}, {.rows = 9, .heads = 8}, target); });
         compare([](const Target& target) { ComputeO::run({2, 4, 128, 64, DType::f32, true}, {.heads = 4}, 6, target); });
         compare([](const Target& target) {
             PrefillMma::run({2, 100, 4, 192, 96, DType::bf16, DType::f32}, {.sequences = 2, .heads = 4, .dv = 96}, target);

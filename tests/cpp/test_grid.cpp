@@ -1,7 +1,7 @@
 // Grids from sizes that are counted in 64 bits.
 #include <gtest/gtest.h>
 
-#include "kernels/grid.hpp"
+#include "launch/grid.hpp"
 
 namespace gdn_cuda {
 namespace {

@@ -12,9 +12,9 @@
 #include "jit/own_headers.hpp"
 #include "jit/process.hpp"
 #include "jit/runtime.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/tunables.hpp"
+#include "registry.hpp"
 #include "support.hpp"
+#include "tunables.hpp"
 
 namespace gdn_cuda::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "jit/device.hpp"
-#include "kernels/registry.hpp"
+#include "registry.hpp"
 
 namespace gdn_cuda {
 namespace {

@@ -24,7 +24,7 @@ from translate import translated
 
 from gdn_cuda import _C, runtime
 
-FAMILIES = ("conv", "gdn", "scan")
+FAMILIES = ("conv", "gdn", "layers", "scan")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build" / "emulator"
@@ -162,7 +162,7 @@ def _host_units() -> Iterator[Unit]:
     ]
     ahead = ["-include", str(HERE / "operators.hpp")]
     folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]
-    for source in [*(each for folder in folders for each in folder.glob("*.cpp")), ROOT / "csrc/kernels/spec.cpp"]:
+    for source in [*(each for folder in folders for each in folder.glob("*.cpp")), ROOT / "csrc/launch/spec.cpp"]:
         yield Unit(source, [*options, *ahead])
     for name in ("operators", "tensor_map"):
         yield Unit(HERE / f"{name}.cpp", options)

@@ -7,7 +7,7 @@
 #define dlsym emulator_dlsym                             // and what is looked up in libtorch_cuda.so is the current stream
 #define launch launch_on_gpu                             // of spec.hpp, and never called
 
-#include "kernels/spec.hpp"
+#include "launch/spec.hpp"
 #undef launch
 #include "launch.hpp"
 #include "operators/operator.hpp"

@@ -1,4 +1,4 @@
-"""gdn/decode_layer in the emulator against the layer's definition in fp64."""
+"""layers/decode_layer in the emulator against the layer's definition in fp64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from layer_oracle import HOSTILE, check
 from torch import Tensor
 
 from gdn_cuda import gdn_decode_layer
-from gdn_cuda.gdn.decode_layer import by_operators, layer_arguments
+from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 
 # Devices for which the heuristic divides each value head of three sequences into so many parts; 0: without clusters.
 DEVICES = {4: {"multiprocessors": 132}, 2: {"multiprocessors": 3}, 1: {"multiprocessors": 1}, 0: {"capability": 89}}
@@ -21,7 +21,7 @@ DEVICES = {4: {"multiprocessors": 132}, 2: {"multiprocessors": 3}, 1: {"multipro
 def layer(parts: int = 4, **x: Any) -> Tensor:
     with emulated(**DEVICES[parts]) as launched:
         out = gdn_decode_layer(**x)
-    assert x["qkvz"].numel() == 0 or [name.partition("{")[0] for name in launched()] == ["gdn/decode_layer"], launched()
+    assert x["qkvz"].numel() == 0 or [name.partition("{")[0] for name in launched()] == ["layers/decode_layer"], launched()
     return out
 
 

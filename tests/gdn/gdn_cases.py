@@ -14,7 +14,10 @@ from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Arguments, Case
 
 # Other modules have tests of their own.
-MODULES = tuple(f"gdn_cuda.gdn.{name}" for name in ("operators", "pieces", "replay", "chunked_summary"))
+MODULES = (
+    *(f"gdn_cuda.gdn.{name}" for name in ("operators", "pieces", "replay", "chunked_summary")),
+    "gdn_cuda.layers.gating",
+)
 CASES = {name: case for name, case in examples.load().items() if case.function.__module__ in MODULES}
 
 MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+", re.DOTALL)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gdn_cuda.integrations.verified import Host
+from gdn_cuda.hosts.verified import Host
 
 
 def function(name: str, parameters: str) -> Any:

@@ -15,7 +15,8 @@ import pytest
 
 from gdn_cuda import compat, integrations
 from gdn_cuda.cli import doctor
-from gdn_cuda.integrations import counted, requested, verified
+from gdn_cuda.hosts import verified
+from gdn_cuda.integrations import counted, requested
 
 if sys.version_info >= (3, 11):
     import tomllib

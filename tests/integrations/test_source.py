@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gdn_cuda.integrations import source, verified
+from gdn_cuda.hosts import source, verified
 
 STANDARD = ["asyncio", "email", "importlib", "json", "logging", "unittest"]
 

@@ -25,7 +25,8 @@ from transformers_gdn import (
 )
 
 from gdn_cuda import integrations
-from gdn_cuda.integrations import Refused, replaced
+from gdn_cuda.hosts import replaced
+from gdn_cuda.integrations import Refused
 
 MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
 

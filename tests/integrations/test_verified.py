@@ -13,7 +13,8 @@ import fake_hosts
 import pytest
 
 from gdn_cuda import compat, integrations
-from gdn_cuda.integrations import Refused, replaced, verified
+from gdn_cuda.hosts import replaced, verified
+from gdn_cuda.integrations import Refused
 
 HOSTS: dict[str, Any] = {f"integrations.{name}": getattr(integrations, name) for name in integrations.NAMES}
 HOSTS |= {f"compat.{name}": getattr(compat, name) for name in compat.INSTALLS}

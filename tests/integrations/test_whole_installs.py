@@ -16,7 +16,7 @@ import pytest
 from interrupts import Interrupt, steps
 
 from gdn_cuda import compat, integrations
-from gdn_cuda.integrations import replaced
+from gdn_cuda.hosts import replaced
 
 NAMES = [*(f"integrations.{name}" for name in integrations.NAMES), *(f"compat.{name}" for name in compat.INSTALLS)]
 

@@ -14,7 +14,7 @@ from operator_cases import copied
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.gdn.decode_layer import by_operators, layer_arguments
+from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 from gdn_cuda.nn import GatedDeltaNet, HyenaCascade, Mamba
 from gdn_cuda.nn.gated_delta_net import GatedDeltaNetState
 from gdn_cuda.nn.hyena import HyenaState

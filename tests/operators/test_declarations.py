@@ -71,10 +71,11 @@ def test_a_parameter_that_the_operator_lacks_is_not_passed_to_it() -> None:
 
 
 def test_modules_can_be_imported_under_their_earlier_names() -> None:
-    from gdn_cuda.ops.gdn import fused_decode
     from gdn_cuda.ops.structured_toeplitz import explain_toeplitz_solve
     from gdn_cuda.reference.structured_toeplitz import toeplitz
 
-    assert fused_decode is gdn_cuda.fused_decode
+    from gdn_cuda.ops.gdn import fused_decode, fused_gdn_gating
+
+    assert fused_decode is gdn_cuda.fused_decode and fused_gdn_gating is gdn_cuda.fused_gdn_gating
     assert "structured/toeplitz_gko" in explain_toeplitz_solve(64)
     assert toeplitz is gdn_cuda.reference.structured_toeplitz.toeplitz

@@ -18,8 +18,8 @@ import gdn_cuda
 from gdn_cuda import compat
 from gdn_cuda.compat import causal_conv1d as conv_names
 from gdn_cuda.compat import hotdog, lrnnx_scans, mamba_ssm, recurrent_gemma, structured_functions, vortex
-from gdn_cuda.gdn.decode_layer import layer_arguments
 from gdn_cuda.integrations import flashinfer
+from gdn_cuda.layers.decode_layer import layer_arguments
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.declare import DECLARATIONS
 from gdn_cuda.operators.examples import Case, draw

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.compat import causal_conv1d, hotdog, lrnnx_scans, mamba_ssm, structured_functions, vortex
-from gdn_cuda.gdn.decode_layer import layer_arguments
+from gdn_cuda.layers.decode_layer import layer_arguments
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Arguments
 

@@ -25,7 +25,7 @@ from typing import Any
 from pack import files_of
 
 import gdn_cuda
-from gdn_cuda.integrations import source, verified
+from gdn_cuda.hosts import source, verified
 
 # What the setup.py of a library without wheels runs at a download: it imports these, and would look for nvcc.
 _SETUP_NEEDS = ("setuptools", "wheel", "packaging", "ninja")

@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::conv {
 

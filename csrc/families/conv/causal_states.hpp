@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
 #include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::conv {
 

@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/conv/causal_step_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::conv {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <gdn_cuda/kernels/common/types.cuh>
 
-#include "../../kernels/grid.hpp"
+#include "../../launch/grid.hpp"
 
 namespace gdn_cuda::conv {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "hyena_cut.hpp"
 #include "hyena_long.hpp"
 

@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "hyena_cut.hpp"
 
 namespace gdn_cuda::conv {

@@ -39,7 +39,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     OptionalTensor workspace = {};
     const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));
-    const jit::Prefill wanted = jit::env().prefill;
+    const WantedPrefill wanted = wanted_prefill();
     if (target.is_explained()) [[unlikely]]
         remark(explain_prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted));
     const PrefillKernel kernel = prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted);

@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_cumsum_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::gdn {
 

@@ -4,7 +4,7 @@
 #include <gdn_cuda/kernels/gdn/chunk_gates_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::gdn {
 

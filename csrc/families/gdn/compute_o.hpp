@@ -4,7 +4,7 @@
 #include <array>
 #include <gdn_cuda/kernels/gdn/compute_o_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "piece_problem.hpp"
 
 namespace gdn_cuda::gdn {

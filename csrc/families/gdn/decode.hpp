@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {

@@ -5,7 +5,7 @@
 #include <array>
 #include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::gdn {
 

@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/gdn/move_states_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::gdn {
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "prefill_problem.hpp"
 
 namespace gdn_cuda::gdn {

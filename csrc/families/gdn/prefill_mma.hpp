@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "head_dimensions.hpp"
 #include "prefill_problem.hpp"
 

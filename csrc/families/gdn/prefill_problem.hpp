@@ -5,8 +5,8 @@
 #include <gdn_cuda/kernels/common/types.cuh>
 #include <string>
 
-#include "../../jit/env.hpp"
 #include "../../jit/text.hpp"
+#include "variables.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -29,16 +29,16 @@ inline constexpr int kPrefillLongestKey = 128, kHopper = 90;
 // beta strides are within kMostBetweenScalars. Lengths are no input: what a sequence is packed with must not choose its kernel.
 enum class PrefillKernel { wgmma, mma, recurrent };
 
-inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {
+inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted) {
     constexpr int kFirstWithMma = 80;
-    if (!rows_fit || wanted == jit::Prefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
+    if (!rows_fit || wanted == WantedPrefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
     const bool fits_wgmma = capability == kHopper && dk <= kPrefillLongestKey && scalars_near;
-    return fits_wgmma && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
+    return fits_wgmma && wanted == WantedPrefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
 }
 
 // Why not a faster kernel; the arguments are prefill_kernel's. GDN_PREFILL is the reason only where it decides.
-inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {
-    const std::string forced = fmt::format("GDN_PREFILL={}", jit::name_of(wanted));
+inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted) {
+    const std::string forced = fmt::format("GDN_PREFILL={}", name_of(wanted));
     switch (prefill_kernel(rows_fit, scalars_near, dk, capability, wanted)) {
         case PrefillKernel::wgmma:
             return "the chunked form on Hopper's tensor cores: rows start on 16 bytes, keys are short enough";
@@ -52,7 +52,7 @@ inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int 
             break;
     }
     return "token by token: " +
-           (wanted == jit::Prefill::recurrent
+           (wanted == WantedPrefill::recurrent
                 ? forced
                 : "tensor cores take rows that start on 16 bytes, a token or more, and at most 65535 sequences");
 }

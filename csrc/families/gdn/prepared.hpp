@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 #include <initializer_list>
 #include <vector>
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <gdn_cuda/kernels/gdn/replay_plan.cuh>
+#include <gdn_cuda/kernels/gdn/replay/plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {

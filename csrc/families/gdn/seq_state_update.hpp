@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "piece_problem.hpp"
 
 namespace gdn_cuda::gdn {

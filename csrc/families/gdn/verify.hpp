@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/gdn/verify_plan.cuh>
+#include <gdn_cuda/kernels/gdn/verify/plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {

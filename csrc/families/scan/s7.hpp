@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/scan/s7_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::scan {
 

@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "selective_cut.hpp"
 
 namespace gdn_cuda::scan {

@@ -10,6 +10,7 @@
 #include "selective_backward_sums.hpp"
 #include "selective_pieces_run.hpp"
 #include "selective_vectors.hpp"
+#include "variables.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -46,7 +47,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
 
     CallMemory memory(like);
     const Pieces pieces =
-        selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
+        selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal), kPiecesVariable.value());
     SelectivePiecesArgs reversed{.in = in,
                                  .reverse = true,
                                  .io = prepared.io,

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "../../kernels/spec.hpp"
-#include "../../kernels/tuned.hpp"
-#include "../../kernels/winners.hpp"
+#include "../../launch/spec.hpp"
+#include "../../launch/tuned.hpp"
+#include "../../launch/winners.hpp"
 #include "selective_cut.hpp"
 
 namespace gdn_cuda::scan {

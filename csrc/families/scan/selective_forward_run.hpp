@@ -7,6 +7,7 @@
 #include "selective_forward.hpp"
 #include "selective_pieces_run.hpp"
 #include "selective_vectors.hpp"
+#include "variables.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -28,7 +29,7 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                           .states = in.state_size,
                                           .channels = i64{in.sequences} * in.dim};
     const Pieces pieces = selective_forward_pieces(problem, cut_problem(prepared), in.dim, span,
-                                                   jit::device_traits(target.ordinal), jit::env().scan_pieces);
+                                                   jit::device_traits(target.ordinal), kPiecesVariable.value());
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,

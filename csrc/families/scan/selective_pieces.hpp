@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/scan/selective_pieces_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::scan {
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <gdn_cuda/kernels/scan/selective_starts_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::scan {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "../../kernels/spec.hpp"
-#include "../../kernels/tuned.hpp"
-#include "../../kernels/winners.hpp"
+#include "../../launch/spec.hpp"
+#include "../../launch/tuned.hpp"
+#include "../../launch/winners.hpp"
 
 namespace gdn_cuda::scan {
 

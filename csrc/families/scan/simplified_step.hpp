@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/scan/simplified_step_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::scan {
 

@@ -7,7 +7,7 @@
 #include <gdn_cuda/kernels/scan/transposed_copy_plan.cuh>
 #include <initializer_list>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::scan {
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <gdn_cuda/structured.hpp>
 
-#include "../../kernels/tuned.hpp"
+#include "../../launch/tuned.hpp"
 #include "../../operators/operator.hpp"
 #include "cauchy_backward.hpp"
 #include "cauchy_batch.hpp"

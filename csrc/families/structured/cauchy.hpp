@@ -3,14 +3,14 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/batch_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/plan.cuh>
 #include <string>
 #include <vector>
 
-#include "../../kernels/spec.hpp"
-#include "../../kernels/tuned.hpp"
-#include "../../kernels/winners.hpp"
+#include "../../launch/spec.hpp"
+#include "../../launch/tuned.hpp"
+#include "../../launch/winners.hpp"
 
 namespace gdn_cuda::structured {
 

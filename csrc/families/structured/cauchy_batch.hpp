@@ -2,9 +2,9 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/batch_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "cauchy.hpp"
 
 namespace gdn_cuda::structured {

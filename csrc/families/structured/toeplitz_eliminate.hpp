@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/eliminate_plan.cuh>
 #include <string>
 #include <vector>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/generators_plan.cuh>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

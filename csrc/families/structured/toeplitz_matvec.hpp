@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/matvec_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 #include "toeplitz_sums.hpp"
 
 namespace gdn_cuda::structured {

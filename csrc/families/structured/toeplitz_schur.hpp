@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/structured/toeplitz_schur_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/schur_plan.cuh>
 #include <string>
 #include <utility>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

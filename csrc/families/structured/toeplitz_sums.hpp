@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/sums_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

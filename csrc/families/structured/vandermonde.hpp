@@ -2,13 +2,13 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/plan.cuh>
 #include <string>
 #include <vector>
 
-#include "../../kernels/spec.hpp"
-#include "../../kernels/tuned.hpp"
-#include "../../kernels/winners.hpp"
+#include "../../launch/spec.hpp"
+#include "../../launch/tuned.hpp"
+#include "../../launch/winners.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/moments_plan.cuh>
 #include <string>
 
-#include "../../kernels/spec.hpp"
+#include "../../launch/spec.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -264,18 +264,18 @@ TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
 }
 
 TEST(PrefillKernel, HopperHasItsOwnAndTheRestShareOne) {
-    using jit::Prefill;
-    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::automatic), PrefillKernel::wgmma);
-    EXPECT_EQ(prefill_kernel(true, true, 136, 90, Prefill::automatic), PrefillKernel::mma);
-    EXPECT_EQ(prefill_kernel(true, false, 128, 90, Prefill::automatic), PrefillKernel::mma) << "gates far apart";
+    using Wanted = WantedPrefill;
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Wanted::automatic), PrefillKernel::wgmma);
+    EXPECT_EQ(prefill_kernel(true, true, 136, 90, Wanted::automatic), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, false, 128, 90, Wanted::automatic), PrefillKernel::mma) << "gates far apart";
     for (const int capability : {80, 86, 89, 100, 120})
-        EXPECT_EQ(prefill_kernel(true, true, 128, capability, Prefill::automatic), PrefillKernel::mma) << capability;
-    EXPECT_EQ(prefill_kernel(true, true, 128, 75, Prefill::mma), PrefillKernel::recurrent);
-    for (const Prefill wanted : {Prefill::automatic, Prefill::mma, Prefill::recurrent})
+        EXPECT_EQ(prefill_kernel(true, true, 128, capability, Wanted::automatic), PrefillKernel::mma) << capability;
+    EXPECT_EQ(prefill_kernel(true, true, 128, 75, Wanted::mma), PrefillKernel::recurrent);
+    for (const Wanted wanted : {Wanted::automatic, Wanted::mma, Wanted::recurrent})
         EXPECT_EQ(prefill_kernel(false, true, 128, 90, wanted), PrefillKernel::recurrent)
             << "rows that do not start on 16 bytes";
-    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::mma), PrefillKernel::mma);
-    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::recurrent), PrefillKernel::recurrent);
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Wanted::mma), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Wanted::recurrent), PrefillKernel::recurrent);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.gdn.decode_layer import layer_arguments
+from gdn_cuda.layers.decode_layer import layer_arguments
 
 SOURCE = Path(__file__).resolve().parents[1] / "gdn_api.cpp"
 

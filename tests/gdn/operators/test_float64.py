@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 import gdn_cuda
-from gdn_cuda.gdn.decode_layer import by_operators, layer_arguments
 from gdn_cuda.gdn.inputs import make_gdn_inputs, make_packed_gdn_inputs
+from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 from gdn_cuda.operators.examples import Arguments, Case
 
 F64 = torch.float64

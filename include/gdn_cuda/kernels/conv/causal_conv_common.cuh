@@ -5,10 +5,10 @@
 // bits from each of them.
 #pragma once
 
+#include <gdn_cuda/kernels/common/silu.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
-#include <gdn_cuda/kernels/conv/silu.cuh>
 
 namespace gdn_cuda::conv {
 

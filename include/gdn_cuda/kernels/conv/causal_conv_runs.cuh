@@ -4,8 +4,8 @@
 // Rows with a seq_idx have no runs: tokens of one index need not be neighbours.
 #pragma once
 
+#include <gdn_cuda/kernels/common/to_floats.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
-#include <gdn_cuda/kernels/conv/to_floats.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -8,7 +8,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/move_states_plan.cuh>
-#include <gdn_cuda/kernels/gdn/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -1,7 +1,7 @@
 // Configuration and arguments of gdn/move_states, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -7,7 +7,7 @@
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/common/wgmma.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
-#include <gdn_cuda/kernels/gdn/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_inverse.cuh>
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -12,8 +12,8 @@
 // docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
-#include <gdn_cuda/kernels/gdn/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 

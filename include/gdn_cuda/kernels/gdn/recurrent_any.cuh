@@ -12,8 +12,8 @@
 // Bound: with few tokens, the state's bytes, read and written once; with many, the latency of one token after another.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/recurrent_any_plan.cuh>
-#include <gdn_cuda/kernels/gdn/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/any_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 

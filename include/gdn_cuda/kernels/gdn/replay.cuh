@@ -10,7 +10,7 @@
 // lane. The small recurrence between tokens then takes a thread a row. Row steps are in flight by cp.async as in gdn/decode.
 // Products of the tokens with each other are the same code on other rows.
 //
-// Blocks of other heads and rows read the stored keys and decays that one block replaces: hence two banks (replay_plan.cuh).
+// Blocks of other heads and rows read the stored keys and decays that one block replaces: hence two banks (replay/plan.cuh).
 //
 // Bound: memory, the state read and written once whatever the tokens; from about eight tokens on with bf16 states, arithmetic:
 // two multiply-adds a token and one a stored step for each element. docs/benchmarks/decode.md has the shares reached.
@@ -18,7 +18,7 @@
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/gdn/replay_tokens.cuh>
+#include <gdn_cuda/kernels/gdn/replay/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -14,8 +14,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/gdn/verify_rows.cuh>
-#include <gdn_cuda/kernels/gdn/verify_tokens.cuh>
+#include <gdn_cuda/kernels/gdn/verify/rows.cuh>
+#include <gdn_cuda/kernels/gdn/verify/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -12,7 +12,7 @@
 // where a sum of squares leaves the range, the point lies on a pole, or the sum is not finite.
 //
 // For each tile, a warp decides from the ranges of its points and poles whether it can skip the range checks. In fp32 a
-// fraction is then 2 (Re v s - Im v Im w) R, with s = a + i Im z and R = 1 / den (cauchy_pairs.cuh); factors of the point
+// fraction is then 2 (Re v s - Im v Im w) R, with s = a + i Im z and R = 1 / den (cauchy/pairs.cuh); factors of the point
 // alone are applied once per tile.
 //
 // Points on the imaginary axis, z = iy as in S4, take fewer operations: divided by iy, a pair's fraction is (odd - i even / y)
@@ -23,8 +23,8 @@
 // (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_pairs.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/pairs.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/plan.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -11,7 +11,7 @@
 // reduced in a fixed order.
 //
 // Both poles of a conjugate pair are summed as one fraction, with fewer operations where most points are on the imaginary axis,
-// as in S4 (cauchy_backward_pairs.cuh). Points far away take the general loop; so do all points if a sum of squares leaves the
+// as in S4 (cauchy/backward_pairs.cuh). Points far away take the general loop; so do all points if a sum of squares leaves the
 // range or a pole lies on a point.
 //
 // Bound: arithmetic, one reciprocal and some 15 multiplies or adds per pole (or its conjugate) and point; 23 per pair of poles
@@ -19,8 +19,8 @@
 // 70 % (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_backward_pairs.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/backward_pairs.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/backward_plan.cuh>
 #include <gdn_cuda/kernels/structured/common.cuh>
 
 namespace gdn_cuda::structured {

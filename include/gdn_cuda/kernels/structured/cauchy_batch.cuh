@@ -18,7 +18,7 @@
 
 #include <gdn_cuda/kernels/common/tf32.cuh>
 #include <gdn_cuda/kernels/structured/cauchy.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy/batch_plan.cuh>
 
 namespace gdn_cuda::structured {
 

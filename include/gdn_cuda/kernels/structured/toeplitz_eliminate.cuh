@@ -25,7 +25,7 @@
 #include <gdn_cuda/kernels/common/cluster.cuh>
 #include <gdn_cuda/kernels/common/complex.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/eliminate_plan.cuh>
 
 namespace gdn_cuda::structured {
 

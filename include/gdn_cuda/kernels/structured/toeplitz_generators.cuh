@@ -11,8 +11,8 @@
 // third of that bound, beside 8.1 ms of elimination.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_terms.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/generators_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/terms.cuh>
 
 namespace gdn_cuda::structured {
 

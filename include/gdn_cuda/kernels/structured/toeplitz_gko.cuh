@@ -29,8 +29,8 @@
 // step at 256 rows and 1.7 at 1024 (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_terms.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/gko_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/terms.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -13,7 +13,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_matvec_common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/matvec_common.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -1,7 +1,7 @@
 // structured/toeplitz_pcg: solves T x = b for large symmetric positive definite T, T[i, j] = column[|i - j|], by preconditioned
 // conjugate gradients in fp64 for every dtype. A block has a right-hand side, and all steps of it are in one launch.
 //
-// A step has a product with T and one with the preconditioner (toeplitz_pcg_products.cuh). A thread has the same rows of every
+// A step has a product with T and one with the preconditioner (toeplitz/pcg_products.cuh). A thread has the same rows of every
 // vector, so only transforms and reductions need barriers.
 //
 // info: 0; -1 where T proves not positive definite, or singular in fp64, or 60 steps are not enough for one right-hand side,
@@ -14,8 +14,8 @@
 // little; on an H200 it takes 24 us, and what precedes the first and follows the last step 44.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_pcg_products.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/pcg_products.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -19,8 +19,8 @@
 // Bound: latency of a step, on an H200 0.21 us up to 256 rows and 0.34 at 1024 (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_schur_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/schur_plan.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -10,8 +10,8 @@
 // 8.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/toeplitz_matvec_common.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/matvec_common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz/sums_plan.cuh>
 
 namespace gdn_cuda::structured {
 

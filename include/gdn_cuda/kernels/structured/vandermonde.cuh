@@ -10,8 +10,8 @@
 // same time.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/vandermonde_fp32.cuh>
-#include <gdn_cuda/kernels/structured/vandermonde_fp64.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/fp32.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/fp64.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -14,8 +14,8 @@
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
-#include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
-#include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/moments_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde/powers.cuh>
 
 namespace gdn_cuda::structured {
 

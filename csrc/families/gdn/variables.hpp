@@ -1,0 +1,33 @@
+// Environment variables of the family.
+#pragma once
+
+#include <iterator>
+#include <optional>
+#include <string>
+
+#include "../../jit/env.hpp"
+
+namespace gdn_cuda::gdn {
+
+enum class WantedPrefill { automatic, mma, recurrent };
+inline constexpr const char* kWantedPrefills[] = {"auto", "mma", "recurrent"};  // in the order of WantedPrefill
+
+inline const char* name_of(WantedPrefill wanted) {
+    return kWantedPrefills[static_cast<int>(wanted)];
+}
+
+inline std::optional<int> parse_wanted_prefill(const std::string& text) {
+    for (int i = 0; i < static_cast<int>(std::size(kWantedPrefills)); ++i)
+        if (text == kWantedPrefills[i]) return i;
+    return std::nullopt;
+}
+
+inline const jit::Setting kPrefillVariable({"GDN_PREFILL", "auto",
+                                            "the kernel of chunked_forward where it can run: auto, mma or recurrent"},
+                                           "auto, mma or recurrent", parse_wanted_prefill);
+
+inline WantedPrefill wanted_prefill() {
+    return static_cast<WantedPrefill>(kPrefillVariable.value());
+}
+
+}  // namespace gdn_cuda::gdn

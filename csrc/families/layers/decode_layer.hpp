@@ -1,0 +1,101 @@
+// Host side of layers/decode_layer: configuration and launch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/layers/decode_layer/plan.cuh>
+#include <string>
+
+#include "../../launch/spec.hpp"
+#include "../gdn/head_dimensions.hpp"
+
+namespace gdn_cuda::layers {
+
+struct DecodeLayerProblem {
+    i64 sequences, tokens;
+    int key_heads, heads_per_key, dk, dv;
+    DType io, state;
+    bool plain;  // the convolution's tensors, in dtypes and strides
+
+    i64 groups() const { return sequences * key_heads; }
+};
+
+// Tokens have shared memory of their own, which row steps in flight then lack.
+inline constexpr std::array kLayerTokenRoom = {1, 4, kMostLayerTokens};
+inline constexpr int kMostLayerBlocks = 8;  // of a key head: every GPU with clusters has clusters of so many
+// Blocks on an SM up to which value heads are divided: more would run one after the other, each with its start and its end.
+inline constexpr i64 kLayerBlocksAtOnce = 4;
+
+struct DecodeLayerChoice {
+    DecodeLayerConfig config;
+    int heads_at_once, parts;  // of a key head, of a value head
+
+    int blocks() const { return heads_at_once * parts; }
+};
+
+inline DecodeLayerChoice decode_layer_choice(const DecodeLayerProblem& problem, const jit::DeviceTraits& device) {
+    const auto room = std::ranges::find_if(kLayerTokenRoom, [&](int tokens) { return problem.tokens <= tokens; });
+    DecodeLayerChoice choice{
+        {.head_k = problem.dk, .io = problem.io, .state = problem.state, .tokens = *room, .plain = problem.plain}, 1, 1};
+    if (device.capability < 90) return choice;  // no clusters
+    for (int heads = std::min(kMostLayerBlocks, problem.heads_per_key); heads > 1; --heads)
+        if (problem.heads_per_key % heads == 0) {
+            choice.heads_at_once = heads;
+            break;
+        }
+    const auto fits = [&](int parts) {
+        const i64 blocks = problem.groups() * choice.heads_at_once * parts;
+        return choice.heads_at_once * parts <= kMostLayerBlocks && blocks <= kLayerBlocksAtOnce * device.multiprocessors;
+    };
+    while (choice.parts < kRowQuarters && fits(2 * choice.parts)) choice.parts *= 2;
+    return choice;
+}
+
+inline std::string explain_decode_layer(const DecodeLayerProblem& problem, const jit::DeviceTraits& device) {
+    const DecodeLayerChoice choice = decode_layer_choice(problem, device);
+    return fmt::format(
+        "{} key heads of sequences, {} block{} each, {} of a value head, for {} multiprocessors; shared memory for {} tokens",
+        problem.groups(), choice.blocks(), choice.blocks() == 1 ? "" : "s", choice.parts, device.multiprocessors,
+        choice.config.tokens);
+}
+
+inline constexpr std::array kDecodeLayerConfigurations = [] {
+    std::array<DecodeLayerConfig, 8 * gdn::kExactHeadK.size() * kLayerTokenRoom.size()> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const DType state : {DType::f32, DType::bf16})
+            for (const int dk : gdn::kExactHeadK)
+                for (const int tokens : kLayerTokenRoom)
+                    for (const bool plain : {true, false})
+                        all[n++] = {.head_k = dk, .io = io, .state = state, .tokens = tokens, .plain = plain};
+    return all;
+}();
+
+struct DecodeLayer {
+    using Config = DecodeLayerConfig;
+    using Args = DecodeLayerArgs;
+    static constexpr const char *family = "layers", *name = "decode_layer", *config_type = "DecodeLayerConfig",
+                                *args_type = "DecodeLayerArgs";
+    static constexpr const char* summary = "a layer's step: convolution, norms, gates and recurrence in one launch";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false, starts_early = true;
+
+    static std::span<const Config> configurations() { return kDecodeLayerConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kDecodeLayerConfigurations, DecodeLayerSharedPlan>(
+            config, std::make_index_sequence<kDecodeLayerConfigurations.size()>());
+    }
+    static int cluster(const Config&, const Args& args) { return args.heads_at_once * args.parts(); }
+
+    static void run(const DecodeLayerProblem& problem, Args args, const Target& target) {
+        if (problem.groups() == 0 || problem.tokens == 0) return;
+        const DecodeLayerChoice choice = decode_layer_choice(problem, jit::device_traits(target.ordinal));
+        args.heads_at_once = choice.heads_at_once;
+        args.parts_log2 = choice.parts / 2;  // of 1, 2 or 4
+        launch<DecodeLayer>(choice.config, args, {problem.sequences * choice.blocks(), problem.key_heads, 1}, target,
+                            [&](const auto& device) { return explain_decode_layer(problem, device); });
+    }
+};
+
+}  // namespace gdn_cuda::layers

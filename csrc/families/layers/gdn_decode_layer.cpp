@@ -1,0 +1,321 @@
+// gdn_decode_layer: a layer's step between its projections, from and to slots of two pools.
+#include <torch/csrc/stable/ops.h>
+
+#include <cmath>
+#include <gdn_cuda/layers.hpp>
+#include <vector>
+
+#include "../../operators/float64.hpp"
+#include "../../operators/operator.hpp"
+#include "../../operators/state_slots.hpp"
+#include "decode_layer.hpp"
+
+namespace gdn_cuda::layers {
+namespace {
+
+constexpr int64_t kMostLayerHeadDim = 256;
+
+struct PreparedLayer {
+    View qkvz;
+    DecodeLayerProblem problem{};
+    DecodeLayerArgs args{};
+};
+
+// Sizes of a layer. `rows` are all value rows, `channels` those of the convolution.
+struct LayerSizes {
+    int64_t sequences, tokens, key_heads, value_heads, dk, dv;
+
+    int64_t heads_per_key() const { return value_heads / key_heads; }
+    int64_t keys() const { return key_heads * dk; }
+    int64_t rows() const { return value_heads * dv; }
+    int64_t channels() const { return 2 * keys() + rows(); }
+};
+
+LayerSizes check_sizes(const Checks& check, const GdnDecodeLayer& x, const View& qkvz) {
+    check.rank("qkvz", qkvz, 3, "(B, T, …)");
+    const auto exact = [&](const char* argument, bool holds, std::string expected, int64_t got) {
+        GDN_REQUIRE(check, holds, argument, expected, fmt::format("{}", got));
+    };
+    exact("heads", x.heads_k >= 1 && x.heads_k <= kMostLayerHeadDim * kMostLayerHeadDim, "a number of key heads", x.heads_k);
+    exact("heads", x.heads_v >= x.heads_k && x.heads_v % x.heads_k == 0 && x.heads_v <= kMostLayerHeadDim * kMostLayerHeadDim,
+          fmt::format("a number of value heads that is a multiple of the {} key heads", x.heads_k), x.heads_v);
+    exact("dk", x.dk <= kMostLayerHeadDim && gdn::has_exact_kernel(static_cast<int>(x.dk)), "64, 96, 128, 192 or 256", x.dk);
+    exact("dv", x.dv >= 8 && x.dv <= kMostLayerHeadDim && x.dv % 8 == 0,
+          fmt::format("a multiple of 8 up to {}", kMostLayerHeadDim), x.dv);
+    const LayerSizes sizes{qkvz.size(0), qkvz.size(1), x.heads_k, x.heads_v, x.dk, x.dv};
+    check.count("qkvz", "sequences", sizes.sequences);
+    check.count("qkvz", "tokens a sequence", sizes.tokens, kMostLayerTokens);
+    return sizes;
+}
+
+void set_projections(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const LayerSizes& sizes, DType io,
+                     DecodeLayerArgs& args) {
+    const bool split = x.layout == LayerLayout::split, interleaved = x.layout == LayerLayout::qwen3_next;
+    const int64_t per_key = sizes.heads_per_key(), key_rows = per_key * sizes.dv;
+    const View z = view_of(x.z);
+    GDN_REQUIRE(check, z.defined() == split, "z", split ? "a tensor with layout 'split'" : "None, as it is a part of qkvz",
+                split ? "None" : "a tensor");
+    check.shape("qkvz", qkvz, {sizes.sequences, sizes.tokens, sizes.channels() + (split ? 0 : sizes.rows())},
+                split ? "(B, T, 2 Hk dk + Hv dv)" : "(B, T, 2 Hk dk + 2 Hv dv)");
+    check.last_contiguous("qkvz", qkvz);
+    const auto part = [&](const View& of, int64_t first, int64_t head) {
+        return Rows{static_cast<char*>(of.data) + first * bytes_of(io), of.stride(0), of.stride(1), head};
+    };
+    if (interleaved) {
+        const int64_t head = 2 * sizes.dk + 2 * key_rows;
+        args.query = part(qkvz, 0, head);
+        args.key = part(qkvz, sizes.dk, head);
+        args.value = part(qkvz, 2 * sizes.dk, head);
+        args.z = part(qkvz, 2 * sizes.dk + key_rows, head);
+    } else {
+        args.query = part(qkvz, 0, sizes.dk);
+        args.key = part(qkvz, sizes.keys(), sizes.dk);
+        args.value = part(qkvz, 2 * sizes.keys(), key_rows);
+        if (split) {
+            check.shape("z", z, {sizes.sequences, sizes.tokens, sizes.rows()}, "(B, T, Hv dv)");
+            check.dtype("z", z, {io});
+            check.device("z", z, qkvz, "qkvz");
+            check.last_contiguous("z", z);
+        }
+        args.z = split ? part(z, 0, key_rows) : part(qkvz, sizes.channels(), key_rows);
+    }
+}
+
+void set_gates(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const View& ba, const LayerSizes& sizes,
+               DType io, DecodeLayerArgs& args) {
+    const bool split = x.layout == LayerLayout::split;
+    const View a = view_of(x.a);
+    GDN_REQUIRE(check, a.defined() == split, "a", split ? "a tensor with layout 'split'" : "None, as it is a part of ba",
+                split ? "None" : "a tensor");
+    const auto gates_of = [&](const char* argument, const View& view, int64_t width, const char* layout) {
+        check.shape(argument, view, {sizes.sequences, sizes.tokens, width}, layout);
+        dtype_beside(check, argument, view, io);
+        check.device(argument, view, qkvz, "qkvz");
+        const int64_t head = view.stride(2);
+        return DecodeLayerArgs::Gates{tagged(view), view.stride(0), view.stride(1), sizes.heads_per_key() * head, head};
+    };
+    args.b = gates_of("ba", ba, split ? sizes.value_heads : 2 * sizes.value_heads, split ? "(B, T, Hv)" : "(B, T, 2 Hv)");
+    if (split) {
+        args.a = gates_of("a", a, sizes.value_heads, "(B, T, Hv)");
+        return;
+    }
+    const bool interleaved = x.layout == LayerLayout::qwen3_next;
+    if (interleaved) args.b.key_head *= 2;
+    args.a = args.b;
+    const int64_t first = (interleaved ? sizes.heads_per_key() : sizes.value_heads) * args.b.head;
+    args.a.values.data = static_cast<const char*>(args.b.values.data) + first * bytes_of(args.b.values.type);
+}
+
+Tagged check_numbers(const Checks& check, const char* argument, const View& view, int64_t size, const char* layout,
+                     const View& qkvz) {
+    check.shape(argument, view, {size}, layout);
+    dtype_beside(check, argument, view, *dtype_of(qkvz));
+    check.device(argument, view, qkvz, "qkvz");
+    return tagged(view);
+}
+
+// A stride that the kernel has in 32 bits, times a few.
+int near_stride(const Checks& check, const char* argument, const View& view, int dimension) {
+    constexpr int64_t kMost = int64_t{1} << 28;
+    const int64_t stride = view.stride(dimension);
+    GDN_REQUIRE(check, stride < kMost, argument, fmt::format("a last stride below {}", kMost), fmt::format("{}", stride));
+    return static_cast<int>(stride);
+}
+
+void set_weights(const Checks& check, const View& qkvz, const View& weight, const View& bias, const View& A_log,
+                 const View& dt_bias, const View& norm, const LayerSizes& sizes, DecodeLayerArgs& args) {
+    check.shape("conv_weight", weight, {sizes.channels(), kLayerTaps}, "(2 Hk dk + Hv dv, 4)");
+    dtype_beside(check, "conv_weight", weight, *dtype_of(qkvz));
+    check.device("conv_weight", weight, qkvz, "qkvz");
+    args.weight = tagged(weight);
+    args.weight_channel = weight.stride(0);
+    args.weight_tap = near_stride(check, "conv_weight", weight, 1);
+    if (bias.defined()) {
+        args.bias = check_numbers(check, "conv_bias", bias, sizes.channels(), "(2 Hk dk + Hv dv,)", qkvz);
+        args.bias_channel = bias.stride(0);
+    }
+    args.A_log = check_numbers(check, "A_log", A_log, sizes.value_heads, "(Hv,)", qkvz);
+    args.dt_bias = check_numbers(check, "dt_bias", dt_bias, sizes.value_heads, "(Hv,)", qkvz);
+    check.last_contiguous("A_log", A_log);
+    check.last_contiguous("dt_bias", dt_bias);
+    args.norm_weight = check_numbers(check, "norm_weight", norm, sizes.dv, "(dv,)", qkvz);
+    args.norm_weight_row = norm.stride(0);
+}
+
+// States (slots, Hv, dv, dk), or (rows, tokens, Hv, dv, dk).
+void check_layer_states(const Checks& check, const char* argument, const View& states, int rank, const LayerSizes& sizes,
+                        const View& qkvz) {
+    check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(rows, tokens, Hv, dv, dk)");
+    const int64_t expected[] = {sizes.value_heads, sizes.dv, sizes.dk};
+    GDN_REQUIRE(check, std::equal(expected, expected + 3, states.sizes + rank - 3), argument,
+                fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})),
+                shape_text(states));
+    check.device(argument, states, qkvz, "qkvz");
+    GDN_REQUIRE(check, states.contiguous_tail(3) && states.aligned16(), argument, "contiguous states that start on 16 bytes",
+                stride_text(states));
+    check.distinct(argument, states);
+}
+
+void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const LayerSizes& sizes, const View& conv,
+                const View& pool, PreparedLayer& prepared) {
+    DecodeLayerArgs& args = prepared.args;
+    const View slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
+    const View step_conv = view_of(x.step_conv), steps = view_of(x.step_states), rows = view_of(x.step_slots);
+    check_layer_states(check, "state_pool", pool, 4, sizes, qkvz);
+    prepared.problem.state = dtype_beside(check, "state_pool", pool, *dtype_of(qkvz), {DType::f32, DType::bf16});
+    const SlotTensors states{"state_pool", "state_indices", pool, slots, accepted, steps, rows};
+    check_slots(check, states, {sizes.sequences, sizes.tokens, false, qkvz, "qkvz"});
+    args.by_token = states.by_token();
+
+    check.rank("conv_pool", conv, 3, "(slots, C, columns)");
+    const int64_t columns = args.by_token ? kLayerTaps - 2 + std::max<int64_t>(sizes.tokens, 1) : kLayerTaps - 1;
+    check.shape("conv_pool", conv, {pool.size(0), sizes.channels(), conv.size(2)}, "(slots, 2 Hk dk + Hv dv, columns)");
+    GDN_REQUIRE(check, conv.size(2) >= columns, "conv_pool", fmt::format("{} columns or more", columns), shape_text(conv));
+    dtype_beside(check, "conv_pool", conv, *dtype_of(qkvz));
+    check.device("conv_pool", conv, qkvz, "qkvz");
+    check.distinct("conv_pool", conv);
+    args.conv = {tagged(conv), conv.stride(0), 0, conv.stride(1), near_stride(check, "conv_pool", conv, 2)};
+    args.conv_columns = check.count("conv_pool", "columns", conv.size(2));
+
+    GDN_REQUIRE(check, step_conv.defined() == steps.defined(), step_conv.defined() ? "step_states" : "step_conv",
+                "both step_conv and step_states", "one of them");
+    args.slot_count = check.count("state_pool", "slots", pool.size(0));
+    args.slot_steps = 1;
+    if (slots.defined()) set_slots(check, args, states);
+    args.accepted = tagged(accepted);
+    args.null_slot = -1;
+    if (x.null_slot) {
+        GDN_REQUIRE(check, *x.null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *x.null_slot));
+        args.null_slot = *x.null_slot;
+    }
+    args.state_in = args.state_out = pool.data;
+    args.state_slot = args.out_slot = pool.stride(0);
+    if (!steps.defined()) return;
+    check_layer_states(check, "step_states", steps, 5, sizes, qkvz);
+    check.dtype("step_states", steps, {prepared.problem.state});
+    check.rank("step_conv", step_conv, 4, "(rows, tokens, C, 3)");
+    check.shape("step_conv", step_conv, {steps.size(0), steps.size(1), sizes.channels(), kLayerTaps - 1},
+                "(rows, tokens, 2 Hk dk + Hv dv, 3), as many rows and tokens as step_states has");
+    dtype_beside(check, "step_conv", step_conv, *dtype_of(qkvz));
+    check.device("step_conv", step_conv, qkvz, "qkvz");
+    check.distinct("step_conv", step_conv);
+    args.state_out = steps.data;
+    args.out_slot = steps.stride(0);
+    args.out_step = steps.stride(1);
+    args.step_conv = {tagged(step_conv), step_conv.stride(0), step_conv.stride(1), step_conv.stride(2),
+                      near_stride(check, "step_conv", step_conv, 3)};
+    args.step_slots = tagged(rows);
+    args.step_slot_count = check.count("step_states", "rows", steps.size(0));
+}
+
+// Whether the convolution can be read four channels at a time: all of one 16-bit dtype, on 8 bytes, and the state three columns
+// that are neighbours, or whose channels are.
+bool reads_units(DecodeLayerArgs& args, const View& weight, const View& bias, const View& qkvz, const View& z,
+                 const View& conv) {
+    constexpr uintptr_t kUnit = 8;
+    const auto aligned = [](const View& view, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(view.data) % bytes == 0; };
+    const auto rows = [&](const View& view) {
+        return aligned(view, kUnit) && view.stride(0) % 4 == 0 && view.stride(1) % 4 == 0;
+    };
+    args.by_columns = conv.stride(1) == 1 && conv.stride(2) % 4 == 0;
+    const bool by_channels = conv.stride(2) == 1 && conv.stride(1) == kLayerTaps - 1;
+    return !args.by_token && args.step_conv.values.data == nullptr && conv.size(2) == kLayerTaps - 1 &&
+           (args.by_columns || by_channels) && conv.stride(0) % 4 == 0 && aligned(conv, kUnit) && rows(qkvz) &&
+           (!z.defined() || rows(z)) && weight.contiguous_tail(2) && aligned(weight, 2 * kUnit) && weight.dtype == qkvz.dtype &&
+           conv.dtype == qkvz.dtype &&
+           (!bias.defined() || (bias.dtype == qkvz.dtype && bias.contiguous_tail(1) && aligned(bias, kUnit)));
+}
+
+PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
+    const Checks check{x.name};
+    const View qkvz(x.qkvz), ba(x.ba), weight(x.conv_weight), bias = view_of(x.conv_bias), A_log(x.A_log), dt_bias(x.dt_bias);
+    const View norm(x.norm_weight), conv(x.conv_pool), pool(x.state_pool), out(x.out);
+    const LayerSizes sizes = check_sizes(check, x, qkvz);
+    PreparedLayer prepared{.qkvz = qkvz};
+    DecodeLayerArgs& args = prepared.args;
+    const DType io = dtype_or_f64(check, "qkvz", qkvz, {DType::bf16, DType::f16});
+    set_projections(check, x, qkvz, sizes, io, args);
+    set_gates(check, x, qkvz, ba, sizes, io, args);
+    set_weights(check, qkvz, weight, bias, A_log, dt_bias, norm, sizes, args);
+    set_states(check, x, qkvz, sizes, conv, pool, prepared);
+    GDN_REQUIRE(check, x.norm_eps >= 0 && std::isfinite(x.norm_eps), "norm_eps", "a number that is not negative",
+                fmt::format("{}", x.norm_eps));
+    GDN_REQUIRE(check, !x.scale || std::isfinite(*x.scale), "scale", "a finite number", fmt::format("{}", x.scale.value_or(0)));
+
+    check.shape("out", out, {sizes.sequences, sizes.tokens, sizes.rows()}, "(B, T, Hv dv)");
+    check.dtype("out", out, {io});
+    check.device("out", out, qkvz, "qkvz");
+    check.last_contiguous("out", out);
+    check.distinct("out", out);
+    check.apart({{"conv_pool", conv},
+                 {"state_pool", pool},
+                 {"step_conv", view_of(x.step_conv)},
+                 {"step_states", view_of(x.step_states)},
+                 {"out", out}},
+                {{"qkvz", qkvz},
+                 {"ba", ba},
+                 {"conv_weight", weight},
+                 {"conv_bias", bias},
+                 {"A_log", A_log},
+                 {"dt_bias", dt_bias},
+                 {"norm_weight", norm},
+                 {"state_indices", view_of(x.state_indices)},
+                 {"z", view_of(x.z)},
+                 {"a", view_of(x.a)},
+                 {"num_accepted_tokens", view_of(x.num_accepted_tokens)},
+                 {"step_slots", view_of(x.step_slots)}});
+
+    args.output = out.data;
+    args.output_batch = out.stride(0);
+    args.output_token = out.stride(1);
+    args.sequences = static_cast<int>(sizes.sequences);
+    args.tokens = static_cast<int>(sizes.tokens);
+    args.key_heads = static_cast<int>(sizes.key_heads);
+    args.heads_per_key = static_cast<int>(sizes.heads_per_key());
+    args.dv = static_cast<int>(sizes.dv);
+    args.scale = static_cast<float>(x.scale.value_or(1.0 / std::sqrt(static_cast<double>(sizes.dk))));
+    args.epsilon = static_cast<float>(x.norm_eps);
+    args.beta_scale = x.allow_negative_eigenvalues ? 2.f : 1.f;
+    args.silu = x.silu;
+    args.sigmoid_gate = x.gate_activation == GateActivation::sigmoid;
+    check.grid("qkvz", {sizes.sequences * kMostLayerBlocks, sizes.key_heads, 1});
+    prepared.problem = {.sequences = sizes.sequences,
+                        .tokens = sizes.tokens,
+                        .key_heads = args.key_heads,
+                        .heads_per_key = args.heads_per_key,
+                        .dk = static_cast<int>(sizes.dk),
+                        .dv = args.dv,
+                        .io = io,
+                        .state = prepared.problem.state,
+                        .plain = reads_units(args, weight, bias, qkvz, view_of(x.z), conv)};
+    return prepared;
+}
+
+void run_layer(const GdnDecodeLayer& x) {
+    const PreparedLayer prepared = prepare_layer(x);
+    const DeviceScope scope(prepared.qkvz.device_index);
+    DecodeLayer::run(prepared.problem, prepared.args, target_of(x.name, prepared.qkvz));
+}
+
+GDN_REGISTER(GdnDecodeLayer, prepare_layer, run_layer)
+
+}  // namespace
+}  // namespace gdn_cuda::layers
+
+namespace gdn_cuda {
+
+Tensor gdn_decode_layer(const GdnDecodeLayer& x) {
+    require_given(x.name, x);
+    if (!x.out) {
+        const View qkvz(x.qkvz);
+        Checks{x.name}.rank("qkvz", qkvz, 3, "(B, T, …)");
+        GdnDecodeLayer arguments = x;
+        const std::vector<int64_t> sizes = {qkvz.size(0), qkvz.size(1), x.heads_v * x.dv};
+        arguments.out.emplace(torch::stable::new_empty(x.qkvz, sizes));
+        return gdn_decode_layer(arguments);
+    }
+    call<GdnDecodeLayer, layers::run_layer>(x);
+    return x.out;
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,39 @@
+// layers/rms_norm_backward on the host: its launch.
+#pragma once
+
+#include "rms_norm_problem.hpp"
+
+namespace gdn_cuda::layers {
+
+constexpr RmsNormConfig rms_norm_backward_config(const RmsNormProblem& problem) {
+    return rms_norm_config(problem, 8);
+}
+inline constexpr std::array kRmsNormBackwardConfigurations = every_rms_norm_configuration<8>();
+
+struct RmsNormBackward {
+    using Config = RmsNormConfig;
+    using Args = RmsNormBackwardArgs;
+    static constexpr const char *family = "layers", *name = "rms_norm_backward", *config_type = "RmsNormConfig",
+                                *args_type = "RmsNormBackwardArgs";
+    static constexpr const char* summary = "gradients of layers/rms_norm";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kRmsNormBackwardConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kRmsNormBackwardConfigurations, RmsNormBackwardSharedPlan>(
+            config, std::make_index_sequence<kRmsNormBackwardConfigurations.size()>());
+    }
+    static Blocks blocks(const RmsNormProblem& problem, const Config& config, const jit::DeviceTraits& device) {
+        return rms_norm_blocks(problem, config, config.backward_blocks(), device);
+    }
+    static void run(const RmsNormProblem& problem, const Args& args, const Target& target) {
+        if (problem.rows == 0 || problem.columns == 0 || problem.groups == 0) return;
+        const Config config = rms_norm_backward_config(problem);
+        launch<RmsNormBackward>(config, args, blocks(problem, config, jit::device_traits(target.ordinal)), target,
+                                [&](const auto&) { return explain_rms_norm(problem, config); });
+    }
+};
+
+}  // namespace gdn_cuda::layers

@@ -1,0 +1,27 @@
+// Environment variables of the family.
+#pragma once
+
+#include <charconv>
+#include <optional>
+#include <string>
+
+#include "../../jit/env.hpp"
+
+namespace gdn_cuda::scan {
+
+// 0: auto
+inline std::optional<int> parse_pieces(const std::string& text) {
+    constexpr int kMost = 128;
+    if (text == "auto") return 0;
+    int count = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+    if (error != std::errc{} || rest != text.data() + text.size() || count < 1 || count > kMost) return std::nullopt;
+    return count;
+}
+
+inline const jit::Setting kPiecesVariable(
+    {"GDN_SCAN_PIECES", "auto",
+     "how many pieces selective_scan cuts long sequences into, forward and backward: auto, or 1 to 128"},
+    "auto, or a number from 1 to 128", parse_pieces);
+
+}  // namespace gdn_cuda::scan

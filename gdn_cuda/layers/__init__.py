@@ -1,0 +1,19 @@
+"""Layers: the split convolution, gates and norm of a Gated Delta Net layer, and the layer between its projections.
+
+Wrong input raises ValueError, which names function, argument, expected and got, before anything is launched or written.
+`conv_split_l2norm` and `rms_norm_gated` have gradients; for the others `gdn_cuda.gdn` says what backward does.
+"""
+
+from .conv_split_l2norm import conv_split_l2norm
+from .decode_layer import gdn_decode_layer
+from .gating import fused_gdn_gating
+from .prefill_layer import gdn_prefill_layer
+from .rms_norm_gated import rms_norm_gated
+
+__all__ = [
+    "fused_gdn_gating",
+    "conv_split_l2norm",
+    "rms_norm_gated",
+    "gdn_decode_layer",
+    "gdn_prefill_layer",
+]

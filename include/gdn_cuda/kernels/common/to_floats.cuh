@@ -1,0 +1,25 @@
+// Numbers of a short vector in fp32.
+#pragma once
+
+#include <gdn_cuda/kernels/common/vector.cuh>
+
+namespace gdn_cuda {
+
+template <class T, int kCount>
+__device__ __forceinline__ void to_floats(float* to, const Vector<T, kCount, true>& from) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = from[i];
+}
+// The two bf16 numbers of a word take an instruction each.
+template <int kCount>
+__device__ __forceinline__ void to_floats(float* to, const Vector<__nv_bfloat16, kCount, true>& from) {
+    static_assert(kCount % 2 == 0);
+    const unsigned* const words = reinterpret_cast<const unsigned*>(from.items);
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+        to[2 * i] = __uint_as_float(words[i] << 16);
+        to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
+}  // namespace gdn_cuda

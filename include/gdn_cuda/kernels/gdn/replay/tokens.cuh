@@ -1,0 +1,350 @@
+// The parts of gdn/replay around the state: where a block works, its tokens in shared memory, the recurrence between tokens,
+// and what is stored of them. replay.cuh has the formulas.
+#pragma once
+
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/common/state_slots.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/gdn/replay/plan.cuh>
+#include <gdn_cuda/kernels/gdn/row.cuh>
+
+namespace gdn_cuda::gdn {
+
+constexpr int kReplayPiece = 8;  // elements of 16 bytes
+
+// A block's rows of one head of one sequence.
+template <ReplayConfig kConfig>
+struct ReplayPlace {
+    using Io = Storage<kConfig.io>;
+    int sequence, head, key_head, first_row, rows;
+    i64 slot;
+    i64 start;   // first token, along the token stride
+    int length;  // new tokens
+    int bank;    // of the steps to read; the new ones go to the other
+
+    // The number of stored steps to apply; -1: the block has nothing to do, and has filled its outputs.
+    __device__ __forceinline__ int find(const ReplayArgs& args) {
+        const int tile_rows = args.steps * kConfig.rows_per_step();
+        const unsigned tiles = static_cast<unsigned>(ceil_div(args.dv, tile_rows));
+        const unsigned tile = blockIdx.x % tiles, of_heads = blockIdx.x / tiles;
+        head = static_cast<int>(of_heads % static_cast<unsigned>(args.heads));
+        sequence = static_cast<int>(of_heads / static_cast<unsigned>(args.heads));
+        key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
+        first_row = static_cast<int>(tile) * tile_rows;
+        rows = min(tile_rows, args.dv - first_row);
+
+        slot = args.slots.data == nullptr ? sequence : load_index(args.slots, sequence * args.slots_sequence);
+        const i64 accepted = args.accepted.data == nullptr ? 0 : max(load_index(args.accepted, sequence), i64{0});
+        const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+        start = span.start;
+        length = span.length;
+        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens of no sequence
+            fill(args, start + length, args.tokens, 0.f);
+        Place where = place_of(args, slot);
+        if (where == Place::run && (accepted > args.stored_steps || length > args.stored_steps)) where = Place::poison;
+        if (where != Place::run) {
+            fill(args, start, start + length, where == Place::skip ? 0.f : quiet_nan());
+            return -1;
+        }
+        if (accepted == 0 && length == 0) return -1;
+        bank = banks(args)[0] != 0.f;
+        return static_cast<int>(accepted);
+    }
+
+    __device__ __forceinline__ float* banks(const ReplayArgs& args) const {
+        const int of_head = static_cast<int>(ceil_div(args.dv, kRowsPerBank));
+        return args.banks + slot * args.banks_slot + static_cast<i64>(head) * of_head + first_row / kRowsPerBank;
+    }
+    __device__ __forceinline__ Io* key_of(const ReplayArgs& args, int from_bank, int step) const {
+        const i64 row = (static_cast<i64>(from_bank) * args.stored_steps + step) * (args.heads / args.heads_per_key) + key_head;
+        return static_cast<Io*>(args.keys) + slot * args.keys_slot + row * args.dk;
+    }
+    __device__ __forceinline__ float* decay_of(const ReplayArgs& args, int from_bank, int step) const {
+        return args.decays + slot * args.decays_slot + (static_cast<i64>(from_bank) * args.stored_steps + step) * args.heads +
+               head;
+    }
+    __device__ __forceinline__ float* updates_of(const ReplayArgs& args, int step) const {
+        return args.updates + slot * args.updates_slot + (static_cast<i64>(step) * args.heads + head) * args.dv + first_row;
+    }
+    __device__ __forceinline__ Io* row_of(const Rows& rows_of, int token, int of_head) const {
+        return static_cast<Io*>(rows_of.data) + sequence * rows_of.batch + (start + token) * rows_of.token +
+               of_head * rows_of.head;
+    }
+
+    // Fills this block's rows of the outputs of tokens [first, last).
+    __device__ __forceinline__ void fill(const ReplayArgs& args, i64 first, i64 last, float x) const {
+        Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
+#pragma unroll 1
+        for (i64 token = first; token < last; ++token)
+            if (static_cast<int>(threadIdx.x) < rows) outputs[token * args.output.token + threadIdx.x] = from_float<Io>(x);
+    }
+};
+
+// Copies a row of keys or queries, zero past dk: 16 bytes of it, the `at`-th element first.
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void load_piece(void* to, const Storage<kConfig.io>* row, int at, int dk) {
+    using Io = Storage<kConfig.io>;
+    if constexpr (kConfig.aligned) {
+        const bool exists = kConfig.exact_k || at < dk;
+        cp_async_16_zfill(static_cast<unsigned>(__cvta_generic_to_shared(to)), exists ? row + at : row, exists);
+    } else {
+        Vector<Io, kReplayPiece, false> piece;
+        if (at < dk) {
+            piece.load(row + at);
+        } else {
+            piece.clear();
+        }
+        piece.store(static_cast<Io*>(to));
+    }
+}
+
+// Keys and queries of the new tokens.
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void load_vectors(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                             const ReplayPlace<kConfig>& place) {
+    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 2 * place.length * kPieces; i += kConfig.threads()) {
+        const int vector = i / kPieces, piece = i % kPieces;
+        const auto* row = place.row_of(vector % 2 == 0 ? args.key : args.query, vector / 2, place.key_head);
+        load_piece<kConfig>(shared.vectors[vector].bytes + piece * 16, row, piece * kReplayPiece, args.dk);
+    }
+}
+
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void load_stored_keys(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                                 const ReplayPlace<kConfig>& place, int stored) {
+    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < stored * kPieces; i += kConfig.threads()) {
+        const int step = i / kPieces, piece = i % kPieces;
+        load_piece<kConfig>(shared.stored_keys[step].bytes + piece * 16, place.key_of(args, place.bank, step),
+                            piece * kReplayPiece, args.dk);
+    }
+}
+
+// What the stored steps do to a row beside the sum of their updates, which starts at step `first`.
+struct StoredSteps {
+    float decay;
+    int first;
+    bool cleared;  // by a reset among them, infinities and NaN included
+};
+
+// What a thread loads for its row, all in flight at once.
+template <ReplayConfig kConfig>
+struct RowLoads {
+    unsigned short value[kConfig.tokens];
+    float update[kConfig.tokens], decay[kConfig.tokens];
+
+    __device__ __forceinline__ void load(const ReplayArgs& args, const ReplayPlace<kConfig>& place, int stored) {
+        const int row = threadIdx.x;
+        const bool mine = row < place.rows;
+#pragma unroll
+        for (int t = 0; t < kConfig.tokens; ++t)
+            if (mine && t < place.length)
+                value[t] =
+                    *reinterpret_cast<const unsigned short*>(place.row_of(args.value, t, place.head) + place.first_row + row);
+#pragma unroll
+        for (int step = 0; step < kConfig.tokens; ++step) {
+            update[step] = 0.f;
+            if (step >= stored) continue;
+            decay[step] = *place.decay_of(args, place.bank, step);
+            if (mine) update[step] = place.updates_of(args, step)[row];
+        }
+    }
+
+    __device__ __forceinline__ StoredSteps finish(ReplaySharedPlan<kConfig>& shared, const ReplayPlace<kConfig>& place,
+                                                  int stored) const {
+        const int row = threadIdx.x;
+#pragma unroll
+        for (int t = 0; t < kConfig.tokens; ++t)
+            if (row < place.rows && t < place.length) shared.value[t][row] = value[t];
+        StoredSteps steps{1.f, 0, false};
+#pragma unroll
+        for (int step = kConfig.tokens - 1; step >= 0; --step) {
+            if (step >= stored || steps.cleared) continue;
+            shared.stored[step][row] = update[step] * steps.decay;
+            steps.decay *= decay[step];
+            if (decay[step] != 0.f) continue;
+            steps.cleared = true;
+            steps.first = step;
+        }
+        return steps;
+    }
+};
+
+// The products of a group's rows with the first `count` vectors, to store(vector, row, product). A whole warp calls.
+template <ReplayConfig kConfig, class Store>
+__device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared, int count,
+                                         const float (&rows)[ReplayConfig::kRowsPerThread][kConfig.layout().per_lane], int lane,
+                                         Store&& store) {
+    using Io = Storage<kConfig.io>;
+    constexpr StateLayout kLayout = kConfig.layout();
+    constexpr int kRows = ReplayConfig::kRowsPerThread, kVectors = 4, kSums = kRows * kVectors;
+    constexpr int kSumsPerLane = kSums > kLayout.lanes ? kSums / kLayout.lanes : 1;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kVectors) {
+        float sums[kSums];
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+            RowSlice<Io, kLayout, true, true> vector;
+            const int at = min(first + v, count - 1);
+            vector.load(reinterpret_cast<const Io*>(shared.vectors[at].bytes), lane, kConfig.head_k);
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) sums[v * kRows + r] = 0.f;
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i)
+#pragma unroll
+                for (int r = 0; r < kRows; ++r) sums[v * kRows + r] = fmaf(rows[r][i], vector[i], sums[v * kRows + r]);
+        }
+        scatter_sums<kLayout.lanes>(sums, lane);
+        if (kSums < kLayout.lanes && lane % (kLayout.lanes / kSums) != 0) continue;  // lanes with the same sum
+#pragma unroll
+        for (int i = 0; i < kSumsPerLane; ++i) {
+            const int sum = lane * kSums / kLayout.lanes + i;
+            if (first + sum / kRows < count) store(first + sum / kRows, sum % kRows, sums[i]);
+        }
+    }
+}
+
+// Gates of the new tokens, a thread each.
+template <ReplayConfig kConfig>
+struct GateLoads {
+    RawGates raw;
+
+    __device__ __forceinline__ static GateForms forms(const ReplayArgs& args) {
+        return {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = args.beta_factor};
+    }
+
+    __device__ __forceinline__ void load(const ReplayArgs& args, const ReplayPlace<kConfig>& place) {
+        const auto number_at = [&](const Scalars& of) {
+            return place.sequence * of.batch + (place.start + threadIdx.x) * of.token + place.head * of.head;
+        };
+        if (static_cast<int>(threadIdx.x) < place.length)
+            raw.load(args, number_at(args.gate), number_at(args.beta), place.head, forms(args));
+    }
+    __device__ __forceinline__ void finish(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                           const ReplayPlace<kConfig>& place) const {
+        if (static_cast<int>(threadIdx.x) >= place.length) return;
+        TokenScalars scalars;
+        raw.finish(args, forms(args), scalars);
+        shared.token[threadIdx.x].decay = scalars.decay;
+        shared.token[threadIdx.x].beta = scalars.beta;
+    }
+};
+
+// Scalars of the new tokens, and what each does to later ones. Ends with a barrier.
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                               const ReplayPlace<kConfig>& place) {
+    using Io = Storage<kConfig.io>;
+    constexpr StateLayout kLayout = kConfig.layout();
+    constexpr int kRows = ReplayConfig::kRowsPerThread, kRowsPerWarp = 32 / kLayout.lanes * kRows;
+    const int tokens = place.length, lane = threadIdx.x % kLayout.lanes;
+    const int thread = threadIdx.x;
+#pragma unroll 1
+    for (int first = thread / 32 * kRowsPerWarp; first < 2 * tokens; first += kConfig.warps * kRowsPerWarp) {
+        const int mine = first + thread % 32 / kLayout.lanes * kRows;
+        float rows[kRows][kLayout.per_lane];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            RowSlice<Io, kLayout, true, true> row;
+            row.load(reinterpret_cast<const Io*>(shared.vectors[min(mine + r, 2 * tokens - 1)].bytes), lane, kConfig.head_k);
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = row[i];
+        }
+        multiply<kConfig>(shared, 2 * tokens, rows, lane, [&](int vector, int r, float x) {
+            if (mine + r < 2 * tokens) shared.gram[vector][mine + r] = x;
+        });
+    }
+    __syncthreads();
+    const auto scale_of = [&](int vector) { return args.qk_norm ? rsqrtf(shared.gram[vector][vector] + kNormEpsilon) : 1.f; };
+    if (thread < tokens) {
+        ReplayToken token = shared.token[thread];
+        token.key_scale = scale_of(2 * thread);
+        token.query_scale = args.scale * scale_of(2 * thread + 1);
+        token.first = -1;
+        float decay = 1.f;
+#pragma unroll 1
+        for (int t = 0; t <= thread; ++t) {
+            const float each = shared.token[t].decay;
+            decay *= each;
+            if (each == 0.f) token.first = t;
+        }
+        token.state_key = token.key_scale * decay;
+        token.state_query = token.query_scale * decay;
+        shared.token[thread].key_scale = token.key_scale;
+        shared.token[thread].query_scale = token.query_scale;
+        shared.token[thread].state_key = token.state_key;
+        shared.token[thread].state_query = token.state_query;
+        shared.token[thread].first = token.first;
+    }
+#pragma unroll 1
+    for (int i = thread; i < tokens * tokens; i += kConfig.threads()) {
+        const int later = i / tokens, earlier = i % tokens;
+        if (earlier > later) continue;
+        float decay = 1.f;
+#pragma unroll 1
+        for (int t = earlier + 1; t <= later; ++t) decay *= shared.token[t].decay;
+        auto& to = shared.coefficients[later][earlier];
+        to.predicted = scale_of(2 * later) * decay * shared.gram[2 * later][2 * earlier];
+        to.answered = args.scale * scale_of(2 * later + 1) * decay * shared.gram[2 * later + 1][2 * earlier];
+    }
+    __syncthreads();
+}
+
+// The recurrence between tokens, for the row of a thread: outputs and updates.
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void finish_tokens(const ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                              const ReplayPlace<kConfig>& place) {
+    using Io = Storage<kConfig.io>;
+    const int row = threadIdx.x;
+    if (row >= place.rows) return;
+    float updates[kConfig.tokens];
+#pragma unroll
+    for (int t = 0; t < kConfig.tokens; ++t) {
+        if (t >= place.length) continue;
+        const ReplayToken token = shared.token[t];
+        float predicted = 0.f, answered = 0.f;
+        if (token.first < 0) {
+            predicted = token.state_key * shared.products[2 * t][row];
+            answered = token.state_query * shared.products[2 * t + 1][row];
+        }
+#pragma unroll
+        for (int earlier = 0; earlier < t; ++earlier) {
+            if (earlier < token.first) continue;
+            const auto& of = shared.coefficients[t][earlier];
+            predicted = fmaf(of.predicted, updates[earlier], predicted);
+            answered = fmaf(of.answered, updates[earlier], answered);
+        }
+        const float value = to_float(*reinterpret_cast<const Io*>(&shared.value[t][row]));
+        updates[t] = token.beta * (value - predicted) * token.key_scale;
+        answered = fmaf(shared.coefficients[t][t].answered, updates[t], answered);
+        place.row_of(args.output, t, place.head)[place.first_row + row] = from_float<Io>(answered);
+        place.updates_of(args, t)[row] = updates[t];
+    }
+}
+
+// Keys by the first block of a key head, decays by the first of a value head, banks by all: each of its own rows.
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                            const ReplayPlace<kConfig>& place) {
+    using Io = Storage<kConfig.io>;
+    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+    if (place.length == 0) return;
+    const int bank = 1 - place.bank, thread = threadIdx.x;
+    if (thread < ceil_div(place.rows, kRowsPerBank)) place.banks(args)[thread] = static_cast<float>(bank);
+    if (place.first_row != 0) return;
+    if (thread < place.length) *place.decay_of(args, bank, thread) = shared.token[thread].decay;
+    if (place.head % args.heads_per_key != 0) return;
+#pragma unroll 1
+    for (int i = thread; i < place.length * kPieces; i += kConfig.threads()) {
+        const int step = i / kPieces, at = i % kPieces * kReplayPiece;
+        if (!kConfig.exact_k && at >= args.dk) continue;
+        Vector<Io, kReplayPiece, kConfig.aligned> piece;
+        piece.load(reinterpret_cast<const Io*>(shared.vectors[2 * step].bytes) + at);
+        piece.store(place.key_of(args, bank, step) + at);
+    }
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,61 @@
+// Configuration, shared memory and arguments of gdn/verify, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct VerifyConfig {
+    int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
+    DType io;
+    DType state;
+    int rows_per_thread;  // per step; they share a thread's reads of a token, and their sums rounds of shuffles
+    int warps;
+
+    constexpr bool operator==(const VerifyConfig&) const = default;
+
+    GDN_FIELDS(head_k, io, state, rows_per_thread, warps)
+
+    static constexpr int kTokens = 16;     // at most
+    static constexpr int kMostRows = 128;  // of a block
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+    GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
+    // That share a row, with 16 or 24 elements each: those of several lanes of the layout.
+    GDN_HOST_DEVICE constexpr int lanes() const {
+        int lanes = layout().lanes;
+        while (head_k / lanes < 16) lanes /= 2;
+        return lanes;
+    }
+    GDN_HOST_DEVICE constexpr int parts() const { return layout().lanes / lanes(); }
+    GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / lanes() * rows_per_thread; }
+    // Blocks per SM for __launch_bounds__: few enough that no register spills, and shared memory has room for them.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return head_k > 128 ? 3 : 4; }
+};
+
+// Without register spills.
+constexpr int most_verify_rows_per_thread(int head_k) {
+    return head_k == 96 || head_k == 192 ? 2 : 4;
+}
+
+template <VerifyConfig kConfig>
+struct VerifySharedPlan {
+    static constexpr int kTokens = VerifyConfig::kTokens;
+    struct alignas(16) Vector {
+        unsigned char bytes[16];
+    };
+    struct alignas(16) Row {
+        float elements[kConfig.head_k];
+    };
+    Vector state[kConfig.rows_per_thread][kConfig.parts()][kConfig.layout().vectors()][kConfig.threads()];
+    Row query[kTokens], key[kTokens];
+    TokenScalars scalars[kTokens];
+    i64 kept[kTokens];                                       // where the state after a token goes; negative: nowhere
+    unsigned short value[kTokens][VerifyConfig::kMostRows];  // the 16 bits of a row's value, later of its output
+};
+
+struct VerifyArgs {
+    RecurrentArgs call;
+    int steps;  // of rows per block, at most VerifyConfig::kMostRows
+};
+
+}  // namespace gdn_cuda::gdn

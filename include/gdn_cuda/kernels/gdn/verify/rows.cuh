@@ -1,0 +1,151 @@
+// The rows of a thread in gdn/verify, and what a token does to them.
+#pragma once
+
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/gdn/row.cuh>
+#include <gdn_cuda/kernels/gdn/verify/plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+// The sums over a row have the bits of gdn/decode's and gdn/recurrent's, which spread a row over more lanes (StateLayout). A
+// thread here holds the elements of several of those lanes, its *parts*: it sums each part, then adds the parts in the order of
+// the first shuffles there. The sums of all its rows, with the key and with the query, share the shuffles that remain
+// (scatter_sums).
+template <VerifyConfig kConfig>
+struct VerifyRows {
+    using Io = Storage<kConfig.io>;
+    using State = Storage<kConfig.state>;
+    using Shared = VerifySharedPlan<kConfig>;
+    static constexpr StateLayout kLayout = kConfig.layout();
+    static constexpr int kRows = kConfig.rows_per_thread, kLanes = kConfig.lanes(), kParts = kConfig.parts(),
+                         kPerPart = kLayout.per_lane, kSums = 2 * kRows, kSumsPerLane = kSums > kLanes ? kSums / kLanes : 1,
+                         kLanesPerSum = kSums > kLanes ? 1 : kLanes / kSums;
+    using Slice = RowSlice<State, kLayout, true, true>;
+
+    int lane, group;  // of the row's lanes
+    float s[kRows][kParts][kPerPart];
+
+    __device__ __forceinline__ VerifyRows() : lane(threadIdx.x % kLanes), group(threadIdx.x / kLanes) {}
+
+    __device__ __forceinline__ int row_of(int r) const { return group + r * (kConfig.threads() / kLanes); }  // within the step
+    __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }                  // of the layout
+
+    // Starts to copy the step's first `rows` rows, from `states` on, to shared memory.
+    __device__ __forceinline__ void fetch(Shared& shared, const State* states, int rows) const {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+            if (row_of(r) < rows)
+#pragma unroll
+                for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                    for (int i = 0; i < kLayout.vectors(); ++i)
+                        cp_async_16(shared.state[r][part][i][threadIdx.x].bytes,
+                                    states + row_of(r) * kConfig.head_k + Slice::column(i, lane_of(part)));
+    }
+    // From shared memory to registers; rows past `rows` are zero.
+    __device__ __forceinline__ void take(const Shared& shared, int rows) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                Slice slice;
+#pragma unroll
+                for (int i = 0; i < kLayout.vectors(); ++i)
+                    slice.vectors[i].load(reinterpret_cast<const State*>(shared.state[r][part][i][threadIdx.x].bytes));
+                if (row_of(r) >= rows) slice.clear();
+#pragma unroll
+                for (int i = 0; i < kPerPart; ++i) s[r][part][i] = slice[i];
+            }
+    }
+    __device__ __forceinline__ void store(State* states, int rows) const {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+            if (row_of(r) < rows)
+#pragma unroll
+                for (int part = 0; part < kParts; ++part) {
+                    Slice slice;
+                    slice.store(states + row_of(r) * kConfig.head_k, lane_of(part), kConfig.head_k, s[r][part]);
+                }
+    }
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (auto& row : s)
+#pragma unroll
+            for (auto& part : row)
+#pragma unroll
+                for (float& x : part) x = 0.f;
+    }
+
+    // One token, as `advance` of row.cuh: each row's output overwrites its value. `first_row` is the first of the step.
+    __device__ __forceinline__ void advance(Shared& shared, int t, int first_row) {
+        const TokenScalars scalars = shared.scalars[t];
+        if (resets(scalars)) clear();
+        float key[kParts][kPerPart], sums[kSums];
+        load(shared.key[t].elements, key);
+        multiply(key, sums);
+        {
+            float query[kParts][kPerPart];
+            load(shared.query[t].elements, query);
+            multiply(query, sums + kRows);
+        }
+        scatter_sums<kLanes>(sums, lane);
+
+        const int first = lane / kLanesPerSum * kSumsPerLane;  // of this lane's sums
+        const bool answers = first >= kRows;                   // those with the query
+        unsigned short* const values = &shared.value[t][first_row];
+        float correction[kSumsPerLane];
+#pragma unroll
+        for (int i = 0; i < kSumsPerLane; ++i) {
+            auto& value = reinterpret_cast<Io&>(values[row_of((first + i) % kRows)]);
+            const float state_key = sums[i] * scalars.key_scale, state_query = sums[i] * scalars.query_scale;
+            correction[i] = scalars.beta * (to_float(value) - scalars.decay * state_key);
+            const float other = __shfl_xor_sync(0xffffffffu, correction[i], kLanes / 2);
+            const float out = fmaf(other, scalars.query_key, scalars.decay * state_query);
+            if (answers && lane % kLanesPerSum == 0) value = from_float<Io>(out);
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const float along_key =
+                __shfl_sync(0xffffffffu, correction[r % kSumsPerLane], r / kSumsPerLane * kLanesPerSum, kLanes) *
+                scalars.key_scale;
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                for (int i = 0; i < kPerPart; ++i) s[r][part][i] = fmaf(along_key, key[part][i], scalars.decay * s[r][part][i]);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void load(const float* row, float (&x)[kParts][kPerPart]) const {
+        constexpr int kUnit = 4;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+#pragma unroll
+            for (int i = 0; i < kPerPart; i += kUnit) {
+                Vector<float, kUnit, true> unit;
+                unit.load(row + Slice::column(i / kLayout.vector, lane_of(part)) + i % kLayout.vector);
+#pragma unroll
+                for (int j = 0; j < kUnit; ++j) x[part][i + j] = unit.items[j];
+            }
+    }
+    __device__ __forceinline__ void multiply(const float (&x)[kParts][kPerPart], float* sums) const {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            float part_sums[kParts];
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                part_sums[part] = 0.f;
+#pragma unroll
+                for (int i = 0; i < kPerPart; ++i) part_sums[part] = fmaf(s[r][part][i], x[part][i], part_sums[part]);
+            }
+#pragma unroll
+            for (int step = kParts / 2; step > 0; step /= 2)
+#pragma unroll
+                for (int part = 0; part < kParts / 2; ++part)
+                    if (part < step) part_sums[part] += part_sums[part + step];
+            sums[r] = part_sums[0];
+        }
+    }
+};
+
+}  // namespace gdn_cuda::gdn

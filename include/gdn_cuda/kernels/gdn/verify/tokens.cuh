@@ -1,0 +1,105 @@
+// What gdn/verify loads for a block: its tokens, and their values.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/verify/plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+// A block's rows of one head of one sequence.
+struct VerifyPlace {
+    int sequence, head, first_row, rows;
+
+    template <class Io>
+    __device__ __forceinline__ Io* row_of(const Rows& of, int token, int of_head) const {
+        return static_cast<Io*>(of.data) + sequence * of.batch + token * of.token + of_head * of.head;
+    }
+};
+
+// A token whose loads are in flight, in a group of as many lanes as StateLayout spreads a row over.
+template <VerifyConfig kConfig>
+struct VerifyToken {
+    using Io = Storage<kConfig.io>;
+    static constexpr StateLayout kLayout = kConfig.layout();
+    static constexpr int kAtOnce = kConfig.threads() / kLayout.lanes;  // tokens of a block
+
+    RowSlice<Io, kLayout, true, true> query, key;
+    RawGates gates;
+
+    __device__ __forceinline__ void load(const RecurrentArgs& args, const VerifyPlace& place, int first) {
+        const int t = min(first + static_cast<int>(threadIdx.x) / kLayout.lanes, args.tokens - 1);
+        const int lane = threadIdx.x % kLayout.lanes;
+        const int key_head = static_cast<unsigned>(place.head) / static_cast<unsigned>(args.heads_per_key);
+        query.load(place.row_of<Io>(args.query, t, key_head), lane, kConfig.head_k);
+        key.load(place.row_of<Io>(args.key, t, key_head), lane, kConfig.head_k);
+        const auto number_at = [&](const Scalars& of) {
+            return place.sequence * of.batch + t * of.token + place.head * of.head;
+        };
+        gates.load(args, number_at(args.gate), number_at(args.beta), place.head, args.forms);
+    }
+
+    __device__ __forceinline__ void finish(VerifySharedPlan<kConfig>& shared, const RecurrentArgs& args,
+                                           const VerifyPlace& place, int first) const {
+        const int t = first + threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
+        TokenScalars scalars;
+        gates.finish(args, args.forms, scalars);
+        set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
+        if (t >= args.tokens) return;
+        store(shared.query[t].elements, query, lane);
+        store(shared.key[t].elements, key, lane);
+        if (lane != 0) return;
+        shared.scalars[t] = scalars;
+        shared.kept[t] = step_offset(args, place.sequence, 0, t);
+    }
+
+  private:
+    __device__ __forceinline__ static void store(float* row, const RowSlice<Io, kLayout, true, true>& slice, int lane) {
+        constexpr int kUnit = 4;
+#pragma unroll
+        for (int i = 0; i < kLayout.per_lane; i += kUnit) {
+            Vector<float, kUnit, true> unit;
+#pragma unroll
+            for (int j = 0; j < kUnit; ++j) unit.items[j] = slice[i + j];
+            unit.store(row + slice.column(i / kLayout.vector, lane) + i % kLayout.vector);
+        }
+    }
+};
+
+// Copies a block's values to shared memory, and its outputs from there; a thread copies one row's.
+template <VerifyConfig kConfig>
+struct VerifyValues {
+    using Io = Storage<kConfig.io>;
+    static constexpr int kRows = kConfig.rows_per_thread == 1 ? kConfig.rows_per_step() : VerifyConfig::kMostRows;
+    static constexpr int kAtOnce = kConfig.threads() / kRows;               // tokens of a block
+    static constexpr int kInFlight = kConfig.rows_per_thread == 1 ? 1 : 4;  // of a thread
+
+    __device__ __forceinline__ static void load(VerifySharedPlan<kConfig>& shared, const RecurrentArgs& args,
+                                                const VerifyPlace& place) {
+        const int row = threadIdx.x % kRows;
+        if (row >= place.rows) return;
+        const Io* values = place.row_of<Io>(args.value, 0, place.head) + place.first_row + row;
+#pragma unroll 1
+        for (int first = threadIdx.x / kRows; first < args.tokens; first += kInFlight * kAtOnce) {
+            unsigned short value[kInFlight];
+            const auto token = [&](int i) { return first + i * kAtOnce; };
+#pragma unroll
+            for (int i = 0; i < kInFlight; ++i)
+                if (token(i) < args.tokens)
+                    value[i] = *reinterpret_cast<const unsigned short*>(values + token(i) * args.value.token);
+#pragma unroll
+            for (int i = 0; i < kInFlight; ++i)
+                if (token(i) < args.tokens) shared.value[token(i)][row] = value[i];
+        }
+    }
+    __device__ __forceinline__ static void store(const VerifySharedPlan<kConfig>& shared, const RecurrentArgs& args,
+                                                 const VerifyPlace& place) {
+        const int row = threadIdx.x % kRows;
+        if (row >= place.rows) return;
+        Io* outputs = place.row_of<Io>(args.output, 0, place.head) + place.first_row + row;
+#pragma unroll 1
+        for (int t = threadIdx.x / kRows; t < args.tokens; t += kAtOnce)
+            *reinterpret_cast<unsigned short*>(outputs + t * args.output.token) = shared.value[t][row];
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,259 @@
+// layers/decode_layer's convolution: a block's channels, from the projections to query, key and value in shared memory, and the
+// state that it leaves behind the tokens.
+#pragma once
+
+#include <gdn_cuda/kernels/common/block_group.cuh>
+#include <gdn_cuda/kernels/common/pairs.cuh>
+#include <gdn_cuda/kernels/layers/decode_layer/tokens.cuh>
+
+namespace gdn_cuda::layers {
+
+// What a block has: a value head, then those args.heads_at_once further; of each, some quarters of its rows.
+struct LayerPart {
+    int first_head, part;
+    int quarter_rows, quarters;
+    int head_row, rows;  // the block's, among a head's
+
+    __device__ __forceinline__ LayerPart(const DecodeLayerArgs& args, int rank)
+        : first_head(rank >> args.parts_log2),
+          part(rank & (args.parts() - 1)),
+          quarter_rows((args.dv + 4 * kRowQuarters - 1) / (4 * kRowQuarters) * 4),
+          quarters(kRowQuarters >> args.parts_log2),
+          head_row(min(part * quarters * quarter_rows, args.dv)),
+          rows(min(quarters * quarter_rows, args.dv - head_row)) {}
+
+    __device__ __forceinline__ int quarters_log2() const { return quarters >> 1; }
+    __device__ __forceinline__ int rows_of_quarter(int quarter) const {
+        return max(min(quarter_rows, rows - quarter * quarter_rows), 0);
+    }
+};
+
+// Four channels of one thread: one load for a token's inputs, two for the taps, three for the state, whether channels are
+// neighbours in it or columns.
+template <DecodeLayerConfig kConfig>
+struct LayerUnit {
+    static constexpr int kHistory = kLayerTaps - 1, kAhead = kConfig.tokens < 4 ? kConfig.tokens : 4;
+    using Channels = LayerChannels<kConfig>;
+    using Output = FourChannels;
+
+    int number;  // of the first channel, among those of all heads
+    uint4 taps[2];
+    FourChannels bias, history[kHistory], x[kAhead];
+
+    __device__ __forceinline__ static FourChannels at(const void* data, i64 channel) {
+        return *reinterpret_cast<const FourChannels*>(static_cast<const unsigned short*>(data) + channel);
+    }
+    __device__ __forceinline__ static void unpack_four(float (&x)[4], const FourChannels& four) {
+        const float2 low = unpack<kConfig.io>(four.low), high = unpack<kConfig.io>(four.high);
+        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+    }
+    // Infinite beyond fp16's range, where `pack` gives its largest number.
+    __device__ __forceinline__ static unsigned pack_pair(float x, float y) {
+        if constexpr (kConfig.io == DType::bf16)
+            return pack<DType::bf16>(x, y);
+        else
+            return __half_as_ushort(from_float<__half>(x)) | __half_as_ushort(from_float<__half>(y)) << 16;
+    }
+    __device__ __forceinline__ static FourChannels pack_four(const float (&x)[4]) {
+        return {pack_pair(x[0], x[1]), pack_pair(x[2], x[3])};
+    }
+
+    __device__ __forceinline__ void load_tokens(const Channels& all, int c, int first) {
+        i64 stride;
+        const auto* from = all.inputs(c, stride);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            if (kConfig.tokens == 1 || first + i < all.args.tokens) x[i] = at(from, (first + i) * stride);
+    }
+    __device__ __forceinline__ void load_inputs(const Channels& all, int c) {
+        number = all.number(c);
+        load_tokens(all, c, 0);
+        const auto* from = static_cast<const uint4*>(all.args.weight.data) + number / 2;
+        taps[0] = from[0], taps[1] = from[1];
+        bias = {};
+        if (all.args.bias.data != nullptr) bias = at(all.args.bias.data, number);
+    }
+    // `first`: the oldest input before the first token, of channel 0.
+    __device__ __forceinline__ void load_history(const DecodeLayerArgs& args, i64 first) {
+        const i64 from = first + number * args.conv.channel;
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i)
+            history[i] = at(args.conv.values.data, from + i * (args.by_columns ? static_cast<i64>(args.conv.column) : 4));
+    }
+    // Calls store(t, y) for every token, y rounded as the convolution alone rounds it, and leaves the state behind the tokens
+    // in `history`.
+    template <class Store>
+    __device__ __forceinline__ void run(const Channels& all, int c, const Store& store) {
+        const DecodeLayerArgs& args = all.args;
+        float last[kHistory][4], constant[4];
+        unpack_histories(last, args.by_columns);
+        unpack_four(constant, bias);
+        const unsigned words[8] = {taps[0].x, taps[0].y, taps[0].z, taps[0].w, taps[1].x, taps[1].y, taps[1].z, taps[1].w};
+#pragma unroll 1
+        for (int first = 0; first < (kConfig.tokens == 1 ? 1 : args.tokens); first += kAhead) {
+            if (kConfig.tokens > 1 && first > 0) load_tokens(all, c, first);
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                if (kConfig.tokens > 1 && first + i >= args.tokens) break;
+                float now[4], y[4];
+                unpack_four(now, x[i]);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const float2 early = unpack<kConfig.io>(words[2 * j]), late = unpack<kConfig.io>(words[2 * j + 1]);
+                    y[j] = fmaf(early.x, last[0][j], constant[j]);
+                    y[j] = fmaf(early.y, last[1][j], y[j]);
+                    y[j] = fmaf(late.x, last[2][j], y[j]);
+                    y[j] = fmaf(late.y, now[j], y[j]);
+                    last[0][j] = last[1][j], last[1][j] = last[2][j], last[2][j] = now[j];
+                }
+                conv::activate<kConfig.io>(y, args.silu);
+                store(first + i, pack_four(y));
+            }
+        }
+        pack_histories(last, args.by_columns);
+    }
+    __device__ __forceinline__ static void store_floats(float* to, const Output& y) {
+        float four[4];
+        unpack_four(four, y);
+        *reinterpret_cast<float4*>(to) = {four[0], four[1], four[2], four[3]};
+    }
+    __device__ __forceinline__ void keep(DecodeLayerSharedPlan<kConfig>& shared, int n) const {
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i) shared.units[n / 4][i] = history[i];
+    }
+    // `first`: as above.
+    __device__ __forceinline__ static void store_kept(const DecodeLayerSharedPlan<kConfig>& shared, const Channels& all, int n,
+                                                      int c, const LayerSlots&, i64 first) {
+        const DecodeLayerArgs::ConvStates& conv = all.args.conv;
+        unsigned short* to =
+            static_cast<unsigned short*>(const_cast<void*>(conv.values.data)) + first + all.number(c) * conv.channel;
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i)
+            *reinterpret_cast<FourChannels*>(to + i * (all.args.by_columns ? static_cast<i64>(conv.column) : 4)) =
+                shared.units[n / 4][i];
+    }
+
+  private:
+    // Input i of channel j is number 4 i + j of the twelve, or 3 j + i.
+    __device__ __forceinline__ void unpack_histories(float (&last)[kHistory][4], bool by_columns) const {
+        float flat[kHistory][4];
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i) unpack_four(flat[i], history[i]);
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int n = kHistory * j + i;
+                last[i][j] = by_columns ? flat[i][j] : flat[n / 4][n % 4];
+            }
+    }
+    __device__ __forceinline__ void pack_histories(const float (&last)[kHistory][4], bool by_columns) {
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i) {
+            float four[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int n = 4 * i + j;
+                four[j] = by_columns ? last[i][j] : last[n % kHistory][n / kHistory];
+            }
+            history[i] = pack_four(four);
+        }
+    }
+};
+
+// The same of one channel, of any dtypes and strides.
+template <DecodeLayerConfig kConfig>
+struct LayerSingle : LayerChannel<kConfig> {
+    using Output = Storage<kConfig.io>;
+    float last[kLayerTaps - 1];
+
+    template <class Store>
+    __device__ __forceinline__ void run(const LayerChannels<kConfig>& all, int c, const Store& store) {
+        LayerChannel<kConfig>::run(all, c, last, store);
+    }
+    __device__ __forceinline__ static void store_floats(float* to, const Output& y) { *to = to_float(y); }
+    __device__ __forceinline__ void keep(DecodeLayerSharedPlan<kConfig>& shared, int n) const {
+#pragma unroll
+        for (int i = 0; i < kLayerTaps - 1; ++i) shared.history[n][i] = last[i];
+    }
+    __device__ __forceinline__ static void store_kept(const DecodeLayerSharedPlan<kConfig>& shared,
+                                                      const LayerChannels<kConfig>& all, int n, int c, const LayerSlots& slots,
+                                                      i64) {
+        store_history(all, c, slots, shared.history[n]);
+    }
+};
+template <DecodeLayerConfig kConfig, bool kPlain>
+struct LayerItemOf {
+    using Type = LayerUnit<kConfig>;
+};
+template <DecodeLayerConfig kConfig>
+struct LayerItemOf<kConfig, false> {
+    using Type = LayerSingle<kConfig>;
+};
+template <DecodeLayerConfig kConfig, bool kPlain>
+using LayerItem = typename LayerItemOf<kConfig, kPlain>::Type;
+
+// The channels of a block: those of query and key, if they are wanted, then those of its rows of a value head.
+template <DecodeLayerConfig kConfig>
+struct LayerConvolution {
+    static constexpr int kAtOnce = kConfig.plain ? 4 : 1;  // channels of a thread
+    using Io = Storage<kConfig.io>;
+    using Item = LayerItem<kConfig, kConfig.plain>;
+
+    DecodeLayerSharedPlan<kConfig>& shared;
+    const LayerChannels<kConfig>& all;
+    int pairs, rows, first_value;  // how many; the first of the value's, among the key head's
+    int n = static_cast<int>(threadIdx.x) * kAtOnce;
+    Item item;
+
+    __device__ __forceinline__ LayerConvolution(DecodeLayerSharedPlan<kConfig>& shared, const LayerChannels<kConfig>& all,
+                                                const LayerPart& part, int head, bool with_pairs)
+        : shared(shared),
+          all(all),
+          pairs(with_pairs ? kConfig.pairs() : 0),
+          rows(part.rows),
+          first_value(kConfig.pairs() + head * all.args.dv + part.head_row) {}
+
+    // Of the channels before the first token, channel 0's oldest input.
+    __device__ __forceinline__ static i64 oldest(const DecodeLayerArgs& args, const LayerSlots& slots) {
+        return slots.conv * args.conv.slot + slots.conv_first * static_cast<i64>(args.conv.column);
+    }
+    __device__ __forceinline__ bool exists() const { return n < pairs + rows; }
+    __device__ __forceinline__ int channel() const { return n < pairs ? n : first_value + n - pairs; }
+
+    __device__ __forceinline__ void load_inputs() {
+        if (exists()) item.load_inputs(all, channel());
+    }
+    __device__ __forceinline__ void load_history(i64 first) {
+        if (exists()) item.load_history(all.args, first);
+    }
+    // Computes these channels, and those behind them that are the thread's too.
+    __device__ __forceinline__ void run(i64 first) {
+#pragma unroll 1
+        while (exists()) {
+            item.run(all, channel(), [&](int t, const auto& y) {
+                if (n >= pairs)
+                    item.store_floats(&shared.value[t][n - pairs], y);
+                else
+                    *reinterpret_cast<typename Item::Output*>(
+                        reinterpret_cast<Io*>(n < kConfig.head_k ? shared.query[t].bytes : shared.key[t].bytes) +
+                        n % kConfig.head_k) = y;
+            });
+            item.keep(shared, n);
+            n += kConfig.threads() * kAtOnce;
+            load_inputs();
+            load_history(first);
+        }
+    }
+    // The state behind the tokens: of the rows of the value head, and a share of that of query and key, which no block reads
+    // any more.
+    __device__ __forceinline__ void store_histories(const BlockGroup& group, const LayerSlots& slots) {
+        const int share = (pairs / kAtOnce + group.size - 1) / group.size * kAtOnce;
+#pragma unroll 1
+        for (n = static_cast<int>(threadIdx.x) * kAtOnce; exists(); n += kConfig.threads() * kAtOnce)
+            if (n >= pairs || (n >= group.rank * share && n < (group.rank + 1) * share))
+                Item::store_kept(shared, all, n, channel(), slots, oldest(all.args, slots));
+    }
+};
+
+}  // namespace gdn_cuda::layers

@@ -1,0 +1,98 @@
+// layers/split_columns: layers/split_conv for 4 taps, where channels are neighbours in memory and heads of q and k are some
+// lanes of a warp.
+//
+// A lane has 4 or 8 channels, of which the next 4 to 8 rows are in flight (causal_columns.cuh). The sum of squares of a head
+// goes through shuffles; warps whose channels are all of v have a walk without them.
+//
+// Bound: memory, 4 bytes an element for bf16, as for the convolution alone; the W - 1 rows in front of a segment come from the
+// L2 cache.
+#pragma once
+
+#include <gdn_cuda/kernels/common/inverse_root.cuh>
+#include <gdn_cuda/kernels/conv/causal_columns.cuh>
+#include <gdn_cuda/kernels/layers/split/gates.cuh>
+#include <gdn_cuda/kernels/layers/split/plan.cuh>
+
+namespace gdn_cuda::layers {
+
+// Where a lane's channels go.
+struct SplitLane {
+    int keys, kind;   // channels of q; 0, 1, 2 for q, k, v
+    int step;         // numbers from a token to the next in the lane's tensor
+    bool normalised;  // whether its head is
+
+    __device__ __forceinline__ SplitLane(const SplitHeads& heads, int channel)
+        : keys(heads.key_heads * heads.dk),
+          kind(keys > 0 ? min(channel / keys, 2) : 2),
+          step(kind < 2 ? keys : heads.value_heads * heads.dv),
+          normalised(kind < 2 && heads.normalised) {}
+    template <class T>
+    __device__ __forceinline__ T* out(const SplitArgs& args, int batch, int channel) const {
+        return static_cast<T*>(args.out[kind]) + i64{batch} * args.conv.tokens * step + channel - kind * keys;
+    }
+};
+
+// kNormalised: heads of some lanes are.
+template <SplitColumnsConfig kConfig, bool kNormalised>
+struct SplitOutputs {
+    using T = Storage<kConfig.io>;
+    static constexpr int kVector = kConfig.lane_channels;
+    using Items = Vector<T, kVector, true>;
+
+    const SplitHeads& heads;
+    SplitLane lane;
+    T* out;
+    T* to = out;
+
+    // The factor of a token's outputs, from the lane's squares. All lanes take part.
+    __device__ __forceinline__ float inverse_norm(float squares) const {
+        if constexpr (kConfig.head_lanes > 0) {
+            squares = group_sum<kConfig.head_lanes>(squares);
+        } else {
+            for (int other = heads.dk / kVector / 2; other > 0; other /= 2)
+                squares += __shfl_xor_sync(conv::kAllLanes, squares, other);
+        }
+        return lane.normalised ? inverse_root(squares + heads.epsilon) : 1.f;
+    }
+    __device__ __forceinline__ void start(int token) { to = out + i64{token} * lane.step; }
+    __device__ __forceinline__ void write(bool is_written, const float (&z)[kVector]) {
+        float y[kVector];
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) y[e] = silu(z[e]);
+        if constexpr (kNormalised) {
+            float squares = 0.f;
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) squares = fmaf(y[e], y[e], squares);
+            const float inverse = inverse_norm(squares);
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) y[e] *= inverse;
+        }
+        Items items;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) items.set(e, y[e]);
+        if (is_written) items.store(to);
+        to += lane.step;
+    }
+    __device__ __forceinline__ void fill(float number) {
+        Items items;
+        items.fill(number);
+        items.store(to);
+        to += lane.step;
+    }
+};
+
+template <SplitColumnsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_columns(const __grid_constant__ SplitArgs args) {
+    if (wrote_gates<kConfig.threads()>(args)) return;
+    conv::CausalColumns<kConfig> columns(args.conv);
+    if (!columns.has_tokens()) return;
+    columns.load();
+    const SplitLane lane(args.heads, columns.channel);
+    auto* const out = lane.out<Storage<kConfig.io>>(args, columns.batch, columns.channel);
+    if (__any_sync(conv::kAllLanes, lane.normalised))
+        columns.run(SplitOutputs<kConfig, true>{args.heads, lane, out});
+    else
+        columns.run(SplitOutputs<kConfig, false>{args.heads, lane, out});
+}
+
+}  // namespace gdn_cuda::layers

@@ -1,0 +1,124 @@
+// What stands around Gated Delta Net and convolutions in a layer: gdn_cuda/layers says what each computes and takes.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/arguments.hpp>
+#include <gdn_cuda/kernels/layers/rms_norm/plan.cuh>
+#include <span>
+#include <tuple>
+
+namespace gdn_cuda {
+
+// As the operators' schemas name them, in the order of the enumeration.
+inline constexpr std::array kGateActivationNames = {"silu", "swish", "sigmoid"};
+namespace layers {
+constexpr std::span<const char* const> names_of(GateActivation) {
+    return kGateActivationNames;
+}
+}  // namespace layers
+namespace conv {
+using layers::GateActivation;  // its first name
+}
+
+// Where a layer's projections have their parts: gdn_decode_layer says what each is. The names are the schema's, in this order.
+enum class LayerLayout : int { qwen3_next, qwen3_5, split };
+inline constexpr std::array kLayerLayoutNames = {"qwen3_next", "qwen3_5", "split"};
+constexpr std::span<const char* const> names_of(LayerLayout) {
+    return kLayerLayoutNames;
+}
+
+}  // namespace gdn_cuda
+
+// Functions that take tensors would be hidden too.
+#pragma GCC visibility push(default)
+
+namespace gdn_cuda {
+
+struct GDN_HOLDS_TENSORS FusedGdnGating {
+    static constexpr const char* name = "fused_gdn_gating";
+    Given A_log, dt_bias, a, b;
+
+    GDN_FIELDS(A_log, dt_bias, a, b)
+};
+// (beta, gate)
+std::tuple<Tensor, Tensor> fused_gdn_gating(const FusedGdnGating& arguments);
+
+// z and a: with LayerLayout::split. conv_pool: (slots, C, columns), state_pool: (slots, heads_v, dv, dk).
+struct GDN_HOLDS_TENSORS GdnDecodeLayer {
+    static constexpr const char* name = "gdn_decode_layer";
+    Given qkvz, ba, conv_weight;
+    OptionalTensor conv_bias = {};
+    Given A_log, dt_bias, norm_weight;
+    Written conv_pool, state_pool;
+    OptionalTensor state_indices = {}, z = {}, a = {};
+    int64_t heads_k = 0, heads_v = 0, dk = 0, dv = 0;
+    LayerLayout layout = LayerLayout::qwen3_next;
+    double norm_eps = 1e-6;
+    bool silu = true;  // behind the convolution
+    layers::GateActivation gate_activation = layers::GateActivation::silu;
+    bool allow_negative_eigenvalues = false;
+    OptionalTensor num_accepted_tokens = {};
+    std::optional<int64_t> null_slot = {};
+    OptionalWritten step_conv = {}, step_states = {};
+    OptionalTensor step_slots = {};
+    std::optional<double> scale = {};
+    Output out = {};
+
+    GDN_FIELDS(qkvz, ba, conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool, state_indices, z, a,
+               heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation, allow_negative_eigenvalues,
+               num_accepted_tokens, null_slot, step_conv, step_states, step_slots, scale, out)
+};
+// out
+Tensor gdn_decode_layer(const GdnDecodeLayer& arguments);
+
+// x, gate: (…, D), weight: (D), float32, bfloat16 or float16, each on its own. group_size: columns that are normalised
+// together.
+struct GDN_HOLDS_TENSORS RmsNormGated {
+    static constexpr const char* name = "rms_norm_gated";
+    Given x;
+    OptionalTensor gate = {}, weight = {};
+    double eps = 1e-5;
+    layers::GateActivation activation = layers::GateActivation::silu;
+    bool norm_before_gate = true;
+    std::optional<int64_t> group_size = {};
+
+    GDN_FIELDS(x, gate, weight, eps, activation, norm_before_gate, group_size)
+};
+// out, contiguous and of x's dtype
+Tensor rms_norm_gated(const RmsNormGated& arguments);
+
+// x: (B, D, L) of D = 2 key_heads dk + value_heads dv channels, float32, bfloat16 or float16. weight: (D, W), bias: (D). Of the
+// gates, all four or none: a, b: (B, L, value_heads), A_log, dt_bias: (value_heads).
+struct GDN_HOLDS_TENSORS ConvSplitL2norm {
+    static constexpr const char* name = "conv_split_l2norm";
+    Given x, weight;
+    OptionalTensor bias = {}, cu_seqlens = {}, a = {}, b = {}, A_log = {}, dt_bias = {};
+    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    bool l2norm = true;
+    double eps = 1e-6;
+
+    GDN_FIELDS(x, weight, bias, cu_seqlens, a, b, A_log, dt_bias, key_heads, value_heads, dk, dv, l2norm, eps)
+};
+// (q, k, v, beta, gate), the last two empty without a
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& arguments);
+
+// From and to slots of a pool: conv_state (slots, D, W - 1 or more). state_indices, has_initial_state: (B or sequences).
+struct GDN_HOLDS_TENSORS ConvSplitL2normPrefill {
+    static constexpr const char* name = "conv_split_l2norm_prefill";
+    Given x, weight;
+    OptionalTensor bias = {};
+    Written conv_state;
+    OptionalTensor state_indices = {}, has_initial_state = {}, cu_seqlens = {}, a = {}, b = {}, A_log = {}, dt_bias = {};
+    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    bool l2norm = true;
+    double eps = 1e-6;
+
+    GDN_FIELDS(x, weight, bias, conv_state, state_indices, has_initial_state, cu_seqlens, a, b, A_log, dt_bias, key_heads,
+               value_heads, dk, dv, l2norm, eps)
+};
+// As of conv_split_l2norm.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& arguments);
+
+}  // namespace gdn_cuda
+
+#pragma GCC visibility pop
