@@ -1,4 +1,4 @@
-"""scan/transposed_copy in the emulator: alone, on any bits and from memory at any element, and in calls of selective_scan."""
+"""common/transposed_copy in the emulator: alone, on any bits and from memory at any element, and in calls of selective_scan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def launch(source: Tensor, to: int, loads_vectors: bool, stores_vectors: bool, r
     arguments = Arguments(source.data_ptr(), to, batch, row, rows, columns, loads_vectors, stores_vectors)
     blocks = batches * -(-rows // 64) * -(-columns // 64)
     library().emulator_schedule(7, reverse)
-    kernel = f"scan/transposed_copy{{.element_bytes = {source.element_size()}}}".encode()
+    kernel = f"common/transposed_copy{{.element_bytes = {source.element_size()}}}".encode()
     fault = library().emulator_launch(kernel, blocks, 64 * source.element_size(), 0, ctypes.byref(arguments)).decode()
     assert not fault, with_lines(fault)
 
@@ -131,7 +131,7 @@ def test_a_scan_that_returns_u_returns_it(dim: int, length: int, last: bool, dty
         out, gradient = through(u, last)
     assert torch.equal(out, u) and torch.equal(gradient, u)
     assert not u.numel() or (out.mT if last else out).is_contiguous()
-    copied = f"scan/transposed_copy{{.element_bytes = {u.element_size()}}}"
+    copied = f"common/transposed_copy{{.element_bytes = {u.element_size()}}}"
     assert min(dim, length) <= 1 or copied in launched()
 
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/scan/diagonal_inputs.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/inputs.cuh>
 #include <string>
 #include <vector>
 

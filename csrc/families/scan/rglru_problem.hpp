@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/scan/rglru_plan.cuh>
+#include <gdn_cuda/kernels/scan/rglru/plan.cuh>
 #include <string>
 
 #include "../../kernels/spec.hpp"

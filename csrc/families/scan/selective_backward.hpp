@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward/plan.cuh>
 #include <string>
 
 #include "../../kernels/spec.hpp"
-#include "selective_cut.hpp"
+#include "selective_split.hpp"
 
 namespace gdn_cuda::scan {
 

@@ -4,11 +4,11 @@
 
 #include <numeric>
 
-#include "selective.hpp"
 #include "selective_backward.hpp"
 #include "selective_backward_strides.hpp"
 #include "selective_backward_sums.hpp"
-#include "selective_pieces_run.hpp"
+#include "selective_prepare.hpp"
+#include "selective_segments_run.hpp"
 #include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {

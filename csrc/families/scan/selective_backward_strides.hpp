@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "selective.hpp"
+#include "selective_prepare.hpp"
 
 namespace gdn_cuda::scan {
 

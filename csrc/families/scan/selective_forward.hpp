@@ -9,7 +9,7 @@
 #include "../../kernels/spec.hpp"
 #include "../../kernels/tuned.hpp"
 #include "../../kernels/winners.hpp"
-#include "selective_cut.hpp"
+#include "selective_split.hpp"
 
 namespace gdn_cuda::scan {
 

@@ -3,9 +3,9 @@
 
 #include <numeric>
 
-#include "selective.hpp"
 #include "selective_forward.hpp"
-#include "selective_pieces_run.hpp"
+#include "selective_prepare.hpp"
+#include "selective_segments_run.hpp"
 #include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {

@@ -5,10 +5,10 @@
 #include <tuple>
 
 #include "../../operators/operator.hpp"
-#include "selective.hpp"
+#include "../common/transposed.hpp"
 #include "selective_backward_run.hpp"
 #include "selective_forward_run.hpp"
-#include "transposed.hpp"
+#include "selective_prepare.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -50,7 +50,7 @@ std::vector<int64_t> sizes_of(const View& view) {
 Tensor readable_rows(const Tensor& rows, Layout layout, const Target& target) {
     const View view(rows);
     if (kernels_can_read_rows(view, layout)) return rows;
-    if (view.strides[layout == Layout::tokens ? 1 : 2] == 1) return transposed(rows, layout, target);
+    if (view.strides[layout == Layout::tokens ? 1 : 2] == 1) return common::transposed(rows, layout, target);
     if (layout == Layout::tokens) return dense(rows);
     return torch::stable::transpose(dense(torch::stable::transpose(rows, 1, 2)), 1, 2);
 }

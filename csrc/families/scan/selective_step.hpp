@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <gdn_cuda/kernels/scan/selective_step_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/plan.cuh>
 #include <string>
 #include <vector>
 

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective/inputs.cuh>
 #include <initializer_list>
 
-#include "selective.hpp"
+#include "selective_prepare.hpp"
 
 namespace gdn_cuda::scan {
 

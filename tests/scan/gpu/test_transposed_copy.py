@@ -1,4 +1,4 @@
-"""scan/transposed_copy on the GPU: calls of selective_scan whose tensors are in different layouts."""
+"""common/transposed_copy on the GPU: calls of selective_scan whose tensors are in different layouts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SIZES = [(1, 70), (70, 1), (2, 3), (8, 8), (63, 65), (64, 64), (72, 136), (129, 
 def test_sizes(dim: int, length: int, last: bool, dtype: torch.dtype) -> None:
     u = torch.randn(3, dim, length, device="cuda", dtype=dtype)
     check(u if last else channels_last(u), last)
-    loaded = {event["configuration"] for event in _C.load_events() if event["kernel"] == "scan/transposed_copy"}
+    loaded = {event["configuration"] for event in _C.load_events() if event["kernel"] == "common/transposed_copy"}
     assert min(dim, length) == 1 or f"{{.element_bytes = {u.element_size()}}}" in loaded
 
 

@@ -1,4 +1,4 @@
-"""Which tensors of selective_scan are copied by scan/transposed_copy, and how."""
+"""Which tensors of selective_scan are copied by common/transposed_copy, and how."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def copies(x: dict[str, Any], grad: Tensor | None = None) -> list[tuple[str, str
     ends = [i for i, each in enumerate(steps) if each["kernel"] == "scan/selective_forward"]
     assert len(ends) == 1
     steps = steps[: ends[0]] if grad is None else steps[ends[0] + 1 :]
-    found = [each for each in steps if each["kernel"] == "scan/transposed_copy"]
+    found = [each for each in steps if each["kernel"] == "common/transposed_copy"]
     assert steps[: len(found)] == found, "copies are made first"
     moved = [re.search(r"a lane loads (.+) and stores (.+)", each["reason"]) for each in found]
     return [(each["configuration"], match[1], match[2]) for each, match in zip(found, moved, strict=True) if match]

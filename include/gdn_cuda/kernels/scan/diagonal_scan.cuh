@@ -10,8 +10,8 @@
 // fp64 are bound by it.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_row.cuh>
-#include <gdn_cuda/kernels/scan/diagonal_scan_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/row.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_plan.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -11,8 +11,8 @@
 // Shared memory: the warps' maps, twice, and sums. Bound: 32 bytes a token of device memory, 40 with a step size that varies.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_row.cuh>
-#include <gdn_cuda/kernels/scan/diagonal_scan_backward_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/row.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_backward_plan.cuh>
 
 namespace gdn_cuda::scan {
 

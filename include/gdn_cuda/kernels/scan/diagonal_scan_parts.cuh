@@ -7,8 +7,8 @@
 // Shared memory: the warps' maps, twice. Bound: 8 bytes a token, 12 with a step size that varies, of device memory.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_row.cuh>
-#include <gdn_cuda/kernels/scan/diagonal_scan_parts_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/row.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_parts_plan.cuh>
 
 namespace gdn_cuda::scan {
 

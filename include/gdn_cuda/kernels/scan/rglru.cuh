@@ -13,7 +13,7 @@
 // is not cut over blocks.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/rglru_common.cuh>
+#include <gdn_cuda/kernels/scan/rglru/common.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -12,7 +12,7 @@
 // Bound, for one state: memory, 10 bytes per element for bf16 (u, delta and three gradients) and 20 for fp32.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/rglru_common.cuh>
+#include <gdn_cuda/kernels/scan/rglru/common.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -6,7 +6,7 @@
 // Bound: memory, the matrix written once.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/s7_tokens.cuh>
+#include <gdn_cuda/kernels/scan/s7/tokens.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -9,7 +9,7 @@
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/scan/row_scan.cuh>
-#include <gdn_cuda/kernels/scan/s7_plan.cuh>
+#include <gdn_cuda/kernels/scan/s7/plan.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -24,10 +24,10 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/scan/selective_backward_coefficients.cuh>
-#include <gdn_cuda/kernels/scan/selective_backward_elements.cuh>
-#include <gdn_cuda/kernels/scan/selective_backward_walk.cuh>
-#include <gdn_cuda/kernels/scan/selective_piece.cuh>
+#include <gdn_cuda/kernels/scan/selective/segment.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward/coefficients.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward/elements.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward/recurrence.cuh>
 
 namespace gdn_cuda::scan {
 

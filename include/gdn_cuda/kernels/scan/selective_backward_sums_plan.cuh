@@ -1,7 +1,7 @@
 // Configuration and arguments of scan/selective_backward_sums, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective/inputs.cuh>
 
 namespace gdn_cuda::scan {
 

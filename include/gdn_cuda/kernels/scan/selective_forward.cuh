@@ -15,10 +15,10 @@
 
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization.cuh>
-#include <gdn_cuda/kernels/scan/selective_coefficients.cuh>
-#include <gdn_cuda/kernels/scan/selective_elements.cuh>
+#include <gdn_cuda/kernels/scan/selective/coefficients.cuh>
+#include <gdn_cuda/kernels/scan/selective/elements.cuh>
+#include <gdn_cuda/kernels/scan/selective/segment.cuh>
 #include <gdn_cuda/kernels/scan/selective_forward_plan.cuh>
-#include <gdn_cuda/kernels/scan/selective_piece.cuh>
 
 namespace gdn_cuda::scan {
 

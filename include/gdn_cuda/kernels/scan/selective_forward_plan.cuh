@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of scan/selective_forward, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective/inputs.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -18,9 +18,9 @@
 
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization_gradients.cuh>
-#include <gdn_cuda/kernels/scan/selective_coefficients.cuh>
-#include <gdn_cuda/kernels/scan/selective_elements.cuh>
-#include <gdn_cuda/kernels/scan/selective_piece.cuh>
+#include <gdn_cuda/kernels/scan/selective/coefficients.cuh>
+#include <gdn_cuda/kernels/scan/selective/elements.cuh>
+#include <gdn_cuda/kernels/scan/selective/segment.cuh>
 #include <gdn_cuda/kernels/scan/selective_pieces_plan.cuh>
 
 namespace gdn_cuda::scan {

@@ -6,7 +6,7 @@
 // Bound: the latency of memory, once for eight pieces.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_piece.cuh>
+#include <gdn_cuda/kernels/scan/selective/segment.cuh>
 #include <gdn_cuda/kernels/scan/selective_starts_plan.cuh>
 
 namespace gdn_cuda::scan {

@@ -20,10 +20,10 @@
 // bits. Small batches: latency, of the slot and then of the state.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_step_columns.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_recurrence.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_rows.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_states.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/columns.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/recurrence.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/rows.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/states.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -10,10 +10,10 @@
 // computes what its row has, and every sequence loads A again.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_step_columns.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_recurrence.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_rows.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_states.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/columns.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/recurrence.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/rows.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/states.cuh>
 
 namespace gdn_cuda::scan {
 
