@@ -173,20 +173,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_rglru_backward(const RglruBackwar
     const PreparedRglru& forward = prepared.forward;
     const RglruScan& x = call.call.scan;
     const RglruConfig config = rglru_backward_config(forward.problem);
-    const Tensor of_u = empty_rows(x.u, layout_of(forward.u)), of_delta = empty_rows(x.u, layout_of(forward.u));
+    const Tensor du = empty_rows(x.u, layout_of(forward.u)), ddelta = empty_rows(x.u, layout_of(forward.u));
     const std::vector<int64_t> none{0}, sums_shape{forward.u.size(0), forward.u.size(1), forward.A.size(1), config.warps()};
     const Tensor sums = torch::stable::new_empty(x.A, sums_shape);
-    Tensor of_initial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);
-    if (x.cu_seqlens) torch::stable::zero_(of_initial);
+    Tensor dinitial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);
+    if (x.cu_seqlens) torch::stable::zero_(dinitial);
     RglruBackwardArgs& args = prepared.args;
-    args.of_u = tensor_of(View(of_u));
-    args.of_delta = tensor_of(View(of_delta));
-    args.of_log_A = static_cast<float*>(memory_of(sums));
-    if (x.initial_state) args.of_initial = states_of(of_initial);
+    args.du = tensor_of(View(du));
+    args.ddelta = tensor_of(View(ddelta));
+    args.dlog_A = static_cast<float*>(memory_of(sums));
+    if (x.initial_state) args.dinitial = states_of(dinitial);
     const DeviceScope scope(forward.u.device_index);
     RglruBackward::run(forward.problem, args, target_of(call.name, forward.u));
     const int64_t summed[] = {0, 3};
-    return {of_u, of_delta, torch::stable::sum(sums, torch::headeronly::IntHeaderOnlyArrayRef(summed, 2)), of_initial};
+    return {du, ddelta, torch::stable::sum(sums, torch::headeronly::IntHeaderOnlyArrayRef(summed, 2)), dinitial};
 }
 
 GDN_REGISTER(RglruCall, prepare_rglru, run_rglru)

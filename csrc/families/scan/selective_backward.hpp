@@ -64,26 +64,26 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
 }
 // A cut takes a fifth more instructions, as the gradients take many times those of the state alone, and launches as long as a
 // multiprocessor of an H200 takes for 4000 tokens of a channel.
-inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem, const CutProblem& sizes,
-                                        const jit::DeviceTraits& device, int wanted) {
-    constexpr CutCost kCost{.more = 1.2, .launches = 4000};
+inline Segments split_backward(const SelectiveBackwardProblem& problem, const SplitProblem& sizes,
+                               const jit::DeviceTraits& device, int wanted) {
+    constexpr SplitCost kCost{.more = 1.2, .launches = 4000};
     constexpr double kWaits = 2;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
-    const CutLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
-                           .resident = SelectiveBackwardConfig::kMostBlocks,
-                           .waits = kWaits,
-                           .work = SelectiveBackwardConfig::kThreads / static_cast<double>(config.lanes)};
-    return choose_cut(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);
+    const SplitLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
+                             .resident = SelectiveBackwardConfig::kMostBlocks,
+                             .waits = kWaits,
+                             .work = SelectiveBackwardConfig::kThreads / static_cast<double>(config.lanes)};
+    return choose_split(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);
 }
-inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Pieces& pieces,
+inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Segments& segments,
                                               const jit::DeviceTraits& device) {
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 passes = ceil_div(problem.state_size, config.group());
     return fmt::format(
         "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors; {}",
         config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
-        problem.sequences * pieces.count * selective_backward_blocks(problem, config), device.multiprocessors,
-        explain_pieces(pieces));
+        problem.sequences * segments.count * selective_backward_blocks(problem, config), device.multiprocessors,
+        explain_split(segments));
 }
 
 // Sums over the channels of a block: 4 bytes for each token and number of B and of C, of so many sequences at a time that they
@@ -111,11 +111,11 @@ struct SelectiveBackward {
             config, std::make_index_sequence<kSelectiveBackwardConfigurations.size()>());
     }
 
-    static void run(const SelectiveBackwardProblem& problem, const Pieces& pieces, const Args& args, i64 sequences,
+    static void run(const SelectiveBackwardProblem& problem, const Segments& segments, const Args& args, i64 sequences,
                     const Target& target) {
         const Config config = selective_backward_config(problem);
-        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, pieces.count}, target,
-                                  [&](const auto& traits) { return explain_selective_backward(problem, pieces, traits); });
+        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, segments.count}, target,
+                                  [&](const auto& traits) { return explain_selective_backward(problem, segments, traits); });
     }
 };
 

@@ -45,8 +45,8 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     for (const Coefficients* x : {&in.B, &in.C}) coefficients_are_vectors &= !x->varies || has_vectors(*x, packed);
 
     CallMemory memory(like);
-    const Pieces pieces =
-        selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
+    const Segments segments =
+        split_backward(problem, split_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
     SelectivePiecesArgs reversed{.in = in,
                                  .reverse = true,
                                  .io = prepared.io,
@@ -55,10 +55,10 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                  .rows_are_aligned = rows_are_vectors,
                                  .coefficients_are_aligned = has_vectors(in.C, packed),
                                  .span = static_cast<int>(problem.channels_per_span),
-                                 .pieces = pieces};
-    reversed.in.u = cotangents.out, reversed.in.B = with_neighbours(in.C, in.state_size);
+                                 .segments = segments};
+    reversed.in.u = cotangents.out, reversed.in.B = with_unit_stride(in.C, in.state_size);
     if (problem.transition == Transition::rglru && !in.B.varies) reversed.gain = in.B;
-    const void* behind_pieces = states_before_pieces(prepared, cotangents.last_state, reversed, memory, target);
+    const void* gradients_after_segments = states_before_segments(prepared, cotangents.last_state, reversed, memory, target);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,
                                .input_times_delta = prepared.discretization != Discretization::dirac,
@@ -67,16 +67,16 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                .coefficients_are_vectors = coefficients_are_vectors,
                                .grad_out = cotangents.out,
                                .states = cotangents.states,
-                               .grad_last_state = behind_pieces,
+                               .grad_last_state = gradients_after_segments,
                                .du = to.u,
                                .ddelta = to.delta,
                                .dz = to.z,
                                .ddelta_a = to.delta_a,
                                .dinitial_state = to.initial_state,
-                               .pieces = pieces,
+                               .segments = segments,
                                .chunks = prepared.chunks(),
                                .channels_per_span = static_cast<int>(problem.channels_per_span)};
-    const i64 rows_of_sums = static_cast<i64>(pieces.count) * in.sequences,
+    const i64 rows_of_sums = static_cast<i64>(segments.count) * in.sequences,
               poles = rows_of_sums * in.dim * in.state_size * parts, channels = rows_of_sums * in.dim;
     args.dA = memory.floats(poles);
     if (!in.B.varies) args.dB_constant = memory.floats(poles);
@@ -100,7 +100,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
             args.first_sequence = static_cast<int>(first);
             args.rows = static_cast<int>(packed ? 1 : sequences);
             args.first_row = static_cast<int>(packed ? 0 : first);
-            SelectiveBackward::run(problem, pieces, args, sequences, target);
+            SelectiveBackward::run(problem, segments, args, sequences, target);
             if (packed && first + sequences < in.sequences) continue;  // other sequences are in the same row
             SelectiveBackwardSumsArgs sums;
             const auto varying_sums = [&](const float* from, const Coefficients& gradient, int partials) {

@@ -47,9 +47,9 @@ struct SelectivePieces {
         args.groups = static_cast<int>(ceil_div(args.in.state_size, config.group()));
         const i64 blocks = args.in.dim / args.span * ceil_div(args.span, config.channels());
         launch<SelectivePieces>(
-            config, args, {blocks * args.groups * args.in.sequences, args.pieces.count - 1, 1}, target, [&](const auto&) {
-                return fmt::format("{} of {} pieces, {}: {} channels and {} states a block", args.pieces.count - 1,
-                                   args.pieces.count, args.reverse ? "in reverse" : "forward", config.channels(),
+            config, args, {blocks * args.groups * args.in.sequences, args.segments.count - 1, 1}, target, [&](const auto&) {
+                return fmt::format("{} of {} pieces, {}: {} channels and {} states a block", args.segments.count - 1,
+                                   args.segments.count, args.reverse ? "in reverse" : "forward", config.channels(),
                                    config.group());
             });
     }

@@ -17,7 +17,7 @@ struct Types {
     DType io, wide;  // of u; of A, or of its parts
     bool is_complex;
 
-    DType of_A() const { return !is_complex ? wide : wide == DType::f64 ? DType::c128 : DType::c64; }
+    DType state_type() const { return !is_complex ? wide : wide == DType::f64 ? DType::c128 : DType::c64; }
 };
 
 DType real_of(DType type) {
@@ -26,8 +26,8 @@ DType real_of(DType type) {
 
 DType check_io_or_wide(const Checks& check, const char* argument, const View& view, const Types& types) {
     if (types.is_complex) {
-        if (types.io == types.wide) return check.dtype(argument, view, {types.of_A(), types.wide});
-        return check.dtype(argument, view, {types.of_A(), types.io, types.wide});
+        if (types.io == types.wide) return check.dtype(argument, view, {types.state_type(), types.wide});
+        return check.dtype(argument, view, {types.state_type(), types.io, types.wide});
     }
     if (types.io == types.wide) return check.dtype(argument, view, {types.wide});
     return check.dtype(argument, view, {types.io, types.wide});
@@ -50,7 +50,7 @@ Coefficients check_coefficients(const Checks& check, const char* argument, const
     check.device(argument, view, u, "u");
     if (view.rank == 2) {
         check.shape(argument, view, {sizes.dim, sizes.state_size}, "(D, N)");
-        return constant(view, check.dtype(argument, view, {types.of_A()}));
+        return constant(view, check.dtype(argument, view, {types.state_type()}));
     }
     GDN_REQUIRE(check, view.rank == 3 || view.rank == 4, argument, "(D, N), (B, N, L) or (B, G, N, L)", shape_text(view));
     const DType type = check_io_or_wide(check, argument, view, types);
@@ -130,7 +130,7 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
         check.fail("A", fmt::format("real numbers, as '{}' is real", discretization), dtype_name(A));
     GDN_REQUIRE(check, !(delta_a.defined() && is_real), "delta_a", fmt::format("None with '{}'", discretization), "a tensor");
     inputs.state_size = static_cast<int>(state_size);
-    inputs.A = constant(A, types.of_A());
+    inputs.A = constant(A, types.state_type());
     const Sizes sizes{batch, dim, length, state_size};
     inputs.B = check_coefficients(check, "B", B, sizes, types, u);
     inputs.C = check_coefficients(check, "C", C, sizes, types, u);
@@ -148,7 +148,7 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
     if (initial_state.defined()) {
         check.shape("initial_state", initial_state, {sequences, dim, state_size},
                     cu_seqlens.defined() ? "(sequences, D, N)" : "(B, D, N)");
-        check.dtype("initial_state", initial_state, {types.of_A()});
+        check.dtype("initial_state", initial_state, {types.state_type()});
         check.device("initial_state", initial_state, u, "u");
         inputs.initial_state = initial_state.data;
     }

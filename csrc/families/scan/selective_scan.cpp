@@ -121,9 +121,9 @@ ScanResults run_scan(const SelectiveScanCall& call) {
     const DeviceScope scope(prepared.u.device_index);
     const Target target = target_of(call.name, prepared.u);
     const SelectiveScanCall copied{readable(call.scan, prepared, target), call.keep_states};
-    PreparedSelective of_copies = prepare_scan(copied);
-    of_copies.layout = prepared.layout;
-    return launch_scan(copied, of_copies);
+    PreparedSelective copies = prepare_scan(copied);
+    copies.layout = prepared.layout;
+    return launch_scan(copied, copies);
 }
 
 // ---- Backward
@@ -218,9 +218,9 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
     SelectiveScanBackwardCall copied{readable_rows(call.grad_out, prepared.scan.layout, target), call.grad_last_state,
                                      readable(call.scan, prepared.scan, target), dense(call.states)};
     apply(dense, {&copied.grad_last_state});
-    PreparedBackward of_copies = prepare_backward(copied);
-    of_copies.scan.layout = prepared.scan.layout;
-    return launch_backward(copied, of_copies);
+    PreparedBackward copies = prepare_backward(copied);
+    copies.scan.layout = prepared.scan.layout;
+    return launch_backward(copied, copies);
 }
 
 GDN_REGISTER(SelectiveScanCall, prepare_scan, run_scan)

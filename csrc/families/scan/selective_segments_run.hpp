@@ -10,7 +10,7 @@
 
 namespace gdn_cuda::scan {
 
-inline CutProblem cut_problem(const PreparedSelective& prepared) {
+inline SplitProblem split_problem(const PreparedSelective& prepared) {
     const SelectiveInputs& in = prepared.inputs;
     return {.sequences = in.sequences,
             .tokens = in.length,
@@ -21,15 +21,15 @@ inline CutProblem cut_problem(const PreparedSelective& prepared) {
 
 // The states before each piece, (pieces, sequences, dim, N), or in reverse the gradients of those behind each; `first` itself
 // where sequences are not cut. The other arguments are the kernel's, but for what is made here.
-inline const void* states_before_pieces(const PreparedSelective& prepared, const void* first, SelectivePiecesArgs args,
-                                        CallMemory& memory, const Target& target) {
-    if (args.pieces.count == 1) return first;
-    const CutProblem problem = cut_problem(prepared);
-    const i64 numbers = args.pieces.count * problem.sequences * problem.states * problem.parts;
+inline const void* states_before_segments(const PreparedSelective& prepared, const void* first, SelectivePiecesArgs args,
+                                          CallMemory& memory, const Target& target) {
+    if (args.segments.count == 1) return first;
+    const SplitProblem problem = split_problem(prepared);
+    const i64 numbers = args.segments.count * problem.sequences * problem.states * problem.parts;
     args.maps = {.ends = memory.floats(numbers), .products = memory.floats(numbers)};
     SelectivePieces::run(transition_of(prepared.discretization), prepared.is_complex, args, target);
     SelectiveStarts::run(prepared.is_complex,
-                         {.pieces = args.pieces,
+                         {.segments = args.segments,
                           .maps = args.maps,
                           .first = first,
                           .cu_seqlens = args.in.cu_seqlens,

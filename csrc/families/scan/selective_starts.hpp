@@ -24,7 +24,7 @@ struct SelectiveStarts {
 
     static void run(bool is_complex, const Args& args, const Target& target) {
         launch<SelectiveStarts>({is_complex}, args, {ceil_div(args.sequences * args.states, Config::kThreads), 1, 1}, target,
-                                [&](const auto&) { return fmt::format("{} pieces, one thread a state", args.pieces.count); });
+                                [&](const auto&) { return fmt::format("{} pieces, one thread a state", args.segments.count); });
     }
 };
 

@@ -23,13 +23,13 @@ struct Layout {
     View state, x;
     bool heads, tokens;
 
-    int64_t of_heads() const { return heads ? state.size(1) : 1; }
-    int64_t of_tokens() const { return tokens ? x.size(1) : 1; }
+    int64_t head_count() const { return heads ? state.size(1) : 1; }
+    int64_t token_count() const { return tokens ? x.size(1) : 1; }
     // Strides in bytes; `middle` is that of heads or groups.
     template <class Tensor>
-    Tensor walked(const View& view, int64_t middle) const {
+    Tensor with_strides(const View& view, int64_t middle) const {
         const int64_t bytes = bytes_of(*dtype_of(view));
-        return {tagged(view), view.stride(0) * bytes, view.stride(of_tokens() > 1 ? 1 : 0) * bytes, middle * bytes,
+        return {tagged(view), view.stride(0) * bytes, view.stride(token_count() > 1 ? 1 : 0) * bytes, middle * bytes,
                 view.stride(-1) * bytes};
     }
 
@@ -45,7 +45,7 @@ struct Layout {
         if (!view.defined()) return {};
         shape(argument, view, x, "x");
         common(argument, view, {DType::f32, DType::bf16, DType::f16});
-        return walked<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0);
+        return with_strides<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0);
     }
     SelectiveStepArgs::PerRow per_row(const char* argument, const View& view) const {
         if (!view.defined()) return {};
@@ -74,7 +74,7 @@ struct Layout {
         GDN_REQUIRE(check, groups >= 1 && divided % groups == 0, argument,
                     fmt::format("a number of groups that divides the {} {}", divided, heads ? "heads" : "channels"),
                     fmt::format("{}", groups));
-        return walked<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
+        return with_strides<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
     }
 };
 
@@ -160,12 +160,12 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     check.distinct("out", out);
     args.out = layout.by_row("out", out);
 
-    const int64_t rows = layout.of_heads() * state.size(-2);
+    const int64_t rows = layout.head_count() * state.size(-2);
     args.discretization = arguments.discretization;
     args.softplus = arguments.dt_softplus;
-    args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.of_tokens()));
-    args.tokens = check.count("x", "tokens", layout.of_tokens(), kMaxTokens);
-    args.heads = check.count("state", "heads", layout.of_heads());
+    args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.token_count()));
+    args.tokens = check.count("x", "tokens", layout.token_count(), kMaxTokens);
+    args.heads = check.count("state", "heads", layout.head_count());
     args.dim = check.count("state", "channels", state.size(-2));
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
     args.columns = static_cast<int>(state.size(-1));

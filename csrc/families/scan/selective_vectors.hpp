@@ -29,7 +29,7 @@ inline bool has_vectors(const Coefficients& x, bool packed) {
 }
 
 // A tensor with one state or one token has no stride in that direction; kernels take that of neighbours.
-inline Coefficients with_neighbours(Coefficients x, int state_size) {
+inline Coefficients with_unit_stride(Coefficients x, int state_size) {
     const i64 number = x.pair == 0 ? 1 : 2;
     if (x.varies && x.n != number && x.token != number) (state_size == 1 ? x.n : x.token) = number;
     return x;

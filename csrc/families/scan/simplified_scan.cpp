@@ -255,35 +255,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_diagonal_scan_backward(co
     const OptionalTensor maps = scan.maps(grad);
     const std::vector<int64_t> shape{batch, states, length}, last_shape{batch, states},
         sums_shape{batch, scan.inputs.parts, states, DiagonalScanBackwardConfig::kSums};
-    const Tensor of_Bu = torch::stable::new_empty(x.scan.Bu, shape),
-                 of_initial = torch::stable::new_empty(x.scan.Bu, last_shape),
+    const Tensor dBu = torch::stable::new_empty(x.scan.Bu, shape), dinitial = torch::stable::new_empty(x.scan.Bu, last_shape),
                  sums = torch::stable::new_empty(x.scan.Bu, sums_shape, ScalarType::Double);
     // What varies is written by the kernel, token by token.
     const bool varies = scan.inputs.delta.varies, varies_a = scan.inputs.delta_a.varies;
-    OptionalTensor of_delta, of_delta_a;
-    if (varies) of_delta.emplace(torch::stable::new_empty(x.scan.delta, shape));
-    if (varies_a) of_delta_a.emplace(torch::stable::new_empty(x.scan.delta, shape));
+    OptionalTensor ddelta, ddelta_a;
+    if (varies) ddelta.emplace(torch::stable::new_empty(x.scan.delta, shape));
+    if (varies_a) ddelta_a.emplace(torch::stable::new_empty(x.scan.delta, shape));
     const DiagonalScanBackwardArgs args{.inputs = scan.inputs,
                                         .x = memory_of(out),
                                         .initial_state = scan.initial,
                                         .grad = memory_of(grad),
                                         .grad_of_last = memory_of(grad_of_last),
                                         .maps = maps ? static_cast<const double*>(memory_of(*maps)) : nullptr,
-                                        .of_input = memory_of(of_Bu),
-                                        .of_initial_state = memory_of(of_initial),
-                                        .of_delta = varies ? static_cast<float*>(memory_of(*of_delta)) : nullptr,
-                                        .of_delta_a = varies_a ? static_cast<float*>(memory_of(*of_delta_a)) : nullptr,
+                                        .dinput = memory_of(dBu),
+                                        .dinitial_state = memory_of(dinitial),
+                                        .ddelta = varies ? static_cast<float*>(memory_of(*ddelta)) : nullptr,
+                                        .ddelta_a = varies_a ? static_cast<float*>(memory_of(*ddelta_a)) : nullptr,
                                         .sums = static_cast<double*>(memory_of(sums))};
     DiagonalScanBackward::run(scan.problem, args, scan.target);
     const Tensor summed = sum_over_blocks(sums);  // (P, 4)
-    const Tensor of_A = of_torch("aten::view_as_complex", "", math::narrow(summed, 1, 0, 2));
+    const Tensor dA = of_torch("aten::view_as_complex", "", math::narrow(summed, 1, 0, 2));
     const auto column = [&](int64_t at) {
         return torch::stable::contiguous(math::converted(torch::stable::select(summed, 1, at), ScalarType::Float));
     };
-    if (!of_delta) of_delta.emplace(column(2));
-    if (!of_delta_a) of_delta_a.emplace(column(3));
-    return {of_Bu, *of_delta, torch::stable::contiguous(math::converted(of_A, ScalarType::ComplexFloat)), *of_delta_a,
-            of_initial};
+    if (!ddelta) ddelta.emplace(column(2));
+    if (!ddelta_a) ddelta_a.emplace(column(3));
+    return {dBu, *ddelta, torch::stable::contiguous(math::converted(dA, ScalarType::ComplexFloat)), *ddelta_a, dinitial};
 }
 
 GDN_REGISTER(DiagonalScanCall, prepare_diagonal_scan, run_diagonal_scan)

@@ -31,7 +31,7 @@ TEST(SelectiveForwardHeuristic, CandidatesComputeTheSameProblemAndAWinnerDecides
         ASSERT_EQ(from_text<SelectiveForwardProblem>(to_text(problem)), problem);
         SelectiveForwardWinners winners;
         winners.all = {{problem, all.back(), 3, 4}};
-        for (const int pieces : {1, 82}) ASSERT_EQ(selective_forward_config(problem, pieces, 132, &winners), all.back());
+        for (const int segments : {1, 82}) ASSERT_EQ(selective_forward_config(problem, segments, 132, &winners), all.back());
         ASSERT_NE(explain_selective_forward(problem, 1, {}, &winners).find("tuned on this device: {.transition = "),
                   std::string::npos);
     }

@@ -11,9 +11,9 @@
 namespace gdn_cuda::scan {
 namespace {
 
-constexpr CutCost kCost{.more = 1.2, .launches = 0};
+constexpr SplitCost kCost{.more = 1.2, .launches = 0};
 
-CutProblem random_problem(Random& random) {
+SplitProblem random_problem(Random& random) {
     const bool packed = random.one_of({true, false});
     return {.sequences = random.size(64),
             .tokens = random.size(1 << 20),
@@ -22,37 +22,37 @@ CutProblem random_problem(Random& random) {
             .parts = random.one_of({1, 2})};
 }
 
-void expect_covers(const CutProblem& problem, const Pieces& pieces) {
-    ASSERT_GE(pieces.count, 1);
-    ASSERT_LE(pieces.count, kMostPieces);
-    if (pieces.count == 1) return;
-    ASSERT_EQ(pieces.length % kStateChunk, 0);
-    ASSERT_GE(i64{pieces.count} * pieces.length, problem.tokens);
-    ASSERT_LT(i64{pieces.count - 1} * pieces.length, problem.tokens) << "no piece is empty";
-    ASSERT_LE(8 * pieces.count * problem.sequences * problem.states * problem.parts, kMostPiecesBytes);
+void expect_covers(const SplitProblem& problem, const Segments& segments) {
+    ASSERT_GE(segments.count, 1);
+    ASSERT_LE(segments.count, kMaxSegments);
+    if (segments.count == 1) return;
+    ASSERT_EQ(segments.length % kStateChunk, 0);
+    ASSERT_GE(i64{segments.count} * segments.length, problem.tokens);
+    ASSERT_LT(i64{segments.count - 1} * segments.length, problem.tokens) << "no piece is empty";
+    ASSERT_LE(8 * segments.count * problem.sequences * problem.states * problem.parts, kMaxSegmentBytes);
 }
 
 TEST(SelectiveCut, PiecesCoverEverySequenceAndAreNotEmpty) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
-        const CutProblem problem = random_problem(random);
-        for (const int parts : {1, 2, 3, 7, 128}) expect_covers(problem, cut_into(problem, parts));
-        const CutLaunch launch{.blocks = random.size(2000), .resident = random.one_of({2, 3, 5}), .waits = 2, .work = 1};
+        const SplitProblem problem = random_problem(random);
+        for (const int parts : {1, 2, 3, 7, 128}) expect_covers(problem, split_into(problem, parts));
+        const SplitLaunch launch{.blocks = random.size(2000), .resident = random.one_of({2, 3, 5}), .waits = 2, .work = 1};
         const auto of = [&](int) { return launch; };
-        expect_covers(problem, choose_cut(problem, of, 132, kCost, 0));
-        EXPECT_EQ(choose_cut(problem, of, 132, kCost, 7).count, cut_into(problem, 7).count);
+        expect_covers(problem, choose_split(problem, of, 132, kCost, 0));
+        EXPECT_EQ(choose_split(problem, of, 132, kCost, 7).count, split_into(problem, 7).count);
     }
 }
 
 TEST(SelectiveCut, WithoutTokensThereIsOnePiece) {
-    for (const bool packed : {false, true}) EXPECT_EQ(cut_into({3, 0, packed, 16, 1}, 7).count, 1);
+    for (const bool packed : {false, true}) EXPECT_EQ(split_into({3, 0, packed, 16, 1}, 7).count, 1);
 }
 
 TEST(SelectiveCut, FillsWavesOfIdleMachinesAndLeavesFullOnes) {
-    const CutProblem problem{.sequences = 1, .tokens = 1 << 17, .packed = false, .states = 4096, .parts = 1};
+    const SplitProblem problem{.sequences = 1, .tokens = 1 << 17, .packed = false, .states = 4096, .parts = 1};
     const auto chosen = [&](i64 blocks, int multiprocessors) {
-        const auto of = [&](int) { return CutLaunch{.blocks = blocks, .resident = 3, .waits = 1.5, .work = 1}; };
-        return choose_cut(problem, of, multiprocessors, kCost, 0).count;
+        const auto of = [&](int) { return SplitLaunch{.blocks = blocks, .resident = 3, .waits = 1.5, .work = 1}; };
+        return choose_split(problem, of, multiprocessors, kCost, 0).count;
     };
     for (const int multiprocessors : {46, 108, 132}) {
         for (const i64 blocks : {1, 8, 16}) {
@@ -67,10 +67,10 @@ TEST(SelectiveCut, FillsWavesOfIdleMachinesAndLeavesFullOnes) {
 }
 
 TEST(SelectiveCut, LeavesShortSequencesWhole) {
-    const CutProblem problem{.sequences = 1, .tokens = 512, .packed = false, .states = 1536, .parts = 1};
-    const auto of = [](int) { return CutLaunch{.blocks = 20, .resident = 4, .waits = 1.5, .work = 16}; };
-    EXPECT_GT(choose_cut(problem, of, 132, {.more = 1.5, .launches = 0}, 0).count, 1);
-    EXPECT_EQ(choose_cut(problem, of, 132, {.more = 1.5, .launches = 20000}, 0).count, 1);
+    const SplitProblem problem{.sequences = 1, .tokens = 512, .packed = false, .states = 1536, .parts = 1};
+    const auto of = [](int) { return SplitLaunch{.blocks = 20, .resident = 4, .waits = 1.5, .work = 16}; };
+    EXPECT_GT(choose_split(problem, of, 132, {.more = 1.5, .launches = 0}, 0).count, 1);
+    EXPECT_EQ(choose_split(problem, of, 132, {.more = 1.5, .launches = 20000}, 0).count, 1);
 }
 
 TEST(SelectivePieces, HasAConfigurationForEveryTransitionWithinTheSharedMemoryOfEveryGpu) {

@@ -1,12 +1,12 @@
-// common/transposed_copy: to[b, j, i] = from[b, i, j], bit for bit; from lies along j and to along i.
+// common/transposed_copy: to[b, j, i] = from[b, i, j], bit for bit; `from` is contiguous along j, `to` along i.
 //
-// A block takes a tile of 64 rows i by 64 columns j. Its threads copy the rows to shared memory by cp.async, four vectors of 16
-// bytes each, all in flight at once. Then a thread reads a word from each of as many neighbouring rows as a vector has
-// elements. These words are a vector of `to`, or, as a word holds two columns of 16-bit elements, two vectors. Shared memory is
-// written and read without bank conflicts.
+// A block copies a tile of 64 rows i by 64 columns j. Its threads copy the rows to shared memory by cp.async, four vectors of
+// 16 bytes each, all in flight at once. Then a thread reads one word from each of as many consecutive rows as a vector has
+// elements. These words are a vector of `to`, or for 16-bit elements, of which a word holds two columns, two vectors. Shared
+// memory has no bank conflicts.
 //
-// Where the vectors of `from` or of `to` do not begin on 16 bytes, neighbouring lanes load or store neighbouring elements
-// instead; the stores then read shared memory with four-way bank conflicts.
+// If the vectors of `from` or of `to` are not 16-byte aligned, adjacent lanes load or store adjacent elements instead; the
+// stores then read shared memory with four-way bank conflicts.
 //
 // Bound: memory, each element read and written once.
 #pragma once
@@ -26,14 +26,14 @@ struct TransposedTile {
     using Element = typename BitsOf<kConfig.element_bytes>::type;
 
     TransposedCopySharedPlan<kConfig>& shared;
-    const Element* from;  // of the first element of the tile, as `to`
+    const Element* from;  // the first element of the tile, also `to`
     Element* to;
     i64 row_stride;          // of `from`
     i64 column_stride;       // of `to`
-    unsigned rows, columns;  // that exist; may be more than kTile
+    unsigned rows, columns;  // how many exist from there on; may be more than kTile
 
-    // The vectors of a row are permuted by a number of the row. Eight lanes write those of one row; a warp reads the four words
-    // of one vector from eight rows, kPerVector apart. Both are in different banks.
+    // The vectors of a row are swizzled by the row. Eight lanes write those of one row; a warp reads the four words of one
+    // vector from eight rows that are kPerVector apart. Both access different banks.
     __device__ __forceinline__ unsigned& word_at(unsigned row, unsigned word) {
         return shared.words[row][word ^ (row / kPerVector ^ row) % 8 * 4];
     }
@@ -87,7 +87,7 @@ struct TransposedTile {
             }
         }
     }
-    // The j-th elements of words.
+    // Vector of element j of each word.
     __device__ __forceinline__ static Vector<unsigned, 4, true> column_of(const unsigned (&words)[kPerVector], unsigned j) {
         Vector<unsigned, 4, true> column;
 #pragma unroll

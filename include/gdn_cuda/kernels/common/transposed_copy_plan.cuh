@@ -9,7 +9,7 @@ struct TransposedCopyConfig {
     int element_bytes;  // 2 or 4: elements are copied as bits
 
     constexpr bool operator==(const TransposedCopyConfig&) const = default;
-    static constexpr int kTile = 64;                              // side of the square that a block takes
+    static constexpr int kTile = 64;                              // rows and columns of a block's tile
     constexpr int threads() const { return 64 * element_bytes; }  // four vectors of 16 bytes each
     constexpr int per_word() const { return 4 / element_bytes; }
     constexpr int per_vector() const { return 16 / element_bytes; }
@@ -19,13 +19,13 @@ struct TransposedCopyConfig {
 
 template <TransposedCopyConfig kConfig>
 struct TransposedCopySharedPlan {
-    alignas(16) unsigned words[kConfig.kTile][kConfig.kTile / kConfig.per_word()];  // of a row
+    alignas(16) unsigned words[kConfig.kTile][kConfig.kTile / kConfig.per_word()];  // [row][word]
 };
 
 struct TransposedCopyArgs {
     const void* from = nullptr;
     void* to = nullptr;      // (batches, columns, rows), contiguous
-    i64 batch = 0, row = 0;  // strides of `from` in elements; its columns are neighbours
+    i64 batch = 0, row = 0;  // strides of `from` in elements; its columns are contiguous
     int rows = 0, columns = 0;
     bool loads_vectors = false, stores_vectors = false;
 

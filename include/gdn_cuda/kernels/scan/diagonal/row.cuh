@@ -1,7 +1,7 @@
 // One row of a diagonal scan: its step sizes and inputs, Ā and the factor f of its tokens, and their derivatives.
 //
-// All of it is fp64 but the logarithm of a decay and its distance from a power of two: a decay near one has an error of 2^-24
-// of its distance from one. Phases δ Im A are exact products of two fp32 numbers.
+// All of it is fp64 but the exponent of a decay and its distance from a power of two, so that the error of a decay near one is
+// 2^-24 of its distance from one. Phases δ Im A are exact products of two fp32 values.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -28,7 +28,7 @@ __device__ __forceinline__ Wide inverse(const Wide& x) {
     return x.conjugate() * (1 / x.square());
 }
 
-// ---- Loads and stores of a thread's tokens, which start at a multiple of their number
+// ---- Loads and stores of a thread's tokens, which start at a multiple of kDiagonalTokens
 
 template <class T>
 using Tokens = Vector<T, kDiagonalTokens, true>;
@@ -61,7 +61,7 @@ __device__ __forceinline__ Wide unit_of(double radians) {
     constexpr double kRound = 0x1.8p52;  // the sum's last bits are the nearest integer
     const double sum = fma(radians, kInverse, kRound), quarters = sum - kRound;
     double x = fma(-quarters, kRest, fma(-quarters, kQuarter, radians));
-    if (fabs(x) > 0.8) x = 0;  // not for NaN
+    if (fabs(x) > 0.8) x = 0;  // keeps NaN
     const double square = x * x;
     double odd = fma(square, -1.0 / 39916800, 1.0 / 362880), even = fma(square, 1.0 / 479001600, -1.0 / 3628800);
     odd = fma(odd, square, -1.0 / 5040);
@@ -107,12 +107,12 @@ __device__ __forceinline__ Wide decay_of(double delta_a, const Wide& A) {
 template <Discretization kKind>
 struct DiagonalStep {
     Wide a, factor;                               // Ā and f
-    Wide power, inverse_of_a, inverse_of_factor;  // for derivatives: e^(δA); 1/(1 − ½δ_A A), 1/(1 − ½δA)
+    Wide power, inverse_of_a, inverse_of_factor;  // for gradients: e^(δA); 1/(1 − ½δ_A A), 1/(1 − ½δA)
 
-    // Where (e^z − 1) / z is a series: four terms are exact to 1e-14, and beyond it the difference keeps 13 digits.
+    // |z|² below which (e^z − 1) / z is a series: four terms are exact to 1e-14; above it the difference keeps 13 digits.
     static constexpr double kSmallSquare = 1e-6;
 
-    // What follows from Ā = `a`; `separate`: δ is not δ_A.
+    // Computes the factor from Ā = `a`; `separate`: δ_A is not δ.
     __device__ __forceinline__ DiagonalStep(const Wide& a, double delta, bool separate, const Wide& A, const Wide& inverse_A)
         : a(a) {
         if constexpr (kKind == Discretization::bilinear) {
@@ -134,23 +134,22 @@ struct DiagonalStep {
         }
     }
 
-    // Adds what the gradients of a and of the factor are by δ, δ_A and A.
-    __device__ __forceinline__ void gradients(const Wide& of_a, const Wide& of_factor, double delta, double delta_a,
-                                              const Wide& A, const Wide& inverse_A, double& of_delta, double& of_delta_a,
-                                              Wide& of_A) const {
+    // From the gradients of a and of the factor, computes those of δ and δ_A, and adds to that of A.
+    __device__ __forceinline__ void gradients(const Wide& da, const Wide& dfactor, double delta, double delta_a, const Wide& A,
+                                              const Wide& inverse_A, double& ddelta, double& ddelta_a, Wide& dA) const {
         if constexpr (kKind == Discretization::bilinear) {
             const Wide slope = inverse_of_a * inverse_of_a, by_delta = inverse_of_factor * inverse_of_factor;
-            of_delta_a = real_of_product(of_a, A * slope);
-            of_A = of_A.plus(of_a, slope.conjugate() * delta_a);
-            of_delta = real_of_product(of_factor, by_delta);
-            of_A = of_A.plus(of_factor, by_delta.conjugate() * (0.5 * delta * delta));
+            ddelta_a = real_of_product(da, A * slope);
+            dA = dA.plus(da, slope.conjugate() * delta_a);
+            ddelta = real_of_product(dfactor, by_delta);
+            dA = dA.plus(dfactor, by_delta.conjugate() * (0.5 * delta * delta));
         } else {
-            const Wide by_exponent = of_a * a.conjugate();
-            of_delta_a = real_of_product(by_exponent, A);
-            of_A = of_A + by_exponent * delta_a;
-            of_delta = 0;
+            const Wide by_exponent = da * a.conjugate();
+            ddelta_a = real_of_product(by_exponent, A);
+            dA = dA + by_exponent * delta_a;
+            ddelta = 0;
             if constexpr (kKind == Discretization::zoh) {
-                of_delta = real_of_product(of_factor, power);
+                ddelta = real_of_product(dfactor, power);
                 const Wide z = A * delta;
                 Wide slope;
                 if (z.square() < kSmallSquare) {
@@ -161,7 +160,7 @@ struct DiagonalStep {
                 } else {
                     slope = (power * delta - factor) * inverse_A;
                 }
-                of_A = of_A.plus(of_factor, slope.conjugate());
+                dA = dA.plus(dfactor, slope.conjugate());
             }
         }
     }
@@ -174,7 +173,7 @@ template <Discretization kKind>
 struct Kind {
     static constexpr Discretization kValue = kKind;
 };
-// run(Kind<…>): the discretization is a number of the call, the same in every thread.
+// Calls run(Kind<…>) with the discretization, which is the same in every thread.
 template <class Run>
 __device__ __forceinline__ void with_kind(Discretization discretization, const Run& run) {
     if (discretization == Discretization::bilinear) {
@@ -188,15 +187,15 @@ __device__ __forceinline__ void with_kind(Discretization discretization, const R
 
 // ---- The row of a block
 
-// kVarying: a step size varies over time.
+// kVarying: δ or δ_A varies over time.
 template <bool kVarying>
 struct DiagonalRow {
     const DiagonalInputs& inputs;
-    const int row, part, state, first, end;  // tokens first to end are this block's
-    const i64 start;                         // of the row in a tensor (batch, P, L)
+    const int row, part, state, first, end;  // this block's tokens are those from first to end
+    const i64 start;                         // the row's offset in a (batch, P, L) tensor
     const bool separate;                     // δ_A is not δ
     const Wide A, inverse_A;
-    float delta = 0, delta_a = 0;  // those that do not vary
+    float delta = 0, delta_a = 0;  // values if they do not vary
 
     __device__ __forceinline__ explicit DiagonalRow(const DiagonalInputs& inputs)
         : inputs(inputs),
@@ -226,7 +225,7 @@ struct DiagonalRow {
     __device__ __forceinline__ void load(Tokens<Stored>& tokens, const void* tensor, int token) const {
         load_tokens(tokens, static_cast<const Stored*>(tensor) + start, token, end, inputs.aligned);
     }
-    // Tokens past the end leave the state; in reverse, the thread's tokens are numbered from the last.
+    // Makes tokens past the end leave the state as it is; in reverse, a thread's tokens are counted from the last.
     template <bool kReverse = false>
     __device__ __forceinline__ void mask(Wide (&a)[kDiagonalTokens], Wide (&b)[kDiagonalTokens], int token) const {
         if (token + kDiagonalTokens <= end) return;
@@ -250,7 +249,7 @@ struct DiagonalRow {
     __device__ __forceinline__ DiagonalStep<kKind> step(const Wide& a, const Sizes& sizes, int i) const {
         return {a, delta_of(sizes, i), separate, A, inverse_A};
     }
-    // Of every token, where step sizes do not vary.
+    // The step of all tokens, if step sizes do not vary.
     template <Discretization kKind>
     __device__ __forceinline__ DiagonalStep<kKind> fixed_step() const {
         return step<kKind>(decay<kKind>({}, 0), {}, 0);

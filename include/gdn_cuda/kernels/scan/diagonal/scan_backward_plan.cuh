@@ -13,18 +13,18 @@ struct DiagonalScanBackwardConfig {
 
     GDN_FIELDS(threads, varying)
     GDN_HOST_DEVICE constexpr int tile() const { return threads * kDiagonalTokens; }
-    static constexpr int kSums = 4;  // of a block: of A's two parts, of delta, of delta_a
+    static constexpr int kSums = 4;  // sums of a block: the real and imaginary part of A's gradient, delta's, delta_a's
 };
 
-// Gradients are of what they are named after, with its shape. Complex numbers are complex64, everything is contiguous.
+// A gradient has the shape of its tensor. Complex numbers are complex64, everything is contiguous.
 struct DiagonalScanBackwardArgs {
     DiagonalInputs inputs;
     const void *x = nullptr, *initial_state = nullptr;    // initial_state: null for zeros
-    const void *grad = nullptr, *grad_of_last = nullptr;  // of x, of the last state
+    const void *grad = nullptr, *grad_of_last = nullptr;  // the gradients of x and of the last state
     const double* maps = nullptr;                         // (rows, parts, 4) of scan/diagonal_scan_parts, in reverse
-    void *of_input = nullptr, *of_initial_state = nullptr;
-    float *of_delta = nullptr, *of_delta_a = nullptr;  // (batch, P, L) where the step size varies, else null
-    double* sums = nullptr;                            // (batch, parts, P, kSums)
+    void *dinput = nullptr, *dinitial_state = nullptr;
+    float *ddelta = nullptr, *ddelta_a = nullptr;  // (batch, P, L) if the step size varies, otherwise null
+    double* sums = nullptr;                        // (batch, parts, P, kSums)
 };
 
 }  // namespace gdn_cuda::scan

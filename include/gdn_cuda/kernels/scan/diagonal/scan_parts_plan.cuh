@@ -18,7 +18,7 @@ struct DiagonalScanPartsConfig {
 
 struct DiagonalScanPartsArgs {
     DiagonalInputs inputs;  // in reverse, `input` is the gradient of x
-    // (rows, parts, 4): the complex a and b of the map x -> a x + b of each part but the one that is scanned last
+    // (rows, parts, 4): the complex a and b of the map x -> a x + b of each part, except the part scanned last
     double* maps = nullptr;
 };
 

@@ -6,7 +6,7 @@
 namespace gdn_cuda::scan {
 
 struct DiagonalScanConfig {
-    int threads;   // of a block; a tile is four tokens of each
+    int threads;   // per block; a tile has four tokens of each thread
     bool varying;  // a step size varies over time
 
     constexpr bool operator==(const DiagonalScanConfig&) const = default;

@@ -1,8 +1,8 @@
-// What scan/rglru and scan/rglru_backward share: a thread's place, loads and stores of its tokens, the gate of a token, marks
-// of tokens that do not continue the state before them, and the scan over the segments of a tile.
+// Shared by scan/rglru and scan/rglru_backward: the gate of a token, a thread's place, loads and stores of its tokens, marks of
+// tokens that do not continue the state before them, and the scan over the segments of a tile.
 //
 // A segment's map is x -> 2^log x + added. Decays are composed as sums of their base-2 logarithms, since a product of many
-// rounded decays near one loses what they forget; the state passes a warp's tokens as x + (2^log - 1) x.
+// decays near one drifts by their rounding; a state passes a warp's tokens as x + (2^log - 1) x.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -16,7 +16,7 @@ namespace gdn_cuda::scan {
 __device__ __forceinline__ float minus_infinity() {
     return __int_as_float(0xff800000);
 }
-constexpr float kNearOne = -0.5f;  // above it the series is used
+constexpr float kNearOne = -0.5f;  // for logarithms above this the series is used
 
 // 2^x - 1 for -1/2 < x <= 1/2, relative error 2e-7.
 __device__ __forceinline__ float power_minus_one(float x) {
@@ -42,13 +42,13 @@ struct RglruGate {
     }
 };
 
-// Base-2 logarithm of A, finite for A = 0: its product with delta = 0 is 0, as 0^0 = 1.
+// log2 A, finite for A = 0, so that its product with delta = 0 is 0 (0^0 = 1).
 __device__ __forceinline__ float log_of_base(float a) {
     return at_least(log2f(a), -1e30f);
 }
 
-// The state behind tokens that decay it by 2^log and add `added`; log = -infinity forgets it, even an infinite one.
-__device__ __forceinline__ float behind(float log, float state, float added) {
+// The state after tokens that multiply it by 2^log and add `added`; log = -infinity erases even an infinite state.
+__device__ __forceinline__ float state_after(float log, float state, float added) {
     return log == minus_infinity() ? added : fmaf(exp2_fast(log), state, added);
 }
 
@@ -56,18 +56,18 @@ __device__ __forceinline__ RglruStep step_of(float log, float added) {
     const bool near = log > kNearOne;
     return {near ? 1.f : 0.f, near ? power_minus_one(log) : exp2_fast(log), added};
 }
-// Goes over the steps of a tile: `state` after those taken is kept * before + gained.
-struct RglruPassage {
+// Applies the steps of a tile one after another: `state`, after those so far, is kept * before + gained.
+struct RglruChain {
     float state, kept = 1.f, gained = 0.f;
 
-    __device__ __forceinline__ void take(const RglruStep& step) {
-        if (step.whole + step.rest == 0.f) state = gained = 0.f;  // forgets even what is infinite
+    __device__ __forceinline__ void apply(const RglruStep& step) {
+        if (step.whole + step.rest == 0.f) state = gained = 0.f;  // erases even an infinite state
         const float gain = fmaf(step.rest, state, step.added);
         state = fmaf(step.whole, state, gain);
         gained = fmaf(step.whole, gained, gain);
         kept *= step.whole;
     }
-    // What was `before` these steps, after them. The sum is exact as value + low.
+    // The state after these steps, from `before`; the rounding error of the sum is in `low`.
     __device__ __forceinline__ RglruState after(const RglruState& before) const {
         if (kept == 0.f) return {gained, 0.f};
         const float gain = gained + before.low, value = before.value + gain;
@@ -80,7 +80,7 @@ struct RglruPassage {
 template <RglruConfig kConfig>
 struct RglruPlace {
     int batch, channel, segment;
-    bool exists;  // the channel; the last block has fewer
+    bool exists;  // whether the channel exists; the last block has fewer
 
     __device__ __forceinline__ explicit RglruPlace(const RglruArgs& args) {
         if constexpr (kConfig.channels_last) {
@@ -97,10 +97,10 @@ struct RglruPlace {
     }
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
     __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
-    __device__ __forceinline__ static int column() { return kConfig.channels_last ? lane() : 0; }  // in shared memory
-    // First token of this thread's segment of a tile.
+    __device__ __forceinline__ static int column() { return kConfig.channels_last ? lane() : 0; }  // column in shared memory
+    // First token of the thread's segment of a tile.
     __device__ __forceinline__ int first(int tile) const { return tile * kConfig.tile() + segment * kConfig.tokens; }
-    // Whether this thread writes what a block has once per channel.
+    // Whether this thread writes what the block writes once per channel.
     __device__ __forceinline__ bool writes() const { return exists && segment == 0; }
     __device__ __forceinline__ i64 in(const RglruTensor& x) const { return batch * x.batch + channel * x.channel; }
     __device__ __forceinline__ i64 in(const RglruStates& x, int sequence, int state) const {
@@ -111,12 +111,12 @@ struct RglruPlace {
     }
 };
 
-// A segment of a tensor.
+// A thread's segment of a tensor.
 template <RglruConfig kConfig>
 struct RglruTokens {
     using T = Storage<kConfig.io>;
-    static constexpr int kTokens = kConfig.tokens, kPieces = kTokens * int(sizeof(T)) / 16;
-    static_assert(kPieces * 16 == kTokens * int(sizeof(T)));
+    static constexpr int kTokens = kConfig.tokens, kVectors = kTokens * int(sizeof(T)) / 16;
+    static_assert(kVectors * 16 == kTokens * int(sizeof(T)));
 
     alignas(16) T items[kTokens];
 
@@ -126,7 +126,8 @@ struct RglruTokens {
         const int left = place.exists ? length - first : 0;
         if (!kConfig.channels_last && from.vectors && left >= kTokens) {
 #pragma unroll
-            for (int i = 0; i < kPieces; ++i) reinterpret_cast<Raw<16>*>(items)[i].load(reinterpret_cast<const uint4*>(at) + i);
+            for (int i = 0; i < kVectors; ++i)
+                reinterpret_cast<Raw<16>*>(items)[i].load(reinterpret_cast<const uint4*>(at) + i);
         } else if (kConfig.channels_last && left >= kTokens) {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i, at += from.token) items[i] = *at;
@@ -141,7 +142,7 @@ struct RglruTokens {
         const int left = place.exists ? length - first : 0;
         if (!kConfig.channels_last && to.vectors && left >= kTokens) {
 #pragma unroll
-            for (int i = 0; i < kPieces; ++i)
+            for (int i = 0; i < kVectors; ++i)
                 reinterpret_cast<const Raw<16>*>(items)[i].store(reinterpret_cast<uint4*>(at) + i);
         } else if (kConfig.channels_last && left >= kTokens) {
 #pragma unroll
@@ -164,15 +165,15 @@ struct RglruTokens {
 
 // ---- Marks
 
-// Which of a thread's tokens do not follow the token before them; bit i is token i.
+// Marks of a thread's tokens; bit i is token i.
 struct RglruMarked {
-    unsigned cut = 0;     // x_{t-1} is not the state before it
-    unsigned starts = 0;  // of these, those that begin a packed sequence
-    unsigned begin = 0;   // of these, those whose state before is the sequence's initial one
-    unsigned unit = 0;    // the multiplier is 1
+    unsigned detached = 0;  // the token does not continue the state of the token before it
+    unsigned starts = 0;    // detached tokens that begin a packed sequence
+    unsigned begin = 0;     // starts that continue from the sequence's initial state
+    unsigned unit = 0;      // the token's multiplier is 1, not sqrt(1 - a^2)
 };
 
-// Tokens behind the last packed sequence count as one more, number `sequences`, without states of its own.
+// Tokens after the last packed sequence count as one more sequence, with index `sequences` and no states.
 
 __device__ __forceinline__ bool has_tokens(const RglruArgs& args, int sequence) {
     return span_of(args.cu_seqlens, sequence, args.tokens).length > 0;
@@ -191,7 +192,7 @@ __device__ __forceinline__ int last_sequence(const RglruArgs& args, const RglruP
     return load_index(args.cu_seqlens, args.sequences) < args.tokens ? -1 : sequence_before(args, args.sequences);
 }
 
-// All threads call this, for the next tile. `any` is whether a thread of the block has marks.
+// The marks of a tile; all threads call this. `any`: whether a thread of the block has marks.
 template <RglruConfig kConfig>
 __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, const RglruPlace<kConfig>& place, int tile,
                                                      RglruMarks<kConfig>& shared, bool& any) {
@@ -203,19 +204,19 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
     any = first_is_fresh && args.first_multiplier;
     if (packed || args.reset.data != nullptr) {
         const int first = tile * kTile, thread = static_cast<int>(threadIdx.x);
-        __syncthreads();  // the marks of the tile before have been read
+        __syncthreads();  // all threads have read the marks of the previous tile
 #pragma unroll 4
         for (int i = thread; i < kTile; i += kThreads) {
             bool resets = false;
             if (args.reset.data != nullptr && i < args.tokens - first)
                 resets = load_index(args.reset, place.batch * args.reset_batch + (first + i) * args.reset_token) != 0;
-            const unsigned word = __ballot_sync(0xffffffffu, resets);  // kTile is a multiple of 32: all lanes are here
+            const unsigned word = __ballot_sync(0xffffffffu, resets);  // kTile is a multiple of 32: all lanes are active
             if (thread % 32 == 0) shared.resets[i / 32] = word;
             shared.starts[i] = 0;
         }
         __syncthreads();
         if (packed) {
-            int low = 0, high = args.sequences;  // the first sequence that begins in this tile or behind it
+            int low = 0, high = args.sequences;  // binary search: the first sequence that begins in this tile or later
             while (low < high) {
                 const int middle = low + (high - low) / 2;
                 if (load_index(args.cu_seqlens, middle) < first)
@@ -227,35 +228,35 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
             for (int sequence = low + thread; sequence <= args.sequences; sequence += kThreads) {
                 const i64 start = min(max(load_index(args.cu_seqlens, sequence), i64{0}), i64{args.tokens});
                 if (start - first >= kTile) break;
-                const bool behind = sequence == args.sequences && start < args.tokens;
-                if (start >= first && (behind || (sequence < args.sequences && has_tokens(args, sequence))))
-                    atomicMax(&shared.starts[start - first], sequence + 1);  // of spans that overlap, the last
+                const bool is_rest = sequence == args.sequences && start < args.tokens;
+                if (start >= first && (is_rest || (sequence < args.sequences && has_tokens(args, sequence))))
+                    atomicMax(&shared.starts[start - first], sequence + 1);  // the last of overlapping sequences
             }
             __syncthreads();
         }
         const int mine = place.segment * kTokens;
-        marked.cut = shared.resets[mine / 32] >> mine % 32 & ((1u << kTokens) - 1);
-        fresh |= marked.cut;
+        marked.detached = shared.resets[mine / 32] >> mine % 32 & ((1u << kTokens) - 1);
+        fresh |= marked.detached;
         if (packed) {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i)
                 if (shared.starts[mine + i] != 0) {
                     const unsigned bit = 1u << i;
-                    if (continues && (marked.cut & bit) == 0 && shared.starts[mine + i] <= args.sequences)
+                    if (continues && (marked.detached & bit) == 0 && shared.starts[mine + i] <= args.sequences)
                         marked.begin |= bit;
                     else
                         fresh |= bit;
                     marked.starts |= bit;
-                    marked.cut |= bit;
+                    marked.detached |= bit;
                 }
         }
-        any = __syncthreads_or(any || marked.cut != 0) != 0;
+        any = __syncthreads_or(any || marked.detached != 0) != 0;
     }
     if (args.first_multiplier) marked.unit = fresh;
     return marked;
 }
 
-// Calls `visit(i, sequence)` for the tokens that begin a packed sequence. A loop that is not unrolled: it is rare.
+// Calls `visit(i, sequence)` for the tokens that begin a packed sequence. Not unrolled, as these are rare.
 template <RglruConfig kConfig>
 __device__ __forceinline__ void for_starts(unsigned bits, const RglruMarks<kConfig>& shared, int first, const auto& visit) {
 #pragma unroll 1
@@ -272,12 +273,13 @@ struct RglruScan {
     RglruSteps<kConfig>& shared;
     int buffer = 0;
 
-    // Maps of the segments before this one among those of its warp; with channels last the warp is one segment.
+    // The composed map of the segments before this one in its warp; with channels last, a warp is one segment of each channel.
     struct Before {
         float log = 0.f, added = 0.f;
     };
 
-    // Writes the map of the warp, or of the segment. `kForward` is the direction in which segments are composed.
+    // Writes the map of the warp (channels last: of the segment) to shared memory. kForward: segments are composed from the
+    // first on.
     template <bool kForward>
     __device__ __forceinline__ Before publish(float log, float added) const {
         using Place = RglruPlace<kConfig>;
@@ -291,7 +293,7 @@ struct RglruScan {
             for (int lanes = 1; lanes < 32; lanes *= 2) {
                 const float other_log = shuffled(log, lanes), other_added = shuffled(added, lanes);
                 if (passed >= lanes) {
-                    added = behind(log, other_added, added);
+                    added = state_after(log, other_added, added);
                     log += other_log;
                 }
             }
@@ -302,25 +304,26 @@ struct RglruScan {
         }
         return before;
     }
-    // After a barrier: the state before this thread's segment; `carried`, before the tile, becomes the one behind it.
+    // Call after a barrier: returns the state before this thread's segment; `carried`, the state before the tile, becomes that
+    // after it.
     template <bool kForward>
     __device__ __forceinline__ float enter(const Before& before, RglruState& carried) const {
         using Place = RglruPlace<kConfig>;
         constexpr int kWarps = kConfig.warps();
-        RglruPassage passage{carried.value};
+        RglruChain chain{carried.value};
         float start = carried.value;
 #pragma unroll 4  // more loads in flight would cost registers
         for (int i = 0; i < kWarps; ++i) {
             const int warp = kForward ? i : kWarps - 1 - i;
-            if (warp == Place::warp()) start = passage.state;
-            passage.take(shared.at[buffer][warp][Place::column()]);
+            if (warp == Place::warp()) start = chain.state;
+            chain.apply(shared.at[buffer][warp][Place::column()]);
         }
-        carried = passage.after(carried);
+        carried = chain.after(carried);
         if constexpr (!kConfig.channels_last)
-            if ((kForward ? Place::lane() : 31 - Place::lane()) > 0) start = behind(before.log, start, before.added);
+            if ((kForward ? Place::lane() : 31 - Place::lane()) > 0) start = state_after(before.log, start, before.added);
         return start;
     }
-    __device__ __forceinline__ void turn() { buffer ^= 1; }
+    __device__ __forceinline__ void swap_buffers() { buffer ^= 1; }
 };
 
 }  // namespace gdn_cuda::scan

@@ -17,31 +17,31 @@ struct S7Matrix {
 };
 
 inline constexpr int kS7Threads = 128;
-inline constexpr int kS7Rows = 4;                 // of a thread: they share what it loads of columns
-inline constexpr int kS7Warps = kS7Threads / 32;  // of products: each takes every fourth column
+inline constexpr int kS7Rows = 4;                 // rows per thread, which share the loads of columns
+inline constexpr int kS7Warps = kS7Threads / 32;  // warps per block: each computes every fourth column
 
 // ---- Products and outer products
 
 struct S7ProductConfig {
-    DType io;       // the matrix; the vector too if it is of inputs, else the result
-    bool of_input;  // the vector is of inputs and the result of states, fp32; otherwise the other way round
+    DType io;       // dtype of the matrix, and of the vector if that is over inputs, otherwise of the result
+    bool of_input;  // the vector is over inputs and the result over states, in fp32; otherwise the reverse
 
     constexpr bool operator==(const S7ProductConfig&) const = default;
 
     GDN_FIELDS(io, of_input)
 
-    GDN_HOST_DEVICE constexpr int tokens() const { return 16 / bytes_of(io); }  // of a thread
+    GDN_HOST_DEVICE constexpr int tokens() const { return 16 / bytes_of(io); }  // per thread
     GDN_HOST_DEVICE constexpr int tile() const { return tokens() * 32; }
 };
 struct S7ProductArgs {
     S7Matrix matrix;
     S7Rows vector, bias, out;  // bias, if there is one, has io's dtype
     int rows, columns, tokens;
-    bool vectors;  // every row begins on 16 bytes
+    bool vectors;  // every row is 16-byte aligned
 };
 
 struct S7OuterConfig {
-    DType io;  // the matrix and the columns; rows are of states, fp32
+    DType io;  // dtype of the matrix and of the inputs; states are fp32
 
     constexpr bool operator==(const S7OuterConfig&) const = default;
 
@@ -52,7 +52,7 @@ struct S7OuterConfig {
 };
 struct S7OuterArgs {
     S7Rows states, inputs;
-    S7Matrix out;  // row: the state
+    S7Matrix out;  // row: the state; column: the input
     int states_count, inputs_count, tokens;
     bool vectors;
 };
@@ -60,23 +60,23 @@ struct S7OuterArgs {
 // ---- The recurrence
 
 struct S7StatesConfig {
-    DType io;  // A and its gradient
+    DType io;  // dtype of A and its gradient
     bool reverse;
 
     constexpr bool operator==(const S7StatesConfig&) const = default;
 
     GDN_FIELDS(io, reverse)
 
-    GDN_HOST_DEVICE static constexpr int tokens() { return 8; }  // of a thread
+    GDN_HOST_DEVICE static constexpr int tokens() { return 8; }  // per thread
     GDN_HOST_DEVICE static constexpr int tile() { return tokens() * kS7Threads; }
 };
 struct S7StatesArgs {
     S7Rows A;
-    float* states;           // (batch, row, token): forward, what is added to the states, replaced by them; reverse, the states
-    float* grads;            // reverse: of the states as outputs, replaced by those of what is added to them
+    float* states;  // (batch, row, token): forward, in: what is added to the states, out: the states; reverse, in: the states
+    float* grads;   // reverse, in: gradients of the states as outputs, out: gradients of what is added to the states
     const float* grad_last;  // reverse: (batch, row), or null
     float* last;             // forward: (batch, row)
-    void* of_A;              // reverse: (batch, row, token), contiguous
+    void* dA;                // reverse: (batch, row, token), contiguous
     int rows, tokens;
 };
 

@@ -1,4 +1,4 @@
-// A thread's neighbouring tokens of a row, as fp32.
+// Loads and stores of a thread's consecutive tokens of a row.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::scan {
 
-// `left`: how many tokens the row has from there on; those past it are 0. `vectors`: the row begins on 16 bytes.
+// `left`: how many tokens the row has from there on; later ones are 0. `vectors`: the row is 16-byte aligned.
 template <class T, int kTokens>
 __device__ __forceinline__ Vector<T, kTokens, true> load_tokens(const T* from, int left, bool vectors) {
     Vector<T, kTokens, true> x;

@@ -1,12 +1,11 @@
-// The elements of a tile in a selective scan: u, δ, z and what is shaped like them. A thread prepares eight, which are
-// neighbours along tokens or along channels, as they lie in memory: u and δ become the step and the input of the recurrence, in
-// fp32 in shared memory, and where there are outputs, the thread stores those of its elements.
+// The elements of a tile in a selective scan: u, δ, z and the output. A thread prepares eight, contiguous along tokens or along
+// channels, whichever is contiguous in memory: it turns u and δ into the step and the input of the recurrence, fp32 in shared
+// memory, and later stores the outputs of the same elements.
 //
-// What the next tile needs from memory is in flight meanwhile. In a whole tile of aligned vectors, a thread fetches the vector
-// of its eight elements. Otherwise rows are read in granules, which are 16 aligned bytes. Along tokens, each thread fetches one
-// and the last thread of a row one more; a thread's elements lie in its own granule and in its neighbour's. Along channels, a
-// thread loads the two granules that hold its elements where it needs them. Outputs along tokens are shifted back into
-// granules.
+// Loads of the next tile are in flight meanwhile. In a whole, aligned tile a thread fetches one vector. Otherwise rows are read
+// in granules of 16 aligned bytes. Along tokens, each thread fetches a granule and the last thread of a row one more; a
+// thread's elements are in its own granule and the next thread's. Along channels, a thread loads the two granules that hold its
+// elements when it needs them. Outputs along tokens are shifted back into granules.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/discretization.cuh>
@@ -15,20 +14,20 @@
 
 namespace gdn_cuda::scan {
 
-// Shared has rows of a tile and what is in flight, Args the tensors, as those of selective_forward.
+// Shared has a tile's rows and the buffers of loads in flight, Args has the tensors, as in selective_forward.
 template <class Shared, class Args>
 struct SelectiveElements {
     static constexpr int kChannels = Shared::kChannels, kTokens = Shared::kTokens;
     static constexpr Transition kTransition = Shared::kConfiguration.transition;
-    using Own = Neighbours<kChannels, kTokens>;
-    using Vector = Eight<Shared::kConfiguration.is_narrow>;
-    using Read = Granules<Shared::kConfiguration.is_narrow>;
+    using Own = TileVector<kChannels, kTokens>;
+    using Vector = RawVector8<Shared::kConfiguration.is_narrow>;
+    using Read = UnalignedVector8<Shared::kConfiguration.is_narrow>;
 
     const Args& args;
     Shared& shared;
-    Own own;             // of a tile
-    int whole, aligned;  // ends of the tiles whose elements all exist, and of those that are in aligned vectors as well
-    char* addresses[4];  // of the first tile
+    Own own;             // position in a tile
+    int whole, aligned;  // first token after the whole tiles, and after those that are aligned vectors too
+    char* addresses[4];  // of the thread's elements in the first tile
     enum Address { at_u, at_delta, at_z, at_out };
 
     enum InFlight { u_even, u_odd, delta, z };
@@ -42,36 +41,36 @@ struct SelectiveElements {
 
     // ---- In memory
 
-    // Of the first of a thread's elements.
+    // Address of the thread's first element.
     __device__ __forceinline__ char* address(const ChannelRows& x, const SelectivePlace& place, const Own& own,
                                              int tile) const {
         const i64 offset =
             place.batch * x.batch + (place.channel + own.channel) * x.channel + (place.start + tile + own.token) * x.token;
         return static_cast<char*>(x.data) + (offset << (Vector::is_wide(args.io) ? 2 : 1));
     }
-    // From the address of the first tile; the host has seen to it that a token's stride fits.
+    // Address in a tile, from that in the first tile. The host has checked that the token stride fits.
     template <class Kind, class Byte>
     __device__ __forceinline__ Byte* in_tile(Kind kind, Byte* first, const ChannelRows& x, int tile) const {
-        const int apart = kind.is_plain_along_tokens ? 1 : static_cast<int>(x.token);
-        return first + static_cast<i64>(tile) * (apart << (Vector::is_wide(kind.type(args.io)) ? 2 : 1));
+        const int token_stride = kind.is_plain_along_tokens ? 1 : static_cast<int>(x.token);
+        return first + static_cast<i64>(tile) * (token_stride << (Vector::is_wide(kind.type(args.io)) ? 2 : 1));
     }
-    // For rare paths: computed again, so that it takes no registers from the walk.
-    __device__ __forceinline__ Own rare_own() const { return Own::of_thread(opaque(threadIdx.x), args.along_tokens); }
-    // How many elements of the row exist from the thread's first one on; negative where there are none.
+    // Recomputed for rare paths, so that it takes no registers in the recurrence.
+    __device__ __forceinline__ Own recomputed_own() const { return Own::for_thread(opaque(threadIdx.x), args.along_tokens); }
+    // How many elements of the row exist from the thread's first one on; negative if none.
     __device__ __forceinline__ int left(int tile) const {
         constexpr int kNone = -8;
-        const Own own = rare_own();
+        const Own own = recomputed_own();
         const SelectivePlace& place = shared.place;
         const int channels = place.channels - own.channel, tokens = place.length - tile - own.token;
         return args.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
     }
     __device__ __forceinline__ int count(int tile) const { return tile < whole ? 8 : left(tile); }
-    // Along tokens: where the extra granule of a row is in flight, in the padding behind a row of the tile.
+    // Along tokens, the last granule of a row is copied to the padding after that row of the tile.
     __device__ __forceinline__ static bool is_last_of_row(const Own& own) { return own.token == kTokens - 8; }
-    __device__ __forceinline__ uint4* behind(int tensor, const Own& own) const {
+    __device__ __forceinline__ uint4* row_padding(int tensor, const Own& own) const {
         return reinterpret_cast<uint4*>(row(tensor, own.channel) + kTokens);
     }
-    enum Behind { behind_u, behind_delta, behind_z, behind_out };
+    enum Padding { padding_u, padding_delta, padding_z, padding_out };
 
     template <class Kind>
     __device__ __forceinline__ void fetch(Kind kind, int slot, int tensor, const char* first, const ChannelRows& x,
@@ -83,29 +82,29 @@ struct SelectiveElements {
         }
         const Read read = Read::of(from, count(tile), args.io);
         if (args.along_tokens) {
-            const Own own = rare_own();
+            const Own own = recomputed_own();
             read.fetch(in_flight(slot), args.io);
-            if (is_last_of_row(own)) read.fetch_last(*behind(tensor, own), args.io);
+            if (is_last_of_row(own)) read.fetch_last(*row_padding(tensor, own), args.io);
         } else if (read.before == 0) {
             read.fetch(in_flight(slot), args.io);
         }
     }
-    // The thread's vector, after cp_async_wait.
+    // The thread's vector; call after cp_async_wait.
     template <class Kind>
-    __device__ __forceinline__ Vector settled(Kind kind, int slot, int tensor, const char* first, const ChannelRows& x,
-                                              int tile) const {
+    __device__ __forceinline__ Vector loaded(Kind kind, int slot, int tensor, const char* first, const ChannelRows& x,
+                                             int tile) const {
         if (kind.is_plain || tile < aligned) return in_flight(slot);
         const char* from = in_tile(kind, first, x, tile);
         __syncwarp();
         Vector found = in_flight(slot);
         if (args.along_tokens) {
-            const Own own = rare_own();
-            const uint4& next = is_last_of_row(own) ? *behind(tensor, own) : (&in_flight(slot))[1].bits[0];
+            const Own own = recomputed_own();
+            const uint4& next = is_last_of_row(own) ? *row_padding(tensor, own) : (&in_flight(slot))[1].bits[0];
             found = Read::joined(found, next, Read::before_of(from), args.io);
         } else if (Read::before_of(from) != 0) {
             found = Read::of(from, count(tile), args.io).load(args.io);
         }
-        __syncwarp();  // what is fetched next overwrites it
+        __syncwarp();  // the next fetch overwrites it
         return found;
     }
 
@@ -120,33 +119,33 @@ struct SelectiveElements {
             shared.bias[c] = c < place.channels && args.in.delta_bias != nullptr ? args.in.delta_bias[place.channel + c] : 0.f;
         }
     }
-    // The end of the plain tiles.
+    // First token after the plain tiles.
     __device__ __forceinline__ int plain() const {
         const bool may_be = Shared::kConfiguration.is_narrow ? args.io == DType::bf16 : args.along_tokens;
         return may_be && args.in.delta_a.data == nullptr ? aligned : 0;
     }
     template <class Kind>
     __device__ __forceinline__ void load(Kind kind, int tile) const {
-        fetch(kind, u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
-        fetch(kind, delta, behind_delta, addresses[at_delta], args.in.delta, tile);
+        fetch(kind, u_of(tile), padding_u, addresses[at_u], args.in.u, tile);
+        fetch(kind, delta, padding_delta, addresses[at_delta], args.in.delta, tile);
     }
     template <class Kind>
     __device__ __forceinline__ void load_z(Kind kind, int tile) const {
-        if (args.in.z.data != nullptr) fetch(kind, z, behind_z, addresses[at_z], args.in.z, tile);
+        if (args.in.z.data != nullptr) fetch(kind, z, padding_z, addresses[at_z], args.in.z, tile);
     }
 
     // ---- Steps and inputs
 
-    // Each stage takes all eight elements, so that they wait for the special function unit together.
+    // Each stage handles all eight elements, so that their special-function instructions overlap.
     template <class Kind>
     __device__ __forceinline__ void prepare(Kind kind, int tile) const {
         const DType io = kind.type(args.io);
-        const Vector u = settled(kind, u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+        const Vector u = loaded(kind, u_of(tile), padding_u, addresses[at_u], args.in.u, tile);
         if (!kind.is_plain && tile >= aligned) in_flight(u_of(tile)) = u;  // for the outputs
         float input[8], size[8], bias[8], step[8];
         u.to_floats(io, input);
-        settled(kind, delta, behind_delta, addresses[at_delta], args.in.delta, tile).to_floats(io, size);
-        of_channels(kind, shared.bias, bias);
+        loaded(kind, delta, padding_delta, addresses[at_delta], args.in.delta, tile).to_floats(io, size);
+        load_per_channel(kind, shared.bias, bias);
 #pragma unroll
         for (int i = 0; i < 8; ++i) size[i] += bias[i];
         if (args.in.delta_softplus) {
@@ -160,11 +159,11 @@ struct SelectiveElements {
 #pragma unroll
         for (int i = 0; i < 8; ++i) step[i] = kTransition == Transition::s7 ? -1.f / fmaf(size[i], size[i], 0.5f) : size[i];
         constexpr bool kReadsDeltaA = kTransition != Transition::s7 && kTransition != Transition::rglru;
-        if (kReadsDeltaA && !kind.is_plain && args.in.delta_a.data != nullptr)  // rare, so not in flight before
-            Read::of(address(args.in.delta_a, shared.place, rare_own(), tile), count(tile), args.io)
+        if (kReadsDeltaA && !kind.is_plain && args.in.delta_a.data != nullptr)  // rare, so not prefetched
+            Read::of(address(args.in.delta_a, shared.place, recomputed_own(), tile), count(tile), args.io)
                 .load(args.io)
                 .to_floats(args.io, step);
-        if (!kind.is_plain && tile >= whole) {  // elements outside of the tensor leave the states as they are
+        if (!kind.is_plain && tile >= whole) {  // a step of 0 leaves the states as they are
             const int count = left(tile);
 #pragma unroll
             for (int i = 0; i < 8; ++i)
@@ -175,7 +174,7 @@ struct SelectiveElements {
         if constexpr (has_size(kTransition)) put(kind, kSize, size);
     }
     template <class Kind>
-    __device__ __forceinline__ void of_channels(Kind kind, const float (&per_channel)[kChannels], float (&x)[8]) const {
+    __device__ __forceinline__ void load_per_channel(Kind kind, const float (&per_channel)[kChannels], float (&x)[8]) const {
         if (kind.along_tokens(args.along_tokens)) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = per_channel[own.channel];
@@ -204,16 +203,16 @@ struct SelectiveElements {
             shared.D[c] = c < place.channels && args.in.D != nullptr ? args.in.D[place.channel + c] : 0.f;
         }
     }
-    __device__ __forceinline__ static float ungated(float y, float of_u, float D) {
+    __device__ __forceinline__ static float ungated(float y, float u, float D) {
         if constexpr (Shared::kConfiguration.is_complex) y *= 2.f;
-        return fmaf(D, of_u, y);
+        return fmaf(D, u, y);
     }
     // Adds up the Σ C x of each lane, and stores the outputs of the elements that the thread prepared.
     template <class Kind>
     __device__ __forceinline__ void finish(Kind kind, int tile) const {
         const DType io = kind.type(args.io);
         constexpr int kLanes = Shared::kConfiguration.lanes;
-        float y[8], of_u[8], of_z[8], D[8];
+        float y[8], u[8], gate_input[8], D[8];
         const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
 #pragma unroll
         for (int part = 0; part < kLanes; ++part) {
@@ -228,14 +227,14 @@ struct SelectiveElements {
             for (int i = 0; i < 8; ++i) y[i] = part == 0 ? x[i] : y[i] + x[i];
             from += sizeof(shared.rows[0]) / sizeof(float);
         }
-        of_channels(kind, shared.D, D);
-        in_flight(u_of(tile)).to_floats(io, of_u);
+        load_per_channel(kind, shared.D, D);
+        in_flight(u_of(tile)).to_floats(io, u);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
+        for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], u[i], D[i]);
         if (args.in.z.data != nullptr) {
-            settled(kind, z, behind_z, addresses[at_z], args.in.z, tile).to_floats(io, of_z);
+            loaded(kind, z, padding_z, addresses[at_z], args.in.z, tile).to_floats(io, gate_input);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
+            for (int i = 0; i < 8; ++i) y[i] *= silu_fast(gate_input[i]);
         }
         const Vector found = Vector::of(io, y);
         char* to = in_tile(kind, addresses[at_out], args.out, tile);
@@ -246,10 +245,10 @@ struct SelectiveElements {
         else
             found.store_some(to, args.io, 0, left(tile));
     }
-    // For whole tiles whose rows are not aligned. A thread stores the granules that begin in its eight elements; the last of
-    // them ends in the elements of the next thread. After the last thread of a row comes the first thread, a tile later.
+    // For whole tiles of unaligned rows. A thread stores the granules that begin in its eight elements; the last one ends in
+    // the next thread's elements. The last thread of a row keeps its rest for the first thread's elements of the next tile.
     __device__ __forceinline__ void store_shifted(const Vector& found, char* to, int tile) const {
-        const Own own = rare_own();
+        const Own own = recomputed_own();
         const bool wide = Vector::is_wide(args.io), exists = own.channel < shared.place.channels, is_last = is_last_of_row(own);
         const int size = wide ? 4 : 2, before = -static_cast<int>(reinterpret_cast<unsigned long long>(to)) & 15,
                   skipped = before / size;
@@ -265,7 +264,7 @@ struct SelectiveElements {
                 own_last = found.bits[1];
             }
         if (is_last) {
-            uint4& kept = *behind(behind_out, own);
+            uint4& kept = *row_padding(padding_out, own);
             const uint4 earlier = kept;
             kept = own_last;
             own_last = earlier;

@@ -1,4 +1,4 @@
-// Eight elements of a tensor whose dtype is known at run time, in flight as raw bits.
+// A vector of eight elements whose dtype is known at run time, kept as raw bits until it is used.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -6,10 +6,10 @@
 
 namespace gdn_cuda::scan {
 
-// kNarrow: of 16-bit dtypes only, in half the registers.
+// kNarrow: 16-bit dtypes only, which takes half the registers.
 template <bool kNarrow>
-struct Eight {
-    uint4 bits[kNarrow ? 1 : 2];  // 16-bit elements are in the first
+struct RawVector8 {
+    uint4 bits[kNarrow ? 1 : 2];  // 16-bit dtypes use the first alone
 
     __device__ __forceinline__ static bool is_wide(DType type) { return !kNarrow && type == DType::f32; }
 
@@ -19,8 +19,8 @@ struct Eight {
         if constexpr (!kNarrow)
             if (is_wide(type)) bits[1] = vectors[1];
     }
-    // Through shared memory: what is in flight takes no registers. The same thread reads it, behind cp_async_wait.
-    __device__ __forceinline__ static void fetch(Eight& to, const void* from, DType type) {
+    // Copies through shared memory, so that loads in flight take no registers. The same thread reads it after cp_async_wait.
+    __device__ __forceinline__ static void fetch(RawVector8& to, const void* from, DType type) {
         cp_async_16(&to.bits[0], from);
         if constexpr (!kNarrow)
             if (is_wide(type)) cp_async_16(&to.bits[1], static_cast<const uint4*>(from) + 1);
@@ -31,7 +31,7 @@ struct Eight {
         if constexpr (!kNarrow)
             if (is_wide(type)) vectors[1] = bits[1];
     }
-    // Those from `begin` to `end`, each alone.
+    // Stores elements `begin` to `end`, one by one.
     __device__ __forceinline__ void store_some(void* to, DType type, int begin, int end) const {
         const unsigned words[4] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w};
         if (is_wide(type)) {
@@ -65,8 +65,8 @@ struct Eight {
                 x[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16))));
         }
     }
-    __device__ __forceinline__ static Eight of(DType type, const float (&x)[8]) {
-        Eight y;
+    __device__ __forceinline__ static RawVector8 of(DType type, const float (&x)[8]) {
+        RawVector8 y;
         unsigned words[4];
         if (type == DType::bf16) {
 #pragma unroll

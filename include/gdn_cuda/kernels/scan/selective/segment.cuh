@@ -1,4 +1,4 @@
-// The piece of a sequence that a block works on, and what the pieces before it do to a state.
+// The segment of a sequence that a block works on, and the map of a segment applied to a state.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -7,19 +7,19 @@
 
 namespace gdn_cuda::scan {
 
-// Pieces of a sequence of `length` tokens that are not empty, and at least one.
-__device__ __forceinline__ int pieces_of(const Pieces& pieces, int length) {
-    return pieces.count == 1 ? 1 : max(static_cast<int>(ceil_div(i64{length}, pieces.length)), 1);
+// How many segments of a sequence of `length` tokens are not empty; at least 1.
+__device__ __forceinline__ int segment_count(const Segments& segments, int length) {
+    return segments.count == 1 ? 1 : max(static_cast<int>(ceil_div(i64{length}, segments.length)), 1);
 }
-__device__ __forceinline__ Span span_of_piece(const Pieces& pieces, const Span& sequence, int piece) {
-    if (pieces.count == 1) return sequence;
-    const i64 first = min(i64{piece} * pieces.length, i64{sequence.length});
-    return {sequence.start + first, static_cast<int>(min(sequence.length - first, i64{pieces.length}))};
+__device__ __forceinline__ Span segment_span(const Segments& segments, const Span& sequence, int segment) {
+    if (segments.count == 1) return sequence;
+    const i64 first = min(i64{segment} * segments.length, i64{sequence.length});
+    return {sequence.start + first, static_cast<int>(min(sequence.length - first, i64{segments.length}))};
 }
 
-// A state behind a piece, from the one before it. Zero stays zero where the product is infinite.
+// The state after a segment, from the state before it. Zero times an infinite product is 0 here.
 template <class Number>
-__device__ __forceinline__ Number through_piece(Number x, Number product, Number end) {
+__device__ __forceinline__ Number after_segment(Number x, Number product, Number end) {
     bool is_zero;
     if constexpr (sizeof(Number) == sizeof(float))
         is_zero = x == 0.f;

@@ -1,4 +1,4 @@
-// The part of a selective scan that a block works on, and the places of its elements in a tile.
+// Chunk numbers of a selective scan, and how a block's threads and lanes map to the elements of a tile.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::scan {
 
-// The number of the first chunk of a sequence.
+// Index of the sequence's first chunk among those of all sequences.
 __device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequence) {
     if (in.cu_seqlens.data == nullptr) return sequence * static_cast<int>(ceil_div(in.length, kStateChunk));
     int chunk = 0;
@@ -15,12 +15,12 @@ __device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequen
     return chunk;
 }
 
-// Eight neighbours in a tile of channels × tokens, along tokens or along channels.
+// A thread's eight contiguous elements of a tile of channels × tokens: along tokens, or along channels.
 template <int kChannels, int kTokens>
-struct Neighbours {
-    int channel, token;  // of the first
+struct TileVector {
+    int channel, token;  // of the first element
 
-    __device__ __forceinline__ static Neighbours of_thread(unsigned thread, bool along_tokens) {
+    __device__ __forceinline__ static TileVector for_thread(unsigned thread, bool along_tokens) {
         constexpr unsigned kRow = kTokens / 8, kColumn = kChannels / 8;
         const unsigned channel = along_tokens ? thread / kRow : thread % kColumn * 8;
         const unsigned token = along_tokens ? thread % kRow * 8 : thread / kColumn;
@@ -28,68 +28,69 @@ struct Neighbours {
     }
 };
 
-// What is known of a tile when it is compiled. All elements of a plain one exist, in aligned vectors along tokens or along
-// channels; so do its B and C, along tokens beside such elements, else in either layout; and there is no δ_A. Most tiles are
-// plain, and with code of their own take a quarter fewer instructions around the walk. Where a configuration is narrow, they
-// are bf16 as well.
+// What is known of a tile at compile time. In a plain tile every element exists and is in an aligned vector, along tokens or
+// along channels; so are B and C (along tokens in a tile along tokens, otherwise in either layout); and there is no δ_A. In
+// narrow configurations a plain tile is also bf16. Most tiles are plain; specialised, they take a quarter fewer instructions
+// outside the recurrence.
 enum class Plain { none, tokens, channels };
 template <Plain kPlain, bool kNarrow>
 struct TileKind {
     static constexpr bool is_plain = kPlain != Plain::none, is_plain_along_tokens = kPlain == Plain::tokens;
 
-    __device__ __forceinline__ static bool along_tokens(bool of_call) { return is_plain ? is_plain_along_tokens : of_call; }
-    __device__ __forceinline__ static DType type(DType of_call) { return is_plain && kNarrow ? DType::bf16 : of_call; }
+    __device__ __forceinline__ static bool along_tokens(bool runtime) { return is_plain ? is_plain_along_tokens : runtime; }
+    __device__ __forceinline__ static DType type(DType runtime) { return is_plain && kNarrow ? DType::bf16 : runtime; }
 };
 
-// Calls with the kind of a tile. Those along channels are plain where the configuration is narrow, as models have them.
+// Calls `call` with the TileKind. Tiles along channels are plain in narrow configurations alone, which is what models use.
 template <bool kNarrow, class F>
-__device__ __forceinline__ void of_kind(bool is_plain, bool along_tokens, const F& call) {
+__device__ __forceinline__ void with_tile_kind(bool is_plain, bool along_tokens, const F& call) {
     if (!is_plain) return call(TileKind<Plain::none, kNarrow>{});
     if constexpr (kNarrow)
         if (!along_tokens) return call(TileKind<Plain::channels, kNarrow>{});
     call(TileKind<Plain::tokens, kNarrow>{});
 }
 
-// A channel has every second one of 2 · kLanes neighbouring lanes. So two neighbours have the same states of two channels, and
-// read the same B and C: a warp's loads of 16 bytes a lane then take two wavefronts of shared memory, not four.
+// A channel's lanes are every second one of 2 · kLanes consecutive lanes. So two adjacent lanes have the same states of two
+// channels and read the same B and C: a warp's 16-byte shared loads take two wavefronts instead of four.
 template <int kLanes>
 struct ChannelLanes {
-    static constexpr int kApart = 2;
+    static constexpr int kSpacing = 2;
 
     template <class Int>
     __device__ __forceinline__ static Int lane(Int thread) {
-        return thread / kApart % kLanes;
+        return thread / kSpacing % kLanes;
     }
     template <class Int>
     __device__ __forceinline__ static Int channel(Int thread) {
-        return thread / (kApart * kLanes) * kApart + thread % kApart;
+        return thread / (kSpacing * kLanes) * kSpacing + thread % kSpacing;
     }
-    // Calls with the distance of each exchange that a sum over the lanes takes.
+    // Calls `call` with the lane distance of each shuffle of a butterfly reduction over a channel's lanes.
     template <class F>
     __device__ __forceinline__ static void each_distance(const F& call) {
 #pragma unroll
-        for (int distance = kLanes / 2; distance > 0; distance /= 2) call(distance * kApart);
+        for (int distance = kLanes / 2; distance > 0; distance /= 2) call(distance * kSpacing);
     }
-    // Every lane gets the sum, in the same order.
+    // Every lane gets the sum, added in the same order.
     __device__ __forceinline__ static float sum(float x) {
         each_distance([&](int distance) { x += __shfl_xor_sync(0xffffffffu, x, distance); });
         return x;
     }
 };
 
-// Hides from the compiler how a thread's address was computed: it would compute it again for every tile, in ten instructions.
+// Hides from the compiler how an address was computed. It would recompute it for every tile, in ten instructions.
 __device__ __forceinline__ char* opaque(char* address) {
     asm volatile("" : "+l"(address));
     return address;
 }
-// The same for a number that only rare paths use: what they compute from it would be kept in registers through the loop.
+// Hides a value that only rare paths use. The compiler would compute what they derive from it before the loop and keep it in
+// registers.
 template <class T>
 __device__ __forceinline__ T opaque(T x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// A number of A, or of B or C where it is constant.
+// An element of A, or of a constant B or C.
 template <class Number>
 __device__ __forceinline__ Number constant_number(const Coefficients& from, i64 channel, int n) {
     const float* at = static_cast<const float*>(from.data) + channel * from.group + n * from.n;
@@ -99,7 +100,7 @@ __device__ __forceinline__ Number constant_number(const Coefficients& from, i64 
         return {at[0], at[from.pair]};
 }
 
-// Neighbouring numbers in shared memory, aligned for vectors of four, or of two.
+// Loads contiguous floats from shared memory, by vectors of four or two, to which `from` is aligned.
 template <int kCount>
 __device__ __forceinline__ void load_shared(float (&to)[kCount], const float* from) {
     if constexpr (kCount % 4 == 0) {
@@ -117,7 +118,7 @@ __device__ __forceinline__ void load_shared(float (&to)[kCount], const float* fr
     }
 }
 
-// The place of a token in a row of a tile. Rows eight channels apart begin in the same bank, so their tokens are swizzled.
+// Column of a token in its row of a tile. Rows eight channels apart begin in the same bank, so tokens are swizzled by channel.
 template <int kChannels>
 __device__ __forceinline__ int swizzled(int channel, int token) {
     return token ^ (channel / 8 * (256 / kChannels));

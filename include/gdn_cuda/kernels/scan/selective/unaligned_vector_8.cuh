@@ -1,12 +1,12 @@
-// Eight neighbouring elements at any address, read in granules (16 aligned bytes) and shifted into place. A granule is read
-// only if it holds an element of the tensor, so that no read leaves the tensor's pages.
+// Eight contiguous elements at any element address, read as granules of 16 aligned bytes and shifted into place. A granule is
+// read only if it holds an element of the tensor, so no read leaves the tensor's pages.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective/raw_vector_8.cuh>
 
 namespace gdn_cuda::scan {
 
-// 16 bytes of two granules, from byte `from` on, which is even and below 16.
+// 16 bytes of two adjacent granules, from byte `from` on, which is even and below 16.
 __device__ __forceinline__ uint4 joined(const uint4& low, const uint4& high, int from) {
     unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if (from & 8) {
@@ -23,24 +23,24 @@ __device__ __forceinline__ uint4 joined(const uint4& low, const uint4& high, int
 }
 
 template <bool kNarrow>
-struct Granules {
-    using Vector = Eight<kNarrow>;
+struct UnalignedVector8 {
+    using Vector = RawVector8<kNarrow>;
 
     const uint4* first;
-    int before;  // bytes of the first before the eight
-    int reach;   // bytes from there to the end of what exists
+    int before;  // bytes of the first granule before the eight elements
+    int reach;   // bytes from the start of the first granule to the last element that exists
 
     __device__ __forceinline__ static int before_of(const char* address) {
         return static_cast<int>(reinterpret_cast<unsigned long long>(address)) & 15;
     }
-    // `left`: the elements of a row from the address on; negative where the row ends before it.
-    __device__ __forceinline__ static Granules of(const char* address, int left, DType type) {
+    // `left`: elements of the row from the address on; negative if the row ends before it.
+    __device__ __forceinline__ static UnalignedVector8 of(const char* address, int left, DType type) {
         const int before = before_of(address);
         return {reinterpret_cast<const uint4*>(address - before), before,
                 before + min(left, 8) * (Vector::is_wide(type) ? 4 : 2)};
     }
     __device__ __forceinline__ bool exists(int granule) const { return granule * 16 < reach; }
-    // The eight, where the last granule is `next`.
+    // Shifts into place: `own` has the first granules, `next` is the last one.
     __device__ __forceinline__ static Vector joined(const Vector& own, const uint4& next, int before, DType type) {
         Vector x;
         if constexpr (kNarrow) {
@@ -55,7 +55,8 @@ struct Granules {
         return x;
     }
     __device__ __forceinline__ Vector load(DType type) const {
-        // No conditional expressions: they would choose between addresses, and one of them would be of local memory.
+        // Branches instead of conditional expressions: the compiler would select between addresses, one of them in local
+        // memory.
         Vector own{};
         uint4 next{};
         if (exists(0)) own.bits[0] = first[0];
@@ -68,8 +69,8 @@ struct Granules {
             }
         return joined(own, next, before, type);
     }
-    // Where neighbouring threads have neighbouring eights: each fetches the granule in which its eight begin, the last of a row
-    // also the one in which its eight end.
+    // For adjacent threads with adjacent vectors: each fetches the granules that begin its vector, and reads the next one from
+    // the next thread. The last thread of a row also calls fetch_last.
     __device__ __forceinline__ void fetch(Vector& to, DType type) const {
         if (exists(0)) cp_async_16(&to.bits[0], first);
         if constexpr (!kNarrow)

@@ -1,4 +1,4 @@
-// The tiles of B and C of a chunk in scan/selective_backward, where they vary.
+// scan/selective_backward: loads B and C of a chunk, if they vary, into tiles.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_backward/block.cuh>
@@ -9,9 +9,9 @@ namespace gdn_cuda::scan {
 template <SelectiveBackwardConfig kConfig>
 struct BackwardCoefficients : BackwardBlock<kConfig> {
     using Block = BackwardBlock<kConfig>;
-    using Block::along, Block::global, Block::varies;
     using Block::args, Block::in, Block::place, Block::shared;
     using Block::kColumns, Block::kGroup, Block::kParts;
+    using Block::offset_by, Block::global, Block::varies;
     using typename Block::Config;
 
     __device__ __forceinline__ char* base_of(const Coefficients& x) const {
@@ -23,18 +23,18 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
         shared.coefficients[0] = varies(in.B) ? base_of(in.B) : nullptr;
         shared.coefficients[1] = varies(in.C) ? base_of(in.C) : nullptr;
     }
-    // Four real numbers at a time, along tokens or along states as they lie in memory.
-    static constexpr int kRow = kColumns / 4, kAll = kStateChunk * kRow;
-    static constexpr int kOfThread = kAll < Config::kThreads ? 1 : kAll / Config::kThreads;
+    // Vectors of four floats, along tokens or along states, whichever is contiguous in memory.
+    static constexpr int kRow = kColumns / 4, kVectors = kStateChunk * kRow;
+    static constexpr int kVectorsPerThread = kVectors < Config::kThreads ? 1 : kVectors / Config::kThreads;
     struct At {
         int token, n;
         bool exists;
     };
     __device__ __forceinline__ static At at(unsigned i, bool along_tokens) {
-        constexpr int kOfVector = 4 / kParts;
-        const unsigned token = along_tokens ? i / kGroup * kOfVector : i / kRow;
-        const unsigned n = along_tokens ? i % kGroup : i % kRow * kOfVector;
-        return {static_cast<int>(token), static_cast<int>(n), kAll % Config::kThreads == 0 || i < kAll};
+        constexpr int kStatesPerVector = 4 / kParts;
+        const unsigned token = along_tokens ? i / kGroup * kStatesPerVector : i / kRow;
+        const unsigned n = along_tokens ? i % kGroup : i % kRow * kStatesPerVector;
+        return {static_cast<int>(token), static_cast<int>(n), kVectors % Config::kThreads == 0 || i < kVectors};
     }
     __device__ __forceinline__ static bool along_tokens(const Coefficients& x) { return x.n != kParts; }
     __device__ __forceinline__ static void put(float (*to)[kColumns], const At& at, bool along_tokens, const float (&x)[4]) {
@@ -63,19 +63,20 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
         if (varies(in.C)) call(1, in.C, shared.C);
     }
 
-    // What a thread moves to the tiles, where it is vectors: those of B and C are in flight together.
+    // A thread's vectors of B and C, loaded together.
     struct InFlight {
-        Four of[2][kOfThread];
+        RawVector4 vectors[2][kVectorsPerThread];
     };
     __device__ __forceinline__ void load(InFlight& x, int first, int tokens) const {
         if (!are_vectors(tokens)) return;
         each_varying([&](int which, const Coefficients& from, float(*)[kColumns]) {
             const Strides strides = strides_of(from);
-            const char* base = along(global(shared.coefficients[which]), first, strides.token);
+            const char* base = offset_by(global(shared.coefficients[which]), first, strides.token);
 #pragma unroll
-            for (int i = 0; i < kOfThread; ++i) {
-                const At at = this->at(thread_again() + i * Config::kThreads, along_tokens(from));
-                if (at.exists) x.of[which][i].load(along(along(base, at.token, strides.token), at.n, strides.n), from.type);
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                const At at = this->at(recomputed_thread() + i * Config::kThreads, along_tokens(from));
+                if (at.exists)
+                    x.vectors[which][i].load(offset_by(offset_by(base, at.token, strides.token), at.n, strides.n), from.type);
             }
         });
     }
@@ -83,15 +84,15 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
         if (!are_vectors(tokens)) return make_each(first, tokens);
         each_varying([&](int which, const Coefficients& from, float(*to)[kColumns]) {
 #pragma unroll
-            for (int i = 0; i < kOfThread; ++i) {
-                const At at = this->at(thread_again() + i * Config::kThreads, along_tokens(from));
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                const At at = this->at(recomputed_thread() + i * Config::kThreads, along_tokens(from));
                 float x[4];
-                loaded.of[which][i].to_floats(from.type, x);
+                loaded.vectors[which][i].to_floats(from.type, x);
                 if (at.exists) put(to, at, along_tokens(from), x);
             }
         });
     }
-    // Each number alone, where the host has found no vectors or the tile is ragged. Zeros where they do not exist.
+    // Element by element, if rows are not vectors or the tile is not whole. Elements that do not exist are 0.
     __device__ __forceinline__ void make_each(int first, int tokens) const {
         const int states = this->states();
 #pragma unroll 1
@@ -103,14 +104,16 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
             const bool along_tokens = this->along_tokens(from);
             const Strides strides = strides_of(from);
 #pragma unroll 1
-            for (unsigned i = thread_again(); i < kAll; i += Config::kThreads) {
+            for (unsigned i = recomputed_thread(); i < kVectors; i += Config::kThreads) {
                 const At at = this->at(i, along_tokens);
-                const char* begin = along(along(base, first + at.token, strides.token), at.n, strides.n);
+                const char* begin = offset_by(offset_by(base, first + at.token, strides.token), at.n, strides.n);
                 const bool exist = at.token < tokens && at.n < states;
                 const int count = exist ? (along_tokens ? tokens - at.token : states - at.n) * kParts : 0;
                 const unsigned next = along_tokens ? strides.token : strides.n;
-                const auto address = [&](int j) { return along(along(begin, j / kParts, next), j % kParts, strides.part); };
-                Four raw;
+                const auto address = [&](int j) {
+                    return offset_by(offset_by(begin, j / kParts, next), j % kParts, strides.part);
+                };
+                RawVector4 raw;
                 float x[4];
                 if (from.type == DType::f32)
                     raw.load_each<unsigned>(count, address);

@@ -1,5 +1,5 @@
-// The elements of a chunk in scan/selective_backward, u, delta, z and so on: made into tiles of steps, inputs and output
-// gradients before the walk; and the gradients of the elements, from the tiles that the walk leaves.
+// scan/selective_backward, the elements of a chunk: makes u, delta, z and the gradient of out into tiles of steps, inputs and
+// output gradients; after the recurrence, computes the gradients of u, delta, z and delta_a from the tiles that it left.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_backward/sums.cuh>
@@ -25,7 +25,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
     using Floats = typename Units::template Floats<Unit::kSize>;
 
     __device__ __forceinline__ void begin() const {
-        // A thread sums the gradient of D or of the bias of a channel.
+        // One thread per channel sums the gradient of D, another that of the bias.
         static_assert(2 * kChannels <= Config::kThreads);
         if (threadIdx.x < kChannels) {
             const int channel = threadIdx.x;
@@ -35,7 +35,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
         }
         if (threadIdx.x < 2 * kChannels) shared.element_sums[threadIdx.x / kChannels][threadIdx.x % kChannels] = 0.f;
     }
-    // δ, from what it is before softplus.
+    // δ, from δ before softplus.
     template <int kSize>
     __device__ __forceinline__ void make_sizes(float (&sizes)[kSize], const float (&before)[kSize]) const {
 #pragma unroll
@@ -44,7 +44,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) sizes[i] = softplus_fast(before[i]);
     }
-    // Flags are of a call: a branch for each, around the elements of a unit.
+    // Options are the same for the whole call, so each branch is around all elements of a unit.
     template <class Unit>
     __device__ __forceinline__ void make_elements(const Floats<Unit>& x, const Unit& unit) const {
         constexpr int kSize = Unit::kSize;
@@ -58,7 +58,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
         for (int i = 0; i < kSize; ++i) {
             step[i] = kTransition == Transition::s7 ? -1.f / fmaf(size[i], size[i], 0.5f) : size[i];
             input[i] = x.u[i];
-            cotangent[i] = x.grad_out[i] * static_cast<float>(kParts);  // y = 2 Re Σ C x of complex numbers
+            cotangent[i] = x.grad_out[i] * static_cast<float>(kParts);  // y = 2 Re Σ C x for complex states
         }
         if constexpr (kTransition != Transition::s7 && !kIsRglru)
             if (has_delta_a(unit))
@@ -84,14 +84,14 @@ struct BackwardElements : BackwardUnits<kConfig> {
 
     // ---- Their gradients
 
-    // Sums over the states of earlier passes are added to those of the tile, which before the last pass are kept. A thread has
-    // four tokens' in flight.
+    // Adds the sums over the states of earlier passes to the tile's sums, and stores them unless this is the last pass. A
+    // thread loads those of four tokens at a time.
     __device__ __forceinline__ void add_earlier(int first, int tokens) const {
         constexpr int kAtOnce = 4, kSums = has_size(kTransition) ? 4 : 3;
-        const i64 apart = static_cast<i64>(in.batch) * in.dim * in.length;
+        const i64 stride = static_cast<i64>(in.batch) * in.dim * in.length;
         const bool has_y = in.z.data != nullptr;
 #pragma unroll 1
-        for (unsigned i = thread_again(); i < kChannels * kStateChunk; i += kAtOnce * Config::kThreads) {
+        for (unsigned i = recomputed_thread(); i < kChannels * kStateChunk; i += kAtOnce * Config::kThreads) {
             unsigned* at[kAtOnce];
             bool exists[kAtOnce];
             unsigned earlier[kAtOnce][kSums] = {};
@@ -104,7 +104,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
                         token;
 #pragma unroll
                 for (int sum = 0; sum < kSums; ++sum)
-                    load_if(exists[j] && !args.first_pass && (sum != 2 || has_y), earlier[j][sum], at[j] + sum * apart);
+                    load_if(exists[j] && !args.first_pass && (sum != 2 || has_y), earlier[j][sum], at[j] + sum * stride);
             }
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j) {
@@ -117,7 +117,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
 #pragma unroll
                 for (int sum = 0; sum < kSums; ++sum) {
                     *sums[sum] += __uint_as_float(earlier[j][sum]);
-                    store_if(exists[j] && !args.last_pass && (sum != 2 || has_y), at[j] + sum * apart,
+                    store_if(exists[j] && !args.last_pass && (sum != 2 || has_y), at[j] + sum * stride,
                              __float_as_uint(*sums[sum]));
                 }
             }
@@ -126,10 +126,10 @@ struct BackwardElements : BackwardUnits<kConfig> {
     template <class Unit>
     __device__ __forceinline__ void finish_elements(const Floats<Unit>& x, const Unit& unit, int first) const {
         constexpr int kSize = Unit::kSize;
-        float made[3][kSize], of_size[1][kSize] = {}, before[kSize], D[kSize], cotangent[kSize], of_D_and_bias[2][kSize];
+        float made[3][kSize], dsize[1][kSize] = {}, before[kSize], D[kSize], cotangent[kSize], dD_and_dbias[2][kSize];
         get(made, {shared.input, shared.cotangent, shared.step}, unit);
-        if constexpr (has_size(kTransition)) get(of_size, {shared.size}, unit);
-        auto &of_input = made[0], &of_step = made[1], &step = made[2], &d_size = of_size[0];
+        if constexpr (has_size(kTransition)) get(dsize, {shared.size}, unit);
+        auto &dinput = made[0], &dstep = made[1], &step = made[2], &ddelta = dsize[0];
         per_channel(before, shared.bias, unit);
         per_channel(D, shared.D, unit);
         typename Units::template Outputs<kSize> to{};
@@ -137,27 +137,27 @@ struct BackwardElements : BackwardUnits<kConfig> {
         for (int i = 0; i < kSize; ++i) {
             before[i] += x.delta[i];
             cotangent[i] = x.grad_out[i];
-            to.du[i] = of_input[i];
+            to.du[i] = dinput[i];
         }
         if constexpr (kTransition == Transition::exponential) {
             if (args.input_times_delta) {
-                if (has_delta_a(unit)) make_sizes(step, before);  // the step was another
+                if (has_delta_a(unit)) make_sizes(step, before);  // `step` was δ_A
 #pragma unroll
-                for (int i = 0; i < kSize; ++i) d_size[i] = x.u[i] * of_input[i], to.du[i] = step[i] * of_input[i];
+                for (int i = 0; i < kSize; ++i) ddelta[i] = x.u[i] * dinput[i], to.du[i] = step[i] * dinput[i];
             }
         }
         if constexpr (kTransition == Transition::s7) {
             float size[kSize];
             make_sizes(size, before);
 #pragma unroll
-            for (int i = 0; i < kSize; ++i) d_size[i] = 2.f * size[i] * step[i] * step[i] * of_step[i];
+            for (int i = 0; i < kSize; ++i) ddelta[i] = 2.f * size[i] * step[i] * step[i] * dstep[i];
         } else if (kIsRglru || !has_delta_a(unit)) {
 #pragma unroll
-            for (int i = 0; i < kSize; ++i) d_size[i] = fmaf(of_step[i], Gradient::kStepUnit, d_size[i]);
+            for (int i = 0; i < kSize; ++i) ddelta[i] = fmaf(dstep[i], Gradient::kStepUnit, ddelta[i]);
         }
         if (in.delta_softplus)
 #pragma unroll
-            for (int i = 0; i < kSize; ++i) d_size[i] *= sigmoid_fast(before[i]);
+            for (int i = 0; i < kSize; ++i) ddelta[i] *= sigmoid_fast(before[i]);
         if (in.z.data != nullptr) {
             float y[kSize];
             get_outputs(y, unit);
@@ -172,50 +172,50 @@ struct BackwardElements : BackwardUnits<kConfig> {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) {
             to.du[i] = fmaf(D[i], cotangent[i], to.du[i]);
-            to.ddelta[i] = d_size[i];
-            if constexpr (kTransition != Transition::s7 && !kIsRglru) to.ddelta_a[i] = of_step[i] * Gradient::kStepUnit;
-            of_D_and_bias[0][i] = cotangent[i] * x.u[i];
-            of_D_and_bias[1][i] = d_size[i];
+            to.ddelta[i] = ddelta[i];
+            if constexpr (kTransition != Transition::s7 && !kIsRglru) to.ddelta_a[i] = dstep[i] * Gradient::kStepUnit;
+            dD_and_dbias[0][i] = cotangent[i] * x.u[i];
+            dD_and_dbias[1][i] = ddelta[i];
         }
         store(to, unit, first);
         if constexpr (Unit::kIsAlongTokens) {
-            sum_unit(of_D_and_bias, unit);
+            sum_unit(dD_and_dbias, unit);
         } else {
             if (unit.count < kSize)
 #pragma unroll
                 for (int i = 0; i < kSize; ++i)
-                    if (i >= unit.count) of_D_and_bias[0][i] = of_D_and_bias[1][i] = 0.f;
-            put({shared.input, shared.cotangent}, unit, of_D_and_bias);  // for sum_channel
+                    if (i >= unit.count) dD_and_dbias[0][i] = dD_and_dbias[1][i] = 0.f;
+            put({shared.input, shared.cotangent}, unit, dD_and_dbias);  // for sum_channel
         }
     }
-    // A thread finishes the places of a plain unit that it makes in the next chunk.
+    // In plain tiles a thread reads exactly the places that it writes for the next chunk, so no barrier is needed.
     __device__ __forceinline__ void finish(int first, int tokens) const {
         for_units(first, tokens, [&](const auto& x, const auto& unit) { finish_elements(x, unit, first); });
         if (is_plain_along_tokens(tokens)) return;
         __syncthreads();
-        const unsigned thread = thread_again();
+        const unsigned thread = recomputed_thread();
         if (thread < 2 * kChannels) sum_channel(thread / kChannels, thread % kChannels);
         __syncthreads();
     }
 
     // ---- Gradients of D and of the bias, summed over the tokens of a chunk
 
-    // Of a plain unit, whose lanes have all tokens of their channels.
+    // For a plain unit along tokens, whose lanes have all tokens of their channels.
     template <class Unit>
-    __device__ __forceinline__ void sum_unit(const float (&of)[2][Unit::kSize], const Unit& unit) const {
+    __device__ __forceinline__ void sum_unit(const float (&x)[2][Unit::kSize], const Unit& unit) const {
         if (args.dD == nullptr && args.ddelta_bias == nullptr) return;
         constexpr int kSums = Unit::kSize / 2;
-        float sums[kSums];  // of D and of the bias, of each channel
+        float sums[kSums];  // of D and of the bias, for each channel
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
-            const float* x = &of[i % 2][i / 2 * 4];
-            sums[i] = (x[0] + x[1]) + (x[2] + x[3]);
+            const float* four = &x[i % 2][i / 2 * 4];
+            sums[i] = (four[0] + four[1]) + (four[2] + four[3]);
         }
-        const unsigned thread = thread_again();
+        const unsigned thread = recomputed_thread();
         const int sum = sum_over_lanes<kLanesOfRow, 1, kSums>(sums, thread);
         if (thread % (kLanesOfRow / kSums) == 0) shared.element_sums[sum % 2][unit.channel + sum / 2 * kRows] += sums[0];
     }
-    // Of a channel, from the tiles.
+    // For one channel, from the tiles.
     __device__ __forceinline__ void sum_channel(int which, int channel) const {
         const auto* tile = which == 0 ? shared.input : shared.cotangent;
         float sum = 0.f;
@@ -232,7 +232,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
         const int which = threadIdx.x / kChannels, channel = threadIdx.x % kChannels;
         float* to = which == 0 ? args.dD : args.ddelta_bias;
         if (to != nullptr && channel < place.channels)
-            to[this->row_of_piece() * in.dim + place.channel + channel] = shared.element_sums[which][channel];
+            to[this->segment_row() * in.dim + place.channel + channel] = shared.element_sums[which][channel];
     }
 };
 

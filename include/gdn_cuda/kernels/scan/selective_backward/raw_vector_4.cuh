@@ -1,4 +1,4 @@
-// Four elements of a tensor whose dtype is known at run time, in flight as raw bits.
+// A vector of four elements whose dtype is known at run time, kept as raw bits until it is used.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -6,10 +6,10 @@
 
 namespace gdn_cuda::scan {
 
-struct Four {
-    unsigned bits[4] = {};  // 16-bit elements are in the first two; those of load_each, in a word each
+struct RawVector4 {
+    unsigned bits[4] = {};  // 16-bit elements are packed in the first two words; after load_each, one in each word
 
-    // Neighbours, from an address that is aligned to them.
+    // Loads a vector from an address aligned to its size.
     __device__ __forceinline__ void load(const char* from, DType type) {
         if (type == DType::f32) {
             const uint4 x = *reinterpret_cast<const uint4*>(from);
@@ -19,7 +19,7 @@ struct Four {
             bits[0] = x.x, bits[1] = x.y;
         }
     }
-    // Each alone, from `address` of its number, where it is below `count`; others stay. As Bits: of its size.
+    // Loads element i from address(i), one by one, for i < count; the others keep their bits. Bits has the element's size.
     template <class Bits, class F>
     __device__ __forceinline__ void load_each(int count, const F& address) {
 #pragma unroll
@@ -52,8 +52,8 @@ struct Four {
             to_floats<DType::f16, kEach>(x);
     }
     template <DType kType>
-    __device__ __forceinline__ static Four of(const float (&x)[4]) {
-        Four y;
+    __device__ __forceinline__ static RawVector4 of(const float (&x)[4]) {
+        RawVector4 y;
         if constexpr (kType == DType::f32) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) y.bits[i] = __float_as_uint(x[i]);

@@ -1,14 +1,14 @@
-// The sums of scan/selective_backward, each in a fixed order: over the lanes of a channel, and, for the gradients of B and C,
-// over the channels of a warp, then over the warps of the block: by one of them, in turn, while the others go on. The sums of
-// blocks are added up by scan/selective_backward_sums.
+// scan/selective_backward, sums in a fixed order: over the lanes of a channel, and for the gradients of B and C over the
+// channels of a warp, then over the warps of the block. Warps take turns at the latter, while the others continue.
+// scan/selective_backward_sums adds up the sums of the blocks.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_backward/block.cuh>
 
 namespace gdn_cuda::scan {
 
-// Sums each of kCount numbers over kLanes lanes, kDistance apart. A lane keeps kCount / kLanes sums, at least one, in front of
-// x; returns which the first of them is.
+// Sums each of kCount values over kLanes lanes at a distance of kDistance. A lane gets kCount / kLanes of the sums, at least
+// one, at the beginning of x; returns the index of its first sum.
 template <int kLanes, int kDistance, int kCount, int kSize>
 __device__ __forceinline__ int sum_over_lanes(float (&x)[kSize], int lane) {
     if constexpr (kLanes == 1) {
@@ -39,57 +39,60 @@ struct BackwardSums : BackwardBlock<kConfig> {
         if (threadIdx.x < 2)
             shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
     }
-    // Of four tokens: a lane gets one of their sums in front, and returns of which token; of more than four lanes, several get
-    // the same.
+    // Sums a value of each of four tokens over the channel's lanes: x[0] becomes the sum of the token that is returned. With
+    // more than four lanes, several get the same sum.
     __device__ __forceinline__ static int over_lanes(float (&x)[kHalf], int thread) {
         static_assert(kLanes >= kHalf);
-        return sum_over_lanes<kLanes, Block::Lanes::kApart, kHalf>(x, thread);
+        return sum_over_lanes<kLanes, Block::Lanes::kSpacing, kHalf>(x, thread);
     }
     __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k & 1; }
-    // Of the thread; from lane 0, so that the compiler knows it to be uniform in a warp.
+    // This thread's warp; read from lane 0, so that the compiler knows it is uniform.
     __device__ __forceinline__ static int warp() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
-    // Whether the warp adds up sub-tile k. Neighbours have different ones.
+    // Whether it is this warp's turn to add up sub-tile k.
     __device__ __forceinline__ static bool adds_up(int k, int warp) { return (k & (Config::kWarps - 1)) == warp; }
-    // The gradients of B and C of four tokens, which the lanes of the warp have exchanged, over its channels.
+    // Sums the gradients of B and C for four tokens, from `exchange`, over the channels of the warp.
     __device__ __forceinline__ void over_channels(int k, int half, int thread) const {
         const unsigned lane = thread % 32u, warp = thread / 32u;
-        constexpr int kOver = kConfig.channels_per_warp(), kOfOne = kHalf * kColumns, kAll = 2 * kOfOne;
-        constexpr int kVector = kAll < 128 ? 1 : 4;
-        static_assert(kAll % (32 * kVector) == 0);
-        const auto* from = &shared.exchange[warp * kOver];
+        constexpr int kChannelsPerWarp = kConfig.channels_per_warp(), kFloatsPerTensor = kHalf * kColumns,
+                      kFloats = 2 * kFloatsPerTensor;
+        constexpr int kVector = kFloats < 128 ? 1 : 4;
+        static_assert(kFloats % (32 * kVector) == 0);
+        const auto* from = &shared.exchange[warp * kChannelsPerWarp];
         auto& to = shared.sums[buffer_of(k)][warp];
 #pragma unroll
-        for (int i = 0; i < kAll; i += 32 * kVector) {
-            const unsigned at = i + lane * kVector, which = at / kOfOne;
+        for (int i = 0; i < kFloats; i += 32 * kVector) {
+            const unsigned at = i + lane * kVector, which = at / kFloatsPerTensor;
             float sum[kVector];
             load(sum, &from[0][at]);
 #pragma unroll
-            for (int c = 1; c < kOver; ++c) add(sum, &from[c][at]);
-            store(&to[which][half][0] + at % kOfOne, sum);
+            for (int c = 1; c < kChannelsPerWarp; ++c) add(sum, &from[c][at]);
+            store(&to[which][half][0] + at % kFloatsPerTensor, sum);
         }
     }
-    // Where the sums of the block begin.
+    // The address of the block's sums.
     __device__ __forceinline__ float* partial_of(bool is_B) const {
-        const Coefficients& of = is_B ? in.B : in.C;
+        const Coefficients& coefficients = is_B ? in.B : in.C;
         const int partials = is_B ? args.partials_B : args.partials_C;
         const int block = static_cast<int>(blockIdx.x), group = block / partials, partial = block - group * partials;
-        const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * of.groups + group;
+        const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * coefficients.groups + group;
         return (is_B ? args.dB : args.dC) + (row * in.length + place.start) * kColumns;
     }
-    // Once all warps have written sub-tile k, one of them adds it up. Of two buffers the others write the second meanwhile, and
-    // can't return to the first before the next barrier.
+    // After all warps have written sub-tile k, one of them adds it up. With two buffers the other warps write the second
+    // meanwhile; they reach the first again only after the next barrier.
     __device__ __forceinline__ void over_warps(int k, int token, int tokens, int warp) const {
         __syncthreads();
         if (adds_up(k, warp)) add_up(k, token, tokens);
         if (kConfig.buffers() == 1) __syncthreads();
     }
-    // To memory. A lane writes neighbouring sums of B or of C.
+    // Adds up sub-tile k over the warps and writes it to global memory. A lane writes contiguous sums of B or of C.
     __device__ __forceinline__ void add_up(int k, int token, int tokens) const {
-        constexpr unsigned kOfOne = kTokens * kColumns, kAll = 2 * kOfOne, kVector = kAll < 128 ? kAll / 32 : 4;
-        static_assert(kAll % (32 * kVector) == 0);
+        constexpr unsigned kFloatsPerTensor = kTokens * kColumns, kFloats = 2 * kFloatsPerTensor,
+                           kVector = kFloats < 128 ? kFloats / 32 : 4;
+        static_assert(kFloats % (32 * kVector) == 0);
 #pragma unroll
-        for (unsigned i = 0; i < kAll; i += 32 * kVector) {
-            const unsigned at = i + thread_again() % 32 * kVector, which = at / kOfOne, inside = at % kOfOne;
+        for (unsigned i = 0; i < kFloats; i += 32 * kVector) {
+            const unsigned at = i + recomputed_thread() % 32 * kVector, which = at / kFloatsPerTensor,
+                           inside = at % kFloatsPerTensor;
             auto* to = reinterpret_cast<float*>(global(reinterpret_cast<char*>(shared.partial[which])));
             const bool is_constant = !kConfig.only_varying && to == nullptr;
             if (is_constant || static_cast<int>(inside) >= tokens * kColumns) continue;

@@ -1,6 +1,6 @@
-// How scan/selective_backward moves elements between memory and its tiles: in units, those of the next one in flight. Units of
-// vectors along tokens, in bf16 or fp32, and along channels in bf16, are compiled for shape and dtype (PlainUnit); of all
-// others these are tested at run time.
+// scan/selective_backward, loads and stores of elements: a thread moves them between global memory and tiles in units of 4 or 8
+// elements, and loads the next unit while it works on one. Units of vectors along tokens, in bf16 or fp32, and along channels
+// in bf16, are compiled for their shape and dtype (PlainUnit); for all others both are tested at run time.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_backward/block.cuh>
@@ -11,29 +11,30 @@ namespace gdn_cuda::scan {
 template <SelectiveBackwardConfig kConfig>
 struct BackwardUnits : BackwardBlock<kConfig> {
     using Block = BackwardBlock<kConfig>;
-    using Block::along, Block::global, Block::in_row, Block::swizzle;
     using Block::args, Block::in, Block::place, Block::shared;
-    using Block::kChannels, Block::kTokens, Block::kFours;
+    using Block::kChannels, Block::kTokens, Block::kVectorsPerThread;
+    using Block::offset_by, Block::global, Block::in_row, Block::swizzle;
     using typename Block::Config, typename Block::Shared, typename Block::Tile;
 
-    // In memory, four elements of a tile are a vector, of tokens or of channels; or, where the host has found no vectors or the
-    // tile is ragged, tokens of one channel so far apart that neighbouring lanes have neighbours in memory. Each of these is
-    // read and written alone.
-    enum class Shape { tokens, channels, apart };
+    // How four elements of a unit lie in a tile: a vector along tokens or along channels; or, if rows are not vectors or the
+    // tile is not whole, tokens of one channel, kTokenStep apart, so that adjacent lanes access adjacent elements. The latter
+    // are read and written one by one.
+    enum class Shape { tokens, channels, strided };
     struct Unit {
-        static constexpr bool kIsPlain = false, kIsAlongTokens = false;  // known to be
+        static constexpr bool kIsPlain = false, kIsAlongTokens = false;  // known at compile time
         static constexpr int kSize = 4;
-        int channel, token;  // of the first
+        int channel, token;  // of the first element
         Shape shape;
         DType type;
-        int count;  // of them exist, the first ones
+        int count;  // how many elements exist, from the first one on
     };
-    // Four tokens of one channel, or of two that are kRows apart; or four channels of one token. Of a call without δ_A.
+    // Four tokens of one channel, or of two channels that are kRows apart; or four channels of one token. For calls without
+    // δ_A.
     template <DType kType, Shape kShape = Shape::tokens>
     struct PlainUnit {
         static constexpr bool kIsPlain = true, kIsAlongTokens = kShape == Shape::tokens;
-        static constexpr int kSize = kFours < 2 || kShape == Shape::channels ? 4 : 8,
-                             kUnits = kFours * 4 / kSize;  // of a thread
+        static constexpr int kSize = kVectorsPerThread < 2 || kShape == Shape::channels ? 4 : 8,
+                             kUnits = kVectorsPerThread * 4 / kSize;  // per thread
         static constexpr Shape shape = kShape;
         static constexpr DType type = kType;
         static constexpr int count = kSize;
@@ -45,24 +46,24 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     __device__ __forceinline__ bool has_delta_a(const Unit&) const {
         return !Unit::kIsPlain && in.delta_a.data != nullptr;
     }
-    static constexpr int kApart = kStateChunk / 4;
+    static constexpr int kTokenStep = kStateChunk / 4;
 
     __device__ __forceinline__ Shape shape_of(int tokens) const {
-        if (!args.rows_are_vectors || place.channels < kChannels || tokens < kStateChunk) return Shape::apart;
+        if (!args.rows_are_vectors || place.channels < kChannels || tokens < kStateChunk) return Shape::strided;
         return args.along_tokens ? Shape::tokens : Shape::channels;
     }
-    // Of bf16 or fp32: a dtype takes 0.4 s to compile, and fp16 is rare.
+    // fp16 is rare, and each dtype takes 0.4 s to compile.
     __device__ __forceinline__ bool is_plain(int tokens) const {
         const Shape shape = shape_of(tokens);
         return (shape == Shape::tokens || (kIsNarrow && shape == Shape::channels)) && in.delta_a.data == nullptr &&
                args.io != DType::f16;
     }
     __device__ __forceinline__ bool is_plain_along_tokens(int tokens) const { return args.along_tokens && is_plain(tokens); }
-    // A thread's i-th unit; `tokens`: how many are in the tile. Tiles are read and written without bank conflicts.
+    // A thread's i-th unit; `tokens`: tokens of the tile. Tiles are accessed without bank conflicts.
     static constexpr unsigned kColumn = kChannels / 4;  // vectors
     template <DType kType, Shape kShape>
     __device__ __forceinline__ static PlainUnit<kType, kShape> plain_unit(int i) {
-        const unsigned thread = thread_again(), index = thread + i * Config::kThreads;
+        const unsigned thread = recomputed_thread(), index = thread + i * Config::kThreads;
         if constexpr (kShape == Shape::channels)
             return {static_cast<int>(index % kColumn * 4), static_cast<int>(index / kColumn)};
         else
@@ -71,24 +72,25 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     __device__ __forceinline__ Unit unit(int i, Shape shape, int tokens) const {
         constexpr unsigned kRow = kStateChunk / 4, kEights = kChannels / 8;
-        const unsigned thread = thread_again(), index = thread + i * Config::kThreads, lane = thread % 32, warp = thread / 32;
+        const unsigned thread = recomputed_thread(), index = thread + i * Config::kThreads, lane = thread % 32,
+                       warp = thread / 32;
         const auto at = [&](unsigned channel, unsigned token) {
             return Unit{static_cast<int>(channel), static_cast<int>(token), shape, kIsWide ? DType::f32 : args.io, 4};
         };
         if (shape == Shape::tokens) return at(index / kRow, index % kRow * 4);
         if (shape == Shape::channels) return at(index % kColumn * 4, index / kColumn);
-        // 16 tokens of channels four apart, or four of eight channels.
+        // A warp has 16 tokens of two channels that are four apart, or four tokens of eight channels.
         const unsigned group = warp + i * Config::kWarps;
         Unit unit = args.along_tokens ? at(warp + lane / 16 * 4 + i * 8, lane % 16)
                                       : at(lane % 8 + group % kEights * 8, lane / 8 + group / kEights * 4);
-        unit.count = unit.channel < place.channels ? (tokens - unit.token + kApart - 1) / kApart : 0;
+        unit.count = unit.channel < place.channels ? (tokens - unit.token + kTokenStep - 1) / kTokenStep : 0;
         return unit;
     }
 
     // ---- Tiles
 
-    // Calls with each element's number, channel and place in a row. What is added to the unit's channel or token does not carry
-    // into its bits, so an XOR adds it to the place.
+    // Calls `call` with each element's index, channel and place in its row. What is added to the unit's channel or token
+    // changes no other bits, so XOR adds it to the swizzled place.
     template <class Unit, class F>
     __device__ __forceinline__ static void each_element(const Unit& unit, const F& call) {
         const int row = in_row(unit.channel, unit.token);
@@ -97,10 +99,10 @@ struct BackwardUnits : BackwardBlock<kConfig> {
             for (int i = 0; i < 4; ++i) call(i, unit.channel + i, row ^ swizzle(i));
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) call(i, unit.channel, row ^ i * kApart);
+            for (int i = 0; i < 4; ++i) call(i, unit.channel, row ^ i * kTokenStep);
         }
     }
-    // Calls with each vector's first element and place.
+    // Calls `call` with each vector's first index, channel and place in its row.
     template <class Unit, class F>
     __device__ __forceinline__ static void each_vector(const Unit& unit, const F& call) {
 #pragma unroll
@@ -143,14 +145,14 @@ struct BackwardUnits : BackwardBlock<kConfig> {
             });
         }
     }
-    // D or bias of the channels of a unit.
+    // D or the bias of a unit's channels.
     template <class Unit>
     __device__ __forceinline__ static void per_channel(float (&to)[Unit::kSize], const float* from, const Unit& unit) {
-        const int apart = unit.shape == Shape::channels ? 1 : 0;
+        const int channel_step = unit.shape == Shape::channels ? 1 : 0;
 #pragma unroll
-        for (int i = 0; i < Unit::kSize; ++i) to[i] = from[unit.channel + i / 4 * kRows + i * apart];
+        for (int i = 0; i < Unit::kSize; ++i) to[i] = from[unit.channel + i / 4 * kRows + i * channel_step];
     }
-    // Σ C x, where the walk has left it.
+    // Σ C x, from the checkpoints, where the recurrence left it.
     template <class Unit>
     __device__ __forceinline__ void get_outputs(float (&y)[Unit::kSize], const Unit& from) const {
         const int k = from.token / kTokens, place = Shared::place_of_output(k, from.token % kTokens);
@@ -159,8 +161,8 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         } else if constexpr (!Unit::kIsAlongTokens) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const bool apart = from.shape == Shape::apart;
-                y[i] = shared.checkpoint[k + apart * i * kApart / kTokens][from.channel + !apart * i][place];
+                const bool strided = from.shape == Shape::strided;
+                y[i] = shared.checkpoint[k + strided * i * kTokenStep / kTokens][from.channel + !strided * i][place];
             }
         }
     }
@@ -180,14 +182,14 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         shared.du = rows_of(args.du), shared.ddelta = rows_of(args.ddelta), shared.dz = rows_of(args.dz);
         shared.ddelta_a = rows_of(args.ddelta_a);
     }
-    // The host has seen to it that strides fit.
+    // The host has checked that strides fit in 32 bits.
     template <class Unit>
     __device__ __forceinline__ static char* address(const Rows& rows, const Unit& at, int first) {
-        return along(along(global(rows.begin), at.channel, rows.of_channel), first + at.token, rows.of_token);
+        return offset_by(offset_by(global(rows.begin), at.channel, rows.channel_stride), first + at.token, rows.token_stride);
     }
     template <int kSize>
     struct InFlight {
-        Four u[kSize / 4], delta[kSize / 4], grad_out[kSize / 4], z[kSize / 4], delta_a[kSize / 4];
+        RawVector4 u[kSize / 4], delta[kSize / 4], grad_out[kSize / 4], z[kSize / 4], delta_a[kSize / 4];
     };
     template <int kSize>
     struct Floats {
@@ -199,14 +201,14 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         if (in.z.data != nullptr) call(x.z, shared.z);
         if (has_delta_a(at)) call(x.delta_a, shared.delta_a);
     }
-    // What plain units of a chunk load, into the L2 cache: while another chunk is walked, memory has time.
+    // Prefetches a chunk's plain units into L2 while the recurrence runs over another chunk.
     __device__ __forceinline__ void prefetch(int first) const {
         if (!is_plain_along_tokens(kStateChunk)) return;
         constexpr unsigned kSector = 32;
-        const unsigned log_sectors = args.io == DType::f32 ? 3 : 2;  // of a row
+        const unsigned log_sectors = args.io == DType::f32 ? 3 : 2;  // per row
         static_assert(kStateChunk * sizeof(float) == kSector << 3);
 #pragma unroll 1
-        for (unsigned i = thread_again(); i < kChannels << log_sectors; i += Config::kThreads) {
+        for (unsigned i = recomputed_thread(); i < kChannels << log_sectors; i += Config::kThreads) {
             const int channel = static_cast<int>(i >> log_sectors);
             const unsigned byte = (i - (channel << log_sectors)) * kSector;
             InFlight<4> none;
@@ -217,20 +219,20 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <class Bits>
     __device__ __forceinline__ void load_each(InFlight<4>& x, const Unit& at, int first) const {
-        each_input(x, at, [&](Four(&x)[1], const Rows& rows) {
+        each_input(x, at, [&](RawVector4(&x)[1], const Rows& rows) {
             const char* from = address(rows, at, first);
-            const unsigned of_token = rows.of_token;
-            x[0].template load_each<Bits>(at.count, [&](int i) { return along(from, i * kApart, of_token); });
+            const unsigned token_stride = rows.token_stride;
+            x[0].template load_each<Bits>(at.count, [&](int i) { return offset_by(from, i * kTokenStep, token_stride); });
         });
     }
     template <class Unit>
     __device__ __forceinline__ void load(InFlight<Unit::kSize>& x, const Unit& at, int first) const {
-        if (at.shape != Shape::apart) {
+        if (at.shape != Shape::strided) {
             each_input(x, at, [&](auto& x, const Rows& rows) {
                 const char* from = address(rows, at, first);
-                const unsigned of_channel = rows.of_channel;
+                const unsigned channel_stride = rows.channel_stride;
 #pragma unroll
-                for (int i = 0; i < Unit::kSize / 4; ++i) x[i].load(along(from, i * kRows, of_channel), at.type);
+                for (int i = 0; i < Unit::kSize / 4; ++i) x[i].load(offset_by(from, i * kRows, channel_stride), at.type);
             });
         } else if constexpr (!Unit::kIsPlain) {
             if (!kIsNarrow && at.type == DType::f32)
@@ -241,7 +243,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <DType kType, bool kEach, int kSize>
     __device__ __forceinline__ static void convert(Floats<kSize>& x, const InFlight<kSize>& raw) {
-        const auto floats = [](float(&to)[kSize], const Four(&from)[kSize / 4]) {
+        const auto floats = [](float(&to)[kSize], const RawVector4(&from)[kSize / 4]) {
 #pragma unroll
             for (int i = 0; i < kSize; i += 4) {
                 float x[4];
@@ -263,17 +265,17 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <class Unit>
     __device__ __forceinline__ static void convert(Floats<Unit::kSize>& x, const InFlight<Unit::kSize>& raw, const Unit& at) {
-        if (at.shape != Shape::apart)
+        if (at.shape != Shape::strided)
             convert<false>(x, raw, at);
         else
             convert<true>(x, raw, at);
     }
-    // Calls with the elements of each unit, while those of the next are in flight.
+    // Calls `call` with the elements of each unit, while the next unit's loads are in flight.
     template <class F>
     __device__ __forceinline__ void for_units(int first, int tokens, const F& call) const {
         if (!is_plain(tokens)) {
             const Shape shape = shape_of(tokens);
-            for_units<kFours>(first, [&](int i) { return unit(i, shape, tokens); }, call);
+            for_units<kVectorsPerThread>(first, [&](int i) { return unit(i, shape, tokens); }, call);
         } else if (kIsNarrow && !args.along_tokens) {
             if constexpr (kIsNarrow) for_plain_units<DType::bf16, Shape::channels>(first, call);
         } else if (kIsNarrow || (!kIsWide && args.io == DType::bf16)) {
@@ -314,14 +316,15 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     __device__ __forceinline__ void store_as(const Outputs<Unit::kSize>& x, const Unit& at, int first) const {
         each_output(x, at, [&](const float(&x)[Unit::kSize], const Rows& rows) {
             char* to = address(rows, at, first);
-            const unsigned of_channel = rows.of_channel, of_token = rows.of_token;
+            const unsigned channel_stride = rows.channel_stride, token_stride = rows.token_stride;
 #pragma unroll
             for (int i = 0; i < Unit::kSize; i += 4) {
-                const Four bits = Four::of<kType>({x[i], x[i + 1], x[i + 2], x[i + 3]});
-                if (at.shape != Shape::apart)
-                    bits.store(along(to, i / 4 * kRows, of_channel), kType);
+                const RawVector4 bits = RawVector4::of<kType>({x[i], x[i + 1], x[i + 2], x[i + 3]});
+                if (at.shape != Shape::strided)
+                    bits.store(offset_by(to, i / 4 * kRows, channel_stride), kType);
                 else
-                    bits.template store_each<Bits>(at.count, [&](int i) { return along(to, i * kApart, of_token); });
+                    bits.template store_each<Bits>(at.count,
+                                                   [&](int i) { return offset_by(to, i * kTokenStep, token_stride); });
             }
         });
     }

@@ -1,4 +1,4 @@
-// scan/selective_step: the coefficients of the state: B and C of each item, which go to shared memory, and A.
+// scan/selective_step: loads B and C of each item to shared memory, and A to registers.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -6,77 +6,77 @@
 
 namespace gdn_cuda::scan {
 
-// ---- In units of 16 bytes
+// ---- By 16-byte units
 
-// Which unit a thread has of the rows of B or of C of items: one in each step-th item. Computed where it is used, as that costs
-// less than registers.
+// Which 16-byte unit of the items' rows of B or C a thread copies, in every step-th item. Computed where it is used, as
+// registers cost more.
 template <SelectiveStepConfig kConfig>
 struct ColumnUnit {
-    bool of_C, exists;
-    int number;  // first of the unit, in its row
+    bool is_C, exists;
+    int element;  // index of the unit's first element in its row
     int first_item, step;
 
     __device__ __forceinline__ explicit ColumnUnit(const SelectiveStepArgs& args) {
         const int thread = computed_once(static_cast<int>(threadIdx.x));
         const int most_units = args.columns >> min(bits(args.B), bits(args.C));
         const int width_bits = 32 - __clz(most_units - 1), row = thread >> width_bits;
-        of_C = row & 1;
-        number = (thread & ((1 << width_bits) - 1)) << (of_C ? bits(args.C) : bits(args.B));
-        exists = number < args.columns;
+        is_C = row & 1;
+        element = (thread & ((1 << width_bits) - 1)) << (is_C ? bits(args.C) : bits(args.B));
+        exists = element < args.columns;
         first_item = row >> 1;
         step = kConfig.threads() >> (width_bits + 1);
     }
 
   private:
-    // Of the numbers of a unit.
-    __device__ __forceinline__ static int bits(const SelectiveStepArgs::ByColumn& of) {
-        return of.values.type == DType::f32 ? 2 : 3;
+    // log2 of the elements of a unit.
+    __device__ __forceinline__ static int bits(const SelectiveStepArgs::ByColumn& x) {
+        return x.values.type == DType::f32 ? 2 : 3;
     }
 };
 
-// Starts to copy B and C of `count` items, from the block's item `first` on, to shared memory.
+// Starts cp.async copies of B and C of `count` items, from the block's item `first` on.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void fetch_columns(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepItems& items, int first, int count) {
     const ColumnUnit<kConfig> mine(args);
     if (!mine.exists) return;
-    const auto& of = mine.of_C ? args.C : args.B;
-    const char* at = items.address(of, first + mine.first_item, blockIdx.y * of.group + mine.number * of.n);
+    const auto& x = mine.is_C ? args.C : args.B;
+    const char* at = items.address(x, first + mine.first_item, blockIdx.y * x.group + mine.element * x.n);
     auto* to = &shared.column_units[0][threadIdx.x];
 #pragma unroll 1
     for (int item = mine.first_item; item < count; item += mine.step) {
         cp_async_16(to->bytes, at);
-        at += mine.step * of.item;
+        at += mine.step * x.item;
         to += kConfig.threads();
     }
 }
 
-// Sixteen bytes of elements to fp32.
+// Converts 16 bytes of elements to fp32.
 template <class Element>
 __device__ __forceinline__ void widen(float* to, const unsigned char* from) {
-    constexpr int kNumbers = 16 / sizeof(Element);
-    Vector<Element, kNumbers, true> numbers;
-    numbers.load(reinterpret_cast<const Element*>(from));
+    constexpr int kElements = 16 / sizeof(Element);
+    Vector<Element, kElements, true> elements;
+    elements.load(reinterpret_cast<const Element*>(from));
 #pragma unroll
-    for (int n = 0; n < kNumbers; n += 4) {
+    for (int n = 0; n < kElements; n += 4) {
         Vector<float, 4, true> four;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) four.set(j, number_at(numbers, n + j));
+        for (int j = 0; j < 4; ++j) four.set(j, element_at(elements, n + j));
         four.store(to + n);
     }
 }
 
-// What fetch_columns has copied, for the items at work.
+// Converts what fetch_columns copied, for the current items.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void widen_columns(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepItems& items) {
     const ColumnUnit<kConfig> mine(args);
     if (!mine.exists) return;
-    const DType type = mine.of_C ? args.C.values.type : args.B.values.type;
+    const DType type = mine.is_C ? args.C.values.type : args.B.values.type;
     const auto* unit = &shared.column_units[0][threadIdx.x];
 #pragma unroll 1
     for (int item = mine.first_item; item < items.count; item += mine.step, unit += kConfig.threads()) {
-        float* to = (mine.of_C ? shared.items[item].C : shared.items[item].B) + mine.number;
+        float* to = (mine.is_C ? shared.items[item].C : shared.items[item].B) + mine.element;
         if (type == DType::f32)
             widen<float>(to, unit->bytes);
         else if (type == DType::bf16)
@@ -86,14 +86,14 @@ __device__ __forceinline__ void widen_columns(SelectiveStepSharedPlan<kConfig>& 
     }
 }
 
-// ---- A number at a time
+// ---- By elements
 
-// A number of B or C that is being loaded.
+// An element of B or C in flight.
 template <bool kComplex>
 struct ColumnInFlight {
     RawNumber raw;
 
-    __device__ __forceinline__ void load(const char* from, const Tagged& of) { raw = load_raw_number(from, of); }
+    __device__ __forceinline__ void load(const char* from, const Tagged& x) { raw = load_raw_number(from, x); }
     __device__ __forceinline__ float number(DType type) const { return raw.number(type); }
 };
 template <>
@@ -104,7 +104,7 @@ struct ColumnInFlight<true> {
     __device__ __forceinline__ Complex number(DType) const { return value; }
 };
 
-// B and C of the items at work: as many threads an item as a power of 2 that covers its columns. With rglru, B is 1.
+// Loads B and C of the current items; the threads of an item are a power of 2 that covers its columns. With rglru, B is 1.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepItems& items) {
@@ -118,8 +118,8 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
     const i64 next_B = computed_once(args.B.item * item_step), next_C = computed_once(args.C.item * item_step);
 #pragma unroll 1
     for (int n = thread & (width - 1); n < args.columns; n += width) {
-        const auto start = [&](const SelectiveStepArgs::ByColumn& of) {
-            return items.address(of, items.first + first_item, blockIdx.y * of.group + n * of.n);
+        const auto start = [&](const SelectiveStepArgs::ByColumn& x) {
+            return items.address(x, items.first + first_item, blockIdx.y * x.group + n * x.n);
         };
         const char *B = start(args.B), *C = start(args.C);
 #pragma unroll 1
@@ -144,7 +144,7 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
     }
 }
 
-// A, and for rglru its logarithm.
+// A, or for rglru its logarithm.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void load_A(const SelectiveStepArgs& args, const StepLane<kConfig>& lane,
                                        typename StepTypes<kConfig>::Number (&A)[kConfig.elements()]) {

@@ -8,49 +8,48 @@ namespace gdn_cuda::scan {
 
 struct SelectiveStepConfig {
     DType state;  // in memory; registers hold fp32
-    int vector;   // elements of one access: 16 bytes, or one element where rows do not consist of 16-byte units
-    int vectors;  // a lane has of each row
+    int vector;   // elements of one access: 16 bytes, or one element if rows do not consist of 16-byte units
+    int vectors;  // vectors of a row per lane
 
     constexpr bool operator==(const SelectiveStepConfig&) const = default;
 
     GDN_FIELDS(state, vector, vectors)
 
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
-    // Most tokens in shared memory at once: of one sequence, or one each of as many sequences.
+    // Most items in shared memory at once: tokens of one sequence, or sequences with one token each.
     GDN_HOST_DEVICE constexpr int items() const { return aligned() && vectors == 1 ? 8 : 4; }
-    // Of these, the most whose x, δ and z a thread has in registers. Where registers are short, not all that few lanes would
-    // need.
+    // Items whose x, δ and z a thread has in registers: at most 2 where registers are short, otherwise all that it moves.
     GDN_HOST_DEVICE constexpr int row_items() const {
         const int all = (items() + fewest_lanes() - 1) / fewest_lanes();
         return aligned() && state == DType::f32 && all > 2 ? 2 : all;
     }
-    // In shared memory at once if a row has so many lanes.
+    // Items in shared memory at once if a row has `lanes` lanes.
     GDN_HOST_DEVICE constexpr int items_at_once(int lanes) const {
         const bool always_all = row_items() * fewest_lanes() >= items();
         return always_all || row_items() * lanes >= items() ? items() : row_items() * lanes;
     }
-    // Of one token each, in a block.
+    // Most sequences of a block, with one token each.
     GDN_HOST_DEVICE static constexpr int most_sequences() { return 32; }
-    // Blocks of a multiprocessor, for which registers are limited: with more, some would spill.
+    // Blocks an SM for which registers are limited; more would spill.
     GDN_HOST_DEVICE constexpr int blocks_at_least(int capability) const {
         if (capability >= 100) return 2;
         if (!aligned() || vectors > 1 || state == DType::f16) return !aligned() && is_complex(state) ? 3 : 4;
         return state == DType::f32 && capability >= 90 ? 6 : 5;
     }
     GDN_HOST_DEVICE constexpr bool aligned() const { return vector > 1; }
-    GDN_HOST_DEVICE constexpr int elements() const { return vector * vectors; }  // of a row, a lane
+    GDN_HOST_DEVICE constexpr int elements() const { return vector * vectors; }  // of a row per lane
     GDN_HOST_DEVICE constexpr int columns() const {                              // of the longest row
         return aligned() && vectors == 1 ? 16 * vector : 256;
     }
     GDN_HOST_DEVICE constexpr int fewest_lanes() const { return !aligned() ? 1 : vectors == 1 ? 2 : 4; }  // of a row
     GDN_HOST_DEVICE constexpr int most_rows() const { return threads() / fewest_lanes(); }                // of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(state) ? 2 : 1; }
-    // 16-byte units of B and C, as they are in memory, that a thread copies for the items at work.
+    // Whether B and C may be copied by 16-byte units, and how many a thread copies for the current items.
     GDN_HOST_DEVICE constexpr bool column_units() const { return aligned() && !is_complex(state); }
     GDN_HOST_DEVICE constexpr int most_column_units() const { return 2 * items() * (columns() / 4) / threads(); }
 };
 
-// What a row has of a token.
+// A row's scalars for one token.
 struct alignas(16) StepRow {
     float delta, delta_a, u, gate;
 };
@@ -67,8 +66,8 @@ struct SelectiveStepSharedPlan {
         alignas(16) float B[kConfig.columns() * kConfig.parts()];
         alignas(16) float C[kConfig.columns() * kConfig.parts()];
         StepRow row[kConfig.most_rows()];
-        alignas(16) float sum[kConfig.threads()];  // of each lane's C x
-        // States; nullptr: none. Where it is stored after the item, and whose takes its place then.
+        alignas(16) float sum[kConfig.threads()];  // each lane's Σ C x
+        // `to`: where the state after the item is stored. `later`: the state copied to its place then. nullptr: none.
         void* to;
         const void* later;
     };
@@ -76,12 +75,12 @@ struct SelectiveStepSharedPlan {
     // B and C of the next items. Each thread reads back only what it copied itself.
     Vector column_units[kConfig.column_units() ? kConfig.most_column_units() : 1]
                        [kConfig.column_units() ? kConfig.threads() : 1];
-    const void* from[kSequences];  // each sequence's state; nullptr: none
+    const void* from[kSequences];  // each sequence's state in the pool; nullptr: none
     int place[kSequences];
 };
 
 struct SelectiveStepArgs {
-    // No data: absent. Strides in bytes; `item` is that of tokens, or of sequences if these have one token each.
+    // No data: absent. Strides in bytes; `item` is the stride of tokens, or of sequences with one token each.
     struct ByRow {
         Tagged values;
         i64 sequence = 0, item = 0, head = 0, d = 0;
@@ -94,7 +93,7 @@ struct SelectiveStepArgs {
         Tagged values;
         i64 head = 0, d = 0;
     };
-    // Other strides are in elements.
+    // Strides below are in elements.
     ByRow x, delta, delta_a, z;
     ByRow out;  // of x's dtype
     ByColumn B, C;
@@ -105,14 +104,15 @@ struct SelectiveStepArgs {
     PerRow D, bias;
     Discretization discretization;
     bool softplus;
-    // Whether x, δ, z, B and C are bf16, D and the bias are fp32, all given, there is no δ_A, columns have units, by mamba.
+    // Whether x, δ, z, B and C are bf16, D and the bias fp32, none absent, no δ_A, column_units, and the discretization is
+    // mamba.
     bool plain;
     bool tied;  // one Ā for all columns of a row
     int sequences, tokens, heads, dim;
-    int group_rows;       // heads times d that share B and C; a state's rows are those of one group after another
+    int group_rows;       // rows (heads times d) that read one group of B and C; a state has the rows of group after group
     int columns;          // N
     int lane_bits;        // a row has 2^lane_bits lanes
-    int block_sequences;  // sequences of a block: one if there are several tokens
+    int block_sequences;  // sequences per block: one if there are several tokens
 
     // States: (slots, heads, dim, N), each contiguous.
     void* pool;
@@ -120,10 +120,10 @@ struct SelectiveStepArgs {
     Tagged slots;   // (sequences,) or (sequences, slot_steps); absent: sequence n has slot n
     i64 slots_sequence, slots_token;
     int slot_count, slot_steps;  // bounds
-    Tagged accepted;             // tokens accepted in the last verify; below 1 counts as 1
+    Tagged accepted;             // tokens accepted in the last verify step; less than 1 counts as 1
     static constexpr i64 null_slot = -1;
 
-    enum Kept : int { last, every_by_slot, every_by_step_slot } kept;  // the states that are stored
+    enum Kept : int { last, every_by_slot, every_by_step_slot } kept;  // which states are stored, and where
     void* steps;                                                       // (rows, tokens, heads, dim, N)
     i64 steps_row, steps_token;
     Tagged step_slots;  // (sequences,): row of sequence n

@@ -1,12 +1,12 @@
-// scan/selective_step: the recurrence, over the items at work.
+// scan/selective_step: the recurrence, over the current items.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_step/states.cuh>
 
 namespace gdn_cuda::scan {
 
-// Hides from the compiler that a number does not change. Otherwise it computes before the loop what a discretization needs of
-// A, and keeps that in registers too.
+// Hides from the compiler that a value is constant in the loop. Otherwise it would compute what a discretization needs of A
+// before the loop, and keep that in registers too.
 __device__ __forceinline__ float kept_in_loop(float x) {
     asm volatile("" : "+f"(x));
     return x;
@@ -15,24 +15,26 @@ __device__ __forceinline__ Complex kept_in_loop(const Complex& x) {
     return {kept_in_loop(x.re), kept_in_loop(x.im)};
 }
 
-// dirac is mamba with δ = 1 in StepRow (row_of_token): mamba multiplies the input alone by it.
+// A step of the discretization kKind. dirac runs as mamba with δ = 1 in StepRow (row_of_token), as mamba's δ multiplies the
+// input alone.
 template <SelectiveStepConfig kConfig, Discretization kKind>
-struct StepBy {
+struct CompiledStep {
     using Number = typename StepTypes<kConfig>::Number;
 
     __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
         if constexpr (kKind != Discretization::mamba || is_complex(kConfig.state))
             return exact_step<kKind>(delta, delta_a, A);
         else if constexpr (bytes_of(kConfig.state) == 2)
-            // The state's rounding hides that of Ā; where it has 16 bits, instructions count.
+            // Rounding to a 16-bit state hides the error of Ā, and instructions are the bound.
             return {{exp2_fast(delta_a * kLog2e * A), false}, delta};
         else
             return {exact_exp2(delta_a * kLog2e * A), delta};
     }
 };
-// Any other discretization, tested at run time: for rows with one Ā, where a lane makes one step for all its numbers.
+// A step of any other discretization, tested at run time: for rows with one Ā, where a lane computes one step for all its
+// elements.
 template <SelectiveStepConfig kConfig>
-struct StepByAnother {
+struct RuntimeStep {
     using Number = typename StepTypes<kConfig>::Number;
     Discretization kind;
 
@@ -46,12 +48,12 @@ struct StepByAnother {
     }
 };
 
-// Takes a lane's states through a token. `load_columns(v, B, C)` gives B and C of a vector. Returns the lane's part of Σ C x.
+// Advances a lane's states by one token. `load_columns(v, B, C)` loads B and C of a vector. Returns the lane's Σ C x.
 template <bool kTied, SelectiveStepConfig kConfig>
-__device__ __forceinline__ float moved_on(const auto& step_of, const StepRow& row, const StepLane<kConfig>& lane, int columns,
-                                          const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
-                                          typename StepTypes<kConfig>::Number (&state)[kConfig.elements()],
-                                          const auto& load_columns) {
+__device__ __forceinline__ float advance_lane(const auto& step_of, const StepRow& row, const StepLane<kConfig>& lane,
+                                              int columns, const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
+                                              typename StepTypes<kConfig>::Number (&state)[kConfig.elements()],
+                                              const auto& load_columns) {
     using Types = StepTypes<kConfig>;
     ExactStep<typename Types::Number> by;
     if (kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[0]));
@@ -72,22 +74,22 @@ __device__ __forceinline__ float moved_on(const auto& step_of, const StepRow& ro
     return sum;
 }
 
-// Calls `call` with the step of the call's discretization, StepBy or StepByAnother, and with whether one step serves all
-// numbers of a row. kMamba: it is known to be mamba.
+// Calls `call` with the step of the discretization, CompiledStep or RuntimeStep; its template argument is whether one step
+// serves all elements of a row. kMamba: the discretization is mamba.
 template <SelectiveStepConfig kConfig, bool kMamba = false>
-__device__ __forceinline__ void of_discretization(const SelectiveStepArgs& args, const auto& call) {
+__device__ __forceinline__ void with_step(const SelectiveStepArgs& args, const auto& call) {
     using enum Discretization;
     const Discretization kind = kMamba ? mamba : args.discretization;
     const bool is_mamba = kind == mamba || kind == dirac;
-    if (args.tied && is_mamba) return call.template operator()<true>(StepBy<kConfig, mamba>{});
-    if (args.tied || kind == s7) return call.template operator()<true>(StepByAnother<kConfig>{kind});
-    if (is_mamba) return call.template operator()<false>(StepBy<kConfig, mamba>{});
-    if (kind == zoh) return call.template operator()<false>(StepBy<kConfig, zoh>{});
-    if (kind == bilinear) return call.template operator()<false>(StepBy<kConfig, bilinear>{});
-    if constexpr (!is_complex(kConfig.state)) call.template operator()<false>(StepBy<kConfig, rglru>{});
+    if (args.tied && is_mamba) return call.template operator()<true>(CompiledStep<kConfig, mamba>{});
+    if (args.tied || kind == s7) return call.template operator()<true>(RuntimeStep<kConfig>{kind});
+    if (is_mamba) return call.template operator()<false>(CompiledStep<kConfig, mamba>{});
+    if (kind == zoh) return call.template operator()<false>(CompiledStep<kConfig, zoh>{});
+    if (kind == bilinear) return call.template operator()<false>(CompiledStep<kConfig, bilinear>{});
+    if constexpr (!is_complex(kConfig.state)) call.template operator()<false>(CompiledStep<kConfig, rglru>{});
 }
 
-// Takes the states through all items at work; each lane's part of Σ C x goes to shared memory.
+// Advances the states by the current items; each lane's Σ C x goes to shared memory.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                         const StepLane<kConfig>& lane, const StepItems& items,
@@ -101,7 +103,7 @@ __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared
         }
         return;
     }
-    of_discretization<kConfig>(args, [&]<bool kTied>(const auto& step_of) {
+    with_step<kConfig>(args, [&]<bool kTied>(const auto& step_of) {
         const i64 offset = lane.state_offset(args);
         const int loaded = items.one_token ? items.count : items.first == 0 ? 1 : 0;
         auto* next = shared.items;
@@ -110,12 +112,12 @@ __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared
             auto& at = *next++;
             cp_async_wait<kGroupsInFlight>();
             if (item < loaded) load_state<kConfig>(at, shared.from[items.in_block(item)], lane, offset, args.columns, state);
-            at.sum[threadIdx.x] = moved_on<kTied, kConfig>(step_of, at.row[lane.in_block], lane, args.columns, A, state,
-                                                           [&](int v, auto& B, auto& C) {
-                                                               const int first = lane.column(v) * kConfig.parts();
-                                                               B.load(at.B + first);
-                                                               C.load(at.C + first);
-                                                           });
+            at.sum[threadIdx.x] = advance_lane<kTied, kConfig>(step_of, at.row[lane.in_block], lane, args.columns, A, state,
+                                                               [&](int v, auto& B, auto& C) {
+                                                                   const int first = lane.column(v) * kConfig.parts();
+                                                                   B.load(at.B + first);
+                                                                   C.load(at.C + first);
+                                                               });
             store_state<kConfig>(at.to, lane, offset, args.columns, state);
             fetch_state<kConfig>(at, lane, at.later, offset, args.columns);
             cp_async_fence();

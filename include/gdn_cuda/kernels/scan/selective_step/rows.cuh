@@ -1,4 +1,4 @@
-// scan/selective_step: what a row has of each item: δ, x and the gate of z, which go to shared memory, and the output.
+// scan/selective_step: a row's scalars for each item: loads δ, x and the gate of z to shared memory, and stores outputs.
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::scan {
 
-// Hides from the compiler how a number came about: it would compute it again at each use.
+// Hides from the compiler how a value was computed. It would recompute it at each use.
 __device__ __forceinline__ i64 computed_once(i64 x) {
     asm volatile("" : "+l"(x));
     return x;
@@ -16,31 +16,31 @@ __device__ __forceinline__ int computed_once(int x) {
     return x;
 }
 
-__device__ __forceinline__ RawNumber load_raw_number(const char* from, const Tagged& of) {
+__device__ __forceinline__ RawNumber load_raw_number(const char* from, const Tagged& x) {
     RawNumber number;
-    number.load(from, of.type == DType::f32);
+    number.load(from, x.type == DType::f32);
     return number;
 }
 
-// The number that a tensor has in memory as `raw`, in few instructions: fp32 and bf16 take a shift.
+// Converts raw bits to fp32 in few instructions: fp32 and bf16 take a shift.
 __device__ __forceinline__ float number_by_shift(unsigned raw, DType type) {
     const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(raw)));
     return type == DType::f16 ? half : __uint_as_float(raw << (type == DType::f32 ? 0 : 16));
 }
 
-// Where a thread has the number of its row in an item.
+// Address of the row's scalar in an item.
 template <SelectiveStepConfig kConfig>
-__device__ __forceinline__ const char* row_address(const SelectiveStepArgs::ByRow& of, const StepLane<kConfig>& mine,
+__device__ __forceinline__ const char* row_address(const SelectiveStepArgs::ByRow& x, const StepLane<kConfig>& mine,
                                                    const StepItems& items, int item) {
-    return items.address(of, item, mine.head * of.head + mine.d * of.d);
+    return items.address(x, item, mine.head * x.head + mine.d * x.d);
 }
 
-// Where it has x, δ and z in the first of its items that are not yet loaded, and the output of its first item at work.
+// Addresses of a thread's x, δ and z in its first item that is not loaded yet, and of the output of its first current item.
 struct RowPlaces {
     const char *x, *delta, *z;
     char* out;
 
-    // Past `items` items.
+    // Moves on by `items` items.
     __device__ __forceinline__ void move_inputs(const SelectiveStepArgs& args, int items) {
         x += items * args.x.item;
         delta += items * args.delta.item;
@@ -51,20 +51,20 @@ struct RowPlaces {
     template <SelectiveStepConfig kConfig>
     __device__ __forceinline__ static RowPlaces of(const SelectiveStepArgs& args, const StepLane<kConfig>& mine,
                                                    const StepItems& items, int item) {
-        const auto at = [&](const SelectiveStepArgs::ByRow& of) { return row_address(of, mine, items, item); };
+        const auto at = [&](const SelectiveStepArgs::ByRow& x) { return row_address(x, mine, items, item); };
         return {at(args.x), at(args.delta), args.z.values.data != nullptr ? at(args.z) : nullptr,
                 const_cast<char*>(at(args.out))};
     }
 };
 
-// x, δ and z in flight to a thread, which has one row and each lanes-th item. They are loaded before the present items are
-// computed, and used after that.
+// x, δ and z in flight, for the thread's row and its items, every lanes-th one. They are loaded before the current items are
+// computed and used after that.
 template <SelectiveStepConfig kConfig>
 struct RowsInFlight {
     using Words = unsigned[kConfig.row_items()];
     Words x, delta, z = {};
 
-    // Of `count` items of this thread.
+    // `count`: how many items this thread has.
     __device__ __forceinline__ void load(const SelectiveStepArgs& args, const RowPlaces& places, int count) {
         load_words(x, places.x, args.x, args.lane_bits, count);
         load_words(delta, places.delta, args.delta, args.lane_bits, count);
@@ -72,10 +72,10 @@ struct RowsInFlight {
     }
 
   private:
-    // A branch for the type: loads of both types to one register, each under a predicate, would wait for each other.
-    __device__ __forceinline__ static void load_words(Words& words, const char* from, const SelectiveStepArgs::ByRow& of,
+    // Branches on the type: predicated loads of both types to one register would wait for each other.
+    __device__ __forceinline__ static void load_words(Words& words, const char* from, const SelectiveStepArgs::ByRow& x,
                                                       int lane_bits, int count) {
-        const i64 next = computed_once(of.item << lane_bits);
+        const i64 next = computed_once(x.item << lane_bits);
         const auto load_as = [&]<class Word>(Word) {
             const char* at = from;
 #pragma unroll
@@ -84,7 +84,7 @@ struct RowsInFlight {
                 words[k] = *reinterpret_cast<const Word*>(at);
             }
         };
-        if (of.values.type == DType::f32)
+        if (x.values.type == DType::f32)
             load_as(unsigned{});
         else
             load_as(static_cast<unsigned short>(0));
@@ -98,7 +98,7 @@ __device__ __forceinline__ StepRow row_of_token(const SelectiveStepArgs& args, f
             args.z.values.data != nullptr ? silu_fast(z) : 1.f};
 }
 
-// Of the items at work.
+// Writes the rows of the current items to shared memory.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                            const StepLane<kConfig>& mine, const RowsInFlight<kConfig>& loaded, float bias,
@@ -113,7 +113,8 @@ __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& sha
                          number_by_shift(loaded.x[k], args.x.values.type), number_by_shift(loaded.z[k], args.z.values.type));
     }
     if (args.delta_a.values.data == nullptr) return;
-    const StepLane<kConfig> row(args, computed_once(mine.in_block), 0);  // rather than keep its head and channel in registers
+    const StepLane<kConfig> row(args, computed_once(mine.in_block),
+                                0);  // recomputed, so that its head and channel take no registers
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
         const int item = first_item + k * mine.lanes;
@@ -133,21 +134,21 @@ __device__ __forceinline__ void store_number(void* to, DType type, float x) {
     *static_cast<unsigned short*>(to) = type == DType::bf16 ? brain : half;
 }
 
-// Σ C x of a row from its lanes' parts.
-__device__ __forceinline__ float row_sum(const float* parts, int lanes) {
-    if (lanes == 1) return parts[0];
-    if (lanes == 2) return parts[0] + parts[1];
+// Σ C x of a row, from its lanes' sums.
+__device__ __forceinline__ float row_sum(const float* sums, int lanes) {
+    if (lanes == 1) return sums[0];
+    if (lanes == 2) return sums[0] + sums[1];
     float sum = 0.f;
 #pragma unroll 1
     for (int lane = 0; lane < lanes; lane += 4) {
         Vector<float, 4, true> four;
-        four.load(parts + lane);
+        four.load(sums + lane);
         sum += (four[0] + four[1]) + (four[2] + four[3]);
     }
     return sum;
 }
 
-// (2 if complex) Σ C x + D u, times the gate.
+// (Σ C x, twice for complex states, + D u) times the gate; 0 or NaN for a slot that is skipped or invalid.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ float output_of(const SelectiveStepArgs& args, float sum, const StepRow& row, float D, Place place) {
     float y = is_complex(kConfig.state) ? 2.f * sum : sum;
@@ -156,7 +157,7 @@ __device__ __forceinline__ float output_of(const SelectiveStepArgs& args, float 
     return place == Place::run ? y : place == Place::skip ? 0.f : quiet_nan();
 }
 
-// Rows and items go to threads as in stage_rows.
+// Threads have the same rows and items as in stage_rows.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepLane<kConfig>& mine, const RowPlaces& places, float D, int first_item,

@@ -1,4 +1,4 @@
-// scan/selective_step: where states come from and where they go, and their loads and stores.
+// scan/selective_step: finds, loads and stores states.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -7,7 +7,7 @@
 
 namespace gdn_cuda::scan {
 
-// Where the states of a block's sequences are.
+// Finds the states of the block's sequences in the pool.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void find_states(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                             int first_sequence, int sequences) {
@@ -21,17 +21,17 @@ __device__ __forceinline__ void find_states(SelectiveStepSharedPlan<kConfig>& sh
     shared.from[mine] = place == Place::run ? pool + slot * args.pool_slot * bytes_of(kConfig.state) : nullptr;
 }
 
-// Each thread's copies by cp.async are in groups: one of B and C for each round of items, and after it one of a state for each
-// of its items. So this many groups may be in flight when a round needs its B and C, or an item its state.
+// Each thread's cp.async groups: for each round of items one with B and C, then for each of its items one with a later state.
+// So this many newer groups may be in flight when a round needs its B and C, or an item its state.
 inline constexpr int kGroupsInFlight = 4;
 
-// In an instruction; a comparison of pointers takes two.
+// One instruction; a comparison of pointers takes two.
 __device__ __forceinline__ bool is_null(const void* pointer) {
     const i64 bits = reinterpret_cast<i64>(pointer);
     return (static_cast<unsigned>(bits) | static_cast<unsigned>(bits >> 32)) == 0;
 }
 
-// The state at `from`, if any, into the place of an item. For lanes that work.
+// Starts to copy the state at `from`, if not null, to an item. For lanes with elements.
 template <SelectiveStepConfig kConfig, class Item>
 __device__ __forceinline__ void fetch_state(Item& item, const StepLane<kConfig>& lane, const void* from, i64 offset,
                                             int columns) {
@@ -45,8 +45,7 @@ __device__ __forceinline__ void fetch_state(Item& item, const StepLane<kConfig>&
     }
 }
 
-// The state of an item from shared memory, where fetch_state has copied it; what is not aligned is read from the pool, at
-// `from`.
+// Loads an item's state from shared memory, where fetch_state copied it; unaligned states are read from the pool, at `from`.
 template <SelectiveStepConfig kConfig, class Item>
 __device__ __forceinline__ void load_state(const Item& item, const void* from, const StepLane<kConfig>& lane, i64 offset,
                                            int columns, typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
@@ -83,7 +82,7 @@ __device__ __forceinline__ void store_state(void* to, const StepLane<kConfig>& l
     }
 }
 
-// Where the state after an item is stored; nullptr: nowhere.
+// Address for the state after an item; nullptr: not stored.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void* kept_state(const SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                             const StepItems& items, int item) {
