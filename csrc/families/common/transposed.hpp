@@ -1,4 +1,4 @@
-// A copy of a tensor in the other layout of channels and tokens.
+// Copies a tensor to the other layout of channels and tokens.
 #pragma once
 
 #include "../../operators/layout.hpp"
@@ -7,7 +7,7 @@
 
 namespace gdn_cuda::common {
 
-// In a layout in which the strides of `rows` are one along the other of channels and tokens.
+// A copy of `rows` (batch, channels, tokens) in `layout`; `rows` is contiguous along the other one of channels and tokens.
 inline Tensor transposed(const Tensor& rows, Layout layout, const Target& target) {
     const View from(rows);
     Tensor to = empty_rows(rows, layout);

@@ -1,4 +1,4 @@
-// common/transposed_copy on the host.
+// common/transposed_copy on the host: its Spec.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct TransposedCopy {
     using Args = TransposedCopyArgs;
     static constexpr const char *family = "common", *name = "transposed_copy", *config_type = "TransposedCopyConfig",
                                 *args_type = "TransposedCopyArgs";
-    static constexpr const char* summary = "rows of tokens from rows of channels, or the other way round";
+    static constexpr const char* summary = "copies a tensor from contiguous tokens to contiguous channels, or the reverse";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -25,7 +25,7 @@ struct TransposedCopy {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }  // statically allocated
 
-    // Sets whether rows of `from` and columns of `to` are whole vectors, which begin on 16 bytes.
+    // Sets whether rows of `from` and of `to` consist of whole, 16-byte aligned vectors.
     static void choose_vectors(const Config& config, Args& args) {
         const auto are_vectors = [&](const void* data, std::initializer_list<i64> counts) {
             return reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
@@ -40,8 +40,8 @@ struct TransposedCopy {
         choose_vectors(config, args);
         const auto moved = [](bool vectors) { return vectors ? "16 bytes" : "an element"; };
         launch<TransposedCopy>(config, args, blocks(args, batches), target, [&](const auto&) {
-            return fmt::format("a copy in the layout of most tensors, by tiles of {} by {}; a lane loads {} and stores {}",
-                               Config::kTile, Config::kTile, moved(args.loads_vectors), moved(args.stores_vectors));
+            return fmt::format("a copy in the other layout, by tiles of {} by {}; a lane loads {} and stores {}", Config::kTile,
+                               Config::kTile, moved(args.loads_vectors), moved(args.stores_vectors));
         });
     }
 };

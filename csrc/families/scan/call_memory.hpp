@@ -1,4 +1,4 @@
-// Memory of a call that its kernels share, and that no result is.
+// Workspace of a call.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -9,7 +9,7 @@
 
 namespace gdn_cuda::scan {
 
-// Freed when the call returns; torch keeps it until the stream has passed.
+// Freed when the call returns; torch does not reuse it before the stream's earlier work is done.
 class CallMemory {
   public:
     explicit CallMemory(const Tensor& like) : like_(like) {}

@@ -1,4 +1,4 @@
-// scan/diagonal_scan on the host.
+// scan/diagonal_scan on the host: its Spec.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/diagonal/scan_plan.cuh>

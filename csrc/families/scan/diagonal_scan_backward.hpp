@@ -1,4 +1,4 @@
-// scan/diagonal_scan_backward on the host.
+// scan/diagonal_scan_backward on the host: its Spec.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/diagonal/scan_backward_plan.cuh>

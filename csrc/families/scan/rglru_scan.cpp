@@ -16,7 +16,7 @@ namespace {
 struct RglruCall {
     static constexpr const char* name = "rglru_scan";
     RglruScan scan;
-    std::optional<double> max_sqrt_gradient = {};  // of the backward
+    std::optional<double> max_sqrt_gradient = {};  // for the backward
 
     static void fields(auto& x, auto&& visit) {
         RglruScan::fields(x.scan, visit);
@@ -37,7 +37,7 @@ struct RglruBackwardCall {
     }
 };
 
-// Every tile ends below 2^31.
+// So that the end of the last tile is below 2^31.
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - 4096;
 
 RglruTensor tensor_of(const View& view) {
@@ -157,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rglru(const RglruCall& call) {
     const Tensor out = empty_rows(call.scan.u, layout_of(prepared.u)),
                  checkpoints = torch::stable::new_empty(call.scan.A, prepared.checkpoints_shape());
     Tensor last = torch::stable::new_empty(call.scan.A, prepared.states_shape());
-    if (call.scan.cu_seqlens) torch::stable::zero_(last);  // offsets that lie may leave out sequences
+    if (call.scan.cu_seqlens) torch::stable::zero_(last);  // invalid offsets may leave out sequences
     RglruArgs& args = prepared.args;
     args.out = tensor_of(View(out));
     args.last = states_of(last);
@@ -167,7 +167,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rglru(const RglruCall& call) {
     return {out, last, checkpoints};
 }
 
-// The gradients of u, delta, log A (D, N), and initial_state, which is empty where there is none.
+// Returns the gradients of u, delta, log A (D, N), and initial_state (empty if there is none).
 std::tuple<Tensor, Tensor, Tensor, Tensor> run_rglru_backward(const RglruBackwardCall& call) {
     PreparedRglruBackward prepared = prepare_rglru_backward(call);
     const PreparedRglru& forward = prepared.forward;

@@ -15,7 +15,7 @@ struct SelectiveBackwardProblem {
     Transition transition;
     bool is_complex;
     bool varies;     // both B and C
-    bool is_narrow;  // u, delta and their likes
+    bool is_narrow;  // u, delta and all tensors of their shape have 16 bits
     i64 state_size, sequences;
     i64 channels_per_span, dim;  // blocks do not cross multiples of a span
 };
@@ -51,7 +51,7 @@ inline i64 selective_backward_blocks(const SelectiveBackwardProblem& problem, co
     return problem.dim / span * ceil_div(span, config.channels_per_block());
 }
 
-// More than 16 states take lanes, not launches, where B and C vary.
+// If B and C vary, more than 16 states take more lanes; otherwise they take more launches.
 inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackwardProblem& problem) {
     const SelectiveBackwardConfig *any = nullptr, *varying = nullptr, *wide = nullptr;
     for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
@@ -62,8 +62,8 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
     if (!problem.varies || varying == nullptr) return *any;
     return problem.state_size > varying->group() ? *wide : *varying;
 }
-// A cut takes a fifth more instructions, as the gradients take many times those of the state alone, and launches as long as a
-// multiprocessor of an H200 takes for 4000 tokens of a channel.
+// Splitting sequences costs 20 % more instructions, as the states alone take few of them, and launches worth 4,000 tokens of a
+// channel on an SM of an H200.
 inline Segments split_backward(const SelectiveBackwardProblem& problem, const SplitProblem& sizes,
                                const jit::DeviceTraits& device, int wanted) {
     constexpr SplitCost kCost{.more = 1.2, .launches = 4000};
@@ -86,8 +86,8 @@ inline std::string explain_selective_backward(const SelectiveBackwardProblem& pr
         explain_split(segments));
 }
 
-// Sums over the channels of a block: 4 bytes for each token and number of B and of C, of so many sequences at a time that they
-// stay within kMostSumsBytes, and at least one.
+// How many sequences a launch computes: the sums over the channels of a block take 4 bytes for each token and element of B and
+// of C, and stay within kMostSumsBytes, unless one sequence takes more.
 inline constexpr i64 kMostSumsBytes = i64{512} << 20;
 inline i64 sequences_at_a_time(i64 sequences, i64 bytes_of_one) {
     constexpr i64 kMostInGrid = 65535;

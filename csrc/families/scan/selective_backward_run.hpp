@@ -1,5 +1,5 @@
-// The gradients of selective_scan on CUDA: memory for partial sums, and the launches of a call, split over groups of states and
-// over sequences.
+// The gradients of selective_scan on CUDA: workspace for partial sums, and a call's launches over groups of states and of
+// sequences.
 #pragma once
 
 #include <numeric>
@@ -19,22 +19,22 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     if (in.dim == 0) return;
     require_strides(prepared, cotangents);
     const bool packed = prepared.is_packed();
-    const i64 parts = prepared.is_complex ? 2 : 1, of_B = in.B.varies ? in.dim / in.B.groups : in.dim,
-              of_C = in.C.varies ? in.dim / in.C.groups : in.dim;
+    const i64 parts = prepared.is_complex ? 2 : 1, channels_per_B_group = in.B.varies ? in.dim / in.B.groups : in.dim,
+              channels_per_C_group = in.C.varies ? in.dim / in.C.groups : in.dim;
     const SelectiveBackwardProblem problem{.transition = transition_of(prepared.discretization),
                                            .is_complex = prepared.is_complex,
                                            .varies = in.B.varies && in.C.varies,
                                            .is_narrow = prepared.io != DType::f32,
                                            .state_size = in.state_size,
                                            .sequences = in.sequences,
-                                           .channels_per_span = std::gcd(of_B, of_C),
+                                           .channels_per_span = std::gcd(channels_per_B_group, channels_per_C_group),
                                            .dim = in.dim};
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 blocks = selective_backward_blocks(problem, config), columns = config.columns();
-    // Of one row of the batch.
-    const i64 sums_of_row = blocks * in.length * columns, varying = (in.B.varies ? 1 : 0) + (in.C.varies ? 1 : 0);
+    // For one row of the batch.
+    const i64 sums_per_row = blocks * in.length * columns, varying = (in.B.varies ? 1 : 0) + (in.C.varies ? 1 : 0);
     const i64 at_a_time =
-        sequences_at_a_time(in.sequences, packed ? 0 : varying * sums_of_row * static_cast<i64>(sizeof(float)));
+        sequences_at_a_time(in.sequences, packed ? 0 : varying * sums_per_row * static_cast<i64>(sizeof(float)));
     const i64 rows = packed ? 1 : at_a_time;
 
     const bool along_tokens = prepared.layout == Layout::tokens;
@@ -83,9 +83,9 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     if (!in.C.varies) args.dC_constant = memory.floats(poles);
     if (to.D != nullptr) args.dD = memory.floats(channels);
     if (to.delta_bias != nullptr) args.ddelta_bias = memory.floats(channels);
-    // Tokens that belong to no packed sequence are zeros.
-    if (in.B.varies) args.dB = memory.floats(rows * sums_of_row, packed);
-    if (in.C.varies) args.dC = memory.floats(rows * sums_of_row, packed);
+    // Zeroed for packed sequences, as some tokens may belong to none.
+    if (in.B.varies) args.dB = memory.floats(rows * sums_per_row, packed);
+    if (in.C.varies) args.dC = memory.floats(rows * sums_per_row, packed);
     if (in.state_size > config.group()) args.earlier = memory.floats(i64{4} * in.batch * in.dim * in.length, packed);
     args.partials_B = static_cast<int>(in.B.varies ? blocks / in.B.groups : 1);
     args.partials_C = static_cast<int>(in.C.varies ? blocks / in.C.groups : 1);
@@ -101,7 +101,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
             args.rows = static_cast<int>(packed ? 1 : sequences);
             args.first_row = static_cast<int>(packed ? 0 : first);
             SelectiveBackward::run(problem, segments, args, sequences, target);
-            if (packed && first + sequences < in.sequences) continue;  // other sequences are in the same row
+            if (packed && first + sequences < in.sequences) continue;  // later sequences add to the same row
             SelectiveBackwardSumsArgs sums;
             const auto varying_sums = [&](const float* from, const Coefficients& gradient, int partials) {
                 Coefficients part = gradient;

@@ -16,9 +16,9 @@ namespace gdn_cuda::scan {
 struct SelectiveForwardProblem {
     Transition transition;
     bool is_complex;
-    bool is_narrow;  // u, delta, z, delta_a, B and C
+    bool is_narrow;  // u, delta, z, delta_a, and varying B and C have 16 bits
     int states;
-    i64 channels;  // of all sequences
+    i64 channels;  // over all sequences
 
     constexpr bool operator==(const SelectiveForwardProblem&) const = default;
 
@@ -37,8 +37,8 @@ inline constexpr std::array kSelectiveForwardConfigurations = [] {
         SelectiveForwardConfig{zoh, true, false, 2, 8},          SelectiveForwardConfig{bilinear, true, false, 2, 8}};
 }();
 
-// Four states a lane take fewer instructions, eight lanes a channel make twice as many warps. A winner is for any number of
-// tokens, and so of pieces.
+// Four states per lane take fewer instructions; eight lanes per channel give twice as many warps. A tuned winner holds for any
+// number of tokens, and so of segments.
 inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int segments,
                                                        int multiprocessors, const SelectiveForwardWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
@@ -51,7 +51,7 @@ inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardPro
             .states = is_wide ? 4 : 2,
             .lanes = is_wide ? 4 : 8};
 }
-// The heuristic's own choice, then the others.
+// The heuristic's choice first, then the others.
 inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const SelectiveForwardProblem& problem,
                                                                         const jit::DeviceTraits& device) {
     std::vector<SelectiveForwardConfig> all{selective_forward_config(problem, 1, device.multiprocessors)};
@@ -70,23 +70,23 @@ inline std::string explain_selective_forward(const SelectiveForwardProblem& prob
                        device.multiprocessors, config.states, config.lanes);
 }
 
-// Of one sequence, or of a piece of it. `span`: channels that share a group of B and one of C.
+// Blocks for one sequence or segment. `span`: consecutive channels that read the same groups of B and C.
 inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int dim, int span) {
     return i64{dim} / span * ceil_div(span, config.channels());
 }
-// With a cut a token takes 1.5 times as long, as it is walked twice, and there are 8 µs of launches, in which a multiprocessor
-// of an H200 walks 12000 tokens of a channel. So a cut pays only where most of the GPU would be idle, for long.
-// benchmarks/scan_pieces.py measures what these constants come from.
+// If sequences are split, a token takes 1.5 times as long, as its recurrence is computed twice, and two more launches take 8
+// µs, in which an SM of an H200 computes 12,000 tokens of a channel. So splitting pays only if most of the GPU would be idle,
+// for long. benchmarks/scan_pieces.py has the measurements for these constants.
 inline Segments split_forward(const SelectiveForwardProblem& problem, const SplitProblem& sizes, int dim, int span,
                               const jit::DeviceTraits& device, int wanted) {
     constexpr SplitCost kCost{.more = 1.5, .launches = 12000};
-    constexpr double kWaits = 1.5, kWorkOfManyLanes = 1.2;
+    constexpr double kWaits = 1.5, kEightLanesWork = 1.2;
     const auto launch = [&](int parts) {
         const SelectiveForwardConfig config = selective_forward_config(problem, parts, device.multiprocessors);
         return SplitLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
                            .resident = config.blocks_per_multiprocessor(device.capability),
                            .waits = kWaits,
-                           .work = config.channels() * (config.lanes == 8 ? kWorkOfManyLanes : 1)};
+                           .work = config.channels() * (config.lanes == 8 ? kEightLanesWork : 1)};
     };
     return choose_split(sizes, launch, device.multiprocessors, kCost, wanted);
 }
@@ -107,7 +107,7 @@ struct SelectiveForward {
     using Args = SelectiveForwardArgs;
     static constexpr const char *family = "scan", *name = "selective_forward", *config_type = "SelectiveForwardConfig",
                                 *args_type = "SelectiveForwardArgs";
-    static constexpr const char* summary = "selective scan, its states walked in registers";
+    static constexpr const char* summary = "selective scan, its states in registers";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -123,10 +123,11 @@ struct SelectiveForward {
         const Config config = selective_forward_config(problem, args.segments.count, device.multiprocessors,
                                                        tuned<SelectiveForwardTuning>(device));
         const i64 blocks = selective_forward_blocks(config, args.in.dim, args.span) * args.in.sequences;
-        launch<SelectiveForward>(config, args, {blocks, args.segments.count, 1}, target, [&](const auto& of) {
-            return fmt::format("{}; {}",
-                               explain_selective_forward(problem, args.segments.count, of, tuned<SelectiveForwardTuning>(of)),
-                               explain_split(args.segments));
+        launch<SelectiveForward>(config, args, {blocks, args.segments.count, 1}, target, [&](const auto& traits) {
+            return fmt::format(
+                "{}; {}",
+                explain_selective_forward(problem, args.segments.count, traits, tuned<SelectiveForwardTuning>(traits)),
+                explain_split(args.segments));
         });
     }
 };

@@ -1,4 +1,4 @@
-// selective_scan on CUDA: how its kernels read the tensors of a call, and the launches.
+// selective_scan on CUDA: kernel arguments and launches.
 #pragma once
 
 #include <numeric>

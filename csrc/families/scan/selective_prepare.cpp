@@ -1,4 +1,4 @@
-// The checks of selective_scan and of its backward.
+// Checks the arguments of selective_scan and of its backward.
 #include "selective_prepare.hpp"
 
 #include <algorithm>
@@ -12,9 +12,9 @@ struct Sizes {
     int64_t batch, dim, length, state_size;
 };
 
-// A dtype for each of the real numbers of a call.
+// The dtypes of a call.
 struct Types {
-    DType io, wide;  // of u; of A, or of its parts
+    DType io, wide;  // io: of u; wide: of A, or of the parts of a complex A
     bool is_complex;
 
     DType state_type() const { return !is_complex ? wide : wide == DType::f64 ? DType::c128 : DType::c64; }
@@ -33,7 +33,7 @@ DType check_io_or_wide(const Checks& check, const char* argument, const View& vi
     return check.dtype(argument, view, {types.io, types.wide});
 }
 
-// (D, N), read as a group for every channel.
+// A constant tensor (D, N): one group per channel.
 Coefficients constant(const View& view, DType type) {
     const int64_t reals = is_complex(type) ? 2 : 1;
     return {.data = view.data,
@@ -44,7 +44,7 @@ Coefficients constant(const View& view, DType type) {
             .pair = is_complex(type)};
 }
 
-// B or C.
+// B or C, constant or varying.
 Coefficients check_coefficients(const Checks& check, const char* argument, const View& view, const Sizes& sizes,
                                 const Types& types, const View& u) {
     check.device(argument, view, u, "u");
@@ -163,7 +163,7 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
                                kernels_can_read(inputs.B, inputs.state_size, inputs.length) &&
                                kernels_can_read(inputs.C, inputs.state_size, inputs.length);
     check.count("u", "chunks of the sequence", prepared.chunks());
-    // The states of all chunks, in bytes that torch can count.
+    // Torch must be able to count the bytes of all chunks' states.
     const auto states = static_cast<double>(prepared.chunks() + sequences) * static_cast<double>(dim * state_size);
     GDN_REQUIRE(check, states < 0x1p58, "u", "sizes of fewer than 2^58 states", shape_text(u));
     return prepared;

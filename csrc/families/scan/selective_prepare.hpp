@@ -1,4 +1,4 @@
-// selective_scan and its backward on the host: the checked arguments, which the hosts of their kernels take.
+// selective_scan and its backward: the checked arguments, from which their kernels are launched.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace gdn_cuda::scan {
 
-inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, of tokens and states
+inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, along tokens and states
 
-// Of u and what is shaped like it: tensors in the other layout are copied.
+// For u and tensors of its shape. Those that kernels cannot read are copied.
 inline bool kernels_can_read_rows(const View& rows, Layout layout) {
     if (rows.numel() == 0) return true;
     if (layout == Layout::tokens) return rows.size(2) <= 1 || rows.strides[2] == 1;
     return (rows.size(1) <= 1 || rows.strides[1] == 1) && rows.stride(2) * bytes_of(*dtype_of(rows)) <= kMostStride;
 }
-// That of most tensors, or of the first.
+// The layout of most of the tensors; on a tie, that of the first.
 inline Layout layout_of_most(std::initializer_list<const View*> all) {
     const auto has = [](const View* rows, Layout layout) { return rows->defined() && layout_of(*rows) == layout; };
     const Layout first = layout_of(**all.begin()), other = first == Layout::tokens ? Layout::channels : Layout::tokens;
@@ -29,7 +29,7 @@ inline Layout layout_of_most(std::initializer_list<const View*> all) {
     };
     return count(other) > count(first) ? other : first;
 }
-// B and C are read along states or along tokens.
+// B and C are read along states or along tokens, so one of these strides must be that of contiguous numbers.
 inline bool kernels_can_read(const Coefficients& x, int state_size, int length) {
     const i64 number = x.pair == 0 ? 1 : 2, bytes = bytes_of(x.type);
     if (!x.varies) return true;
@@ -44,38 +44,39 @@ struct PreparedSelective {
     Layout layout = Layout::tokens;
     Discretization discretization = Discretization::mamba;
     bool is_complex = false;
-    bool can_read_others = true;  // what is not like u, where it lies
+    bool can_read_others = true;  // whether kernels can read all tensors not of u's shape without copies
 
     bool is_packed() const { return inputs.cu_seqlens.data != nullptr; }
-    // Otherwise tensors are copied.
+    // If not, tensors are copied.
     bool kernels_can_read() const {
         return can_read_others && std::ranges::all_of(std::array{&u, &delta, &z, &delta_a}, [&](const View* rows) {
                    return !rows->defined() || kernels_can_read_rows(*rows, layout);
                });
     }
-    // As many as there can be where sequences are packed.
+    // For packed sequences, the most chunks that there can be.
     int64_t chunks() const {
         const int64_t length = inputs.length, chunk = kStateChunk;
         return is_packed() ? length / chunk + inputs.sequences : inputs.sequences * ceil_div(length, chunk);
     }
 };
 
-// Where forward writes. Where sequences are packed, `out` and `states` are zeros before, as tokens and chunks may remain that
-// belong to no sequence.
+// The outputs of forward. For packed sequences, `out` and `states` are zeroed first, as some tokens and chunks may belong to no
+// sequence.
 struct SelectiveResults {
     ChannelRows out;
     void* last_state = nullptr;  // (sequences, dim, N), fp32 or complex64
-    void* states = nullptr;      // (chunks, dim, N) likewise: the state before each chunk; null if backward is not expected
+    void* states = nullptr;      // (chunks, dim, N), same dtype: the state before each chunk; null without gradients
 };
 
-// What backward reads besides the inputs.
+// The inputs of backward that forward does not have.
 struct SelectiveCotangents {
     ChannelRows out;
     const void* last_state = nullptr;  // null: zeros
-    const void* states = nullptr;      // as forward wrote them
+    const void* states = nullptr;      // SelectiveResults::states
 };
-// Where backward writes; absent arguments have null data. Gradients of (batch, dim, L) tensors are zeros before where sequences
-// are packed. Those of A, D, delta_bias and initial_state are fp32 or complex64, those of B and C as B and C; all contiguous.
+// The outputs of backward; absent arguments have null data. For packed sequences, gradients of (batch, dim, L) tensors are
+// zeroed first. Gradients of A, D, delta_bias and initial_state are fp32 or complex64, those of B and C have the dtypes of B
+// and C; all of these are contiguous.
 struct SelectiveGradients {
     ChannelRows u, delta, z, delta_a;
     Coefficients A, B, C;

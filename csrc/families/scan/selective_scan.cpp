@@ -1,4 +1,4 @@
-// selective_scan and its backward: allocation, and the calls of their kernels.
+// selective_scan and its backward: allocations and launches.
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
@@ -39,7 +39,7 @@ struct SelectiveScanBackwardCall {
 };
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// ---- Copies of what kernels cannot read where it lies
+// ---- Copies of tensors whose strides the kernels cannot read
 
 Tensor dense(const Tensor& x) {
     return torch::stable::contiguous(x);
@@ -68,7 +68,7 @@ SelectiveScan readable(SelectiveScan x, const PreparedSelective& prepared, const
     return x;
 }
 
-// From C++, tensors come as they are; complex ones may be marked as conjugates, which kernels do not see.
+// A C++ caller's complex tensors may have torch's conjugate bit, which kernels ignore.
 SelectiveScan with_plain_numbers(SelectiveScan x) {
     if (x.A->scalar_type() == ScalarType::ComplexFloat) apply(plain_on_cuda, {&x.A, &x.B, &x.C, &x.initial_state});
     return x;
@@ -163,17 +163,17 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
     const Tensor& like = x.u;
     const auto none = [&] { return torch::stable::new_empty(like, {0}); };
     SelectiveGradients to{};
-    const auto rows = [&](const OptionalTensor& of, ChannelRows& into) {
-        if (!of) return none();
-        const Tensor made = empty_rows(*of, prepared.scan.layout);
+    const auto rows = [&](const OptionalTensor& x, ChannelRows& into) {
+        if (!x) return none();
+        const Tensor made = empty_rows(*x, prepared.scan.layout);
         into = written_rows(made, prepared.scan);
         return made;
     };
     const bool nothing_to_sum = prepared.scan.inputs.dim == 0 || prepared.scan.inputs.sequences == 0;
-    // Contiguous, as the argument; read as the argument is.
-    const auto coefficients = [&](const Tensor& of, const Coefficients& as, Coefficients& into) {
-        const View view(of);
-        Tensor made = torch::stable::new_empty(of, sizes_of(view));
+    // A gradient with the argument's sizes, contiguous, described as the argument is.
+    const auto coefficients = [&](const Tensor& x, const Coefficients& as, Coefficients& into) {
+        const View view(x);
+        Tensor made = torch::stable::new_empty(x, sizes_of(view));
         if (nothing_to_sum) torch::stable::zero_(made);
         const int64_t reals = is_complex(*dtype_of(view)) ? 2 : 1, pair = prepared.scan.is_complex;
         const int64_t last = view.size(-1) * reals, n = view.size(-2);
@@ -191,9 +191,9 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
         }
         return made;
     };
-    const auto per_channel = [&](const OptionalTensor& of, float*& into) {
-        if (!of) return none();
-        const Tensor made = torch::stable::new_empty(*of, sizes_of(View(*of)));
+    const auto per_channel = [&](const OptionalTensor& x, float*& into) {
+        if (!x) return none();
+        const Tensor made = torch::stable::new_empty(*x, sizes_of(View(*x)));
         into = static_cast<float*>(memory_of(made));
         return made;
     };

@@ -1,4 +1,4 @@
-// What selective_scan and its gradients launch before their kernels where they cut sequences into pieces.
+// Launches before scan/selective_forward and scan/selective_backward, if these split sequences into segments.
 #pragma once
 
 #include "../../jit/env.hpp"
@@ -19,14 +19,14 @@ inline SplitProblem split_problem(const PreparedSelective& prepared) {
             .parts = prepared.is_complex ? 2 : 1};
 }
 
-// The states before each piece, (pieces, sequences, dim, N), or in reverse the gradients of those behind each; `first` itself
-// where sequences are not cut. The other arguments are the kernel's, but for what is made here.
+// Returns the states before each segment, (segments, sequences, dim, N), or in reverse the gradients of the states after each;
+// `first` itself if sequences are not split. `args`: scan/selective_pieces's, without the maps, which are allocated here.
 inline const void* states_before_segments(const PreparedSelective& prepared, const void* first, SelectivePiecesArgs args,
                                           CallMemory& memory, const Target& target) {
     if (args.segments.count == 1) return first;
     const SplitProblem problem = split_problem(prepared);
-    const i64 numbers = args.segments.count * problem.sequences * problem.states * problem.parts;
-    args.maps = {.ends = memory.floats(numbers), .products = memory.floats(numbers)};
+    const i64 floats = args.segments.count * problem.sequences * problem.states * problem.parts;
+    args.maps = {.ends = memory.floats(floats), .products = memory.floats(floats)};
     SelectivePieces::run(transition_of(prepared.discretization), prepared.is_complex, args, target);
     SelectiveStarts::run(prepared.is_complex,
                          {.segments = args.segments,

@@ -1,4 +1,4 @@
-// selective_state_update: one token or several of a selective scan, from and to slots of a pool of states.
+// selective_state_update: one or several tokens of a selective scan, with states in slots of a pool.
 #include <algorithm>
 #include <gdn_cuda/scan.hpp>
 
@@ -16,8 +16,8 @@ struct PreparedStep {
     SelectiveStepArgs args{};
 };
 
-// Ranks alone say what there is: of `state` whether there are heads, of x then whether there are tokens, and of B and C, each
-// on its own, whether there are groups.
+// The ranks determine the layout: that of `state` whether there are heads, then that of x whether there are tokens, and those
+// of B and C, each by itself, whether there are groups.
 struct Layout {
     Checks check;
     View state, x;
@@ -25,7 +25,7 @@ struct Layout {
 
     int64_t head_count() const { return heads ? state.size(1) : 1; }
     int64_t token_count() const { return tokens ? x.size(1) : 1; }
-    // Strides in bytes; `middle` is that of heads or groups.
+    // Strides in bytes; `middle` is the stride of heads or groups.
     template <class Tensor>
     Tensor with_strides(const View& view, int64_t middle) const {
         const int64_t bytes = bytes_of(*dtype_of(view));
@@ -78,7 +78,7 @@ struct Layout {
     }
 };
 
-// From the first byte of a tensor to behind its last one.
+// Bytes from the first to the last element of a tensor, inclusive.
 i64 bytes_spanned(const View& view) {
     i64 last = 0;
     for (int d = 0; d < view.rank; ++d) last += (view.size(d) - 1) * view.stride(d);
@@ -245,7 +245,7 @@ Tensor selective_state_update(const SelectiveStateUpdate& x) {
     if (x.A->scalar_type() != ScalarType::ComplexFloat) {
         call<SelectiveStateUpdate, scan::run_step>(x);
     } else {
-        SelectiveStateUpdate arguments = x;  // torch marks conjugate views, which kernels do not see
+        SelectiveStateUpdate arguments = x;  // torch's conjugate bit, which kernels ignore, is resolved
         for (Given* const each : {&arguments.A, &arguments.B, &arguments.C}) each->emplace(plain_on_cuda(*each));
         call<SelectiveStateUpdate, scan::run_step>(arguments);
     }
