@@ -13,7 +13,8 @@
 // share. Few channels that are contiguous leave SMs idle, as a sequence is not split over blocks.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/rglru/common.cuh>
+#include <gdn_cuda/kernels/scan/rglru/marks.cuh>
+#include <gdn_cuda/kernels/scan/rglru/segment_scan.cuh>
 
 namespace gdn_cuda::scan {
 

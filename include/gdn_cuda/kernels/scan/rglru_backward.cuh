@@ -14,7 +14,8 @@
 // docs/benchmarks/scan.md has the measured share.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/rglru/common.cuh>
+#include <gdn_cuda/kernels/scan/rglru/marks.cuh>
+#include <gdn_cuda/kernels/scan/rglru/segment_scan.cuh>
 
 namespace gdn_cuda::scan {
 
