@@ -1,4 +1,4 @@
-"""Which sequences of selective_scan are cut into pieces, forward and backward, and into how many."""
+"""Which sequences of selective_scan are split into segments, forward and backward, and into how many."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def launches(shape: Shape, backward: bool, **more: Any) -> list[Any]:
     return [s for s in explained(step, device="h200", **x).steps if s["kernel"]]
 
 
-def pieces(shape: Shape, backward: bool = False, **more: Any) -> tuple[int, int]:
-    """How many, and of how many tokens, as the kernel's launch says; (1, 0): not cut."""
+def segments(shape: Shape, backward: bool = False, **more: Any) -> tuple[int, int]:
+    """How many segments, and their tokens, as the kernel's launch says; (1, 0): not split."""
     name = f"scan/selective_{'backward' if backward else 'forward'}"
     steps = launches(shape, backward, **more)
     found = [
-        (i, re.search(r"cut into (\d+) pieces of (\d+) tokens", s["reason"]))
+        (i, re.search(r"split into (\d+) segments of (\d+) tokens", s["reason"]))
         for i, s in enumerate(steps)
         if s["kernel"] == name
     ]
     for i, match in found:
         before = [s["kernel"] for s in steps[:i]][-2:]
         assert (before == ["scan/selective_pieces", "scan/selective_starts"]) == bool(match)
-        assert match or "sequences are not cut" in steps[i]["reason"]
+        assert match or "sequences are not split" in steps[i]["reason"]
     assert len(found) == 1
     match = found[0][1]
     return (int(match[1]), int(match[2])) if match else (1, 0)
@@ -48,36 +48,36 @@ FULL = [Shape(8, 5120, 2048), Shape(8, 1536, 2048), Shape(64, 1024, 512)]
 
 @pytest.mark.parametrize("shape", LONG, ids=lambda shape: shape.name)
 @pytest.mark.parametrize("backward", [False, True])
-def test_few_channels_and_many_tokens_are_cut(shape: Shape, backward: bool) -> None:
-    count, length = pieces(shape, backward)
+def test_few_channels_and_many_tokens_are_split(shape: Shape, backward: bool) -> None:
+    count, length = segments(shape, backward)
     assert 2 <= count <= 128 and length % 64 == 0
-    assert (count - 1) * length < shape.length <= count * length, "no piece is empty"
-    assert pieces(replace(shape, layout="transposed"), backward) == (count, length)
+    assert (count - 1) * length < shape.length <= count * length, "no segment is empty"
+    assert segments(replace(shape, layout="transposed"), backward) == (count, length)
 
 
 @pytest.mark.parametrize("shape", FULL, ids=lambda shape: shape.name)
-def test_what_fills_the_machine_is_not_cut_forward(shape: Shape) -> None:
-    assert pieces(shape) == (1, 0)
+def test_forward_does_not_split_what_fills_the_gpu(shape: Shape) -> None:
+    assert segments(shape) == (1, 0)
 
 
-def test_short_sequences_are_not_cut() -> None:
+def test_short_sequences_are_not_split() -> None:
     for length in (0, 1, 64, 127):
-        assert pieces(Shape(1, 16, length)) == (1, 0)
-    assert pieces(Shape(1, 1536, 512)) == (1, 0)  # a prompt: the launches of a cut would take longer
+        assert segments(Shape(1, 16, length)) == (1, 0)
+    assert segments(Shape(1, 1536, 512)) == (1, 0)  # a prompt: the additional launches would take longer
 
 
-def test_backward_is_cut_where_forward_is_not_worth_it() -> None:
+def test_backward_splits_shapes_that_forward_does_not() -> None:
     shape = Shape(1, 5120, 4096)
-    assert pieces(shape) == (1, 0) and pieces(shape, backward=True)[0] > 1
+    assert segments(shape) == (1, 0) and segments(shape, backward=True)[0] > 1
 
 
-def test_packed_sequences_have_pieces_for_the_longest() -> None:
+def test_packed_sequences_have_segments_for_the_longest() -> None:
     offsets = torch.zeros(5, dtype=torch.int64, device="meta")
-    count, length = pieces(Shape(1, 256, 16384), cu_seqlens=offsets)
+    count, length = segments(Shape(1, 256, 16384), cu_seqlens=offsets)
     assert count * length >= 16384 and length <= 16384 // 4
 
 
-def test_the_variable_decides() -> None:
+def test_the_variable_sets_the_number_of_segments() -> None:
     """In a new process, as the variable is read once per process."""
     code = """
 import gdn_cuda
