@@ -29,7 +29,7 @@ inline Layout layout_of_most(std::initializer_list<const View*> all) {
     };
     return count(other) > count(first) ? other : first;
 }
-// B and C are read along states or along tokens, so one of these strides must be that of contiguous numbers.
+// B and C are read along states or along tokens, so one of these strides must be that of contiguous elements.
 inline bool kernels_can_read(const Coefficients& x, int state_size, int length) {
     const i64 number = x.pair == 0 ? 1 : 2, bytes = bytes_of(x.type);
     if (!x.varies) return true;

@@ -69,7 +69,7 @@ SelectiveScan readable(SelectiveScan x, const PreparedSelective& prepared, const
 }
 
 // A C++ caller's complex tensors may have torch's conjugate bit, which kernels ignore.
-SelectiveScan with_plain_numbers(SelectiveScan x) {
+SelectiveScan without_conjugate_bits(SelectiveScan x) {
     if (x.A->scalar_type() == ScalarType::ComplexFloat) apply(plain_on_cuda, {&x.A, &x.B, &x.C, &x.initial_state});
     return x;
 }
@@ -235,7 +235,7 @@ std::tuple<Tensor, Tensor> selective_scan(const SelectiveScan& x) {
     using namespace scan;
     require_given("selective_scan", x);
     const auto [out, last_state, states] =
-        call<SelectiveScanCall, run_scan>({.scan = with_plain_numbers(x), .keep_states = false});
+        call<SelectiveScanCall, run_scan>({.scan = without_conjugate_bits(x), .keep_states = false});
     return {out, last_state};
 }
 

@@ -29,7 +29,7 @@ inline bool has_vectors(const Coefficients& x, bool packed) {
     return !packed && x.token == number && aligned(x.data, {x.batch, x.group, x.n}, bytes);
 }
 
-// A dimension of size 1 has a stride of 0; kernels take the stride of contiguous numbers.
+// A dimension of size 1 has a stride of 0; kernels take the stride of contiguous elements.
 inline Coefficients with_unit_stride(Coefficients x, int state_size) {
     const i64 number = x.pair == 0 ? 1 : 2;
     if (x.varies && x.n != number && x.token != number) (state_size == 1 ? x.n : x.token) = number;

@@ -1,4 +1,4 @@
-// Chunk numbers of a selective scan, and how a block's threads and lanes map to the elements of a tile.
+// Indices of chunks, and which elements of a tile the threads and lanes of a block take.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>

@@ -16,9 +16,9 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     using Block::offset_by, Block::global, Block::in_row, Block::swizzle;
     using typename Block::Config, typename Block::Shared, typename Block::Tile;
 
-    // How four elements of a unit lie in a tile: a vector along tokens or along channels; or, if rows are not vectors or the
-    // tile is not whole, tokens of one channel, kTokenStep apart, so that adjacent lanes access adjacent elements. The latter
-    // are read and written one by one.
+    // How the four elements of a unit are placed in a tile: a vector along tokens or along channels; or, if rows are not
+    // vectors or the tile is not whole, tokens of one channel, kTokenStep apart, so that adjacent lanes access adjacent
+    // elements. The latter are read and written one by one.
     enum class Shape { tokens, channels, strided };
     struct Unit {
         static constexpr bool kIsPlain = false, kIsAlongTokens = false;  // known at compile time
