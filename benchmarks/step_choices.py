@@ -1,4 +1,4 @@
-"""Steps of selective scans by every candidate for their kernel: for the constants of csrc/families/scan/selective_step.hpp.
+"""Steps of selective scans with every candidate of the heuristic: for the constants of csrc/families/scan/selective_step.hpp.
 
     python benchmarks/step_choices.py
 

@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "families/common/transposed_copy.hpp"
 #include "families/conv/causal_conv.hpp"
 #include "families/conv/causal_conv_backward.hpp"
 #include "families/conv/causal_conv_tile.hpp"
@@ -48,7 +49,6 @@
 #include "families/scan/selective_starts.hpp"
 #include "families/scan/selective_step.hpp"
 #include "families/scan/simplified_step.hpp"
-#include "families/scan/transposed_copy.hpp"
 #include "families/scan/variables.hpp"
 #include "families/structured/cauchy.hpp"
 #include "families/structured/cauchy_backward.hpp"
@@ -151,7 +151,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::SelectiveStep>(),
             entry<scan::SelectiveStepDirect>(),
             entry<scan::SimplifiedStep>(),
-            entry<scan::TransposedCopy>(),
+            entry<common::TransposedCopy>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

@@ -1,7 +1,7 @@
 """The scans and steps of lrnnx.ops under their names and with their arguments; delta_a is called deltaA.
 
 CPU and CUDA, gradients for every input of a scan, from the last state too; an unknown discretization raises ValueError. Where
-results of lrnnx are wrong, these are right, and the function says so.
+lrnnx's results are wrong, these are right, and the docstring says so.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def selective_scan_fn(
     return_last_state: bool = False,
     discretization: str = "mamba",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan`. A transposed (B, L, D) is not copied. With "rglru" a constant B is no part of the state. As there, "s7"
-    and "rglru" do not read deltaA."""
+    """`selective_scan`. A transposed (B, L, D) is not copied. With "rglru" a constant B multiplies the output, not the
+    state. As in lrnnx, "s7" and "rglru" do not read deltaA."""
     deltaA = None if discretization in _WITHOUT_DELTA_A else deltaA
     return scan.selective_scan(u, delta, A, B, C, D, z, delta_bias, deltaA, delta_softplus, return_last_state, discretization)
 
@@ -48,7 +48,7 @@ def simplified_scan_fn(
     return_last_state: bool = False,
     discretization: str = "bilinear",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`simplified_scan`. The last state is (batch, P); there it is made of outputs, and has another shape."""
+    """`simplified_scan`. The last state is (batch, P); lrnnx returns outputs, in another shape."""
     return scan.simplified_scan(u, delta, A, B, C, deltaA, return_last_state, discretization)
 
 
@@ -72,7 +72,7 @@ def s5_inner_fn(
 def s7_scan_fn(
     u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = None, return_last_state: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`s7_scan`. With return_last_state there are gradients, which there raise an error."""
+    """`s7_scan`. With return_last_state there are gradients; lrnnx raises an error."""
     return scan.s7_scan(u, A, B, C, bias, return_last_state)
 
 
@@ -118,8 +118,8 @@ def selective_state_update(
     state_batch_indices: Tensor | None = None,
     discretization: str = "mamba",
 ) -> Tensor:
-    """`gdn_cuda.selective_state_update`: a step of the scan. There "bilinear" decays by e^{δA}, "rglru" multiplies by a B that
-    varies, "zoh" cancels where δA is small, an unknown name is "mamba", and a negative index writes outside the states."""
+    """`gdn_cuda.selective_state_update`: a step of the scan. In lrnnx, "bilinear" decays by e^{δA}, "rglru" multiplies by a
+    varying B, "zoh" cancels where δA is small, an unknown name is "mamba", and a negative index writes outside the states."""
     deltaA = None if discretization in _WITHOUT_DELTA_A else deltaA
     return scan.selective_state_update(
         state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, deltaA, state_batch_indices, discretization
@@ -143,7 +143,7 @@ def simplified_state_update(
     return scan.simplified_state_update(state, x, dt, A, B, C, D, deltaA, discretization, conj_sym)
 
 
-# The same functions in plain torch have these names.
+# lrnnx's names for the same functions in plain torch.
 selective_scan_ref, simplified_scan_ref, s5_inner_ref = selective_scan_fn, simplified_scan_fn, s5_inner_fn
 s7_scan_ref, s7_inner_ref, rglru_scan_ref = s7_scan_fn, s7_inner_fn, rglru_scan_fn
 simplified_state_update_ref = simplified_state_update

@@ -16,8 +16,8 @@ from .simplified import SimplifiedSSM, normal
 class LRU(SimplifiedSSM):
     """x_t = λ x_{t−1} + γ B u_t, y_t = Re(C x_t) + D u_t, with λ = exp(−exp(ν_log) + i exp(θ_log)) and γ = exp(γ_log).
 
-    λ begins uniform in the ring r_min ≤ |λ| ≤ r_max, its phase uniform in [0, max_phase), and γ as √(1 − |λ|²), which keeps the
-    size of the state whatever |λ| is.
+    λ is initialised uniformly in the ring r_min ≤ |λ| ≤ r_max, with phases uniform in [0, max_phase), and γ with √(1 − |λ|²),
+    so that the size of the state does not depend on |λ|.
 
     Shapes:
         u, y: (batch, L, d_model), any real dtype
@@ -28,8 +28,8 @@ class LRU(SimplifiedSSM):
     Parameters:
         d_model: channels of u and y
         d_state: how many complex states there are
-        r_min, r_max: between which |λ| begins, 0 ≤ r_min < r_max ≤ 1
-        max_phase: below which the phase of λ begins
+        r_min, r_max: the initial range of |λ|, 0 ≤ r_min < r_max ≤ 1
+        max_phase: upper bound of the initial phase of λ
         device, dtype: of the parameters; all but D are fp32 at least
 
     Example:
@@ -79,7 +79,7 @@ class LRU(SimplifiedSSM):
         return False
 
     def system(self) -> dict[str, Any]:
-        """A = ln λ, scanned in steps of 1, so that neither a phase nor a decay near one is rounded to λ."""
+        """A = ln λ with steps of 1, so that phases and decays near one are not rounded as λ would be."""
         nu_log, theta_log, gamma_log = (at_least_fp32(x) for x in (self.nu_log, self.theta_log, self.gamma_log))
         A = torch.complex(-torch.exp(nu_log), torch.exp(theta_log))
         B = torch.exp(gamma_log)[:, None] * from_pairs(at_least_fp32(self.B))

@@ -34,7 +34,7 @@ class S6(nn.Module):
         d_model: D, the channels of u
         d_state: N, the states of a channel
         dt_rank: R, an integer, or "auto" for ⌈D / 16⌉
-        dt_min, dt_max, dt_init_floor: the range of δ at the start, and its least value
+        dt_min, dt_max, dt_init_floor: the initial range of δ, and its lower bound
         discretization: "mamba", "zoh", "bilinear" or "dirac"
         device, dtype: of the parameters; A_log and D are fp32, or fp64
 
@@ -46,7 +46,7 @@ class S6(nn.Module):
         (torch.Size([2, 16, 8]), torch.Size([2, 8]), torch.Size([2, 8, 4]))
     """
 
-    scan: Callable[..., Any] = staticmethod(selective_scan)  # a subclass may have another one, with the same arguments
+    scan: Callable[..., Any] = staticmethod(selective_scan)  # a subclass may replace it by a function with the same arguments
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class S6(nn.Module):
 
     @torch.no_grad()
     def reset_recurrence(self) -> None:
-        """Draws dt_proj, A_log and D anew, as the paper has them."""
+        """Draws dt_proj, A_log and D anew, as in the paper."""
         self.A_log.copy_(torch.arange(1, self.d_state + 1, device=self.A_log.device).log().expand_as(self.A_log))
         self.D.fill_(1)
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         low, high = math.log(self.dt_min), math.log(self.dt_max)
         dt = torch.empty_like(self.D).uniform_(low, high).exp().clamp_(min=self.dt_init_floor)
         self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
-        # What training scripts for Mamba look at: no weight decay, and no zeros for this bias.
+        # Attributes that training scripts for Mamba read: no weight decay, and no zeros for this bias.
         self.A_log._no_weight_decay = self.D._no_weight_decay = self.dt_proj.bias._no_reinit = True
 
     def forward(
@@ -96,7 +96,7 @@ class S6(nn.Module):
         cu_seqlens: Tensor | None = None,
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """y (B, L, D), times silu(z) if z is given; or (y, last state). `state` is the one before the first token, or zeros.
+        """y (B, L, D), times silu(z) if z is given; or (y, last state). `state`: before the first token; None: zeros.
 
         `cu_seqlens` packs sequences along L of a batch of 1, as in `selective_scan`; states are then (sequences, D, N).
         """
@@ -175,7 +175,7 @@ def _tokens(scanned: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, T
 
 
 class MambaState(NamedTuple):
-    """What a Mamba block keeps of the past."""
+    """The state of a Mamba block between tokens."""
 
     conv: Tensor  # (B, d_conv − 1, d_inner): the last inputs of the convolution
     ssm: Tensor  # (B, d_inner, d_state)
@@ -185,7 +185,7 @@ class Mamba(S6):
     """The Mamba block: out_proj(S6(silu(conv1d(x))) · silu(z)), where (x, z) = in_proj(u).
 
     The convolution is causal and depthwise, over d_conv tokens. Parameters have the names and initial values of mamba_ssm's
-    `Mamba`, so checkpoints load. No tensor changes its layout: the scan reads (B, L, D) as it is.
+    `Mamba`, so checkpoints load. No tensor is transposed: the scan reads (B, L, D) in place.
 
     Shapes:
         in_proj.weight (2·d_inner, d_model), conv1d.weight (d_inner, 1, W), conv1d.bias (d_inner), x_proj.weight (dt_rank + 2N,
@@ -248,7 +248,7 @@ class Mamba(S6):
     def forward(  # type: ignore[override]
         self, u: Tensor, state: MambaState | None = None, *, cu_seqlens: Tensor | None = None, return_last_state: bool = False
     ) -> Tensor | tuple[Tensor, MambaState]:
-        """y (B, L, d_model), or (y, last state); `state` is what came before, by default nothing.
+        """y (B, L, d_model), or (y, last state); `state` is the state before the first token; None: zeros.
 
         `cu_seqlens` packs sequences along L of a batch of 1; they begin and end without states.
         """
@@ -313,6 +313,6 @@ class Mamba(S6):
 
 
 def _positions(cu_seqlens: Tensor, L: int) -> Tensor:
-    """(L): how many tokens of the same sequence come before."""
+    """(L): how many tokens of the same sequence precede each token."""
     token = torch.arange(L, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     return token - cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1]

@@ -11,26 +11,26 @@ from ..operators.dtypes import state_dtype
 from ..scan import rglru_scan
 from .dtypes import layer_dtype, recurrence_dtype
 
-_LEAST, _MOST = 0.9, 0.999  # a^c at the start, as in the paper
+_LEAST, _MOST = 0.9, 0.999  # initial a^c, as in the paper
 
 
 class RGLRU(nn.Module):
-    """RG-LRU (Griffin): gates of blocks of the input, and a recurrence of every channel.
+    """RG-LRU (Griffin): gates from blocks of the input, and a recurrence in every channel.
 
-    r = σ(W_a u + b_a), i = σ(W_x u + b_x), a = σ(Λ)^(c r), h_t = a h_{t−1} + √(1 − a²) i u_t. W_a and W_x are block-diagonal.
-    Λ begins such that a^c is uniform in [0.9, 0.999]. The first token of a sequence has the multiplier 1, and the derivative of
-    the root is bounded, both as in RecurrentGemma.
+    r = σ(W_a u + b_a), i = σ(W_x u + b_x), a = σ(Λ)^(c r), h_t = a h_{t−1} + √(1 − a²) i u_t. W_a and W_x are block-diagonal. Λ
+    is initialised so that a^c is uniform in [0.9, 0.999]. The first token of a sequence has the multiplier 1, and the
+    derivative of the root is bounded, both as in RecurrentGemma.
 
     Shapes:
-        u: (B, L, width), or (B, width) in a step; the result is like u
+        u: (B, L, width), or (B, width) in a step; y has u's shape
         state: (B, width), fp32; None and `default_state` begin a sequence
-        reset: (B, L), bool or integer: not 0 where a token begins a sequence
+        reset: (B, L), bool or integer: not 0 at tokens that begin a sequence
 
     Parameters:
         width: channels of u
         num_blocks: how many blocks W_a and W_x have, a divisor of width
-        c: of the formula
-        max_sqrt_gradient: the most that the derivative of the root may be; None: no bound
+        c: the constant of the formula
+        max_sqrt_gradient: upper bound of the root's derivative; None: no bound
         device, dtype: of the parameters; Λ is fp32
 
     Example:
@@ -76,13 +76,15 @@ class RGLRU(nn.Module):
     def forward(
         self, u: Tensor, state: Tensor | None = None, *, reset: Tensor | None = None, return_last_state: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns y (B, L, width), or (y, last state (B, width)); `state` is the one before the first token."""
+        """Returns y (B, L, width), or (y, last state (B, width)); `state` is the state before the first token."""
         if u.dim() != 3 or u.shape[-1] != self.width:
             raise ValueError(f"RGLRU: u: expected (B, L, width={self.width}), got {tuple(u.shape)}")
         u = u.to(layer_dtype(u))
         gated = u * self._gate(u, self.input_gate_weight, self.input_gate_bias)
         rate = self._gate(u, self.recurrent_gate_weight, self.recurrent_gate_bias)
-        decay = torch.exp(self.c * nn.functional.logsigmoid(self.Lambda.to(state_dtype(u))))  # of the power r
+        decay = torch.exp(
+            self.c * nn.functional.logsigmoid(self.Lambda.to(state_dtype(u)))
+        )  # raised to the power r in the scan
         if state is not None and (state.shape != (len(u), self.width) or not state.is_floating_point()):
             got = f"{state.dtype} {tuple(state.shape)}"
             raise ValueError(f"RGLRU: state: expected real numbers (B, width) = ({len(u)}, {self.width}), got {got}")
@@ -106,15 +108,15 @@ class RGLRU(nn.Module):
         return out, last[..., 0] + 0.0  # −0.0 + 0.0 is 0.0: no state that tokens led to begins a sequence
 
     def default_state(self, *batch: int) -> Tensor:
-        """That before the first token (…, width), from which sequences begin as without a state: −0.0 in all channels.
+        """The state before the first token (…, width), −0.0 in all channels: a sequence begins as with state=None.
 
-        Zeros that are positive are a state like others: the token after them has no multiplier of 1.
+        Positive zeros are an ordinary state: the token after them does not have the multiplier 1.
         """
         like = self.input_gate_weight
         return torch.full((*batch, self.width), -0.0, dtype=state_dtype(like), device=like.device)
 
     def step(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns y (B, width) and the next state, for one token u (B, width); as `forward` has them."""
+        """Returns y (B, width) and the next state, for one token u (B, width), as `forward`."""
         if u.dim() != 2 or u.shape[-1] != self.width:
             raise ValueError(f"RGLRU: u: expected (B, width={self.width}), got {tuple(u.shape)}")
         y, last = self.forward(u[:, None], state, return_last_state=True)
@@ -129,13 +131,13 @@ class RGLRU(nn.Module):
 
 
 def _begins(state: Tensor) -> Tensor:
-    """(B,): where every channel of a state is −0.0, as `default_state` makes it. By its bits, which is the fewest launches."""
+    """(B,): whether every channel of a state is −0.0, as in `default_state`. Compares bits, which takes the fewest launches."""
     bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[state.element_size()]
     return (state.detach().view(bits) == torch.iinfo(bits).min).all(-1)
 
 
 def _with_first(reset: Tensor | None, first: Tensor, L: int) -> Tensor:
-    """(B, L): `reset`, and `first` (B, 1) at the first token."""
+    """(B, L): `reset`, or `first` (B, 1) at the first token."""
     if reset is None:
         return first if L == 1 else nn.functional.pad(first, (0, L - 1))
     return torch.cat([(reset[:, :1] != 0) | first, reset[:, 1:] != 0], 1)

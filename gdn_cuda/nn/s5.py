@@ -19,24 +19,24 @@ DISCRETIZATIONS = ("bilinear", "zoh", "dirac")
 class S5(SimplifiedSSM):
     """x' = A x + B u, y = C x + D u, discretized by "bilinear", "zoh" or "dirac" in steps of exp(log_step) · step_rescale.
 
-    A begins as the eigenvalues of `blocks` normal parts of HiPPO-LegS, of d_state / blocks states each, B and C are made in
-    their eigenvectors, and steps are log-uniform in [dt_min, dt_max].
+    A is initialised with the eigenvalues of `blocks` normal parts of HiPPO-LegS, of d_state / blocks states each, B and C in
+    the basis of their eigenvectors, and steps log-uniform in [dt_min, dt_max].
 
     Shapes:
         u, y: (batch, L, d_model), any real dtype
-        state: (batch, P), complex64 (complex128 for parameters in fp64), with P = d_state / 2 for conj_sym, else d_state
+        state: (batch, P), complex64 (complex128 for parameters in fp64), with P = d_state / 2 with conj_sym, otherwise d_state
         parameters: A (P, 2), B (P, d_model, 2), C (d_model, P, 2), D (d_model,), log_step (P,); fp32 but for D where
           `dtype` is bf16 or fp16
 
     Parameters:
         d_model: channels of u and y
         d_state: states, those of conjugates included
-        blocks: how many parts A begins with, a divisor of d_state into even sizes, or with conj_sym=False any sizes
-        dt_min, dt_max: between which steps begin
+        blocks: the parts that A is initialised with, a divisor of d_state; with conj_sym each of an even size
+        dt_min, dt_max: the initial range of steps
         discretization: "bilinear", "zoh" or "dirac"
-        conj_sym: whether half of the states are computed, each for itself and its conjugate, and twice the real part is y
+        conj_sym: whether half of the states are computed, each for itself and its conjugate, so y is twice the real part
         clip_eigs: whether Re A is kept at −1e-4 or below
-        step_rescale: a factor of all steps, such as for inputs at another rate
+        step_rescale: multiplies all steps, for inputs at another sampling rate
         device, dtype: of the parameters; all but D are fp32 at least
 
     Example:
@@ -81,7 +81,7 @@ class S5(SimplifiedSSM):
         eigenvalues, vectors = diagonalized_hippo(self.d_state // self.blocks)
         kept = self.states // self.blocks
         vectors = torch.block_diag(*[vectors[:, :kept]] * self.blocks)  # (d_state, P)
-        # Lecun-normal numbers of the system before it is diagonalized, real in B and complex in C.
+        # Lecun-normal matrices of the system before it is diagonalized, a real B and a complex C.
         B = normal(self.d_state, self.d_model, dtype=torch.float64) / math.sqrt(self.d_model)
         C = normal(self.d_model, self.d_state, dtype=torch.complex128) * math.sqrt(2 / self.d_state)
         D, place = normal(self.d_model), torch.rand(self.states, dtype=torch.float32, device="cpu").double()
@@ -119,5 +119,5 @@ class S5(SimplifiedSSM):
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """Complex numbers as pairs of real ones, which every optimizer takes."""
+    """Complex numbers as (real, imaginary) pairs, as not every optimizer takes complex parameters."""
     return torch.view_as_real(x.resolve_conj())

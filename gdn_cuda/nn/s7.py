@@ -11,19 +11,18 @@ from ..operators.dtypes import state_dtype
 from ..scan import s7_scan
 from .dtypes import at_least_fp32, layer_dtype
 
-_LEAST, _MOST = 0.9, 0.999  # decays at the start
+_LEAST, _MOST = 0.9, 0.999  # initial decays
 
 
 class S7(nn.Module):
     """S7: x_t = (1 − 1/(A_t² + ½)) x_{t−1} + B_t u_t + b_t, y_t = C_t x_t + D u_t.
 
     A_t, B_t, C_t and b_t are affine in u_t. The decay is the paper's stable reparametrization, in (−1, 1) for every A. Biases
-    begin such that decays are uniform in [0.9, 0.999] and B and C keep variances; the parts that depend on the input begin
-    small.
+    are initialised so that decays are uniform in [0.9, 0.999] and B and C keep variances; the weights are initially small.
 
     Shapes:
-        u: (batch, L, d_model), or (batch, d_model) in a step; the result is like u
-        state: (batch, d_state); None stands for zeros
+        u: (batch, L, d_model), or (batch, d_model) in a step; y has u's shape
+        state: (batch, d_state); None: zeros
 
     Parameters:
         d_model: channels of u
@@ -46,7 +45,7 @@ class S7(nn.Module):
             raise ValueError(f"S7: d_model, d_state: expected positive sizes, got {d_model} and {d_state}")
         self.d_model, self.d_state = H, N = d_model, d_state
         like = {"device": device, "dtype": dtype}
-        self._rows = (N, N * H, H * N, N)  # of A, B, C and b in one projection
+        self._rows = (N, N * H, H * N, N)  # rows of A, B, C and b in one projection
         self.weight = nn.Parameter(torch.empty(sum(self._rows), H, **like))
         self.bias = nn.Parameter(torch.empty(sum(self._rows), **like))
         self.D = nn.Parameter(torch.empty(H, **like))
@@ -67,13 +66,13 @@ class S7(nn.Module):
     def forward(
         self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns y (batch, L, d_model), or (y, last state (batch, d_state)); `state` is the one before the first token."""
+        """Returns y (batch, L, d_model), or (y, last state (batch, d_state)); `state` is the state before the first token."""
         if u.dim() != 3 or u.shape[-1] != self.d_model:
             raise ValueError(f"S7: u: expected (batch, L, d_model={self.d_model}), got {tuple(u.shape)}")
         tokens = u.mT.to(layer_dtype(u)).contiguous()
         A, B, C, b = self._projected(tokens)
         y, last = s7_scan(tokens, A, B, C, b, True)
-        if state is not None:  # what is left of it after each token adds up with what tokens led to
+        if state is not None:  # the decayed initial state after each token is added to the states that tokens led to
             left = torch.cumprod(torch.cat([state[..., None].double(), _decay(A.double())], -1), -1).to(state_dtype(u))
             y = y + torch.einsum("bhnl,bnl->bhl", C, left[..., 1:].to(C.dtype))
             last = last + left[..., -1]
@@ -85,8 +84,7 @@ class S7(nn.Module):
         return torch.zeros(*batch, self.d_state, dtype=state_dtype(self.weight), device=self.weight.device)
 
     def step(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns y (batch, d_model) and the next state, for one token u (batch, d_model). In plain torch: it is a few
-        products."""
+        """Returns y (batch, d_model) and the next state, for one token u (batch, d_model), in plain torch."""
         if u.dim() != 2 or u.shape[-1] != self.d_model:
             raise ValueError(f"S7: u: expected (batch, d_model={self.d_model}), got {tuple(u.shape)}")
         u = u.to(layer_dtype(u))

@@ -1,4 +1,4 @@
-"""What S5 and LRU share: a diagonal system between two products, over sequences and step by step."""
+"""The base of S5 and LRU: a diagonal system between two matrix products, over sequences and step by step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..scan.simplified_scan import simplified_scan  # of the package, mypy may take the module for it
+from ..scan.simplified_scan import simplified_scan  # from the module, as mypy takes scan.simplified_scan for the module
 from .dtypes import KeepsRecurrence, at_least_fp32, layer_dtype, recurrence_dtype
 
 
 class SimplifiedSSM(KeepsRecurrence):
-    """Maps (batch, L, d_model) to the same by simplified_scan with d_state states, and adds D u."""
+    """Maps (batch, L, d_model) to the same shape: simplified_scan with d_state states, plus D u."""
 
     B: nn.Parameter  # (states, d_model, 2)
     C: nn.Parameter  # (d_model, states, 2)
@@ -54,7 +54,7 @@ class SimplifiedSSM(KeepsRecurrence):
     @property
     @abstractmethod
     def doubled(self) -> bool:
-        """Whether each state stands for a conjugate pair."""
+        """Whether each state represents a conjugate pair."""
 
     @property
     def states(self) -> int:
@@ -66,7 +66,7 @@ class SimplifiedSSM(KeepsRecurrence):
         return torch.complex128 if self.B.dtype == torch.float64 else torch.complex64
 
     def forward(self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False) -> Any:
-        """Returns y (batch, L, d_model), or (y, last state (batch, states)); `state` is the one before the first token."""
+        """Returns y (batch, L, d_model), or (y, last state (batch, states)); `state` is the state before the first token."""
         self._check("u", u, 3, "(batch, L, d_model)", self.d_model)
         if state is not None:
             self._check("state", state, 2, "(batch, states)", self.states)
@@ -82,7 +82,7 @@ class SimplifiedSSM(KeepsRecurrence):
         return torch.zeros(*batch, self.states, dtype=self._complex, device=self.B.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (batch, d_model) and the next state, for one token u (batch, d_model); as `forward` has them."""
+        """Returns y (batch, d_model) and the next state, for one token u (batch, d_model), as `forward`."""
         self._check("u", u, 2, "(batch, d_model)", self.d_model)
         y, state = self.forward(u[:, None], state, return_last_state=True)
         return y[:, 0], state
@@ -95,6 +95,6 @@ class SimplifiedSSM(KeepsRecurrence):
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normally distributed values of that precision, in fp64 or complex128."""
+    """Normally distributed values drawn in `dtype`, as fp64 or complex128."""
     x = torch.randn(*shape, dtype=dtype, device="cpu")
     return x.to(torch.complex128 if x.is_complex() else torch.float64)

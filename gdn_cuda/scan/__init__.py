@@ -1,6 +1,6 @@
 """Scans: the recurrences x_t = Ā_t x_{t−1} + (B̄u)_t, y_t = Σ_n C x of Mamba, S6, S7 and RG-LRU (selective), LRU and S5.
 
-The state is fp32, on CPU tensors fp64 where the inputs are. Results are the same in every run, gradients included. Wrong input
+The state is fp32, or fp64 for fp64 inputs on the CPU. Results and gradients are the same bits in every run. Invalid input
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 

@@ -18,7 +18,7 @@ from .discretizations import GRADIENTS, TRANSITIONS
 
 
 class _Step(NamedTuple):
-    """Ā and f of every token, (batch, P, L) or as far as they depend on it, and what they follow from."""
+    """Ā and f, which broadcast to (batch, P, L), and what they are computed from."""
 
     a: Tensor
     factor: Tensor
@@ -61,26 +61,26 @@ def _reference(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _reference_backward(x: Any) -> tuple[Tensor, ...]:
-    """dx_t = g_t + conj(Ā_{t+1}) dx_{t+1}, and what follows. A lazy conj() would be lost where compiled code runs this."""
+    """dx_t = g_t + conj(Ā_{t+1}) dx_{t+1}, and the gradients of all inputs. Compiled code may lose a lazy conj()."""
     step = _step(x)
     grad, before = wide(x.grad), torch.cat([_start(x)[..., None], wide(x.x)], -1)[..., :-1]
     decay = torch.conj_physical(step.a).expand_as(grad)
-    carried, of_start = _states(decay.flip(-1), (decay * grad).flip(-1), wide(x.grad_of_last))
+    carried, dstart = _states(decay.flip(-1), (decay * grad).flip(-1), wide(x.grad_of_last))
     after = torch.cat([carried.flip(-1), wide(x.grad_of_last)[..., None]], -1)[..., 1:]
     dx = grad + after
-    of_a, of_factor = dx * torch.conj_physical(before), dx * torch.conj_physical(wide(x.Bu))
+    da, dfactor = dx * torch.conj_physical(before), dx * torch.conj_physical(wide(x.Bu))
     gradients = GRADIENTS[x.discretization]
-    of_delta, of_delta_a, of_A = gradients(step.delta, step.delta_a, step.A, step.a, of_a, of_factor)
+    ddelta, ddelta_a, dA = gradients(step.delta, step.delta_a, step.A, step.a, da, dfactor)
     if x.delta_a is None:
-        of_delta, of_delta_a = of_delta + of_delta_a, torch.zeros_like(x.A.real)
+        ddelta, ddelta_a = ddelta + ddelta_a, torch.zeros_like(x.A.real)
 
     like = x.Bu.dtype
     return (
         (dx * torch.conj_physical(step.factor)).to(like),
-        of_delta.reshape(x.delta.shape).to(x.delta.dtype),
-        of_A[:, 0].to(like),
-        of_delta_a.reshape((x.A if x.delta_a is None else x.delta_a).shape).to(x.delta.dtype),
-        of_start.to(like),
+        ddelta.reshape(x.delta.shape).to(x.delta.dtype),
+        dA[:, 0].to(like),
+        ddelta_a.reshape((x.A if x.delta_a is None else x.delta_a).shape).to(x.delta.dtype),
+        dstart.to(like),
     )
 
 
@@ -99,10 +99,10 @@ def _gradients(x: Any, needs: Any, grad: Tensor, grad_of_last: Tensor) -> dict[s
     given = x.Bu, x.delta, x.A, x.delta_a, x.initial_state
     found = diagonal_scan_backward(grad, grad_of_last, x.results[0], *given, x.discretization)
     named = zip(("Bu", "delta", "A", "delta_a", "initial_state"), given, found, strict=True)
-    return {name: of if tensor is not None and getattr(needs, name) else None for name, tensor, of in named}
+    return {name: grad if tensor is not None and getattr(needs, name) else None for name, tensor, grad in named}
 
 
-# ---- torch.vmap: what is mapped over becomes more states
+# ---- torch.vmap: the mapped dimension becomes more states
 
 
 def _with_more_states(operator: Any, x: Any, dims: Any) -> Any:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SOFTPLUS_THRESHOLD = 20.0  # of the step sizes: above it softplus is the identity
-_SMALL = 0.05  # below it the series of (e^z − 1) / z is exact to fp64
+SOFTPLUS_THRESHOLD = 20.0  # step sizes above which softplus is the identity
+_SMALL = 0.05  # |z| below which the series of (e^z − 1) / z is exact in fp64
 
 
 def expm1(z: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def expm1(z: Tensor) -> Tensor:
 
 
 def expm1_over(z: Tensor) -> Tensor:
-    """(e^z − 1) / z, whose value and derivatives at 0 are those of its limit."""
+    """(e^z − 1) / z; value and derivatives at 0 are the limits."""
     small = z.abs() < _SMALL
     near, far = torch.where(small, z, 0), torch.where(small, 1, z)  # neither branch may make the other's gradient NaN
     series = torch.ones_like(near)
@@ -64,7 +64,7 @@ def s7(delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rglru(delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """A = 0 forgets everything, but for δ = 0: 0⁰ = 1."""
+    """A = 0 erases the state, except for δ = 0: 0⁰ = 1."""
     log_decay = _log_decay(delta, A)
     return torch.exp(log_decay), torch.sqrt(-torch.expm1(2 * log_decay))
 
@@ -73,7 +73,7 @@ def _log_decay(delta: Tensor, A: Tensor) -> Tensor:
     return torch.where(delta == 0, 0, delta * torch.log(A))
 
 
-# (δ, δ_A, A) to (Ā, the factor of B u)
+# (δ, δ_A, A) → (Ā, the factor of B u)
 TRANSITIONS: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     f.__name__: f for f in (mamba, zoh, bilinear, dirac, s7, rglru)
 }
@@ -83,35 +83,35 @@ TRANSITIONS: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
-_conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
+_conj = torch.conj_physical  # operators below autograd may ignore the conjugate bit that torch.conj sets
 
 
-def _of(x: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of x, which was broadcast, and which is real where the result was complex."""
+def _reduced(x: Tensor, grad: Tensor) -> Tensor:
+    """Reduces a gradient to x's shape, of which x was broadcast, and to its real part if x is real."""
     return (grad if x.is_complex() or not grad.is_complex() else grad.real).sum_to_size(x.shape)
 
 
 def _product(delta: Tensor, A: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of δ A, for δ and A."""
-    return _of(delta, grad * _conj(A)), _of(A, grad * delta)
+    """The gradients of δ and A from that of δ A."""
+    return _reduced(delta, grad * _conj(A)), _reduced(A, grad * delta)
 
 
 def _mamba(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
-    return (_of(delta, grad_factor), *_product(delta_a, A, grad_decay * _conj(decay)))
+    return (_reduced(delta, grad_factor), *_product(delta_a, A, grad_decay * _conj(decay)))
 
 
 def _zoh(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
     step = delta * A
-    of_delta = _of(delta, grad_factor * _conj(torch.exp(step)))
-    of_A = _of(A, grad_factor * _conj(delta * delta * _expm1_over_derivative(step)))
-    of_delta_a, more = _product(delta_a, A, grad_decay * _conj(decay))
-    return of_delta, of_delta_a, of_A + more
+    ddelta = _reduced(delta, grad_factor * _conj(torch.exp(step)))
+    dA = _reduced(A, grad_factor * _conj(delta * delta * _expm1_over_derivative(step)))
+    ddelta_a, more = _product(delta_a, A, grad_decay * _conj(decay))
+    return ddelta, ddelta_a, dA + more
 
 
 def _bilinear(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
     by_step = grad_factor / _conj((1 - delta * A / 2) ** 2)  # the derivative of δ / (1 − ½δA) by δ is 1 / (1 − ½δA)²
-    of_delta_a, of_A = _product(delta_a, A, grad_decay / _conj((1 - delta_a * A / 2) ** 2))
-    return _of(delta, by_step), of_delta_a, of_A + _of(A, by_step * (delta * delta / 2))
+    ddelta_a, dA = _product(delta_a, A, grad_decay / _conj((1 - delta_a * A / 2) ** 2))
+    return _reduced(delta, by_step), ddelta_a, dA + _reduced(A, by_step * (delta * delta / 2))
 
 
 def _dirac(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
@@ -120,7 +120,7 @@ def _dirac(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay:
 
 def _s7(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
     by_delta = 2 * delta / (delta * delta + 0.5) ** 2
-    return _of(delta, grad_decay * by_delta), torch.zeros_like(delta_a), torch.zeros_like(A)
+    return _reduced(delta, grad_decay * by_delta), torch.zeros_like(delta_a), torch.zeros_like(A)
 
 
 def _rglru(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
@@ -128,13 +128,13 @@ def _rglru(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay:
     root = torch.sqrt(-torch.expm1(2 * _log_decay(delta, A)))
     by_log = grad_decay * decay - torch.where(root == 0, 0, grad_factor * decay * decay / root)
     by_log = torch.where(decay == 0, 0, by_log)  # log A may be infinite
-    of_delta = torch.where(by_log == 0, 0, by_log * torch.log(A))
-    of_A = torch.where((by_log == 0) | (delta == 0), 0, by_log * delta / A)  # 0⁰ is 1 whatever A is
-    return _of(delta, of_delta), torch.zeros_like(delta_a), _of(A, of_A)
+    ddelta = torch.where(by_log == 0, 0, by_log * torch.log(A))
+    dA = torch.where((by_log == 0) | (delta == 0), 0, by_log * delta / A)  # 0⁰ is 1 whatever A is
+    return _reduced(delta, ddelta), torch.zeros_like(delta_a), _reduced(A, dA)
 
 
-# (δ, δ_A, A, Ā, gradients of Ā and of the factor) to the gradients of δ, δ_A and A, of their shapes. Where δ_A is δ, theirs add
-# up.
+# (δ, δ_A, A, Ā, gradients of Ā and of the factor) → the gradients of δ, δ_A and A, in their shapes. If δ_A is δ, the caller
+# adds these two.
 GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients]] = {
     "mamba": _mamba,
     "zoh": _zoh,

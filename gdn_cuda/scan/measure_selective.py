@@ -1,8 +1,8 @@
 """Benchmark of the selective scan, forward and backward, beside mamba-ssm; calls of its kernels for compute-sanitizer.
 
-Inputs are those of a Mamba layer at initialisation: A = −1 … −N, δ log-uniform in 0.001 … 0.1 through bias and softplus, z and
-D; or `trained`. The roof of a row is the bytes that it reads and writes, or where they were estimated the exponentials, which
-bound the scan.
+Inputs are those of a Mamba layer at initialisation (A = −1 … −N, δ log-uniform in 0.001 … 0.1 through bias and softplus, z and
+D), or `trained`. The roof of a row is the time of the bytes that it reads and writes, or where it is known, of its
+exponentials, which bound the scan.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shape:
     N: int = 16
     dtype: torch.dtype = torch.bfloat16
     is_complex: bool = False
-    layout: str = "tokens"  # or "transposed", views of (B, L, D); or "mixed", as transformers' Mamba has them
+    layout: str = "tokens"  # or "transposed": views of (B, L, D); or "mixed": as in transformers' Mamba
     packed: tuple[int, ...] = ()  # lengths of sequences
     trained: bool = False
 
@@ -76,9 +76,9 @@ _DIFFERENTIATED = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
 
 
 def layer_inputs(device: str, shape: Shape) -> Inputs:
-    """B and C of a complex A are in pairs. Mixed: u is contiguous, as a convolution returns it, the others are views of what
-    projections return; of z it is the half, of B and C the last columns behind those of δ. Trained: poles at a tenth to ten
-    times their size at the start, and δ that depends on the token by as much."""
+    """With a complex A, B and C are in pairs. Mixed: u is contiguous, as a convolution returns it, the others are views of a
+    projection's output: z is one half, B and C are the last columns, after those of δ. Trained: poles at a tenth to ten times
+    their initial size, and δ that varies between tokens by as much."""
     options = {"device": device, "dtype": shape.dtype}
     batch, dim, length, N = shape.batch, shape.dim, shape.length, shape.N
 
@@ -141,7 +141,7 @@ def _outcome(x: Inputs) -> Outcome:
 
 
 def _with_gradients(out: Tensor, leaves: Inputs) -> Outcome:
-    """The gradients that are sums over tokens or channels, each at its own scale."""
+    """The output and all gradients, each divided by its mean size."""
     weights = torch.cos(torch.arange(out.shape[-1], device=out.device)).to(out.dtype).expand(out.shape)
     found = torch.autograd.grad(out, tuple(leaves.values()), weights.contiguous())
     parts = [torch.view_as_real(g) if g.is_complex() else g for g in found]
@@ -160,7 +160,7 @@ def _work(device: str, shape: Shape, backward: bool) -> Work:
 
 
 def mamba_ssm(x: Inputs) -> Peer:
-    """Its CUDA scan takes tokens that are neighbours only: the copies are made before it is timed."""
+    """Its CUDA scan takes contiguous tokens only; the copies are made before it is timed."""
     if "cu_seqlens" in x:
         raise Absent("it has no packed sequences")
     scan = import_peer("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn")
@@ -205,7 +205,7 @@ def _differentiated(backward: bool, **x: Tensor | bool | str) -> None:
 
 
 def _small_calls(backward: bool) -> None:
-    """Both layouts, every dtype, odd sizes, packed sequences and offsets that lie."""
+    """Both layouts, every dtype, odd sizes, packed sequences and invalid offsets."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for layout in ("tokens", "transposed", "mixed"):
             for N, is_complex in ((1, False), (7, False), (16, False), (64, False), (3, True), (16, True)):
@@ -233,7 +233,7 @@ sanitizes("selective_backward", "selective_backward_sums")(partial(_small_calls,
 
 
 def _long_calls(backward: bool) -> None:
-    """Of so few channels that sequences are cut into pieces."""
+    """So few channels that sequences are split into segments."""
     for layout in ("tokens", "transposed"):
         for N, is_complex in ((16, False), (70, False), (3, True)):
             x = layer_inputs("cuda", Shape(1, 37, 1031, N, torch.float32, is_complex, layout))
@@ -251,7 +251,7 @@ sanitizes("selective_pieces", "selective_starts")(partial(_long_calls, True))
 
 @sanitizes("transposed_copy")
 def _mixed_calls() -> None:
-    """Copies that load, store, load and store, or do neither 16 bytes at a time."""
+    """Copies with 16-byte loads, 16-byte stores, both, or neither."""
     for dtype in (torch.float32, torch.bfloat16):
         for dim, length in ((72, 136), (37, 136), (72, 131), (37, 131)):
             _differentiated(

@@ -14,7 +14,7 @@ from ..operators.tunable import Tunable
 from . import measure_selective
 from .diagonal import diagonal_scan
 
-# Twice the error (relative RMS) that a result may have, as both compared results may have it.
+# Relative RMS between two results: twice the error that each of them may have.
 _TOLERANCE = {"bf16": 2**-8, "f16": 2**-10, "f32": 2e-5}
 
 
@@ -22,7 +22,7 @@ def _word(value: bool) -> str:
     return str(value).lower()
 
 
-# ---- selective_scan, with what a Mamba layer hands over
+# ---- selective_scan, with a Mamba layer's inputs
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def _scan_problem(shape: Scan, dtype: str, shared: bool) -> str:
 
 
 def _scan(shape: Scan, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
-    of_layer = measure_selective.Shape(shape.batch, shape.dim, shape.tokens, shape.states, dtype)
-    return measure_selective.layer_inputs(device, of_layer) | {"delta_softplus": True}
+    layer_shape = measure_selective.Shape(shape.batch, shape.dim, shape.tokens, shape.states, dtype)
+    return measure_selective.layer_inputs(device, layer_shape) | {"delta_softplus": True}
 
 
 # ---- selective_state_update, one token for each sequence
@@ -56,11 +56,11 @@ class Step(declared.Shape):
 
 
 def _step_problem(shape: Step, dtype: str, shared: bool) -> str:
-    bytes_of_row = shape.states * declared.TORCH_DTYPES[dtype].itemsize
-    largest = max(4 * shape.dim * shape.states, 2 * shape.batch * max(shape.dim, shape.states))  # A, or what a token has
+    row_bytes = shape.states * declared.TORCH_DTYPES[dtype].itemsize
+    largest = max(4 * shape.dim * shape.states, 2 * shape.batch * max(shape.dim, shape.states))  # A, or a tensor of tokens
     return (
         f"{{.sequences = {shape.batch}, .tokens = 1, .groups = 1, .group_rows = {shape.dim}, .columns = {shape.states}, "
-        f".state = DType::{dtype}, .aligned = {_word(bytes_of_row % 16 == 0)}, .near = {_word(largest < 2**31)}, "
+        f".state = DType::{dtype}, .aligned = {_word(row_bytes % 16 == 0)}, .near = {_word(largest < 2**31)}, "
         f".plain = {_word(shape.states % 8 == 0)}}}"
     )
 
@@ -69,24 +69,24 @@ def _step(shape: Step, dtype: torch.dtype, shared: bool, device: str) -> dict[st
     def wide(*sizes: int) -> Tensor:
         return normal(*sizes, device=device, dtype=torch.float32)
 
-    def of_tokens(size: int) -> Tensor:
+    def per_token(size: int) -> Tensor:
         return normal(shape.batch, size, device=device)
 
     return {
         "state": normal(shape.batch, shape.dim, shape.states, device=device, dtype=dtype),
-        "x": of_tokens(shape.dim),
-        "dt": of_tokens(shape.dim),
+        "x": per_token(shape.dim),
+        "dt": per_token(shape.dim),
         "A": -wide(shape.dim, shape.states).abs(),
-        "B": of_tokens(shape.states),
-        "C": of_tokens(shape.states),
+        "B": per_token(shape.states),
+        "C": per_token(shape.states),
         "D": wide(shape.dim),
-        "z": of_tokens(shape.dim),
+        "z": per_token(shape.dim),
         "dt_bias": wide(shape.dim),
         "dt_softplus": True,
     }
 
 
-# ---- simplified_scan: the scan between its products, with steps that vary
+# ---- simplified_scan: the scan between its products, with varying step sizes
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from ..operators.layout import channels_are_last, in_layout
 from .discretizations import expm1
 
 _WIDE = torch.float64
-_LEAST_LOG = -1e30 * math.log(2)  # of A = 0, as kernels/scan/rglru_common.cuh has it
+_LEAST_LOG = -1e30 * math.log(2)  # log A for A = 0, as in kernels/scan/rglru/gate.cuh
 
 
 def tile_of(u: Tensor, A: Tensor) -> int:
-    """Tokens between the states that the forward keeps for the backward; as kernels/scan/rglru_plan.cuh has it."""
+    """Tokens between the states that forward stores for backward, as in kernels/scan/rglru/plan.cuh."""
     return 2048 if not channels_are_last(u) else 64 if A.shape[1] > 1 else 128
 
 
@@ -49,8 +49,8 @@ def inverse_of_root(root: Tensor, bound: float | None) -> Tensor:
 
 @dataclass
 class Marks:
-    """Of each token (B, L): where a sequence begins and which, and where the state before is none. Tokens behind the last
-    packed sequence count as one more."""
+    """For each token (B, L): whether it begins a sequence, which sequence it belongs to, and whether it has no state before it.
+    Tokens after the last packed sequence count as one more sequence."""
 
     starts: Tensor
     sequence: Tensor
@@ -92,7 +92,7 @@ def _gates(x: Any, t: int) -> tuple[Tensor, Tensor]:
 
 
 def _states(x: Any) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The state before each token as the token sees it and after each token, (B, D, N), and the last states."""
+    """The states before each token, after resets, and after each token, (B, D, N); and the last states."""
     marks, u = _marks(x), x.u.to(_WIDE)
     initial = torch.cat([_initial(x), torch.zeros(1, *x.A.shape, dtype=u.dtype, device=u.device)])
     state = initial[:-1] if x.cu_seqlens is None else initial[-1:]
@@ -120,7 +120,7 @@ def rglru_scan(x: Any) -> Any:
 
 
 def rglru_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """What the operator returns: y in u's layout, the last state, and the state before each tile (B, tiles, N, D)."""
+    """Returns, as the operator, y in u's layout, the last state, and the states before each tile (B, tiles, N, D)."""
     _, after, last = _states(x)
     y = torch.stack([state.sum(-1) for state in after], 2) if after else torch.zeros_like(x.u)
     tile = tile_of(x.u, x.A)
@@ -133,35 +133,35 @@ def rglru_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rglru_backward(x: Any) -> tuple[Tensor, ...]:
-    """Gradients of u, delta, log A and initial_state, which is empty where there is none."""
+    """Gradients of u, delta, log A and initial_state (empty if there is none)."""
     marks = _marks(x)
     before, _, _ = _states(x)
     u, grad, delta, A = (y.to(_WIDE) for y in (x.u, x.grad, x.delta, x.A))
     log_A = torch.log(A).clamp(min=_LEAST_LOG)
-    of_u, of_delta, of_log_A = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(A)
+    du, ddelta, dlog_A = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(A)
     initial = _initial(x)
-    of_initial = torch.zeros_like(initial) if x.grad_last is None else x.grad_last.to(_WIDE)  # of sequences without tokens
-    of_initial = torch.cat([of_initial, torch.zeros_like(A)[None]])
+    dinitial = torch.zeros_like(initial) if x.grad_last is None else x.grad_last.to(_WIDE)  # for sequences without tokens
+    dinitial = torch.cat([dinitial, torch.zeros_like(A)[None]])
     flow = torch.zeros(u.shape[0], *x.A.shape, dtype=_WIDE, device=u.device)
     for t in range(u.shape[2] - 1, -1, -1):
         sequence = marks.sequence[:, t]
         ends = t + 1 == u.shape[2] or bool((x.cu_seqlens is not None) and marks.starts[0, t + 1])
         if ends:
-            flow = of_initial[sequence]  # still the gradient of the sequence's last state
+            flow = dinitial[sequence]  # up to here, the gradient of the sequence's last state
         fresh = marks.fresh[:, t, None, None]
         log, root = _gates(x, t)
         decay = torch.exp(log)
         unit = fresh & x.first_multiplier
         adjoint = grad[:, :, t, None] + flow
-        of_u[:, :, t] = (torch.where(unit, 1, root) * adjoint).sum(-1)
+        du[:, :, t] = (torch.where(unit, 1, root) * adjoint).sum(-1)
         by_root = torch.where(unit, 0, u[:, :, t, None] * decay * inverse_of_root(root, x.max_sqrt_gradient))
-        of_log = decay * adjoint * (before[t] - by_root)
-        of_delta[:, :, t] = (of_log * log_A).sum(-1)
-        of_log_A += (of_log * delta[:, :, t, None]).sum(0)
+        dlog = decay * adjoint * (before[t] - by_root)
+        ddelta[:, :, t] = (dlog * log_A).sum(-1)
+        dlog_A += (dlog * delta[:, :, t, None]).sum(0)
         flow = torch.where(fresh, 0, decay * adjoint)
-        for b, number in enumerate(sequence.tolist()):
+        for b, index in enumerate(sequence.tolist()):
             if marks.starts[b, t]:
-                of_initial[number] = flow[b]
-    of_initial = of_initial.new_empty(0) if x.initial_state is None else of_initial[:-1].clone()
-    of_rows = (in_layout(y.to(x.u.dtype), x.u) for y in (of_u, of_delta))
-    return (*of_rows, of_log_A.to(x.A.dtype), of_initial.to(x.A.dtype))
+                dinitial[index] = flow[b]
+    dinitial = dinitial.new_empty(0) if x.initial_state is None else dinitial[:-1].clone()
+    rows = (in_layout(y.to(x.u.dtype), x.u) for y in (du, ddelta))
+    return (*rows, dlog_A.to(x.A.dtype), dinitial.to(x.A.dtype))

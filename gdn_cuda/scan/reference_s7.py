@@ -28,16 +28,16 @@ def s7_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def s7_backward(x: Any) -> tuple[Tensor, ...]:
-    """Gradients of u, A, B, C, and of what is added to the states."""
+    """Gradients of u, A, B, C, and of B u + bias, which is added to the states."""
     wide = torch.float64
     A, grad, u, states = (y.to(wide) for y in (x.A, x.grad, x.u, x.states))
     denominator = A * A + 0.5
     decay = 1 - 1 / denominator
-    of_states = torch.einsum("bhnl,bhl->bnl", x.C.to(wide), grad)
+    dstates = torch.einsum("bhnl,bhl->bnl", x.C.to(wide), grad)
     flow = torch.zeros(A.shape[:2], dtype=wide, device=A.device) if x.grad_last is None else x.grad_last.to(wide)
-    adjoint = torch.empty_like(of_states, memory_format=torch.contiguous_format)
+    adjoint = torch.empty_like(dstates, memory_format=torch.contiguous_format)
     for t in range(A.shape[2] - 1, -1, -1):
-        adjoint[:, :, t] = of_states[:, :, t] + flow
+        adjoint[:, :, t] = dstates[:, :, t] + flow
         flow = decay[:, :, t] * adjoint[:, :, t]
     before = torch.nn.functional.pad(states, (1, 0))[:, :, : A.shape[2]]
     found = (

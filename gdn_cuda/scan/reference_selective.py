@@ -1,7 +1,7 @@
 """The selective scan in plain torch, forward and backward: what CPU tensors run.
 
-Everything is computed in fp64, token by token in time, all channels and states at once. Tokens are taken in the chunks between
-which forward keeps states, so that memory is that of one chunk. Work tensors are (token, batch, channel, n).
+Everything is computed in fp64, token by token, all channels and states at once. Intermediate tensors (token, batch, channel, n)
+have the tokens of one chunk; forward stores the states before each chunk for backward.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..operators.layout import channels_are_last, empty_rows
 from .discretizations import GRADIENTS, SOFTPLUS_THRESHOLD, TRANSITIONS
 
 STATE_CHUNK = 64
-_conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
+_conj = torch.conj_physical  # operators below autograd may ignore the conjugate bit that torch.conj sets
 
 
 def results_are_channels_last(x: Any) -> bool:
-    """Whether most of what is shaped like u is the transposed view of (B, L, D); u decides a tie. A kernel takes one layout."""
+    """Whether most tensors of u's shape are transposed views of (B, L, D); u decides a tie. A kernel takes one layout."""
     rows = (x.u, x.delta, x.z, x.delta_a, getattr(x, "grad_out", None))
     given = [channels_are_last(each) for each in rows if each is not None]
     return given[0] if 2 * sum(given) == len(given) else 2 * sum(given) > len(given)
@@ -36,7 +36,7 @@ def sequence_count(x: Any) -> Any:
 
 
 def chunk_count(x: Any) -> Any:
-    """As many as there can be where sequences are packed."""
+    """The index of chunks; for packed sequences, the most that there can be."""
     batch, _, length = x.u.shape
     if x.cu_seqlens is None:
         return batch * ((length + STATE_CHUNK - 1) // STATE_CHUNK)
@@ -48,10 +48,10 @@ def chunk_count(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A packed sequence, or padded ones that run at once."""
+    """A packed sequence, or padded ones that are computed together."""
 
-    batch: slice  # of u
-    rows: slice  # of initial and last states
+    batch: slice  # rows of u
+    rows: slice  # rows of initial and last states
     start: int
     end: int
     first_chunk: int | None  # None: padded
@@ -68,17 +68,17 @@ class _Sequence:
         return states.view(states.shape[0] // each, each, *states.shape[1:])[self.rows, chunk]
 
     def part(self, x: Any) -> Any:
-        """The arguments, or the gradients, with this part of the batch."""
+        """The arguments, or the gradients, restricted to these rows of the batch."""
 
-        def cut(argument: str, value: Any) -> Any:
+        def select(argument: str, value: Any) -> Any:
             has_batch = argument in _WITH_BATCH or (argument in ("B", "C") and value.dim() > 2)
             return value[self.batch] if has_batch and value is not None else value
 
-        return SimpleNamespace(**{argument: cut(argument, value) for argument, value in vars(x).items()})
+        return SimpleNamespace(**{argument: select(argument, value) for argument, value in vars(x).items()})
 
 
 _WITH_BATCH = ("u", "delta", "z", "delta_a", "grad_out")
-_BLOCK = 1 << 18  # states in a work tensor: so many stay in a CPU's caches
+_BLOCK = 1 << 18  # states of an intermediate tensor, which then stays in a CPU's caches
 
 
 def _sequences(x: Any) -> Iterator[_Sequence]:
@@ -152,7 +152,7 @@ def _dot(states: Tensor, by: Tensor) -> Tensor:
 
 
 def _over_channels(rows: Tensor, states: Tensor, like: Tensor) -> Tensor:
-    """Σ rows · states over what B or C, which `like` is, does not depend on; rows: (token, batch, channel, n or 1)."""
+    """Σ rows · states over the dimensions that `like` (B or C) does not have; rows: (token, batch, channel, n or 1)."""
     if like.dim() == 2:
         return (rows * states).sum((0, 1))
     groups = like.shape[2]
@@ -163,7 +163,7 @@ def _over_channels(rows: Tensor, states: Tensor, like: Tensor) -> Tensor:
 
 
 class _Scan:
-    """A call, with the tensors that do not depend on the token in fp64."""
+    """A call; tensors that do not depend on the token are converted to fp64."""
 
     def __init__(self, x: Any):
         self.x, self.A = x, wide(x.A)
@@ -221,7 +221,7 @@ class _Chunk:
         return y if z is None else y * F.silu(z)
 
     def backward(self, grad_out: Tensor, grad_state: Tensor, to: Any) -> Tensor:
-        """Writes and adds up the gradients of what the chunk reads; returns that of the state before it."""
+        """Writes, or adds to, the gradients of the chunk's inputs; returns the gradient of the state before it."""
         x, scan, tokens = self.scan.x, self.scan, self.tokens
         seen, z, grad = self.seen(), self.gate(), _tokens_first(grad_out, tokens)
         if z is not None:
@@ -276,8 +276,8 @@ def _recurrence(decay: Tensor, driven: Tensor, state: Tensor) -> Tensor:
 
 
 def _recurrence_backward(decay: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
-    """From the outputs' gradients of the states, and what follows the chunk's, to their whole ones, in the memory of `grad`;
-    and the gradient of the state before."""
+    """Adds to `grad`, the states' gradients through their outputs, those through later states (`grad_last`: through the states
+    after the chunk); also returns the gradient of the state before the chunk."""
     decays, states = _conj(decay).unbind(), grad.unbind()
     later = states[-1].add_(grad_last)
     for a, g in zip(reversed(decays[1:]), reversed(states[:-1]), strict=True):
@@ -296,9 +296,9 @@ def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     for sequence in _sequences(x):
         scan, part = _Scan(sequence.part(x)), out[sequence.batch]
         state = scan.initial_state(sequence.rows)
-        for number, tokens in sequence.chunks():
+        for index, tokens in sequence.chunks():
             if x.keep_states:
-                sequence.kept(kept, number).copy_(state)
+                sequence.kept(kept, index).copy_(state)
             chunk = _Chunk(scan, tokens, state)
             part[:, :, tokens] = chunk.out().permute(1, 2, 0)
             state = chunk.states[-1]
@@ -307,17 +307,17 @@ def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(x: Any) -> tuple[Tensor, ...]:
-    """The gradients of u, delta, A, B, C, D, z, delta_bias, delta_a and initial_state; empty where there is none."""
+    """The gradients of u, delta, A, B, C, D, z, delta_bias, delta_a and initial_state; empty for absent arguments."""
     channels_last = results_are_channels_last(x)
 
-    def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else empty_rows(of, channels_last).zero_()
+    def rows(given: Tensor | None) -> Tensor:
+        return x.u.new_empty(0) if given is None else empty_rows(given, channels_last).zero_()
 
-    def sums(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=wide_dtype(of))
+    def sums(given: Tensor | None) -> Tensor:
+        return x.u.new_empty(0) if given is None else torch.zeros(given.shape, dtype=wide_dtype(given))
 
-    def coefficients(of: Tensor) -> Tensor:
-        return sums(of) if of.dim() == 2 else of.new_zeros(of.shape)
+    def coefficients(given: Tensor) -> Tensor:
+        return sums(given) if given.dim() == 2 else given.new_zeros(given.shape)
 
     found = {
         "u": rows(x.u),
@@ -335,8 +335,8 @@ def backward(x: Any) -> tuple[Tensor, ...]:
         part = sequence.part(x)
         scan, to = _Scan(part), sequence.part(SimpleNamespace(**found))
         grad = scan.zeros(sequence.rows) if x.grad_last_state is None else wide(x.grad_last_state[sequence.rows])
-        for number, tokens in reversed(sequence.chunks()):
-            chunk = _Chunk(scan, tokens, wide(sequence.kept(x.states, number)))
+        for index, tokens in reversed(sequence.chunks()):
+            chunk = _Chunk(scan, tokens, wide(sequence.kept(x.states, index)))
             grad = chunk.backward(part.grad_out, grad, to)
         if x.initial_state is not None:
             found["initial_state"][sequence.rows] = grad

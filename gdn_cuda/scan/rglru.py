@@ -34,28 +34,28 @@ def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_initial = x.A.new_empty((0,) if x.initial_state is None else _states_shape(x))
-    return empty_in_layout(x.u), empty_in_layout(x.u), x.A.new_empty(x.A.shape), of_initial
+    dinitial = x.A.new_empty((0,) if x.initial_state is None else _states_shape(x))
+    return empty_in_layout(x.u), empty_in_layout(x.u), x.A.new_empty(x.A.shape), dinitial
 
 
 def _gradients(x: Any, needs: Any, grad: Tensor, grad_last: Tensor, _: Tensor) -> dict[str, Any]:
     if channels_are_last(grad) != channels_are_last(x.u):
         grad = grad.mT.contiguous().mT if channels_are_last(x.u) else grad.contiguous()
-    of_u, of_delta, of_log_A, of_initial = _backward(
+    du, ddelta, dlog_A, dinitial = _backward(
         grad,
         x.results[2],
         grad_last,
         *(x.u, x.delta, x.A, x.initial_state, x.cu_seqlens, x.reset, x.first_multiplier, x.max_sqrt_gradient),
     )
     return {
-        "u": of_u,
-        "delta": of_delta,
-        "A": torch.where(x.A == 0, 0, of_log_A / x.A) if needs.A else None,
-        "initial_state": of_initial if needs.initial_state else None,
+        "u": du,
+        "delta": ddelta,
+        "A": torch.where(x.A == 0, 0, dlog_A / x.A) if needs.A else None,
+        "initial_state": dinitial if needs.initial_state else None,
     }
 
 
-# For torch.vmap: what is mapped over becomes more channels, dimension 1 but in these.
+# For torch.vmap, the mapped dimension becomes more channels, which are dimension 1 except in these tensors.
 _CHANNELS_AT = {"A": 0, "checkpoints": 3}
 
 
@@ -68,14 +68,14 @@ def _with_more_channels(operator: Differentiable, results: Sequence[str], x: Any
         given = getattr(x, name)
         if not isinstance(given, Tensor) or name in ("cu_seqlens", "reset"):
             return given
-        return mapped.widened(name, _CHANNELS_AT.get(name, 1)).contiguous()  # so that tiles are the same in backward
+        return mapped.widened(name, _CHANNELS_AT.get(name, 1)).contiguous()  # so that forward and backward have the same tiles
 
     def split(name: str, result: Tensor) -> tuple[Tensor, int | None]:
         absent = getattr(x, name, result) is None
         return (result, None) if absent else mapped.split(result, _CHANNELS_AT.get(name, 1))
 
     found = operator(*(more(name) for name in operator.schema.arguments))
-    return tuple(zip(*(split(*of) for of in zip(results, found, strict=True)), strict=True))
+    return tuple(zip(*(split(*each) for each in zip(results, found, strict=True)), strict=True))
 
 
 _scan: Differentiable = first_order(
@@ -114,26 +114,25 @@ def rglru_scan(
         a = A^delta_t,  x_t = a x_{t−1} + √(1 − a²) u_t,  out_t = Σ_n x_t
 
     Shapes:
-        u, delta: (B, D, L), fp32, bf16 or fp16, contiguous or the transposed view of (B, L, D); out is like u
+        u, delta: (B, D, L), fp32, bf16 or fp16, contiguous or the transposed view of (B, L, D); out as u
         A: (D, N), in (0, 1), fp32; N from 1 to 256
         initial_state, last state: (B, D, N), or (sequences, D, N) with cu_seqlens; fp32
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
-        reset: (B, L), bool or integer: not 0 where a token starts afresh
+        reset: (B, L), bool or integer: not 0 at tokens that start a sequence
 
     Parameters:
         return_last_state: whether (out, last state) is returned, and not out alone
-        first_multiplier: whether a token that starts afresh has the multiplier 1, not √(1 − a²)
-        max_sqrt_gradient: the most that the derivative of the root may be; None: no bound
+        first_multiplier: whether a token that starts a sequence has the multiplier 1, not √(1 − a²)
+        max_sqrt_gradient: upper bound of the root's derivative; None: no bound
 
-    Neither layout is copied. CPU tensors may also be fp64, and A is then.
+    Neither layout is copied. CPU tensors may also be fp64, with A in fp64.
 
     Edge cases:
-        A token starts afresh, without a state before it, where reset says so, and where a sequence begins without an
-          initial_state; with one, that is the state before it. Nothing of the tokens before comes through, NaN neither.
-        A sequence without tokens has its initial state, or zeros, as its last.
-        The root's derivative is infinite at 1 − a² = 0 and taken as 0; with max_sqrt_gradient it is at most that.
-        delta = 0 keeps the state, also for A = 0, which is computed as 2^(−1e30) and whose own gradient is taken as 0. A > 1
-          gives NaN.
+        A token starts a sequence, without a state before it, if reset is set, and if it is the first of a sequence without
+          initial_state; with one, initial_state is the state before it. Nothing of earlier tokens remains, not even NaN.
+        The last state of a sequence without tokens is its initial state, or zeros.
+        At 1 − a² = 0 the root's derivative is infinite and counts as 0; max_sqrt_gradient bounds it.
+        delta = 0 keeps the state, also for A = 0, which is computed as 2^(−1e30); the gradient of A = 0 is 0. A > 1 gives NaN.
         a = 0 does not erase an infinity or NaN in the state, as a reset does: 0·∞ is NaN.
         Gradients of gradients, forward mode and torch.vmap over cu_seqlens or reset raise RuntimeError.
 
@@ -191,7 +190,7 @@ CPU_SHAPES = ((2, 16, 32),)
 
 
 def _work(device: str, shape: tuple[int, int, int], dtype: torch.dtype, channels_last: bool, backward: bool) -> Work:
-    """As RecurrentGemma calls it: one state, decays of 0.9 to 0.999, at the power of a gate."""
+    """As in RecurrentGemma: one state, decays of 0.9 to 0.999 to the power of a gate."""
     B, D, L = shape
     u, delta = (normal(*((B, L, D) if channels_last else shape), device=device, dtype=dtype) for _ in range(2))
     delta = delta.sigmoid()
@@ -223,7 +222,7 @@ typical_call(rglru_scan, {"B": 8, "D": 4096, "L": 2048, "N": 1}, "u, delta: B D 
 
 @sanitizes("rglru", "rglru_backward")
 def _sanitized() -> None:
-    """Both layouts, one state and several, packed sequences with empty ones, resets, rows that are not whole vectors."""
+    """Both layouts, one state and several, packed sequences, some empty, resets, rows that are not whole vectors."""
     for dtype in (torch.bfloat16, torch.float32):
         for D, L, N in ((3, 4100, 1), (35, 300, 2)):
             for channels_last in (False, True):

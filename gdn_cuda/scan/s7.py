@@ -34,8 +34,8 @@ def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
 def _gradients(x: Any, needs: Any, grad: Tensor, grad_last: Tensor, _: Tensor) -> dict[str, Any]:
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     found = _backward(grad, x.results[2], grad_last.contiguous(), x.u, x.A, x.B, x.C, x.bias)
-    of_bias = found[4].to(x.u.dtype) if needs.bias else None
-    return dict(zip(("u", "A", "B", "C"), found[:4], strict=True)) | {"bias": of_bias}
+    dbias = found[4].to(x.u.dtype) if needs.bias else None
+    return dict(zip(("u", "A", "B", "C"), found[:4], strict=True)) | {"bias": dbias}
 
 
 def _forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,7 +44,7 @@ def _forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _with_more_sequences(operator: Differentiable, x: Any, dims: Any) -> Any:
-    """For torch.vmap: every tensor has a batch dimension, and contiguous tokens."""
+    """For torch.vmap: the mapped dimension becomes more sequences, and tokens are made contiguous."""
     mapped = Mapped(x, dims)
     more = (None if y is None else mapped.widened(name, 0).contiguous() for name, y in vars(x).items())
     return tuple(zip(*(mapped.split(y, 0) for y in operator(*more)), strict=True))
@@ -75,7 +75,7 @@ def s7_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = No
         x_t = (1 − 1 / (A_t² + ½)) x_{t−1} + B_t u_t + bias_t,  out_t = C_t x_t
 
     Shapes:
-        u: (b, H, L), fp32, bf16 or fp16, as all others; out is like u
+        u: (b, H, L), fp32, bf16 or fp16, the dtype of all others; out has u's shape and dtype
         A, bias: (b, N, L)
         B: (b, N, H, L)
         C: (b, H, N, L)
@@ -84,12 +84,11 @@ def s7_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = No
     Parameters:
         return_last_state: whether (out, last state) is returned, and not out alone
 
-    Tokens are contiguous. CPU tensors may also be fp64. The states are kept for the
-    backward: b·N·L numbers, where B has H times as many.
+    Tokens must be contiguous. CPU tensors may also be fp64. The states are stored for backward: b·N·L elements, 1 / H of B's.
 
     Edge cases:
         |A| < 1/√2 gives a negative decay; at A = 0 it is −1. Decays near one keep full precision: they are computed in fp64.
-        Without tokens the last state is zero. An infinity or NaN in the state stays, however small the decay.
+        Without tokens the last state is zero. An infinity or NaN stays in the state, however small the decay.
         Gradients of gradients and forward mode raise RuntimeError.
 
     Example:
@@ -117,8 +116,8 @@ def _example(B: int, T: int, seed: int) -> Arguments:
 
 @example(of_operator("s7_scan_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
-    of_results = {"grad": (B, 3, T), "states": (B, 2, T), "grad_last": (B, 2)}
-    return _given(B, T, seed) | {name: random(*shape, seed=seed + 9) for name, shape in of_results.items()}
+    result_shapes = {"grad": (B, 3, T), "states": (B, 2, T), "grad_last": (B, 2)}
+    return _given(B, T, seed) | {name: random(*shape, seed=seed + 9) for name, shape in result_shapes.items()}
 
 
 # ---- Measurements
@@ -152,7 +151,7 @@ typical_call(s7_scan, {"b": 4, "H": 128, "N": 64, "L": 2048}, "u: b H L; A: b N 
 
 @sanitizes("s7_product", "s7_states", "s7_outer")
 def _sanitized() -> None:
-    """Rows of whole vectors and others, more rows than a thread has."""
+    """Rows of whole vectors and others; more rows than a thread has."""
     for dtype in (torch.bfloat16, torch.float32):
         for L in (1104, 37):
             shapes = (2, 5, L), (2, 3, L), (2, 3, 5, L), (2, 5, 3, L), (2, 3, L)

@@ -29,11 +29,11 @@ def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
     channels_last = reference.results_are_channels_last(x)
 
-    def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else empty_rows(of, channels_last)
+    def rows(given: Tensor | None) -> Tensor:
+        return x.u.new_empty(0) if given is None else empty_rows(given, channels_last)
 
-    def dense(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else of.new_empty(of.shape)
+    def dense(given: Tensor | None) -> Tensor:
+        return x.u.new_empty(0) if given is None else given.new_empty(given.shape)
 
     return (
         rows(x.u),
@@ -60,16 +60,16 @@ def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_last_state: Ten
     return {argument: grad for argument, grad in zip(_GRADIENTS, found, strict=True) if getattr(needs, argument)}
 
 
-# ---- torch.vmap: what is mapped over becomes more channels, and more groups of B and C
+# ---- torch.vmap: the mapped dimension becomes more channels, and more groups of B and C
 
 
 def _channels_at(rank: int) -> int:
-    """Which dimension has the channels, or the groups: of (D, …), (B or sequences or chunks, D, …) and (B, G, N, L)."""
+    """The dimension of channels or groups in (D, …), (B or sequences or chunks, D, …) and (B, G, N, L)."""
     return 0 if rank < 3 else 1
 
 
 def _with_more_channels(operator: Differentiable, x: Any, dims: Any) -> tuple[Mapped, Any]:
-    """The operator's results, where every element mapped over has channels of its own."""
+    """The operator's results, with channels of its own for each element of the mapped dimension."""
     mapped = Mapped(x, dims)
     if mapped.is_over("cu_seqlens"):
         raise RuntimeError(f"{_NAME}: torch.vmap over cu_seqlens is not supported")
@@ -100,7 +100,7 @@ def _batched_backward(x: Any, dims: Any) -> Any:
             return grad, 1
         return mapped.split(grad, _channels_at(mapped.rank(argument)))
 
-    return tuple(zip(*(split(*of) for of in zip(_GRADIENTS, results, strict=True)), strict=True))
+    return tuple(zip(*(split(*each) for each in zip(_GRADIENTS, results, strict=True)), strict=True))
 
 
 _NAME = "selective_scan"
@@ -111,7 +111,7 @@ _scan = first_order(_NAME, _NAME, shapes=_shapes, cpu=reference.forward, backwar
 
 
 def _no_derivatives(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Every call asks, so it takes few steps."""
+    """Every call asks this, so it has to be fast."""
     if torch.compiler.is_compiling() or under_transforms():
         return False
     if torch.is_grad_enabled():
@@ -192,12 +192,12 @@ def selective_scan(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """A linear recurrence of N states a channel whose coefficients vary in time: the core of Mamba, S6, S7 and RG-LRU.
+    """A linear recurrence of N states per channel, with coefficients that vary in time: the core of Mamba, S6, S7 and RG-LRU.
 
     Formula:
-        δ = delta (+ delta_bias), then softplus(δ) if delta_softplus;  δ_A = delta_a, or δ without it
+        δ = delta (+ delta_bias), then softplus(δ) if delta_softplus;  δ_A = delta_a, or δ if None
         x_t = Ā_t x_{t−1} + (B̄u)_t
-        out_t = (Σ_n C_t x_t + D u_t) · silu(z_t), with 2·Re Σ_n where A is complex
+        out_t = (Σ_n C_t x_t + D u_t) · silu(z_t), with 2·Re Σ_n if A is complex
         mamba:     Ā = e^{δ_A A},                    (B̄u)_t = δ B u
         zoh:       Ā = e^{δ_A A},                    (B̄u)_t = (e^{δA} − 1) / A · B u
         bilinear:  Ā = (1 + ½δ_A A) / (1 − ½δ_A A),  (B̄u)_t = δ / (1 − ½δA) · B u
@@ -220,16 +220,16 @@ def selective_scan(
         return_last_state: whether (out, last state) is returned, and not out alone
         discretization: "mamba", "zoh", "bilinear", "dirac", "s7" or "rglru", see above
 
-    u, delta, z and delta_a may be contiguous or transposed views of (B, L, D) tensors. Out is laid out as most of them are, and
-    the others are copied; u decides a tie.
+    u, delta, z and delta_a may be contiguous or transposed views of (B, L, D) tensors. out has the layout of most of them, and
+    tensors in the other layout are copied; u decides a tie.
 
     Edge cases:
-        A sequence of no tokens has its initial state, or zeros, as its last.
-        Gradients flow to every floating-point input, from out and from the last state. Those of gradients are refused, and so
-        are forward mode and torch.vmap over cu_seqlens.
-        'rglru' ignores a B that varies, and multiplies the output by a constant one; where δ = 0, the root's derivative, which
-        is infinite, counts as 0. 's7' ignores A. Both are real, and refuse delta_a, which they do not read.
-        Tokens behind the end of the last sequence have the output 0.
+        The last state of a sequence without tokens is its initial state, or zeros.
+        Gradients flow to every floating-point input, from out and from the last state. Second derivatives, forward mode and
+        torch.vmap over cu_seqlens are refused.
+        'rglru' ignores a varying B, and multiplies the output by a constant B; at δ = 0 the root's derivative is infinite and
+        counts as 0. 's7' ignores A. Both are real, and refuse delta_a.
+        Tokens after the last sequence have the output 0.
         'bilinear' has a pole at ½δA = 1 or ½δ_A A = 1, where results and gradients are undefined.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
@@ -259,13 +259,13 @@ def _drawn(B: int, T: int, seed: int, dtype: torch.dtype, D: int = 4) -> Argumen
 
 
 @example(selective_scan)
-def _of_mamba(B: int, T: int, seed: int) -> Arguments:
+def _mamba_example(B: int, T: int, seed: int) -> Arguments:
     coefficients = {name: random(B, 3, T, seed=seed + i, dtype=torch.bfloat16) for i, name in enumerate("BC")}
     return _drawn(B, T, seed, torch.bfloat16) | coefficients | {"A": -random(4, 3, seed=seed).exp()}
 
 
 @example(selective_scan, "selective_scan_complex")
-def _of_complex_numbers(B: int, T: int, seed: int) -> Arguments:
+def _complex_example(B: int, T: int, seed: int) -> Arguments:
     rows = {name: random(B, T, 4, seed=seed + i).abs().mT for i, name in enumerate(("u", "delta", "delta_a"))}
     A = torch.complex(-random(4, 3, seed=seed).exp(), random(4, 3, seed=seed + 1))
     B_in_pairs = {"B": random(B, 2, 3, 2 * T, seed=seed + 2), "C": draw(4, 3, seed=seed + 3, dtype=torch.complex64)}
@@ -274,12 +274,12 @@ def _of_complex_numbers(B: int, T: int, seed: int) -> Arguments:
 
 
 def _packed(seed: int) -> Arguments:
-    x = _of_mamba(1, 70, seed)
+    x = _mamba_example(1, 70, seed)
     return x | {"cu_seqlens": torch.tensor([0, 0, 65, 70]), "initial_state": random(3, 4, 3, seed=seed + 5)}
 
 
 @example(selective_scan, "selective_scan_packed", packed=True)
-def _of_packed_sequences(B: int, T: int, seed: int) -> Arguments:
+def _packed_example(B: int, T: int, seed: int) -> Arguments:
     return _packed(seed)
 
 
@@ -287,22 +287,22 @@ def _for_backward(given: Arguments, chunks: int, sequences: int, seed: int) -> A
     absent: Arguments = dict.fromkeys(("z", "D", "delta_bias", "delta_a", "initial_state", "cu_seqlens"))
     x = absent | {"delta_softplus": False, "discretization": "mamba"} | given
     dtype = x["A"].dtype
-    of_results = {
+    results = {
         "grad_out": random(*x["u"].shape, seed=seed + 6, dtype=x["u"].dtype),
         "grad_last_state": draw(sequences, 4, 3, seed=seed + 7, dtype=dtype),
         "states": draw(chunks, 4, 3, seed=seed + 8, dtype=dtype),
     }
-    return of_results | x
+    return results | x
 
 
 @example(of_operator("selective_scan_backward"))
 def _backward_of_mamba(B: int, T: int, seed: int) -> Arguments:
-    return _for_backward(_of_mamba(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
+    return _for_backward(_mamba_example(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
 
 
 @example(of_operator("selective_scan_backward"), "selective_scan_backward_complex")
 def _backward_of_complex_numbers(B: int, T: int, seed: int) -> Arguments:
-    return _for_backward(_of_complex_numbers(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
+    return _for_backward(_complex_example(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
 
 
 @example(of_operator("selective_scan_backward"), "selective_scan_backward_packed", packed=True)

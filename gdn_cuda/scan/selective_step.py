@@ -1,4 +1,4 @@
-"""One token or several of a selective scan: the operator, its reference, examples, benchmark and sanitizer calls."""
+"""One or several tokens of a selective scan: the operator, its reference, examples, benchmark and sanitizer calls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _recurrence(x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reference(x: Any) -> Tensor:
-    """States are rounded when stored, never between the tokens of one call."""
+    """States are rounded when stored, not between the tokens of a call."""
     pool = x.state if x.state.dim() == 4 else x.state.unsqueeze(1)
     many = x.x.dim() == x.state.dim()
     sequences, tokens = x.x.shape[0], x.x.shape[1] if many else 1
@@ -120,11 +120,11 @@ def selective_state_update(
     num_accepted_tokens: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """One token or several of a selective scan, with states updated in place: the serving step. Returns the output.
+    """One or several tokens of a selective scan, with states updated in place: the serving step. Returns the output.
 
     Formula:
-        δ = dt + dt_bias, then softplus if asked;  δ_A = delta_a, or δ
-        state ← Ā state + B̄ B x        out = (Σ_n C state + D x) · silu(z),  the sum 2·Re Σ for complex states
+        δ = dt + dt_bias, then softplus(δ) if dt_softplus;  δ_A = delta_a, or δ
+        state ← Ā state + B̄ B x        out = (Σ_n C state + D x) · silu(z),  with 2·Re Σ for complex states
         Ā and B̄ of δ_A, δ and A by `discretization`, as in a selective scan (docs/scan.md)
 
     Shapes:
@@ -144,22 +144,21 @@ def selective_state_update(
         dt_softplus: whether δ is the softplus of dt + dt_bias
         discretization: as in `selective_scan`
 
-    Ranks alone tell these apart: the state has 3 dimensions, or 4 with heads; x has one dimension less than the state, or as
-    many with tokens; B and C, each on its own, have groups where they have a dimension more than (B, [T,] N).
+    Ranks determine the layout: the state has 3 dimensions, or 4 with heads; x has one dimension less than the state, or as many
+    with tokens; B and C, each by itself, have groups if they have a dimension more than (B, [T,] N).
 
-    Slots, several tokens and what is kept after each are as in `fused_decode`: sequence n reads slot `state_batch_indices[n]`
-    and writes it back. With indices (B, T) it reads slot state_batch_indices[n, max(accepted, 1) − 1] and writes the state
-    after token t to slot state_batch_indices[n, t]. With `step_states` and `step_slots` the state after token t goes to
-    step_states[step_slots[n], t] and no slot is written.
+    Slots, several tokens and the states stored after them are as in `fused_decode`: sequence n reads slot
+    `state_batch_indices[n]` and writes it back. With indices (B, T) it reads slot state_batch_indices[n, max(accepted, 1) − 1]
+    and writes the state after token t to slot state_batch_indices[n, t]. With `step_states` and `step_slots` the state after
+    token t goes to step_states[step_slots[n], t] and no slot is written.
 
-    A, dt, dt_bias and D may be expanded over dim and N as Mamba-2 passes them: where A does not vary over N, one Ā serves a
-    row.
+    A, dt, dt_bias and D may be expanded over dim and N, as in Mamba-2: if A is expanded over N, Ā is computed once per row.
 
     Edge cases:
         A negative slot skips its sequence: zero output, no slot touched. A negative slot to write is not written.
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
         Two sequences on one slot race.
-        "rglru" ignores B, "s7" ignores A; both are real, and refuse delta_a, which they do not read.
+        "rglru" ignores B, "s7" ignores A; both are real, and refuse delta_a.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
     Example:
@@ -188,10 +187,10 @@ def _inputs(
     slots: int = 0,
     N: int = _STATES,
 ) -> Arguments:
-    """Stable, with step sizes of both signs before the softplus; T = None: one token without a dimension."""
+    """Stable systems, with step sizes of both signs before the softplus; T = None: one token, without a dimension for it."""
     rows = (_HEADS, _DIM) if heads else (_DIM,)
     lead = (B,) if T is None else (B, T)
-    of_columns = (*lead, _GROUPS, N) if groups else (*lead, N)
+    column_shape = (*lead, _GROUPS, N) if groups else (*lead, N)
     wide = state if state.is_complex else io
     A = drawn(*rows, N, seed=seed + 1, dtype=torch.complex64 if state.is_complex else torch.float32)
     return {
@@ -199,8 +198,8 @@ def _inputs(
         "x": drawn(*lead, *rows, seed=seed + 2, dtype=io),
         "dt": drawn(*lead, *rows, seed=seed + 3, dtype=io),
         "A": torch.complex(-A.real.abs(), 5 * A.imag) if A.is_complex() else -A.abs(),
-        "B": drawn(*of_columns, seed=seed + 4, dtype=wide),
-        "C": drawn(*of_columns, seed=seed + 5, dtype=wide),
+        "B": drawn(*column_shape, seed=seed + 4, dtype=wide),
+        "C": drawn(*column_shape, seed=seed + 5, dtype=wide),
         "D": drawn(*rows, seed=seed + 6, dtype=torch.float32),
         "z": drawn(*lead, *rows, seed=seed + 7, dtype=io),
         "dt_bias": drawn(*rows, seed=seed + 8, dtype=torch.float32),
@@ -215,7 +214,7 @@ def _mamba(B: int, T: int, seed: int) -> Arguments:
 
 @example(selective_state_update, "selective_state_update-tied")
 def _mamba_2(B: int, T: int, seed: int) -> Arguments:
-    """As Mamba-2 passes them: one number a head for A, dt, dt_bias and D."""
+    """As in Mamba-2: one value per head of A, dt, dt_bias and D."""
     x = _inputs(B, None, seed, heads=True, groups=True, state=torch.bfloat16, slots=B + 1)
     for name in ("dt", "dt_bias", "D"):
         x[name] = x[name][..., :1].expand_as(x[name])
@@ -301,7 +300,7 @@ def step_work(device: str, batch: int, rows: tuple[int, ...], N: int, state: tor
     fp32 = partial(normal, device=device, dtype=torch.float32)
     if len(rows) == 1:
         x |= {"dt": normal(*lead, *rows, device=device), "A": -fp32(*rows, N).abs(), "D": fp32(*rows), "dt_bias": fp32(*rows)}
-    else:  # Mamba-2: one number a head
+    else:  # Mamba-2: one value per head
         heads = rows[:1]
         x |= {
             "dt": normal(*lead, *heads, 1, device=device).expand(*lead, *rows),
@@ -331,8 +330,8 @@ _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 @sanitizes("selective_step", "selective_step_direct")
 def _sanitized() -> None:
-    kinds = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
-    for state, N, (name, tokens) in product(kinds, (7, 16, 200), (("mamba", None), ("zoh", 6), ("bilinear", None))):
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+    for state, N, (name, tokens) in product(dtypes, (7, 16, 200), (("mamba", None), ("zoh", 6), ("bilinear", None))):
         _sanitized_call(state, N, name, tokens, batch=5)
     _sanitized_call(torch.float32, 16, "rglru", None, batch=3000)  # several sequences a block
     _sanitized_call(torch.bfloat16, 128, "s7", None, batch=3000)

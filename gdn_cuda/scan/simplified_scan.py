@@ -1,4 +1,4 @@
-"""Scans of diagonal systems between two products: S5's and LRU's layer."""
+"""Scans of diagonal systems between two matrix products: the layers of S5 and LRU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _composed(function: str, *args: Any) -> tuple[Tensor, Tensor]:
         schema = _SCHEMAS[function]
         schema.check_types(args)
         schema.check_devices(args)
-        if not under_transforms():  # whose tensors have other shapes; diagonal_scan checks what is in them
+        if not under_transforms():  # under torch.vmap tensors have other shapes; diagonal_scan checks the mapped ones
             check(schema.name, args)
     u, delta, A, B, C, delta_a, initial_state, discretization = args[:8]
     states, last = diagonal_scan(torch.matmul(B, u), delta, A.reshape(-1), delta_a, initial_state, discretization)
@@ -48,7 +48,7 @@ def simplified_scan(
     *,
     initial_state: Tensor | None = None,
 ) -> Any:
-    """The scan of a diagonal system with dense input and output, which S5 and LRU are.
+    """The scan of a diagonal system with dense input and output matrices: S5 and LRU.
 
     Formula:
         x[b, p, t] = Ā x[b, p, t−1] + B̄ Σ_h B[p, h] u[b, h, t]
@@ -59,8 +59,8 @@ def simplified_scan(
 
     Shapes:
         u: (batch, H, L), complex64
-        delta, delta_a: (batch, P, L) or (P,), fp32; delta_a is delta where None
-        A: (P,) or (P, 1); B: (P, H); C: (H, P); initial_state: (batch, P), zeros where None; all complex64
+        delta, delta_a: (batch, P, L) or (P,), fp32; delta_a is delta if None
+        A: (P,) or (P, 1); B: (P, H); C: (H, P); initial_state: (batch, P), zeros if None; all complex64
         y: (batch, H, L); last state: (batch, P); complex64
 
     Parameters:
@@ -69,12 +69,12 @@ def simplified_scan(
 
     Gradients flow to every tensor, through the last state too. On CPU tensors everything may be complex128 and fp64. The two
     products are torch.matmul's: `torch.backends.cuda.matmul.allow_tf32` and torch's precision settings decide how they round.
-    The scan itself keeps fp64 in registers, so that decays near one and phases up to 1e4 rad a step add up exactly. Forward
+    The scan itself keeps fp64 in registers, so that decays near one and phases up to 1e4 rad a step do not drift. Forward
     mode and second derivatives are refused.
 
     Edge cases:
         y is not doubled: s5_inner does that for systems that stand for their conjugates as well.
-        L = 0 has the initial state, or zeros, as its last.
+        For L = 0 the last state is the initial state, or zeros.
         A = 0 is the limit of A → 0, and δ = 0 keeps the state (dirac: adds Bu to it), both with finite gradients.
         bilinear has a pole at ½δA = 1 or ½δ_A A = 1, where results and gradients are undefined.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
@@ -99,7 +99,7 @@ def s5_inner(
     discretization: str = "bilinear",
     conj_sym: bool = True,
 ) -> Tensor:
-    """S5's layer without its nonlinearity: the real part of simplified_scan, and the input past it.
+    """S5's layer without its nonlinearity: the real part of simplified_scan, plus D times the input.
 
     Formula:
         y = 2·Re(simplified_scan(u, delta, A, B, C, delta_a)) + D·Re(u), the factor 1 without conj_sym
@@ -111,7 +111,7 @@ def s5_inner(
 
     Parameters:
         discretization: as in `simplified_scan`
-        conj_sym: whether each state stands for a conjugate pair, so that twice its real part is their sum
+        conj_sym: whether each state represents a conjugate pair, whose sum is twice the state's real part
 
     Edge cases:
         L = 0 gives an empty y.
@@ -194,7 +194,7 @@ typical_call(
     dtype="c64",
 )
 
-# ---- Measured: the scan between the products, as these are torch's
+# ---- Benchmark: the scan alone, as the products are torch's
 
 # batch, P, L
 GPU_SHAPES = ((1, 64, 16384), (1, 1024, 16384), (8, 256, 8192), (64, 64, 1024), (64, 1024, 1024), (1, 256, 131072))
@@ -202,7 +202,7 @@ CPU_SHAPES = ((2, 16, 256),)
 
 
 def _work(device: str, batch: int, P: int, L: int, varying: bool, backward: bool) -> Work:
-    """Steps and frequencies of S5's initialisation."""
+    """Step sizes and frequencies of S5's initialisation."""
     A = torch.complex(torch.full((P,), -0.5, device=device), torch.pi * torch.arange(P, device=device, dtype=torch.float32))
     step = torch.logspace(-3, -1, P, device=device)
     delta = step[:, None] * (0.5 + torch.rand(batch, P, L, device=device)) if varying else step
@@ -269,13 +269,13 @@ def _measured(device: str) -> Iterator[Case]:
 
 @sanitizes("diagonal_scan", "diagonal_scan_backward", "diagonal_scan_parts")
 def _sanitized() -> None:
-    """Short rows and long ones, few that blocks share, step sizes of both kinds, alone and with δ_A."""
-    for (batch, P, L), kind in product(((2, 3, 7), (3, 2, 300), (1, 2, 5003)), ("bilinear", "zoh", "dirac")):
+    """Short rows, long ones, and few that are split over blocks; constant and varying step sizes, without and with δ_A."""
+    for (batch, P, L), name in product(((2, 3, 7), (3, 2, 300), (1, 2, 5003)), ("bilinear", "zoh", "dirac")):
         A = torch.complex(-draw(P).abs(), draw(P))
         for shape, with_a in product(((P,), (batch, P, L)), (False, True)):
             delta = draw(*shape).abs()
             given = [draw(batch, P, L, dtype=torch.complex64), delta, A, delta.clone() if with_a else None]
             given.append(draw(batch, P, dtype=torch.complex64))
             leaves = [x.requires_grad_() for x in given if x is not None]
-            states, last = diagonal_scan(*given, kind)
+            states, last = diagonal_scan(*given, name)
             torch.autograd.grad((states, last), leaves, (torch.ones_like(states), torch.ones_like(last)))

@@ -70,7 +70,7 @@ def simplified_state_update(
 
     Parameters:
         discretization: "bilinear", "zoh" or "dirac"
-        conj_sym: whether each state stands for a conjugate pair, so that twice its real part is their sum
+        conj_sym: whether each state represents a conjugate pair, whose sum is twice the state's real part
 
     The products with B and C are torch's, around one kernel for the states.
 
@@ -112,7 +112,7 @@ def _step(B: int, T: int, seed: int) -> Arguments:
 
 @example(simplified_state_update, "simplified_state_update-matrix")
 def _with_matrix(B: int, T: int, seed: int) -> Arguments:
-    """A matrix D, complex inputs, and step sizes and poles as modules keep them."""
+    """A matrix D, complex inputs, and step sizes and poles in the shapes that modules have."""
     x = _inputs(B, seed)
     x |= {"A": x["A"][:, None], "x": drawn(B, _H, seed=seed + 2, dtype=torch.complex64), "dt": torch.full((_P,), 0.3)}
     x["delta_a"] = drawn(_P, seed=seed + 7, dtype=torch.float32).abs()

@@ -68,7 +68,7 @@ def test_vectorized_gating_moves_16_bytes_at_a_time(compiler: Child) -> None:
 
 
 def test_transposed_copies_move_16_bytes_at_a_time(compiler: Child) -> None:
-    work = chosen("scan/transposed_copy", lambda _: True, ("element_bytes",))
+    work = chosen("common/transposed_copy", lambda _: True, ("element_bytes",))
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "LDGSTS.128") and has(code, "STG.128"), each
         assert not local_accesses(code), each

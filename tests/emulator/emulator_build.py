@@ -24,7 +24,7 @@ from translate import translated
 
 from gdn_cuda import _C, runtime
 
-FAMILIES = ("conv", "gdn", "layers", "scan")
+FAMILIES = ("common", "conv", "gdn", "layers", "scan")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build" / "emulator"

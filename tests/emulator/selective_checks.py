@@ -1,4 +1,4 @@
-"""What the tests of selective_scan in the emulator share."""
+"""Shared by the emulator's tests of selective_scan."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 import gdn_cuda
 
 BOUND = 1e-5
-KINDS = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
-EVERY_KIND = pytest.mark.parametrize("name, is_complex", KINDS, ids=[f"{n}-complex" if c else n for n, c in KINDS])
+CASES = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
+EVERY_DISCRETIZATION = pytest.mark.parametrize("name, is_complex", CASES, ids=[f"{n}-complex" if c else n for n, c in CASES])
 BOTH_LAYOUTS = pytest.mark.parametrize("last", [False, True], ids=["tokens", "channels"])
-# One multiprocessor is busy with few channels: the configurations for many.
+# With one SM, few channels take the configurations for many.
 FEW_AND_MANY = pytest.mark.parametrize("multiprocessors", [132, 1], ids=["few", "many"])
 ROWS = ("u", "delta", "z", "delta_a")
 

@@ -1,4 +1,4 @@
-"""Sequences of selective_scan in pieces, forward and backward, in the emulator against the literal recurrence in fp64."""
+"""selective_scan with split sequences, forward and backward, in the emulator against the literal recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import oracle
 import pytest
 import torch
 from emulated import emulated, launched, library
-from selective_checks import BOTH_LAYOUTS, EVERY_KIND, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
-from selective_inputs import LYING_OFFSETS, channels_last, model_inputs, selective_inputs
+from selective_checks import BOTH_LAYOUTS, EVERY_DISCRETIZATION, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
+from selective_inputs import INVALID_OFFSETS, channels_last, model_inputs, selective_inputs
 
 FORMS: dict[str, dict[str, Any]] = {
     "varying": {},
@@ -30,7 +30,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 OF_SEVERAL_TILES_AND_OF_ONE = pytest.mark.parametrize("pieces", ["2", "7"], indirect=True)
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @pytest.mark.parametrize("form", FORMS)
 def test_discretizations(name: str, is_complex: bool, form: str, seed: int) -> None:
     x = {"length": 201, "dim": 8, "N": 5} | FORMS[form]
@@ -48,7 +48,7 @@ def test_lengths(length: int, dtype: torch.dtype, multiprocessors: int, last: bo
     check(selective_inputs(seed, length=length, dim=37, N=16, dtype=dtype, last=last), seed, multiprocessors)
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 def test_plain_tiles(name: str, is_complex: bool, seed: int) -> None:
     dtype = torch.bfloat16 if seed % 2 else torch.float32
     check(plain_inputs(seed, name, is_complex=is_complex, dtype=dtype, length=200), seed)
@@ -68,9 +68,9 @@ def test_slices_and_mixed_layouts(last: bool, seed: int) -> None:
     check(x | {"z": x["z"].contiguous() if last else channels_last(x["z"])}, seed)
 
 
-@pytest.mark.parametrize("offsets", LYING_OFFSETS)
+@pytest.mark.parametrize("offsets", INVALID_OFFSETS)
 @BOTH_LAYOUTS
-def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
+def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], last: bool, seed: int) -> None:
     x = selective_inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)
     x |= {"cu_seqlens": torch.tensor(offsets)}
     with emulated():
@@ -81,7 +81,7 @@ def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, 
 
 @pytest.mark.parametrize("argument", ["u", "delta"])
 @BOTH_LAYOUTS
-def test_what_is_not_finite_stays_in_its_channel(argument: str, last: bool, seed: int) -> None:
+def test_infinities_and_nans_stay_in_their_channel(argument: str, last: bool, seed: int) -> None:
     x = selective_inputs(seed, batch=2, dim=40, N=16, length=200, last=last)
     hurt = x | {argument: x[argument].clone(memory_format=torch.preserve_format)}
     hurt[argument][1, 22, 70] = torch.nan
@@ -92,7 +92,7 @@ def test_what_is_not_finite_stays_in_its_channel(argument: str, last: bool, seed
     touched = torch.zeros_like(out, dtype=torch.bool)
     touched[1, 22, 70:] = True
     assert torch.equal(out[~touched], clean[~touched]) and bool(out[1, 22, 70:].isnan().all())
-    of_channel = touched.any(-1)
-    assert torch.equal(state[~of_channel], clean_state[~of_channel])
+    in_channel = touched.any(-1)
+    assert torch.equal(state[~in_channel], clean_state[~in_channel])
     for row in ROWS:
-        assert torch.isfinite(found[row][~of_channel]).all(), row
+        assert torch.isfinite(found[row][~in_channel]).all(), row

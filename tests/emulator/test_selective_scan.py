@@ -9,8 +9,8 @@ import pytest
 import torch
 from emulated import emulated
 from oracle import within
-from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_KIND, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
-from selective_inputs import LYING_OFFSETS, channels_last, check_at_the_root, model_inputs, selective_inputs, steps_alike
+from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_DISCRETIZATION, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
+from selective_inputs import INVALID_OFFSETS, channels_last, check_at_the_root, equal_steps, model_inputs, selective_inputs
 from torch import Tensor
 
 # ---- Sizes and forms
@@ -20,7 +20,7 @@ from torch import Tensor
 @FEW_AND_MANY
 @BOTH_LAYOUTS
 def test_lengths(length: int, multiprocessors: int, last: bool, seed: int) -> None:
-    """The batches have 70 channels, of which a block has some or too many."""
+    """The batches have 70 channels, which are no multiple of a block's."""
     check(selective_inputs(seed, length=length, dim=35, N=16, last=last), seed, multiprocessors)
 
 
@@ -32,7 +32,7 @@ def test_half_precision(dtype: torch.dtype, dim: int, length: int, multiprocesso
     check(selective_inputs(seed, length=length, dim=dim, N=16, dtype=dtype, last=last), seed, multiprocessors)
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @BOTH_LAYOUTS
 def test_plain_tiles(name: str, is_complex: bool, dtype: torch.dtype, last: bool, seed: int) -> None:
@@ -54,10 +54,10 @@ def test_states(N: int, dim: int, is_complex: bool, last: bool, seed: int) -> No
     check(selective_inputs(seed, length=70, dim=dim, N=N, is_complex=is_complex, last=last), seed)
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_whole_chunks_of_vectors(name: str, is_complex: bool, dtype: torch.dtype, seed: int) -> None:
-    """Of tokens, and without delta_a: two chunks, and two blocks of 16 channels or less."""
+    """Along tokens, without delta_a: two chunks, and two blocks of 16 channels or less."""
     x = selective_inputs(seed, name, is_complex=is_complex, batch=1, length=128, dim=32, N=3, dtype=dtype)
     check(x | {"delta_a": None}, seed)
 
@@ -73,7 +73,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @pytest.mark.parametrize("form", FORMS)
 def test_discretizations(name: str, is_complex: bool, form: str, seed: int) -> None:
     x = {"length": 133, "dim": 8, "N": 5} | FORMS[form]
@@ -97,7 +97,7 @@ def test_coefficients_in_fp32_beside_rows_in_half(last: bool, seed: int) -> None
 @pytest.mark.parametrize("other", ["B", "C", "BC"])
 @BOTH_LAYOUTS
 def test_coefficients_in_the_other_layout(other: str, last: bool, seed: int) -> None:
-    """Beside rows whose tiles have code of their own."""
+    """With rows in plain tiles, which have code of their own."""
     x = selective_inputs(seed, batch=1, length=192, dim=32, N=16, dtype=torch.bfloat16, last=last) | {"delta_a": None}
     check(x | {name: x[name].contiguous() if last else x[name].mT.contiguous().mT for name in other}, seed)
 
@@ -127,7 +127,7 @@ def test_empty_tensors(batch: int, dim: int, length: int, cu_seqlens: list[int] 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @BOTH_LAYOUTS
 def test_slices_and_mixed_layouts(dtype: torch.dtype, last: bool, seed: int) -> None:
-    """Rows that start off 16 bytes, in a larger tensor full of NaN; z in the other layout; strides that are never one."""
+    """Rows that start off 16 bytes, in a larger tensor full of NaN; z in the other layout; strides that are never 1."""
     x = selective_inputs(seed, length=70, dim=6, N=16, dtype=dtype, last=last)
 
     def within_more(x: Tensor) -> Tensor:
@@ -141,9 +141,9 @@ def test_slices_and_mixed_layouts(dtype: torch.dtype, last: bool, seed: int) -> 
     check({k: torch.stack([v, v], -1)[..., 0] if isinstance(v, Tensor) else v for k, v in x.items()}, seed)
 
 
-@pytest.mark.parametrize("offsets", LYING_OFFSETS)
+@pytest.mark.parametrize("offsets", INVALID_OFFSETS)
 @BOTH_LAYOUTS
-def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
+def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], last: bool, seed: int) -> None:
     x = selective_inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)
     x |= {"cu_seqlens": torch.tensor(offsets)}
     with emulated():
@@ -152,7 +152,7 @@ def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, 
     assert all(torch.isfinite(y).all() for y in (out, state, *found.values()))
 
 
-# ---- Numbers
+# ---- Values
 
 
 @pytest.mark.parametrize("rate", [1e-6, 1.0, 1e3])
@@ -164,9 +164,9 @@ def test_rates(rate: float, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 3e-3, 1e-2])
-def test_steps_alike(rate: float, is_complex: bool, seed: int) -> None:
-    """Behind the last token, a gradient only decays."""
-    x = steps_alike(selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True), rate)
+def test_equal_steps(rate: float, is_complex: bool, seed: int) -> None:
+    """After the last token, a gradient only decays."""
+    x = equal_steps(selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True), rate)
     state = torch.zeros(1, *x["A"].shape, dtype=x["A"].dtype, requires_grad=True)
     with emulated():
         out, last = scan(**x, initial_state=state)
@@ -178,7 +178,7 @@ def test_steps_alike(rate: float, is_complex: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("delta", [0.0, 100.0])
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 def test_step_sizes(delta: float, name: str, is_complex: bool, seed: int) -> None:
     x = selective_inputs(seed, name, length=70, is_complex=is_complex, bare=True, last=bool(seed % 2))
     x["delta"] = torch.full_like(x["delta"], delta)
@@ -202,7 +202,7 @@ def test_a_layer_at_initialisation(dtype: torch.dtype, multiprocessors: int, las
 @pytest.mark.parametrize("argument, value", [("u", torch.nan), ("delta", torch.nan), ("z", torch.inf), ("u", torch.inf)])
 @FEW_AND_MANY
 @BOTH_LAYOUTS
-def test_what_is_not_finite_stays_in_its_channel(
+def test_infinities_and_nans_stay_in_their_channel(
     argument: str, value: float, multiprocessors: int, last: bool, seed: int
 ) -> None:
     x = selective_inputs(seed, batch=2, dim=40, N=16, length=130, last=last)
@@ -215,9 +215,9 @@ def test_what_is_not_finite_stays_in_its_channel(
     touched = torch.zeros_like(out, dtype=torch.bool)
     touched[1, 22, 70:] = True
     assert torch.equal(out[~touched], clean[~touched]) and not torch.isfinite(out[1, 22, 70])
-    of_channel = touched.any(-1)
-    assert torch.equal(state[~of_channel], clean_state[~of_channel])
+    in_channel = touched.any(-1)
+    assert torch.equal(state[~in_channel], clean_state[~in_channel])
     for row in ROWS:
-        assert torch.isfinite(found[row][~of_channel]).all(), row
+        assert torch.isfinite(found[row][~in_channel]).all(), row
     for parameter in ("A", "D", "delta_bias"):
         assert torch.isfinite(found[parameter][torch.arange(40) != 22]).all(), parameter

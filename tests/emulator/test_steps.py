@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulated import emulated
 from guarded import bits
-from step_cases import COMPLEX, REAL, check, close, draws, of_layers, simplified
+from step_cases import COMPLEX, REAL, check, close, draws, layer_inputs, simplified
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -19,8 +19,8 @@ HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 
 def step(**x: Any) -> Tensor:
-    """By scan/selective_step, and by scan/selective_step_direct where it can: the same bits. Without multiprocessors, any
-    sequences are many."""
+    """By scan/selective_step, and where possible by scan/selective_step_direct: the same bits. With no SMs, any number of
+    sequences is large."""
     written = [x[name] for name in ("state", "step_states", "out") if name in x]
     before, results = [y.clone() for y in written], []
     for multiprocessors, kernel in ((0, "scan/selective_step{"), (132, "scan/selective_step_direct{")):
@@ -62,7 +62,7 @@ def test_discretizations(name: str, state: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("batch, N, groups", [(1, 16, None), (9, 24, None), (67, 7, None), (70, 16, 6), (300, 16, 6)])
 def test_batches(batch: int, N: int, groups: int | None, state: torch.dtype, seed: int) -> None:
-    """From one sequence a block to 32, and a last block with fewer; some sequences have no state."""
+    """One to 32 sequences per block, and a last block with fewer; some sequences have no state."""
     x = draws(seed, batch=batch, dim=12, N=N, groups=groups, state=state, io=torch.bfloat16)
     x["state_batch_indices"] = torch.randperm(batch, generator=torch.Generator().manual_seed(seed))
     if batch > 60:
@@ -83,7 +83,7 @@ def test_blocks_of_many_sequences(N: int, state: torch.dtype, seed: int) -> None
 @pytest.mark.parametrize("N", [8, 24, 136])
 @pytest.mark.parametrize("types", [(torch.float32, torch.bfloat16), (torch.float16, torch.float32), (torch.bfloat16,) * 2])
 def test_columns(N: int, types: tuple[torch.dtype, torch.dtype], seed: int) -> None:
-    """B and C of two dtypes, in units of 16 bytes or beside them; one token of many sequences, and many of one."""
+    """B and C of two dtypes, in units of 16 bytes or not aligned to them; one token of many sequences, and many of one."""
     for state in STATES[:2]:
         for more in ({"batch": 67}, {"batch": 2, "tokens": 9}):
             x = draws(seed, dim=20, N=N, state=state, **more)
@@ -112,7 +112,7 @@ def test_strides(gap: int, seed: int) -> None:
 @pytest.mark.parametrize("tokens", [None, 3])
 @pytest.mark.parametrize("N", [7, 16])
 def test_hostile_slots(N: int, tokens: int | None, seed: int) -> None:
-    """Past the pool the output is NaN, negative it is 0, and nothing is touched."""
+    """For slots past the pool the output is NaN, for negative ones 0, and no state is touched."""
     x = draws(seed, batch=10, slots=12, N=N, tokens=tokens)
     x["state_batch_indices"] = torch.tensor(HOSTILE * 2)
     x["state_batch_indices"][-1] = 2
@@ -143,8 +143,8 @@ def test_hostile_numbers_of_accepted_tokens(seed: int) -> None:
 
 @pytest.mark.parametrize("state", STATES[:3])
 @pytest.mark.parametrize("N", [8, 16, 24, 56, 64, 128, 256])
-def test_what_layers_hand_over(N: int, state: torch.dtype, seed: int) -> None:
-    for x in of_layers(seed, state, N):
+def test_inputs_of_layers(N: int, state: torch.dtype, seed: int) -> None:
+    for x in layer_inputs(seed, state, N):
         check(x, step)
 
 
@@ -172,7 +172,7 @@ def test_several_tokens_equal_single_ones(N: int, seed: int) -> None:
         assert torch.equal(together["state"], alone["state"])
 
 
-def test_numbers_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
+def test_infinities_and_nans_stay_in_their_row(seed: int) -> None:
     for name in REAL:
         clean, spoilt = (draws(seed, name, batch=4, dim=37, bare=True) for _ in range(2))
         spoilt["x"][1, 2], spoilt["dt"][2, 3], spoilt["state"][3, 1, 4] = torch.nan, torch.inf, -torch.inf

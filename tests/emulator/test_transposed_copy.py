@@ -1,4 +1,4 @@
-"""scan/transposed_copy in the emulator: alone, on any bits and from memory at any element, and in calls of selective_scan."""
+"""common/transposed_copy in the emulator: alone, on any bits and from memory at any element, and in calls of selective_scan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from emulated import emulated, library, with_lines
 from guarded import Guarded
 from selective_checks import check, scan
-from selective_inputs import channels_last, selective_inputs, through
+from selective_inputs import channels_last, identity_scan, selective_inputs
 from torch import Tensor
 
 BITS = {2: torch.int16, 4: torch.int32}
@@ -34,7 +34,7 @@ def launch(source: Tensor, to: int, loads_vectors: bool, stores_vectors: bool, r
     arguments = Arguments(source.data_ptr(), to, batch, row, rows, columns, loads_vectors, stores_vectors)
     blocks = batches * -(-rows // 64) * -(-columns // 64)
     library().emulator_schedule(7, reverse)
-    kernel = f"scan/transposed_copy{{.element_bytes = {source.element_size()}}}".encode()
+    kernel = f"common/transposed_copy{{.element_bytes = {source.element_size()}}}".encode()
     fault = library().emulator_launch(kernel, blocks, 64 * source.element_size(), 0, ctypes.byref(arguments)).decode()
     assert not fault, with_lines(fault)
 
@@ -128,10 +128,10 @@ def test_a_scan_that_returns_u_returns_it(dim: int, length: int, last: bool, dty
     u = torch.randn(2, dim, length, generator=rng).to(dtype)
     u = u if last else channels_last(u)
     with emulated() as launched:
-        out, gradient = through(u, last)
+        out, gradient = identity_scan(u, last)
     assert torch.equal(out, u) and torch.equal(gradient, u)
     assert not u.numel() or (out.mT if last else out).is_contiguous()
-    copied = f"scan/transposed_copy{{.element_bytes = {u.element_size()}}}"
+    copied = f"common/transposed_copy{{.element_bytes = {u.element_size()}}}"
     assert min(dim, length) <= 1 or copied in launched()
 
 
@@ -142,7 +142,7 @@ def test_parts_of_other_tensors(dtype: torch.dtype, last: bool, seed: int) -> No
     for part in (more[::2, 8:, 16:], more[1:, 3:-2, 5:-1], more[:2, :, 1:], more[:, 1:, :-8], more[:, ::2, 8:], more[..., ::2]):
         u = part if last else part.mT
         with emulated():
-            out, gradient = through(u, last)
+            out, gradient = identity_scan(u, last)
         assert torch.equal(out, u) and torch.equal(gradient, u)
 
 

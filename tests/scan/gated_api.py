@@ -17,7 +17,7 @@ def load(folder: Path) -> Any:
 
 
 def check(api: Any, device: str, seed: int) -> None:
-    """Results are those of Python."""
+    """Results equal those of Python."""
     for channels_last in (False, True):
         x = inputs(
             2, 5, 9, 2, seed, device=device, channels_last=channels_last, initial=True, resets=True, first_multiplier=True

@@ -1,4 +1,4 @@
-"""RG-LRU's and S7's recurrences in fp64 as the specification writes them, token by token, and nothing of the package."""
+"""RG-LRU's and S7's recurrences by their definitions, in fp64, token by token. Nothing here comes from the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Mamba block as its definition reads, in fp64, over the oracle's scan. Gradients are autograd's."""
+"""The Mamba block by its definition, in fp64, with the oracle's scan. Gradients are autograd's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The selective scan as its definition reads, in fp64, token by token: what the tests compare with. Gradients are autograd's.
+"""The selective scan by its definition, in fp64, token by token, which tests compare with. Gradients are autograd's.
 
 Runs on the device of its inputs. Nothing here comes from the package.
 """
@@ -21,12 +21,12 @@ def is_floating(x: Any) -> bool:
 
 
 def wide(x: Any) -> Any:
-    """In fp64 or complex128, with its history; what is not a floating-point tensor stays."""
+    """Converts floating-point tensors to fp64 or complex128, with autograd history; others are returned as they are."""
     return x.to(torch.complex128 if x.is_complex() else torch.float64) if is_floating(x) else x
 
 
 def transition(name: str, delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Ā and what multiplies B u."""
+    """Ā and the factor of B u."""
     if name == "s7":
         return 1 - 1 / (delta**2 + 0.5) + 0 * A, torch.ones_like(delta)
     if name == "rglru":
@@ -118,8 +118,8 @@ def selective_scan(
 def gradients(
     scan: Callable[..., tuple[Tensor, Tensor]], arguments: dict[str, Any], grad_out: Tensor, grad_last: Tensor | None
 ) -> dict[str, Tensor]:
-    """Of ⟨out, grad_out⟩ + Re ⟨last state, grad_last⟩ by every floating-point tensor, by name; those that autograd finds unused
-    are zeros."""
+    """Gradients of ⟨out, grad_out⟩ + Re ⟨last state, grad_last⟩ for every floating-point tensor, by name; zeros for unused
+    tensors."""
     leaves = {k: x.detach().requires_grad_() for k, x in arguments.items() if is_floating(x)}
     out, last = scan(**{**arguments, **leaves})
     results, grads = [out], [grad_out.to(out.dtype)]
@@ -138,6 +138,6 @@ def relative_rms(got: Tensor, wanted: Tensor) -> float:
 
 
 def within(got: Tensor, wanted: Tensor, most: float) -> bool:
-    """Whether the error is at most that of the arithmetic, and of storing it: half a unit in the last place."""
+    """Whether the error is below `most` plus that of storing the result: half a unit in the last place."""
     stored = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(got.dtype, 0.0)
     return relative_rms(got, wanted) < most + stored

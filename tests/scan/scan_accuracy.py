@@ -1,6 +1,6 @@
 """Errors (relative RMS) of the scans against their literal recurrences in fp64 on the same inputs, by operator, class of input
-and dtype: two numbers, of results and of gradients; steps have those of outputs and of the state after the last. operators/ has
-the table for CPU tensors, gpu/ for kernels."""
+and dtype: the largest error of results, and that of gradients; for steps, of outputs and of the last state. operators/ has the
+table for CPU tensors, gpu/ for kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Errors = tuple[float, ...]
 
 REAL, COMPLEX = (torch.float32, torch.bfloat16), (torch.complex64,)
 EVERY = REAL + COMPLEX
-# bf16 rounds a number by at most 2⁻⁸ of it.
+# bf16 has a relative rounding error of at most 2⁻⁸.
 BOUNDS = {torch.float32: (1e-5, 1e-4), torch.complex64: (1e-5, 1e-4), torch.bfloat16: (4e-3, 4e-3)}
 STEPS = 64
 
@@ -41,22 +41,22 @@ class Case:
 def results_and_gradients(
     ours: Callable[..., Any], literal: Callable[..., Any], x: Inputs, gradients: bool = True
 ) -> Callable[[str, int], Errors]:
-    """Of every result, and of the gradient of every tensor; each the largest. Autograd through a loop of many tokens takes a
-    time that grows with their square."""
+    """The largest error of a result, and of a gradient. Autograd's time for a loop over many tokens grows with the square of
+    their number."""
 
     def errors(device: str, seed: int) -> Errors:
         draw = Draw(seed)
         with torch.no_grad():
             out, last = ours(**on(device, x))
             pairs = zip((out, last), literal(**x), strict=True)
-            of_results = max(relative_rms(mine.cpu(), wanted) for mine, wanted in pairs)
+            result_error = max(relative_rms(mine.cpu(), wanted) for mine, wanted in pairs)
         if not gradients:
-            return (of_results,)
+            return (result_error,)
         grads = [draw.normal(*y.shape, dtype=y.dtype) for y in (out, last)]
         exact = {name: wide(value) for name, value in x.items()}
         wanted = oracle.gradients(literal, exact, *grads)
         found = oracle.gradients(ours, on(device, x), *(g.to(device) for g in grads))
-        return of_results, max(relative_rms(found[name].cpu(), each) for name, each in wanted.items())
+        return result_error, max(relative_rms(found[name].cpu(), each) for name, each in wanted.items())
 
     return errors
 
@@ -65,8 +65,8 @@ def on(device: str, x: Inputs) -> Inputs:
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in x.items()}
 
 
-def slowly(A: Tensor) -> Tensor:
-    """Poles of these phases that forget one part in a million."""
+def slowed(A: Tensor) -> Tensor:
+    """Poles with the phases of A that decay by one part in a million."""
     rate = torch.full_like(A.real, -1e-6)
     return torch.complex(rate, A.imag) if A.is_complex() else rate
 
@@ -103,7 +103,7 @@ def selective(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[C
             yield case("a layer at initialisation", model_inputs(seed, 1, 8, length, 16, dtype))
         for tokens in (long // 8, long):
             slow = drawn(batch=1, dim=2, N=2, length=tokens, bare=True)
-            A = slowly(slow["A"])
+            A = slowed(slow["A"])
             yield case(f"A = −1e-6, {tokens} tokens", slow | {"A": A}, gradients=tokens < long)
         if is_complex:
             fast = drawn(bare=True)
@@ -170,7 +170,7 @@ def simplified(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[
                 yield case(f"{name}, δ {'and δ_A vary' if varying else 'constant'}", x | {"discretization": name})
         for tokens in (long // 8, long):
             x = simplified_oracle.drawn(seed, 1, 2, 3, tokens, varying=False) | {"discretization": "zoh"}
-            yield case(f"Re A = −1e-6, {tokens} tokens", x | {"A": slowly(x["A"])}, gradients=tokens < long)
+            yield case(f"Re A = −1e-6, {tokens} tokens", x | {"A": slowed(x["A"])}, gradients=tokens < long)
 
     return cases
 
@@ -179,37 +179,37 @@ def simplified(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[
 
 
 def steps(count: int) -> Callable[[torch.dtype, int], Iterator[Case]]:
-    """`count` of them, each from the state that the last one left."""
+    """`count` steps, each from the state after the previous one."""
 
     def errors(update: Callable[..., Tensor], literal: Callable[[Inputs], Any], x: Inputs) -> Callable[[str, int], Errors]:
         def found(device: str, _: int) -> Errors:
-            mine, exact, of_out = on(device, x | {"state": x["state"].clone()}), dict(x), 0.0
+            mine, exact, out_error = on(device, x | {"state": x["state"].clone()}), dict(x), 0.0
             for _ in range(count):
                 out = update(**mine)
                 wanted, state = map(torch.from_numpy, literal(exact)[:2])
-                exact["state"], of_out = state, max(of_out, relative_rms(out.cpu(), wanted))
-            return of_out, relative_rms(mine["state"].cpu(), exact["state"])
+                exact["state"], out_error = state, max(out_error, relative_rms(out.cpu(), wanted))
+            return out_error, relative_rms(mine["state"].cpu(), exact["state"])
 
         return found
 
-    of_selective = partial(errors, gdn_cuda.selective_state_update, step_cases.selective)
-    of_simplified = partial(errors, gdn_cuda.simplified_state_update, step_cases.simplified)
+    selective_errors = partial(errors, gdn_cuda.selective_state_update, step_cases.selective)
+    simplified_errors = partial(errors, gdn_cuda.simplified_state_update, step_cases.simplified)
 
     def cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         state, io = (dtype, torch.float32) if dtype.is_complex else (torch.float32, dtype)
         for name in step_cases.COMPLEX if dtype.is_complex else step_cases.REAL:
             x = step_cases.draws(seed, name, state=state, io=io)
-            yield Case("selective_state_update", name, of_selective(x))
+            yield Case("selective_state_update", name, selective_errors(x))
         x = step_cases.draws(seed, state=state, io=io, bare=True)
-        x["A"] = slowly(x["A"])
-        yield Case("selective_state_update", "A = −1e-6", of_selective(x))
+        x["A"] = slowed(x["A"])
+        yield Case("selective_state_update", "A = −1e-6", selective_errors(x))
         if not dtype.is_complex:
             return
         for name in simplified_oracle.NAMES:
             drawn = simplified_oracle.drawn(seed, 3, 6, 8, 1, varying=True)
             y = {"A": drawn["A"], "B": drawn["B"], "C": drawn["C"], "discretization": name}
             y |= {"state": torch.zeros(3, 8, dtype=dtype), "x": drawn["u"][..., 0], "dt": drawn["delta"][..., 0]}
-            yield Case("simplified_state_update", name, of_simplified(y))
+            yield Case("simplified_state_update", name, simplified_errors(y))
 
     return cases
 
@@ -221,8 +221,8 @@ Parts = dict[str, tuple[Cases, tuple[torch.dtype, ...]]]
 
 
 def parts(length: int, long: int) -> Parts:
-    """Parts of the table by name: scans of `length` tokens, and memories of `long` ones, RG-LRU's and S7's of an
-    eighth; with gradients, of an eighth of that."""
+    """Parts of the table by name: scans of `length` tokens, and slow decays over `long` tokens (RG-LRU and S7: an eighth;
+    with gradients: an eighth of that)."""
     return {
         f"selective scans of {length} tokens": (selective(length, long), EVERY),
         f"gated scans of {length} tokens": (gated(length, long // 8), REAL),
@@ -231,9 +231,9 @@ def parts(length: int, long: int) -> Parts:
     }
 
 
-def check(part: str, of: Parts, device: str, seed: int) -> None:
+def check(part: str, table: Parts, device: str, seed: int) -> None:
     """Prints a part of the table and compares it with the bounds."""
-    cases, dtypes = of[part]
+    cases, dtypes = table[part]
     lines: dict[tuple[str, str], dict[torch.dtype, Errors]] = {}
     for dtype in dtypes:
         for case in cases(dtype, seed):

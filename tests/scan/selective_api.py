@@ -17,7 +17,7 @@ def load(folder: Path) -> Any:
 
 
 def check(api: Any, device: str, seed: int) -> None:
-    """The results of Python: in both layouts, packed, and with conjugate views."""
+    """Results equal those of Python: in both layouts, packed, and with conjugate views."""
     for last in (False, True):
         x = selective_inputs(seed, bare=True, batch=1, cu_seqlens=[0, 30, 70], last=last, device=device)
         out, state = api.scan_of_mamba(x["u"], x["delta"], x["A"], x["B"], x["C"], x["u"], x["cu_seqlens"])

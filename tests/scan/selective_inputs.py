@@ -12,8 +12,8 @@ from torch import Tensor
 import gdn_cuda
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# cu_seqlens of 271 tokens that overlap, run backwards, or point anywhere.
-LYING_OFFSETS = (
+# Invalid cu_seqlens of 271 tokens: sequences overlap, run backwards, or are out of range.
+INVALID_OFFSETS = (
     [0, 271, 0, 271, 0],
     [300, 200, 100, 0, -100],
     [-(2**63), 2**63 - 1, 5, -(2**63), 2**62],
@@ -22,7 +22,7 @@ LYING_OFFSETS = (
 
 
 class Draw:
-    """Normal and uniform numbers of one seed, drawn in fp64 on the CPU so that they do not depend on dtype and device."""
+    """Normal and uniform values of one seed, drawn in fp64 on the CPU so that they do not depend on dtype and device."""
 
     def __init__(self, seed: int, device: str = "cpu"):
         self.generator, self.device = torch.Generator().manual_seed(seed), device
@@ -37,7 +37,7 @@ class Draw:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same numbers as the transposed view of a (B, L, D) tensor."""
+    """The same values as the transposed view of a (B, L, D) tensor."""
     return x.mT.contiguous().mT
 
 
@@ -61,8 +61,8 @@ def selective_inputs(
     last: bool = False,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Arguments of selective_scan. `groups`: None for B and C without a dimension of groups. `bare`: only what has to be given;
-    otherwise D, z, delta_bias, softplus, an initial state, and delta_a where it counts. `last`: channels are neighbours."""
+    """Arguments of selective_scan. `groups`: None for B and C without a dimension of groups. `bare`: required arguments only;
+    otherwise with D, z, delta_bias, softplus, an initial state, and delta_a if it is read. `last`: channels are contiguous."""
     draw = Draw(seed, device)
     real = torch.float64 if dtype == torch.float64 else torch.float32
     varying = real if wide_coefficients else dtype
@@ -78,8 +78,8 @@ def selective_inputs(
         x = draw.uniform(batch, dim, length, dtype=dtype, low=low, high=high)
         return channels_last(x) if last else x
 
-    def coefficient(kind: str) -> Tensor:
-        if kind == "constant":
+    def coefficient(form: str) -> Tensor:
+        if form == "constant":
             return draw.normal(dim, N, dtype=A.dtype)
         leading = (batch, N) if groups is None else (batch, groups, N)
         if in_pairs:
@@ -110,7 +110,7 @@ def model_inputs(
     last: bool = False,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """What a Mamba layer hands over at initialisation: A = −1 … −N, and δ log-uniform in 0.001 … 0.1 by bias and softplus."""
+    """Inputs of a Mamba layer at initialisation: A = −1 … −N, and δ log-uniform in 0.001 … 0.1 by bias and softplus."""
     draw = Draw(seed, device)
 
     def rows(scale: float = 1) -> Tensor:
@@ -131,14 +131,14 @@ def model_inputs(
     }
 
 
-def steps_alike(x: dict[str, Any], rate: float) -> dict[str, Any]:
-    """With poles of this rate and one step size: a decay near one is rounded in the same direction at every token."""
+def equal_steps(x: dict[str, Any], rate: float) -> dict[str, Any]:
+    """With poles of this rate and equal step sizes: a decay near one is rounded in the same direction at every token."""
     return x | {"A": x["A"] - x["A"].real - rate, "delta": torch.full_like(x["delta"], 0.37)}
 
 
-def through(u: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-    """selective_scan where out is u, and the gradient of u that of out, which is u too, bit for bit but for the signs of zeros,
-    infinities and NaN. Most tensors are in the layout `last`."""
+def identity_scan(u: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    """A selective_scan whose out is u. Returns out, and the gradient of u if the gradient of out is u: both are u, bit for bit
+    except signs of zeros, infinities and NaN. Most tensors have the layout `last`."""
     batch, dim, length = u.shape
     ones, zeros = (torch.full((dim, 1), x, device=u.device) for x in (1.0, 0.0))
     delta = torch.ones(batch, length, 1, dtype=u.dtype, device=u.device)

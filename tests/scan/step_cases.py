@@ -1,5 +1,5 @@
-"""Steps of scans as their definitions read, in fp64, sequence by sequence and token by token in numpy, and inputs for them.
-Nothing here but the names of arguments comes from the package."""
+"""Steps of scans by their definitions, in fp64, sequence by sequence and token by token in numpy, and inputs for them. Nothing
+but the names of arguments comes from the package."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STATE_BOUND = {torch.float32: 1e-6, torch.complex64: 2e-6, torch.float16: 2.0**-
 OUT_BOUND = {torch.float32: 3e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-def numbers(x: Tensor) -> Any:
+def to_numpy(x: Tensor) -> Any:
     x = x.detach().cpu()
     return x.to(torch.complex128 if x.is_complex() else torch.float64).numpy().copy()
 
 
 def transition(name: str, delta: Any, delta_a: Any, A: Any) -> tuple[Any, Any]:
-    """Ā and what multiplies B u."""
+    """Ā and the factor of B u."""
     if name == "s7":
         return 1 - 1 / (delta**2 + 0.5), 1
     if name == "rglru":
@@ -37,16 +37,16 @@ def transition(name: str, delta: Any, delta_a: Any, A: Any) -> tuple[Any, Any]:
 
 
 def selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """(out, state, step states) after selective_state_update(**x), which writes none of x here."""
+    """(out, state, step states) after selective_state_update(**x); x is not written."""
     with np.errstate(all="ignore"):
         return _selective(x)
 
 
 def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
     name = x.get("discretization", "mamba")
-    before, u, dt, A, B, C = (numbers(x[each]) for each in ("state", "x", "dt", "A", "B", "C"))
+    before, u, dt, A, B, C = (to_numpy(x[each]) for each in ("state", "x", "dt", "A", "B", "C"))
     D, z, bias, delta_a, steps = (
-        None if x.get(each) is None else numbers(x[each]) for each in ("D", "z", "dt_bias", "delta_a", "step_states")
+        None if x.get(each) is None else to_numpy(x[each]) for each in ("D", "z", "dt_bias", "delta_a", "step_states")
     )
     state, rows, many = before.copy(), before.shape[1:-1], u.ndim == before.ndim
     if not many:  # one token
@@ -69,9 +69,9 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
             delta = dt[n, t] + (0 if bias is None else bias)
             if x.get("dt_softplus"):
                 delta = np.where(delta > 20, delta, np.log1p(np.exp(np.minimum(delta, 20))))
-            of_a = delta if delta_a is None else delta_a[n, t]
-            decay, gain = transition(name, delta[..., None], of_a[..., None], A)
-            b, c = (_of_rows(each[n, t], rows) for each in (B, C))
+            delta_a_t = delta if delta_a is None else delta_a[n, t]
+            decay, gain = transition(name, delta[..., None], delta_a_t[..., None], A)
+            b, c = (spread_over_rows(each[n, t], rows) for each in (B, C))
             h = decay * h + gain * (1 if name == "rglru" else b) * u[n, t][..., None]
             y = (c * h).sum(-1)
             y = 2 * y.real if np.iscomplexobj(y) else y
@@ -89,8 +89,8 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
     return out if many else out[:, 0], state, steps
 
 
-def _of_rows(columns: Any, rows: tuple[int, ...]) -> Any:
-    """(N) or (groups, N), spread over (heads, dim) or (dim,)."""
+def spread_over_rows(columns: Any, rows: tuple[int, ...]) -> Any:
+    """(N) or (groups, N), repeated over (heads, dim) or (dim,)."""
     if columns.ndim == 1:
         return columns
     spread = np.repeat(columns, rows[0] // len(columns), axis=0)
@@ -99,13 +99,13 @@ def _of_rows(columns: Any, rows: tuple[int, ...]) -> Any:
 
 def simplified(x: dict[str, Any]) -> tuple[Any, Any]:
     """(out, state) after simplified_state_update(**x)."""
-    state, u, dt, A, B, C = (numbers(x[each]) for each in ("state", "x", "dt", "A", "B", "C"))
-    delta_a = dt if x.get("delta_a") is None else numbers(x["delta_a"])
+    state, u, dt, A, B, C = (to_numpy(x[each]) for each in ("state", "x", "dt", "A", "B", "C"))
+    delta_a = dt if x.get("delta_a") is None else to_numpy(x["delta_a"])
     decay, gain = transition(x.get("discretization", "bilinear"), dt, delta_a, A.reshape(-1))
     state = decay * state + gain * np.einsum("bh,ph->bp", u, B)
     out = (2 if x.get("conj_sym", True) else 1) * np.einsum("bp,hp->bh", state, C).real
     if x.get("D") is not None:
-        D = numbers(x["D"])
+        D = to_numpy(x["D"])
         out = out + (D * u.real if D.ndim == 1 else np.einsum("bh,gh->bg", u.real, D))
     return out, state
 
@@ -129,7 +129,7 @@ def draws(
     bare: bool = False,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Arguments of selective_state_update: stable, with everything that is optional but for slots, or `bare`."""
+    """Arguments of selective_state_update, of stable systems: with all optional arguments except slots, or `bare`."""
     generator = torch.Generator().manual_seed(seed)
     rows = (dim,) if heads is None else (heads, dim)
     lead = (batch,) if tokens is None else (batch, tokens)
@@ -161,14 +161,14 @@ def draws(
     return x
 
 
-def of_layers(seed: int, state: torch.dtype, N: int, device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """What layers hand over in bf16: Mamba, Mamba-2 (heads, groups, one A for a row), a server, whose slots may be anything."""
-    lying = torch.tensor([6, -1, 2**31 - 1, 0, -(2**31), 3], device=device)
+def layer_inputs(seed: int, state: torch.dtype, N: int, device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """Inputs of layers in bf16: Mamba, Mamba-2 (heads, groups, one A per row), and a server with arbitrary slots."""
+    slots = torch.tensor([6, -1, 2**31 - 1, 0, -(2**31), 3], device=device)
     forms: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         ({"dim": 37}, {}),
         ({"dim": 6, "heads": 4, "groups": 2}, {}),
-        ({"dim": 37, "batch": 6, "slots": 8}, {"state_batch_indices": lying.int()}),
-        ({"dim": 3, "heads": 2, "batch": 6, "slots": 8}, {"state_batch_indices": lying}),
+        ({"dim": 37, "batch": 6, "slots": 8}, {"state_batch_indices": slots.int()}),
+        ({"dim": 3, "heads": 2, "batch": 6, "slots": 8}, {"state_batch_indices": slots}),
     )
     for shape, more in forms:
         x = draws(seed, N=N, state=state, io=torch.bfloat16, device=device, **shape) | more
@@ -180,7 +180,7 @@ def of_layers(seed: int, state: torch.dtype, N: int, device: str = "cpu") -> Ite
 
 def close(got: Tensor, expected: Any, bound: float) -> None:
     """Relative RMS within the bound, and NaN where NaN is expected."""
-    found = numbers(got)
+    found = to_numpy(got)
     assert found.shape == expected.shape
     missing = np.isnan(expected)
     assert np.array_equal(np.isnan(found), missing)
@@ -194,7 +194,7 @@ def check(x: dict[str, Any], function: Any) -> Tensor:
     x = x | {"out": torch.full(x["x"].shape, torch.nan, dtype=x["x"].dtype, device=x["x"].device)}
     assert function(**x) is x["out"]
     bound = STATE_BOUND[x["state"].dtype]
-    # An output is the sum over states in registers, which are not rounded yet.
+    # The output sums over states in registers, before they are rounded.
     close(x["out"], out, OUT_BOUND[x["x"].dtype])
     close(x["state"], state, bound)
     if steps is not None:

@@ -1,4 +1,4 @@
-"""examples/mamba_copying.py: a few steps; both scans give the same losses and gradients, and the output shows them."""
+"""examples/mamba_copying.py: a few steps. Both scans have the same losses and gradients, and the output shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def example() -> ModuleType:
     return module
 
 
-def test_both_scans_train_alike(example: ModuleType) -> None:
+def test_both_scans_have_the_same_losses(example: ModuleType) -> None:
     ours, plain = (example.train(block, 4) for block in (example.Mamba, example.PlainMamba))
     assert example.Mamba.scan is not example.PlainMamba.scan
     assert len(set(ours.losses)) == 4 and ours.losses[-1] < ours.losses[0]

@@ -1,5 +1,5 @@
-"""An infinite state before a token whose decay is 0, in every scan and step: what the token's output is. Each call returns the
-output of that token and of those after it."""
+"""An infinite state before a token whose decay is 0, in every scan and step. Each call returns the output of that token and of
+later ones."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ CALLS: dict[str, Call] = {
 
 
 def check(name: str, device: str) -> None:
-    """As docs/scan.md says: nothing is erased."""
+    """A decay of 0 does not erase the state, as docs/scan.md says."""
     found = CALLS[name](device)
     assert found.numel() > 0 and not found.isfinite().any()
 
 
 def check_resets(device: str) -> None:
-    """What erases: a reset of RG-LRU, and a gate of −∞ in a Gated Delta Net."""
+    """A reset of RG-LRU, and a gate of −∞ in a Gated Delta Net, erase the state."""
     assert rglru(device, resets=True).isfinite().all()
     assert gdn(device).isfinite().all()

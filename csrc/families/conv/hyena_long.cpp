@@ -7,7 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/torch_math.hpp"
-#include "../scan/transposed.hpp"
+#include "../common/transposed.hpp"
 #include "hyena_checks.hpp"
 #include "hyena_long_backward.hpp"
 
@@ -143,9 +143,9 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x);
 HyenaLongGradients gradients_by_copies(HyenaLongBackwardCall x, const Target& target) {
     const DeviceScope scope(target.ordinal);
     for (Given* rows : {&x.grad, &x.forward.x1, &x.forward.x2, &x.forward.v})
-        *rows = scan::transposed(*rows, Layout::tokens, target);
+        *rows = common::transposed(*rows, Layout::tokens, target);
     const auto [of_x1, of_x2, of_v, of_residues, of_log_poles, of_bias, of_initial] = run_hyena_long_backward(x);
-    const auto copy = [&](const Tensor& rows) { return scan::transposed(rows, Layout::channels, target); };
+    const auto copy = [&](const Tensor& rows) { return common::transposed(rows, Layout::channels, target); };
     return {copy(of_x1), copy(of_x2), copy(of_v), of_residues, of_log_poles, of_bias, of_initial};
 }
 

@@ -1,9 +1,9 @@
-// How a diagonal scan is shared out among blocks, forward and backward.
+// How diagonal scans, forward and backward, split rows into parts, one block each.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/scan/diagonal_inputs.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/inputs.cuh>
 #include <string>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace gdn_cuda::scan {
 struct DiagonalProblem {
     i64 rows, length;
     bool varying;          // a step size varies over time
-    bool reverse = false;  // the gradients
+    bool reverse = false;  // backward
 
     constexpr bool operator==(const DiagonalProblem&) const = default;
 
@@ -25,7 +25,7 @@ struct DiagonalProblem {
 
 inline constexpr int kDiagonalThreads = 128, kDiagonalThreadsOfShort = 32;
 
-// A warp is enough for a short row, and needs no other to wait for.
+// One warp is enough for a short row, and waits for no other.
 constexpr int diagonal_threads(const DiagonalProblem& problem) {
     return problem.length <= kDiagonalThreadsOfShort * kDiagonalTokens ? kDiagonalThreadsOfShort : kDiagonalThreads;
 }
@@ -39,18 +39,18 @@ struct DiagonalParts {
 };
 using DiagonalWinners = Winners<DiagonalProblem, DiagonalParts>;
 
-inline constexpr int kMostDiagonalParts = 64;  // a block goes through the maps before it one by one
+inline constexpr int kMostDiagonalParts = 64;  // a block applies the maps of the parts before it one by one
 
-// As many parts of whole tiles, without empty ones.
+// Splits a row into at most `parts` parts of whole tiles, none of them empty.
 inline DiagonalParts parts_of_whole_tiles(const DiagonalProblem& problem, i64 parts) {
     const i64 tile = diagonal_threads(problem) * kDiagonalTokens,
-              of_part = ceil_div(ceil_div(problem.length, tile), parts) * tile;
-    return {.parts = of_part == 0 ? 1 : static_cast<int>(ceil_div(problem.length, of_part)),
-            .part_tokens = static_cast<int>(of_part)};
+              part_tokens = ceil_div(ceil_div(problem.length, tile), parts) * tile;
+    return {.parts = part_tokens == 0 ? 1 : static_cast<int>(ceil_div(problem.length, part_tokens)),
+            .part_tokens = static_cast<int>(part_tokens)};
 }
 
-// Several blocks a row read it twice, once for the map of each part: worth it where a block a row would leave multiprocessors
-// without enough loads in flight.
+// Parts read their row twice, once for their maps. That pays if one block per row would leave SMs without enough loads in
+// flight.
 inline DiagonalParts diagonal_parts(const DiagonalProblem& problem, const jit::DeviceTraits& device,
                                     const DiagonalWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
@@ -63,7 +63,7 @@ inline DiagonalParts diagonal_parts(const DiagonalProblem& problem, const jit::D
     return parts_of_whole_tiles(problem, parts);
 }
 
-// The heuristic's own choice, then the others.
+// The heuristic's choice first, then the others.
 inline std::vector<DiagonalParts> diagonal_candidates(const DiagonalProblem& problem, const jit::DeviceTraits& device) {
     std::vector<DiagonalParts> all{diagonal_parts(problem, device)};
     for (int parts = 1; parts <= kMostDiagonalParts; parts *= 2) {
@@ -84,7 +84,7 @@ inline std::string explain_diagonal_parts(const DiagonalProblem& problem, const 
                        found.parts, found.part_tokens);
 }
 
-// What the command `tune` and ../tuned.hpp need: forward and backward are problems of one list.
+// For the command `tune`: forward and backward share one list of problems.
 struct DiagonalTuning {
     using Problem = DiagonalProblem;
     using Choice = DiagonalParts;
@@ -97,7 +97,7 @@ inline std::string explain_diagonal_parts_on(const DiagonalProblem& problem, con
     return explain_diagonal_parts(problem, device, tuned<DiagonalTuning>(device));
 }
 
-// What the Specs of the scan and of its gradients share.
+// Base of the Specs of scan/diagonal_scan and scan/diagonal_scan_backward.
 template <class Spec, class OwnConfig, class OwnArgs>
 struct DiagonalSpec {
     using Config = OwnConfig;

@@ -1,7 +1,7 @@
-// scan/diagonal_scan on the host.
+// scan/diagonal_scan on the host: its Spec.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_scan_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_plan.cuh>
 
 #include "diagonal_parts.hpp"
 

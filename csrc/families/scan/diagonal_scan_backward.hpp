@@ -1,7 +1,7 @@
-// scan/diagonal_scan_backward on the host.
+// scan/diagonal_scan_backward on the host: its Spec.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_scan_backward_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_backward_plan.cuh>
 
 #include "diagonal_parts.hpp"
 

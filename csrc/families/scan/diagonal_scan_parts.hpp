@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/scan/diagonal_scan_parts_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_parts_plan.cuh>
 
 #include "diagonal_parts.hpp"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/scan/rglru_plan.cuh>
+#include <gdn_cuda/kernels/scan/rglru/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
@@ -15,7 +15,7 @@ struct RglruProblem {
     i64 states;
 };
 
-// Everything that a choice returns.
+// All configurations that the heuristic kConfigOf returns.
 template <auto kConfigOf>
 constexpr std::array<RglruConfig, 12> every_rglru_configuration() {
     std::array<RglruConfig, 12> all{};
@@ -32,10 +32,10 @@ inline Blocks rglru_blocks(const RglruConfig& config, i64 batches, i64 channels)
 
 inline std::string explain_rglru(const RglruProblem& problem, const RglruConfig& config) {
     return fmt::format("{}, {}: tiles of {} tokens, {} a thread",
-                       problem.channels_last ? "channels are neighbours in memory, 32 channels a block"
-                                             : "tokens are neighbours in memory, one channel a block",
-                       problem.states > 1 ? fmt::format("{} states by turns", problem.states) : "one state", config.tile(),
-                       config.tokens);
+                       problem.channels_last ? "channels are contiguous in memory, 32 channels a block"
+                                             : "tokens are contiguous in memory, one channel a block",
+                       problem.states > 1 ? fmt::format("{} states one after another", problem.states) : "one state",
+                       config.tile(), config.tokens);
 }
 
 }  // namespace gdn_cuda::scan

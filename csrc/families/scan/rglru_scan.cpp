@@ -16,7 +16,7 @@ namespace {
 struct RglruCall {
     static constexpr const char* name = "rglru_scan";
     RglruScan scan;
-    std::optional<double> max_sqrt_gradient = {};  // of the backward
+    std::optional<double> max_sqrt_gradient = {};  // for the backward
 
     static void fields(auto& x, auto&& visit) {
         RglruScan::fields(x.scan, visit);
@@ -37,7 +37,7 @@ struct RglruBackwardCall {
     }
 };
 
-// Every tile ends below 2^31.
+// So that the end of the last tile is below 2^31.
 constexpr int64_t kMostTokens = (int64_t{1} << 31) - 4096;
 
 RglruTensor tensor_of(const View& view) {
@@ -157,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor> run_rglru(const RglruCall& call) {
     const Tensor out = empty_rows(call.scan.u, layout_of(prepared.u)),
                  checkpoints = torch::stable::new_empty(call.scan.A, prepared.checkpoints_shape());
     Tensor last = torch::stable::new_empty(call.scan.A, prepared.states_shape());
-    if (call.scan.cu_seqlens) torch::stable::zero_(last);  // offsets that lie may leave out sequences
+    if (call.scan.cu_seqlens) torch::stable::zero_(last);  // invalid offsets may leave out sequences
     RglruArgs& args = prepared.args;
     args.out = tensor_of(View(out));
     args.last = states_of(last);
@@ -167,26 +167,26 @@ std::tuple<Tensor, Tensor, Tensor> run_rglru(const RglruCall& call) {
     return {out, last, checkpoints};
 }
 
-// The gradients of u, delta, log A (D, N), and initial_state, which is empty where there is none.
+// Returns the gradients of u, delta, log A (D, N), and initial_state (empty if there is none).
 std::tuple<Tensor, Tensor, Tensor, Tensor> run_rglru_backward(const RglruBackwardCall& call) {
     PreparedRglruBackward prepared = prepare_rglru_backward(call);
     const PreparedRglru& forward = prepared.forward;
     const RglruScan& x = call.call.scan;
     const RglruConfig config = rglru_backward_config(forward.problem);
-    const Tensor of_u = empty_rows(x.u, layout_of(forward.u)), of_delta = empty_rows(x.u, layout_of(forward.u));
+    const Tensor du = empty_rows(x.u, layout_of(forward.u)), ddelta = empty_rows(x.u, layout_of(forward.u));
     const std::vector<int64_t> none{0}, sums_shape{forward.u.size(0), forward.u.size(1), forward.A.size(1), config.warps()};
     const Tensor sums = torch::stable::new_empty(x.A, sums_shape);
-    Tensor of_initial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);
-    if (x.cu_seqlens) torch::stable::zero_(of_initial);
+    Tensor dinitial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);
+    if (x.cu_seqlens) torch::stable::zero_(dinitial);
     RglruBackwardArgs& args = prepared.args;
-    args.of_u = tensor_of(View(of_u));
-    args.of_delta = tensor_of(View(of_delta));
-    args.of_log_A = static_cast<float*>(memory_of(sums));
-    if (x.initial_state) args.of_initial = states_of(of_initial);
+    args.du = tensor_of(View(du));
+    args.ddelta = tensor_of(View(ddelta));
+    args.dlog_A = static_cast<float*>(memory_of(sums));
+    if (x.initial_state) args.dinitial = states_of(dinitial);
     const DeviceScope scope(forward.u.device_index);
     RglruBackward::run(forward.problem, args, target_of(call.name, forward.u));
     const int64_t summed[] = {0, 3};
-    return {of_u, of_delta, torch::stable::sum(sums, torch::headeronly::IntHeaderOnlyArrayRef(summed, 2)), of_initial};
+    return {du, ddelta, torch::stable::sum(sums, torch::headeronly::IntHeaderOnlyArrayRef(summed, 2)), dinitial};
 }
 
 GDN_REGISTER(RglruCall, prepare_rglru, run_rglru)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/scan/s7_plan.cuh>
+#include <gdn_cuda/kernels/scan/s7/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

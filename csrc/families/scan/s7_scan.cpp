@@ -107,7 +107,7 @@ PreparedS7 prepare_s7_backward(const S7BackwardCall& call) {
 }
 
 // out = matrix · vector (+ bias)
-void multiply(const PreparedS7& p, bool of_input, const S7Matrix& matrix, const View& of_matrix, const View& vector,
+void multiply(const PreparedS7& p, bool of_input, const S7Matrix& matrix, const View& matrix_view, const View& vector,
               const View& bias, const View& out, const Target& target) {
     S7Product::run({p.io, of_input},
                    {.matrix = matrix,
@@ -117,11 +117,11 @@ void multiply(const PreparedS7& p, bool of_input, const S7Matrix& matrix, const 
                     .rows = p.count(out.size(1)),
                     .columns = p.count(vector.size(1)),
                     .tokens = p.count(p.L),
-                    .vectors = vectors({&of_matrix, &vector, &bias, &out})},
+                    .vectors = vectors({&matrix_view, &vector, &bias, &out})},
                    p.b, target);
 }
 
-// (out, last state, states)
+// Returns (out, last state, states).
 std::tuple<Tensor, Tensor, Tensor> run_s7(const S7Call& call) {
     const PreparedS7 p = prepare_s7(call);
     const Tensor& like = call.scan.u;
@@ -143,14 +143,14 @@ std::tuple<Tensor, Tensor, Tensor> run_s7(const S7Call& call) {
     return {out, last, states};
 }
 
-// The gradients of u, A, B, C, and of what is added to the states (b, N, L): of bias, in the states' dtype.
+// Returns the gradients of u, A, B, C, and bias (b, N, L), the latter in the states' dtype.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_s7_backward(const S7BackwardCall& call) {
     const PreparedS7 p = prepare_s7_backward(call);
     const S7Scan& scan = call.scan;
     const auto like = [](const Tensor& x) { return torch::stable::new_empty(x, x.sizes()); };
-    const Tensor of_u = like(scan.u), of_A = like(scan.A), of_B = like(scan.B), of_C = like(scan.C),
+    const Tensor du = like(scan.u), dA = like(scan.A), dB = like(scan.B), dC = like(scan.C),
                  added = torch::stable::new_empty(call.states, std::vector<int64_t>{p.b, p.N, p.L});
-    const View grad(call.grad), x(call.states), g(added), to_u(of_u), to_B(of_B), to_C(of_C),
+    const View grad(call.grad), x(call.states), g(added), du_view(du), dB_view(dB), dC_view(dC),
         grad_last = view_of(call.grad_last);
     const DeviceScope scope(p.u.device_index);
     const Target target = target_of(call.name, p.u);
@@ -160,11 +160,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_s7_backward(const S7Backw
                    .states = static_cast<float*>(x.data),
                    .grads = static_cast<float*>(g.data),
                    .grad_last = grad_last.defined() ? static_cast<const float*>(grad_last.data) : nullptr,
-                   .of_A = memory_of(of_A),
+                   .dA = memory_of(dA),
                    .rows = p.count(p.N),
                    .tokens = p.count(p.L)},
                   p.b, target);
-    multiply(p, false, transposed(matrix_of(p.B)), p.B, g, {}, to_u, target);
+    multiply(p, false, transposed(matrix_of(p.B)), p.B, g, {}, du_view, target);
     const auto outer = [&](const View& states, const View& inputs, const S7Matrix& to, const View& out) {
         S7Outer::run({p.io},
                      {.states = s7_rows_of(states),
@@ -176,9 +176,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_s7_backward(const S7Backw
                       .vectors = vectors({&states, &inputs, &out})},
                      p.b, target);
     };
-    outer(g, p.u, matrix_of(to_B), to_B);
-    outer(x, grad, transposed(matrix_of(to_C)), to_C);
-    return {of_u, of_A, of_B, of_C, added};
+    outer(g, p.u, matrix_of(dB_view), dB_view);
+    outer(x, grad, transposed(matrix_of(dC_view)), dC_view);
+    return {du, dA, dB, dC, added};
 }
 
 GDN_REGISTER(S7Call, prepare_s7, run_s7)

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
-#include "selective_cut.hpp"
+#include "selective_split.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -15,7 +15,7 @@ struct SelectiveBackwardProblem {
     Transition transition;
     bool is_complex;
     bool varies;     // both B and C
-    bool is_narrow;  // u, delta and their likes
+    bool is_narrow;  // u, delta and all tensors of their shape have 16 bits
     i64 state_size, sequences;
     i64 channels_per_span, dim;  // blocks do not cross multiples of a span
 };
@@ -51,7 +51,7 @@ inline i64 selective_backward_blocks(const SelectiveBackwardProblem& problem, co
     return problem.dim / span * ceil_div(span, config.channels_per_block());
 }
 
-// More than 16 states take lanes, not launches, where B and C vary.
+// If B and C vary, more than 16 states take more lanes; otherwise they take more launches.
 inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackwardProblem& problem) {
     const SelectiveBackwardConfig *any = nullptr, *varying = nullptr, *wide = nullptr;
     for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
@@ -62,32 +62,32 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
     if (!problem.varies || varying == nullptr) return *any;
     return problem.state_size > varying->group() ? *wide : *varying;
 }
-// A cut takes a fifth more instructions, as the gradients take many times those of the state alone, and launches as long as a
-// multiprocessor of an H200 takes for 4000 tokens of a channel.
-inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem, const CutProblem& sizes,
-                                        const jit::DeviceTraits& device, int wanted) {
-    constexpr CutCost kCost{.more = 1.2, .launches = 4000};
+// Splitting sequences costs 20 % more instructions, as the states alone take few of them, and launches worth 4,000 tokens of a
+// channel on an SM of an H200.
+inline Segments split_backward(const SelectiveBackwardProblem& problem, const SplitProblem& sizes,
+                               const jit::DeviceTraits& device, int wanted) {
+    constexpr SplitCost kCost{.more = 1.2, .launches = 4000};
     constexpr double kWaits = 2;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
-    const CutLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
-                           .resident = SelectiveBackwardConfig::kMostBlocks,
-                           .waits = kWaits,
-                           .work = SelectiveBackwardConfig::kThreads / static_cast<double>(config.lanes)};
-    return choose_cut(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);
+    const SplitLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
+                             .resident = SelectiveBackwardConfig::kMostBlocks,
+                             .waits = kWaits,
+                             .work = SelectiveBackwardConfig::kThreads / static_cast<double>(config.lanes)};
+    return choose_split(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);
 }
-inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Pieces& pieces,
+inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Segments& segments,
                                               const jit::DeviceTraits& device) {
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 passes = ceil_div(problem.state_size, config.group());
     return fmt::format(
         "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors; {}",
         config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
-        problem.sequences * pieces.count * selective_backward_blocks(problem, config), device.multiprocessors,
-        explain_pieces(pieces));
+        problem.sequences * segments.count * selective_backward_blocks(problem, config), device.multiprocessors,
+        explain_split(segments));
 }
 
-// Sums over the channels of a block: 4 bytes for each token and number of B and of C, of so many sequences at a time that they
-// stay within kMostSumsBytes, and at least one.
+// How many sequences a launch computes: the sums over the channels of a block take 4 bytes for each token and element of B and
+// of C, and stay within kMostSumsBytes, unless one sequence takes more.
 inline constexpr i64 kMostSumsBytes = i64{512} << 20;
 inline i64 sequences_at_a_time(i64 sequences, i64 bytes_of_one) {
     constexpr i64 kMostInGrid = 65535;
@@ -111,11 +111,11 @@ struct SelectiveBackward {
             config, std::make_index_sequence<kSelectiveBackwardConfigurations.size()>());
     }
 
-    static void run(const SelectiveBackwardProblem& problem, const Pieces& pieces, const Args& args, i64 sequences,
+    static void run(const SelectiveBackwardProblem& problem, const Segments& segments, const Args& args, i64 sequences,
                     const Target& target) {
         const Config config = selective_backward_config(problem);
-        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, pieces.count}, target,
-                                  [&](const auto& traits) { return explain_selective_backward(problem, pieces, traits); });
+        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, segments.count}, target,
+                                  [&](const auto& traits) { return explain_selective_backward(problem, segments, traits); });
     }
 };
 

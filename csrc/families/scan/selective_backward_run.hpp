@@ -1,14 +1,14 @@
-// The gradients of selective_scan on CUDA: memory for partial sums, and the launches of a call, split over groups of states and
-// over sequences.
+// The gradients of selective_scan on CUDA: workspace for partial sums, and a call's launches over groups of states and of
+// sequences.
 #pragma once
 
 #include <numeric>
 
-#include "selective.hpp"
 #include "selective_backward.hpp"
 #include "selective_backward_strides.hpp"
 #include "selective_backward_sums.hpp"
-#include "selective_pieces_run.hpp"
+#include "selective_prepare.hpp"
+#include "selective_segments_run.hpp"
 #include "selective_vectors.hpp"
 #include "variables.hpp"
 
@@ -20,22 +20,22 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     if (in.dim == 0) return;
     require_strides(prepared, cotangents);
     const bool packed = prepared.is_packed();
-    const i64 parts = prepared.is_complex ? 2 : 1, of_B = in.B.varies ? in.dim / in.B.groups : in.dim,
-              of_C = in.C.varies ? in.dim / in.C.groups : in.dim;
+    const i64 parts = prepared.is_complex ? 2 : 1, channels_per_B_group = in.B.varies ? in.dim / in.B.groups : in.dim,
+              channels_per_C_group = in.C.varies ? in.dim / in.C.groups : in.dim;
     const SelectiveBackwardProblem problem{.transition = transition_of(prepared.discretization),
                                            .is_complex = prepared.is_complex,
                                            .varies = in.B.varies && in.C.varies,
                                            .is_narrow = prepared.io != DType::f32,
                                            .state_size = in.state_size,
                                            .sequences = in.sequences,
-                                           .channels_per_span = std::gcd(of_B, of_C),
+                                           .channels_per_span = std::gcd(channels_per_B_group, channels_per_C_group),
                                            .dim = in.dim};
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 blocks = selective_backward_blocks(problem, config), columns = config.columns();
-    // Of one row of the batch.
-    const i64 sums_of_row = blocks * in.length * columns, varying = (in.B.varies ? 1 : 0) + (in.C.varies ? 1 : 0);
+    // For one row of the batch.
+    const i64 sums_per_row = blocks * in.length * columns, varying = (in.B.varies ? 1 : 0) + (in.C.varies ? 1 : 0);
     const i64 at_a_time =
-        sequences_at_a_time(in.sequences, packed ? 0 : varying * sums_of_row * static_cast<i64>(sizeof(float)));
+        sequences_at_a_time(in.sequences, packed ? 0 : varying * sums_per_row * static_cast<i64>(sizeof(float)));
     const i64 rows = packed ? 1 : at_a_time;
 
     const bool along_tokens = prepared.layout == Layout::tokens;
@@ -46,8 +46,8 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     for (const Coefficients* x : {&in.B, &in.C}) coefficients_are_vectors &= !x->varies || has_vectors(*x, packed);
 
     CallMemory memory(like);
-    const Pieces pieces =
-        selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal), kPiecesVariable.value());
+    const Segments segments =
+        split_backward(problem, split_problem(prepared), jit::device_traits(target.ordinal), kSegmentsVariable.value());
     SelectivePiecesArgs reversed{.in = in,
                                  .reverse = true,
                                  .io = prepared.io,
@@ -56,10 +56,10 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                  .rows_are_aligned = rows_are_vectors,
                                  .coefficients_are_aligned = has_vectors(in.C, packed),
                                  .span = static_cast<int>(problem.channels_per_span),
-                                 .pieces = pieces};
-    reversed.in.u = cotangents.out, reversed.in.B = with_neighbours(in.C, in.state_size);
+                                 .segments = segments};
+    reversed.in.u = cotangents.out, reversed.in.B = with_unit_stride(in.C, in.state_size);
     if (problem.transition == Transition::rglru && !in.B.varies) reversed.gain = in.B;
-    const void* behind_pieces = states_before_pieces(prepared, cotangents.last_state, reversed, memory, target);
+    const void* gradients_after_segments = states_before_segments(prepared, cotangents.last_state, reversed, memory, target);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,
                                .input_times_delta = prepared.discretization != Discretization::dirac,
@@ -68,25 +68,25 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                .coefficients_are_vectors = coefficients_are_vectors,
                                .grad_out = cotangents.out,
                                .states = cotangents.states,
-                               .grad_last_state = behind_pieces,
+                               .grad_last_state = gradients_after_segments,
                                .du = to.u,
                                .ddelta = to.delta,
                                .dz = to.z,
                                .ddelta_a = to.delta_a,
                                .dinitial_state = to.initial_state,
-                               .pieces = pieces,
+                               .segments = segments,
                                .chunks = prepared.chunks(),
                                .channels_per_span = static_cast<int>(problem.channels_per_span)};
-    const i64 rows_of_sums = static_cast<i64>(pieces.count) * in.sequences,
+    const i64 rows_of_sums = static_cast<i64>(segments.count) * in.sequences,
               poles = rows_of_sums * in.dim * in.state_size * parts, channels = rows_of_sums * in.dim;
     args.dA = memory.floats(poles);
     if (!in.B.varies) args.dB_constant = memory.floats(poles);
     if (!in.C.varies) args.dC_constant = memory.floats(poles);
     if (to.D != nullptr) args.dD = memory.floats(channels);
     if (to.delta_bias != nullptr) args.ddelta_bias = memory.floats(channels);
-    // Tokens that belong to no packed sequence are zeros.
-    if (in.B.varies) args.dB = memory.floats(rows * sums_of_row, packed);
-    if (in.C.varies) args.dC = memory.floats(rows * sums_of_row, packed);
+    // Zeroed for packed sequences, as some tokens may belong to none.
+    if (in.B.varies) args.dB = memory.floats(rows * sums_per_row, packed);
+    if (in.C.varies) args.dC = memory.floats(rows * sums_per_row, packed);
     if (in.state_size > config.group()) args.earlier = memory.floats(i64{4} * in.batch * in.dim * in.length, packed);
     args.partials_B = static_cast<int>(in.B.varies ? blocks / in.B.groups : 1);
     args.partials_C = static_cast<int>(in.C.varies ? blocks / in.C.groups : 1);
@@ -101,8 +101,8 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
             args.first_sequence = static_cast<int>(first);
             args.rows = static_cast<int>(packed ? 1 : sequences);
             args.first_row = static_cast<int>(packed ? 0 : first);
-            SelectiveBackward::run(problem, pieces, args, sequences, target);
-            if (packed && first + sequences < in.sequences) continue;  // other sequences are in the same row
+            SelectiveBackward::run(problem, segments, args, sequences, target);
+            if (packed && first + sequences < in.sequences) continue;  // later sequences add to the same row
             SelectiveBackwardSumsArgs sums;
             const auto varying_sums = [&](const float* from, const Coefficients& gradient, int partials) {
                 Coefficients part = gradient;

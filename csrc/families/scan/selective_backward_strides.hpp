@@ -1,13 +1,13 @@
-// The strides that scan/selective_backward takes.
+// Checks the strides of scan/selective_backward's tensors.
 #pragma once
 
 #include <algorithm>
 
-#include "selective.hpp"
+#include "selective_prepare.hpp"
 
 namespace gdn_cuda::scan {
 
-// The kernel counts strides in bytes, in 32 bits.
+// The kernel has strides in bytes, as 32-bit integers.
 inline void require_strides(const PreparedSelective& prepared, const SelectiveCotangents& cotangents) {
     const Checks check{"selective_scan_backward"};
     constexpr i64 kMost = (i64{1} << 32) - 1;
@@ -19,10 +19,10 @@ inline void require_strides(const PreparedSelective& prepared, const SelectiveCo
         require(argument, std::max(x.channel, x.token), bytes_of(prepared.io));
     };
     rows("u", in.u), rows("delta", in.delta), rows("z", in.z), rows("delta_a", in.delta_a), rows("grad_out", cotangents.out);
-    const auto numbers = [&](const char* argument, const Coefficients& x) {
+    const auto coefficients = [&](const char* argument, const Coefficients& x) {
         if (x.varies) require(argument, std::max({x.token, x.n, x.pair}), bytes_of(x.type));
     };
-    numbers("B", in.B), numbers("C", in.C);
+    coefficients("B", in.B), coefficients("C", in.C);
 }
 
 }  // namespace gdn_cuda::scan

@@ -1,4 +1,4 @@
-// scan/selective_backward_sums on the host.
+// scan/selective_backward_sums on the host: its Spec.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct SelectiveBackwardSums {
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config&) { return 0; }
 
-    // Blocks for the largest of the gradients; a thread of a large one makes several sums.
+    // Blocks for the largest gradient; beyond kMost, a thread computes several sums.
     static i64 blocks(const Args& args) {
         constexpr i64 kMost = 1 << 16;
         i64 most = 0;

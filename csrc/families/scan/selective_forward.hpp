@@ -9,16 +9,16 @@
 #include "../../launch/spec.hpp"
 #include "../../launch/tuned.hpp"
 #include "../../launch/winners.hpp"
-#include "selective_cut.hpp"
+#include "selective_split.hpp"
 
 namespace gdn_cuda::scan {
 
 struct SelectiveForwardProblem {
     Transition transition;
     bool is_complex;
-    bool is_narrow;  // u, delta, z, delta_a, B and C
+    bool is_narrow;  // u, delta, z, delta_a, and varying B and C have 16 bits
     int states;
-    i64 channels;  // of all sequences
+    i64 channels;  // over all sequences
 
     constexpr bool operator==(const SelectiveForwardProblem&) const = default;
 
@@ -37,12 +37,12 @@ inline constexpr std::array kSelectiveForwardConfigurations = [] {
         SelectiveForwardConfig{zoh, true, false, 2, 8},          SelectiveForwardConfig{bilinear, true, false, 2, 8}};
 }();
 
-// Four states a lane take fewer instructions, eight lanes a channel make twice as many warps. A winner is for any number of
-// tokens, and so of pieces.
-inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int pieces, int multiprocessors,
-                                                       const SelectiveForwardWinners* winners = nullptr) {
+// Four states per lane take fewer instructions; eight lanes per channel give twice as many warps. A tuned winner holds for any
+// number of tokens, and so of segments.
+inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int segments,
+                                                       int multiprocessors, const SelectiveForwardWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
-    const bool many = problem.channels * pieces >= i64{multiprocessors} * 64;
+    const bool many = problem.channels * segments >= i64{multiprocessors} * 64;
     const bool is_exponential = problem.transition == Transition::exponential;
     const bool is_wide = is_exponential && !problem.is_complex && many;
     return {.transition = problem.transition,
@@ -51,7 +51,7 @@ inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardPro
             .states = is_wide ? 4 : 2,
             .lanes = is_wide ? 4 : 8};
 }
-// The heuristic's own choice, then the others.
+// The heuristic's choice first, then the others.
 inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const SelectiveForwardProblem& problem,
                                                                         const jit::DeviceTraits& device) {
     std::vector<SelectiveForwardConfig> all{selective_forward_config(problem, 1, device.multiprocessors)};
@@ -62,33 +62,33 @@ inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const Se
             all.push_back(config);
     return all;
 }
-inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, int pieces,
+inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, int segments,
                                              const jit::DeviceTraits& device, const SelectiveForwardWinners* winners) {
     if (const auto* winner = find(winners, problem)) return explain(*winner);
-    const SelectiveForwardConfig config = selective_forward_config(problem, pieces, device.multiprocessors);
-    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel", problem.channels * pieces,
+    const SelectiveForwardConfig config = selective_forward_config(problem, segments, device.multiprocessors);
+    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel", problem.channels * segments,
                        device.multiprocessors, config.states, config.lanes);
 }
 
-// Of one sequence, or of a piece of it. `span`: channels that share a group of B and one of C.
+// Blocks for one sequence or segment. `span`: consecutive channels that read the same groups of B and C.
 inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int dim, int span) {
     return i64{dim} / span * ceil_div(span, config.channels());
 }
-// With a cut a token takes 1.5 times as long, as it is walked twice, and there are 8 µs of launches, in which a multiprocessor
-// of an H200 walks 12000 tokens of a channel. So a cut pays only where most of the GPU would be idle, for long.
-// benchmarks/scan_pieces.py measures what these constants come from.
-inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, int dim, int span,
-                                       const jit::DeviceTraits& device, int wanted) {
-    constexpr CutCost kCost{.more = 1.5, .launches = 12000};
-    constexpr double kWaits = 1.5, kWorkOfManyLanes = 1.2;
+// If sequences are split, a token takes 1.5 times as long, as its recurrence is computed twice, and two more launches take 8
+// µs, in which an SM of an H200 computes 12,000 tokens of a channel. So splitting pays only if most of the GPU would be idle,
+// for long. benchmarks/scan_pieces.py has the measurements for these constants.
+inline Segments split_forward(const SelectiveForwardProblem& problem, const SplitProblem& sizes, int dim, int span,
+                              const jit::DeviceTraits& device, int wanted) {
+    constexpr SplitCost kCost{.more = 1.5, .launches = 12000};
+    constexpr double kWaits = 1.5, kEightLanesWork = 1.2;
     const auto launch = [&](int parts) {
         const SelectiveForwardConfig config = selective_forward_config(problem, parts, device.multiprocessors);
-        return CutLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
-                         .resident = config.blocks_per_multiprocessor(device.capability),
-                         .waits = kWaits,
-                         .work = config.channels() * (config.lanes == 8 ? kWorkOfManyLanes : 1)};
+        return SplitLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
+                           .resident = config.blocks_per_multiprocessor(device.capability),
+                           .waits = kWaits,
+                           .work = config.channels() * (config.lanes == 8 ? kEightLanesWork : 1)};
     };
-    return choose_cut(sizes, launch, device.multiprocessors, kCost, wanted);
+    return choose_split(sizes, launch, device.multiprocessors, kCost, wanted);
 }
 
 struct SelectiveForwardTuning {
@@ -107,7 +107,7 @@ struct SelectiveForward {
     using Args = SelectiveForwardArgs;
     static constexpr const char *family = "scan", *name = "selective_forward", *config_type = "SelectiveForwardConfig",
                                 *args_type = "SelectiveForwardArgs";
-    static constexpr const char* summary = "selective scan, its states walked in registers";
+    static constexpr const char* summary = "selective scan, its states in registers";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -120,13 +120,14 @@ struct SelectiveForward {
 
     static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const Config config =
-            selective_forward_config(problem, args.pieces.count, device.multiprocessors, tuned<SelectiveForwardTuning>(device));
+        const Config config = selective_forward_config(problem, args.segments.count, device.multiprocessors,
+                                                       tuned<SelectiveForwardTuning>(device));
         const i64 blocks = selective_forward_blocks(config, args.in.dim, args.span) * args.in.sequences;
-        launch<SelectiveForward>(config, args, {blocks, args.pieces.count, 1}, target, [&](const auto& of) {
-            return fmt::format("{}; {}",
-                               explain_selective_forward(problem, args.pieces.count, of, tuned<SelectiveForwardTuning>(of)),
-                               explain_pieces(args.pieces));
+        launch<SelectiveForward>(config, args, {blocks, args.segments.count, 1}, target, [&](const auto& traits) {
+            return fmt::format(
+                "{}; {}",
+                explain_selective_forward(problem, args.segments.count, traits, tuned<SelectiveForwardTuning>(traits)),
+                explain_split(args.segments));
         });
     }
 };

@@ -1,11 +1,11 @@
-// selective_scan on CUDA: how its kernels read the tensors of a call, and the launches.
+// selective_scan on CUDA: kernel arguments and launches.
 #pragma once
 
 #include <numeric>
 
-#include "selective.hpp"
 #include "selective_forward.hpp"
-#include "selective_pieces_run.hpp"
+#include "selective_prepare.hpp"
+#include "selective_segments_run.hpp"
 #include "selective_vectors.hpp"
 #include "variables.hpp"
 
@@ -14,7 +14,7 @@ namespace gdn_cuda::scan {
 inline void run_selective_forward(const PreparedSelective& prepared, const SelectiveResults& results, const Target& target,
                                   const Tensor& like) {
     SelectiveInputs in = prepared.inputs;
-    in.B = with_neighbours(in.B, in.state_size), in.C = with_neighbours(in.C, in.state_size);
+    in.B = with_unit_stride(in.B, in.state_size), in.C = with_unit_stride(in.C, in.state_size);
     if (in.dim == 0 || in.sequences == 0) return;
     const bool along_tokens = prepared.layout == Layout::tokens, packed = prepared.is_packed();
     const auto is_narrow = [](const Coefficients& x) { return !x.varies || x.type != DType::f32; };
@@ -28,32 +28,32 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                           .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
                                           .states = in.state_size,
                                           .channels = i64{in.sequences} * in.dim};
-    const Pieces pieces = selective_forward_pieces(problem, cut_problem(prepared), in.dim, span,
-                                                   jit::device_traits(target.ordinal), kPiecesVariable.value());
+    const Segments segments = split_forward(problem, split_problem(prepared), in.dim, span, jit::device_traits(target.ordinal),
+                                            kSegmentsVariable.value());
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,
                               .last_state = results.last_state,
                               .states = results.states,
                               .chunks = prepared.chunks(),
-                              .pieces = pieces,
+                              .segments = segments,
                               .io = prepared.io,
                               .input_times_delta = prepared.discretization == Discretization::mamba,
                               .along_tokens = along_tokens,
                               .rows_are_aligned = rows_are_aligned,
                               .coefficients_are_aligned = has_vectors(in.B, packed) && has_vectors(in.C, packed),
                               .span = span};
-    args.in.initial_state = states_before_pieces(prepared, in.initial_state,
-                                                 {.in = in,
-                                                  .io = prepared.io,
-                                                  .input_times_delta = args.input_times_delta,
-                                                  .along_tokens = along_tokens,
-                                                  .rows_are_aligned = rows_are_aligned,
-                                                  .coefficients_are_aligned = has_vectors(in.B, packed),
-                                                  .span = span,
-                                                  .pieces = pieces},
-                                                 memory, target);
-    args.running = pieces.count == 1 ? results.last_state : const_cast<void*>(args.in.initial_state);
+    args.in.initial_state = states_before_segments(prepared, in.initial_state,
+                                                   {.in = in,
+                                                    .io = prepared.io,
+                                                    .input_times_delta = args.input_times_delta,
+                                                    .along_tokens = along_tokens,
+                                                    .rows_are_aligned = rows_are_aligned,
+                                                    .coefficients_are_aligned = has_vectors(in.B, packed),
+                                                    .span = span,
+                                                    .segments = segments},
+                                                   memory, target);
+    args.running = segments.count == 1 ? results.last_state : const_cast<void*>(args.in.initial_state);
     SelectiveForward::run(problem, args, target);
 }
 

@@ -30,7 +30,7 @@ struct SelectivePieces {
     static constexpr const char *family = "scan", *name = "selective_pieces", *config_type = "SelectivePiecesConfig",
                                 *args_type = "SelectivePiecesArgs";
     static constexpr const char* summary =
-        "what pieces of long sequences do to a state, before scan/selective_forward and _backward";
+        "maps of the segments of split sequences, before scan/selective_forward and _backward";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -41,15 +41,15 @@ struct SelectivePieces {
             config, std::make_index_sequence<kSelectivePiecesConfigurations.size()>());
     }
 
-    // Of every piece but the one that is walked last.
+    // Computes the maps of all segments but the one computed last.
     static void run(Transition transition, bool is_complex, Args args, const Target& target) {
         const Config config = selective_pieces_config(transition, is_complex);
         args.groups = static_cast<int>(ceil_div(args.in.state_size, config.group()));
         const i64 blocks = args.in.dim / args.span * ceil_div(args.span, config.channels());
         launch<SelectivePieces>(
-            config, args, {blocks * args.groups * args.in.sequences, args.pieces.count - 1, 1}, target, [&](const auto&) {
-                return fmt::format("{} of {} pieces, {}: {} channels and {} states a block", args.pieces.count - 1,
-                                   args.pieces.count, args.reverse ? "in reverse" : "forward", config.channels(),
+            config, args, {blocks * args.groups * args.in.sequences, args.segments.count - 1, 1}, target, [&](const auto&) {
+                return fmt::format("{} of {} segments, {}: {} channels and {} states a block", args.segments.count - 1,
+                                   args.segments.count, args.reverse ? "in reverse" : "forward", config.channels(),
                                    config.group());
             });
     }

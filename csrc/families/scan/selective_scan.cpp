@@ -1,14 +1,14 @@
-// selective_scan and its backward: allocation, and the calls of their kernels.
+// selective_scan and its backward: allocations and launches.
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <tuple>
 
 #include "../../operators/operator.hpp"
-#include "selective.hpp"
+#include "../common/transposed.hpp"
 #include "selective_backward_run.hpp"
 #include "selective_forward_run.hpp"
-#include "transposed.hpp"
+#include "selective_prepare.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -39,7 +39,7 @@ struct SelectiveScanBackwardCall {
 };
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// ---- Copies of what kernels cannot read where it lies
+// ---- Copies of tensors whose strides the kernels cannot read
 
 Tensor dense(const Tensor& x) {
     return torch::stable::contiguous(x);
@@ -50,7 +50,7 @@ std::vector<int64_t> sizes_of(const View& view) {
 Tensor readable_rows(const Tensor& rows, Layout layout, const Target& target) {
     const View view(rows);
     if (kernels_can_read_rows(view, layout)) return rows;
-    if (view.strides[layout == Layout::tokens ? 1 : 2] == 1) return transposed(rows, layout, target);
+    if (view.strides[layout == Layout::tokens ? 1 : 2] == 1) return common::transposed(rows, layout, target);
     if (layout == Layout::tokens) return dense(rows);
     return torch::stable::transpose(dense(torch::stable::transpose(rows, 1, 2)), 1, 2);
 }
@@ -68,8 +68,8 @@ SelectiveScan readable(SelectiveScan x, const PreparedSelective& prepared, const
     return x;
 }
 
-// From C++, tensors come as they are; complex ones may be marked as conjugates, which kernels do not see.
-SelectiveScan with_plain_numbers(SelectiveScan x) {
+// A C++ caller's complex tensors may have torch's conjugate bit, which kernels ignore.
+SelectiveScan without_conjugate_bits(SelectiveScan x) {
     if (x.A->scalar_type() == ScalarType::ComplexFloat) apply(plain_on_cuda, {&x.A, &x.B, &x.C, &x.initial_state});
     return x;
 }
@@ -121,9 +121,9 @@ ScanResults run_scan(const SelectiveScanCall& call) {
     const DeviceScope scope(prepared.u.device_index);
     const Target target = target_of(call.name, prepared.u);
     const SelectiveScanCall copied{readable(call.scan, prepared, target), call.keep_states};
-    PreparedSelective of_copies = prepare_scan(copied);
-    of_copies.layout = prepared.layout;
-    return launch_scan(copied, of_copies);
+    PreparedSelective copies = prepare_scan(copied);
+    copies.layout = prepared.layout;
+    return launch_scan(copied, copies);
 }
 
 // ---- Backward
@@ -163,17 +163,17 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
     const Tensor& like = x.u;
     const auto none = [&] { return torch::stable::new_empty(like, {0}); };
     SelectiveGradients to{};
-    const auto rows = [&](const OptionalTensor& of, ChannelRows& into) {
-        if (!of) return none();
-        const Tensor made = empty_rows(*of, prepared.scan.layout);
+    const auto rows = [&](const OptionalTensor& x, ChannelRows& into) {
+        if (!x) return none();
+        const Tensor made = empty_rows(*x, prepared.scan.layout);
         into = written_rows(made, prepared.scan);
         return made;
     };
     const bool nothing_to_sum = prepared.scan.inputs.dim == 0 || prepared.scan.inputs.sequences == 0;
-    // Contiguous, as the argument; read as the argument is.
-    const auto coefficients = [&](const Tensor& of, const Coefficients& as, Coefficients& into) {
-        const View view(of);
-        Tensor made = torch::stable::new_empty(of, sizes_of(view));
+    // A gradient with the argument's sizes, contiguous, described as the argument is.
+    const auto coefficients = [&](const Tensor& x, const Coefficients& as, Coefficients& into) {
+        const View view(x);
+        Tensor made = torch::stable::new_empty(x, sizes_of(view));
         if (nothing_to_sum) torch::stable::zero_(made);
         const int64_t reals = is_complex(*dtype_of(view)) ? 2 : 1, pair = prepared.scan.is_complex;
         const int64_t last = view.size(-1) * reals, n = view.size(-2);
@@ -191,9 +191,9 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
         }
         return made;
     };
-    const auto per_channel = [&](const OptionalTensor& of, float*& into) {
-        if (!of) return none();
-        const Tensor made = torch::stable::new_empty(*of, sizes_of(View(*of)));
+    const auto per_channel = [&](const OptionalTensor& x, float*& into) {
+        if (!x) return none();
+        const Tensor made = torch::stable::new_empty(*x, sizes_of(View(*x)));
         into = static_cast<float*>(memory_of(made));
         return made;
     };
@@ -218,9 +218,9 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
     SelectiveScanBackwardCall copied{readable_rows(call.grad_out, prepared.scan.layout, target), call.grad_last_state,
                                      readable(call.scan, prepared.scan, target), dense(call.states)};
     apply(dense, {&copied.grad_last_state});
-    PreparedBackward of_copies = prepare_backward(copied);
-    of_copies.scan.layout = prepared.scan.layout;
-    return launch_backward(copied, of_copies);
+    PreparedBackward copies = prepare_backward(copied);
+    copies.scan.layout = prepared.scan.layout;
+    return launch_backward(copied, copies);
 }
 
 GDN_REGISTER(SelectiveScanCall, prepare_scan, run_scan)
@@ -235,7 +235,7 @@ std::tuple<Tensor, Tensor> selective_scan(const SelectiveScan& x) {
     using namespace scan;
     require_given("selective_scan", x);
     const auto [out, last_state, states] =
-        call<SelectiveScanCall, run_scan>({.scan = with_plain_numbers(x), .keep_states = false});
+        call<SelectiveScanCall, run_scan>({.scan = without_conjugate_bits(x), .keep_states = false});
     return {out, last_state};
 }
 

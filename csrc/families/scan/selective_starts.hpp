@@ -1,4 +1,4 @@
-// scan/selective_starts on the host.
+// scan/selective_starts on the host: its Spec.
 #pragma once
 
 #include <array>
@@ -13,7 +13,8 @@ struct SelectiveStarts {
     using Args = SelectiveStartsArgs;
     static constexpr const char *family = "scan", *name = "selective_starts", *config_type = "SelectiveStartsConfig",
                                 *args_type = "SelectiveStartsArgs";
-    static constexpr const char* summary = "states before the pieces of long sequences, from scan/selective_pieces";
+    static constexpr const char* summary =
+        "states before the segments of split sequences, from the maps of scan/selective_pieces";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -23,8 +24,9 @@ struct SelectiveStarts {
     static int shared_bytes(const Config&) { return 0; }
 
     static void run(bool is_complex, const Args& args, const Target& target) {
-        launch<SelectiveStarts>({is_complex}, args, {ceil_div(args.sequences * args.states, Config::kThreads), 1, 1}, target,
-                                [&](const auto&) { return fmt::format("{} pieces, one thread a state", args.pieces.count); });
+        launch<SelectiveStarts>(
+            {is_complex}, args, {ceil_div(args.sequences * args.states, Config::kThreads), 1, 1}, target,
+            [&](const auto&) { return fmt::format("{} segments, one thread a state", args.segments.count); });
     }
 };
 

@@ -1,4 +1,4 @@
-// selective_state_update: one token or several of a selective scan, from and to slots of a pool of states.
+// selective_state_update: one or several tokens of a selective scan, with states in slots of a pool.
 #include <algorithm>
 #include <gdn_cuda/scan.hpp>
 
@@ -16,20 +16,20 @@ struct PreparedStep {
     SelectiveStepArgs args{};
 };
 
-// Ranks alone say what there is: of `state` whether there are heads, of x then whether there are tokens, and of B and C, each
-// on its own, whether there are groups.
+// The ranks determine the layout: that of `state` whether there are heads, then that of x whether there are tokens, and those
+// of B and C, each by itself, whether there are groups.
 struct Layout {
     Checks check;
     View state, x;
     bool heads, tokens;
 
-    int64_t of_heads() const { return heads ? state.size(1) : 1; }
-    int64_t of_tokens() const { return tokens ? x.size(1) : 1; }
-    // Strides in bytes; `middle` is that of heads or groups.
+    int64_t head_count() const { return heads ? state.size(1) : 1; }
+    int64_t token_count() const { return tokens ? x.size(1) : 1; }
+    // Strides in bytes; `middle` is the stride of heads or groups.
     template <class Tensor>
-    Tensor walked(const View& view, int64_t middle) const {
+    Tensor with_strides(const View& view, int64_t middle) const {
         const int64_t bytes = bytes_of(*dtype_of(view));
-        return {tagged(view), view.stride(0) * bytes, view.stride(of_tokens() > 1 ? 1 : 0) * bytes, middle * bytes,
+        return {tagged(view), view.stride(0) * bytes, view.stride(token_count() > 1 ? 1 : 0) * bytes, middle * bytes,
                 view.stride(-1) * bytes};
     }
 
@@ -45,7 +45,7 @@ struct Layout {
         if (!view.defined()) return {};
         shape(argument, view, x, "x");
         common(argument, view, {DType::f32, DType::bf16, DType::f16});
-        return walked<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0);
+        return with_strides<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0);
     }
     SelectiveStepArgs::PerRow per_row(const char* argument, const View& view) const {
         if (!view.defined()) return {};
@@ -74,11 +74,11 @@ struct Layout {
         GDN_REQUIRE(check, groups >= 1 && divided % groups == 0, argument,
                     fmt::format("a number of groups that divides the {} {}", divided, heads ? "heads" : "channels"),
                     fmt::format("{}", groups));
-        return walked<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
+        return with_strides<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
     }
 };
 
-// From the first byte of a tensor to behind its last one.
+// Bytes from the first to the last element of a tensor, inclusive.
 i64 bytes_spanned(const View& view) {
     i64 last = 0;
     for (int d = 0; d < view.rank; ++d) last += (view.size(d) - 1) * view.stride(d);
@@ -160,12 +160,12 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     check.distinct("out", out);
     args.out = layout.by_row("out", out);
 
-    const int64_t rows = layout.of_heads() * state.size(-2);
+    const int64_t rows = layout.head_count() * state.size(-2);
     args.discretization = arguments.discretization;
     args.softplus = arguments.dt_softplus;
-    args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.of_tokens()));
-    args.tokens = check.count("x", "tokens", layout.of_tokens(), kMaxTokens);
-    args.heads = check.count("state", "heads", layout.of_heads());
+    args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.token_count()));
+    args.tokens = check.count("x", "tokens", layout.token_count(), kMaxTokens);
+    args.heads = check.count("state", "heads", layout.head_count());
     args.dim = check.count("state", "channels", state.size(-2));
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
     args.columns = static_cast<int>(state.size(-1));
@@ -245,7 +245,7 @@ Tensor selective_state_update(const SelectiveStateUpdate& x) {
     if (x.A->scalar_type() != ScalarType::ComplexFloat) {
         call<SelectiveStateUpdate, scan::run_step>(x);
     } else {
-        SelectiveStateUpdate arguments = x;  // torch marks conjugate views, which kernels do not see
+        SelectiveStateUpdate arguments = x;  // torch's conjugate bit, which kernels ignore, is resolved
         for (Given* const each : {&arguments.A, &arguments.B, &arguments.C}) each->emplace(plain_on_cuda(*each));
         call<SelectiveStateUpdate, scan::run_step>(arguments);
     }

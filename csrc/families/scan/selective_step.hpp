@@ -1,10 +1,11 @@
-// Host side of scan/selective_step and scan/selective_step_direct: which of them, configuration and launch.
+// scan/selective_step and scan/selective_step_direct on the host: which of them runs a problem, its configuration, and the
+// launch.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <gdn_cuda/kernels/scan/selective_step_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/plan.cuh>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,9 @@ struct SelectiveStepProblem {
     int groups, group_rows;
     int columns;  // N
     DType state;
-    bool aligned;  // rows consist of 16-byte units, and start on them
-    bool near;     // no tensor but the states extends over 2^31 bytes, and a sequence's slot keeps its last state
-    bool plain;    // SelectiveStepArgs::plain
+    bool aligned;  // rows consist of 16-byte units and are aligned to them
+    bool near;   // no tensor but the states spans 2^31 bytes or more, and only the last state is stored, in the sequence's slot
+    bool plain;  // SelectiveStepArgs::plain
 
     constexpr bool operator==(const SelectiveStepProblem&) const = default;
 
@@ -32,19 +33,20 @@ struct SelectiveStepProblem {
 
 struct SelectiveStepChoice {
     SelectiveStepConfig config;
-    int lanes;            // of a row
-    int block_sequences;  // sequences a block takes
-    bool direct = false;  // scan/selective_step_direct, which takes one
+    int lanes;            // per row
+    int block_sequences;  // sequences per block
+    bool direct = false;  // scan/selective_step_direct, with one sequence per block
 
     int rows() const { return SelectiveStepConfig::threads() / lanes; }
 
     constexpr bool operator==(const SelectiveStepChoice&) const = default;
 
-    GDN_FIELDS(lanes, block_sequences, direct)  // the configuration follows from the problem
+    GDN_FIELDS(lanes, block_sequences, direct)  // the problem determines the configuration
 };
 using SelectiveStepWinners = Winners<SelectiveStepProblem, SelectiveStepChoice>;
 
-// Long rows have more numbers a lane, as what a lane does for a row counts; a row's lanes still take at least 64 bytes at once.
+// Long rows have more elements per lane, which amortises a lane's work per row; a row's lanes still access at least 64
+// contiguous bytes.
 constexpr SelectiveStepConfig selective_step_config(DType state, bool aligned, int columns) {
     if (!aligned) return {.state = state, .vector = 1, .vectors = kMaxStates / 32};
     const int vector = 16 / bytes_of(state);
@@ -60,30 +62,30 @@ inline i64 selective_step_blocks_in_all(const SelectiveStepProblem& problem, con
     return blocks[0] * blocks[1] * blocks[2];
 }
 
-// Up to so many blocks a multiprocessor, scan/selective_step_direct is the faster kernel, as measured. More in a plain call,
-// which takes few instructions; fewer of 16-bit states, which have half the bytes for as many instructions.
+// Up to how many blocks per SM scan/selective_step_direct is the faster kernel, as measured. More for plain calls, which take
+// few instructions; fewer for 16-bit states, which have half the bytes for as many instructions.
 constexpr i64 most_direct_blocks(const SelectiveStepProblem& problem, const SelectiveStepConfig& config) {
     if (!problem.plain) return 10;
     if (bytes_of(problem.state) == 2) return 40;
     return config.vectors == 1 ? 80 : 120;
 }
 
-// Sequences that a block of scan/selective_step takes at most. Of long 16-bit rows, a full GPU is up to 12 % faster with fewer.
+// Most sequences per block of scan/selective_step. With long 16-bit rows, a full GPU is up to 12 % faster with fewer.
 constexpr int most_block_sequences(const SelectiveStepConfig& config, i64 blocks_of_one, int multiprocessors) {
-    constexpr int kOfLongRows = 8;
-    constexpr i64 kFull = 30;  // blocks a multiprocessor, as measured
-    const bool full = blocks_of_one >= kFull * kOfLongRows * multiprocessors;
-    return bytes_of(config.state) == 2 && config.vectors > 1 && full ? kOfLongRows : SelectiveStepConfig::most_sequences();
+    constexpr int kLongRows = 8;
+    constexpr i64 kFull = 30;  // blocks per SM, as measured
+    const bool full = blocks_of_one >= kFull * kLongRows * multiprocessors;
+    return bytes_of(config.state) == 2 && config.vectors > 1 && full ? kLongRows : SelectiveStepConfig::most_sequences();
 }
 
-// With few blocks latency bounds a step: the direct kernel. Otherwise a block takes as many sequences as leave the GPU full
-// once: they share A, and what later ones need is loaded while others are computed.
+// With few blocks latency is the bound, so the direct kernel runs. Otherwise a block has as many sequences as still fill the
+// GPU once: they share A, and loads of later ones overlap the computation of earlier ones.
 inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
                                                  const SelectiveStepWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
-    constexpr i64 kBlocks = 7;  // that fill two multiprocessors
+    constexpr i64 kBlocks = 7;  // that fill two SMs
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
-    // Where a lane has several vectors of a row, none of them is empty.
+    // If a lane has several vectors of a row, none of them is empty.
     const auto units = static_cast<unsigned>(ceil_div(problem.columns, problem.aligned ? config.elements() : 1));
     SelectiveStepChoice choice{config, std::clamp(static_cast<int>(std::bit_ceil(units)), config.fewest_lanes(), 32), 1};
     if (problem.tokens > 1) return choice;
@@ -102,13 +104,13 @@ inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& pro
     return choice;
 }
 
-// What a grid holds, in as many blocks as the choice may need.
+// Most sequences that fit a grid with the fewest items per block.
 constexpr i64 most_sequences(i64 tokens) {
     constexpr int kFewestItems = 4;
     return kMostBlocks[2] * (tokens > 1 ? 1 : kFewestItems);
 }
 
-// The heuristic's own choice, then scan/selective_step with other numbers of sequences a block, and the direct kernel.
+// The heuristic's choice first, then scan/selective_step with other numbers of sequences per block, and the direct kernel.
 inline std::vector<SelectiveStepChoice> selective_step_candidates(const SelectiveStepProblem& problem,
                                                                   const jit::DeviceTraits& device) {
     const SelectiveStepChoice own = selective_step_choice(problem, device);
@@ -133,7 +135,7 @@ inline std::string explain_selective_step(const SelectiveStepProblem& problem, c
     const SelectiveStepChoice choice = selective_step_choice(problem, device);
     const std::string access =
         problem.aligned ? fmt::format("{} bytes of a row a lane, {} lanes a row", 16 * choice.config.vectors, choice.lanes)
-                        : fmt::format("rows not in whole 16-byte units: one number a lane, {} lanes a row", choice.lanes);
+                        : fmt::format("rows not in whole 16-byte units: one element a lane, {} lanes a row", choice.lanes);
     if (problem.tokens > 1) return fmt::format("{}; {} tokens of one sequence a block", access, problem.tokens);
     if (choice.direct) return fmt::format("{}; few blocks, all loads at once: latency counts", access);
     return choice.block_sequences > 1
@@ -198,8 +200,8 @@ struct SelectiveStep {
         const SelectiveStepChoice choice = selective_step_choice(problem, device, tuned<SelectiveStepTuning>(device));
         args.lane_bits = std::countr_zero(static_cast<unsigned>(choice.lanes));
         args.block_sequences = choice.block_sequences;
-        const auto explanation = [&](const auto& of) {
-            return explain_selective_step(problem, of, tuned<SelectiveStepTuning>(of));
+        const auto explanation = [&](const auto& traits) {
+            return explain_selective_step(problem, traits, tuned<SelectiveStepTuning>(traits));
         };
         const Blocks blocks = selective_step_blocks(problem, choice);
         if (choice.direct)

@@ -1,16 +1,17 @@
-// Which tensors of a selective scan its kernels read and write several elements at a time.
+// Which tensors of a selective scan consist of aligned 16-byte vectors.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective/inputs.cuh>
 #include <initializer_list>
 
-#include "selective.hpp"
+#include "selective_prepare.hpp"
 
 namespace gdn_cuda::scan {
 
-// Whether eight neighbours from a multiple of eight on are 16-byte vectors. Packed sequences begin at any token.
+// Whether vectors of eight contiguous elements, from multiples of eight on, are 16-byte aligned. Packed sequences begin at any
+// token.
 inline bool aligned(const void* data, std::initializer_list<i64> strides, int bytes) {
     bool all = reinterpret_cast<uintptr_t>(data) % 16 == 0;
     for (const i64 stride : strides) all &= stride * bytes % 16 == 0;
@@ -28,8 +29,8 @@ inline bool has_vectors(const Coefficients& x, bool packed) {
     return !packed && x.token == number && aligned(x.data, {x.batch, x.group, x.n}, bytes);
 }
 
-// A tensor with one state or one token has no stride in that direction; kernels take that of neighbours.
-inline Coefficients with_neighbours(Coefficients x, int state_size) {
+// A dimension of size 1 has a stride of 0; kernels take the stride of contiguous elements.
+inline Coefficients with_unit_stride(Coefficients x, int state_size) {
     const i64 number = x.pair == 0 ? 1 : 2;
     if (x.varies && x.n != number && x.token != number) (state_size == 1 ? x.n : x.token) = number;
     return x;

@@ -1,4 +1,4 @@
-// simplified_scan and s5_inner: products of torch's around diagonal_scan, and its gradients.
+// simplified_scan and s5_inner: diagonal_scan between torch's matrix products, and the gradients of diagonal_scan.
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/scan.hpp>
@@ -24,7 +24,7 @@ struct DiagonalScanCall {
 
     GDN_FIELDS(Bu, delta, A, delta_a, initial_state, discretization)
 };
-// Returns the gradients of (Bu, delta, A, delta_a, initial state); those of what is not given are zeros.
+// Returns the gradients of (Bu, delta, A, delta_a, initial state); zeros for absent arguments.
 struct DiagonalScanBackwardCall {
     static constexpr const char* name = "diagonal_scan_backward";
     Given grad, grad_of_last, x;
@@ -37,7 +37,7 @@ struct DiagonalScanBackwardCall {
         DiagonalScanCall::fields(self.scan, visit);
     }
 };
-// What Python composes itself has only checks.
+// Python composes these itself and calls only their checks.
 struct SimplifiedScanCall {
     static constexpr const char* name = "simplified_scan";
     SimplifiedScan scan;
@@ -72,7 +72,7 @@ void check_shape(const Checks& check, const char* argument, const View& view, co
     GDN_REQUIRE(check, std::ranges::equal(std::span(view.sizes, static_cast<size_t>(view.rank)), shape), argument,
                 fmt::format("{} = ({})", layout, fmt::join(shape, ", ")), shape_text(view));
 }
-// Everything but the scanned tensor, whose dtype and device the others have.
+// Checks all but the scanned tensor, whose dtype and device the others must have.
 void check_system(const Checks& check, const View& scanned, const char* scanned_name, DType type, const Sizes& sizes,
                   const View& A, const View& delta, const View& delta_a, const View& initial_state) {
     const DType real = type == DType::c64 ? DType::f32 : DType::f64;
@@ -137,7 +137,7 @@ PreparedDiagonalScan prepare_diagonal_scan_backward(const DiagonalScanBackwardCa
     return prepared;
 }
 
-// `D`: of s5_inner.
+// `D`: s5_inner's; undefined for simplified_scan.
 void check_composed(const Checks& check, const SimplifiedScan& x, const View& D) {
     const View u(x.u), A(x.A), B(x.B), C(x.C);
     const DType type = check.dtype("u", u, {DType::c64, DType::c128});
@@ -165,7 +165,7 @@ void prepare_s5_inner(const S5InnerCall& x) {
 
 // ---- Launches
 
-// Tensors as kernels read them, kept while they do: torch's products may leave any strides.
+// Contiguous copies of tensors, kept alive until kernels have read them: torch's products may have any strides.
 struct ScanOnGpu {
     Tensor Bu, delta, A;
     OptionalTensor delta_a, initial_state;
@@ -209,7 +209,7 @@ struct ScanOnGpu {
 
     static bool on_16_bytes(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(memory_of(tensor)) % 16 == 0; }
 
-    // The maps of parts, where rows have several; `scanned` is Bu, or in reverse the gradient of x.
+    // The maps of parts, if rows have several; `scanned` is Bu, in reverse the gradient of x.
     OptionalTensor maps(const Tensor& scanned) const {
         if (inputs.parts == 1) return {};
         const std::vector<int64_t> shape{inputs.rows, inputs.parts, 4};
@@ -238,7 +238,7 @@ std::tuple<Tensor, Tensor> run_diagonal_scan(const DiagonalScanCall& x) {
     return {out, last};
 }
 
-// Sums over parts and batch of blocks' sums (batch, parts, P, 4).
+// Sums the blocks' sums (batch, parts, P, 4) over batch and parts.
 Tensor sum_over_blocks(const Tensor& sums) {
     const std::vector<int64_t> dims{0, 1};
     return torch::stable::sum(sums, dims);
@@ -255,35 +255,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_diagonal_scan_backward(co
     const OptionalTensor maps = scan.maps(grad);
     const std::vector<int64_t> shape{batch, states, length}, last_shape{batch, states},
         sums_shape{batch, scan.inputs.parts, states, DiagonalScanBackwardConfig::kSums};
-    const Tensor of_Bu = torch::stable::new_empty(x.scan.Bu, shape),
-                 of_initial = torch::stable::new_empty(x.scan.Bu, last_shape),
+    const Tensor dBu = torch::stable::new_empty(x.scan.Bu, shape), dinitial = torch::stable::new_empty(x.scan.Bu, last_shape),
                  sums = torch::stable::new_empty(x.scan.Bu, sums_shape, ScalarType::Double);
-    // What varies is written by the kernel, token by token.
+    // The kernel writes gradients of varying step sizes token by token.
     const bool varies = scan.inputs.delta.varies, varies_a = scan.inputs.delta_a.varies;
-    OptionalTensor of_delta, of_delta_a;
-    if (varies) of_delta.emplace(torch::stable::new_empty(x.scan.delta, shape));
-    if (varies_a) of_delta_a.emplace(torch::stable::new_empty(x.scan.delta, shape));
+    OptionalTensor ddelta, ddelta_a;
+    if (varies) ddelta.emplace(torch::stable::new_empty(x.scan.delta, shape));
+    if (varies_a) ddelta_a.emplace(torch::stable::new_empty(x.scan.delta, shape));
     const DiagonalScanBackwardArgs args{.inputs = scan.inputs,
                                         .x = memory_of(out),
                                         .initial_state = scan.initial,
                                         .grad = memory_of(grad),
                                         .grad_of_last = memory_of(grad_of_last),
                                         .maps = maps ? static_cast<const double*>(memory_of(*maps)) : nullptr,
-                                        .of_input = memory_of(of_Bu),
-                                        .of_initial_state = memory_of(of_initial),
-                                        .of_delta = varies ? static_cast<float*>(memory_of(*of_delta)) : nullptr,
-                                        .of_delta_a = varies_a ? static_cast<float*>(memory_of(*of_delta_a)) : nullptr,
+                                        .dinput = memory_of(dBu),
+                                        .dinitial_state = memory_of(dinitial),
+                                        .ddelta = varies ? static_cast<float*>(memory_of(*ddelta)) : nullptr,
+                                        .ddelta_a = varies_a ? static_cast<float*>(memory_of(*ddelta_a)) : nullptr,
                                         .sums = static_cast<double*>(memory_of(sums))};
     DiagonalScanBackward::run(scan.problem, args, scan.target);
     const Tensor summed = sum_over_blocks(sums);  // (P, 4)
-    const Tensor of_A = of_torch("aten::view_as_complex", "", math::narrow(summed, 1, 0, 2));
+    const Tensor dA = of_torch("aten::view_as_complex", "", math::narrow(summed, 1, 0, 2));
     const auto column = [&](int64_t at) {
         return torch::stable::contiguous(math::converted(torch::stable::select(summed, 1, at), ScalarType::Float));
     };
-    if (!of_delta) of_delta.emplace(column(2));
-    if (!of_delta_a) of_delta_a.emplace(column(3));
-    return {of_Bu, *of_delta, torch::stable::contiguous(math::converted(of_A, ScalarType::ComplexFloat)), *of_delta_a,
-            of_initial};
+    if (!ddelta) ddelta.emplace(column(2));
+    if (!ddelta_a) ddelta_a.emplace(column(3));
+    return {dBu, *ddelta, torch::stable::contiguous(math::converted(dA, ScalarType::ComplexFloat)), *ddelta_a, dinitial};
 }
 
 GDN_REGISTER(DiagonalScanCall, prepare_diagonal_scan, run_diagonal_scan)

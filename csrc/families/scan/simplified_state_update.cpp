@@ -1,4 +1,4 @@
-// simplified_state_update: one token of a diagonal complex scan: a product with B, the states, a product with C.
+// simplified_state_update: one token of a diagonal complex scan: a product with B, the step of the states, a product with C.
 #include <gdn_cuda/scan.hpp>
 
 #include "../../operators/operator.hpp"
@@ -83,7 +83,7 @@ Tensor run_simplified(const SimplifiedStateUpdate& x) {
     args.halves = static_cast<float*>(halves.data_ptr());
     SimplifiedStep::run(args, target_of(x.name, prepared.state));
 
-    // (Re C, Im C) by turns along a row, as the kernel leaves the states.
+    // (Re C, Im C) interleaved along a row, as the kernel writes the states.
     const Tensor parts = of_torch("aten::view_as_real", "", torch::stable::contiguous(x.C));
     const Tensor out =
         torch::stable::matmul(halves, math::transposed(math::reshape(parts, {prepared.outputs, int64_t{2} * args.states})));
@@ -101,7 +101,7 @@ namespace gdn_cuda {
 
 Tensor simplified_state_update(const SimplifiedStateUpdate& x) {
     require_given(x.name, x);
-    SimplifiedStateUpdate arguments = x;  // torch marks conjugate views, which kernels do not see
+    SimplifiedStateUpdate arguments = x;  // torch's conjugate bit, which kernels ignore, is resolved
     for (Given* const each : {&arguments.x, &arguments.A, &arguments.B, &arguments.C}) each->emplace(plain_on_cuda(*each));
     return call<SimplifiedStateUpdate, scan::run_simplified>(arguments);
 }

@@ -1,4 +1,4 @@
-// Host side of scan/simplified_step: configuration and launch.
+// scan/simplified_step on the host: its configuration and launch.
 #pragma once
 
 #include <array>
@@ -25,10 +25,10 @@ struct SimplifiedStep {
 
     static void run(const Args& args, const Target& target) {
         const Config config = kConfigurations.front();
-        const i64 numbers = args.sequences * args.states;
-        if (numbers == 0) return;
-        launch<SimplifiedStep>(config, args, {ceil_div(numbers, config.threads), 1, 1}, target,
-                               [&](const auto&) { return fmt::format("{} numbers, one a thread", numbers); });
+        const i64 elements = args.sequences * args.states;
+        if (elements == 0) return;
+        launch<SimplifiedStep>(config, args, {ceil_div(elements, config.threads), 1, 1}, target,
+                               [&](const auto&) { return fmt::format("{} state elements, one a thread", elements); });
     }
 };
 

@@ -10,7 +10,7 @@
 namespace gdn_cuda::scan {
 
 // 0: auto
-inline std::optional<int> parse_pieces(const std::string& text) {
+inline std::optional<int> parse_segments(const std::string& text) {
     constexpr int kMost = 128;
     if (text == "auto") return 0;
     int count = 0;
@@ -19,9 +19,9 @@ inline std::optional<int> parse_pieces(const std::string& text) {
     return count;
 }
 
-inline const jit::Setting kPiecesVariable(
+inline const jit::Setting kSegmentsVariable(
     {"GDN_SCAN_PIECES", "auto",
-     "how many pieces selective_scan cuts long sequences into, forward and backward: auto, or 1 to 128"},
-    "auto, or a number from 1 to 128", parse_pieces);
+     "into how many segments selective_scan splits long sequences, forward and backward: auto, or 1 to 128"},
+    "auto, or a number from 1 to 128", parse_segments);
 
 }  // namespace gdn_cuda::scan

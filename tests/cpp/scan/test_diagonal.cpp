@@ -1,4 +1,4 @@
-// How diagonal scans are shared out: registered configurations, every token in one part, few long rows spread.
+// How diagonal scans split rows: registered configurations, every token in one part, few long rows split over blocks.
 #include <gtest/gtest.h>
 
 #include "families/scan/diagonal_scan.hpp"
@@ -59,7 +59,7 @@ TEST(DiagonalScanHeuristic, ManyRowsHaveABlockEachAndFewLongOnesSeveral) {
     EXPECT_EQ(diagonal_parts({.rows = 1024, .length = 1 << 20, .varying = true}, h200).parts, 1);
     EXPECT_EQ(diagonal_parts({.rows = 64, .length = 131072, .varying = true}, h200).parts, 9);
     EXPECT_EQ(diagonal_parts({.rows = 1, .length = 1 << 20, .varying = true}, h200).parts, 64);
-    EXPECT_EQ(diagonal_parts({.rows = 64, .length = 1024, .varying = true}, h200).parts, 1) << "too short to share";
+    EXPECT_EQ(diagonal_parts({.rows = 64, .length = 1024, .varying = true}, h200).parts, 1) << "too short to split";
     EXPECT_NE(explain_diagonal_parts({.rows = 64, .length = 131072, .varying = true}, h200).find("shared by 9 blocks"),
               std::string::npos);
 }

@@ -1,4 +1,4 @@
-// What the kernels of RG-LRU and S7 are configured with.
+// Configurations of the kernels of RG-LRU and S7.
 #include <gtest/gtest.h>
 
 #include "families/scan/rglru.hpp"
@@ -21,7 +21,7 @@ TEST(RglruHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
                 EXPECT_LE(RglruBackward::shared_bytes(backward), kSharedBytesEverywhere);
                 EXPECT_LE(forward.threads(), 1024);
                 EXPECT_LE(backward.threads(), 1024);
-                // The backward starts its tiles from the states that the forward kept.
+                // Backward starts its tiles from the states that forward stored.
                 EXPECT_EQ(forward.tile(), backward.tile());
                 EXPECT_EQ(forward.tile() % 32, 0);
             }
@@ -33,7 +33,7 @@ TEST(RglruHeuristic, BlocksHoldEveryChannelOnce) {
     EXPECT_EQ(rglru_blocks(channels, 3, 33), (Blocks{6, 1, 1}));
     EXPECT_EQ(rglru_blocks(channels, 3, 0), (Blocks{0, 1, 1}));
     EXPECT_NE(explain_rglru({DType::bf16, true, 1}, channels).find("32 channels a block"), std::string::npos);
-    EXPECT_NE(explain_rglru({DType::bf16, false, 7}, tokens).find("7 states by turns"), std::string::npos);
+    EXPECT_NE(explain_rglru({DType::bf16, false, 7}, tokens).find("7 states one after another"), std::string::npos);
 }
 
 TEST(S7Blocks, CoverEveryTokenAndRow) {

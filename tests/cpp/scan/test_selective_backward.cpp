@@ -1,5 +1,5 @@
-// What scan/selective_backward is configured with: registered, every channel and state covered, within the shared memory of
-// every GPU.
+// Configurations of scan/selective_backward: registered, every channel and state covered, within the shared memory of every
+// GPU.
 #include <gtest/gtest.h>
 
 #include <numeric>

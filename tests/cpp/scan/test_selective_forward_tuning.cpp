@@ -1,4 +1,4 @@
-// Which configurations of scan/selective_forward can be measured in place of the heuristic's.
+// Candidates for tuning scan/selective_forward.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -25,13 +25,13 @@ TEST(SelectiveForwardHeuristic, CandidatesComputeTheSameProblemAndAWinnerDecides
         ASSERT_EQ(all.size(), transition == Transition::exponential && !problem.is_complex ? 2u : 1u);
         for (const SelectiveForwardConfig& config : all) {
             ASSERT_TRUE(in(kSelectiveForwardConfigurations, config)) << to_text(config);
-            ASSERT_EQ(config.is_narrow, own.is_narrow) << "as many states as its shared memory is laid out for";
+            ASSERT_EQ(config.is_narrow, own.is_narrow) << "shared memory is laid out for one pass, or for several";
             ASSERT_TRUE(config.transition == problem.transition && config.is_complex == problem.is_complex);
         }
         ASSERT_EQ(from_text<SelectiveForwardProblem>(to_text(problem)), problem);
         SelectiveForwardWinners winners;
         winners.all = {{problem, all.back(), 3, 4}};
-        for (const int pieces : {1, 82}) ASSERT_EQ(selective_forward_config(problem, pieces, 132, &winners), all.back());
+        for (const int segments : {1, 82}) ASSERT_EQ(selective_forward_config(problem, segments, 132, &winners), all.back());
         ASSERT_NE(explain_selective_forward(problem, 1, {}, &winners).find("tuned on this device: {.transition = "),
                   std::string::npos);
     }

@@ -1,4 +1,4 @@
-// What scan/selective_step is configured with: few configurations for many problems, each of which it can do.
+// Choices for scan/selective_step: few configurations for many problems, each of which they can compute.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
         ASSERT_EQ(choice.config.aligned(), problem.aligned);
         ASSERT_GE(choice.lanes * choice.config.elements(), problem.columns);
         ASSERT_EQ(32 % choice.lanes, 0);
-        ASSERT_TRUE(problem.tokens == 1 || choice.block_sequences == 1) << "tokens take the place of sequences";
+        ASSERT_TRUE(problem.tokens == 1 || choice.block_sequences == 1) << "a block has tokens or sequences";
         ASSERT_LE(choice.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::most_sequences()));
         ASSERT_LE(choice.rows(), choice.config.most_rows());
         ASSERT_TRUE(!choice.direct || (problem.may_be_direct() && choice.block_sequences == 1));

@@ -7,7 +7,7 @@ namespace {
 
 TEST(ScanVariables, PiecesOfLongSequences) {
     const auto pieces = [](const char* text) {
-        return in_child({{"GDN_SCAN_PIECES", text}}, [] { return std::to_string(scan::kPiecesVariable.value()); }).value;
+        return in_child({{"GDN_SCAN_PIECES", text}}, [] { return std::to_string(scan::kSegmentsVariable.value()); }).value;
     };
     for (const char* text : {"", "auto", "Auto"}) EXPECT_EQ(pieces(text), "0") << text;
     for (const char* text : {"1", "7", "128"}) EXPECT_EQ(pieces(text), text);

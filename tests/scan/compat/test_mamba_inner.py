@@ -20,9 +20,9 @@ def inputs(rng: torch.Generator, is_complex: bool, variable: tuple[bool, bool], 
     def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.randn(*shape, generator=rng, dtype=dtype)
 
-    of_scan = torch.complex128 if is_complex else torch.float64
+    scan_dtype = torch.complex128 if is_complex else torch.float64
     states = 2 * N if is_complex else N
-    A = draw(DIM, N, dtype=of_scan)
+    A = draw(DIM, N, dtype=scan_dtype)
     x: dict[str, Any] = {
         "xz": draw(BATCH, 2 * DIM, L),
         "conv1d_weight": draw(DIM, 1, 4),
@@ -32,8 +32,8 @@ def inputs(rng: torch.Generator, is_complex: bool, variable: tuple[bool, bool], 
         "out_proj_weight": draw(5, DIM),
         "out_proj_bias": draw(5) if more else None,
         "A": torch.complex(-A.real.abs() - 0.1, A.imag) if is_complex else -A.abs() - 0.1,
-        "B": None if variable[0] else draw(DIM, N, dtype=of_scan),
-        "C": None if variable[1] else draw(DIM, N, dtype=of_scan),
+        "B": None if variable[0] else draw(DIM, N, dtype=scan_dtype),
+        "C": None if variable[1] else draw(DIM, N, dtype=scan_dtype),
     }
     if more:
         x |= {"D": draw(DIM), "delta_bias": draw(DIM), "B_proj_bias": draw(states), "C_proj_bias": draw(states)}
@@ -55,7 +55,7 @@ def definition(x: dict[str, Any]) -> Tensor:
     delta = normed(projected[..., :RANK] @ x["delta_proj_weight"].T, x.get("dt_rms_weight"), eps).mT
     states = N * (2 if x["A"].is_complex() else 1)
 
-    def of_scan(name: str, first: int) -> Tensor:
+    def coefficients(name: str, first: int) -> Tensor:
         if x[name] is not None:
             return x[name]
         rows = projected[..., first : first + states]
@@ -65,7 +65,7 @@ def definition(x: dict[str, Any]) -> Tensor:
             return rows.mT
         return torch.view_as_real(torch.complex(rows[..., ::2], rows[..., 1::2]).mT).flatten(2)
 
-    B, C = of_scan("B", RANK), of_scan("C", projected.shape[-1] - states)
+    B, C = coefficients("B", RANK), coefficients("C", projected.shape[-1] - states)
     delta = delta if x.get("delta_bias") is None else delta + x["delta_bias"][:, None]
     y, _ = oracle.selective_scan(u, F.softplus(delta), x["A"], B, C, x.get("D"))
     out = (y * F.silu(gate)).mT @ x["out_proj_weight"].T
@@ -109,7 +109,7 @@ def test_the_block_and_its_gradients(
 
 
 def test_bf16_activations_beside_fp32_weights(rng: torch.Generator) -> None:
-    """As models cast them: projections in bf16, what the scan and the convolution have in fp32."""
+    """As models cast them: projections in bf16, parameters of the scan and of the convolution in fp32."""
     wide = inputs(rng, False, (True, True), True)
     projections = ("xz", "x_proj_weight", "delta_proj_weight", "out_proj_weight")
     given = {

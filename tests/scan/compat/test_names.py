@@ -16,7 +16,7 @@ from torch import Tensor
 from gdn_cuda.compat import lrnnx, mamba_ssm
 
 BATCH, DIM, N, L = 2, 3, 4, 7
-# Parameters as the peers' sources have them: mamba_ssm 2.3.2, lrnnx 1.0.0.post1.
+# Parameters in the peers' sources: mamba_ssm 2.3.2, lrnnx 1.0.0.post1.
 STEP = "state x dt A B C D z dt_bias dt_softplus"
 BLOCK = "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A B C D delta_bias"
 NORMS = "b_rms_weight c_rms_weight dt_rms_weight b_c_dt_rms_eps"

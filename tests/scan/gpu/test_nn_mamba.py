@@ -83,7 +83,7 @@ def test_a_step_in_a_graph(seed: int, rng: torch.Generator) -> None:
     assert all(rel_rms(a, b) < 1e-6 for a, b in zip(other, state, strict=True))
 
 
-def test_packed_sequences_are_alone(seed: int, rng: torch.Generator) -> None:
+def test_packed_sequences_equal_separate_calls(seed: int, rng: torch.Generator) -> None:
     ours, _ = make(seed)
     u, offsets = draw(rng, 1, L, WIDTH).cuda(), [0, 2, 2, 130, 131, L]
     packed = ours(u, cu_seqlens=torch.tensor(offsets, device="cuda"))

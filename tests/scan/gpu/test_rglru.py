@@ -17,7 +17,7 @@ from gdn_cuda.scan import reference_rglru
 
 OUT = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 GRAD = {torch.float32: 1e-4, torch.bfloat16: 4e-3, torch.float16: 1e-3}
-WAYS: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"first_multiplier": True},
     {"initial": True, "resets": True, "first_multiplier": True},
@@ -60,10 +60,10 @@ def check(x: Inputs, bound: float | None = None) -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", OUT)
 @pytest.mark.parametrize("N", [1, 7])
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_values_and_gradients(way: dict[str, Any], N: int, dtype: torch.dtype, channels_last: bool, seed: int) -> None:
-    B = 1 if "packed" in way else 2
-    check(inputs(B, 35, 300, N, seed, dtype=dtype, device="cuda", channels_last=channels_last, **way))
+@pytest.mark.parametrize("form", OPTIONS, ids=str)
+def test_values_and_gradients(form: dict[str, Any], N: int, dtype: torch.dtype, channels_last: bool, seed: int) -> None:
+    B = 1 if "packed" in form else 2
+    check(inputs(B, 35, 300, N, seed, dtype=dtype, device="cuda", channels_last=channels_last, **form))
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -75,7 +75,7 @@ def test_sizes(B: int, D: int, L: int, N: int, channels_last: bool, seed: int) -
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_the_definition_itself(channels_last: bool, seed: int) -> None:
+def test_the_definition_in_the_oracle(channels_last: bool, seed: int) -> None:
     """Against the oracle, which shares nothing with the package."""
     x = inputs(1, 5, 300, 2, seed, device="cuda", channels_last=channels_last, packed=[0, 100, 300], initial=True, resets=True)
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
@@ -120,7 +120,7 @@ def test_two_runs_are_the_same(channels_last: bool, N: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_packed_sequences_are_those_alone(channels_last: bool, seed: int) -> None:
+def test_packed_sequences_equal_separate_calls(channels_last: bool, seed: int) -> None:
     offsets = [0, 100, 100, 229, 300]
     x = inputs(1, 35, 300, 2, seed, device="cuda", channels_last=channels_last, packed=offsets, initial=True)
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
@@ -133,7 +133,7 @@ def test_packed_sequences_are_those_alone(channels_last: bool, seed: int) -> Non
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_two_parts_are_the_whole(channels_last: bool, seed: int) -> None:
+def test_a_sequence_in_two_calls_equals_one_call(channels_last: bool, seed: int) -> None:
     x = inputs(2, 35, 300, 2, seed, device="cuda", channels_last=channels_last, first_multiplier=True)
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
     first, state = rglru_scan(x.u[..., :131], x.delta[..., :131], x.A, True, **x.options)
@@ -143,7 +143,7 @@ def test_two_parts_are_the_whole(channels_last: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_nothing_comes_through_a_reset_or_from_another_row(bad: float, channels_last: bool, seed: int) -> None:
+def test_resets_and_rows_stop_infinities_and_nans(bad: float, channels_last: bool, seed: int) -> None:
     x = inputs(1, 35, 300, 2, seed, device="cuda", channels_last=channels_last, packed=[0, 150, 300], initial=True)
     x.options["reset"] = torch.zeros(1, 300, dtype=torch.bool, device="cuda").index_fill_(
         1, torch.tensor(200, device="cuda"), True
@@ -158,8 +158,8 @@ def test_nothing_comes_through_a_reset_or_from_another_row(bad: float, channels_
     assert torch.equal(out[0, rows], clean[0, rows])
     grad = torch.zeros_like(out)
     grad[0, 3, 170] = bad
-    (of_u,) = torch.autograd.grad(clean, x.u, grad)
-    assert not of_u[0, 3, 160].isfinite() and not of_u[0, 3, :150].any() and not of_u[0, rows].any()
+    (du,) = torch.autograd.grad(clean, x.u, grad)
+    assert not du[0, 3, 160].isfinite() and not du[0, 3, :150].any() and not du[0, rows].any()
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -175,8 +175,8 @@ def test_rows_that_are_not_whole_vectors_and_mixed_layouts(channels_last: bool, 
 
 @pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 250], [300, 0], [0, 0]])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], channels_last: bool, seed: int) -> None:
-    """To be run under compute-sanitizer, too."""
+def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], channels_last: bool, seed: int) -> None:
+    """Also for compute-sanitizer."""
     x = inputs(1, 35, 300, 2, seed, device="cuda", channels_last=channels_last, initial=True, packed=[0] * len(offsets))
     x.options["cu_seqlens"] = torch.tensor(offsets, device="cuda")
     leaves = [y.requires_grad_() for y in x.leaves()]
@@ -200,7 +200,7 @@ def test_graphs_and_compiled_code(seed: int) -> None:
 
 
 def test_tiles_of_the_reference_are_those_of_the_kernels(seed: int) -> None:
-    """The states that the forward keeps have one shape on both devices."""
+    """The states that forward stores have the same shape on both devices."""
     for N in (1, 2):
         for channels_last in (False, True):
             x = inputs(1, 5, 300, N, seed, device="cuda", channels_last=channels_last)

@@ -46,8 +46,8 @@ def test_long_memories() -> None:
     u = torch.randn(1, 1, L, device="cuda")
     out = s7_scan(u, A, ones[None], ones[None])
     decay, x, expected = 1 - 1 / (1e6 + 0.5), 0.0, []
-    for number in u[0, 0].double().tolist():
-        x = decay * x + number
+    for value in u[0, 0].double().tolist():
+        x = decay * x + value
         expected.append(x)
     assert rel_rms(out[0, 0], torch.tensor(expected, dtype=torch.float64)) < 1e-5
 
@@ -65,7 +65,7 @@ def test_two_runs_are_the_same(seed: int) -> None:
 
 
 def test_nan_stays_in_its_row(seed: int) -> None:
-    """A NaN of A reaches the outputs behind it of its own batch, and nothing else."""
+    """A NaN in A reaches the later outputs of its own batch, and nothing else."""
     given = [x.detach() for x in inputs(2, 3, 5, 72, seed, torch.float32)]
     clean = s7_scan(*given)
     given[1][0, 2, 40] = torch.nan

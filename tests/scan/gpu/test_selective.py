@@ -12,21 +12,21 @@ import torch
 from oracle import DISCRETIZATIONS, REAL_ONLY, relative_rms, within
 from selective_inputs import (
     DTYPES,
-    LYING_OFFSETS,
+    INVALID_OFFSETS,
     Draw,
     channels_last,
     check_at_the_root,
+    equal_steps,
     model_inputs,
     selective_inputs,
-    steps_alike,
 )
 from torch import Tensor
 
 import gdn_cuda
 
 FORWARD, GRADIENT = 1e-5, 1e-4
-KINDS = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
-EVERY_KIND = pytest.mark.parametrize("name, is_complex", KINDS, ids=[f"{n}-complex" if c else n for n, c in KINDS])
+CASES = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
+EVERY_DISCRETIZATION = pytest.mark.parametrize("name, is_complex", CASES, ids=[f"{n}-complex" if c else n for n, c in CASES])
 BOTH_LAYOUTS = pytest.mark.parametrize("last", [False, True], ids=["tokens", "channels"])
 ROWS = ("u", "delta", "z", "delta_a")
 
@@ -59,7 +59,7 @@ def check_forward(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def check(x: dict[str, Any], seed: int, spare: tuple[str, ...] = ()) -> None:
-    """`spare`: arguments whose gradients are not compared, as they are rounding errors of what cancels."""
+    """`spare`: arguments whose gradients are not compared, as they cancel to rounding errors."""
     out, last = check_forward(x)
     draw = Draw(seed + 1, "cuda")
     grads = draw.normal(*out.shape, dtype=out.dtype), draw.normal(*last.shape, dtype=last.dtype)
@@ -77,8 +77,8 @@ def check(x: dict[str, Any], seed: int, spare: tuple[str, ...] = ()) -> None:
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("form", [{"length": 200}, {"batch": 1, "length": 333, "cu_seqlens": [0, 0, 64, 129, 320]}])
 @BOTH_LAYOUTS
-def test_each_operator_is_what_it_is_on_the_cpu(is_complex: bool, form: dict[str, Any], last: bool, seed: int) -> None:
-    """States before the chunks included; backward reads those of the CPU."""
+def test_each_operator_equals_that_on_the_cpu(is_complex: bool, form: dict[str, Any], last: bool, seed: int) -> None:
+    """Including the states before chunks; backward reads the CPU's."""
     x = selective_inputs(seed, dim=37, N=16, is_complex=is_complex, last=last, **form)
     given = [x.get(argument) for argument in gdn_cuda.scan.selective._scan.schema.arguments[:-1]]
     on_gpu = [v.cuda() if isinstance(v, Tensor) else v for v in given]
@@ -123,7 +123,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @pytest.mark.parametrize("form", FORMS)
 @BOTH_LAYOUTS
 def test_discretizations(name: str, is_complex: bool, form: str, last: bool, seed: int) -> None:
@@ -185,7 +185,7 @@ def test_no_packed_tokens(cu_seqlens: list[int], seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @BOTH_LAYOUTS
 def test_slices_and_mixed_layouts(dtype: torch.dtype, last: bool, seed: int) -> None:
-    """Rows that start off 16 bytes, in a larger tensor; z in the other layout, as transformers hands it over."""
+    """Rows that start off 16 bytes, in a larger tensor; z in the other layout, as in transformers."""
     x = inputs(seed, length=101, dim=6, N=16, dtype=dtype, last=last)
 
     def within_more(x: Tensor) -> Tensor:
@@ -218,9 +218,9 @@ def test_offsets_beyond_2_to_the_31(seed: int) -> None:
     assert relative_rms(out[:, -1:], wanted) < 1e-3 and relative_rms(state[:, -1:], wanted_state) < 1e-5
 
 
-@pytest.mark.parametrize("offsets", LYING_OFFSETS)
+@pytest.mark.parametrize("offsets", INVALID_OFFSETS)
 @BOTH_LAYOUTS
-def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
+def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], last: bool, seed: int) -> None:
     x = inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)
     out, state = scan(**x | {"cu_seqlens": torch.tensor(offsets, device="cuda")})
     found = oracle.gradients(
@@ -230,7 +230,7 @@ def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, 
     assert all(torch.isfinite(y).all() for y in (out, state, *found.values()))
 
 
-# ---- Numbers
+# ---- Values
 
 
 @pytest.mark.parametrize("rate", [1e-6, 1e-3, 1.0, 30.0, 1e3])
@@ -243,7 +243,7 @@ def test_rates(rate: float, name: str, last: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6, 100.0])
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @BOTH_LAYOUTS
 def test_step_sizes(delta: float, name: str, is_complex: bool, last: bool, seed: int) -> None:
     x = inputs(seed, name, length=100, is_complex=is_complex, bare=True, last=last)
@@ -293,14 +293,14 @@ def test_memories_of_65536_tokens(rate: float, last: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 3e-3, 1e-2, 1.0])
-def test_steps_alike(rate: float, is_complex: bool, seed: int) -> None:
-    check_forward(steps_alike(inputs(seed, is_complex=is_complex, batch=1, dim=8, length=65536, bare=True), rate))
+def test_equal_steps(rate: float, is_complex: bool, seed: int) -> None:
+    check_forward(equal_steps(inputs(seed, is_complex=is_complex, batch=1, dim=8, length=65536, bare=True), rate))
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("rate", [1e-6, 1e-5, 1e-4])
-def test_gradients_through_steps_alike(rate: float, is_complex: bool, seed: int) -> None:
-    x = steps_alike(inputs(seed, is_complex=is_complex, batch=1, dim=8, length=65536, bare=True), rate)
+def test_gradients_through_equal_steps(rate: float, is_complex: bool, seed: int) -> None:
+    x = equal_steps(inputs(seed, is_complex=is_complex, batch=1, dim=8, length=65536, bare=True), rate)
     state = torch.zeros(1, *x["A"].shape, dtype=x["A"].dtype, device="cuda", requires_grad=True)
     out, last = scan(**x, initial_state=state)
     (found,) = torch.autograd.grad((out, last), [state], (torch.zeros_like(out), torch.ones_like(last)))
@@ -317,7 +317,7 @@ def test_zeros(zero: str, seed: int) -> None:
 
 @pytest.mark.parametrize("argument, value", [("u", torch.nan), ("delta", torch.nan), ("z", torch.inf), ("u", torch.inf)])
 @BOTH_LAYOUTS
-def test_what_is_not_finite_stays_in_its_channel(argument: str, value: float, last: bool, seed: int) -> None:
+def test_infinities_and_nans_stay_in_their_channel(argument: str, value: float, last: bool, seed: int) -> None:
     x = inputs(seed, batch=3, dim=40, N=16, length=200, last=last)
     clean = scan(**x)
     x[argument] = x[argument].clone(memory_format=torch.preserve_format)
@@ -326,13 +326,13 @@ def test_what_is_not_finite_stays_in_its_channel(argument: str, value: float, la
     touched = torch.zeros_like(out, dtype=torch.bool)
     touched[1, 22, 140:] = True
     assert torch.equal(out[~touched], clean[0][~touched]) and not torch.isfinite(out[1, 22, 140])
-    of_channel = touched.any(-1)
-    assert torch.equal(state[~of_channel], clean[1][~of_channel])
+    in_channel = touched.any(-1)
+    assert torch.equal(state[~in_channel], clean[1][~in_channel])
     draw = Draw(seed + 1, "cuda")
     grads = draw.normal(*out.shape), draw.normal(*state.shape)
     found = oracle.gradients(scan, x, *grads)
     for row in (k for k in ROWS if k in x):
-        assert torch.isfinite(found[row][~of_channel]).all(), row
+        assert torch.isfinite(found[row][~in_channel]).all(), row
     for parameter in ("A", "D", "delta_bias"):
         assert torch.isfinite(found[parameter][torch.arange(40, device="cuda") != 22]).all(), parameter
 
@@ -341,7 +341,7 @@ def test_what_is_not_finite_stays_in_its_channel(argument: str, value: float, la
 
 
 @pytest.mark.parametrize("split", [1, 64, 100, 132])
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 def test_tokens_in_two_parts(name: str, is_complex: bool, split: int, seed: int) -> None:
     x = inputs(seed, name, is_complex=is_complex, length=133)
 
@@ -355,7 +355,7 @@ def test_tokens_in_two_parts(name: str, is_complex: bool, split: int, seed: int)
 
 
 @BOTH_LAYOUTS
-def test_packed_sequences_are_what_each_is_alone(last: bool, seed: int) -> None:
+def test_packed_sequences_equal_separate_calls(last: bool, seed: int) -> None:
     cu_seqlens = [0, 0, 700, 701, 765, 829, 2000]
     x = inputs(seed, batch=1, dim=40, N=16, length=2000, cu_seqlens=cu_seqlens, last=last)
     out, state = scan(**x)

@@ -24,14 +24,14 @@ def scan(**x: Any) -> tuple[Tensor, Tensor]:
         return gdn_cuda.selective_scan(**x, return_last_state=True)
 
 
-def amid_nan(x: Tensor, before: int, behind: int) -> Tensor:
-    """x, as a part of a tensor whose last dimension has more numbers, which are NaN."""
-    more = x.new_full((*x.shape[:-1], before + x.shape[-1] + behind), torch.nan)
+def amid_nan(x: Tensor, before: int, after: int) -> Tensor:
+    """x, as a slice of a tensor whose last dimension has more elements, which are NaN."""
+    more = x.new_full((*x.shape[:-1], before + x.shape[-1] + after), torch.nan)
     return more[..., before : before + x.shape[-1]].copy_(x)
 
 
-def placed(x: Tensor, before: int, behind: int, last: bool) -> Tensor:
-    return amid_nan(x.mT, before, behind).mT if last else amid_nan(x, before, behind)
+def placed(x: Tensor, before: int, after: int, last: bool) -> Tensor:
+    return amid_nan(x.mT, before, after).mT if last else amid_nan(x, before, after)
 
 
 def on_16_bytes(x: Tensor, last: bool) -> Tensor:
@@ -54,7 +54,7 @@ def test_rows_at_every_element(before: int, dtype: torch.dtype, last: bool, seed
     x = inputs(seed, last, dim=72, length=200, N=16, dtype=dtype)
     aligned = {k: on_16_bytes(v, last) if k in ROWS else v for k, v in x.items()}
     same({k: placed(v, before, 5, last) if k in ROWS else v for k, v in x.items()}, aligned)
-    same(aligned | {"z": placed(x["z"], before, 8 - before, last)}, aligned)  # strides of 16 bytes, not the begin
+    same(aligned | {"z": placed(x["z"], before, 8 - before, last)}, aligned)  # only the begin is unaligned
 
 
 @pytest.mark.parametrize("dim", [2, 1100], ids=["few", "many"])
@@ -62,7 +62,7 @@ def test_rows_at_every_element(before: int, dtype: torch.dtype, last: bool, seed
 @pytest.mark.parametrize("dtype", DTYPES)
 @BOTH_LAYOUTS
 def test_odd_lengths(length: int, dtype: torch.dtype, dim: int, last: bool, seed: int) -> None:
-    """Few channels have eight lanes each, many have four; an output's neighbours are those of other rows."""
+    """Few channels have eight lanes each, many have four; next to a row's outputs are those of other rows."""
     x = inputs(seed, last, batch=8, dim=dim, length=length, N=16, dtype=dtype)
     out, state = scan(**x)
     wanted, wanted_state = oracle.selective_scan(**x)
@@ -94,7 +94,7 @@ def test_coefficients_at_every_element(N: int, is_complex: bool, dtype: torch.dt
     for before in range(8):
         moved = {k: amid_nan(x[k], before, 3) for k in ("B", "C")}
         assert all(torch.equal(found, each) for found, each in zip(scan(**x | moved), wanted, strict=True))
-        if not is_complex:  # a pair's numbers are neighbours along tokens
+        if not is_complex:  # a pair is contiguous along tokens
             moved = {k: amid_nan(x[k].mT, before, 3).mT for k in ("B", "C")}
             assert all(torch.equal(found, each) for found, each in zip(scan(**x | moved), wanted, strict=True))
     spread = {k: torch.stack([x[k], x[k]], -1)[..., 0] for k in ("B", "C")}

@@ -1,4 +1,4 @@
-"""The gradients of selective_scan where rows are no vectors: at any element, of any length, packed from any token."""
+"""The gradients of selective_scan where rows are not whole vectors: from any element on, of any length, packed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inputs(seed: int, *args: Any, **form: Any) -> dict[str, Any]:
 
 
 def among_nans(x: Tensor, start: int, more: int, last: bool = False) -> Tensor:
-    """The same numbers, from element `start` of a tensor on, in rows that are `more` elements longer; all else is NaN."""
+    """The same values, from element `start` of a tensor on, in rows that are `more` elements longer; all others are NaN."""
     shape = list((x.mT if last else x).shape)
     shape[-1] += more
     size = torch.Size(shape).numel()
@@ -34,7 +34,7 @@ def among_nans(x: Tensor, start: int, more: int, last: bool = False) -> Tensor:
 
 
 def displaced(x: dict[str, Any], start: int, last: bool) -> dict[str, Any]:
-    """Each row tensor from another element on, B and C likewise."""
+    """u, delta, z, delta_a, B and C each from another element on."""
     y = dict(x)
     for i, argument in enumerate(a for a in (*ROWS, "B", "C") if x.get(a) is not None):
         rows = argument in ROWS
@@ -68,7 +68,7 @@ def check(x: dict[str, Any], seed: int) -> None:
 def test_displaced_tensors_have_the_same_gradients(
     form: dict[str, int], start: int, dtype: torch.dtype, last: bool, seed: int
 ) -> None:
-    """Bit for bit those of aligned ones: only how elements are moved differs."""
+    """The same bits as for aligned tensors: only the loads and stores differ."""
     x = inputs(seed, N=16, dtype=dtype, last=last, **form)
     given = [x.get(argument) for argument in gdn_cuda.scan.selective._scan.schema.arguments[:-1]]
     states = torch.ops.gdn_cuda.selective_scan(*given, True)[2]
@@ -83,7 +83,7 @@ def test_displaced_tensors_have_the_same_gradients(
 @pytest.mark.parametrize("length", [1, 3, 7, 9, 31, 63, 65, 71, 127, 129, 199])
 @EVERY_DTYPE
 @BOTH_LAYOUTS
-def test_lengths_that_are_no_vectors(length: int, dtype: torch.dtype, last: bool, seed: int) -> None:
+def test_lengths_that_are_not_whole_vectors(length: int, dtype: torch.dtype, last: bool, seed: int) -> None:
     check(inputs(seed, length=length, dim=33, N=16, dtype=dtype, last=last), seed)
 
 

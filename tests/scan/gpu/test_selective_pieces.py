@@ -1,6 +1,6 @@
-"""Long sequences of selective_scan in pieces, which blocks walk side by side, against the literal recurrence in fp64.
+"""Long sequences of selective_scan, split into segments over blocks, against the literal recurrence in fp64.
 
-The host cuts where that pays; the first tests have such shapes. The others run in processes with GDN_SCAN_PIECES.
+The first tests have shapes that the host splits by itself. The others run in processes with GDN_SCAN_PIECES.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import oracle
 import pytest
 import torch
 from oracle import DISCRETIZATIONS, REAL_ONLY, within
-from selective_inputs import Draw, channels_last, model_inputs, selective_inputs, steps_alike
+from selective_inputs import Draw, channels_last, equal_steps, model_inputs, selective_inputs
 from torch import Tensor
 
 import gdn_cuda
@@ -24,8 +24,8 @@ from gdn_cuda.operators.explain import explained
 PIECES = int(os.environ.get("GDN_SCAN_PIECES", "0"))
 HERE = pytest.mark.skipif(not PIECES, reason="runs with GDN_SCAN_PIECES")
 BY_ITSELF = pytest.mark.skipif(PIECES > 0, reason="the process with GDN_SCAN_PIECES")
-KINDS = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
-EVERY_KIND = pytest.mark.parametrize("name, is_complex", KINDS, ids=[f"{n}-complex" if c else n for n, c in KINDS])
+CASES = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
+EVERY_DISCRETIZATION = pytest.mark.parametrize("name, is_complex", CASES, ids=[f"{n}-complex" if c else n for n, c in CASES])
 BOTH_LAYOUTS = pytest.mark.parametrize("last", [False, True], ids=["tokens", "channels"])
 FORWARD, GRADIENT = 1e-5, 1e-4
 
@@ -45,7 +45,7 @@ def poison() -> None:
     del small, kept
 
 
-def is_cut(x: dict[str, Any]) -> bool:
+def is_split(x: dict[str, Any]) -> bool:
     return any(step["kernel"] == "scan/selective_pieces" for step in explained(gdn_cuda.selective_scan, **x).steps)
 
 
@@ -66,14 +66,14 @@ def check(x: dict[str, Any], seed: int) -> None:
         assert torch.equal(gradient, again[argument]), argument
 
 
-# ---- Where the host cuts by itself
+# ---- Split by the host itself
 
 
 @BY_ITSELF
 @BOTH_LAYOUTS
 def test_a_long_sequence_of_few_channels(last: bool, seed: int) -> None:
     x = model_inputs(seed, 1, 40, 16384, 16, torch.float32, last=last, device="cuda")
-    assert is_cut(x)
+    assert is_split(x)
     check(x, seed)
 
 
@@ -81,16 +81,16 @@ def test_a_long_sequence_of_few_channels(last: bool, seed: int) -> None:
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 1e-2, 1.0, 1e3])
 @pytest.mark.parametrize("name", ["mamba", "zoh", "bilinear"])
 def test_memories_of_131072_tokens(rate: float, name: str, seed: int) -> None:
-    x = steps_alike(inputs(seed, name, batch=1, dim=8, N=4, length=131072, bare=True), rate)
+    x = equal_steps(inputs(seed, name, batch=1, dim=8, N=4, length=131072, bare=True), rate)
     with torch.no_grad():
-        assert is_cut(x)
+        assert is_split(x)
         (out, last), (expected, expected_last) = scan(**x), oracle.selective_scan(**x)
     assert within(out, expected, FORWARD) and within(last, expected_last, FORWARD)
 
 
 @BY_ITSELF
 @pytest.mark.parametrize("pieces", ["2", "3", "7", "128"])
-def test_any_number_of_pieces(pieces: str) -> None:
+def test_any_number_of_segments(pieces: str) -> None:
     """In a new process, as the variable is read once per process."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
     done = subprocess.run(command, env={**os.environ, "GDN_SCAN_PIECES": pieces}, capture_output=True, text=True)
@@ -112,18 +112,18 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @HERE
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @pytest.mark.parametrize("form", FORMS)
 @BOTH_LAYOUTS
 def test_discretizations(name: str, is_complex: bool, form: str, last: bool, seed: int) -> None:
     x = inputs(seed, name, is_complex=is_complex, last=last, **{"length": 201, "dim": 8, "N": 5} | FORMS[form])
-    assert is_cut(x)
+    assert is_split(x)
     check(x, seed)
 
 
 @HERE
-@EVERY_KIND
-def test_pieces_of_several_tiles(name: str, is_complex: bool, seed: int) -> None:
+@EVERY_DISCRETIZATION
+def test_segments_of_several_tiles(name: str, is_complex: bool, seed: int) -> None:
     check(inputs(seed, name, is_complex=is_complex, length=2100, dim=5, N=7), seed)
 
 
@@ -153,20 +153,20 @@ def test_rows_at_any_element(last: bool, seed: int) -> None:
 
 
 @HERE
-def test_packed_sequences_are_what_they_are_alone(seed: int) -> None:
+def test_packed_sequences_equal_separate_calls(seed: int) -> None:
     offsets = [0, 5, 5, 300, 301, 700]
     x = inputs(seed, batch=1, length=700, dim=9, N=16, cu_seqlens=offsets)
     out, last = scan(**x)
     for i, (begin, end) in enumerate(pairwise(offsets)):
-        cut = {k: v[..., begin:end] if k in ("u", "delta", "z", "delta_a", "B", "C") else v for k, v in x.items()}
-        alone, state = scan(**cut | {"cu_seqlens": None, "initial_state": x["initial_state"][i : i + 1]})
+        part = {k: v[..., begin:end] if k in ("u", "delta", "z", "delta_a", "B", "C") else v for k, v in x.items()}
+        alone, state = scan(**part | {"cu_seqlens": None, "initial_state": x["initial_state"][i : i + 1]})
         assert within(last[i : i + 1], state, FORWARD)
         assert begin == end or within(out[..., begin:end], alone, FORWARD)
 
 
 @HERE
 @pytest.mark.parametrize("offsets", [[0, 271, 0, 271, 0], [300, 200, 100, 0, -100], [-(2**63), 2**63 - 1, 5, -(2**63), 2**62]])
-def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], seed: int) -> None:
+def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], seed: int) -> None:
     x = inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271])
     x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
     out, state = scan(**x)
@@ -177,7 +177,7 @@ def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], seed: int) -
 
 @HERE
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_finite_stays_in_its_channel(value: float, seed: int) -> None:
+def test_infinities_and_nans_stay_in_their_channel(value: float, seed: int) -> None:
     x = inputs(seed, batch=3, dim=40, N=16, length=400)
     out, state = scan(**x)
     x["u"][1, 22, 140] = value
@@ -185,13 +185,13 @@ def test_what_is_not_finite_stays_in_its_channel(value: float, seed: int) -> Non
     touched[1, 22, 140:] = True
     found, found_state = scan(**x)
     assert torch.equal(found[~touched], out[~touched]) and not torch.isfinite(found[1, 22, 140])
-    of_channel = touched.any(-1)
-    assert torch.equal(found_state[~of_channel], state[~of_channel])
+    in_channel = touched.any(-1)
+    assert torch.equal(found_state[~in_channel], state[~in_channel])
 
 
 @HERE
 def test_zeros_of_a_state_that_grows(seed: int) -> None:
-    """A product of decays that is infinite leaves zeros."""
+    """Zeros stay zeros where the product of the decays is infinite."""
     x = inputs(seed, length=500, bare=True)
     x |= {"A": torch.full_like(x["A"], 3.0), "u": torch.zeros_like(x["u"]), "delta": torch.ones_like(x["delta"])}
     out, last = scan(**x)

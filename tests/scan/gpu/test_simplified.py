@@ -1,5 +1,5 @@
 """simplified_scan and s5_inner on the GPU against their definition in fp64: any length, both forms of step sizes, initial
-states, gradients, rows that blocks share, hostile input, the same bits in every run, graphs, torch.compile, the C++ API."""
+states, gradients, rows split over blocks, hostile input, the same bits in every run, graphs, torch.compile, the C++ API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scanned(seed: int, batch: int, P: int, L: int, varying: bool, with_a: bool, 
 def check(given: list[Tensor | None], name: str, seed: int, gradients: bool = True) -> None:
     leaves = [x.requires_grad_() for x in given if x is not None]
     torch.cuda.empty_cache()
-    torch.empty(1 << 22, device="cuda").fill_(torch.nan)  # what new tensors are made from
+    torch.empty(1 << 22, device="cuda").fill_(torch.nan)  # memory of new tensors
     found, expected = diagonal_scan(*given, name), oracle.diagonal_scan(*given, name)
     assert rel_rms(found[0], expected[0]) < FORWARD and rel_rms(found[1], expected[1]) < FORWARD
     if not gradients:
@@ -68,8 +68,8 @@ def test_no_tokens(name: str, varying: bool, seed: int) -> None:
     leaves = [x.requires_grad_() for x in given if x is not None]
     states, last = diagonal_scan(*given, name)
     assert states.shape == (2, 3, 0) and torch.equal(last, leaves[-1])
-    of = torch.autograd.grad(last, leaves, torch.ones_like(last))
-    assert torch.equal(of[-1], torch.ones_like(last)) and not any(x.any() for x in of[:-1])
+    found = torch.autograd.grad(last, leaves, torch.ones_like(last))
+    assert torch.equal(found[-1], torch.ones_like(last)) and not any(x.any() for x in found[:-1])
     for batch, P in ((0, 3), (2, 0)):
         assert diagonal_scan(*scanned(seed, batch, P, 4, varying, False, True), name)[0].shape == (batch, P, 4)
 
@@ -85,7 +85,7 @@ def test_rows_that_blocks_share(name: str, varying: bool, with_a: bool, with_sta
 @EVERY
 @pytest.mark.parametrize("rows", [1, 600])
 def test_decays_near_one_and_fast_phases_over_65536_tokens(name: str, rows: int, seed: int) -> None:
-    """A row shared by blocks, and one block a row: the batch repeats five rows, of which the first are compared."""
+    """Rows split over blocks, and one block per row: the batch repeats five rows, of which the first ones are compared."""
     L = 65536
     A = torch.tensor([-1e-7, -1e-6, -1e-6 + 1e4j, -1e-7 + 3j, -1e3 - 1e4j], dtype=torch.complex64, device="cuda")
     rng = torch.Generator("cuda").manual_seed(seed)
@@ -218,7 +218,7 @@ def test_the_cpp_api(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("make", [LRU, S5])
-def test_modules_are_what_they_are_on_the_cpu(make: Any, seed: int) -> None:
+def test_modules_equal_those_on_the_cpu(make: Any, seed: int) -> None:
     torch.manual_seed(seed)
     layer, u = make(16, 32), torch.randn(3, 200, 16)
     y, last = layer(u, return_last_state=True)

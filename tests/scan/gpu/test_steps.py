@@ -1,4 +1,4 @@
-"""The steps of scans on the GPU against their definitions in fp64, and what engines do to them."""
+"""The steps of scans on the GPU against their definitions in fp64, and in calls as engines make them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import COMPLEX, REAL, check, close, draws, of_layers, simplified
+from step_cases import COMPLEX, REAL, check, close, draws, layer_inputs, simplified
 from torch import Tensor
 
 from gdn_cuda import _C, selective_state_update, simplified_state_update
@@ -45,8 +45,8 @@ def test_discretizations(name: str, state: torch.dtype, N: int, seed: int) -> No
 
 @pytest.mark.parametrize("state", STATES[:3])
 @pytest.mark.parametrize("N", [8, 16, 24, 56, 64, 128, 256])
-def test_what_layers_hand_over(N: int, state: torch.dtype, seed: int) -> None:
-    for x in of_layers(seed, state, N, "cuda"):
+def test_inputs_of_layers(N: int, state: torch.dtype, seed: int) -> None:
+    for x in layer_inputs(seed, state, N, "cuda"):
         check(x, selective_state_update)
 
 
@@ -81,14 +81,14 @@ def test_phases(phase: float, seed: int) -> None:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("batch, dim, N", [(1, 5120, 16), (300, 1000, 16), (301, 500, 128), (67, 2000, 24), (530, 300, 7)])
 def test_batches(batch: int, dim: int, N: int, state: torch.dtype, seed: int) -> None:
-    """From one sequence a block to four, and a last block with fewer."""
+    """One to four sequences per block, and a last block with fewer."""
     check(on_gpu(seed, batch=batch, dim=dim, N=N, state=state, io=torch.bfloat16), selective_state_update)
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("N", [7, 16, 128])
 def test_blocks_of_32_sequences(N: int, state: torch.dtype, seed: int) -> None:
-    """Many groups make enough blocks; the last ones have four sequences, and some sequences have no state."""
+    """Many groups, so that there are enough blocks; the last ones have four sequences, and some sequences have no state."""
     x = on_gpu(seed, batch=1060, dim=192, groups=96, N=N, state=state)
     x["state_batch_indices"] = torch.randperm(1060, generator=torch.Generator().manual_seed(seed)).cuda()
     x["state_batch_indices"][[0, 9, 31, 700, 1059]] = torch.tensor([-1, 1060, -(2**63), 2**40, -7], device="cuda")
@@ -98,7 +98,7 @@ def test_blocks_of_32_sequences(N: int, state: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("state", STATES[:3])
 @pytest.mark.parametrize("groups", [None, 1, 8])
 def test_mamba_2(groups: int | None, state: torch.dtype, seed: int) -> None:
-    """Heads of 64 channels, N = 128, and everything expanded that is one number a head."""
+    """Heads of 64 channels, N = 128, and one value per head expanded for A, dt, dt_bias, D and delta_a."""
     for batch in (1, 40):
         x = on_gpu(seed, batch=batch, heads=16, dim=64, N=128, groups=groups, state=state, io=torch.bfloat16)
         for name in ("dt", "dt_bias", "D", "delta_a"):
@@ -139,7 +139,7 @@ def test_slots_that_are_not_named_are_not_written(seed: int) -> None:
 @pytest.mark.parametrize("tokens", [None, 3])
 @pytest.mark.parametrize("N", [7, 16])
 def test_hostile_slots(N: int, tokens: int | None, seed: int) -> None:
-    """Past the pool the output is NaN, negative it is 0, and nothing is touched."""
+    """For slots past the pool the output is NaN, for negative ones 0, and no state is touched."""
     x = on_gpu(seed, batch=10, slots=12, N=N, tokens=tokens)
     x["state_batch_indices"] = torch.tensor(HOSTILE * 2, device="cuda")
     x["state_batch_indices"][-1] = 2
@@ -201,7 +201,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(seed: int) -> None:
 
 
 def problem_of(x: dict[str, Any]) -> str:
-    """What the heuristic of selective_state_update sees, of one token with bf16 inputs and rows of whole 16-byte units."""
+    """The heuristic's problem for one token, bf16 inputs, and rows of whole 16-byte units."""
     batch, dim, N = x["state"].shape
     plain = x["discretization"] == "mamba" and "delta_a" not in x and not x["state"].is_complex() and N % 8 == 0
     return (
@@ -241,7 +241,7 @@ def test_equal_calls_give_equal_bits(seed: int) -> None:
         assert torch.equal(out, results[0][0]) and torch.equal(state, results[0][1])
 
 
-def test_numbers_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
+def test_infinities_and_nans_stay_in_their_row(seed: int) -> None:
     for name in REAL:
         clean, spoilt = (on_gpu(seed, name, batch=4, dim=37, bare=True) for _ in range(2))
         spoilt["x"][1, 2], spoilt["dt"][2, 3], spoilt["state"][3, 1, 4] = torch.nan, torch.inf, -torch.inf
@@ -252,7 +252,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
         assert torch.equal(results[0][1][~touched], results[1][1][~touched])
 
 
-def test_nothing_to_do(seed: int) -> None:
+def test_empty_batches_tokens_and_channels(seed: int) -> None:
     for more in ({"batch": 0}, {"tokens": 0}, {"dim": 0}):
         x = on_gpu(seed, **more)
         before = x["state"].clone()
@@ -324,7 +324,7 @@ def test_an_argument_on_another_device_is_refused(argument: str, seed: int) -> N
 @pytest.mark.parametrize("name", ["bilinear", "zoh", "dirac"])
 @pytest.mark.parametrize("conj_sym", [False, True])
 def test_simplified(name: str, conj_sym: bool, seed: int) -> None:
-    # One number alone may be what is left of a cancellation, so (1, 1) has 64.
+    # A single value may be the result of a cancellation, so (1, 1) has 64.
     for P, H, B in ((7, 5, 3), (1, 1, 64), (512, 1024, 1), (256, 300, 65), (3, 4, 0), (0, 4, 2)):
         x = moved(simplified_inputs(B, seed, P, H)) | {"discretization": name, "conj_sym": conj_sym}
         D, delta_a = torch.randn(H, H, device="cuda"), torch.rand(P, device="cuda")

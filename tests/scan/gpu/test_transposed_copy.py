@@ -1,4 +1,4 @@
-"""scan/transposed_copy on the GPU: calls of selective_scan whose tensors are in different layouts."""
+"""common/transposed_copy on the GPU: calls of selective_scan whose tensors are in different layouts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import oracle
 import pytest
 import torch
-from selective_inputs import DTYPES, channels_last, selective_inputs, through
+from selective_inputs import DTYPES, channels_last, identity_scan, selective_inputs
 from torch import Tensor
 
 import gdn_cuda
@@ -29,7 +29,7 @@ def poison() -> None:
 
 def check(u: Tensor, last: bool) -> None:
     poison()
-    for found in through(u, last):
+    for found in identity_scan(u, last):
         assert torch.equal(found, u)
 
 
@@ -48,7 +48,7 @@ SIZES = [(1, 70), (70, 1), (2, 3), (8, 8), (63, 65), (64, 64), (72, 136), (129, 
 def test_sizes(dim: int, length: int, last: bool, dtype: torch.dtype) -> None:
     u = torch.randn(3, dim, length, device="cuda", dtype=dtype)
     check(u if last else channels_last(u), last)
-    loaded = {event["configuration"] for event in _C.load_events() if event["kernel"] == "scan/transposed_copy"}
+    loaded = {event["configuration"] for event in _C.load_events() if event["kernel"] == "common/transposed_copy"}
     assert min(dim, length) == 1 or f"{{.element_bytes = {u.element_size()}}}" in loaded
 
 
@@ -85,7 +85,7 @@ def test_offsets_beyond_2_to_the_31_elements(dim: int, length: int, last: bool) 
 def test_results_are_those_of_tensors_in_one_layout(
     dim: int, length: int, other: tuple[str, ...], last: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    """Bit for bit. A tie is decided by u, forward and backward, so those are in the layout of fewer tensors then."""
+    """Bit for bit. u decides a tie, in forward and backward; results then have the layout of fewer tensors."""
     x = selective_inputs(seed, dim=dim, length=length, N=16, dtype=dtype, last=last, device="cuda")
     mixed = laid_out(x, tuple(k for k in other if k in ROWS), not last)
     if other == ("u", "delta_a"):
@@ -132,6 +132,6 @@ def test_copies_are_made_on_the_stream_of_the_call(last: bool) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(100_000_000)
         late.copy_(u)
-        found = through(late, last)
+        found = identity_scan(late, last)
     torch.cuda.synchronize()
     assert all(torch.equal(each, u) for each in found)

@@ -1,4 +1,4 @@
-"""torch.vmap of the scans on the GPU: a loop over calls, and over their gradients, with either layout of memory."""
+"""torch.vmap of the scans on the GPU: against a loop over calls, and over their gradients, in either layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RGLRU and S7: initial parameters, a sequence against its steps and its parts, gradients, errors."""
+"""RGLRU and S7: initial parameters, steps and two calls against a sequence, gradients, errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def layer(request: pytest.FixtureRequest, seed: int) -> nn.Module:
     return (RGLRU(6, 2) if request.param == "RGLRU" else S7(6, 3)).double()
 
 
-def test_a_sequence_is_its_steps(layer: nn.Module, rng: torch.Generator) -> None:
+def test_steps_equal_a_sequence(layer: nn.Module, rng: torch.Generator) -> None:
     u = torch.randn(2, 7, 6, generator=rng, dtype=torch.float64)
     y, last = layer(u, return_last_state=True)
     assert torch.equal(layer(u), y)
@@ -27,7 +27,7 @@ def test_a_sequence_is_its_steps(layer: nn.Module, rng: torch.Generator) -> None
     assert rel_rms(torch.stack(steps, 1), y) < 1e-6 and rel_rms(state, last) < 1e-6
 
 
-def test_two_parts_are_the_whole(layer: nn.Module, rng: torch.Generator) -> None:
+def test_a_sequence_in_two_calls_equals_one_call(layer: nn.Module, rng: torch.Generator) -> None:
     u = torch.randn(2, 7, 6, generator=rng, dtype=torch.float64)
     y, last = layer(u, return_last_state=True)
     first, state = layer(u[:, :3], return_last_state=True)
@@ -46,17 +46,17 @@ def test_every_parameter_gets_a_gradient(layer: nn.Module, rng: torch.Generator)
     assert all(p.grad is not None and bool(p.grad.any()) and bool(p.grad.isfinite().all()) for p in layer.parameters())
 
 
-def test_decays_begin_as_in_the_papers() -> None:
+def test_initial_decays_are_those_of_the_papers() -> None:
     a = torch.sigmoid(RGLRU(4096, 4).Lambda.detach().double()) ** 8
     decay = 1 - 1 / (S7(2, 4096).bias.detach()[:4096] ** 2 + 0.5)
     for x in (a, decay):
         assert 0.8999 < x.min() < 0.902 and 0.997 < x.max() < 0.9991
-        assert abs(x.mean().item() - 0.9495) < 0.003  # that of a uniform distribution
+        assert abs(x.mean().item() - 0.9495) < 0.003  # the mean of a uniform distribution
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_default_state_of_rglru_begins_as_none_does(dtype: torch.dtype, rng: torch.Generator) -> None:
-    """Alone, beside sequences that go on, with resets, and passed on by calls without tokens; zeros that were reached go on."""
+def test_rglrus_default_state_equals_none(dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Alone, with continued sequences, with resets, and after calls without tokens. Other zeros continue a sequence."""
     layer, u = RGLRU(6, 2, dtype=dtype), torch.randn(3, 7, 6, generator=rng).to(dtype)
     expected, end = layer(u, return_last_state=True)
     start = layer.default_state(3)
@@ -64,11 +64,11 @@ def test_a_default_state_of_rglru_begins_as_none_does(dtype: torch.dtype, rng: t
         y, last = layer(u, begun, return_last_state=True)
         assert torch.equal(y, expected) and torch.equal(last, end)
     assert torch.equal(layer.step(u[:, 0], start)[0], layer.step(u[:, 0])[0])
-    _, going_on = layer(u, return_last_state=True)
-    mixed = torch.stack([going_on[0], start[1], going_on[2]])
+    _, continued = layer(u, return_last_state=True)
+    mixed = torch.stack([continued[0], start[1], continued[2]])
     reset = torch.arange(7).expand(3, 7) == 4
     y = layer(u, mixed, reset=reset)
-    assert torch.equal(y[1], layer(u, reset=reset)[1]) and torch.equal(y[[0, 2]], layer(u, going_on, reset=reset)[[0, 2]])
+    assert torch.equal(y[1], layer(u, reset=reset)[1]) and torch.equal(y[[0, 2]], layer(u, continued, reset=reset)[[0, 2]])
     assert not torch.equal(y[0, :4], layer(u, reset=reset)[0, :4])
     silent = torch.cat([-torch.zeros_like(u[:, :2]), u], 1)
     _, zeros = layer(silent[:, :2], return_last_state=True)
@@ -97,7 +97,7 @@ def test_a_reset_begins_a_sequence(rng: torch.Generator) -> None:
     assert rel_rms(y[:, 3:], alone) < 1e-6 and rel_rms(last, end) < 1e-6  # products of other shapes round differently
 
 
-def test_errors_say_what_is_wrong() -> None:
+def test_errors_name_argument_expected_and_got() -> None:
     with pytest.raises(ValueError, match=r"^RGLRU: num_blocks: expected a divisor of width=6, got 4$"):
         RGLRU(6, 4)
     with pytest.raises(ValueError, match=r"^RGLRU: u: expected \(B, L, width=6\), got \(2, 6\)$"):

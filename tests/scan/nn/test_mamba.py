@@ -1,4 +1,4 @@
-"""gdn_cuda.nn.S6 and Mamba on CPU tensors: the block and its scan as they are defined, in fp64; steps, packing, errors."""
+"""gdn_cuda.nn.S6 and Mamba on CPU tensors: the block and its scan against their definitions in fp64; steps, packing, errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draw(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float64) 
 @EVERY_SHAPE
 @EVERY_DISCRETIZATION
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
-def test_a_block_is_its_definition(
+def test_a_block_equals_its_definition(
     shape: dict[str, Any], discretization: str, dtype: torch.dtype, bound: float, seed: int, rng: torch.Generator
 ) -> None:
     layer, u = make(seed, dtype, discretization=discretization, **shape), draw(rng, BATCH, L, WIDTH, dtype=dtype)
@@ -110,7 +110,7 @@ def test_short_inputs(length: int, seed: int, rng: torch.Generator) -> None:
         assert all(torch.equal(a, b) for a, b in zip(after, state, strict=True))
 
 
-def test_packed_sequences_are_alone(seed: int, rng: torch.Generator) -> None:
+def test_packed_sequences_equal_separate_calls(seed: int, rng: torch.Generator) -> None:
     layer, u = make(seed), draw(rng, 1, L, WIDTH)
     offsets = [0, 2, 2, 7, 8, L]
     packed = layer(u, cu_seqlens=torch.tensor(offsets))
@@ -216,7 +216,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_say_what_is_wrong(name: str, seed: int) -> None:
+def test_errors_name_argument_expected_and_got(name: str, seed: int) -> None:
     call, message = BAD[name]
     layer = make(seed, torch.float32)
     with pytest.raises(ValueError, match=f"^Mamba: {message}$"):

@@ -37,7 +37,7 @@ def inputs(seed: int, *shape: int) -> Tensor:
 
 
 def expected_of(layer: Any, u: Tensor) -> Tensor:
-    """By the formulas of the papers, token by token in complex128."""
+    """The papers' formulas, token by token in complex128."""
     C, B, u = (torch.view_as_complex(layer.C.double()), torch.view_as_complex(layer.B.double()), u.double())
     if isinstance(layer, LRU):
         decay = torch.exp(torch.complex(-torch.exp(layer.nu_log.double()), torch.exp(layer.theta_log.double())))
@@ -56,7 +56,7 @@ def expected_of(layer: Any, u: Tensor) -> Tensor:
 
 
 @EVERY
-def test_outputs_are_the_formula(name: str, seed: int) -> None:
+def test_outputs_equal_the_formula(name: str, seed: int) -> None:
     layer, u = layer_of(name, seed), inputs(seed, BATCH, L, H)
     y = layer(u)
     assert y.dtype == u.dtype and rel_rms(y, expected_of(layer, u)) < 1e-6
@@ -67,7 +67,7 @@ def test_outputs_are_the_formula(name: str, seed: int) -> None:
 
 
 @EVERY
-def test_steps_are_the_sequence(name: str, seed: int) -> None:
+def test_steps_equal_a_sequence(name: str, seed: int) -> None:
     layer, u = layer_of(name, seed), inputs(seed, BATCH, L, H)
     y, last = layer(u, return_last_state=True)
     state = layer.default_state(BATCH)
@@ -94,7 +94,7 @@ def test_every_parameter_learns_and_is_saved(name: str, seed: int) -> None:
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes(name: str, dtype: torch.dtype, seed: int) -> None:
-    """16 bits are for inputs, results and D: phases of 8 bits would be others."""
+    """Inputs, results and D have 16 bits; phases and decays do not, as 8 bits do not hold them."""
     make, more = LAYERS[name]
     made, converted = make(H, dtype=dtype, **more), layer_of(name, seed)
     u = inputs(seed, BATCH, 200, H)
@@ -110,7 +110,7 @@ def test_dtypes(name: str, dtype: torch.dtype, seed: int) -> None:
     assert rel_rms(y, expected) < {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-6}[dtype]
 
 
-def test_lru_begins_in_its_ring(seed: int) -> None:
+def test_lrus_initial_poles_are_in_the_ring(seed: int) -> None:
     torch.manual_seed(seed)
     layer = LRU(2, 4000, r_min=0.4, r_max=0.8, max_phase=math.pi / 10)
     A = layer.system()["A"]
@@ -124,7 +124,7 @@ def test_lru_begins_in_its_ring(seed: int) -> None:
     assert 0.8 < state.abs().square().mean() < 1.25, "γ keeps the state's size"
 
 
-def test_s5_begins_with_hippo(seed: int) -> None:
+def test_s5s_initial_poles_are_those_of_hippo(seed: int) -> None:
     values, vectors = diagonalized_hippo(16)
     n = torch.arange(16, dtype=torch.float64)
     hippo = torch.zeros(16, 16, dtype=torch.float64)
@@ -157,6 +157,6 @@ def test_s5_begins_with_hippo(seed: int) -> None:
         (lambda: S5(2, 4).step(torch.ones(1, 2), torch.ones(1, 4)), r"S5: state: expected .* dimension of 2, got \(1, 4\)"),
     ],
 )
-def test_errors_say_what_is_wrong(make: Any, message: str) -> None:
+def test_errors_name_argument_expected_and_got(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         make()

@@ -1,4 +1,4 @@
-"""Arguments of rglru_scan that are refused."""
+"""Invalid arguments of rglru_scan raise an error that names argument, expected and got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of s7_scan that are refused."""
+"""Invalid arguments of s7_scan raise an error that names argument, expected and got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds between calls of selective_scan: sequences in parts, packed, in either layout, again, compiled, transformed."""
+"""selective_scan against itself: sequences in two calls, packed, in either layout, repeated, compiled, transformed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_gradients_flow_through_the_state_between_two_parts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("offsets", [torch.int32, torch.int64])
-def test_packed_sequences_are_what_each_is_alone(offsets: torch.dtype, seed: int) -> None:
+def test_packed_sequences_equal_separate_calls(offsets: torch.dtype, seed: int) -> None:
     cu_seqlens = [0, 0, 1, 65, 65, 129, 140]
     x = selective_inputs(seed, batch=1, length=140, groups=2, cu_seqlens=cu_seqlens)
     x["cu_seqlens"] = x["cu_seqlens"].to(offsets)
@@ -63,7 +63,7 @@ def test_packed_sequences_are_what_each_is_alone(offsets: torch.dtype, seed: int
         assert torch.equal(out[..., first:end], expected) and torch.equal(last[n : n + 1], expected_last)
 
 
-def test_tokens_behind_the_last_sequence_have_no_output_and_no_gradient(seed: int) -> None:
+def test_tokens_after_the_last_sequence_have_no_output_and_no_gradient(seed: int) -> None:
     x = selective_inputs(seed, batch=1, length=9, cu_seqlens=[0, 4])
     out, last = scan(**x)
     assert not out[..., 4:].any() and out[..., :4].any()
@@ -97,11 +97,11 @@ def test_both_layouts_have_the_same_results_in_their_own(is_complex: bool, seed:
     assert torch.equal(out, out_y) and torch.equal(last, last_y)
     assert out.is_contiguous() and out_y.mT.is_contiguous()
     grads = torch.randn_like(out), torch.randn_like(last)
-    of_x, of_y = oracle.gradients(scan, x, *grads), oracle.gradients(scan, y, *grads)
-    for argument, found in of_x.items():
-        assert torch.equal(found, of_y[argument])
+    x_gradients, y_gradients = oracle.gradients(scan, x, *grads), oracle.gradients(scan, y, *grads)
+    for argument, found in x_gradients.items():
+        assert torch.equal(found, y_gradients[argument])
         if argument in ("u", "delta", "z", "delta_a"):
-            assert found.is_contiguous() and of_y[argument].mT.is_contiguous()
+            assert found.is_contiguous() and y_gradients[argument].mT.is_contiguous()
 
 
 def test_any_strides(seed: int) -> None:
@@ -123,7 +123,7 @@ def test_two_runs_are_bit_identical(seed: int) -> None:
     assert all(torch.equal(found, wanted[k]) for k, found in oracle.gradients(scan, x, *grads).items())
 
 
-def test_the_last_state_is_asked_for(seed: int) -> None:
+def test_the_last_state_is_returned_on_request(seed: int) -> None:
     x = selective_inputs(seed)
     out = gdn_cuda.selective_scan(**x)
     assert isinstance(out, Tensor) and torch.equal(out, scan(**x)[0])
@@ -135,9 +135,9 @@ def test_either_result_may_be_the_only_one_with_a_gradient(seed: int) -> None:
     zeros = torch.zeros_like(out), torch.zeros_like(last)
     both = torch.randn_like(out), torch.randn_like(last)
     u = x["u"].clone().requires_grad_()
-    of_out, of_last = scan(**x | {"u": u})
-    (from_last,) = torch.autograd.grad(of_last, u, both[1], retain_graph=True)
-    (from_out,) = torch.autograd.grad(of_out, u, both[0])
+    out, last = scan(**x | {"u": u})
+    (from_last,) = torch.autograd.grad(last, u, both[1], retain_graph=True)
+    (from_out,) = torch.autograd.grad(out, u, both[0])
     assert torch.equal(from_last, oracle.gradients(scan, x, zeros[0], both[1])["u"])
     assert torch.equal(from_out, oracle.gradients(scan, x, both[0], zeros[1])["u"])
 

@@ -1,4 +1,4 @@
-"""Which tensors of selective_scan are copied by scan/transposed_copy, and how."""
+"""Which tensors of selective_scan are copied by common/transposed_copy, and how."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def other_layout(x: Tensor) -> Tensor:
 
 
 def copies(x: dict[str, Any], grad: Tensor | None = None) -> list[tuple[str, str, str]]:
-    """(configuration, bytes that a lane loads, bytes that it stores) of each copy; those of backward with `grad`."""
+    """(configuration, what a lane loads, what it stores) for each copy; with `grad`, for those of backward."""
 
     def step(**x: Any) -> Any:
         out = gdn_cuda.selective_scan(**x)
@@ -33,7 +33,7 @@ def copies(x: dict[str, Any], grad: Tensor | None = None) -> list[tuple[str, str
     ends = [i for i, each in enumerate(steps) if each["kernel"] == "scan/selective_forward"]
     assert len(ends) == 1
     steps = steps[: ends[0]] if grad is None else steps[ends[0] + 1 :]
-    found = [each for each in steps if each["kernel"] == "scan/transposed_copy"]
+    found = [each for each in steps if each["kernel"] == "common/transposed_copy"]
     assert steps[: len(found)] == found, "copies are made first"
     moved = [re.search(r"a lane loads (.+) and stores (.+)", each["reason"]) for each in found]
     return [(each["configuration"], match[1], match[2]) for each, match in zip(found, moved, strict=True) if match]
@@ -45,7 +45,7 @@ def mixed(x: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype, bytes_", [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 2)])
 @BOTH_LAYOUTS
-def test_those_in_the_other_layout_are_copied(dtype: torch.dtype, bytes_: int, last: bool, seed: int) -> None:
+def test_tensors_in_the_other_layout_are_copied(dtype: torch.dtype, bytes_: int, last: bool, seed: int) -> None:
     x = selective_inputs(seed, dim=16, length=72, dtype=dtype, last=last)
     by_vectors = (f"{{.element_bytes = {bytes_}}}", "16 bytes", "16 bytes")
     assert copies(x) == []
@@ -54,7 +54,7 @@ def test_those_in_the_other_layout_are_copied(dtype: torch.dtype, bytes_: int, l
 
 
 @BOTH_LAYOUTS
-def test_so_is_the_gradient_of_out(last: bool, seed: int) -> None:
+def test_a_gradient_of_out_in_the_other_layout_is_copied(last: bool, seed: int) -> None:
     x = selective_inputs(seed, dim=16, length=72, last=last)
     grad = x["u"].detach()
     assert copies(x, grad) == []
@@ -91,6 +91,6 @@ def test_other_strides_are_left_to_torch(last: bool, seed: int) -> None:
 
 
 @BOTH_LAYOUTS
-def test_without_elements_nothing_is_copied(last: bool, seed: int) -> None:
+def test_empty_tensors_are_not_copied(last: bool, seed: int) -> None:
     x = selective_inputs(seed, length=0, last=last)
     assert copies(mixed(x, "z")) == []

@@ -1,4 +1,4 @@
-"""The layouts of what selective_scan and its backward return, where tensors of a call lie in different ones."""
+"""The layouts of the results of selective_scan and its backward, for calls with tensors in different layouts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_results_are_in_the_layout_of_most_tensors_or_of_u(last: tuple[bool, ...
 @pytest.mark.parametrize("grad_is_last", [False, True])
 @pytest.mark.parametrize("last", MIXES, ids=lambda mix: "".join("DL"[not each] for each in mix))
 def test_gradients_are_in_one_layout_too(last: tuple[bool, ...], grad_is_last: bool, seed: int) -> None:
-    """That of the output's gradient counts; traced shapes have the same strides."""
+    """The layout of the output's gradient counts too; traced shapes have the same strides."""
     mixed = laid_out(selective_inputs(seed, length=5), last)
     given = [mixed.get(argument) for argument in gdn_cuda.scan.selective._scan.schema.arguments[:-1]]
     out, state, states = torch.ops.gdn_cuda.selective_scan(*given, True)

@@ -15,9 +15,9 @@ import gdn_cuda
 MEMORY: dict[str, Callable[[Tensor], Tensor]] = {
     "an odd offset": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
     "rows of an odd size": lambda x: torch.cat([x, x[..., :1]], -1)[..., :-1],
-    "every third number": lambda x: torch.stack([x, x, x], -1)[..., 1],
+    "every third element": lambda x: torch.stack([x, x, x], -1)[..., 1],
     "tokens first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
-    "one for all": lambda x: x[..., :1].expand_as(x),
+    "expanded over tokens": lambda x: x[..., :1].expand_as(x),
 }
 
 

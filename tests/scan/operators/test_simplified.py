@@ -1,4 +1,4 @@
-"""simplified_scan and s5_inner as operators: refusals, tracing, torch.func, torch.vmap, the C++ API. CPU tensors."""
+"""simplified_scan and s5_inner as operators: errors, tracing, torch.func, torch.vmap, the C++ API. CPU tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_named(case: str) -> None:
+def test_errors_name_the_argument(case: str) -> None:
     argument, broken, message = REFUSED[case]
     x = given()
     with pytest.raises(ValueError, match=f"^simplified_scan: {argument}: {message}"):

@@ -1,4 +1,4 @@
-"""selective_state_update and simplified_state_update on CPU tensors against the definition and against the whole scan."""
+"""selective_state_update and simplified_state_update on CPU tensors against the definition and against the scan."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_limits_of_zoh_and_rglru() -> None:
     check(x, selective_state_update)
 
 
-def test_numbers_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
+def test_infinities_and_nans_stay_in_their_row(seed: int) -> None:
     for name in REAL:
         clean, spoilt = (draws(seed, name, batch=4, dim=5, bare=True) for _ in range(2))
         spoilt["x"][1, 2], spoilt["dt"][2, 3], spoilt["state"][3, 1, 4] = torch.nan, torch.inf, -torch.inf
@@ -209,7 +209,7 @@ def test_simplified_writes_states_of_any_stride(seed: int) -> None:
     assert not wide.T[1::2].any()
 
 
-# ---- What follows from being in place
+# ---- In-place operators
 
 
 def test_fp64_references() -> None:

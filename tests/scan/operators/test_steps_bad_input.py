@@ -18,7 +18,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def selective_case() -> dict[str, Any]:
-    """With everything that can be given; two tokens, heads of groups."""
+    """All optional arguments; two tokens, heads in groups."""
     x = draws(0, batch=3, tokens=2, heads=4, dim=5, groups=2, slots=6)
     return x | {
         "state_batch_indices": torch.tensor([[0, 1], [2, 3], [4, 5]]),
@@ -48,7 +48,7 @@ def shorter(x: Tensor, d: int) -> Tensor:
     return x.narrow(d, 0, x.shape[d] - 1)
 
 
-# (argument, dimension) whose size may be smaller, as there may be more room than is used.
+# (argument, dimension) whose size may be smaller, as not all of it may be used.
 MAY_BE_SMALLER = {("state", 0), ("step_states", 0), ("B", 2), ("C", 2)}
 
 

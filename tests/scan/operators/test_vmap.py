@@ -1,4 +1,4 @@
-"""torch.vmap of the scans with channels of their own: a loop over calls, alone, of gradients and inside of gradients."""
+"""torch.vmap of the scans against a loop over calls: of results, of gradients, and inside of gradients."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_jacobian_maps_over_gradients() -> None:
         torch.testing.assert_close(by_rows[0, d, t], wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_what_sequences_share_is_not_mapped_over() -> None:
+def test_vmap_over_cu_seqlens_and_reset_is_refused() -> None:
     packed = selective_inputs(0, **small, batch=1, cu_seqlens=[0, 7])
     cu_seqlens = packed.pop("cu_seqlens")[None]
     with pytest.raises(RuntimeError, match=r"^selective_scan: torch\.vmap over cu_seqlens is not supported$"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdn_cuda import rglru_scan
 
-WAYS: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"first_multiplier": True},
     {"initial": True, "resets": True},
@@ -30,15 +30,15 @@ def oracle_of(x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def covered(x: Inputs) -> int:
-    """Tokens of a sequence; what the others give is not defined."""
+    """Tokens that belong to a sequence; the output of later ones is undefined."""
     offsets = x.options.get("cu_seqlens")
     return x.u.shape[2] if offsets is None else int(offsets[-1])
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("form", OPTIONS, ids=str)
 @pytest.mark.parametrize("N", [1, 7])
-def test_values_and_gradients(way: dict[str, Any], N: int, seed: int) -> None:
-    x = inputs(1 if "packed" in way else 2, 3, 11, N, seed, dtype=torch.float64, **way)
+def test_values_and_gradients(form: dict[str, Any], N: int, seed: int) -> None:
+    x = inputs(1 if "packed" in form else 2, 3, 11, N, seed, dtype=torch.float64, **form)
     for leaf in x.leaves():
         leaf.requires_grad_()
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
@@ -67,9 +67,9 @@ def test_empty_batches() -> None:
     assert out.shape == (0, 3, 5) and last.shape == (0, 3, 2)
 
 
-@pytest.mark.parametrize("way", WAYS[:4], ids=str)
-def test_gradcheck(way: dict[str, Any], seed: int) -> None:
-    x = inputs(2, 2, 4, 2, seed, dtype=torch.float64, **way)
+@pytest.mark.parametrize("form", OPTIONS[:4], ids=str)
+def test_gradcheck(form: dict[str, Any], seed: int) -> None:
+    x = inputs(2, 2, 4, 2, seed, dtype=torch.float64, **form)
     options = {name: value for name, value in x.options.items() if name != "initial_state"}
     leaves = [leaf.requires_grad_() for leaf in x.leaves()]
 
@@ -79,8 +79,8 @@ def test_gradcheck(way: dict[str, Any], seed: int) -> None:
     assert torch.autograd.gradcheck(run, leaves)
 
 
-def test_a_token_that_forgets_nothing_keeps_the_state() -> None:
-    """delta = 0: the state stays, the input counts for nothing, and the infinite derivative of the root is taken as 0."""
+def test_delta_of_0_keeps_the_state() -> None:
+    """delta = 0: the state stays, the input is ignored, and the infinite derivative of the root counts as 0."""
     u, delta = torch.ones(1, 1, 2, dtype=torch.float64), torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
     A = torch.tensor([[0.5, 0.0]], dtype=torch.float64)
     leaves = [x.requires_grad_() for x in (u, delta, A)]
@@ -120,7 +120,7 @@ def test_the_derivative_of_the_root_is_bounded(bound: float, seed: int) -> None:
         assert rel_rms(mine, other) < 1e-12
 
 
-def test_packed_sequences_are_those_alone(seed: int) -> None:
+def test_packed_sequences_equal_separate_calls(seed: int) -> None:
     offsets = [0, 4, 4, 9, 10]
     x = inputs(1, 3, 10, 2, seed, packed=offsets, initial=True, first_multiplier=True)
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
@@ -131,7 +131,7 @@ def test_packed_sequences_are_those_alone(seed: int) -> None:
         assert torch.equal(out[..., start:end], alone) and torch.equal(last[i : i + 1], alone_last)
 
 
-def test_two_parts_are_the_whole(seed: int) -> None:
+def test_a_sequence_in_two_calls_equals_one_call(seed: int) -> None:
     x = inputs(2, 3, 10, 2, seed, first_multiplier=True)
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
     first, state = rglru_scan(x.u[..., :6], x.delta[..., :6], x.A, True, **x.options)
@@ -141,7 +141,7 @@ def test_two_parts_are_the_whole(seed: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_nothing_comes_through_a_reset(bad: float, seed: int) -> None:
+def test_resets_stop_infinities_and_nans(bad: float, seed: int) -> None:
     x = inputs(1, 2, 8, 2, seed, packed=[0, 5, 8], initial=True)
     x.options["reset"] = torch.zeros(1, 8, dtype=torch.int64).index_fill_(1, torch.tensor(2), 1)
     leaves = [leaf.requires_grad_() for leaf in x.leaves()]

@@ -15,8 +15,8 @@ import gdn_cuda
 from gdn_cuda.scan import discretizations, reference_selective
 
 ROUNDING = 1e-6  # of fp32 inputs and results
-KINDS = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
-EVERY_KIND = pytest.mark.parametrize("name, is_complex", KINDS, ids=[f"{n}-complex" if c else n for n, c in KINDS])
+CASES = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
+EVERY_DISCRETIZATION = pytest.mark.parametrize("name, is_complex", CASES, ids=[f"{n}-complex" if c else n for n, c in CASES])
 FORMS: dict[str, dict[str, Any]] = {
     "varying": {},
     "bare": {"bare": True},
@@ -44,7 +44,7 @@ def check(x: dict[str, Any], seed: int, bound: float = ROUNDING) -> None:
         assert found.dtype == x[argument].dtype and relative_rms(found, wanted[argument]) < bound, argument
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 @pytest.mark.parametrize("form", FORMS)
 def test_values_and_gradients(name: str, is_complex: bool, form: str, seed: int) -> None:
     check(selective_inputs(seed, name, is_complex=is_complex, **FORMS[form]), seed)
@@ -85,7 +85,7 @@ def test_steps_of_0_and_100(name: str, delta: float, seed: int) -> None:
     check(x, seed)
 
 
-def test_what_is_not_finite_stays_in_its_row(seed: int) -> None:
+def test_infinities_and_nans_stay_in_their_row(seed: int) -> None:
     x = selective_inputs(seed, batch=3, dim=3)
     clean, clean_last = ours(**x)
     for argument, value in (("u", torch.nan), ("delta", torch.nan), ("z", torch.inf)):
@@ -161,7 +161,7 @@ def test_rglru_at_the_ends_of_its_range_is_finite(A: float, delta: float) -> Non
         assert bool(torch.isfinite(found).all())
 
 
-@EVERY_KIND
+@EVERY_DISCRETIZATION
 def test_gradients_of_a_discretization_are_those_of_autograd(name: str, is_complex: bool, seed: int) -> None:
     draw = Draw(seed)
     delta, delta_a = (draw.uniform(5, 1, dtype=torch.float64, low=0.01).requires_grad_() for _ in range(2))

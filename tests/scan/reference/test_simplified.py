@@ -1,4 +1,4 @@
-"""simplified_scan and s5_inner on CPU tensors: the definition as a loop, singular points, pieces against the whole."""
+"""simplified_scan and s5_inner on CPU tensors: the definition as a loop, singular points, a sequence in two calls."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_values_and_last_state(name: str, varying: bool, with_a: bool, with_stat
 
 @EVERY
 @pytest.mark.parametrize("varying,with_a,with_state", FORMS)
-def test_gradients_are_differences(name: str, varying: bool, with_a: bool, with_state: bool, seed: int) -> None:
-    """In fp64, with a step size of 0, and A at 0, beside 0, and where its series ends."""
+def test_gradients_equal_finite_differences(name: str, varying: bool, with_a: bool, with_state: bool, seed: int) -> None:
+    """In fp64, with a step size of 0, and A at 0, near 0, and where the series ends."""
     x = oracle.drawn(seed, 2, 2, 4, 3, varying=varying, with_a=with_a, with_state=with_state, dtype=torch.complex128)
     x["A"][:3] = torch.tensor([0, 1e-9 - 1e-9j, 0.05 / 0.2j])
     x["delta"][..., 1:3] = x["delta"].new_tensor([0, 0.2])
@@ -56,8 +56,8 @@ def test_s5_inner_is_real_and_adds_the_input(conj_sym: bool, seed: int) -> None:
 
 @EVERY
 @pytest.mark.parametrize("varying", [False, True])
-def test_tokens_in_two_calls_are_tokens_in_one(name: str, varying: bool, seed: int) -> None:
-    """With the gradient through the state between them."""
+def test_a_sequence_in_two_calls_equals_one_call(name: str, varying: bool, seed: int) -> None:
+    """Gradients flow through the state between the calls."""
     x = oracle.drawn(seed, 2, 3, 5, 9, varying=varying, with_state=True, dtype=torch.complex128)
     leaves = [z.requires_grad_() for z in x.values()]
     whole = simplified_scan(**x, discretization=name, return_last_state=True)

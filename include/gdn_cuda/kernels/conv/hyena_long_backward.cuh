@@ -13,7 +13,7 @@
 //
 // Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
 // (hyena_columns_tile.cuh), for up to 16 states; with more, the host has tensors copied into the other layout
-// (scan/transposed_copy). cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh) while one is computed: with 8
+// (common/transposed_copy). cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh) while one is computed: with 8
 // warps an SM nothing else hides the latency of memory. Its states are in flight while its tokens go through shared memory.
 //
 // Shared memory, of each warp: right operands made of the poles, 7 KB for 16 states, 7 KB for two tiles in bf16, and a stage

@@ -1,17 +1,17 @@
 // scan/diagonal_scan: x_t = Ā_t x_{t-1} + f_t Bu_t, the states of a diagonal system (S5, LRU), and the last of them.
 //
-// A block has one row, that is one state of one sequence, or a part of it; its threads lie along time, with four tokens each
-// (row_scan.cuh). Ā and f are made in registers, in fp64 as all of the scan, so that phases and decays near one add up exactly.
-// Where several blocks share a row, scan/diagonal_scan_parts has run before; the maps that it wrote give the state before a
-// part.
+// A block has one row (one state of one sequence), or a part of it; its threads are along time, with four tokens each
+// (row_scan.cuh). Ā and f are computed in registers. They and the scan are fp64, so that phases and decays near one do not
+// drift. If several blocks share a row, scan/diagonal_scan_parts runs first and writes the map of each part, from which each
+// block computes the state before its part.
 //
-// Shared memory: the warps' maps, twice. Bound: 16 bytes a token, 20 with a step size that varies, of device memory, against 40
-// or 75 fp64 operations, of which data-center GPUs do 64 (Hopper) or 32 (Ampere) a clock and multiprocessor. GPUs with less
-// fp64 are bound by it.
+// Shared memory: the warps' maps, in two buffers. Bound: memory, 16 bytes a token, 20 with a varying step size, where fp64 is
+// fast: a token takes 40 or 75 fp64 operations, and an SM of Hopper does 64 a clock, of Ampere's A100 32. Other GPUs are bound
+// by fp64. docs/benchmarks/scan.md has the measured share.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_row.cuh>
-#include <gdn_cuda/kernels/scan/diagonal_scan_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/row.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_plan.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -4,15 +4,15 @@
 // maps e -> conj(Ā) e + conj(Ā) g, whose last state is the gradient of the initial one. Then Ā_t has the gradient
 // dx_t conj(x_{t-1}), f_t has dx_t conj(Bu_t), and Bu_t has dx_t conj(f_t).
 //
-// A block has one row or a part of it, its threads in reverse along time with four tokens each; it recomputes Ā and f. What is
-// summed over time is summed by every thread over its tokens, then over the warp, then over the warps, always in this order;
-// the host adds up parts and batch.
+// A block has one row or a part of it; its threads are along time in reverse, with four tokens each, and recompute Ā and f.
+// Gradients that are sums over time are summed over a thread's tokens, then the warp, then the block, in a fixed order; the
+// host adds up parts and batch.
 //
-// Shared memory: the warps' maps, twice, and sums. Bound: 32 bytes a token of device memory, 40 with a step size that varies.
+// Shared memory: the warps' maps, in two buffers, and sums. Bound: memory, 32 bytes a token, 40 with a varying step size.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_row.cuh>
-#include <gdn_cuda/kernels/scan/diagonal_scan_backward_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/row.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_backward_plan.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -31,13 +31,13 @@ struct DiagonalScanBackward {
     const Row row;
     Scan scan;
     Shared& shared;
-    Wide sum_of_A = {0, 0};
-    double sum_of_delta = 0, sum_of_delta_a = 0;
+    Wide dA_sum = {0, 0};
+    double ddelta_sum = 0, ddelta_a_sum = 0;
 
     __device__ __forceinline__ DiagonalScanBackward(const DiagonalScanBackwardArgs& args, Shared& shared)
         : args(args), row(args.inputs), scan{shared.scan, after_last()}, shared(shared) {}
 
-    // The gradient that comes from the tokens after this block's.
+    // The gradient that flows in from the tokens after this block's part.
     __device__ __forceinline__ Wide after_last() const {
         Wide e = wide(static_cast<const Stored*>(args.grad_of_last)[row.row]);
         const auto* maps = reinterpret_cast<const Map*>(args.maps) + static_cast<i64>(row.row) * args.inputs.parts;
@@ -69,7 +69,7 @@ struct DiagonalScanBackward {
         }
         row.template mask<true>(a, e, token);
         Wide after = scan.advance(a, e);
-        Tokens<float> of_delta, of_delta_a;
+        Tokens<float> ddelta, ddelta_a;
 #pragma unroll
         for (int at = 0; at < kDiagonalTokens; ++at) {
             const int j = kDiagonalTokens - 1 - at;
@@ -77,42 +77,41 @@ struct DiagonalScanBackward {
             const double delta = row.delta_of(sizes, j), delta_a = row.delta_a_of(sizes, j);
             const Wide dx = wide(grad.items[j]) + after;
             after = e[at];
-            const Wide of_a = dx * wide(j == 0 ? before : x.items[j - 1]).conjugate(),
-                       of_factor = dx * wide(input.items[j]).conjugate();
+            const Wide da = dx * wide(j == 0 ? before : x.items[j - 1]).conjugate(),
+                       dfactor = dx * wide(input.items[j]).conjugate();
             out.items[j] = narrow(dx * step.factor.conjugate());
             double by_delta, by_delta_a;
             Wide by_A{0, 0};
-            step.gradients(of_a, of_factor, delta, delta_a, row.A, row.inverse_A, by_delta, by_delta_a, by_A);
+            step.gradients(da, dfactor, delta, delta_a, row.A, row.inverse_A, by_delta, by_delta_a, by_A);
             if (!row.separate) by_delta += by_delta_a, by_delta_a = 0;
-            of_delta.items[j] = static_cast<float>(by_delta);
-            of_delta_a.items[j] = static_cast<float>(by_delta_a);
+            ddelta.items[j] = static_cast<float>(by_delta);
+            ddelta_a.items[j] = static_cast<float>(by_delta_a);
             if (token + j < row.end) {
-                sum_of_A = sum_of_A + by_A;
-                sum_of_delta += by_delta;
-                sum_of_delta_a += by_delta_a;
+                dA_sum = dA_sum + by_A;
+                ddelta_sum += by_delta;
+                ddelta_a_sum += by_delta_a;
             }
         }
-        store_tokens(out, static_cast<Stored*>(args.of_input) + row.start, token, row.end, args.inputs.aligned);
+        store_tokens(out, static_cast<Stored*>(args.dinput) + row.start, token, row.end, args.inputs.aligned);
         if constexpr (kConfig.varying) {
-            if (args.of_delta != nullptr)
-                store_tokens(of_delta, args.of_delta + row.start, token, row.end, args.inputs.aligned);
-            if (args.of_delta_a != nullptr)
-                store_tokens(of_delta_a, args.of_delta_a + row.start, token, row.end, args.inputs.aligned);
+            if (args.ddelta != nullptr) store_tokens(ddelta, args.ddelta + row.start, token, row.end, args.inputs.aligned);
+            if (args.ddelta_a != nullptr)
+                store_tokens(ddelta_a, args.ddelta_a + row.start, token, row.end, args.inputs.aligned);
         }
     }
 
     template <Discretization kKind>
     __device__ __forceinline__ void run() {
         const int tiles = (row.end - row.first + kConfig.tile() - 1) / kConfig.tile();
-        const int of_thread = kConfig.tile() - kDiagonalTokens - Scan::first_token();
+        const int thread_offset = kConfig.tile() - kDiagonalTokens - Scan::first_token();
         const DiagonalStep<kKind> fixed = row.template fixed_step<kKind>();
 #pragma unroll 1
-        for (int i = tiles - 1; i >= 0; --i) tile<kKind>(fixed, row.first + i * kConfig.tile() + of_thread);
-        if (threadIdx.x == 0 && row.part == 0) static_cast<Stored*>(args.of_initial_state)[row.row] = narrow(scan.state);
+        for (int i = tiles - 1; i >= 0; --i) tile<kKind>(fixed, row.first + i * kConfig.tile() + thread_offset);
+        if (threadIdx.x == 0 && row.part == 0) static_cast<Stored*>(args.dinitial_state)[row.row] = narrow(scan.state);
     }
 
     __device__ __forceinline__ void write_sums() {
-        double sums[kSums] = {sum_of_A.re, sum_of_A.im, sum_of_delta, sum_of_delta_a};
+        double sums[kSums] = {dA_sum.re, dA_sum.im, ddelta_sum, ddelta_a_sum};
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
 #pragma unroll

@@ -1,14 +1,14 @@
-// scan/diagonal_scan_parts: what parts of a row do to the state before them, for rows that several blocks share: forward for
-// scan/diagonal_scan, in reverse for scan/diagonal_scan_backward.
+// scan/diagonal_scan_parts: the map of each part of a row that several blocks share, from the state before the part to that
+// after it; forward for scan/diagonal_scan, in reverse for scan/diagonal_scan_backward.
 //
-// A block has a part of a row, its threads along time with four tokens each, as in diagonal_scan.cuh; it composes the maps of
-// its tokens, x -> Ā x + f Bu, or e -> conj(Ā) e + conj(Ā) g, and writes one. The part that is scanned last has none to write.
+// A block has a part of a row, its threads along time with four tokens each, as in diagonal_scan.cuh. It composes the maps of
+// its tokens, x -> Ā x + f Bu or e -> conj(Ā) e + conj(Ā) g, and writes the result. The part that is scanned last needs no map.
 //
-// Shared memory: the warps' maps, twice. Bound: 8 bytes a token, 12 with a step size that varies, of device memory.
+// Shared memory: the warps' maps, in two buffers. Bound: memory, 8 bytes a token, 12 with a varying step size.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/diagonal_row.cuh>
-#include <gdn_cuda/kernels/scan/diagonal_scan_parts_plan.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/row.cuh>
+#include <gdn_cuda/kernels/scan/diagonal/scan_parts_plan.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -30,12 +30,12 @@ struct DiagonalScanParts {
         constexpr bool kReverse = kConfig.reverse;
         if (row.part == (kReverse ? 0 : args.inputs.parts - 1)) return;
         const int tiles = (row.end - row.first + kConfig.tile() - 1) / kConfig.tile();
-        const int of_thread = kReverse ? kConfig.tile() - kDiagonalTokens - Scan::first_token() : Scan::first_token();
+        const int thread_offset = kReverse ? kConfig.tile() - kDiagonalTokens - Scan::first_token() : Scan::first_token();
         const DiagonalStep<kKind> fixed = row.template fixed_step<kKind>();
         Map whole = Map::identity();
 #pragma unroll 1
         for (int i = 0; i < tiles; ++i) {
-            const int token = row.first + (kReverse ? tiles - 1 - i : i) * kConfig.tile() + of_thread;
+            const int token = row.first + (kReverse ? tiles - 1 - i : i) * kConfig.tile() + thread_offset;
             Tokens<Stored> input;
             typename Row::Sizes sizes;
             row.load(input, args.inputs.input, token);

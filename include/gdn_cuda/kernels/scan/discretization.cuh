@@ -1,4 +1,4 @@
-// A step of one state, x_t = Ā_t x_{t−1} + (B̄u)_t, from its pole A, its B and what all states of a channel share.
+// A step of one state, x_t = Ā_t x_{t−1} + (B̄u)_t, from its pole A, its B and the inputs that all states of a channel share.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -9,7 +9,7 @@ namespace gdn_cuda::scan {
 
 inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
-// ---- Real and complex numbers alike
+// ---- Functions of real and of complex numbers
 
 template <bool kComplex>
 struct NumberOf {
@@ -22,7 +22,7 @@ struct NumberOf<true> {
 template <bool kComplex>
 using Number = typename NumberOf<kComplex>::type;
 
-// The i-th of real numbers, or of pairs of them.
+// Number i of an array of floats: a float, or a (real, imaginary) pair.
 template <class Number, int kCount>
 __device__ __forceinline__ Number number_of(const float (&x)[kCount], int i) {
     if constexpr (sizeof(Number) == sizeof(float))
@@ -61,8 +61,8 @@ __device__ __forceinline__ float expm1_fast(float z) {
     return fabsf(z) < 0.5f ? expm1_small(z) : exp2_fast(z * kLog2e) - 1.f;
 }
 
-// softplus to 1e-6, relative, and below −15 to 4e-6, as the exponent is rounded; above 20 it is x. And silu. The polynomial is
-// that of log1p_of_unit, of a degree less: these kernels are bound by instructions.
+// softplus, with a relative error of 1e-6, below −15 of 4e-6, as the exponent is rounded; above 20 it is x. The polynomial is
+// that of log1p_of_unit with one degree less, as these kernels are bound by instructions.
 __device__ __forceinline__ float softplus_fast(float x) {
     const float y = exp2_fast(-fabsf(x) * kLog2e);
     float p = -0.0085391978f;  // ln(1 + y) / y on [0, 1], a minimax polynomial: 2e-7
@@ -79,8 +79,8 @@ __device__ __forceinline__ float silu_fast(float x) {
     return x * reciprocal_fast(1.f + exp2_fast(-x * kLog2e));
 }
 
-// √2 times the sine and cosine of π f for |f| <= ½, by minimax polynomials: 2e-7. Of the angle 2π f, the cosine is 1 − sine²,
-// and the sine is sine × cosine.
+// sine, cosine = √2 sin π f, √2 cos π f for |f| <= ½, by minimax polynomials with an error of 2e-7. So cos 2π f = 1 − sine² and
+// sin 2π f = sine × cosine.
 __device__ __forceinline__ void sincos_half_turns(float f, float& sine, float& cosine) {
     const float square = f * f;
     float odd = 0.109824516f, even = -0.0348285f;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void sincos_half_turns(float f, float& sine, float& c
 
 // ---- Steps
 
-// What all states of a channel share in a step.
+// A step's inputs that all states of a channel share.
 //     exponential     step = δ_A       input = δu, or u for dirac
 //     zoh, bilinear   step = δ_A       input = u     size = δ
 //     s7              step = Ā − 1     input = u
@@ -108,7 +108,7 @@ struct ChannelStep {
     float step, input, size;
 };
 
-// x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one.
+// x ← decay x + drive; or if decay is relative (Ā − 1), x ← x + (decay x + drive), which is accurate for Ā near one.
 template <class T>
 struct Step {
     T decay, drive;
@@ -122,7 +122,7 @@ __device__ __forceinline__ T after(T x, const Step<T>& step) {
         return next;
 }
 
-// A sum and what its rounding left.
+// A sum, and its rounding error.
 struct ExactSum {
     float sum = 0.f, rest = 0.f;
 
@@ -143,9 +143,9 @@ struct Pole;
 template <Transition kTransition>
 struct Pole<kTransition, false> {
     static constexpr bool kRelative = kTransition == Transition::bilinear || kTransition == Transition::s7;
-    static constexpr bool kFollowsSteps = !kRelative;  // decays over many steps follow from their sum
+    static constexpr bool kFollowsSteps = !kRelative;  // the decay over many steps depends on their sum alone
 
-    float rate;     // log2 Ā a unit of δ; bilinear: A / 2
+    float rate;     // log2 Ā per unit of δ; bilinear: A / 2
     float inverse;  // 1 / A, for zoh
 
     __device__ __forceinline__ static Pole of(float A) {
@@ -176,13 +176,14 @@ struct Pole<kTransition, false> {
         }
     }
 
-    // A decay near one is rounded by up to 3e-8, always in the same direction where steps are alike. Whether that may add up to
-    // more than `most` before a state is forgotten, if `steps` steps sum to `total`.
-    __device__ __forceinline__ bool rounds_alike(float total, int steps, float most) const {
+    // A decay near one is rounded by up to 3e-8, and equal steps round in the same direction. Returns whether these errors may
+    // add up to more than `most` before a state has decayed, if `steps` steps sum to `total`.
+    __device__ __forceinline__ bool may_drift(float total, int steps, float most) const {
         const float power = fabsf(total * rate);
         return power < static_cast<float>(steps) * (3e-8f * kLog2e / most) && power > 0.f;
     }
-    // Ā of steps that sum to `total`, minus 1, without that error, where the states before have not decayed anyway.
+    // relative = Ā over steps that sum to `total`, minus 1, without that error. Returns whether it is valid: whether the decay
+    // is slow.
     __device__ __forceinline__ bool long_memory(float total, float& relative) const {
         const float z = total * rate * kLn2;
         relative = expm1_small(z);
@@ -196,7 +197,7 @@ struct Pole<kTransition, true> {
     using Complex = ComplexNumber<float>;
 
     Complex A, inverse;       // inverse: 1 / A, for zoh
-    float rate, turns, rest;  // of a unit of δ: log2 |Ā|, Im A / 2π, and the rounding error of that
+    float rate, turns, rest;  // per unit of δ: log2 |Ā|, Im A / 2π, and the rounding error of turns
 
     __device__ __forceinline__ static Pole of(Complex A) {
         constexpr float kInverse = 0.159154937f, kRest = 6.42063833e-9f;  // 1 / 2π
@@ -204,7 +205,7 @@ struct Pole<kTransition, true> {
         return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{}, A.re * kLog2e, turns,
                 fmaf(A.im, kRest, fmaf(A.im, kInverse, -turns))};
     }
-    // Of half the angle of e^(δA), whose turns are reduced without error.
+    // √2 times the sine and cosine of half the angle of e^(δA); turns are reduced without error.
     __device__ __forceinline__ void sincos(float delta, float& sine, float& cosine) const {
         const float part = fmaf(delta, turns, -rintf(delta * turns));
         sincos_half_turns(fmaf(delta, rest, part), sine, cosine);
@@ -213,25 +214,25 @@ struct Pole<kTransition, true> {
     __device__ __forceinline__ Complex power(float delta) const {
         float sine, cosine;
         sincos(delta, sine, cosine);
-        const float size = exp2_fast(delta * rate), of_sine = size * sine;
-        return {fmaf(-of_sine, sine, size), of_sine * cosine};
+        const float size = exp2_fast(delta * rate), scaled_sine = size * sine;
+        return {fmaf(-scaled_sine, sine, size), scaled_sine * cosine};
     }
     // e^(δA) − 1
     __device__ __forceinline__ Complex power_less_one(float delta) const {
         float sine, cosine;
         sincos(delta, sine, cosine);
-        const float real = delta * A.re, size = exp2_fast(delta * rate), of_sine = size * sine;
-        return {fmaf(-of_sine, sine, fabsf(real) < 0.5f ? expm1_small(real) : size - 1.f), of_sine * cosine};
+        const float real = delta * A.re, size = exp2_fast(delta * rate), scaled_sine = size * sine;
+        return {fmaf(-scaled_sine, sine, fabsf(real) < 0.5f ? expm1_small(real) : size - 1.f), scaled_sine * cosine};
     }
-    // Ā of steps that sum to `steps`: as above, but of any number of turns.
+    // Ā over steps that sum to `steps`, for any number of turns.
     __device__ __forceinline__ Complex decay_over(const ExactSum& steps) const {
         const float phase = steps.sum * turns, power = steps.sum * A.re;
         const float error = fmaf(steps.sum, rest, fmaf(steps.sum, turns, -phase)) + steps.rest * turns;
         const float size = fabsf(power) < 0.5f ? 1.f + expm1_small(power) : exp2_fast(steps.sum * rate);
         return unit_at(2.f * (phase - rintf(phase) + error)) * size;
     }
-    // As of a real pole, with 1e-7 a step.
-    __device__ __forceinline__ bool rounds_alike(float total, int steps, float most) const {
+    // As for a real pole, with an error of 1e-7 a step.
+    __device__ __forceinline__ bool may_drift(float total, int steps, float most) const {
         return fabsf(total * rate) < static_cast<float>(steps) * (1e-7f * kLog2e / most);
     }
     __device__ __forceinline__ Step<Complex> step(const ChannelStep& channel, Complex B) const {

@@ -7,7 +7,7 @@
 
 namespace gdn_cuda::scan {
 
-// x conj(y), and its real part added to z
+// conj(x), x conj(y), z + x conj(y), and z + Re(x conj(y))
 __device__ __forceinline__ float conjugate(float x) {
     return x;
 }
@@ -59,7 +59,7 @@ __device__ __forceinline__ float inverse(float x) {
 // d/dz of (e^z − 1) / z, which is (z e^z − (e^z − 1)) / z².
 template <class T>
 __device__ __forceinline__ T slope_of_expm1_over(T z, T expm1) {
-    constexpr float kSmall = 0.5f;  // of |z|²
+    constexpr float kSmall = 0.5f;  // |z|² below which the series is used
     if (squared_size(z) < kSmall) {
         constexpr float kSeries[] = {1.f / 45360, 1.f / 5760, 1.f / 840, 1.f / 144, 1.f / 30, 1.f / 8, 1.f / 3, 1.f / 2};
         T p = one_of(z) * kSeries[0];
@@ -71,7 +71,7 @@ __device__ __forceinline__ T slope_of_expm1_over(T z, T expm1) {
     return (plus_product(z, z, expm1) - expm1) * over * over;
 }
 
-// Real numbers summed over the states of a channel.
+// Gradients of ChannelStep, summed over the states of a channel.
 struct ChannelSlopes {
     float input = 0.f, step = 0.f, size = 0.f;
 };
@@ -81,7 +81,7 @@ struct PoleGradient {
     using Number = scan::Number<kComplex>;
     using Poles = Pole<kTransition, kComplex>;
 
-    // A itself from what a Pole keeps.
+    // A, from a Pole.
     __device__ __forceinline__ static Number pole_of(const Poles& pole) {
         if constexpr (kComplex)
             return pole.A;
@@ -98,12 +98,13 @@ struct PoleGradient {
             return times_conjugate(dx, decay);
     }
 
-    // The slope of a step is summed in these units.
+    // slopes.step is summed in units of kStepUnit.
     static constexpr bool kInLog2 = !kComplex && (kTransition == Transition::exponential || kTransition == Transition::zoh ||
                                                   kTransition == Transition::rglru);
     static constexpr float kStepUnit = kInLog2 ? kLn2 : 1.f;
 
-    // Adds what the step gives the channel's slopes, the pole (for rglru, its logarithm) and B; returns carried().
+    // Adds the step's contributions to the gradients of the channel's step, the pole (for rglru, its logarithm) and B; returns
+    // carried().
     __device__ __forceinline__ static Number add(const Poles& pole, const ChannelStep& channel, Number B, Number decay,
                                                  Number before, Number dx, ChannelSlopes& slopes, Number& dpole, Number& dB) {
         const Number carry = carried(dx, decay);
@@ -121,7 +122,7 @@ struct PoleGradient {
             slopes.step = fmaf(dx, before, slopes.step);
             dB = fmaf(dx, channel.input, dB);
         } else if constexpr (kTransition == Transition::rglru) {
-            // With p = log Ā: the root of 1 − e^(2p) has the slope −e^(2p) / root. It is infinite at Ā = 1, and counts as 0.
+            // With p = log Ā, the slope of √(1 − e^(2p)) is −e^(2p) / root, which is infinite at Ā = 1 and counts as 0.
             const float root = pole.step({channel.step, 1.f, 0.f}, 1.f).drive;
             const float slope = root == 0.f ? 0.f : decay * decay * (1.f / root);
             const float through = fmaf(-dx * channel.input, slope, carry * before);
@@ -150,10 +151,10 @@ struct PoleGradient {
                 dpole = plus_scaled(dpole, through, channel.step);
                 dpole = plus_times_conjugate(dpole, driven, slope_of_expm1_over(z, relative) * (channel.size * channel.size));
             } else {
-                const Number of_step = inverse(one_of(A) - A * (0.5f * channel.step)),
-                             of_size = inverse(one_of(A) - A * (0.5f * channel.size));
-                const Number through = times_conjugate(times_conjugate(dx, before), of_step * of_step);
-                const Number slope = of_size * of_size;
+                const Number inverse_step = inverse(one_of(A) - A * (0.5f * channel.step)),
+                             inverse_size = inverse(one_of(A) - A * (0.5f * channel.size));
+                const Number through = times_conjugate(times_conjugate(dx, before), inverse_step * inverse_step);
+                const Number slope = inverse_size * inverse_size;
                 slopes.size = add_real_of_conjugate(slopes.size, driven, slope);
                 slopes.step = add_real_of_conjugate(slopes.step, through, A);
                 dpole = plus_scaled(dpole, through, channel.step);

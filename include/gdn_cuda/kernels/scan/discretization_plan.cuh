@@ -1,4 +1,4 @@
-// How a step of a scan follows from its step size: x_t = Ā_t x_{t−1} + (B̄u)_t. docs/scan.md has the table of Ā and B̄.
+// Discretizations: how Ā and B̄ of x_t = Ā_t x_{t−1} + (B̄u)_t depend on step sizes. docs/scan.md has the table.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -9,9 +9,9 @@ enum class Discretization : int { mamba, zoh, bilinear, dirac, s7, rglru };
 
 namespace scan {
 
-inline constexpr int kMaxStates = 256;  // N, of a selective scan and of its step
+inline constexpr int kMaxStates = 256;  // largest N of a selective scan and of its step
 
-// What a kernel is compiled for: mamba and dirac differ in the input alone.
+// What a kernel is compiled for; mamba and dirac differ in the input alone.
 enum class Transition : int { exponential, zoh, bilinear, s7, rglru };
 
 constexpr const char* word_of(Transition transition) {

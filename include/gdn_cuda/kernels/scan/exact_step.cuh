@@ -1,7 +1,8 @@
-// Ā and B̄ of one step, to a few ulps of fp32, for kernels that are bound by memory. docs/scan.md has the formulas.
+// Ā and B̄ of one step with an error of a few ulps of fp32, for kernels that are bound by memory. docs/scan.md has the
+// formulas.
 //
-// A state that decays slowly becomes x + (Ā − 1) x + b, as Ā rounded to fp32 would lose the rate of its decay; one that decays
-// fast becomes Ā x + b, as x + (Ā − 1) x would cancel. Complex phases are reduced from the exact product of δ and Im A.
+// A slowly decaying state becomes x + (Ā − 1) x + b, as rounding Ā to fp32 would lose its rate of decay; a fast decaying one
+// becomes Ā x + b, as x + (Ā − 1) x would cancel. Complex phases are reduced from the exact product of δ and Im A.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/discretization.cuh>
@@ -32,7 +33,7 @@ struct ExactStep {
 
 // ---- e^z
 
-// Where an offset is taken, the error of Ā − 1 is 1e-7 of it, and adds up to no more while a state decays.
+// The offset form is used for |z| below this. Ā − 1 then has a relative error of 1e-7, which stays 1e-7 while a state decays.
 inline constexpr float kOffsetBelow = 0.25f;
 
 // e^z − 1 for |z| < kOffsetBelow, by a minimax polynomial.
@@ -49,7 +50,7 @@ __device__ __forceinline__ Decay<float> exact_exp(float z) {
     return {offset ? less_one_of_small(z) : exp2_fast(z * kLog2e), offset};
 }
 
-// 2^z, by the same polynomial: where a row's log2(e) δ is known, it saves a product for each number.
+// 2^z, by the same polynomial: with log2(e) δ computed once per row, it saves a product for each state element.
 __device__ __forceinline__ Decay<float> exact_exp2(float z) {
     const bool offset = fabsf(z) < kOffsetBelow * kLog2e;
     float p = 0x1.5e645p-10f;
@@ -76,9 +77,9 @@ struct Exponent {
 __device__ __forceinline__ Decay<Complex> exact_exp(const Exponent& z) {
     float sine, cosine;
     sincos_half_turns(z.turns, sine, cosine);
-    const float size = exp2_fast(z.real * kLog2e), of_sine = size * sine;
+    const float size = exp2_fast(z.real * kLog2e), scaled_sine = size * sine;
     const bool offset = fabsf(z.real) < kOffsetBelow;
-    return {{fmaf(-of_sine, sine, offset ? less_one_of_small(z.real) : size), of_sine * cosine}, offset};
+    return {{fmaf(-scaled_sine, sine, offset ? less_one_of_small(z.real) : size), scaled_sine * cosine}, offset};
 }
 
 // e^z − 1
@@ -89,7 +90,7 @@ __device__ __forceinline__ Complex less_one(const Decay<Complex>& power) {
     return power.offset ? power.rate : Complex{power.rate.re - 1.f, power.rate.im};
 }
 
-// For divisors whose square neither overflows nor vanishes.
+// x / y, for y whose square neither overflows nor underflows.
 __device__ __forceinline__ Complex quotient(const Complex& x, const Complex& y) {
     return x * y.conjugate() * __fdividef(1.f, y.square());
 }
@@ -132,7 +133,7 @@ __device__ __forceinline__ ExactStep<float> exact_step(float delta, float delta_
     } else if constexpr (kKind == Discretization::rglru) {
         result.decay = exact_exp(delta == 0.f ? 0.f : delta * A);
         const float less = less_one(result.decay);
-        result.gain = sqrtf(-less * (less + 2.f));  // of 1 − Ā²
+        result.gain = sqrtf(-less * (less + 2.f));  // √(1 − Ā²)
     } else {
         result.decay = exact_exp(delta_a * A);
         result.gain = kKind == Discretization::mamba ? delta : 1.f;
@@ -153,7 +154,7 @@ __device__ __forceinline__ ExactStep<Complex> exact_step(float delta, float delt
         const Complex z = A * delta_a, one{1.f, 0.f};
         result.decay.offset = fmaxf(fabsf(z.re), fabsf(z.im)) < kSmall;
         result.decay.rate = quotient(result.decay.offset ? z : one + z * 0.5f, one - z * 0.5f);
-        const float half = 0.5f * delta;  // products by fma, as those of ComplexNumber
+        const float half = 0.5f * delta;  // by fma, as products of ComplexNumber
         result.gain = quotient({delta, 0.f}, {fmaf(-half, A.re, 1.f), -half * A.im});
     } else {
         const Exponent z = Exponent::of(delta_a, A);

@@ -1,19 +1,20 @@
 // scan/rglru: x_t = a_t x_{t-1} + sqrt(1 - a_t^2) u_t with a = A^delta, and y = sum over n of x_n.
 //
-// A block has one channel where tokens are neighbours in memory, and 32 where channels are; it goes over the tokens tile by
-// tile and carries the states. Each thread has the gates of 8 or 16 neighbouring tokens of a channel, its segment, in
-// registers: it composes them, the maps of segments go through shuffles (tokens) and shared memory (warps), and it applies its
-// own to the state before. Loads of the next tile are in flight meanwhile. States beyond the first take turns on the same
-// tokens.
+// A block has one channel if tokens are contiguous in memory, or 32 channels if channels are. It iterates over tiles of tokens
+// and carries the states. In a tile, each thread has a segment of 8 or 16 consecutive tokens of a channel in registers. It
+// composes their maps; a scan over the segments, by shuffles within a warp and shared memory between warps, gives the state
+// before the segment, from which the thread computes its tokens. Loads of the next tile are in flight meanwhile. Several states
+// are computed one after another on the same tokens.
 //
-// Shared memory: maps of warps, marks of tokens that begin a sequence, and carried states where there are several.
+// Shared memory: maps of warps, marks of tokens that begin a sequence, and with several states the carried ones.
 //
-// Bound, for one state: memory, 6 bytes per element for bf16 (u, delta and out) and 12 for fp32. At that rate bf16 leaves 50
-// instructions an element, of which two are on the special-function unit. Few channels that are neighbours leave SMs idle: time
-// is not cut over blocks.
+// Bound for one state: memory, 6 bytes per element for bf16 (u, delta and out) and 12 for fp32. At that rate bf16 leaves time
+// for 50 instructions an element, of which two are on the special function unit. docs/benchmarks/scan.md has the measured
+// share. Few channels that are contiguous leave SMs idle, as a sequence is not split over blocks.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/rglru_common.cuh>
+#include <gdn_cuda/kernels/scan/rglru/marks.cuh>
+#include <gdn_cuda/kernels/scan/rglru/segment_scan.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -28,7 +29,7 @@ struct RglruForward {
     RglruScan<kConfig> scan{shared.steps};
     float u[kTokens], delta[kTokens], y[kTokens];
     RglruMarked marked;
-    bool any_marked;  // in the block, which has a barrier on either side
+    bool any_marked;  // of the block's tokens; uniform, as there are barriers in the branches
 
     __device__ __forceinline__ bool packed() const { return args.cu_seqlens.data != nullptr; }
     __device__ __forceinline__ float initial_of(int sequence, int state) const {
@@ -42,7 +43,7 @@ struct RglruForward {
         args.last.data[place.in(args.last, sequence, state)] = x;
     }
 
-    // One state over one tile. `carried` is the state before the tile and becomes the one behind it.
+    // Computes one state over one tile. `carried` is the state before the tile and becomes the state after it.
     template <bool kMarked>
     __device__ __forceinline__ void advance(int state, float log_a, RglruState& carried) {
         float a[kTokens], b[kTokens], log = 0.f, added = 0.f;
@@ -52,29 +53,29 @@ struct RglruForward {
                        [&](int i, int sequence) { shared.ends.at[i][place.column()] = initial_of(sequence, state); });
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
-            const float of_token = delta[i] * log_a;
-            const RglruGate gate(of_token);
+            const float token_log = delta[i] * log_a;
+            const RglruGate gate(token_log);
             a[i] = gate.decay;
             b[i] = gate.root * u[i];
             const unsigned bit = 1u << i;
             if (kMarked && (marked.unit & bit)) b[i] = u[i];
-            if (kMarked && (marked.cut & bit)) {
+            if (kMarked && (marked.detached & bit)) {
                 if (marked.begin & bit) b[i] = fmaf(a[i], shared.ends.at[first + i][place.column()], b[i]);
                 log = minus_infinity();
                 added = b[i];
             } else {
-                log += of_token;
+                log += token_log;
                 added = fmaf(a[i], added, b[i]);
             }
         }
         const auto before = scan.template publish<true>(log, added);
         __syncthreads();
         float x = scan.template enter<true>(before, carried);
-        scan.turn();
+        scan.swap_buffers();
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
             const unsigned bit = 1u << i;
-            if (kMarked && (marked.cut & bit)) {
+            if (kMarked && (marked.detached & bit)) {
                 if (marked.starts & bit) shared.ends.at[first + i][place.column()] = x;
                 x = b[i];
             } else {
@@ -94,7 +95,7 @@ struct RglruForward {
         else
             advance<false>(state, log_a, carried);
     }
-    // States before the first token: in registers, or for several in shared memory.
+    // The states before the first token: one in a register, several in shared memory.
     __device__ __forceinline__ RglruState begin() {
         if constexpr (!kMany) return {packed() ? 0.f : initial_of(place.batch, 0), 0.f};
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
@@ -103,7 +104,8 @@ struct RglruForward {
         __syncthreads();
         return {};
     }
-    // The states behind the last token belong to the last sequence with tokens; empty ones keep their initial states.
+    // Writes last states: those after the last token belong to the last sequence that has tokens; empty sequences keep their
+    // initial states.
     __device__ __forceinline__ void end(const RglruState& carried) {
         __syncthreads();
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();

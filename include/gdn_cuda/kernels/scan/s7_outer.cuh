@@ -1,12 +1,12 @@
-// scan/s7_outer: out_ij = p_i q_j for every batch and token, the gradients of B and C; p is of states and q of inputs.
+// scan/s7_outer: out_ij = p_i q_j for every batch and token, with p over states and q over inputs: the gradients of B and C.
 //
-// A thread has 16 bytes of tokens of four states. The four warps of a block have the same tokens, and every fourth input each.
-// No shared memory.
+// A thread has 16 bytes of tokens of four states. The four warps of a block have the same tokens; each computes every fourth
+// input. No shared memory.
 //
-// Bound: memory, the matrix written once.
+// Bound: memory, the matrix written once. docs/benchmarks/scan.md has the measured share of s7_scan.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/s7_tokens.cuh>
+#include <gdn_cuda/kernels/scan/s7/tokens.cuh>
 
 namespace gdn_cuda::scan {
 

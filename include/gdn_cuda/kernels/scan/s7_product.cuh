@@ -1,12 +1,13 @@
 // scan/s7_product: out_i = sum over j of M_ij v_j (+ bias_i), for every batch and token: B u, C x and their transposes.
 //
-// A thread has 16 bytes of tokens of four rows, for which it loads each vector once. The four warps of a block have the same
-// tokens and every fourth column each; their sums, fp32, meet in shared memory and are added in the order of warps.
+// A thread has 16 bytes of tokens of four rows, and loads each vector once for all four. The four warps of a block have the
+// same tokens; each computes every fourth column. Their fp32 sums go through shared memory and are added in the order of warps.
 //
-// Bound: memory, the matrix once; vectors come from L2, for every fourth row.
+// Bound: memory, the matrix read once; vectors come from L2, once for four rows. docs/benchmarks/scan.md has the measured share
+// of s7_scan.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/s7_tokens.cuh>
+#include <gdn_cuda/kernels/scan/s7/tokens.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kS7Threads) s7_product(const __grid_constant__
     const Io* row[kS7Rows];
 #pragma unroll
     for (int r = 0; r < kS7Rows; ++r) {
-        const i64 mine = min(first_row + r, args.rows - 1);  // a row too many repeats the last, and is not stored
+        const i64 mine = min(first_row + r, args.rows - 1);  // rows past the end repeat the last one, and are not stored
         row[r] = static_cast<const Io*>(args.matrix.data) + batch * args.matrix.batch + mine * args.matrix.row +
                  warp * args.matrix.column + token;
         Vector<Io, kTokens, true> bias;

@@ -1,7 +1,7 @@
 // scan/s7_states: x_t = a_t x_{t-1} + b_t with a = 1 - 1/(A^2 + 1/2), in place of b; or in reverse, the gradients of b and A.
 //
-// A block has a row, its threads 8 neighbouring tokens each, and carries the state from tile to tile (row_scan.cuh). In double:
-// A is large where memory is long, and a near one. Reverse numbers tokens from the end:
+// A block has one row, each thread 8 consecutive tokens of a tile, and the block carries the state over tiles (row_scan.cuh).
+// In fp64, since a is near one for slow decays. In reverse, tokens are counted from the end:
 //     lambda_t = grad_t + a_{t+1} lambda_{t+1},   grad A_t = lambda_t x_{t-1} 2A / (A^2 + 1/2)^2.
 //
 // Bound: memory, 10 bytes per element forward and 16 in reverse for bf16; the products around it move B and C, H times as much.
@@ -9,7 +9,7 @@
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/scan/row_scan.cuh>
-#include <gdn_cuda/kernels/scan/s7_plan.cuh>
+#include <gdn_cuda/kernels/scan/s7/plan.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kS7Threads) s7_states(const __grid_constant__ 
     const Io* A = static_cast<const Io*>(args.A.data) + batch * args.A.batch + (row - batch * args.rows) * args.A.row;
     float* states = args.states + row * args.tokens;
     const auto denominator = [&](i64 token) {
-        const double of_token = to_float(A[token]);
-        return fma(of_token, of_token, 0.5);
+        const double value = to_float(A[token]);
+        return fma(value, value, 0.5);
     };
 
     double begin = 0;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kS7Threads) s7_states(const __grid_constant__ 
                 if (first + i < args.tokens) states[first + i] = static_cast<float>(b[i]);
         } else {
             float* grads = args.grads + row * args.tokens;
-            Io* of_A = static_cast<Io*>(args.of_A) + row * args.tokens;
+            Io* dA = static_cast<Io*>(args.dA) + row * args.tokens;
             const i64 last = args.tokens - 1 - first;  // the token of i = 0; i goes back from it
 #pragma unroll
             for (int i = 0; i < kTokens; ++i) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kS7Threads) s7_states(const __grid_constant__ 
                 grads[token] = static_cast<float>(b[i]);
                 const double before = token > 0 ? states[token - 1] : 0, divisor = denominator(token),
                              by_A = 2 * static_cast<double>(to_float(A[token])) / (divisor * divisor);
-                of_A[token] = from_float<Io>(static_cast<float>(b[i] * before * by_A));
+                dA[token] = from_float<Io>(static_cast<float>(b[i] * before * by_A));
             }
         }
     }

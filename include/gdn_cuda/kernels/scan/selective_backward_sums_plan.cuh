@@ -1,7 +1,7 @@
 // Configuration and arguments of scan/selective_backward_sums, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective/inputs.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -13,10 +13,11 @@ struct SelectiveBackwardSumsConfig {
     GDN_FIELDS(threads)
 };
 
-// to[row, group, token, column] = Σ over partials of from[partial, row, group, token, column]; `pitch` columns lie in `from`.
+// to[row, group, token, column] = Σ over partials of from[partial, row, group, token, column]; rows of `from` have `pitch`
+// columns.
 struct PartialSums {
     const float* from = nullptr;
-    Coefficients to;  // the gradient; its `n` and `pair` are of a column
+    Coefficients to;  // the gradient; `n` and `pair` are the strides of a column
     int partials = 0, rows = 1, groups = 1, tokens = 1, columns = 1, pitch = 1;
 
     GDN_HOST_DEVICE constexpr i64 sums() const { return static_cast<i64>(rows) * groups * tokens * columns; }

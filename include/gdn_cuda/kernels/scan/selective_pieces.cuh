@@ -1,31 +1,31 @@
-// scan/selective_pieces: what the pieces of sequences do to a state before them, before scan/selective_forward, and in
-// reverse to the gradient of a state behind them, before scan/selective_backward, where several blocks share a sequence:
-//     x_t = Ā_t x_{t−1} + (B̄u)_t          from 0 on, and the product of all Ā_t
-//     e_t = conj(Ā_t) (e_{t+1} + conj(C_t) g_t)  from 0 on, and the product of all conj(Ā_t)
+// scan/selective_pieces: the map of each segment of a split sequence, from the state before the segment to the state after it
+// (before scan/selective_forward), or in reverse from the gradient of the state after it to that before it (before
+// scan/selective_backward):
+//     x_t = Ā_t x_{t−1} + (B̄u)_t                 from x = 0, and the product of all Ā_t
+//     e_t = conj(Ā_t) (e_{t+1} + conj(C_t) g_t)  from e = 0, and the product of all conj(Ā_t)
 //
-// A block of 128 threads has 16 or 32 channels of a piece, and a group of their states. It walks the tokens tile by tile as
-// selective_forward does: each thread prepares eight elements in shared memory, then a channel's states are on a few lanes,
-// some on each. The elements of the next tile are in flight meanwhile. The piece that is walked last has nothing to write, and
-// no block.
+// A block of 128 threads has 16 or 32 channels of a segment, and a group of their states. It iterates over tiles as
+// selective_forward does: each thread prepares eight elements in shared memory, and a channel's states are spread over a few
+// lanes. Loads of the next tile are in flight meanwhile. The segment computed last needs no map, so it has no block.
 //
-// Decays near one are all rounded in the same direction, and their product over many tokens would drift. So the product is
-// computed from the sum of the steps; where decays are no exponentials, its difference from 1 is kept as well. In the same way
-// the state before a tile is taken through it, and the tile itself is walked from 0.
+// Equal decays near one round in the same direction, so a product of many of them drifts. Exponential decays over a segment are
+// therefore computed from the sum of its steps; for other decays the product's difference from 1 is kept as well. In the same
+// way each tile is computed from a zero state, and the state before it is multiplied by its decay over the tile.
 //
-// Bound: the special function unit, which has 16 exponentials a clock and multiprocessor; one a state and token. The plainest
-// configuration takes 4.9 instructions for it.
+// Bound: the special function unit, 16 exponentials a clock and SM, of which each state and token takes one. The simplest
+// configuration takes 4.9 instructions for each state and token.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization_gradients.cuh>
-#include <gdn_cuda/kernels/scan/selective_coefficients.cuh>
-#include <gdn_cuda/kernels/scan/selective_elements.cuh>
-#include <gdn_cuda/kernels/scan/selective_piece.cuh>
+#include <gdn_cuda/kernels/scan/selective/coefficients.cuh>
+#include <gdn_cuda/kernels/scan/selective/elements.cuh>
+#include <gdn_cuda/kernels/scan/selective/segment.cuh>
 #include <gdn_cuda/kernels/scan/selective_pieces_plan.cuh>
 
 namespace gdn_cuda::scan {
 
-// The product of factors 1 + x, and the product minus 1, which is exact where the product is near one.
+// A product of factors 1 + x, and the same product minus 1, which is accurate near 1.
 template <class Number>
 struct FactorProduct {
     Number whole = one_of(Number{}), relative = {};
@@ -62,8 +62,8 @@ struct SelectivePieces {
     Shared& shared;
     Elements elements;
     CoefficientTile coefficients;
-    int piece, first;   // the first of the states
-    int lane, channel;  // of the states
+    int segment, first;  // first: of the block's states
+    int lane, channel;   // of this thread's states
 
     // ---- The tile
 
@@ -73,9 +73,9 @@ struct SelectivePieces {
     __device__ __forceinline__ bool takes_coefficients() const {
         return in.B.varies && static_cast<int>(threadIdx.x) < Shared::kVectorsOfB;
     }
-    // What it needs from memory. `plain`: the end of the plain tiles.
+    // Starts the loads of a tile. `plain`: first token after the plain tiles.
     __device__ __forceinline__ void load(int tile, int plain) const {
-        of_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
+        with_tile_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
             elements.load(kind, tile);
             elements.load_z(kind, tile);
             if (takes_coefficients()) coefficients.load(kind, tile, first);
@@ -84,15 +84,16 @@ struct SelectivePieces {
     }
     __device__ __forceinline__ void prepare(int tile, int plain) const {
         cp_async_wait<0>();
-        of_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
+        with_tile_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
             elements.prepare(kind, tile);
             if (args.reverse) gate(kind, tile);
-            // Others may still walk the tile before; along tokens, each of them in its own rows of elements.
+            // Other warps may still read B of the previous tile. (Along tokens, each warp has rows of elements of its own.)
             if (kind.along_tokens(args.along_tokens)) __syncthreads();
             if (takes_coefficients()) coefficients.put(kind, tile, first);
         });
     }
-    // In reverse the inputs are gradients of `out`: multiplied by silu(z), and by 2 for complex states, those of Σ C x.
+    // In reverse the inputs are gradients of `out`. Times silu(z), and times 2 for complex states, they are the gradients of Σ
+    // C x.
     template <class Kind>
     __device__ __forceinline__ void gate(Kind kind, int tile) const {
         if (kParts == 1 && in.z.data == nullptr) return;
@@ -101,7 +102,7 @@ struct SelectivePieces {
         for (float& x : factors) x = kParts;
         if (in.z.data != nullptr) {
             float z[8];
-            elements.settled(kind, Elements::z, Elements::behind_z, elements.addresses[Elements::at_z], in.z, tile)
+            elements.loaded(kind, Elements::z, Elements::padding_z, elements.addresses[Elements::at_z], in.z, tile)
                 .to_floats(args.io, z);
             const int count = kind.is_plain || tile < elements.aligned ? 8 : elements.left(tile);
 #pragma unroll
@@ -110,9 +111,9 @@ struct SelectivePieces {
         }
         const auto& own = elements.own;
         float* inputs = elements.row(Elements::kInput, own.channel) + swizzled<kConfig.channels()>(own.channel, own.token);
-        const int apart = kind.along_tokens(args.along_tokens) ? 1 : Shared::kPitch;
+        const int stride = kind.along_tokens(args.along_tokens) ? 1 : Shared::kPitch;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) inputs[i * apart] *= factors[i];
+        for (int i = 0; i < 8; ++i) inputs[i * stride] *= factors[i];
     }
 
     // ---- The states of a lane
@@ -121,10 +122,11 @@ struct SelectivePieces {
         Poles poles[kStates];
         Number x[kStates];
         ExactSum steps;
-        FactorProduct<Number> factors[kTransition == Transition::bilinear ? kStates : 1];  // of s7, for all states
+        FactorProduct<Number> factors[kTransition == Transition::bilinear ? kStates : 1];  // s7: one for all states
     };
 
-    // Neighbouring states are on neighbouring lanes. Calls with the index of each that exists, and with its index in N.
+    // Consecutive states are on consecutive lanes of the channel. Calls `call` with the index of each state that exists, and
+    // its index in N.
     template <class F>
     __device__ __forceinline__ void each_state(const F& call) const {
 #pragma unroll
@@ -137,7 +139,7 @@ struct SelectivePieces {
         return constant_number<Number>(from, shared.place.channel + channel, n);
     }
 
-    // Ā of steps that sum to `steps`.
+    // Ā over steps that sum to `steps`.
     __device__ __forceinline__ static Number decay_over(const Poles& pole, const ExactSum& steps) {
         if constexpr (kConfig.is_complex) {
             return pole.decay_over(steps);
@@ -151,7 +153,7 @@ struct SelectivePieces {
         if constexpr (Poles::kFollowsSteps) return decay_over(states.poles[s], states.steps);
         return states.factors[kTransition == Transition::bilinear ? s : 0].product();
     }
-    // B or C where it is constant, and what else the output of rglru has as a factor.
+    // The constant B (in reverse, C), and for rglru the gain that multiplies its output.
     __device__ __forceinline__ Number drive(int n) const {
         Number x = one_of(Number{});
         if (!in.B.varies && (kTransition != Transition::rglru || args.reverse)) x = constant(in.B, n);
@@ -160,7 +162,7 @@ struct SelectivePieces {
     }
     __device__ __forceinline__ void store(const States& states) const {
         const i64 row =
-            (static_cast<i64>(piece) * in.sequences + shared.place.sequence) * in.dim + shared.place.channel + channel;
+            (static_cast<i64>(segment) * in.sequences + shared.place.sequence) * in.dim + shared.place.channel + channel;
         each_state([&](int s, int n) {
             const i64 at = row * in.state_size + n;
             const Number decayed = product(states, s);
@@ -171,19 +173,20 @@ struct SelectivePieces {
 
     // ---- The recurrence
 
-    // Adds the tile's steps to those before, or for s7 its decays. Each lane takes eight, which makes a tile.
+    // Adds the tile's steps to those of earlier tiles (for s7, multiplies its decays). Each lane reads eight.
     __device__ __forceinline__ ExactSum add_steps(States& states) const {
         static_assert(kLanes * 8 == kTokens);
         if constexpr (kTransition == Transition::bilinear) return {};
         float step[8];
         load_shared(step, row(Elements::kStep, lane * 8));
-        const auto of = [](float x, int distance) { return __shfl_xor_sync(0xffffffffu, x, distance); };
+        const auto shuffled = [](float x, int distance) { return __shfl_xor_sync(0xffffffffu, x, distance); };
         if constexpr (kTransition == Transition::s7) {
             FactorProduct<float> tile;
 #pragma unroll
             for (float x : step) tile.times(x);
-            Lanes::each_distance(
-                [&](int distance) { tile.times(FactorProduct<float>{of(tile.whole, distance), of(tile.relative, distance)}); });
+            Lanes::each_distance([&](int distance) {
+                tile.times(FactorProduct<float>{shuffled(tile.whole, distance), shuffled(tile.relative, distance)});
+            });
             states.factors[0].times(tile);
             return {};
         }
@@ -194,13 +197,14 @@ struct SelectivePieces {
                 tile.add(x);
             else
                 tile.sum += x;
-        Lanes::each_distance([&](int distance) { tile.add(ExactSum{of(tile.sum, distance), of(tile.rest, distance)}); });
+        Lanes::each_distance(
+            [&](int distance) { tile.add(ExactSum{shuffled(tile.sum, distance), shuffled(tile.rest, distance)}); });
         states.steps.add(tile);
         return tile;
     }
-    // Takes the states through a tile whose steps sum to `total`.
+    // Advances the states through a tile whose steps sum to `total`.
     template <bool kReverse>
-    __device__ __forceinline__ void walk(States& states, const ExactSum& total) const {
+    __device__ __forceinline__ void advance(States& states, const ExactSum& total) const {
         Number x[kStates];
 #pragma unroll
         for (int s = 0; s < kStates; ++s) x[s] = Poles::kFollowsSteps ? Number{} : states.x[s];
@@ -213,16 +217,15 @@ struct SelectivePieces {
             if constexpr (has_size(kTransition) && !kReverse) load_shared(size, row(Elements::kSize, four));
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
-                float of_B[4 * kParts];
-                load_shared(of_B, &shared.B.tile[s * kLanes + lane][four * kParts]);
+                float B[4 * kParts];
+                load_shared(B, &shared.B.tile[s * kLanes + lane][four * kParts]);
                 const Poles& pole = states.poles[s];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const int t = kReverse ? 3 - j : j;
-                    const Step<Number> next = pole.step({step[t], input[t], size[t]}, number_of<Number>(of_B, t));
+                    const Step<Number> next = pole.step({step[t], input[t], size[t]}, number_of<Number>(B, t));
                     if constexpr (kReverse)
-                        x[s] =
-                            Gradient::carried(plus_scaled(x[s], conjugate(number_of<Number>(of_B, t)), input[t]), next.decay);
+                        x[s] = Gradient::carried(plus_scaled(x[s], conjugate(number_of<Number>(B, t)), input[t]), next.decay);
                     else
                         x[s] = after<Poles::kRelative>(x[s], next);
                     if constexpr (kTransition == Transition::bilinear) states.factors[s].times(next.decay);
@@ -236,11 +239,11 @@ struct SelectivePieces {
                 states.x[s] = x[s];
             } else if constexpr (kConfig.is_complex) {
                 const Number decay = decay_over(states.poles[s], total);
-                states.x[s] = through_piece(states.x[s], kReverse ? conjugate(decay) : decay, x[s]);
+                states.x[s] = after_segment(states.x[s], kReverse ? conjugate(decay) : decay, x[s]);
             } else {
                 const bool is_long = states.poles[s].long_memory(total.sum, relative);
                 states.x[s] = is_long ? states.x[s] + fmaf(relative, states.x[s], x[s])
-                                      : through_piece(states.x[s], decay_over(states.poles[s], total), x[s]);
+                                      : after_segment(states.x[s], decay_over(states.poles[s], total), x[s]);
             }
         }
     }
@@ -272,9 +275,9 @@ struct SelectivePieces {
             __syncthreads();
             const ExactSum total = add_steps(states);
             if (args.reverse)
-                walk<true>(states, total);
+                advance<true>(states, total);
             else
-                walk<false>(states, total);
+                advance<false>(states, total);
             if (args.along_tokens)
                 __syncwarp();
             else
@@ -293,9 +296,9 @@ __global__ void __launch_bounds__(SelectivePiecesConfig::kThreads, kConfig.block
     constexpr int kChannels = kConfig.channels();
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels, blocks = in.dim / args.span * blocks_per_span;
     const int block = blockIdx.x % blocks, group = blockIdx.x / blocks % args.groups, thread = threadIdx.x;
-    const int sequence = blockIdx.x / blocks / args.groups, piece = static_cast<int>(blockIdx.y) + (args.reverse ? 1 : 0);
-    const Span whole = span_of(in.cu_seqlens, sequence, in.length), span = span_of_piece(args.pieces, whole, piece);
-    if (piece >= pieces_of(args.pieces, whole.length) - (args.reverse ? 0 : 1)) return;
+    const int sequence = blockIdx.x / blocks / args.groups, segment = static_cast<int>(blockIdx.y) + (args.reverse ? 1 : 0);
+    const Span whole = span_of(in.cu_seqlens, sequence, in.length), span = segment_span(args.segments, whole, segment);
+    if (segment >= segment_count(args.segments, whole.length) - (args.reverse ? 0 : 1)) return;
     const int inside = block % blocks_per_span * kChannels;
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
@@ -307,9 +310,9 @@ __global__ void __launch_bounds__(SelectivePiecesConfig::kThreads, kConfig.block
     Block{.args = args,
           .in = in,
           .shared = shared,
-          .elements = {args, shared, Block::Elements::Own::of_thread(thread, args.along_tokens)},
+          .elements = {args, shared, Block::Elements::Own::for_thread(thread, args.along_tokens)},
           .coefficients = {args, shared},
-          .piece = piece,
+          .segment = segment,
           .first = group * kConfig.group(),
           .lane = Block::Lanes::lane(thread),
           .channel = Block::Lanes::channel(thread)}

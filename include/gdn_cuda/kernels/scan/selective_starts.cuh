@@ -1,12 +1,12 @@
-// scan/selective_starts: from what scan/selective_pieces wrote of the pieces of sequences, the states before each piece, or in
-// reverse the gradients of the states behind each, in place of their ends.
+// scan/selective_starts: applies the maps that scan/selective_pieces wrote, one after another, and replaces their `ends` by the
+// states before each segment, or in reverse by the gradients of the states after it.
 //
-// A thread takes a state of a sequence through the pieces, one after another, with the maps of eight in flight.
+// A thread has one state of a sequence and iterates over the segments, loading eight maps at a time.
 //
-// Bound: the latency of memory, once for eight pieces.
+// Bound: memory latency, once for eight segments.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_piece.cuh>
+#include <gdn_cuda/kernels/scan/selective/segment.cuh>
 #include <gdn_cuda/kernels/scan/selective_starts_plan.cuh>
 
 namespace gdn_cuda::scan {
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(SelectiveStartsConfig::kThreads)
     if (state >= all) return;
     auto *ends = static_cast<Number*>(args.maps.ends) + state, *products = static_cast<Number*>(args.maps.products) + state;
     const int sequence = static_cast<int>(state / args.states);
-    const int count = pieces_of(args.pieces, span_of(args.cu_seqlens, sequence, args.length).length);
+    const int count = segment_count(args.segments, span_of(args.cu_seqlens, sequence, args.length).length);
     const auto row = [&](int i) { return (args.reverse ? count - 1 - i : i) * all; };
     Number x{};
     if (args.first != nullptr) x = static_cast<const Number*>(args.first)[state];
@@ -31,12 +31,12 @@ __global__ void __launch_bounds__(SelectiveStartsConfig::kThreads)
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
             if (first + i + 1 < count)
-                end[i] = ends[row(first + i)], product[i] = products[row(first + i)];  // not of the last piece
+                end[i] = ends[row(first + i)], product[i] = products[row(first + i)];  // the last segment has no map
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
             if (first + i < count) {
                 ends[row(first + i)] = x;
-                x = through_piece(x, product[i], end[i]);
+                x = after_segment(x, product[i], end[i]);
             }
     }
 }

@@ -1,29 +1,29 @@
-// scan/selective_step: one token or a few of every sequence of a selective scan, with states of a pool updated in place. The
+// scan/selective_step: one or a few tokens of every sequence of a selective scan; updates the states of a pool in place. The
 // serving step of Mamba layers.
 //
 //     x <- Ā x + B̄ u        y = Σ_n C x + D u, times silu(z)
 //
-// A row is one channel of one sequence: N numbers of the state, for a group of 1 to 32 lanes. A block takes the same rows of up
-// to 32 sequences, so A is loaded once for all of them, or of one sequence with several tokens, whose state stays in registers
-// from the first to the last. It has four or eight items at a time, which are sequences or tokens. δ, x, z (a thread each row
-// and item), B and C are converted to fp32 in shared memory. Outputs go back the same way: a thread each row and item adds D u,
-// applies the gate and stores.
+// A row is one channel of one sequence: N state elements, spread over 1 to 32 lanes. A block computes the same rows of up to 32
+// sequences, and so loads A once for all of them; or it computes several tokens of one sequence, whose state stays in
+// registers. It iterates over these items (sequences, or tokens), four or eight at a time. δ, x, z, B and C are converted to
+// fp32 in shared memory. Outputs take the same way back: one thread for each row and item adds D u, applies the gate and
+// stores.
 //
-// What later items need is in flight while the present ones are computed. States are copied to shared memory by cp.async, each
-// part by the thread that will use it; once a state is in registers, that of a later sequence takes its place. B and C are
-// copied so too, where their rows consist of 16-byte units. x, δ and z are loaded to registers.
+// Loads for the next items are in flight while the current ones are computed. States are copied to shared memory by cp.async,
+// each vector by the thread that will use it; once a state is in registers, a later sequence's state is copied to its place. B
+// and C are copied the same way if their rows consist of 16-byte vectors. x, δ and z are loaded to registers.
 //
-// The transition is computed to full fp32 accuracy (exact_step.cuh), one for each number of the state, or one for each
-// row where A does not vary along it, as in Mamba-2.
+// Ā and B̄ have full fp32 accuracy (exact_step.cuh). They are computed for each state element, or once per row if A is the same
+// for the whole row, as in Mamba-2.
 //
-// Bound: the state's bytes, read and written once, as long as a number takes fewer than 50 instructions of fp32, or 25 of 16
-// bits. Small batches: latency, of the slot and then of the state.
+// Bound: memory, the state read and written once, while a state element takes fewer than 50 instructions (fp32) or 25 (16
+// bits). Small batches: latency, of loading the slot and then the state. docs/benchmarks/scan.md has the measured share.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_step_columns.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_recurrence.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_rows.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_states.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/columns.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/recurrence.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/rows.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/states.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     const int at_once = kConfig.items_at_once(1 << args.lane_bits);
     const int thread = static_cast<int>(threadIdx.x), rows = kConfig.threads() >> args.lane_bits;
     const int first_item = thread >> (31 - __clz(rows));
-    // Whose state this thread has, and whose inputs and outputs it moves.
+    // `lane`: the row and slice of it whose state this thread has. `mine`: the row whose inputs and outputs it moves.
     const StepLane<kConfig> lane(args, thread >> args.lane_bits, thread & ((1 << args.lane_bits) - 1));
     const StepLane<kConfig> mine(args, thread & (rows - 1), 0);
     StepItems items{one_token, first_sequence, one_token ? sequences : args.tokens, 0, 0};
@@ -63,12 +63,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         cp_async_fence();
     };
     start_loads(0);
-    const auto of_row = [&](const SelectiveStepArgs::PerRow& of) {
-        if (of.values.data == nullptr || !mine.exists) return 0.f;
-        const char* from = static_cast<const char*>(of.values.data) + mine.head * of.head + mine.d * of.d;
-        return load_raw_number(from, of.values).number(of.values.type);
+    const auto row_scalar = [&](const SelectiveStepArgs::PerRow& x) {
+        if (x.values.data == nullptr || !mine.exists) return 0.f;
+        const char* from = static_cast<const char*>(x.values.data) + mine.head * x.head + mine.d * x.d;
+        return load_raw_number(from, x.values).number(x.values.type);
     };
-    const float D = of_row(args.D), bias = of_row(args.bias);
+    const float D = row_scalar(args.D), bias = row_scalar(args.bias);
     typename StepTypes<kConfig>::Number A[kConfig.elements()], state[kConfig.elements()];
     load_A<kConfig>(args, lane, A);
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
             item.to = kept_state<kConfig>(shared, args, items, thread);
             item.later = one_token && later < sequences ? shared.from[later] : nullptr;
         }
-        if (items.first == 0)  // B and C are the latest group
+        if (items.first == 0)  // B and C are the most recent group
             cp_async_wait<0>();
         else
             cp_async_wait<kGroupsInFlight>();

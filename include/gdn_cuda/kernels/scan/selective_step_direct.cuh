@@ -1,65 +1,65 @@
-// scan/selective_step_direct: one token of every sequence of a selective scan, where there are few sequences. It computes the
-// same bits as scan/selective_step, without shared memory and barriers.
+// scan/selective_step_direct: one token of every sequence of a selective scan, for few sequences. Results are the same bits as
+// those of scan/selective_step; it has no shared memory and no barriers.
 //
-// A row is one channel of one sequence, for a group of 2 to 32 lanes, as in scan/selective_step. A lane loads its numbers of
-// the state, A, B and C, and all that its row has, computes the next state, and stores it. The lanes sum Σ C x by shuffles, and
-// the first one stores the output.
+// A row is one channel of one sequence, spread over 2 to 32 lanes, as in scan/selective_step. A lane loads its elements of the
+// state, A, B and C, and its row's scalars, computes the next state, and stores it. The lanes sum Σ C x by shuffles, and the
+// first lane stores the output.
 //
-// Bound: latency, of one load from memory, or of two where the first one tells the slot. So all loads are issued before the
-// first is used, and as instructions come from memory too, there are few. With many sequences it is instructions: every lane
-// computes what its row has, and every sequence loads A again.
+// Bound: latency, of one load from memory, or of two if the first one loads the slot. So all loads are issued before the first
+// is used, and the code is short, as instructions are fetched from memory too. With many sequences the bound is instruction
+// issue: every lane computes its row's scalars, and every sequence loads A again. docs/benchmarks/scan.md has measured times.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective_step_columns.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_recurrence.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_rows.cuh>
-#include <gdn_cuda/kernels/scan/selective_step_states.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/columns.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/recurrence.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/rows.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/states.cuh>
 
 namespace gdn_cuda::scan {
 
-// The column of a vector's first number. Lanes without numbers load others', which takes no branch.
+// The column of a vector's first element. Lanes without elements load those of column 0, which takes no branch.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ int existing_column(const StepLane<kConfig>& lane, int vector, int columns) {
     return lane.column(vector) < columns ? lane.column(vector) : 0;
 }
 
-// What is known of a call when it is compiled. Plain is what Mamba layers hand over: it takes half of the instructions.
+// Properties of a call; kPlain: known at compile time, for what Mamba layers pass (SelectiveStepArgs::plain). It takes half of
+// the instructions.
 template <bool kPlain>
 struct DirectCall {
     const SelectiveStepArgs& args;
 
-    __device__ __forceinline__ bool has(const Tagged& of) const { return kPlain || of.data != nullptr; }
+    __device__ __forceinline__ bool has(const Tagged& x) const { return kPlain || x.data != nullptr; }
     __device__ __forceinline__ bool has_delta_a() const { return !kPlain && args.delta_a.values.data != nullptr; }
-    __device__ __forceinline__ DType of_token(const Tagged& of) const { return kPlain ? DType::bf16 : of.type; }
-    __device__ __forceinline__ DType of_row(const Tagged& of) const { return kPlain ? DType::f32 : of.type; }
+    __device__ __forceinline__ DType token_type(const Tagged& x) const { return kPlain ? DType::bf16 : x.type; }
+    __device__ __forceinline__ DType row_type(const Tagged& x) const { return kPlain ? DType::f32 : x.type; }
     __device__ __forceinline__ bool column_units() const { return kPlain || args.column_units; }
     __device__ __forceinline__ bool is_rglru() const { return !kPlain && args.discretization == Discretization::rglru; }
 };
 
-// A lane's numbers of B or C, as they are in memory.
+// A lane's elements of B or C, as raw bits.
 template <SelectiveStepConfig kConfig, bool kPlain>
 struct DirectColumns {
     using Types = StepTypes<kConfig>;
-    static constexpr int kNumbers = kConfig.vector * kConfig.parts(), kHalf = kNumbers / 2;
-    // The two halves of a vector of fp32. One of 16 bits is in the first.
+    static constexpr int kFloats = kConfig.vector * kConfig.parts(), kHalf = kFloats / 2;
+    // The two halves of an fp32 vector; a 16-bit vector is in the first.
     Raw<4 * kHalf> halves[kConfig.vectors][2];
     bool is_wide;
 
-    __device__ __forceinline__ void load(const DirectCall<kPlain>& call, const SelectiveStepArgs::ByColumn& of, int sequence,
+    __device__ __forceinline__ void load(const DirectCall<kPlain>& call, const SelectiveStepArgs::ByColumn& x, int sequence,
                                          const StepLane<kConfig>& lane) {
-        const char* from =
-            static_cast<const char*>(of.values.data) +
-            (sequence * static_cast<int>(of.sequence) + static_cast<int>(blockIdx.y) * static_cast<int>(of.group));
-        const int next = kPlain ? 2 : static_cast<int>(of.n);
-        is_wide = is_complex(kConfig.state) || call.of_token(of.values) == DType::f32 || !call.column_units();
+        const char* from = static_cast<const char*>(x.values.data) +
+                           (sequence * static_cast<int>(x.sequence) + static_cast<int>(blockIdx.y) * static_cast<int>(x.group));
+        const int next = kPlain ? 2 : static_cast<int>(x.n);
+        is_wide = is_complex(kConfig.state) || call.token_type(x.values) == DType::f32 || !call.column_units();
 #pragma unroll
         for (int v = 0; v < kConfig.vectors; ++v) {
             const char* at = from + existing_column(lane, v, call.args.columns) * next;
             if (call.column_units()) {
                 halves[v][0].load(at);
-                halves[v][1].load(at + (is_wide ? 4 * kHalf : 0));  // a branch would wait for what is loaded before it
+                halves[v][1].load(at + (is_wide ? 4 * kHalf : 0));  // a branch would wait for earlier loads
             } else {
-                load_numbers(reinterpret_cast<float*>(halves[v]), at, of);
+                load_elements(reinterpret_cast<float*>(halves[v]), at, x);
             }
         }
     }
@@ -67,28 +67,28 @@ struct DirectColumns {
         const auto* words = reinterpret_cast<const unsigned*>(halves[v]);
         if (is_wide) {
 #pragma unroll
-            for (int j = 0; j < kNumbers; ++j) to.set(j, __uint_as_float(words[j]));
+            for (int j = 0; j < kFloats; ++j) to.set(j, __uint_as_float(words[j]));
         } else if constexpr (!is_complex(kConfig.state)) {
 #pragma unroll
-            for (int j = 0; j < kNumbers; ++j) to.set(j, number_by_shift(words[j / 2] >> (j % 2 * 16) & 0xffffu, type));
+            for (int j = 0; j < kFloats; ++j) to.set(j, number_by_shift(words[j / 2] >> (j % 2 * 16) & 0xffffu, type));
         }
     }
 
   private:
-    __device__ __forceinline__ static void load_numbers(float* to, const char* from, const SelectiveStepArgs::ByColumn& of) {
+    __device__ __forceinline__ static void load_elements(float* to, const char* from, const SelectiveStepArgs::ByColumn& x) {
 #pragma unroll
-        for (int j = 0; j < kConfig.vector; ++j, from += of.n) {
+        for (int j = 0; j < kConfig.vector; ++j, from += x.n) {
             if constexpr (is_complex(kConfig.state)) {
                 const Complex number = *reinterpret_cast<const Complex*>(from);
                 to[2 * j] = number.re, to[2 * j + 1] = number.im;
             } else {
-                to[j] = load_raw_number(from, of.values).number(of.values.type);
+                to[j] = load_raw_number(from, x.values).number(x.values.type);
             }
         }
     }
 };
 
-// The sum of a row's parts, in the order of row_sum.
+// The sum over a row's lanes, in the order of row_sum.
 __device__ __forceinline__ float row_sum_over_lanes(float part, int lanes) {
     const float pair = part + __shfl_xor_sync(0xffffffffu, part, 1);
     if (lanes == 2) return pair;
@@ -109,32 +109,32 @@ __device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
 
     SlotInFlight loaded;
     loaded.load(args, sequence);
-    const auto of_row = [&](const auto& of, int in_token) {
-        return static_cast<const char*>(of.values.data) +
-               (in_token + lane.head * static_cast<int>(of.head) + lane.d * static_cast<int>(of.d));
+    const auto row_address = [&](const auto& x, int token_offset) {
+        return static_cast<const char*>(x.values.data) +
+               (token_offset + lane.head * static_cast<int>(x.head) + lane.d * static_cast<int>(x.d));
     };
-    const auto of_token = [&](const SelectiveStepArgs::ByRow& of) {
-        return of_row(of, sequence * static_cast<int>(of.sequence));
+    const auto token_address = [&](const SelectiveStepArgs::ByRow& x) {
+        return row_address(x, sequence * static_cast<int>(x.sequence));
     };
-    struct OfRow {
+    struct RowScalar {
         DType type;
         RawNumber raw;
         __device__ __forceinline__ float number() const { return raw.number(type); }
     };
-    const auto load = [&](const Tagged& of, DType type, const char* from) {
-        OfRow loading{type, {}};
-        if (call.has(of)) loading.raw.load(from, type == DType::f32);
+    const auto load = [&](const Tagged& x, DType type, const char* from) {
+        RowScalar loading{type, {}};
+        if (call.has(x)) loading.raw.load(from, type == DType::f32);
         return loading;
     };
-    const auto token = [&](const SelectiveStepArgs::ByRow& of) {
-        return load(of.values, call.of_token(of.values), of_token(of));
+    const auto token = [&](const SelectiveStepArgs::ByRow& x) {
+        return load(x.values, call.token_type(x.values), token_address(x));
     };
-    const auto row_alone = [&](const SelectiveStepArgs::PerRow& of) {
-        return load(of.values, call.of_row(of.values), of_row(of, 0));
+    const auto row_scalar = [&](const SelectiveStepArgs::PerRow& x) {
+        return load(x.values, call.row_type(x.values), row_address(x, 0));
     };
-    const OfRow x = token(args.x), delta = token(args.delta), z = token(args.z), bias = row_alone(args.bias),
-                D = row_alone(args.D);
-    OfRow delta_a{};
+    const RowScalar x = token(args.x), delta = token(args.delta), z = token(args.z), bias = row_scalar(args.bias),
+                    D = row_scalar(args.D);
+    RowScalar delta_a{};
     if (call.has_delta_a()) delta_a = token(args.delta_a);
     typename Types::Number A[kConfig.elements()], state[kConfig.elements()];
     const int next_A = static_cast<int>(args.A_n);
@@ -175,18 +175,19 @@ __device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
     for (int i = 0; i < kConfig.elements(); ++i) state[i] = Types::at(vectors[i / kConfig.vector], i % kConfig.vector);
     float part = 0.f;
     const auto move_on = [&]<bool kTied>(const auto& step_of) {
-        part = moved_on<kTied, kConfig>(step_of, row, lane, args.columns, A, state, [&](int v, auto& to_B, auto& to_C) {
+        part = advance_lane<kTied, kConfig>(step_of, row, lane, args.columns, A, state, [&](int v, auto& to_B, auto& to_C) {
             if (call.is_rglru())
                 to_B.fill(1.f);
             else
-                B.widen(to_B, v, call.of_token(args.B.values));
-            C.widen(to_C, v, call.of_token(args.C.values));
+                B.widen(to_B, v, call.token_type(args.B.values));
+            C.widen(to_C, v, call.token_type(args.C.values));
         });
     };
-    if (works) of_discretization<kConfig, kPlain>(args, move_on);
+    if (works) with_step<kConfig, kPlain>(args, move_on);
     store_state<kConfig>(own, lane, 0, args.columns, state);
     const float y = output_of<kConfig>(args, row_sum_over_lanes(part, lane.lanes), row, D.number(), place);
-    if (lane.lane == 0 && lane.exists) store_number(const_cast<char*>(of_token(args.out)), call.of_token(args.x.values), y);
+    if (lane.lane == 0 && lane.exists)
+        store_number(const_cast<char*>(token_address(args.out)), call.token_type(args.x.values), y);
 }
 
 template <SelectiveStepConfig kConfig>

@@ -3,9 +3,9 @@
 //
 //     x <- Ā x + B̄ (B u)        halves = scale (Re x, −Im x), as Re(C x) = Σ Re C Re x − Im C Im x
 //
-// A thread has one number of one state. No shared memory.
+// A thread has one state element. No shared memory.
 //
-// Bound: memory, 32 bytes a number, and for the small batches of a step the launch.
+// Bound: memory, 32 bytes a state element; for the usual small batches, the launch.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/exact_step.cuh>
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kConfig.threads) simplified_step(const __grid_
     const i64 at = static_cast<i64>(blockIdx.x) * kConfig.threads + threadIdx.x;
     if (at >= args.sequences * args.states) return;
     const i64 sequence = at / args.states, p = at - sequence * args.states;
-    const auto step_of = [&](const SimplifiedStepArgs::Steps& of) { return of.data[sequence * of.sequence + p * of.p]; };
-    const float delta = step_of(args.delta), delta_a = args.delta_a.data != nullptr ? step_of(args.delta_a) : delta;
+    const auto step_size = [&](const SimplifiedStepArgs::Steps& x) { return x.data[sequence * x.sequence + p * x.p]; };
+    const float delta = step_size(args.delta), delta_a = args.delta_a.data != nullptr ? step_size(args.delta_a) : delta;
     const Complex A = static_cast<const Complex*>(args.A)[p * args.A_p], drive = static_cast<const Complex*>(args.drive)[at];
     Complex& state = static_cast<Complex*>(args.state)[sequence * args.state_sequence + p * args.state_p];
     const ExactStep<Complex> step = simplified_transition(args.discretization, delta, delta_a, A);

@@ -25,7 +25,7 @@ struct SimplifiedStepArgs {
     const void* A;
     i64 A_p;
     Steps delta, delta_a;
-    float* halves;  // (sequence, p, 2), contiguous: what real products with C turn into outputs
+    float* halves;  // (sequence, p, 2), contiguous; a real product with C makes them outputs
     float scale;
     Discretization discretization;
     i64 sequences;

@@ -1,0 +1,44 @@
+// Launches before scan/selective_forward and scan/selective_backward, if these split sequences into segments.
+#pragma once
+
+#include "../../jit/env.hpp"
+#include "call_memory.hpp"
+#include "selective_pieces.hpp"
+#include "selective_prepare.hpp"
+#include "selective_split.hpp"
+#include "selective_starts.hpp"
+
+namespace gdn_cuda::scan {
+
+inline SplitProblem split_problem(const PreparedSelective& prepared) {
+    const SelectiveInputs& in = prepared.inputs;
+    return {.sequences = in.sequences,
+            .tokens = in.length,
+            .packed = prepared.is_packed(),
+            .states = i64{in.dim} * in.state_size,
+            .parts = prepared.is_complex ? 2 : 1};
+}
+
+// Returns the states before each segment, (segments, sequences, dim, N), or in reverse the gradients of the states after each;
+// `first` itself if sequences are not split. `args`: scan/selective_pieces's, without the maps, which are allocated here.
+inline const void* states_before_segments(const PreparedSelective& prepared, const void* first, SelectivePiecesArgs args,
+                                          CallMemory& memory, const Target& target) {
+    if (args.segments.count == 1) return first;
+    const SplitProblem problem = split_problem(prepared);
+    const i64 floats = args.segments.count * problem.sequences * problem.states * problem.parts;
+    args.maps = {.ends = memory.floats(floats), .products = memory.floats(floats)};
+    SelectivePieces::run(transition_of(prepared.discretization), prepared.is_complex, args, target);
+    SelectiveStarts::run(prepared.is_complex,
+                         {.segments = args.segments,
+                          .maps = args.maps,
+                          .first = first,
+                          .cu_seqlens = args.in.cu_seqlens,
+                          .sequences = args.in.sequences,
+                          .length = args.in.length,
+                          .states = problem.states,
+                          .reverse = args.reverse},
+                         target);
+    return args.maps.ends;
+}
+
+}  // namespace gdn_cuda::scan
