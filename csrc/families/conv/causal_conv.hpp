@@ -4,7 +4,7 @@
 #include <array>
 #include <string>
 
-#include "causal_columns.hpp"
+#include "causal_channels_last.hpp"
 #include "causal_conv_problem.hpp"
 
 namespace gdn_cuda::conv {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_backward/plan.cuh>
 
 #include "causal_conv.hpp"
 #include "causal_conv_tile.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
 #include <string>
 
 #include "../../kernels/spec.hpp"

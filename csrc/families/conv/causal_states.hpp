@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_backward/plan.cuh>
 #include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 #include "../../kernels/spec.hpp"

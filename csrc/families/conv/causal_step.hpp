@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/plan.cuh>
 #include <string>
 
 #include "../../kernels/spec.hpp"

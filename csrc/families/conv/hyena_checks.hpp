@@ -1,7 +1,7 @@
 // Checks that the three Hyena operators share, and their arguments as kernels take them.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena/plan.cuh>
 
 #include "../../operators/layout.hpp"
 #include "../../operators/packed.hpp"

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_long_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long/backward_plan.cuh>
 #include <string>
 #include <utility>
 
 #include "../../kernels/spec.hpp"
-#include "hyena_cut.hpp"
 #include "hyena_long.hpp"
+#include "hyena_segments.hpp"
 
 namespace gdn_cuda::conv {
 

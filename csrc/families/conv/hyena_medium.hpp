@@ -2,11 +2,11 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_medium_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/plan.cuh>
 #include <string>
 
 #include "../../kernels/spec.hpp"
-#include "hyena_cut.hpp"
+#include "hyena_segments.hpp"
 
 namespace gdn_cuda::conv {
 

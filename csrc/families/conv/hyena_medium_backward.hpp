@@ -1,7 +1,7 @@
 // conv/hyena_medium_backward on the host: the configuration and cut of a problem, and its launch.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_medium_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/backward_plan.cuh>
 
 #include "hyena_medium.hpp"
 

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/plan.cuh>
 #include <string>
 
 #include "../../kernels/spec.hpp"
-#include "hyena_cut.hpp"
+#include "hyena_segments.hpp"
 
 namespace gdn_cuda::conv {
 

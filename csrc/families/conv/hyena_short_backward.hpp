@@ -1,7 +1,7 @@
 // conv/hyena_short_backward and conv/hyena_short_columns_backward on the host: which of them runs a problem, and in which cut.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_short_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/backward_plan.cuh>
 
 #include "hyena_short.hpp"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/plan.cuh>
 #include <string>
 
 #include "../../kernels/spec.hpp"

@@ -1,7 +1,7 @@
 // What the steps of Hyena's filters check alike: inputs (B, D) or (B, D, T), and states in slots of a pool.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/plan.cuh>
 
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"

@@ -1,7 +1,7 @@
 // conv/split_columns on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "causal_columns.hpp"
+#include "causal_channels_last.hpp"
 #include "split_problem.hpp"
 
 namespace gdn_cuda::conv {

@@ -13,7 +13,7 @@
 // 24 with packed sequences. 32 KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -1,8 +1,8 @@
 // conv/causal_conv_backward: gradients of a causal convolution where a row is one sequence without a state
-// (causal_conv_backward_tile.cuh).
+// (causal_conv_backward/tile.cuh).
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_backward_tile.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_backward/tile.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -1,8 +1,8 @@
 // conv/causal_conv_backward_any: gradients of a causal convolution where there are several sequences, or states
-// (causal_conv_backward_tile.cuh): those of 1 or more than 8 taps, and of rows that are not whole vectors.
+// (causal_conv_backward/tile.cuh): those of 1 or more than 8 taps, and of rows that are not whole vectors.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_backward_tile.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_backward/tile.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -1,13 +1,14 @@
 // conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, where
 // channels are neighbours in memory.
 //
-// A lane has four channels, of which the next 8 rows are in flight (causal_columns.cuh). A warp has 128 neighbouring channels.
+// A lane has four channels, of which the next 8 rows are in flight (causal_conv/channels_last_rows.cuh). A warp has 128
+// neighbouring channels.
 //
 // Bound: memory, 4 bytes an element for bf16; the W - 1 rows in front of a segment come from the L2 cache. 24 warps of an SM
 // have 48 KB of bf16 in flight.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_columns.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/channels_last_rows.cuh>
 
 namespace gdn_cuda::conv {
 

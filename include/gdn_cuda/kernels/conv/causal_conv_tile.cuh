@@ -11,8 +11,8 @@
 // reads of shared memory and the multiplications.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_tile_common.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_tile_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/tile.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/tile_plan.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -8,7 +8,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
 #include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 namespace gdn_cuda::conv {

@@ -7,8 +7,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_backward/plan.cuh>
 
 namespace gdn_cuda::conv {
 

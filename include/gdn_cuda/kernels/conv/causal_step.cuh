@@ -12,7 +12,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 
 namespace gdn_cuda::conv {
 

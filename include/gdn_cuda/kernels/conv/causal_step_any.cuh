@@ -7,7 +7,7 @@
 // L1 keeps the rest.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -11,7 +11,7 @@
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 
 namespace gdn_cuda::conv {
 

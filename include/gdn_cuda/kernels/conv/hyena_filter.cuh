@@ -7,7 +7,7 @@
 // Bound by bytes, 4 a token; S fp32 multiply-adds and S / 8 exponentials a token stay below that up to S = 16.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_filter_powers.cuh>
+#include <gdn_cuda/kernels/conv/hyena_filter/powers.cuh>
 
 namespace gdn_cuda::conv {
 

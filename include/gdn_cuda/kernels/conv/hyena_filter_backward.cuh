@@ -8,7 +8,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_filter_powers.cuh>
+#include <gdn_cuda/kernels/conv/hyena_filter/powers.cuh>
 
 namespace gdn_cuda::conv {
 

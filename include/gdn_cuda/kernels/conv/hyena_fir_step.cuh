@@ -13,7 +13,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/block.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -14,7 +14,7 @@
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/block.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -1,6 +1,6 @@
 // conv/hyena_long: y_t = x2_t (sum_j h_j u_{t-j} + D u_t) with u = x1 * v and h_t = sum_s R_s p_s^t, on tensor cores.
 //
-// A warp walks over its tokens of one channel in tiles of 512, 16 rows of 32 (toeplitz_product.cuh). Within a row, h is a
+// A warp walks over its tokens of one channel in tiles of 512, 16 rows of 32 (toeplitz/product.cuh). Within a row, h is a
 // Toeplitz block; from row to row, the states x_s = sum_j p_s^j u_{t-j} carry everything before, 16 at a time:
 //     states that each row adds      (16 rows x 32 tokens) (32 tokens x 16 states)
 //     states before each row         a scan over the 16 rows by shuffles, behind the state that the warp carries
@@ -11,7 +11,7 @@
 // before its own.
 //
 // Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
-// (hyena_columns_tile.cuh); cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh), so that 16 warps of 128
+// (hyena/tile_layouts.cuh); cp.async copies the next tile to shared memory (hyena/tile_prefetch.cuh), so that 16 warps of 128
 // registers take the channels of whole sectors.
 //
 // Shared memory, of each warp: right operands made of the poles, 5 KB for 16 states, and 2 KB for a tile that is not of whole
@@ -21,8 +21,8 @@
 // numbers, in bf16 54 % where channels are neighbours; 48 mma for 512 outputs of 16 states take some 40 % of bf16's time.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
-#include <gdn_cuda/kernels/conv/hyena_tile_ahead.cuh>
+#include <gdn_cuda/kernels/conv/hyena/tile_prefetch.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long/state_products.cuh>
 
 namespace gdn_cuda::conv {
 

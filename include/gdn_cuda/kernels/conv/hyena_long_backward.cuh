@@ -12,9 +12,9 @@
 // bf16, three for fp32 tensors. What shares add to the gradients of parameters is summed after the kernel, in a fixed order.
 //
 // Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
-// (hyena_columns_tile.cuh), for up to 16 states; with more, the host has tensors copied into the other layout
-// (scan/transposed_copy). cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh) while one is computed: with 8
-// warps an SM nothing else hides the latency of memory. Its states are in flight while its tokens go through shared memory.
+// (hyena/tile_layouts.cuh), for up to 16 states; with more, the host has tensors copied into the other layout
+// (scan/transposed_copy). cp.async copies the next tile to shared memory (hyena/tile_prefetch.cuh) while one is computed: with
+// 8 warps an SM nothing else hides the latency of memory. Its states are in flight while its tokens go through shared memory.
 //
 // Shared memory, of each warp: right operands made of the poles, 7 KB for 16 states, 7 KB for two tiles in bf16, and a stage
 // for rows without vectors, or 4 KB for the transposition of neighbouring channels.
@@ -23,8 +23,8 @@
 // states.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
-#include <gdn_cuda/kernels/conv/hyena_tile_ahead.cuh>
+#include <gdn_cuda/kernels/conv/hyena/tile_prefetch.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long/state_products.cuh>
 
 namespace gdn_cuda::conv {
 

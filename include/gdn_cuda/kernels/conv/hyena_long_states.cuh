@@ -1,15 +1,15 @@
 // conv/hyena_long_states: what conv/hyena_long_backward has to know of other tokens than its own: states of hyena_long.
 //
-// A warp walks over its share of one channel's tokens in tiles of 512 and carries the states from zeros (hyena_long_rows.cuh).
-// Forward, it writes those before every tile and those behind the share. Reversed, it walks from the end, carries the gradients
-// of the states, and writes those before the share; this is launched only where warps share the tokens of a channel. Channels
-// that are neighbours in memory are walked over together, as in conv/hyena_long_backward.
+// A warp walks over its share of one channel's tokens in tiles of 512 and carries the states from zeros
+// (hyena_long/state_products.cuh). Forward, it writes those before every tile and those behind the share. Reversed, it walks
+// from the end, carries the gradients of the states, and writes those before the share; this is launched only where warps share
+// the tokens of a channel. Channels that are neighbours in memory are walked over together, as in conv/hyena_long_backward.
 //
 // Bound: memory, 4 bytes a token in bf16 (x1 and v, or the gradient of y and x2) and S / 128 for the states.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
-#include <gdn_cuda/kernels/conv/hyena_tile_ahead.cuh>
+#include <gdn_cuda/kernels/conv/hyena/tile_prefetch.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long/state_products.cuh>
 
 namespace gdn_cuda::conv {
 

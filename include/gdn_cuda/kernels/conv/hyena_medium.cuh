@@ -1,9 +1,9 @@
 // conv/hyena_medium: y_t = x2_t mask_t (sum_j h_j u_{t-j} + D u_t), u = x1 * v, up to 1024 taps, on tensor cores.
 //
 // A warp walks over its tokens of one channel in tiles of 512. It keeps u in shared memory in bf16 parts, beside that of the
-// tokens before, and multiplies it by the Toeplitz matrix of the taps, with D added to h_0 (toeplitz_band.cuh). Loads of the
+// tokens before, and multiplies it by the Toeplitz matrix of the taps, with D added to h_0 (toeplitz/band.cuh). Loads of the
 // next tile are in flight meanwhile. Where channels are neighbours in memory, the warps of a block have neighbouring channels
-// and walk together (hyena_medium_tile.cuh).
+// and walk together (hyena_medium/tile.cuh).
 //
 // Shared memory, of each warp: a table of taps, u of the last 1024 tokens (2048 from 129 taps on), and sums of a tile.
 //
@@ -12,8 +12,8 @@
 // outputs in bf16, 12 in fp16 and 24 in fp32.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_medium_plan.cuh>
-#include <gdn_cuda/kernels/conv/hyena_medium_tile.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/tile.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -6,9 +6,9 @@
 // A warp walks backwards over its tokens of one channel in tiles of 512. It keeps dz and u in shared memory in bf16 parts, dz
 // beside that of the tokens behind the tile, u beside that of the tokens before, for which u is computed one tile ahead (two
 // from 129 taps on). Then z is the product of u by the Toeplitz matrix of the taps, du that of dz by the transposed matrix
-// (toeplitz_band.cuh), and dh a correlation (tap_correlation.cuh), whose sums are kept in shared memory and written behind the
-// last tile, for the host to add those of shares, sequences and a group's channels: the same bits in every run. Channels that
-// are neighbours in memory are walked over by the warps of a block together (hyena_medium_tile.cuh).
+// (toeplitz/band.cuh), and dh a correlation (toeplitz/tap_correlation.cuh), whose sums are kept in shared memory and written
+// behind the last tile, for the host to add those of shares, sequences and a group's channels: the same bits in every run.
+// Channels that are neighbours in memory are walked over by the warps of a block together (hyena_medium/tile.cuh).
 //
 // Shared memory, of each warp: u and dz of 1024 tokens (2048 from 129 taps on), a table of taps, sums of their gradients, and
 // sums of a tile.
@@ -16,9 +16,9 @@
 // Bound: memory, 14 bytes an element in bf16 and 28 in fp32, to 128 taps; 260 mma a tile in bf16, 324 in fp16, 648 in fp32.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_medium_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/hyena_medium_tile.cuh>
-#include <gdn_cuda/kernels/conv/tap_correlation.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/tile.cuh>
+#include <gdn_cuda/kernels/conv/toeplitz/tap_correlation.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -13,8 +13,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
+#include <gdn_cuda/kernels/conv/hyena/common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/block.cuh>
 
 namespace gdn_cuda::conv {
 

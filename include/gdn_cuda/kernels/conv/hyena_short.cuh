@@ -10,8 +10,8 @@
 // 65536 bf16 numbers. A tap costs one FMA an output, so that 32 taps still take less time than the memory of fp32.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena/common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/plan.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -17,7 +17,7 @@
 // on in bf16 arithmetic: three FMAs for each tap.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_short_backward_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/backward_common.cuh>
 
 namespace gdn_cuda::conv {
 

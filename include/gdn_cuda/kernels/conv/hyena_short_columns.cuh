@@ -12,8 +12,8 @@
 // some hundred for 7 taps.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_short_columns_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena/common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/columns_common.cuh>
 
 namespace gdn_cuda::conv {
 

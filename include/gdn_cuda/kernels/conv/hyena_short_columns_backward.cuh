@@ -13,8 +13,8 @@
 // read twice.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_short_backward_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_short_columns_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/backward_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/columns_common.cuh>
 
 namespace gdn_cuda::conv {
 

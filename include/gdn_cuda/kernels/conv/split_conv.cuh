@@ -10,7 +10,7 @@
 // Bound: loads from the L1 and L2 caches, one a tap and channel.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
 #include <gdn_cuda/kernels/conv/inverse_root.cuh>
 #include <gdn_cuda/kernels/conv/split_gates.cuh>
 #include <gdn_cuda/kernels/conv/split_plan.cuh>

@@ -1,7 +1,7 @@
 // Configuration and arguments of conv/split_conv and conv/split_backward, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
 
 namespace gdn_cuda::conv {
 

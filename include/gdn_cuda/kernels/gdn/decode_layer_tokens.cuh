@@ -3,7 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
-#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 #include <gdn_cuda/kernels/conv/silu.cuh>
 #include <gdn_cuda/kernels/gdn/decode_layer_plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
