@@ -20,7 +20,7 @@ struct PreparedUpdate {
 // x (sequences, D) or (sequences, D, T); packed (tokens, D) or (1, D, tokens).
 struct Layout {
     int64_t sequences, tokens, channels;
-    bool packed, of_tokens;  // whether x has a dimension of tokens behind that of channels
+    bool packed, of_tokens;  // whether x has a dimension of tokens final_states that of channels
 
     CausalStepArgs::Rows rows(const View& view) const {
         const int64_t first = view.stride(0);
@@ -174,7 +174,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
 void run_update(const CausalConv1dUpdate& x) {
     const PreparedUpdate prepared = prepare_update(x);
     const DeviceScope scope(prepared.x.device_index);
-    if (prepared.args.sequences == 0) {  // every token is behind the last sequence
+    if (prepared.args.sequences == 0) {  // every token is final_states the last sequence
         Tensor out = x.out;
         torch::stable::zero_(out);
         return;

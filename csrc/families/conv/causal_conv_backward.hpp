@@ -1,4 +1,4 @@
-// conv/causal_conv_backward and conv/causal_conv_backward_any on the host: which runs a problem, how rows are cut, and
+// conv/causal_conv_backward and conv/causal_conv_backward_any on the host: which runs a problem, how rows are split, and
 // their launches.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace gdn_cuda::conv {
 
 inline Blocks causal_backward_blocks(const CausalProblem& problem, const CausalBackwardArgs& args) {
-    return {args.forward.batches * ceil_div(args.forward.channels, causal_tile_config(problem).channels()) * args.cuts, 1, 1};
+    return {args.forward.batches * ceil_div(args.forward.channels, causal_tile_config(problem).channels()) * args.splits, 1, 1};
 }
 
 // What both kernels have.
@@ -46,7 +46,7 @@ constexpr bool has_few_taps_backward(const CausalProblem& problem, const CausalB
 }
 constexpr CausalConvConfig causal_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
     CausalProblem of_both = problem;
-    of_both.sequences |= args.grad_behind.values.data != nullptr;
+    of_both.sequences |= args.grad_states.values.data != nullptr;
     return with_index(causal_conv_config(of_both), args.forward.sequences);
 }
 
@@ -67,17 +67,17 @@ struct CausalBackwardRows : CausalFewTapsBackward {
 
     static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
-        return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.cuts, 1, 1};
+        return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.splits, 1, 1};
     }
-    // Steps of a warp: what a piece begins with is spread over them, as long as every SM has warps to spare.
-    static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
+    // Steps of a warp: what a segment begins with is spread over them, as long as every SM has warps to spare.
+    static void split(const Config& config, Args& args, const jit::DeviceTraits& device) {
         constexpr i64 kWarpsOfSm = 160;
         const i64 rows = i64{args.forward.batches} * args.forward.channels;
         const i64 steps = ceil_div(args.forward.tokens, config.step_tokens());
         const i64 most = std::clamp(steps * rows / (kWarpsOfSm * device.multiprocessors), i64{1}, i64{config.most_steps()});
         const i64 pieces = std::max(ceil_div(steps, most), i64{1});
         args.tiles = static_cast<int>(std::max(ceil_div(steps, pieces), i64{1}));  // pieces of much the same length
-        args.cuts = static_cast<int>(ceil_div(steps, args.tiles));
+        args.splits = static_cast<int>(ceil_div(steps, args.tiles));
     }
 };
 struct CausalBackwardColumns : CausalFewTapsBackward {
@@ -86,10 +86,10 @@ struct CausalBackwardColumns : CausalFewTapsBackward {
 
     static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
-        return {args.forward.batches * ceil_div(args.forward.channels, config.channels_backward()) * args.cuts, 1, 1};
+        return {args.forward.batches * ceil_div(args.forward.channels, config.channels_backward()) * args.splits, 1, 1};
     }
     // Tokens of a warp: the longest segment that leaves every SM warps to spare.
-    static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
+    static void split(const Config& config, Args& args, const jit::DeviceTraits& device) {
         constexpr i64 kBlocksOfSm = 16;
         constexpr int kShortest = 16;
         const i64 groups = args.forward.batches * ceil_div(args.forward.channels, config.channels_backward());
@@ -99,7 +99,7 @@ struct CausalBackwardColumns : CausalFewTapsBackward {
                groups * ceil_div(args.forward.tokens, segment * warps) < kBlocksOfSm * device.multiprocessors)
             segment /= 2;
         args.forward.segment = args.tiles = segment;
-        args.cuts = static_cast<int>(ceil_div(args.forward.tokens, segment * warps));
+        args.splits = static_cast<int>(ceil_div(args.forward.tokens, segment * warps));
     }
 };
 
@@ -124,25 +124,25 @@ inline void run_causal_backward(const CausalProblem& problem, const CausalBackwa
     const Blocks grid = causal_backward_blocks(problem, args);
     if (grid[0] == 0) return;
     const auto why = [&](const auto&) { return explain_causal(problem, fmt::format("{} tiles a block", args.tiles).c_str()); };
-    if (problem.sequences || args.grad_behind.values.data != nullptr)
+    if (problem.sequences || args.grad_states.values.data != nullptr)
         launch<CausalBackwardAny>(causal_tile_config(problem), args, grid, target, why);
     else
         launch<CausalBackward>(causal_tile_config(problem), args, grid, target, why);
 }
 
-// A block takes several tiles, so that fewer sums are added up behind it, where that leaves blocks to spare for every SM.
-inline void cut_rows(const CausalProblem& problem, CausalBackwardArgs& args, const jit::DeviceTraits& device) {
+// A block takes several tiles, so that fewer sums are added up final_states it, where that leaves blocks to spare for every SM.
+inline void split_rows(const CausalProblem& problem, CausalBackwardArgs& args, const jit::DeviceTraits& device) {
     if (has_few_taps_backward(problem, args)) {
         const CausalConvConfig of_few = causal_backward_config(problem, args);
-        return problem.channels_last ? CausalBackwardColumns::cut(of_few, args, device)
-                                     : CausalBackwardRows::cut(of_few, args, device);
+        return problem.channels_last ? CausalBackwardColumns::split(of_few, args, device)
+                                     : CausalBackwardRows::split(of_few, args, device);
     }
     constexpr i64 kMostTiles = 16, kBlocksOfSm = 32;
     const CausalTileConfig config = causal_tile_config(problem);
     const i64 tiles = ceil_div(args.forward.tokens, config.tokens());
     const i64 blocks = tiles * args.forward.batches * ceil_div(args.forward.channels, config.channels());
     args.tiles = static_cast<int>(std::clamp(blocks / (kBlocksOfSm * device.multiprocessors), i64{1}, kMostTiles));
-    args.cuts = static_cast<int>(ceil_div(tiles, args.tiles));
+    args.splits = static_cast<int>(ceil_div(tiles, args.tiles));
 }
 
 }  // namespace gdn_cuda::conv

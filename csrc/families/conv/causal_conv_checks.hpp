@@ -25,7 +25,7 @@ struct PreparedCausal {
     std::vector<int64_t> states_shape() const { return {sequences, x.size(1), args.taps - 1}; }
 };
 
-// Tiles, and what lies before and behind them, end below 2^31.
+// Tiles, and what lies before and final_states them, end below 2^31.
 constexpr int64_t kCausalMostTokens = (int64_t{1} << 31) - 4096;
 
 inline CausalTensor tensor_of(const View& view) {

@@ -19,7 +19,7 @@ inline Blocks causal_states_blocks(i64 sequences, i64 channels) {
     return {sequences * ceil_div(channels, causal_states_config(DType::f32).threads), 1, 1};
 }
 
-struct CausalStatesBehind {
+struct CausalFinalStates {
     using Config = CausalStatesConfig;
     using Args = CausalStatesArgs;
     static constexpr const char *family = "conv", *name = "causal_states", *config_type = "CausalStatesConfig",
@@ -33,8 +33,8 @@ struct CausalStatesBehind {
     static int shared_bytes(const Config&) { return 0; }
     static void run(DType io, const Args& args, const Target& target) {
         const Blocks blocks = causal_states_blocks(args.sequences.sequences, args.channels);
-        if (blocks[0] == 0 || args.behind.positions == 0) return;
-        launch<CausalStatesBehind>(causal_states_config(io), args, blocks, target,
+        if (blocks[0] == 0 || args.final_states.positions == 0) return;
+        launch<CausalFinalStates>(causal_states_config(io), args, blocks, target,
                                    [](const auto&) { return std::string("a thread for each channel of a sequence"); });
     }
 };
@@ -54,7 +54,7 @@ struct CausalStatesBackward {
     static void run(DType io, const Args& args, const Target& target) {
         const CausalArgs& forward = args.call.forward;
         const Blocks blocks = causal_states_blocks(forward.sequences.sequences, forward.channels);
-        if (blocks[0] == 0 || args.of_initial.positions == 0) return;
+        if (blocks[0] == 0 || args.dinitial.positions == 0) return;
         launch<CausalStatesBackward>(causal_states_config(io), args, blocks, target,
                                      [](const auto&) { return std::string("a thread for each channel of a sequence"); });
     }

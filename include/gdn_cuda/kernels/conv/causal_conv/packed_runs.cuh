@@ -1,7 +1,7 @@
-// Sequences of a row as runs of neighbouring tokens, which a warp looks up together, and windows of inputs in the registers of
-// a warp: what the kernels for few taps share.
+// The sequences of a packed row as runs of contiguous tokens, found by a whole warp at once, and windows of inputs in a
+// warp's registers. The kernels for few taps share both.
 //
-// Rows with a seq_idx have no runs: tokens of one index need not be neighbours.
+// Rows with a seq_idx have no runs: tokens with the same index may be apart.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
@@ -11,39 +11,41 @@ namespace gdn_cuda::conv {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Of `reach` taps that a kernel has, those that do not exist are the first ones.
+// A kernel compiled for `reach` taps aligns the taps at its end: the first ones are missing.
 __device__ __forceinline__ float load_tap(const CausalArgs& args, int reach, int channel, int k) {
     const int tap = k - (reach - args.taps);
     return tap < 0 ? 0.f : load_number(args.weight, channel * args.weight_channel + tap * args.weight_tap);
 }
 
 struct CausalRun {
-    int sequence = -1;          // packed, or of the batch
-    int first = 0, end = 0;     // tokens
-    Place place = Place::skip;  // what becomes of its tokens
+    int sequence = -1;          // in cu_seqlens or in the batch
+    int first = 0, end = 0;     // tokens [first, end)
+    Place place = Place::skip;  // whether its tokens are computed, zeroed or poisoned
 
     __device__ __forceinline__ bool contains(int token) const { return token >= first && token < end; }
     __device__ __forceinline__ bool exists() const { return place == Place::run; }
 };
 
-// Offsets of packed sequences that follow each other, one in each lane of a warp: around no token yet.
+// 32 consecutive offsets of cu_seqlens, one per lane. By default around no token.
 struct CausalOffsets {
-    int sequence = 0;  // whose offset lane 0 has; -1: there is none, and it has 0
-    int offset = 0;    // within the row; its end, behind the last one
+    int sequence = 0;  // the sequence whose offset lane 0 holds; -1: no sequence, offset 0
+    int offset = 0;    // clamped to the row; its length after the last sequence
 };
 
-// kSequences: tokens of a row may be of several, and there may be states. kPacked: not by a seq_idx.
+// kSequences: a row may have several sequences, and there may be states. kPacked: cu_seqlens gives the sequences, not
+// seq_idx.
 template <bool kSequences, bool kPacked = kSequences>
 struct CausalRuns {
     CausalSequences sequences;
     int lane;
 
-    // The run of a token. Offsets that lie give any with this token, within the row. All lanes of a warp ask for the same.
+    // The run that contains `token`. Invalid offsets give some run that contains it, within the row. All lanes pass the same
+    // token.
     __device__ __forceinline__ CausalRun at(int token) const {
         CausalOffsets near;
         return at(token, near);
     }
-    // The same, without a load where the offsets around the token are those of `near`, which becomes them.
+    // Like at(token), but loads no offsets if `near` already brackets the token; otherwise updates `near`.
     __device__ __forceinline__ CausalRun at(int token, CausalOffsets& near) const {
         const CausalSequenceArgs& args = sequences.args;
         CausalRun run{.sequence = sequences.batch, .end = args.tokens};
@@ -65,12 +67,12 @@ struct CausalRuns {
         run.place = sequences.place_of_sequence(run.sequence);
         return run;
     }
-    // The offsets that have the last one up to a token, and the next.
+    // Offsets that include the last one <= token and the next one.
     __device__ __forceinline__ CausalOffsets around(int token) const {
         const CausalSequenceArgs& args = sequences.args;
-        i64 low = 0, high = i64{args.sequences} + 1;  // how many are up to the token, at least and at most
+        i64 low = 0, high = i64{args.sequences} + 1;  // bounds of the number of offsets <= token
 #pragma unroll 1
-        while (high - low > 30) {  // each lane looks at the last one of a 32nd of those left
+        while (high - low > 30) {  // each lane tests the last offset of one 32nd of the range
             const i64 step = ceil_div(high - low, 32), at = low + lane * step + step - 1;
             const bool up_to = at < high && load_index(args.cu_seqlens, at) <= token;
             low += __popc(__ballot_sync(kAllLanes, up_to)) * step;
@@ -84,13 +86,13 @@ struct CausalRuns {
             found.offset = static_cast<int>(min(max(load_index(args.cu_seqlens, own), i64{0}), i64{args.tokens}));
         return found;
     }
-    // The inputs in front of its first token: zeros where it has no state.
+    // The inputs before the run's first token: zeros if it has no state.
     __device__ __forceinline__ CausalSequences::State state(const CausalRun& run) const {
         return has_states() && run.exists() ? sequences.state_of(run.sequence) : CausalSequences::State{};
     }
-    // Whether the tokens from `first` to before `end` are of this run, and see none in front of it, nor its state.
+    // Whether tokens [first, end) belong to this run and see neither its state nor tokens before it.
     template <int kBefore>
-    __device__ __forceinline__ bool together(const CausalRun& run, int first, int end) const {
+    __device__ __forceinline__ bool is_uniform(const CausalRun& run, int first, int end) const {
         const bool at_first = first == 0 && run.first == 0 && !has_states();
         return run.exists() && (run.first + kBefore <= first || at_first) && run.end >= end;
     }
@@ -102,8 +104,8 @@ struct CausalRuns {
     }
 };
 
-// The inputs that the tokens of a lane's vector see: those of the vector and kBefore in front of it, which are the end of the
-// vector of the lane before. Lane 0 gets them from `earlier`, the vector of lane 31 in front of these.
+// The inputs that the tokens of a lane's vector see: the vector itself and the kBefore inputs before it, which are the end
+// of the previous lane's vector. Lane 0 gets them from `earlier`, lane 31's vector of the step before.
 template <int kBefore, class T, int kVector>
 __device__ __forceinline__ void load_window(float (&seen)[kBefore + kVector], const Vector<T, kVector, true>& own,
                                             const Vector<T, kVector, true>& earlier, int lane) {
@@ -122,21 +124,22 @@ __device__ __forceinline__ void load_window(float (&seen)[kBefore + kVector], co
     to_floats(seen + kBefore, own);
 }
 
-// The same as a run's tokens see them. `first` is the lane's first token, and `old` the inputs in front of the run.
+// Replaces inputs outside of the run by zeros, or by `history`, the inputs before the run. `first` is the lane's first
+// token.
 template <int kBefore, int kWindow>
 __device__ __forceinline__ void mask_window(float (&seen)[kWindow], const CausalRun& run, int first,
-                                            const float (&old)[kBefore]) {
+                                            const float (&history)[kBefore]) {
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
         const int token = first - kBefore + i;
         if (!run.contains(token)) seen[i] = 0.f;
 #pragma unroll
         for (int k = 0; k < kBefore; ++k)
-            if (token - run.first == k - kBefore) seen[i] = old[k];
+            if (token - run.first == k - kBefore) seen[i] = history[k];
     }
 }
 
-// A warp's row and tile: a block's warps have neighbouring channels, so that 32 bits number the blocks.
+// A warp's row and tile. The warps of a block have adjacent channels; all blocks are in grid dimension x, which has 32 bits.
 struct CausalRowPlace {
     int batch, channel, tile;
 

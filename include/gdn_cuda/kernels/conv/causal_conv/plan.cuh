@@ -1,4 +1,4 @@
-// Arguments that the kernels of causal_conv1d share, for host and device.
+// Arguments and configuration shared by the kernels of causal_conv1d, for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -17,26 +17,26 @@ struct CausalTensor {
 struct CausalStates {
     Tagged values;
     i64 slot = 0, channel = 0, position = 0;
-    int positions = 0;  // W - 1 or more, of which a convolution sees the last W - 1
+    int positions = 0;  // W - 1 or more; the convolution reads the last W - 1
 };
 
-// Which tokens are of one sequence, and the states in front of them.
+// Which tokens belong to the same sequence, and the states before them.
 struct CausalSequenceArgs {
     Tagged cu_seqlens, seq_idx;
     i64 seq_idx_batch = 0, seq_idx_token = 0;
-    CausalStates initial;       // without data: zeros
+    CausalStates initial;       // no data: zeros
     Tagged slots, has_initial;  // (sequences,)
     i64 slots_sequence = 0, has_initial_sequence = 0;
     i64 null_slot = -1;
     int slot_count = 0, sequences = 0, tokens = 0;
 };
 
-// Of the kernels for few taps, whose threads have vectors.
+// The kernels for few taps, whose threads load vectors.
 struct CausalConvConfig {
-    DType io;              // x and out
-    int taps;              // the most: 3 also takes 2, and 8 takes 5 to 8
-    bool sequences;        // tokens of a row may be of several, and there may be states
-    bool indices = false;  // it is seq_idx that tells which
+    DType io;              // dtype of x and out
+    int taps;              // the most taps: 3 also runs 2, and 8 runs 5 to 8
+    bool sequences;        // a row may have several sequences, and there may be states
+    bool indices = false;  // seq_idx gives the sequences
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
 
@@ -44,28 +44,28 @@ struct CausalConvConfig {
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
-    // Whether tap k of the most is one of `count`; which ones may be missing is known when it is compiled.
+    // Whether tap k of `taps` exists when there are `count`. Which taps may be missing is known at compile time.
     GDN_HOST_DEVICE constexpr bool exists(int k, int count) const {
         const int most_missing = taps == 8 ? 3 : taps == 3 ? 1 : 0;
         return k >= most_missing || k >= taps - count;
     }
-    // Of conv/causal_conv: vectors that a thread has in flight, and tokens of a warp.
+    // conv/causal_conv: vectors in flight per thread, tokens per warp.
     GDN_HOST_DEVICE constexpr int vectors() const { return 4; }
     GDN_HOST_DEVICE constexpr int warp_tokens() const { return 32 * vectors() * vector(); }
-    // Of conv/causal_conv_channels_last: rows that a thread has in flight, its channels, and those of a warp.
+    // conv/causal_conv_channels_last: rows in flight per thread, channels per lane, channels per warp.
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps == 8 && bytes_of(io) == 4 ? 2 : 4; }
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
-    // Of conv/causal_conv_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
+    // conv/causal_conv_backward_rows: steps in flight per lane, tokens per warp and step, steps per warp.
     GDN_HOST_DEVICE constexpr int steps_ahead() const { return sequences && taps == 8 ? 2 : 3; }
     GDN_HOST_DEVICE constexpr int step_tokens() const { return 32 * vector(); }
     GDN_HOST_DEVICE constexpr int most_steps() const { return 64; }
-    // Of conv/causal_conv_backward_columns: rows that a thread has in flight, its channels, and those of a block.
+    // conv/causal_conv_backward_columns: rows in flight per thread, channels per lane, channels per block, tokens per warp.
     GDN_HOST_DEVICE constexpr int rows_backward() const { return taps == 8 ? 7 : 6; }
     GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences || taps == 8 ? 4 : 8) / bytes_of(io); }
     GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }
     GDN_HOST_DEVICE constexpr int longest_segment() const { return 256; }
-    // Blocks of an SM, as many as registers allow without spills.
+    // Blocks per SM, as many as registers allow without spills.
     GDN_HOST_DEVICE constexpr int row_blocks() const {
         return indices ? (taps == 8 ? 4 : taps == 4 ? 7 : 6) : sequences ? 5 : 8;
     }
@@ -87,9 +87,9 @@ struct CausalArgs {
     i64 weight_channel = 0, weight_tap = 0, bias_channel = 0;
     CausalSequenceArgs sequences;
     int batches = 0, channels = 0, tokens = 0, taps = 0;
-    int segment = 0;  // where channels are neighbours: tokens of a warp
+    int segment = 0;  // channels-last kernels: tokens per warp
     bool silu = false;
-    bool vectors = false;  // rows of x and of out begin on 16 bytes and are whole vectors
+    bool vectors = false;  // rows of x and out are whole 16-byte vectors, aligned to 16 bytes
 };
 
 }  // namespace gdn_cuda::conv

@@ -1,14 +1,14 @@
-// What a token does not see where a seq_idx tells sequences: for the kernels of few taps.
+// Which earlier tokens a token must not see when seq_idx gives the sequences, for the kernels for few taps.
 //
-// Tokens of one index need not be neighbours, so each token has bits of its own. Most steps of a kernel are of one sequence and
-// need none: which ones is looked up in advance, and bits are in shared memory for the other steps alone.
+// Tokens with the same index may be apart, so each token has a mask of its own. Most steps of a kernel hold a single
+// sequence and need no masks: the block finds these steps first and builds masks only for the others, in shared memory.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv/packed_runs.cuh>
 
 namespace gdn_cuda::conv {
 
-// Bit m: the token does not see the one m before; bit 0: it is of no sequence.
+// Bit m: the token does not see the token m before it. Bit 0: it belongs to no sequence.
 using HiddenBits = unsigned char;
 
 template <int kBefore>
@@ -22,7 +22,7 @@ __device__ __forceinline__ HiddenBits hidden_by_index(const CausalSequences& seq
     return static_cast<HiddenBits>(hidden);
 }
 
-// The bits of a lane's tokens and of kBefore behind them.
+// The masks of a lane's tokens and of the kBefore tokens after them.
 template <int kVector, int kBefore>
 struct HiddenFromLane {
     unsigned words[(kVector + kBefore + 3) / 4];
@@ -33,44 +33,44 @@ struct HiddenFromLane {
     __device__ __forceinline__ float seen(float x, int token, int back) const { return is(token, back) ? 0.f : x; }
 };
 
-// What a block finds of up to kSteps steps of kStep tokens, in shared memory. kBehind: what sees a step's tokens matters as
-// well.
-template <int kSteps, int kStep, int kBefore, bool kBehind>
-struct CausalStepsFound {
-    alignas(8) HiddenBits hidden[kSteps * kStep + 32];  // of the steps that are not together, and of 32 tokens behind each step
-    bool together[kSteps];  // a step's tokens, those that they see and those that see them are of one sequence
+// The masks of up to kSteps steps of kStep tokens, in shared memory. kAfter: a step is also mixed if the kBefore tokens
+// after it, which see its tokens, are of another sequence.
+template <int kSteps, int kStep, int kBefore, bool kAfter>
+struct CausalStepMasks {
+    alignas(8) HiddenBits hidden[kSteps * kStep + 32];  // of mixed steps, and of the 32 tokens after each
+    bool uniform[kSteps];  // one sequence holds a step's tokens, those they see and (kAfter) those that see them
 
-    // All threads of a block call it. `is_apart`: a step by its first token that is not together in any case.
-    __device__ __forceinline__ void look_up(const CausalSequences& sequences, int first, int steps, const auto& is_apart) {
+    // Called by all threads of a block. `is_mixed(first token of a step)` forces a step to be mixed.
+    __device__ __forceinline__ void look_up(const CausalSequences& sequences, int first, int steps, const auto& is_mixed) {
         const int warps = static_cast<int>(blockDim.x) / 32;
 #pragma unroll 1
         for (int i = static_cast<int>(threadIdx.x) / 32; i < steps; i += warps)
-            look_up_step(sequences, first + i * kStep, i, i == steps - 1, is_apart(first + i * kStep));
+            look_up_step(sequences, first + i * kStep, i, i == steps - 1, is_mixed(first + i * kStep));
     }
-    // By a warp, from loads that are in flight together.
+    // By one warp, with all its loads in flight at once.
     __device__ __forceinline__ void look_up_step(const CausalSequences& sequences, int begin, int step, bool is_last,
-                                                 bool is_apart) {
+                                                 bool is_mixed) {
         constexpr int kParts = kStep / 32;
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        i64 index[kParts + 1 + kBehind];  // of 32 tokens in front of the step, its tokens, and 32 behind it
+        i64 index[kParts + 1 + kAfter];  // of the 32 tokens before the step, its own, and the 32 after it
 #pragma unroll
-        for (int p = 0; p < kParts + 1 + kBehind; ++p)
+        for (int p = 0; p < kParts + 1 + kAfter; ++p)
             index[p] = sequences.index_of(min(begin + (p - 1) * 32 + lane, sequences.args.tokens - 1));
-        const i64 of_first = __shfl_sync(kAllLanes, index[1], 0);
-        bool same = of_first >= 0 && !is_apart && (lane < 32 - kBefore || index[0] == of_first);
+        const i64 first_index = __shfl_sync(kAllLanes, index[1], 0);
+        bool same = first_index >= 0 && !is_mixed && (lane < 32 - kBefore || index[0] == first_index);
 #pragma unroll
-        for (int p = 1; p <= kParts; ++p) same &= index[p] == of_first;
-        if constexpr (kBehind) same &= lane >= kBefore || index[kParts + 1] == of_first;
+        for (int p = 1; p <= kParts; ++p) same &= index[p] == first_index;
+        if constexpr (kAfter) same &= lane >= kBefore || index[kParts + 1] == first_index;
         same = __all_sync(kAllLanes, same);
-        if (lane == 0) together[step] = same;
+        if (lane == 0) uniform[step] = same;
         HiddenBits* const to = hidden + step * kStep + lane;
         if (same) {
             to[0] = 0;
-            if (kBehind && is_last) to[kStep] = 0;
+            if (kAfter && is_last) to[kStep] = 0;
             return;
         }
 #pragma unroll
-        for (int p = 1; p < kParts + 1 + kBehind; ++p) {
+        for (int p = 1; p < kParts + 1 + kAfter; ++p) {
             unsigned bits = index[p] < 0;
 #pragma unroll
             for (int m = 1; m <= kBefore; ++m) {
@@ -81,7 +81,7 @@ struct CausalStepsFound {
         }
     }
     template <int kVector>
-    __device__ __forceinline__ HiddenFromLane<kVector, kBefore> of_lane(int step, int lane) const {
+    __device__ __forceinline__ HiddenFromLane<kVector, kBefore> for_lane(int step, int lane) const {
         HiddenFromLane<kVector, kBefore> found;
         const auto* const from = reinterpret_cast<const unsigned*>(hidden + step * kStep + lane * kVector);
 #pragma unroll

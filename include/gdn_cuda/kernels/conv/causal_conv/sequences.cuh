@@ -1,8 +1,9 @@
-// What the kernels of causal_conv1d share: which tokens are of one sequence, states in front of them, and the activation.
+// Which tokens of a row belong to the same sequence, the states before them, and the activation: shared by the kernels of
+// causal_conv1d.
 //
-// A token's sequence has a number, its id: the packed sequence, the token's seq_idx, or 0. Tokens see those of the last W that
-// have the same id. Every kernel adds up bias and taps in the same order, oldest tap first, so a token's output has the same
-// bits from each of them.
+// The sequence of a token has an id: the packed sequence's number, the token's seq_idx, or 0. A token sees those of the last
+// W tokens that have its id. Every kernel adds bias and taps in the same order, oldest tap first, so they all give a token
+// the same bits.
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
@@ -12,22 +13,23 @@
 
 namespace gdn_cuda::conv {
 
-// Ids of tokens that are of no sequence: their outputs are 0, and NaN where the index of a slot lies.
+// Ids of tokens in no sequence (output 0) and of tokens whose state slot is invalid (output NaN).
 inline constexpr i64 kNoSequence = -1, kPoisoned = -2;
 
-// Of one row of a batch.
+// The sequences of one row of a batch.
 struct CausalSequences {
     const CausalSequenceArgs& args;
     int batch;
 
     __device__ __forceinline__ bool packed() const { return args.cu_seqlens.data != nullptr; }
     __device__ __forceinline__ bool has_states() const { return args.initial.values.data != nullptr; }
-    // Whether tokens of a row can have different ids.
+    // Whether a row can hold tokens with different ids.
     __device__ __forceinline__ bool varies() const { return packed() || args.seq_idx.data != nullptr; }
 
-    // The packed sequence of a token, -1 if there is none. Offsets that lie give any, or none.
+    // The packed sequence of a token, or -1. Invalid offsets give any sequence or -1.
     __device__ __forceinline__ int packed_sequence(int token) const {
-        int low = 0, high = args.sequences;  // sequences before `low` begin at or before the token, from `high` on behind it
+        int low = 0,
+            high = args.sequences;  // sequences before `low` begin at or before the token, those from `high` on after it
         while (low < high) {
             const int middle = low + (high - low) / 2;
             if (load_index(args.cu_seqlens, middle) <= token)
@@ -48,27 +50,27 @@ struct CausalSequences {
         const i64 id = index_of(token);
         return id < 0 ? kNoSequence : id;
     }
-    // With seq_idx. What lies in front of a row, which may be a state, is of the first token's sequence.
+    // With seq_idx. A state before the row belongs to the sequence of the first token.
     __device__ __forceinline__ i64 index_of(int token) const {
         return load_index(args.seq_idx, batch * args.seq_idx_batch + max(token, 0) * args.seq_idx_token);
     }
-    // The first token of a sequence; the state lies in front of it.
-    __device__ __forceinline__ i64 first_of(i64 id) const {
+    // The first token of a sequence; its state holds the inputs before it.
+    __device__ __forceinline__ i64 first_token(i64 id) const {
         return packed() ? min(max(load_index(args.cu_seqlens, id), i64{0}), i64{args.tokens}) : 0;
     }
-    // Whether this sequence is the one that continues from a state.
+    // Whether this sequence continues from a state.
     __device__ __forceinline__ bool continues(i64 id) const {
         return has_states() && (packed() || args.seq_idx.data == nullptr || id == id_of(0));
     }
-    // Where the state of a sequence is: inputs before its first token, which are zeros if it has none.
+    // The inputs before a sequence's first token; zeros if it has no state.
     struct State {
         Tagged values;
-        i64 end = 0, channel = 0, position = 0;  // `end` is behind the last position of channel 0
+        i64 end = 0, channel = 0, position = 0;  // `end` is one past the last position of channel 0
         int positions = 0;
 
-        // The input `back` tokens before a sequence's first, 1 or more.
-        __device__ __forceinline__ float at(int of_channel, i64 back) const {
-            return back > positions ? 0.f : load_number(values, end + of_channel * channel - back * position);
+        // The input `back` >= 1 tokens before the sequence's first.
+        __device__ __forceinline__ float at(int c, i64 back) const {
+            return back > positions ? 0.f : load_number(values, end + c * channel - back * position);
         }
     };
     __device__ __forceinline__ State state_of(i64 id) const {
@@ -85,7 +87,7 @@ struct CausalSequences {
         i64 slot;
         return slot_of(sequence, slot);
     }
-    // Whether a sequence has a slot.
+    // Whether a sequence has a valid slot.
     __device__ __forceinline__ bool runs(int sequence, i64& slot) const { return slot_of(sequence, slot) == Place::run; }
 
   private:
@@ -100,18 +102,18 @@ struct CausalSequences {
 __device__ __forceinline__ float output_of(float z, bool activated) {
     return activated ? silu(z) : z;
 }
-// Of a token of no sequence.
+// The output of a token in no sequence.
 __device__ __forceinline__ float output_without_sequence(i64 id) {
     return id == kPoisoned ? quiet_nan() : 0.f;
 }
 
-// The output of a token from global memory, for tokens that see a state or not all of those before them.
+// Computes one token's output from global memory: for tokens that see a state or not all W - 1 tokens before them.
 template <class T>
 __device__ __forceinline__ float output_of_token(const CausalArgs& args, const CausalSequences& sequences, int channel,
                                                  int token, i64 id) {
     if (id < 0) return output_without_sequence(id);
     const T* const x = static_cast<const T*>(args.x.data) + sequences.batch * args.x.batch + channel * args.x.channel;
-    const i64 first = sequences.first_of(id);
+    const i64 first = sequences.first_token(id);
     const bool continues = sequences.continues(id), by_token = args.sequences.seq_idx.data != nullptr;
     const CausalSequences::State state = continues ? sequences.state_of(id) : CausalSequences::State{};
     float z = args.bias.data == nullptr ? 0.f : load_number(args.bias, channel * args.bias_channel);

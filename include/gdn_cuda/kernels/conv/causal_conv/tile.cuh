@@ -1,4 +1,4 @@
-// Tiles of tokens and channels in shared memory: what conv/causal_conv_tile and conv/causal_conv_backward share.
+// Tiles of tokens and channels in shared memory, shared by conv/causal_conv_tile and conv/causal_conv_backward.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
@@ -6,17 +6,18 @@
 
 namespace gdn_cuda::conv {
 
-// A block's tile: neighbouring blocks are neighbours in memory.
+// A block's tile. Consecutive blocks read adjacent memory.
 struct CausalTilePlace {
     int batch, channel, token;
 
-    __device__ __forceinline__ CausalTilePlace(int channels, int tokens, bool channels_last, int of_channels, int of_tokens) {
-        const int groups = static_cast<int>(ceil_div(channels, of_channels)),
-                  tiles = static_cast<int>(ceil_div(tokens, of_tokens));
+    __device__ __forceinline__ CausalTilePlace(int channels, int tokens, bool channels_last, int tile_channels,
+                                               int tile_tokens) {
+        const int groups = static_cast<int>(ceil_div(channels, tile_channels)),
+                  tiles = static_cast<int>(ceil_div(tokens, tile_tokens));
         const int block = static_cast<int>(blockIdx.x), in_row = block % (groups * tiles);
         batch = block / (groups * tiles);
-        channel = (channels_last ? in_row % groups : in_row / tiles) * of_channels;
-        token = (channels_last ? in_row / groups : in_row % tiles) * of_tokens;
+        channel = (channels_last ? in_row % groups : in_row / tiles) * tile_channels;
+        token = (channels_last ? in_row / groups : in_row % tiles) * tile_tokens;
     }
 };
 
@@ -33,12 +34,13 @@ __device__ __forceinline__ void load_taps(const CausalArgs& args, int first, flo
     }
 #pragma unroll 1
     for (int i = thread; i < kChannels; i += kThreads) {
-        const bool given = args.bias.data != nullptr && first + i < args.channels;
-        bias[i] = given ? load_number(args.bias, (first + i) * args.bias_channel) : 0.f;
+        const bool exists = args.bias.data != nullptr && first + i < args.channels;
+        bias[i] = exists ? load_number(args.bias, (first + i) * args.bias_channel) : 0.f;
     }
 }
 
-// Tokens from `before` tokens in front of the tile; 0 where there are none. `vectors`: rows are whole vectors on 16 bytes.
+// Loads the tile's tokens and `before` tokens before them; zeros outside of the row. `vectors`: rows are whole aligned
+// 16-byte vectors.
 template <class T, bool kChannelsLast, int kThreads, int kChannels, int kTokens>
 __device__ __forceinline__ void load_inputs(const CausalTensor& from, bool vectors, const CausalTilePlace& place, int channels,
                                             int tokens, int before, CausalInputs<kChannelsLast, kChannels, kTokens>& to) {
@@ -55,7 +57,7 @@ __device__ __forceinline__ void load_inputs(const CausalTensor& from, bool vecto
         items.clear();
         const T* const at = data + channel * from.channel + token * from.token;
         if (vectors) {
-            // `before` and the tile are whole vectors, and so are rows: a vector is inside or outside.
+            // `before`, the tile and the rows are whole vectors, so a vector is either inside or outside.
             if (channel < channels && token >= 0 && token < tokens) items.load(at);
         } else {
 #pragma unroll
@@ -70,8 +72,8 @@ __device__ __forceinline__ void load_inputs(const CausalTensor& from, bool vecto
     }
 }
 
-// Ids of the tokens from `origin` on, -1 outside of the row. Returns to all threads, after a barrier, whether tokens have to be
-// taken by themselves: of those that the tile's tokens see, not all are of one sequence, or a state is.
+// Fills `ids` for the tokens from `origin` on (-1 outside of the row). Returns to all threads, after a barrier, whether the
+// tile is mixed: a token of it sees a state, or not all tokens that its tokens see are of one sequence.
 template <int kThreads, int kCount>
 __device__ __forceinline__ bool load_ids(const CausalSequences& sequences, int origin, int taps, int reach, int tokens,
                                          i64 (&ids)[kCount]) {
@@ -81,17 +83,17 @@ __device__ __forceinline__ bool load_ids(const CausalSequences& sequences, int o
         __syncthreads();
         return false;
     }
-    const int first = max(origin + reach - (taps - 1), 0);  // that is seen
+    const int first = max(origin + reach - (taps - 1), 0);  // the first token that the tile sees
     const i64 wanted = sequences.id_of(min(first, tokens - 1));
-    bool apart = at_state || wanted < 0;
+    bool mixed = at_state || wanted < 0;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kCount; i += kThreads) {
         const int token = origin + i;
         const i64 id = token < 0 || token >= tokens ? kNoSequence : sequences.id_of(token);
         ids[i] = id;
-        if (token >= first && token < tokens && id != wanted) apart = true;
+        if (token >= first && token < tokens && id != wanted) mixed = true;
     }
-    return __syncthreads_or(apart) != 0;
+    return __syncthreads_or(mixed) != 0;
 }
 
 // z[i] = bias + sum over k of weight(k) input(first + i + k), in the order of k.
@@ -109,10 +111,10 @@ __device__ __forceinline__ void causal_sums(float (&z)[kRun], float bias, int ta
 #pragma unroll
         for (int u = 0; u < kRun; ++u) {
             if (k + u >= taps) break;
-            const float of_tap = weight(k + u);
+            const float tap = weight(k + u);
 #pragma unroll
-            for (int i = 0; i < kRun; ++i) z[i] = fmaf(of_tap, window[(i + u) % kRun], z[i]);
-            window[u] = input(first + k + u + kRun);  // slides: place u is free
+            for (int i = 0; i < kRun; ++i) z[i] = fmaf(tap, window[(i + u) % kRun], z[i]);
+            window[u] = input(first + k + u + kRun);  // the slot of the oldest input is free
         }
     }
 }
@@ -125,7 +127,7 @@ __device__ __forceinline__ void store_one(const CausalTensor& to, const CausalTi
     *at = from_float<T>(y);
 }
 
-// Neighbouring tokens of a channel.
+// Stores contiguous tokens of a channel.
 template <bool kChannelsLast, class T, int kRun>
 __device__ __forceinline__ void store_run(const CausalTensor& to, bool vectors, const CausalTilePlace& place, int channel,
                                           int first, int tokens, const float (&y)[kRun]) {

@@ -6,8 +6,8 @@
 namespace gdn_cuda::conv {
 
 struct CausalTileConfig {
-    DType io;            // x and out
-    bool channels_last;  // neighbouring channels are neighbours in memory, otherwise tokens are
+    DType io;            // dtype of x and out
+    bool channels_last;  // channels are contiguous in memory, otherwise tokens
     int reach;           // the most taps
 
     constexpr bool operator==(const CausalTileConfig&) const = default;
@@ -15,15 +15,15 @@ struct CausalTileConfig {
     GDN_FIELDS(io, channels_last, reach)
 
     GDN_HOST_DEVICE constexpr int threads() const { return 256; }
-    GDN_HOST_DEVICE constexpr int channels() const { return channels_last ? 64 : 8; }  // of a block
+    GDN_HOST_DEVICE constexpr int channels() const { return channels_last ? 64 : 8; }  // per block
     GDN_HOST_DEVICE constexpr int tokens() const { return channels_last ? 64 : 512; }
 };
 
-// Inputs in fp32: the tokens of a tile behind `before` others.
+// Inputs in fp32: a tile's tokens and those before it.
 template <bool kChannelsLast, int kChannels, int kTokens>
 struct CausalInputs {
     static constexpr int kRun = 8;  // tokens that a thread computes
-    // Threads of a warp read every eighth token of a channel, or neighbouring channels of a token: different banks.
+    // The lanes of a warp read every eighth token of a channel, or adjacent channels of a token: different banks.
     static constexpr int kPitch = kTokens + kTokens / kRun + 1;
 
     alignas(16) float at[kChannelsLast ? (kTokens + 1) * kChannels : kChannels * kPitch];

@@ -1,17 +1,16 @@
-// Gradients of a causal convolution by its input, weights and bias, for conv/causal_conv_backward and
-// conv/causal_conv_backward_any. With z before the activation,
+// Gradients of a causal convolution for x, weight and bias (conv/causal_conv_backward). With z before the activation,
 //
 //     dz[t] = grad[t] act'(z[t])
 //     dx[j] = sum over k of weight[k] dz[j + W - 1 - k]
 //     dweight[k] = sum over t of dz[t] x[t - (W - 1) + k]
 //
-// A block has a tile of channels and tokens in shared memory, as fp32: inputs from before it to behind it, and gradients to
-// behind it, which become dz in place. A thread computes 8 neighbouring tokens of a channel from windows in registers, as in
-// conv/causal_conv_tile. Blocks go over several tiles and write sums of their tokens, which the caller adds up: no atomics, and
-// the same bits in every run.
+// A block has a tile of channels and tokens in shared memory, as fp32: inputs of the tile and on both sides of it, and
+// gradients of the tile and after it, which become dz in place. A thread computes 8 consecutive tokens of a channel from
+// windows in registers, as in conv/causal_conv_tile. A block iterates over several tiles and writes the sums over its
+// tokens, which the caller adds up: no atomics, and the same bits in every run.
 //
-// Bound, for 4 taps and bf16: shared memory and memory alike. An element takes about 46 bytes of shared memory, 0.36 cycles of
-// an SM, and 6 of memory, 0.32 cycles.
+// Bound, for 4 taps and bf16: shared memory and memory equally. An element takes about 46 bytes of shared memory, 0.36
+// cycles of an SM, and 6 bytes of memory, 0.32 cycles.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv/tile.cuh>
@@ -43,10 +42,10 @@ struct CausalBackward {
     __device__ __forceinline__ float& dz(int channel, int token) const { return shared.dz.at[Grads::place(channel, token)]; }
     __device__ __forceinline__ i64 id(int token) const { return shared.ids[kReach + token]; }
 
-    // ---- Tiles whose tokens are of one sequence, without its state
+    // ---- Tiles of a single sequence that do not see its state
 
-    // Gradients by the sums of 8 tokens, in place.
-    __device__ __forceinline__ void to_sums(int channel, int first) const {
+    // Turns the gradients of 8 tokens into dz, in place.
+    __device__ __forceinline__ void compute_dz(int channel, int first) const {
         if (forward.silu) {
             float z[kRun];
             causal_sums<kRun>(
@@ -58,16 +57,16 @@ struct CausalBackward {
         const int left = forward.tokens - (place.token + first);
         if (left < kRun)
 #pragma unroll 1
-            for (int i = max(left, 0); i < kRun; ++i) dz(channel, first + i) = 0.f;  // an infinite sum would give NaN
+            for (int i = max(left, 0); i < kRun; ++i) dz(channel, first + i) = 0.f;  // an infinite z would give NaN
     }
-    __device__ __forceinline__ void to_inputs(int channel, int first) const {
+    __device__ __forceinline__ void compute_dx(int channel, int first) const {
         float dx[kRun];
         causal_sums<kRun>(
             dx, 0.f, forward.taps, first, [&](int m) { return shared.weight[forward.taps - 1 - m][channel]; },
             [&](int at) { return dz(channel, at); });
         store_run<kLast, T>(forward.out, forward.vectors, place, channel, first, forward.tokens, dx);
     }
-    __device__ __forceinline__ void to_weights(int channel, int first, int part) const {
+    __device__ __forceinline__ void add_weight_sums(int channel, int first, int part) const {
         float d[kRun], sum = 0.f, window[kRun];
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
@@ -75,7 +74,7 @@ struct CausalBackward {
             sum += d[i];
             window[i] = input(channel, first - (forward.taps - 1) + i);
         }
-        add(shared.of_bias[part][channel], sum);
+        add(shared.dbias[part][channel], sum);
 #pragma unroll 1
         for (int k = 0; k < forward.taps; k += kRun) {
 #pragma unroll
@@ -84,30 +83,30 @@ struct CausalBackward {
                 sum = 0.f;
 #pragma unroll
                 for (int i = 0; i < kRun; ++i) sum = fmaf(d[i], window[(i + u) % kRun], sum);
-                add(shared.of_weight[part][k + u][channel], sum);
+                add(shared.dweight[part][k + u][channel], sum);
                 window[u] = input(channel, first - (forward.taps - 1) + k + u + kRun);
             }
         }
     }
-    // To the sums of this thread's part; the lanes of a warp have one channel where tokens are neighbours.
+    // Adds to this thread's partial sum. If tokens are contiguous, all lanes of a warp have the same channel.
     __device__ __forceinline__ void add(float& to, float x) const {
         if constexpr (!kLast) x = group_sum<32>(x);
         if (kLast || threadIdx.x % 32 == 0) to += x;
     }
 
-    // ---- The same, each token by itself
+    // ---- Mixed tiles, token by token
 
-    // What a token sees through a tap.
+    // The input that a token multiplies by tap k.
     __device__ __forceinline__ float seen(int channel, int token, int k) const {
         const int at = token - (forward.taps - 1) + k;
-        const i64 own = id(token), before = sequences.first_of(own) - (place.token + at);
+        const i64 own = id(token), before = sequences.first_token(own) - (place.token + at);
         if (before > 0) {
             const bool exists = place.channel + channel < forward.channels;
             return exists && sequences.continues(own) ? sequences.state_of(own).at(place.channel + channel, before) : 0.f;
         }
         return id(at) == own ? input(channel, at) : 0.f;
     }
-    __device__ __forceinline__ void to_sums_apart(int channel, int first) const {
+    __device__ __forceinline__ void compute_dz_by_token(int channel, int first) const {
 #pragma unroll 1
         for (int token = first; token < first + kRun; ++token) {
             if (id(token) < 0) {
@@ -120,20 +119,20 @@ struct CausalBackward {
             }
         }
     }
-    // The gradient of a state behind the last token by one of the last W - 1 tokens.
-    __device__ __forceinline__ float of_behind(int channel, int token) const {
-        const CausalStates& behind = args.grad_behind;
+    // The gradient of the final state with respect to one of the last W - 1 tokens.
+    __device__ __forceinline__ float state_gradient(int channel, int token) const {
+        const CausalStates& states = args.grad_states;
         const i64 own = id(token);
-        if (behind.values.data == nullptr) return 0.f;
+        if (states.values.data == nullptr) return 0.f;
         const bool packed = sequences.packed();
         const i64 end = packed ? min(load_index(forward.sequences.cu_seqlens, own + 1), i64{forward.tokens}) : forward.tokens;
-        const i64 position = place.token + token - (end - behind.positions);
-        if (position < 0 || position >= behind.positions) return 0.f;
+        const i64 position = place.token + token - (end - states.positions);
+        if (position < 0 || position >= states.positions) return 0.f;
         if (!packed && own != sequences.id_of(forward.tokens - 1)) return 0.f;
-        return load_number(behind.values, (packed ? own : place.batch) * behind.slot +
-                                              (place.channel + channel) * behind.channel + position * behind.position);
+        return load_number(states.values, (packed ? own : place.batch) * states.slot +
+                                              (place.channel + channel) * states.channel + position * states.position);
     }
-    __device__ __forceinline__ void to_inputs_apart(int channel, int first) const {
+    __device__ __forceinline__ void compute_dx_by_token(int channel, int first) const {
         const int end = min(first + kRun, forward.tokens - place.token);
 #pragma unroll 1
         for (int token = first; token < end; ++token) {
@@ -144,71 +143,71 @@ struct CausalBackward {
                 for (int m = 0; m < forward.taps; ++m)
                     if (id(token + m) == own)
                         dx = fmaf(shared.weight[forward.taps - 1 - m][channel], dz(channel, token + m), dx);
-                dx += of_behind(channel, token);
+                dx += state_gradient(channel, token);
             }
             store_one<T>(forward.out, place, channel, token, dx);
         }
     }
-    __device__ __forceinline__ void to_weights_apart(int channel, int first, int part) const {
+    __device__ __forceinline__ void add_weight_sums_by_token(int channel, int first, int part) const {
         float sum = 0.f;
 #pragma unroll 1
         for (int i = 0; i < kRun; ++i) sum += dz(channel, first + i);
-        add(shared.of_bias[part][channel], sum);
+        add(shared.dbias[part][channel], sum);
 #pragma unroll 1
         for (int k = 0; k < forward.taps; ++k) {
             sum = 0.f;
 #pragma unroll 1
             for (int token = first; token < first + kRun; ++token)
                 if (id(token) >= 0) sum = fmaf(dz(channel, token), seen(channel, token, k), sum);
-            add(shared.of_weight[part][k][channel], sum);
+            add(shared.dweight[part][k][channel], sum);
         }
     }
 
     // ---- The block
 
     __device__ __forceinline__ static int channel_of(int unit, int runs) { return kLast ? unit % kChannels : unit / runs; }
-    __device__ __forceinline__ static int first_of(int unit, int runs) {
+    __device__ __forceinline__ static int first_token(int unit, int runs) {
         return (kLast ? unit / kChannels : unit % runs) * kRun;
     }
 
     __device__ __forceinline__ void tile() {
         load_inputs<T, kLast, kThreads>(forward.x, forward.vectors, place, forward.channels, forward.tokens, kReach, shared.x);
         load_inputs<T, kLast, kThreads>(args.grad, args.grad_vectors, place, forward.channels, forward.tokens, 0, shared.dz);
-        bool apart = false;  // tokens of the tile are taken by themselves
+        bool mixed = false;  // whether the tile is computed token by token
         if constexpr (kSequences) {
-            apart = load_ids<kThreads>(sequences, place.token - kReach, forward.taps, kReach, forward.tokens, shared.ids);
-            apart |= args.grad_behind.values.data != nullptr && place.token + kTokens > forward.tokens - (forward.taps - 1);
-            if (apart) fill_ids();
+            mixed = load_ids<kThreads>(sequences, place.token - kReach, forward.taps, kReach, forward.tokens, shared.ids);
+            mixed |= args.grad_states.values.data != nullptr && place.token + kTokens > forward.tokens - (forward.taps - 1);
+            if (mixed) fill_ids();
         } else {
             __syncthreads();
         }
-        constexpr int kRuns = kTokens / kRun, kRunsOfGrads = (kTokens + kReach) / kRun;
+        constexpr int kRuns = kTokens / kRun, kGradRuns = (kTokens + kReach) / kRun;
         const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
-        for (int unit = thread; unit < kChannels * kRunsOfGrads; unit += kThreads) {
-            const int channel = channel_of(unit, kRunsOfGrads), first = first_of(unit, kRunsOfGrads);
-            if (kSequences && apart)
-                to_sums_apart(channel, first);
+        for (int unit = thread; unit < kChannels * kGradRuns; unit += kThreads) {
+            const int channel = channel_of(unit, kGradRuns), first = first_token(unit, kGradRuns);
+            if (kSequences && mixed)
+                compute_dz_by_token(channel, first);
             else
-                to_sums(channel, first);
+                compute_dz(channel, first);
         }
         __syncthreads();
 #pragma unroll 1
         for (int unit = thread; unit < kChannels * kRuns; unit += kThreads) {
-            const int channel = channel_of(unit, kRuns), first = first_of(unit, kRuns);
+            const int channel = channel_of(unit, kRuns), first = first_token(unit, kRuns);
             const int part = kLast ? thread / kChannels : unit % kRuns / 32;
             const bool exists = place.channel + channel < forward.channels && place.token + first < forward.tokens;
-            if (kSequences && apart) {
-                if (exists) to_inputs_apart(channel, first);
-                to_weights_apart(channel, first, part);
+            if (kSequences && mixed) {
+                if (exists) compute_dx_by_token(channel, first);
+                add_weight_sums_by_token(channel, first, part);
             } else {
-                if (exists) to_inputs(channel, first);
-                to_weights(channel, first, part);
+                if (exists) compute_dx(channel, first);
+                add_weight_sums(channel, first, part);
             }
         }
         __syncthreads();
     }
-    // For the tiles at the end of a row, which load_ids may have left without.
+    // Fills the ids of the last tile of a row, for which load_ids may have returned early.
     __device__ __forceinline__ void fill_ids() {
         if (!sequences.varies() && forward.sequences.slots.data == nullptr)
             for (int i = static_cast<int>(threadIdx.x); i < kTokens + 2 * kReach; i += kThreads) {
@@ -217,40 +216,40 @@ struct CausalBackward {
             }
         __syncthreads();
     }
-    __device__ __forceinline__ void run(int cut) {
+    __device__ __forceinline__ void run(int split) {
         const int thread = static_cast<int>(threadIdx.x);
         load_taps<kThreads>(forward, place.channel, shared.weight, shared.bias);
-        for (int i = thread; i < Plan::kParts * kChannels; i += kThreads) shared.of_bias[i / kChannels][i % kChannels] = 0.f;
+        for (int i = thread; i < Plan::kParts * kChannels; i += kThreads) shared.dbias[i / kChannels][i % kChannels] = 0.f;
         for (int i = thread; i < Plan::kParts * kReach * kChannels; i += kThreads)
-            shared.of_weight[i / (kReach * kChannels)][i / kChannels % kReach][i % kChannels] = 0.f;
-        const int from = cut * args.tiles * kTokens;
+            shared.dweight[i / (kReach * kChannels)][i / kChannels % kReach][i % kChannels] = 0.f;
+        const int from = split * args.tiles * kTokens;
 #pragma unroll 1
         for (int i = 0; i < args.tiles; ++i) {
             if (i * kTokens >= forward.tokens - from) break;
             place.token = from + i * kTokens;
             tile();
         }
-        const i64 row = static_cast<i64>(place.batch) * args.cuts + cut;
+        const i64 row = static_cast<i64>(place.batch) * args.splits + split;
         for (int i = thread; i < kChannels * (forward.taps + 1); i += kThreads) {
             const int channel = i / (forward.taps + 1), k = i % (forward.taps + 1);
             if (place.channel + channel >= forward.channels) continue;
             float sum = 0.f;
 #pragma unroll
             for (int part = 0; part < Plan::kParts; ++part)
-                sum += k < forward.taps ? shared.of_weight[part][k][channel] : shared.of_bias[part][channel];
+                sum += k < forward.taps ? shared.dweight[part][k][channel] : shared.dbias[part][channel];
             const i64 at = row * forward.channels + place.channel + channel;
             if (k < forward.taps)
-                args.of_weight[at * forward.taps + k] = sum;
+                args.dweight[at * forward.taps + k] = sum;
             else
-                args.of_bias[at] = sum;
+                args.dbias[at] = sum;
         }
     }
 };
 
 template <CausalTileConfig kConfig, bool kSequences>
 __device__ __forceinline__ void run_causal_backward(const CausalBackwardArgs& args, unsigned char* memory) {
-    // Cuts of a row in place of its tokens.
-    CausalTilePlace place(args.forward.channels, args.cuts, kConfig.channels_last, kConfig.channels(), 1);
+    // The place's `token` counts the splits of a row.
+    CausalTilePlace place(args.forward.channels, args.splits, kConfig.channels_last, kConfig.channels(), 1);
     auto& shared = *reinterpret_cast<CausalBackwardSharedPlan<kConfig>*>(memory);
     CausalBackward<kConfig, kSequences>{args, shared, place}.run(place.token);
 }

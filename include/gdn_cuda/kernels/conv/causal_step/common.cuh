@@ -1,9 +1,9 @@
-// What the kernels of causal_conv1d_update share: where a sequence's tokens and state are, which columns it reads and writes,
-// taps, and the activation.
+// Shared by the kernels of causal_conv1d_update: where a sequence's tokens and state are, which columns of the state it
+// reads and writes, taps, and the activation.
 //
-// The W - 1 numbers before the first token are the history. Of every window, the history is in columns `first`, first + 1, …,
-// number i of it goes to column i + history_to, and token t to column t + token_to, each if that is not negative. So one
-// loop serves all three windows; only a state that is longer than the history also moves columns within itself.
+// The history is the W - 1 inputs before the first token. In every window, it is read from columns `first`, first + 1, …;
+// its i-th value is written to column i + history_to, and token t to column t + token_to, each if that is not negative. So
+// one loop serves all three windows; only a state longer than the history also moves columns within itself.
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
@@ -17,14 +17,14 @@ struct StepSequence {
     Place place;
     i64 start;   // first token
     int length;  // tokens
-    int first;   // column of the oldest number of the history
+    int first;   // column of the oldest value of the history
     i64 slot;    // of the state
 
     __device__ __forceinline__ int history_column(const CausalStepArgs& args, int i) const {
         const int column = first + i;
         return args.window == StateWindow::circular && column >= args.columns ? column - args.columns : column;
     }
-    // A circular state keeps its history where it is.
+    // A circular state leaves its history in place.
     __device__ __forceinline__ int history_to(const CausalStepArgs& args) const {
         if (args.window == StateWindow::last) return args.columns - (args.width - 1) - length;
         return args.window == StateWindow::verify ? -1 : -args.width;
@@ -33,7 +33,7 @@ struct StepSequence {
         if (args.window == StateWindow::last) return args.columns - length;
         return args.window == StateWindow::verify ? args.width - 2 : history_column(args, args.width - 1);
     }
-    // Of tokens, walked from the first: the column of the next one, and the first that is kept at all.
+    // The column after `column`, and the first token that is written to the state at all.
     __device__ __forceinline__ static int column_after(const CausalStepArgs& args, int column) {
         return args.window == StateWindow::circular && column + 1 == args.columns ? 0 : column + 1;
     }
@@ -41,14 +41,14 @@ struct StepSequence {
         if (args.window == StateWindow::verify) return args.width == 1 ? 1 : 0;
         return max(length - args.columns, 0);
     }
-    // Columns 0, 1, … that get the numbers of the columns `length` further, where these are not part of the history.
+    // How many columns 0, 1, … get the values of the columns `length` further on, excluding those of the history.
     __device__ __forceinline__ int moved(const CausalStepArgs& args) const {
         return args.window == StateWindow::last ? max(history_to(args), 0) : 0;
     }
 };
 
-// Sequence n of the call. Indices may lie: a slot past the pool, or more tokens than a verify window has room for, poison the
-// output and touch nothing; numbers of accepted tokens are clamped.
+// Sequence n of the call. An invalid slot, or more tokens than a verify window has columns for, poisons the output and
+// writes nothing else; num_accepted_tokens is clamped.
 __device__ __forceinline__ StepSequence step_sequence(const CausalStepArgs& args, int n) {
     StepSequence sequence{Place::run, 0, args.tokens, args.columns - (args.width - 1), n};
     if (args.slots.data != nullptr) {
@@ -59,11 +59,11 @@ __device__ __forceinline__ StepSequence step_sequence(const CausalStepArgs& args
     const Span span = span_of(args.cu_seqlens, n, args.tokens);
     sequence.start = span.start, sequence.length = span.length;
     if (args.window == StateWindow::circular) {
-        const int at = static_cast<int>(load_index(args.cache_seqlens, n) % args.columns);  // of the sign of the number
+        const int at = static_cast<int>(load_index(args.cache_seqlens, n) % args.columns);  // has the sign of the count
         const int first = at - (args.width - 1);
         sequence.first = first < -args.columns ? first + 2 * args.columns : first < 0 ? first + args.columns : first;
     } else if (args.window == StateWindow::verify) {
-        const int most = args.columns - args.width + 2;  // tokens that there is room for
+        const int most = args.columns - args.width + 2;  // tokens that fit
         const i64 accepted = load_index(args.accepted, n);
         sequence.first = static_cast<int>(min(max(accepted, i64{1}), static_cast<i64>(max(most, 1)))) - 1;
         if (sequence.place == Place::run && sequence.length > most) sequence.place = Place::poison;
@@ -71,12 +71,12 @@ __device__ __forceinline__ StepSequence step_sequence(const CausalStepArgs& args
     return sequence;
 }
 
-// What a sequence that does not run has as output.
+// The output of a sequence whose slot is skipped or invalid.
 __device__ __forceinline__ float output_without_state(Place place) {
     return place == Place::skip ? 0.f : quiet_nan();
 }
 
-// Tokens behind the last sequence of a packed batch belong to none: their output is 0, written with the last sequence.
+// Tokens after the last sequence of a packed batch; the last sequence's block sets their output to 0.
 struct Tail {
     i64 start = 0;
     int length = 0;
@@ -90,7 +90,7 @@ __device__ __forceinline__ Tail tail_after(const CausalStepArgs& args, int n, co
 __device__ __forceinline__ float activated(float y, bool silu) {
     return silu ? y * sigmoid(y) : y;
 }
-// The same for outputs in `kIo`, with one branch for all. What the exponential of a large y lacks in fp32, 16 bits do not show.
+// The activation of outputs in `kIo`, with one branch for the vector. 16-bit outputs hide the error of the fast exponential.
 template <DType kIo, int kVector>
 __device__ __forceinline__ void activate(float (&y)[kVector], bool silu) {
     constexpr float kLog2e = 1.44269504f;
@@ -100,16 +100,16 @@ __device__ __forceinline__ void activate(float (&y)[kVector], bool silu) {
         y[v] = kIo == DType::f32 ? activated(y[v], true) : y[v] * reciprocal_fast(1.f + exp2_fast(-kLog2e * y[v]));
 }
 
-// Taps and biases of kVector neighbouring channels, in fp32.
+// Taps and biases of kVector contiguous channels, in fp32.
 template <int kWidth, int kVector>
 struct StepTaps {
     float tap[kWidth][kVector], bias[kVector];
 
-    // On their way: numbers that are contiguous. Those of 32 and of 16 bits have registers of their own: in the same ones,
-    // loads of the one would wait for loads of the other, although only one of both is done.
-    template <int kNumbers>
+    // Contiguous values in flight. 32-bit and 16-bit values have separate registers: a shared one would make either load
+    // wait for the other, although only one of them is executed.
+    template <int kCount>
     struct Contiguous {
-        unsigned wide[kNumbers] = {}, narrow[kNumbers / 2] = {};
+        unsigned wide[kCount] = {}, narrow[kCount / 2] = {};
 
         __device__ __forceinline__ void load(const Tagged& from, i64 at) {
             if (from.type == DType::f32)
@@ -118,20 +118,20 @@ struct StepTaps {
                 load_words(narrow, static_cast<const unsigned short*>(from.data) + at);
         }
         template <class Each>
-        __device__ __forceinline__ void numbers(DType type, const Each& each) const {
+        __device__ __forceinline__ void for_each(DType type, const Each& each) const {
             if (type == DType::f32)
-                numbers<DType::f32>(each);
+                for_each<DType::f32>(each);
             else if (type == DType::bf16)
-                numbers<DType::bf16>(each);
+                for_each<DType::bf16>(each);
             else
-                numbers<DType::f16>(each);
+                for_each<DType::f16>(each);
         }
 
       private:
         template <DType kType, class Each>
-        __device__ __forceinline__ void numbers(const Each& each) const {
+        __device__ __forceinline__ void for_each(const Each& each) const {
 #pragma unroll
-            for (int i = 0; i < kNumbers; ++i) {
+            for (int i = 0; i < kCount; ++i) {
                 const unsigned pair = narrow[i / 2];
                 each(i, number_of(kType == DType::f32 ? wide[i] : i % 2 == 0 ? pair & 0xffff : pair >> 16, kType));
             }
@@ -157,15 +157,14 @@ struct StepTaps {
             if (args.bias_vectors) biases.load(args.bias, channel);
         }
     };
-    // What is not contiguous is loaded here.
-    __device__ __forceinline__ void take(const Loading& loading, const CausalStepArgs& args, i64 channel) {
+    // Converts what is in flight, and loads what is not contiguous.
+    __device__ __forceinline__ void finish(const Loading& loading, const CausalStepArgs& args, i64 channel) {
         if (!args.bias_vectors) load_biases(args, channel);
         if (!args.weight_vectors) load_taps(args, channel);
-        if (args.bias_vectors) loading.biases.numbers(args.bias.type, [&](int i, float x) { bias[i] = x; });
+        if (args.bias_vectors) loading.biases.for_each(args.bias.type, [&](int i, float x) { bias[i] = x; });
         if (args.weight_vectors)
-            loading.taps.numbers(args.weight.type, [&](int i, float x) { tap[i % kWidth][i / kWidth] = x; });
+            loading.taps.for_each(args.weight.type, [&](int i, float x) { tap[i % kWidth][i / kWidth] = x; });
     }
-    // The output of a token from the history and the token itself.
     template <DType kIo, class History, class X>
     __device__ __forceinline__ X output(const History& history, const X& x, bool silu) const {
         float y[kVector];
@@ -184,7 +183,7 @@ struct StepTaps {
     }
 
   private:
-    // All loads are in flight before the first is used.
+    // All loads are issued before the first value is used.
     __device__ __forceinline__ void load_biases(const CausalStepArgs& args, i64 channel) {
         RawNumber raw[kVector];
         if (args.bias.data != nullptr)
@@ -202,7 +201,7 @@ struct StepTaps {
     }
 };
 
-// In one instruction, which the compiler makes four of where it is under a predicate.
+// A single store instruction; under a predicate the compiler splits the vector store into four.
 template <class T, int kVector>
 __device__ __forceinline__ void store_whole(const Vector<T, kVector, true>& vector, T* to) {
     if constexpr (kVector * sizeof(T) == 16)
@@ -211,7 +210,7 @@ __device__ __forceinline__ void store_whole(const Vector<T, kVector, true>& vect
         vector.store(to);
 }
 
-// Outputs of tokens that no state gives: the same number for all.
+// Fills the outputs of tokens without a state with one value.
 template <class T, int kVector>
 __device__ __forceinline__ void fill_outputs(T* out, i64 token_stride, int tokens, float y) {
     Vector<T, kVector, true> filled;
