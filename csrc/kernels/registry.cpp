@@ -86,7 +86,6 @@ const std::vector<RegisteredKernel>& registry() {
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
-            entry<conv::CausalBackwardAny>(),
             entry<conv::CausalBackwardColumns>(),
             entry<conv::CausalBackwardRows>(),
             entry<conv::CausalConv>(),

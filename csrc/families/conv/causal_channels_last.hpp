@@ -1,4 +1,4 @@
-// The grid of kernels in which channels are neighbours in memory (kernels/conv/causal_conv/channels_last_rows.cuh).
+// The grid of kernels whose channels are contiguous in memory (kernels/conv/causal_conv/channels_last_rows.cuh).
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
@@ -7,11 +7,11 @@
 
 namespace gdn_cuda::conv {
 
-// Tokens of a warp: the rows in front of a segment are read twice, and every SM has to have warps to spare. `channels`: of a
-// warp.
+// Tokens per warp. The W - 1 rows before a segment are read twice, so segments are as long as leaves every SM warps to
+// spare. `channels`: per warp.
 inline constexpr int kShortestSegment = 8, kLongestSegment = 64;
 constexpr int column_segment(const CausalArgs& args, int channels, const jit::DeviceTraits& device) {
-    constexpr i64 kManyWarps = 60;  // of an SM, two to three times those that it holds
+    constexpr i64 kManyWarps = 60;  // per SM, two to three times those that it holds
     const i64 groups = args.batches * ceil_div(args.channels, channels);
     int segment = kLongestSegment;
     while (segment > kShortestSegment && groups * ceil_div(args.tokens, segment) < kManyWarps * device.multiprocessors)

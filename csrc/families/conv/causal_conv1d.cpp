@@ -1,4 +1,4 @@
-// causal_conv1d, and the same from and to slots of a pool of states.
+// causal_conv1d, with initial and final states as tensors or as slots of a pool.
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/conv.hpp>
@@ -36,7 +36,7 @@ void check_grids(const Checks& check, PreparedCausal prepared) {
     }
     check.grid("x", causal_states_blocks(prepared.sequences, args.channels));
 }
-// Behind the convolution, which reads the states before.
+// Runs after the convolution, which reads the old states.
 void write_states(const PreparedCausal& prepared, const CausalStates& final_states, bool in_place, const Target& target) {
     const CausalStatesArgs args{.x = prepared.args.x,
                                 .sequences = prepared.args.sequences,
@@ -125,7 +125,7 @@ PreparedCausalBackward prepare_backward(const CausalConv1dBackward& call) {
     return prepared;
 }
 
-// The gradients of x, weight, bias and initial_states; those of what is not given are empty.
+// The gradients of x, weight, bias and initial_states; empty for an argument that was not passed.
 std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackward& call) {
     PreparedCausalBackward prepared = prepare_backward(call);
     const CausalConv1d& x = call.call;
@@ -136,11 +136,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
     const Target target = target_of(call.name, forward.x);
     split_rows(forward.problem, args, jit::device_traits(target.ordinal));
     const int64_t D = forward.x.size(1), taps = forward.args.taps, rows = int64_t{args.forward.batches} * args.splits;
-    const std::vector<int64_t> none{0}, of_weights{rows, D, taps}, of_biases{rows, D};
-    const Tensor weights = torch::stable::new_empty(x.x, of_weights, ScalarType::Float),
-                 biases = torch::stable::new_empty(x.x, of_biases, ScalarType::Float),
-                 dinitial =
-                     torch::stable::new_empty(x.x, x.initial_states ? forward.states_shape() : none, ScalarType::Float);
+    const std::vector<int64_t> none{0}, weight_sums{rows, D, taps}, bias_sums{rows, D};
+    const Tensor weights = torch::stable::new_empty(x.x, weight_sums, ScalarType::Float),
+                 biases = torch::stable::new_empty(x.x, bias_sums, ScalarType::Float),
+                 dinitial = torch::stable::new_empty(x.x, x.initial_states ? forward.states_shape() : none, ScalarType::Float);
     args.dweight = static_cast<float*>(memory_of(weights));
     args.dbias = static_cast<float*>(memory_of(biases));
     const DeviceScope scope(forward.x.device_index);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_backward/plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
 #include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 #include "../../kernels/spec.hpp"
@@ -35,7 +35,7 @@ struct CausalFinalStates {
         const Blocks blocks = causal_states_blocks(args.sequences.sequences, args.channels);
         if (blocks[0] == 0 || args.final_states.positions == 0) return;
         launch<CausalFinalStates>(causal_states_config(io), args, blocks, target,
-                                   [](const auto&) { return std::string("a thread for each channel of a sequence"); });
+                                  [](const auto&) { return std::string("a thread for each channel of a sequence"); });
     }
 };
 

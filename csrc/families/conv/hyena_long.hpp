@@ -13,7 +13,7 @@ namespace gdn_cuda::conv {
 struct HyenaLongProblem {
     DType io;
     i64 states;
-    bool columns;  // channels are neighbours in memory, in whole vectors
+    bool columns;  // channels are contiguous, in whole vectors
 };
 
 constexpr HyenaLongConfig hyena_long_config(const HyenaLongProblem& problem, bool sectors, bool only_states) {

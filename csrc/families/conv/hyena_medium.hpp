@@ -13,7 +13,7 @@ namespace gdn_cuda::conv {
 struct HyenaMediumProblem {
     DType io;
     i64 taps;
-    bool columns;  // channels are neighbours in memory, in whole vectors
+    bool columns;  // channels are contiguous, in whole vectors
 };
 
 constexpr HyenaMediumConfig hyena_medium_config(const HyenaMediumProblem& problem) {

@@ -66,7 +66,7 @@ struct HyenaShortCommon {
 
 struct HyenaShort : HyenaShortCommon {
     static constexpr const char* name = "hyena_short";
-    static constexpr const char* summary = "gated convolution of at most 32 taps, tokens neighbours in memory";
+    static constexpr const char* summary = "gated convolution of at most 32 taps, tokens contiguous";
     static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int shared_bytes(const Config&) { return 0; }
     static constexpr int kWarpsAnSm = 128;  // of a launch: a few waves, so that the last one is short
@@ -83,7 +83,7 @@ struct HyenaShort : HyenaShortCommon {
 
 struct HyenaShortColumns : HyenaShortCommon {
     static constexpr const char* name = "hyena_short_columns";
-    static constexpr const char* summary = "the same, channels neighbours in memory";
+    static constexpr const char* summary = "the same, channels contiguous";
     static constexpr int kWaves = 4;         // of a launch, so that the last one is short
     static constexpr int kLeastTokens = 64;  // of a share, before which tokens are read twice
 

@@ -27,7 +27,7 @@ struct HyenaShortBackwardCommon {
 
 struct HyenaShortBackward : HyenaShortBackwardCommon {
     static constexpr const char* name = "hyena_short_backward";
-    static constexpr const char* summary = "gradients of conv/hyena_short, tokens neighbours in memory";
+    static constexpr const char* summary = "gradients of conv/hyena_short, tokens contiguous";
     static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int shared_bytes(const Config&) { return 0; }
     static constexpr int kWarpsAnSm = 64;  // of a launch: a few waves, so that the last one is short
@@ -45,7 +45,7 @@ struct HyenaShortBackward : HyenaShortBackwardCommon {
 
 struct HyenaShortColumnsBackward : HyenaShortBackwardCommon {
     static constexpr const char* name = "hyena_short_columns_backward";
-    static constexpr const char* summary = "the same, channels neighbours in memory";
+    static constexpr const char* summary = "the same, channels contiguous";
     static constexpr int kWaves = 4;          // of a launch, so that the last one is short
     static constexpr int kLeastFilters = 16;  // lengths of a filter in a share, of whose tokens two filters' are read twice
 

@@ -18,7 +18,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_backward/plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -8,7 +8,7 @@
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_backward/plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -22,7 +22,25 @@ struct CausalStatesBackwardArgs {
     CausalStates dinitial;
 };
 
-template <CausalTileConfig kConfig>
+struct CausalBackwardConfig {
+    DType io;            // dtype of x and grad
+    bool channels_last;  // channels are contiguous in memory, otherwise tokens
+    int reach;           // the most taps
+    bool sequences;      // a row may have several sequences, and there may be states and gradients of them
+
+    constexpr bool operator==(const CausalBackwardConfig&) const = default;
+    GDN_FIELDS(io, channels_last, reach, sequences)
+
+    GDN_HOST_DEVICE constexpr CausalTileConfig tile() const {
+        return {.io = io, .channels_last = channels_last, .reach = reach};
+    }
+    GDN_HOST_DEVICE constexpr int threads() const { return tile().threads(); }
+    GDN_HOST_DEVICE constexpr int channels() const { return tile().channels(); }
+    GDN_HOST_DEVICE constexpr int tokens() const { return tile().tokens(); }
+    GDN_HOST_DEVICE constexpr int blocks_of_sm() const { return sequences ? 2 : bytes_of(io) == 4 ? 3 : 4; }
+};
+
+template <CausalBackwardConfig kConfig>
 struct CausalBackwardSharedPlan {
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens(), kReach = kConfig.reach;
     // Warps, or threads that share a channel, have partial sums of their own.
