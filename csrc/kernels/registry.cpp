@@ -91,7 +91,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalStatesBackward>(),
-            entry<conv::CausalStatesBehind>(),
+            entry<conv::CausalFinalStates>(),
             entry<conv::CausalStep>(),
             entry<conv::CausalStepAny>(),
             entry<conv::CausalStepStaged>(),

@@ -159,10 +159,10 @@ Split run_prefill(const ConvSplitL2normPrefill& x) {
     Split out = run_any(prepared, x.x, x.b, target);
     // Behind the convolution, which reads the states before.
     const CausalArgs& conv = prepared.conv.args;
-    CausalStatesBehind::run(prepared.conv.problem.io,
+    CausalFinalStates::run(prepared.conv.problem.io,
                             {.x = conv.x,
                              .sequences = conv.sequences,
-                             .behind = conv.sequences.initial,
+                             .final_states = conv.sequences.initial,
                              .in_place = true,
                              .channels = conv.channels},
                             target);

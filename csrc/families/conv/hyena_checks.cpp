@@ -61,13 +61,13 @@ HyenaFilter check_filter(const Checks& check, const HyenaGiven& given, const Vie
 
 HyenaMask check_mask(const Checks& check, const HyenaGiven& given, const View& mask) {
     if (!mask.defined()) return {};
-    static const int32_t of_bool = aoti_torch_dtype_bool();
+    static const int32_t bool_type = aoti_torch_dtype_bool();
     check.shape("padding_mask", mask, {given.x1.size(0), given.x1.size(2)}, "(B, L)");
     check.device("padding_mask", mask, given.x1, "x1");
     HyenaMask result{.batch = mask.stride(0), .token = mask.stride(1)};
-    result.is_bool = mask.dtype == of_bool;
+    result.is_bool = mask.dtype == bool_type;
     if (!result.is_bool) check.dtype("padding_mask", mask, {given.io, given.wide, DType::i32, DType::i64});
-    result.numbers = {mask.data, result.is_bool ? DType::f32 : *dtype_of(mask)};
+    result.values = {mask.data, result.is_bool ? DType::f32 : *dtype_of(mask)};
     return result;
 }
 

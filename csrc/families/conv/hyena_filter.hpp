@@ -45,9 +45,9 @@ struct HyenaFilterBackwardKernel {
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config&) { return kHyenaFilterThreads; }
     static int shared_bytes(const Config&) { return 0; }
-    static i64 pieces(i64 tokens) { return ceil_div(tokens, kConfigurations.front().tokens()); }
+    static i64 units(i64 tokens) { return ceil_div(tokens, kConfigurations.front().tokens()); }
     static i64 blocks(i64 rows, i64 count, i64 tokens) {
-        return rows * pieces(tokens) * ceil_div(count, kConfigurations.front().block_states());
+        return rows * units(tokens) * ceil_div(count, kConfigurations.front().block_states());
     }
 
     static void run(const Args& args, const Target& target) {

@@ -1,4 +1,4 @@
-// How kernels in which channels are neighbours are configured and cut: conv/split_columns, conv/causal_conv_channels_last.
+// Configurations and segments of the channels-last kernels conv/split_columns and conv/causal_conv_channels_last.
 #include <gtest/gtest.h>
 
 #include "families/conv/split_columns.hpp"

@@ -1,4 +1,4 @@
-// What the kernels of Hyena's steps and filters are configured with.
+// Configurations of the kernels of Hyena's steps and filters.
 #include <gtest/gtest.h>
 
 #include "families/conv/hyena_filter.hpp"
@@ -57,7 +57,7 @@ TEST(HyenaFirStepHeuristic, StagedConfigurationsHoldTheirRows) {
             EXPECT_EQ(config->io, io);
             EXPECT_GE(config->most_taps(), taps);
             EXPECT_LE(config->certain * config->lanes, taps - 1) << "an element that some row lacks";
-            EXPECT_EQ(config->rows % HyenaStateUnit::kNumbers, 0) << "a warp's run may start within a unit";
+            EXPECT_EQ(config->rows % HyenaStateUnit::kValues, 0) << "a warp's run may start within a unit";
         }
     }
 }

@@ -13,8 +13,8 @@
 // cycles of an SM, and 6 bytes of memory, 0.32 cycles.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv/tile.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/tile.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -15,8 +15,8 @@
 // Bound: memory, 6 bytes an element in bf16. At that rate an SM has 41 instructions for an element, of which this takes 37.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -7,8 +7,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
 
 namespace gdn_cuda::conv {
 

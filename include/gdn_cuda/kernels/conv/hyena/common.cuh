@@ -1,4 +1,4 @@
-// What the kernels of Hyena operators share: loads and stores of eight neighbouring tokens, u = x1 * v, masks, states.
+// Shared by the kernels of Hyena operators: loads and stores of eight consecutive tokens, u = x1 * v, masks, initial states.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -6,13 +6,13 @@
 
 namespace gdn_cuda::conv {
 
-// Blocks of an SM, from which ptxas derives how many registers a thread may have: beside Hopper it takes a few more for the
-// same code, which then would spill.
+// Blocks per SM, from which ptxas derives the registers of a thread. For architectures other than Hopper the same code needs
+// a few more registers, and would spill.
 __host__ __device__ constexpr int blocks_without_spills(int on_hopper) {
     return kCompiledCapability == 90 ? on_hopper : on_hopper - 1;
 }
 
-inline constexpr int kEight = 8;  // neighbouring tokens of a lane: one or two vectors of 16 bytes
+inline constexpr int kEight = 8;  // consecutive tokens of a lane: one or two 16-byte vectors
 
 // One channel of one sequence.
 template <class T>
@@ -51,7 +51,7 @@ __device__ __forceinline__ int lane_of_warp() {
     return static_cast<int>(threadIdx.x) % 32;
 }
 
-// A warp's tile: kParts times 256 neighbouring tokens of one channel, of each of which a lane has eight.
+// A warp's tile: kParts times 256 consecutive tokens of one channel. A lane has eight tokens of each part.
 template <class T, int kParts>
 struct TokenTile {
     static constexpr int kTokens = kParts * 32 * kEight;
@@ -59,17 +59,17 @@ struct TokenTile {
 
     EightTokens<T> eights[kParts];
 
-    // A lane's first token in a part of a tile.
+    // The lane's first token in a part of a tile.
     __device__ __forceinline__ static int first(int tile, int part) { return tile + (part * 32 + lane_of_warp()) * kEight; }
 
-    // By all lanes. Tokens from `end` on are zeros. `vectors`: the row's vectors are aligned.
+    // Called by all lanes. Tokens from `end` on are zeros. `vectors`: the row's vectors are aligned.
     __device__ __forceinline__ void load(const HyenaRow<T>& row, int tile, int end, bool vectors, Stage& stage) {
         if (vectors && tile + kTokens <= end) {
 #pragma unroll
             for (int part = 0; part < kParts; ++part) eights[part].load_streaming(row.data + first(tile, part));
             return;
         }
-        T* const staged = reinterpret_cast<T*>(stage.numbers);
+        T* const staged = reinterpret_cast<T*>(stage.values);
         __syncwarp();
 #pragma unroll 4
         for (int i = lane_of_warp(); i < kTokens; i += 32)
@@ -84,7 +84,7 @@ struct TokenTile {
             for (int part = 0; part < kParts; ++part) eights[part].store(row.data + first(tile, part));
             return;
         }
-        T* const staged = reinterpret_cast<T*>(stage.numbers);
+        T* const staged = reinterpret_cast<T*>(stage.values);
         __syncwarp();
 #pragma unroll
         for (int part = 0; part < kParts; ++part) eights[part].store(staged + first(0, part));
@@ -97,36 +97,36 @@ struct TokenTile {
 
 __device__ __forceinline__ float mask_at(const HyenaMask& mask, int batch, int token) {
     const i64 at = batch * mask.batch + token * mask.token;
-    if (mask.is_bool) return static_cast<const unsigned char*>(mask.numbers.data)[at] != 0 ? 1.f : 0.f;
-    const DType type = mask.numbers.type;
-    if (type == DType::i32 || type == DType::i64) return static_cast<float>(load_index(mask.numbers, at));
-    return load_number(mask.numbers, at);
+    if (mask.is_bool) return static_cast<const unsigned char*>(mask.values.data)[at] != 0 ? 1.f : 0.f;
+    const DType type = mask.values.type;
+    if (type == DType::i32 || type == DType::i64) return static_cast<float>(load_index(mask.values, at));
+    return load_number(mask.values, at);
 }
 
-// By all lanes: the factors of a tile of a sequence, 0 from `end` on, into `stage`.
+// Called by all lanes: stages the mask's factors of a tile, 0 from `end` on.
 template <int kTokens>
 __device__ __forceinline__ void stage_mask(HyenaStage<kTokens>& stage, const HyenaMask& mask, int batch, int tile, int end) {
     __syncwarp();
 #pragma unroll 1
-    for (int i = lane_of_warp(); i < kTokens; i += 32) stage.numbers[i] = tile + i < end ? mask_at(mask, batch, tile + i) : 0.f;
+    for (int i = lane_of_warp(); i < kTokens; i += 32) stage.values[i] = tile + i < end ? mask_at(mask, batch, tile + i) : 0.f;
     __syncwarp();
 }
 
-// The number of a state that stands `before` tokens before the first one, 1 for the last; 0 beyond the state.
+// The value of an initial state `before` tokens before the first token, 1 for the last; 0 beyond the state.
 __device__ __forceinline__ float initial_at(const HyenaInitial& initial, int batch, int channel, int length, int before) {
-    if (initial.numbers.data == nullptr || before > length) return 0.f;
-    return load_number(initial.numbers,
+    if (initial.values.data == nullptr || before > length) return 0.f;
+    return load_number(initial.values,
                        batch * initial.batch + channel * initial.channel + (length - before) * initial.position);
 }
 
-// u at a token of any sign, for the few tokens that lie before a warp's share.
+// u at a token, which may be negative; for the few tokens before a warp's segment.
 template <class T>
 __device__ __forceinline__ float u_at(const HyenaArgs& args, int batch, int channel, int token) {
     if (token < 0) return initial_at(args.initial, batch, channel, args.filter.taps - 1, -token);
     return HyenaRow<T>(args.x1, batch, channel).at(token) * HyenaRow<T>(args.v, batch, channel).at(token);
 }
 
-// The tap that meets u of `lag` tokens ago in a correlation.
+// The tap that multiplies u of `lag` tokens ago.
 __device__ __forceinline__ float correlation_tap(const HyenaFilter& filter, int channel, int lag) {
     const i64 at = channel / filter.channels_a_group * filter.group + (filter.taps - 1 - lag) * filter.tap;
     return load_number(filter.weight, at);
@@ -135,7 +135,7 @@ __device__ __forceinline__ float bias_of(const HyenaFilter& filter, int channel)
     return filter.bias.data == nullptr ? 0.f : load_number(filter.bias, channel * filter.bias_channel);
 }
 
-// The state behind the last token, by one lane of those of a channel: `lane` of `lanes`.
+// Writes the state after the last token; called by `lanes` lanes for a channel.
 template <class T>
 __device__ __forceinline__ void write_last_inputs(const HyenaArgs& args, int batch, int channel, int lane, int lanes) {
     const int length = args.filter.taps - 1;
@@ -143,20 +143,20 @@ __device__ __forceinline__ void write_last_inputs(const HyenaArgs& args, int bat
     for (int i = lane; i < length; i += lanes) to[i] = u_at<T>(args, batch, channel, args.tokens - length + i);
 }
 
-// A warp's share: some tokens of one sequence, of one channel or of some neighbouring ones.
-struct HyenaShare {
-    int batch, column, segment, first, end;
+// A warp's tokens: a segment of one sequence, of one channel or of some contiguous channels.
+struct HyenaSegment {
+    int batch, column, index, first, end;
 
-    // `columns` channels, or groups of channels; shares are numbered with segments first.
-    __device__ __forceinline__ static HyenaShare of(const auto& args, i64 number, int columns) {
-        const i64 row = number / args.segments;
-        const int segment = static_cast<int>(number - row * args.segments), batch = static_cast<int>(row / columns);
-        const int first = segment * args.segment_tokens;
-        return {batch, static_cast<int>(row - static_cast<i64>(batch) * columns), segment, first,
+    // Segment `index` of the grid, in which segments vary fastest. `columns`: channels or groups of channels.
+    __device__ __forceinline__ static HyenaSegment of(const auto& args, i64 index, int columns) {
+        const i64 row = index / args.segments;
+        const int in_row = static_cast<int>(index - row * args.segments), batch = static_cast<int>(row / columns);
+        const int first = in_row * args.segment_tokens;
+        return {batch, static_cast<int>(row - static_cast<i64>(batch) * columns), in_row, first,
                 first + min(args.tokens - first, args.segment_tokens)};
     }
     __device__ __forceinline__ bool exists(const auto& args) const { return batch < args.batches; }
-    __device__ __forceinline__ bool is_last(const auto& args) const { return segment == args.segments - 1; }
+    __device__ __forceinline__ bool is_last(const auto& args) const { return index == args.segments - 1; }
 };
 
 }  // namespace gdn_cuda::conv

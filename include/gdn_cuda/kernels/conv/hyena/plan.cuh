@@ -1,4 +1,4 @@
-// Tensors of the three Hyena operators, for host and device. All computes y = x2 * (filter of u, ...) with u = x1 * v.
+// Tensors of the three Hyena operators, for host and device. They all compute y = x2 * (filter of u, ...) with u = x1 * v.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -11,20 +11,20 @@ struct HyenaTensor {
     i64 batch = 0, channel = 0, token = 0;
 };
 
-// (batch, channel, position): a state to begin with.
+// An initial state (batch, channel, position).
 struct HyenaInitial {
-    Tagged numbers;
+    Tagged values;
     i64 batch = 0, channel = 0, position = 0;
 };
 
 // (batch, token)
 struct HyenaMask {
-    Tagged numbers;  // also int32 or int64
+    Tagged values;  // dtype: any, int32 and int64 included
     bool is_bool = false;
     i64 batch = 0, token = 0;
 };
 
-// (group, tap) of a filter and one number a channel; groups repeat over neighbouring channels.
+// The taps (group, tap) of a filter and a bias per channel; contiguous channels share a group.
 struct HyenaFilter {
     Tagged weight, bias;  // bias may be absent
     i64 group = 0, tap = 0, bias_channel = 0;
@@ -39,12 +39,12 @@ struct HyenaArgs {
     HyenaInitial initial;
     float* last;  // (batch, channel, taps - 1), contiguous: the last values of u
     int batches, channels, tokens;
-    int segments, segment_tokens;  // a warp's share of the tokens of a sequence
-    bool vectors;                  // in x1, x2, v and y innermost elements are neighbours, and rows begin on 16 bytes
+    int segments, segment_tokens;  // the segment of a warp
+    bool vectors;                  // innermost elements of x1, x2, v and y are contiguous, and rows are aligned to 16 bytes
 };
 
-// Shared memory of a warp for a tile of tokens that memory does not hold in whole vectors: neighbouring lanes read neighbouring
-// tokens, and get their eights from here.
+// Shared memory of a warp for a tile that memory does not hold in aligned vectors: adjacent lanes read adjacent tokens, and
+// then each reads its eights from here.
 template <int kTokens>
 struct alignas(16) HyenaStage {
     float numbers[kTokens];

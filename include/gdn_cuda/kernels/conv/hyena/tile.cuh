@@ -7,7 +7,7 @@
 namespace gdn_cuda::conv {
 
 template <class T>
-using ToeplitzTile = TokenTile<T, 2>;  // rows g in part 0, rows g + 8 in part 1
+using ToeplitzTile = TokenTile<T, 2>;  // part 0: rows g, part 1: rows g + 8
 static_assert(ToeplitzTile<float>::kTokens == kTileTokens);
 
 template <class T>
@@ -17,7 +17,7 @@ __device__ __forceinline__ void multiply(float (&u)[2][kEight], const ToeplitzTi
 #pragma unroll
         for (int i = 0; i < kEight; ++i) u[half][i] = x1.eights[half][i] * v.eights[half][i];
 }
-// A lane's number i of a half.
+// A lane's i-th value of a half.
 __device__ __forceinline__ float& sum_of(TileSums& sums, int half, int i) {
     return sums[i / 2][2 * half + i % 2];
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply_by_mask(TileSums& sums, HyenaStage<kTil
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int i = 0; i < kEight; ++i) sum_of(sums, half, i) *= stage.numbers[ToeplitzTile<float>::first(0, half) + i];
+        for (int i = 0; i < kEight; ++i) sum_of(sums, half, i) *= stage.values[ToeplitzTile<float>::first(0, half) + i];
 }
 // x2 times the sums.
 template <class T>

@@ -1,27 +1,27 @@
-// How the kernels of hyena_long, whose warps each walk over one channel, reach their tensors in either layout. hyena_medium
-// takes the loads and stores of rows alone (hyena_medium/tile.cuh).
+// How the kernels of hyena_long, whose warps have one channel each, access their tensors in either layout. hyena_medium uses
+// the loads and stores of rows alone (hyena_medium/tile.cuh).
 //
-// A thread has 16 elements of a tile of 512 tokens, its own, of every tensor: it multiplies own elements by own elements. A
-// warp's operands and sums of tensor cores are those of a row, 512 tokens of the warp's channel, of which a lane has eight in
-// each half (toeplitz/product.cuh). Two types have the same members:
-//     HyenaTileRows       tokens are neighbours, or neither are: own elements are those of the lane's row
-//     HyenaTileColumns    channels are neighbours: a block takes as many of them as it has warps. Own elements are 16 bytes of
-//                         channels of two or four tokens; products go to rows, and sums come back, in fp32 through a
-//                         tile in shared memory
+// A thread has 16 own elements of each tensor's tile of 512 tokens, and multiplies own elements by own elements.
+// The tensor-core operands and sums of a warp are those of a row: 512 tokens of the warp's channel, eight per lane in each
+// half (toeplitz/product.cuh). Two types have the same members:
+//     HyenaTileRows       tokens are contiguous, or no dimension is: own elements are those of the lane's row
+//     HyenaTileColumns    channels are contiguous: a block has one channel per warp. Own elements are 16 bytes of
+//                         channels of two or four tokens; products move to rows and sums back, in fp32 through a tile in
+//                         shared memory
 //
 //     Own x1, v, x2;                        tile.load(x1, args.x1, first_token); …
-//     float u[16] = x1 v;                   tile.to_row(u): now u[8 half + i] is of the lane's row
-//     sums of the row                       tile.to_own(sums): now they are of the thread's own elements
+//     float u[16] = x1 v;                   tile.to_row(u): now u[8 half + i] belongs to the lane's row
+//     sums of the row                       tile.to_own(sums): now they belong to the thread's own elements
 //     sums times x2                         tile.store(y, args.y, first_token)
 //
-// In HyenaTileColumns to_row and to_own are for all threads of the block: each has one __syncthreads, `meet`. Two calls on one
-// tile in shared memory take turns, to_row and to_own; between them no other barrier is needed, as a lane reads and writes the
-// same elements of its row, and a thread the same own elements. Two to_row have a `meet` between them. to_row is put_own, meet
-// and take_row, and to_own is put_row, meet and take_own: two tiles in shared memory can have one `meet`. A warp whose channel
-// does not exist takes part with zeros.
+// In HyenaTileColumns all threads of the block call to_row and to_own, which have one __syncthreads (`sync`) each. to_row is
+// store_own, sync and load_row; to_own is store_row, sync and load_own; so two tiles in shared memory can share a sync.
+// Calls on one tile must alternate between to_row and to_own. They need no other barrier, because a lane reads and writes
+// the same elements of its row, and a thread the same own elements; two to_row in succession need a sync between them. A
+// warp whose channel does not exist takes part with zeros.
 //
-// Both sides of the tile are without bank conflicts: of four neighbouring tokens each, units are swapped by bits of their
-// number and their channel. Memory is read and written in sectors of 32 bytes where a block has 32 bytes of channels.
+// Neither side of the tile has bank conflicts: units of four consecutive tokens are permuted by bits of their index and of
+// their channel. Memory is accessed in sectors of 32 bytes if a block has 32 bytes of channels.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena/tile.cuh>
@@ -29,7 +29,7 @@
 
 namespace gdn_cuda::conv {
 
-inline constexpr int kOwn = 16;  // elements of a thread
+inline constexpr int kOwn = 16;  // elements per thread
 static_assert(kOwn * 32 == kTileTokens);
 
 template <class T>
@@ -39,14 +39,14 @@ struct HyenaTileRows {
         __device__ __forceinline__ void set(int i, float x) { this->eights[i / kEight].items[i % kEight] = from_float<T>(x); }
     };
 
-    HyenaStage<kTileTokens>& stage;  // of the warp
-    int batch, channel, end;         // tokens from `end` on are loaded as zeros, and not stored
+    HyenaStage<kTileTokens>& stage;  // the warp's
+    int batch, channel, end;         // tokens from `end` on are loaded as zeros and not stored
     bool vectors;
 
     __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const {
         to.load(HyenaRow<T>(from, batch, channel), tile, end, vectors, stage);
     }
-    // Tokens before `begin` are zeros, too.
+    // Also zeros tokens before `begin`.
     __device__ __forceinline__ void load_from(Own& to, const HyenaTensor& from, int tile, int begin) const {
         const HyenaRow<T> row(from, batch, channel);
         if (vectors && tile + kTileTokens <= end) {
@@ -58,7 +58,7 @@ struct HyenaTileRows {
             }
             return;
         }
-        T* const staged = reinterpret_cast<T*>(stage.numbers);
+        T* const staged = reinterpret_cast<T*>(stage.values);
         __syncwarp();
 #pragma unroll 4
         for (int i = lane_of_warp(); i < kTileTokens; i += 32) {
@@ -72,27 +72,27 @@ struct HyenaTileRows {
     __device__ __forceinline__ void store(const Own& from, const HyenaTensor& to, int tile) const {
         from.store(HyenaRow<T>(to, batch, channel), tile, end, vectors, stage);
     }
-    // Own numbers times the mask, if there is one.
+    // Multiplies own values by the mask, if there is one.
     __device__ __forceinline__ void multiply_by_mask(float (&x)[kOwn], const HyenaMask& mask, int tile) const {
-        if (mask.numbers.data == nullptr) return;
+        if (mask.values.data == nullptr) return;
         stage_mask(stage, mask, batch, tile, end);
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) x[i] *= stage.numbers[ToeplitzTile<T>::first(0, i / kEight) + i % kEight];
+        for (int i = 0; i < kOwn; ++i) x[i] *= stage.values[ToeplitzTile<T>::first(0, i / kEight) + i % kEight];
     }
-    __device__ __forceinline__ void put_own(const float (&)[kOwn]) const {}
-    __device__ __forceinline__ void take_row(float (&)[kOwn]) const {}
-    __device__ __forceinline__ void put_row(const float (&)[kOwn]) const {}
-    __device__ __forceinline__ void take_own(float (&)[kOwn]) const {}
-    __device__ __forceinline__ void meet() const {}
+    __device__ __forceinline__ void store_own(const float (&)[kOwn]) const {}
+    __device__ __forceinline__ void load_row(float (&)[kOwn]) const {}
+    __device__ __forceinline__ void store_row(const float (&)[kOwn]) const {}
+    __device__ __forceinline__ void load_own(float (&)[kOwn]) const {}
+    __device__ __forceinline__ void sync() const {}
     __device__ __forceinline__ void to_row(float (&)[kOwn]) const {}
     __device__ __forceinline__ void to_own(float (&)[kOwn]) const {}
 };
 
-// Channels are neighbours, and vectors of 16 bytes of them are aligned. Of a block of kChannels warps.
+// Contiguous channels in aligned 16-byte vectors; a block has kChannels warps.
 template <class T, int kChannels>
 struct HyenaTileColumns {
     using Shared = HyenaColumnsShared<kChannels>;
-    static constexpr int kVector = 16 / int(sizeof(T)), kVectors = kOwn / kVector;  // channels of a vector; a thread's vectors
+    static constexpr int kVector = 16 / int(sizeof(T)), kVectors = kOwn / kVector;  // channels per vector; vectors per thread
     static constexpr int kVectorsOfToken = kChannels / kVector, kThreads = 32 * kChannels;
     static constexpr int kStep = kThreads / kVectorsOfToken;  // tokens between a thread's vectors
     static_assert(kChannels % kVector == 0 && kVectorsOfToken <= 2 && kStep * kVectors == kTileTokens);
@@ -105,9 +105,9 @@ struct HyenaTileColumns {
     };
 
     Shared& shared;
-    int batch, first_channel, channels, end;  // the block's first channel, and how many the tensors have
+    int batch, first_channel, channels, end;  // the block's first channel, and the tensors' number of channels
 
-    // Opaque, as opaque_batch: keeps what depends on the thread alone from being hoisted out of loops, where it spills.
+    // Opaque to the compiler, like opaque_batch: hoisting what depends on the thread alone out of loops would spill.
     __device__ __forceinline__ static int thread() {
         int x = static_cast<int>(threadIdx.x);
         asm volatile("" : "+r"(x));
@@ -115,7 +115,7 @@ struct HyenaTileColumns {
     }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token(int vector) { return thread() / kVectorsOfToken + vector * kStep; }
-    // Vectors exist as a whole: rows of channels begin on 16 bytes.
+    // A vector exists as a whole or not at all: rows of channels are whole vectors.
     __device__ __forceinline__ bool exists(int tile, int vector) const {
         return first_channel + own_channel() < channels && tile + own_token(vector) < end;
     }
@@ -144,9 +144,9 @@ struct HyenaTileColumns {
                 reinterpret_cast<const Raw<16>&>(from.items[vector * kVector]).store_global(at(to, tile, vector));
     }
     __device__ __forceinline__ void multiply_by_mask(float (&x)[kOwn], const HyenaMask& mask, int tile) const {
-        if (mask.numbers.data == nullptr) return;
+        if (mask.values.data == nullptr) return;
 #pragma unroll 1
-        for (int vector = 0; vector < kVectors; ++vector) {  // not unrolled: few calls have masks, and registers are short
+        for (int vector = 0; vector < kVectors; ++vector) {  // not unrolled, to save registers: few calls have masks
             const int token = tile + own_token(vector);
             const float factor = token < end ? mask_at(mask, opaque_batch(), token) : 0.f;
 #pragma unroll
@@ -155,12 +155,12 @@ struct HyenaTileColumns {
         }
     }
 
-    // Four neighbouring tokens are a unit of 16 bytes. A lane reads the units 2 lane and 2 lane + 1 of a row, and 16 lanes
-    // write neighbouring tokens of a channel beside 16 others of a vector further.
+    // A unit is four consecutive tokens, 16 bytes. A lane reads units 2 lane and 2 lane + 1 of a row; 16 lanes write
+    // consecutive tokens of one channel while the other 16 write those of the next vector.
     __device__ __forceinline__ float* unit_at(int channel, int unit) const {
         return shared.rows[channel] + 4 * (unit ^ (unit / 8 % 2) ^ (channel / kVector % 2 * 4));
     }
-    // Of the thread's first element: those of its other channels and vectors are rows and steps further.
+    // The address of the thread's first element; its other channels and vectors are at constant offsets from it.
     __device__ __forceinline__ float* first_own() const {
         const int token = own_token(0);
         return unit_at(own_channel(), token / 4) + token % 4;
@@ -173,59 +173,59 @@ struct HyenaTileColumns {
         const int unit = 2 * (four / 2 * 32 + lane_of_warp()) + four % 2;
         return *reinterpret_cast<float4*>(unit_at(thread() / 32, unit));
     }
-    __device__ __forceinline__ void put_own(const float (&x)[kOwn]) const {
+    __device__ __forceinline__ void store_own(const float (&x)[kOwn]) const {
         float* const own = first_own();
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) own[own_offset(i)] = x[i];
     }
-    __device__ __forceinline__ void take_row(float (&x)[kOwn]) const {
+    __device__ __forceinline__ void load_row(float (&x)[kOwn]) const {
 #pragma unroll
         for (int four = 0; four < kOwn / 4; ++four) {
-            const float4 numbers = row_at(four);
+            const float4 values = row_at(four);
             x[4 * four] = numbers.x, x[4 * four + 1] = numbers.y, x[4 * four + 2] = numbers.z, x[4 * four + 3] = numbers.w;
         }
     }
-    __device__ __forceinline__ void put_row(const float (&x)[kOwn]) const {
+    __device__ __forceinline__ void store_row(const float (&x)[kOwn]) const {
 #pragma unroll
         for (int four = 0; four < kOwn / 4; ++four)
             row_at(four) = {x[4 * four], x[4 * four + 1], x[4 * four + 2], x[4 * four + 3]};
     }
-    __device__ __forceinline__ void take_own(float (&x)[kOwn]) const {
+    __device__ __forceinline__ void load_own(float (&x)[kOwn]) const {
         const float* const own = first_own();
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) x[i] = own[own_offset(i)];
     }
-    __device__ __forceinline__ void meet() const { __syncthreads(); }
+    __device__ __forceinline__ void sync() const { __syncthreads(); }
     __device__ __forceinline__ void to_row(float (&x)[kOwn]) const {
-        put_own(x);
-        meet();
-        take_row(x);
+        store_own(x);
+        sync();
+        load_row(x);
     }
     __device__ __forceinline__ void to_own(float (&x)[kOwn]) const {
-        put_row(x);
-        meet();
-        take_own(x);
+        store_row(x);
+        sync();
+        load_own(x);
     }
 };
 
-// The share of this warp. kColumns: the warps of a block have neighbouring channels, of which the last may not exist, and the
+// This warp's segment. kColumns: the warps of a block have contiguous channels, of which the last may not exist, and the
 // same tokens.
 template <bool kColumns, int kWarps>
-__device__ __forceinline__ HyenaShare hyena_share(const auto& args) {
+__device__ __forceinline__ HyenaSegment hyena_segment(const auto& args) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if constexpr (!kColumns) return HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kWarps + warp, args.channels);
-    HyenaShare share = HyenaShare::of(args, blockIdx.x, static_cast<int>(ceil_div(args.channels, kWarps)));
-    share.column = share.column * kWarps + warp;
-    return share;
+    if constexpr (!kColumns) return HyenaSegment::of(args, static_cast<i64>(blockIdx.x) * kWarps + warp, args.channels);
+    HyenaSegment segment = HyenaSegment::of(args, blockIdx.x, static_cast<int>(ceil_div(args.channels, kWarps)));
+    segment.column = segment.column * kWarps + warp;
+    return segment;
 }
 
-// ---- Numbers of a row as operands and sums
+// ---- Values of a row as operands and sums
 
 __device__ __forceinline__ void begin_sums(TileSums& sums, const float (&u)[kOwn], float bias) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) sum_of(sums, i / kEight, i % kEight) = bias * u[i];
 }
-__device__ __forceinline__ void take_sums(float (&x)[kOwn], TileSums& sums) {
+__device__ __forceinline__ void unpack_sums(float (&x)[kOwn], TileSums& sums) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) x[i] = sum_of(sums, i / kEight, i % kEight);
 }

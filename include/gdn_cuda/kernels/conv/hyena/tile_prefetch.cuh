@@ -1,7 +1,7 @@
-// Own elements (hyena/tile_layouts.cuh) of the next tile, copied to shared memory while one is computed: cp.async takes no
-// registers. A thread reads what it has copied itself, so that waiting for its own copies is enough, and these have to be
-// cp_async_ptx.cuh's; rows without vectors are copied by the lanes of their warp. Between reads of a tile and the next fetch
-// into its place stands a __syncwarp.
+// Prefetches own elements (hyena/tile_layouts.cuh) of the next tile to shared memory while one is computed; cp.async needs
+// no registers. A thread reads only what it copied itself, so it waits for its own copies alone, made by cp_async_ptx.cuh;
+// rows without vectors are copied by the lanes of their warp. A __syncwarp has to separate reads of a tile from the next
+// fetch into its slot.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -40,7 +40,7 @@ __device__ __forceinline__ typename HyenaTileRows<T>::Own read(const HyenaTileRo
     return own;
 }
 
-// A thread's vectors of a tensor, whose address is computed once: calls visit(vector, address, exists).
+// Calls visit(vector, address, exists) for a thread's vectors of a tensor; the address is computed once.
 template <class T, int kChannels>
 __device__ __forceinline__ void for_vectors(const HyenaTileColumns<T, kChannels>& access, const HyenaTensor& x, int tile,
                                             auto&& visit) {

@@ -6,22 +6,22 @@
 namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaFilterWarps = 4, kHyenaFilterThreads = 32 * kHyenaFilterWarps;
-// A lane has every 32nd of a stretch of tokens.
+// A warp computes a stretch of 256 tokens at a time; a lane has every 32nd of them.
 inline constexpr int kHyenaFilterLaneTokens = 8, kHyenaFilterStretch = 32 * kHyenaFilterLaneTokens;
 inline constexpr int kHyenaFilterMostStates = 64;
 
 struct HyenaFilterConfig {
-    int stretches;  // of a warp
+    int stretches;  // per warp
 
     constexpr bool operator==(const HyenaFilterConfig&) const = default;
     GDN_FIELDS(stretches)
 
-    GDN_HOST_DEVICE constexpr int tokens() const { return kHyenaFilterWarps * stretches * kHyenaFilterStretch; }  // of a block
+    GDN_HOST_DEVICE constexpr int tokens() const { return kHyenaFilterWarps * stretches * kHyenaFilterStretch; }  // per block
 };
 
 struct HyenaFilterBackwardConfig {
-    int states;     // of a warp
-    int stretches;  // of a block: the sums of a piece of a row
+    int states;     // per warp
+    int stretches;  // per block, which sums over a segment of a row
 
     constexpr bool operator==(const HyenaFilterBackwardConfig&) const = default;
     GDN_FIELDS(states, stretches)
@@ -30,9 +30,9 @@ struct HyenaFilterBackwardConfig {
     GDN_HOST_DEVICE constexpr int block_states() const { return kHyenaFilterWarps * states; }
 };
 
-// e^{log pole · 32 i}: by how much token i of a lane has decayed since its first.
+// e^{log pole · 32 i}: the decay of a lane's i-th token relative to its first.
 struct alignas(16) HyenaFilterPowers {
-    float of[kHyenaFilterLaneTokens];
+    float values[kHyenaFilterLaneTokens];
 };
 
 struct HyenaFilterSharedPlan {
@@ -46,9 +46,9 @@ struct HyenaFilterArgs {
     float* filter;           // (rows, tokens)
     int rows, count;
     i64 tokens;
-    // Backward.
+    // Arguments of the backward kernel:
     const float* grad;  // (rows, tokens)
-    float* sums;        // (pieces, 2, rows, count): Σ_t grad p^t, Σ_t grad t p^t
+    float* sums;        // (segments, 2, rows, count): Σ_t grad p^t, Σ_t grad t p^t
 };
 
 }  // namespace gdn_cuda::conv

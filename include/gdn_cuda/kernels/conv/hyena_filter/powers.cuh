@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::conv {
 
-// The rounding error of log_pole · t is added back: it would be 5e-6 of the power where that is 1e-38. 0⁰ = 1.
+// Corrects for the rounding error of log_pole · t, which would be 5e-6 of a power of 1e-38. 0⁰ = 1.
 __device__ __forceinline__ float power_of_pole(float log_pole, float t) {
     constexpr float kLowest = -200.f;
     if (t == 0.f) return 1.f;
@@ -19,7 +19,7 @@ __device__ __forceinline__ float power_of_pole(float log_pole, float t) {
 __device__ __forceinline__ HyenaFilterPowers powers_of_lane(float log_pole) {
     HyenaFilterPowers powers;
 #pragma unroll
-    for (int i = 0; i < kHyenaFilterLaneTokens; ++i) powers.of[i] = power_of_pole(log_pole, 32.f * i);
+    for (int i = 0; i < kHyenaFilterLaneTokens; ++i) powers.values[i] = power_of_pole(log_pole, 32.f * i);
     return powers;
 }
 

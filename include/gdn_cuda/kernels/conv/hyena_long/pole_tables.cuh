@@ -1,4 +1,4 @@
-// What a warp of conv/hyena_long keeps of its channel's poles in shared memory.
+// A warp's tables of its channel's poles in shared memory, for conv/hyena_long and its gradients.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena/common.cuh>
@@ -7,11 +7,11 @@
 
 namespace gdn_cuda::conv {
 
-// e^(log_pole tokens); 1 for no tokens, whatever the pole.
+// e^(log_pole tokens); 1 for zero tokens and any pole.
 __device__ __forceinline__ float pole_power(float log_pole, int tokens) {
     return tokens == 0 ? 1.f : expf(log_pole * static_cast<float>(tokens));
 }
-// The same to twice the digits, as a state is multiplied by it thousands of times.
+// The same in twice the precision, because a state is multiplied by it thousands of times.
 struct LongFactor {
     float value, rest;
 
@@ -39,25 +39,25 @@ struct HyenaPoles {
         return load_number(args.log_poles, row * args.pole_row + state * args.pole_state);
     }
 
-    // h of the first 32 tokens, into `h`; a __syncwarp has to follow.
+    // Writes h of the first 32 tokens to `h`; a __syncwarp has to follow.
     __device__ __forceinline__ void fill_taps(float* h, int lane) const {
         float sum = 0.f;
 #pragma unroll 1
         for (int state = 0; state < args.states; ++state) sum = fmaf(residue(state), pole_power(log_pole(state), lane), sum);
         h[lane] = sum;
     }
-    // States that do not exist add nothing and keep nothing.
+    // States that do not exist get factors of zero.
     __device__ __forceinline__ void fill_decays(HyenaDecays& to, int group, int lane) const {
         const int state = lane % kHyenaGroup;
         const bool exists = group * kHyenaGroup + state < args.states;
         const float log = exists ? log_pole(group * kHyenaGroup + state) : 0.f;
-        const auto kept = [&](int tokens) { return exists ? LongFactor(log, tokens) : LongFactor(0.f, 0.f); };
+        const auto decay = [&](int tokens) { return exists ? LongFactor(log, tokens) : LongFactor(0.f, 0.f); };
 #pragma unroll 1
-        for (int i = lane / kHyenaGroup; i < 8; i += 2) to.rows[i][state] = kept(i * kRowTokens).value;
+        for (int i = lane / kHyenaGroup; i < 8; i += 2) to.rows[i][state] = decay(i * kRowTokens).value;
 #pragma unroll 1
-        for (int i = lane / kHyenaGroup; i < 3; i += 2) to.doubled[i][state] = kept(kRowTokens << i).value;
-        to.half[state] = kept(kTileTokens / 2).value;
-        const LongFactor tile = kept(kTileTokens);
+        for (int i = lane / kHyenaGroup; i < 3; i += 2) to.doubled[i][state] = decay(kRowTokens << i).value;
+        to.half[state] = decay(kTileTokens / 2).value;
+        const LongFactor tile = decay(kTileTokens);
         to.tile[0][state] = tile.value;
         to.tile[1][state] = tile.rest;
     }
@@ -72,9 +72,9 @@ struct HyenaPoles {
             const float log = exists(state) ? log_of(state) : 0.f;
 #pragma unroll
             for (int p = 0; p < 4; ++p) {
-                const int behind = kRowTokens - 1 - (8 * t + 2 * p);  // tokens of the row behind the first of the pair
-                const float first = exists(state) ? pole_power(log, behind) : 0.f;
-                const float second = exists(state) ? pole_power(log, behind - 1) : 0.f;
+                const int after = kRowTokens - 1 - (8 * t + 2 * p);  // tokens of the row after the first of the pair
+                const float first = exists(state) ? pole_power(log, after) : 0.f;
+                const float second = exists(state) ? pole_power(log, after - 1) : 0.f;
                 unsigned pair[kParts];
                 split_pair(pair, first, second);
 #pragma unroll

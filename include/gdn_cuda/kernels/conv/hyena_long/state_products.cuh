@@ -1,9 +1,9 @@
-// States of a tile's rows, in either direction of time: what conv/hyena_long_backward and conv/hyena_long_states share;
-// conv/hyena_long takes its states' product, too.
+// The states of a tile's rows, in either direction of time: shared by conv/hyena_long_backward and conv/hyena_long_states;
+// conv/hyena_long uses the products from states.
 //
 // A tile is 16 rows of 32 tokens (toeplitz/product.cuh). Forward in time a state carries u, x_t = p x_(t - 1) + u_t, and
-// backward its gradient carries dz, l_t = R dz_t + p l_(t + 1). Both are products by the same powers of p, as token k of a row
-// is token 31 - k of the row read from its end: reversed operands are those of another lane, in another order.
+// backward its gradient carries dz, l_t = R dz_t + p l_(t + 1). Both are products by the same powers of p, because token k
+// of a row is token 31 - k of the row read from its end: reversed operands are those of another lane, in another order.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena/tile.cuh>
@@ -12,10 +12,10 @@
 
 namespace gdn_cuda::conv {
 
-// What a lane has of 16 states: [eight][i] is state 8 eight + 2 t + i; of both of its rows: [half][eight][i].
+// A lane's part of 16 states: [eight][i] is state 8 eight + 2 t + i. RowStates are those of its two rows: [half][eight][i].
 using LaneStates = float[2][2];
 using RowStates = LaneStates[2];
-// The sums of a row's tokens, as accumulators: [eight][2 half + i].
+// Sums over a row's tokens, as accumulators: [eight][2 half + i].
 using RowSums = float[2][4];
 
 __device__ __forceinline__ int row_of_lane() {
@@ -43,10 +43,10 @@ __device__ __forceinline__ void fill_powers(HyenaPowerGroup<kParts>& to, const H
     for (int eight = 0; eight < 2; ++eight)
 #pragma unroll 1
         for (int p = 0; p < 4; ++p) {
-            const int behind = kRowTokens - 1 - (8 * t + 2 * p);  // tokens of the row behind the first of the pair
-            const float low = power(8 * eight + g, behind), high = power(8 * eight + g, behind - 1);
+            const int after = kRowTokens - 1 - (8 * t + 2 * p);  // tokens of the row after the first of the pair
+            const float low = power(8 * eight + g, after), high = power(8 * eight + g, after - 1);
             store(to.from_tokens, eight, lane, p, low, high);
-            store(to.slopes, eight, lane, p, behind * low, (behind - 1) * high);
+            store(to.slopes, eight, lane, p, after * low, (after - 1) * high);
         }
 #pragma unroll 1
     for (int eight = 0; eight < 2; ++eight)
@@ -65,8 +65,8 @@ __device__ __forceinline__ void fill_powers(HyenaPowerGroup<kParts>& to, const H
 __device__ __forceinline__ unsigned swapped(unsigned pair) {
     return pair << 16 | pair >> 16;
 }
-// sums += tile (16 rows x 32 tokens) * powers (32 tokens x 16 states), by tokens from the row's end, or from its begin if
-// reversed.
+// sums += tile (16 rows x 32 tokens) * powers (32 tokens x 16 states); powers count from the row's end, or from its
+// beginning if reversed.
 template <bool kReversed, int kParts>
 __device__ __forceinline__ void add_tokens(RowSums& sums, const TileParts<kParts>& tile,
                                            const unsigned (&powers)[kParts][2][32][4]) {
@@ -94,9 +94,9 @@ __device__ __forceinline__ void add_states(TileSums& sums, const RowStates& stat
     unsigned a[kParts][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float(&of_row)[2] = states[i % 2][i / 2];
+        const float(&row_states)[2] = states[i % 2][i / 2];
         unsigned pair[kParts];
-        split_pair(pair, of_row[0], of_row[1]);
+        split_pair(pair, row_states[0], row_states[1]);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) a[part][i] = pair[part];
     }
@@ -126,14 +126,14 @@ __device__ __forceinline__ void store_states(float (&to)[4], const LaneStates& f
     *reinterpret_cast<float4*>(to) = {from[0][0], from[0][1], from[1][0], from[1][1]};
 }
 
-// What rows add to the states, as the walk meets them, and `carried`, the states before the tile, which become those behind it.
-// Returns the states before each row; a row that the walk meets later comes after.
+// Scans over the rows, in the direction of time. `added`: what each row adds to the states. `carried`: the states before the
+// tile, on return those after it. Returns the states before each row. Reversed, "before" means later in the sequence.
 template <bool kReversed>
-__device__ __forceinline__ void walk_rows(RowStates& before, const RowSums& added, LaneStates& carried,
+__device__ __forceinline__ void scan_rows(RowStates& before, const RowSums& added, LaneStates& carried,
                                           const HyenaDecays& decays) {
     constexpr unsigned kAll = 0xffffffffu;
-    constexpr int kNear = kReversed ? 1 : 0, kFar = 1 - kNear;  // the half of the rows that comes first
-    const int met = kReversed ? 7 - row_of_lane() : row_of_lane(), last = lane_of_warp() % 4 + (kReversed ? 0 : 28);
+    constexpr int kFirst = kReversed ? 1 : 0, kSecond = 1 - kFirst;  // the half of the rows that comes first
+    const int order = kReversed ? 7 - row_of_lane() : row_of_lane(), last = lane_of_warp() % 4 + (kReversed ? 0 : 28);
     const auto from = [](float x, int rows) {
         return kReversed ? __shfl_down_sync(kAll, x, 4 * rows) : __shfl_up_sync(kAll, x, 4 * rows);
     };
@@ -142,25 +142,25 @@ __device__ __forceinline__ void walk_rows(RowStates& before, const RowSums& adde
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int state = state_of_lane(eight, i);
-            float sums[2] = {added[eight][i], added[eight][2 + i]}, totals[2], others[2];
+            float sums[2] = {added[eight][i], added[eight][2 + i]}, totals[2], previous[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
 #pragma unroll
                 for (int step = 0; step < 3; ++step) {
                     const float other = from(sums[half], 1 << step);
-                    if (met >= 1 << step) sums[half] = fmaf(decays.doubled[step][state], other, sums[half]);
+                    if (order >= 1 << step) sums[half] = fmaf(decays.doubled[step][state], other, sums[half]);
                 }
                 totals[half] = __shfl_sync(kAll, sums[half], last);
-                others[half] = from(sums[half], 1);
+                previous[half] = from(sums[half], 1);
             }
-            const float kept = decays.half[state], row = decays.rows[met][state], x = carried[eight][i];
-            before[kNear][eight][i] = fmaf(row, x, met > 0 ? others[kNear] : 0.f);
-            before[kFar][eight][i] = fmaf(row, fmaf(kept, x, totals[kNear]), met > 0 ? others[kFar] : 0.f);
-            carried[eight][i] =
-                LongFactor(decays.tile[0][state], decays.tile[1][state]).times_plus(x, fmaf(kept, totals[kNear], totals[kFar]));
+            const float decay = decays.half[state], row = decays.rows[order][state], x = carried[eight][i];
+            before[kFirst][eight][i] = fmaf(row, x, order > 0 ? previous[kFirst] : 0.f);
+            before[kSecond][eight][i] = fmaf(row, fmaf(decay, x, totals[kFirst]), order > 0 ? previous[kSecond] : 0.f);
+            carried[eight][i] = LongFactor(decays.tile[0][state], decays.tile[1][state])
+                                    .times_plus(x, fmaf(decay, totals[kFirst], totals[kSecond]));
         }
 }
-// Gradients of states are R p times what their rows' tokens add.
+// A row adds to the gradients of states R p times its tokens' sum.
 __device__ __forceinline__ void multiply_by_gains(RowSums& sums, const float (&gains)[kHyenaGroup]) {
 #pragma unroll
     for (int eight = 0; eight < 2; ++eight)
@@ -168,7 +168,7 @@ __device__ __forceinline__ void multiply_by_gains(RowSums& sums, const float (&g
         for (int i = 0; i < 4; ++i) sums[eight][i] *= gains[state_of_lane(eight, i % 2)];
 }
 
-// Calls visit(eight, i, state) for the states of a group that a lane has and that exist.
+// Calls visit(eight, i, state) for the lane's states of a group, as far as they exist.
 __device__ __forceinline__ void for_states(int group, int states, auto&& visit) {
 #pragma unroll
     for (int eight = 0; eight < 2; ++eight)

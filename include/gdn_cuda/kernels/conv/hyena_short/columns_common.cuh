@@ -1,5 +1,5 @@
-// What conv/hyena_short_columns and conv/hyena_short_columns_backward share: lanes that walk over tokens of neighbouring
-// channels.
+// Shared by conv/hyena_short_columns and conv/hyena_short_columns_backward, whose lanes have contiguous channels and iterate
+// over tokens.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena/common.cuh>
@@ -7,60 +7,60 @@
 
 namespace gdn_cuda::conv {
 
-// Shares of neighbouring numbers are of neighbouring columns of the same tokens.
-__device__ __forceinline__ HyenaShare share_of_columns(const HyenaArgs& args, i64 number, int columns) {
-    const i64 row = number / columns;  // sequences, and segments within
-    const int column = static_cast<int>(number - row * columns);
+// Segment `index` of the grid; consecutive ones have adjacent columns of the same tokens.
+__device__ __forceinline__ HyenaSegment segment_of_columns(const HyenaArgs& args, i64 index, int columns) {
+    const i64 row = index / columns;  // sequence and segment
+    const int column = static_cast<int>(index - row * columns);
     const i64 batch = row / args.segments, segment = row - batch * args.segments;
-    return HyenaShare::of(args, (batch * columns + column) * args.segments + segment, columns);
+    return HyenaSegment::of(args, (batch * columns + column) * args.segments + segment, columns);
 }
 
-// A lane's channels of a tensor, from a token on. The pointer goes from token to token, as multiples of the stride would take
-// registers.
+// A lane's channels of a tensor, from a token on. The pointer advances token by token, because multiples of the stride would
+// take registers.
 template <class T, int kChannels>
 struct HyenaColumn {
-    using Some = Vector<T, kChannels, (kChannels > 1)>;
+    using Values = Vector<T, kChannels, (kChannels > 1)>;
 
     T* next = nullptr;
-    i64 token = 0, neighbour = 0;  // strides
-    int channels = 0;              // of the lane
+    i64 token = 0, channel_stride = 0;  // strides
+    int channels = 0;                   // channels from the lane's first to the tensor's last
 
     HyenaColumn() = default;
-    __device__ __forceinline__ HyenaColumn(const HyenaTensor& x, int of_tensor, int batch, int channel, int first)
+    __device__ __forceinline__ HyenaColumn(const HyenaTensor& x, int tensor_channels, int batch, int channel, int first)
         : next(static_cast<T*>(x.data) + batch * x.batch + channel * x.channel + first * x.token),
           token(x.token),
-          neighbour(x.channel),
-          channels(of_tensor - channel) {}
+          channel_stride(x.channel),
+          channels(tensor_channels - channel) {}
     __device__ __forceinline__ bool exists(int c) const { return c < channels; }
 
     // The next kCount tokens, as vectors.
     template <int kCount, int kMost>
-    __device__ __forceinline__ void load(Some (&to)[kMost]) {
+    __device__ __forceinline__ void load(Values (&to)[kMost]) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i, next += token) to[i].load(next);
     }
     template <int kCount>
-    __device__ __forceinline__ void store(const Some (&y)[kCount]) {
+    __device__ __forceinline__ void store(const Values (&y)[kCount]) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i, next += token) y[i].store(next);
     }
     // The next token, element by element.
-    __device__ __forceinline__ void load_one(Some& to) {
+    __device__ __forceinline__ void load_one(Values& to) {
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) to.items[c] = exists(c) ? next[c * neighbour] : from_float<T>(0.f);
+        for (int c = 0; c < kChannels; ++c) to.items[c] = exists(c) ? next[c * channel_stride] : from_float<T>(0.f);
         next += token;
     }
-    __device__ __forceinline__ void store_one(const Some& y) {
+    __device__ __forceinline__ void store_one(const Values& y) {
 #pragma unroll
         for (int c = 0; c < kChannels; ++c)
-            if (exists(c)) next[c * neighbour] = y.items[c];
+            if (exists(c)) next[c * channel_stride] = y.items[c];
         next += token;
     }
 };
 
-// A lane's bias, and its taps, newest first, to where `tap(lag)` says. Channels that do not exist have the last one's taps.
+// Loads a lane's bias and its taps, newest first, to `tap(lag)`. Channels that do not exist get the last channel's taps.
 template <int kTaps, int kChannels>
-__device__ __forceinline__ void load_filter_of_lane(float (&bias)[kChannels], const HyenaArgs& args, int channel, auto&& tap) {
+__device__ __forceinline__ void load_lane_filter(float (&bias)[kChannels], const HyenaArgs& args, int channel, auto&& tap) {
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) bias[c] = channel + c < args.channels ? bias_of(args.filter, channel + c) : 0.f;
 #pragma unroll 8
@@ -77,13 +77,13 @@ __device__ __forceinline__ void load_filter_of_lane(float (&bias)[kChannels], co
 template <int kCount, class T, int kChannels, int kMost>
 __device__ __forceinline__ void load_u(float (&u)[kMost][kChannels], HyenaColumn<T, kChannels> x1,
                                        HyenaColumn<T, kChannels> v) {
-    typename HyenaColumn<T, kChannels>::Some of_x1[kCount + 1], of_v[kCount + 1];  // kCount may be 0
-    x1.template load<kCount>(of_x1);
-    v.template load<kCount>(of_v);
+    typename HyenaColumn<T, kChannels>::Values x1_values[kCount + 1], v_values[kCount + 1];  // kCount may be 0
+    x1.template load<kCount>(x1_values);
+    v.template load<kCount>(v_values);
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) u[i][c] = of_x1[i][c] * of_v[i][c];
+        for (int c = 0; c < kChannels; ++c) u[i][c] = x1_values[i][c] * v_values[i][c];
 }
 
 }  // namespace gdn_cuda::conv

@@ -1,4 +1,4 @@
-// What the steps of Hyena share: the channels and sequences of a block, and where a sequence's state is.
+// Shared by the step kernels of Hyena: the channels and sequences of a block, and where a sequence's state is.
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
@@ -6,16 +6,16 @@
 
 namespace gdn_cuda::conv {
 
-// A block has some neighbouring channels of some sequences, which it takes in turn.
+// A block has some contiguous channels of some sequences, which it processes one after the other.
 struct HyenaStepBlock {
     i64 first_channel;
-    int first, end;  // sequences
+    int first, end;  // sequences [first, end)
 
     __device__ __forceinline__ HyenaStepBlock(const HyenaStepArgs& args, int channels) {
-        const auto of_channels = static_cast<unsigned>(ceil_div(args.channels, channels));
-        const unsigned turn = blockIdx.x / of_channels;
-        first_channel = i64{blockIdx.x - turn * of_channels} * channels;
-        first = static_cast<int>(turn) * args.block_sequences;
+        const auto channel_blocks = static_cast<unsigned>(ceil_div(args.channels, channels));
+        const unsigned group = blockIdx.x / channel_blocks;
+        first_channel = i64{blockIdx.x - group * channel_blocks} * channels;
+        first = static_cast<int>(group) * args.block_sequences;
         end = static_cast<int>(min(i64{first} + args.block_sequences, args.sequences));
     }
 };

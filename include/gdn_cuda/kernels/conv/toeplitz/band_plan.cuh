@@ -7,17 +7,17 @@ namespace gdn_cuda::conv {
 
 inline constexpr int kBandRow = 64, kBandBlock = 16;  // tokens
 
-// Rows before a row of tokens that a filter's taps reach.
+// Rows that a filter reaches back from a row of tokens.
 GDN_HOST_DEVICE constexpr int band_rows(int taps) {
     const int blocks = (taps + kBandBlock - 2) / kBandBlock;
     return (blocks + 3) / 4;
 }
 
-// u of the last tokens: pieces of eight tokens in kParts bf16 parts. Numbers of pieces count on, modulo kPieces.
-template <int kPieces, int kParts>
+// u of the last tokens: units of eight tokens in kParts bf16 parts. Unit indices increase without end, modulo kUnits.
+template <int kUnits, int kParts>
 struct TileRing {
-    static_assert((kPieces & (kPieces - 1)) == 0);
-    alignas(16) unsigned pieces[kParts][kPieces][4];
+    static_assert((kUnits & (kUnits - 1)) == 0);
+    alignas(16) unsigned units[kParts][kUnits][4];
 };
 
 // Pairs of taps h[x], h[x - 1] for every x, in kParts bf16 parts.

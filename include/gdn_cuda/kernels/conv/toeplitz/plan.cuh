@@ -5,9 +5,9 @@
 
 namespace gdn_cuda::conv {
 
-inline constexpr int kRowTokens = 32, kTileTokens = 512, kTilePieces = kTileTokens / 8;
+inline constexpr int kRowTokens = 32, kTileTokens = 512, kTileUnits = kTileTokens / 8;
 
-// Toeplitz blocks of 32 tokens that a row of 32 tokens meets: its own, and those before.
+// Toeplitz blocks of 32 tokens that a row of 32 tokens is multiplied by: its own, and those before.
 GDN_HOST_DEVICE constexpr int toeplitz_blocks(int taps) {
     return (taps + kRowTokens - 2) / kRowTokens + 1;
 }
@@ -17,7 +17,7 @@ template <int kParts>
 struct PairTables {
     static constexpr int kBefore = 15;  // pairs before x = 0 and x = 1
     static constexpr int kPairs = 2 * kBefore + 1;
-    static constexpr int kStride = (kPairs + 3) / 4 * 4 + 2;  // so that both parities have different banks
+    static constexpr int kStride = (kPairs + 3) / 4 * 4 + 2;  // puts even and odd x into different banks
     unsigned words[kParts][2 * kStride];
 };
 

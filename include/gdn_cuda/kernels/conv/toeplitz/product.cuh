@@ -1,21 +1,21 @@
 // Products of rows of 32 tokens with the Toeplitz matrix of a channel's taps on tensor cores, in nearly fp32 accuracy.
 //
-// A warp has a tile of 512 neighbouring tokens as a matrix of 16 rows of 32. Lane 4 g + t holds eight neighbouring tokens of
-// row g and eight of row g + 8, which are the vectors of 16 bytes numbered `lane` and 32 + lane of a row in memory: operands
-// and sums move between memory and registers as they are. Products stay within rows, of which each is multiplied by the
-// Toeplitz matrix of 32 x 32 whose element (source, target) is h[target - source].
+// A warp has a tile of 512 consecutive tokens as a matrix of 16 rows of 32. Lane 4 g + t holds eight consecutive tokens of
+// row g and eight of row g + 8, which are the 16-byte vectors `lane` and 32 + lane of a row in memory: operands and sums
+// move between memory and registers unchanged. Products stay within rows; each row is multiplied by the 32 x 32 Toeplitz
+// matrix whose element (source, target) is h[target - source].
 //
-// mma.sync numbers the summed index and the columns as it likes, if only both operands agree. So the pair p of a lane's eight
-// tokens is a pair of the summed index, and columns are dealt out such that sums come as a lane's own eight tokens:
+// The summed index and the columns of an mma may be permuted freely if both operands agree. So pair p of a lane's eight
+// tokens is a pair of the summed index, and columns are assigned so that a lane's sums are those of its own eight tokens:
 //     summed index: lane t, pair p, i = 0, 1          source token 8 t + 2 p + i
 //     columns of sums[j]: column c                    target token 8 (c / 2) + 2 j + c % 2
 // A right operand is then the pair h[x], h[x - 1] with x = 8 (g / 2 - t) + g % 2 + 2 (j - p): seven pairs for all j and p.
-// There are two tables of such pairs in shared memory, for even and odd x, so that a pair is one word; a warp's words lie in
+// Shared memory has two tables of such pairs, for even and for odd x, so that a pair is one word; a warp's words are in
 // different banks.
 //
-// Numbers are sums of bf16 parts, each the rounded rest of those before it: two hold 16 bits, which is exact for a product of
-// two bf16, and three hold 24. A product takes those of parts that are above the last bit of the longer factor. Sums are fp32.
-// An infinity or NaN makes NaN of all tokens of its row.
+// Values are sums of bf16 parts, each the rounded remainder of the value minus the earlier parts: two hold 16 bits, which is
+// exact for a product of two bf16 values, and three hold 24. A product uses the products of parts above the last bit of the
+// longer factor. Sums are fp32. An infinity or NaN makes all tokens of its row NaN.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mma.cuh>
@@ -23,16 +23,16 @@
 
 namespace gdn_cuda::conv {
 
-inline constexpr int kPairs = 7;  // of a lane
+inline constexpr int kPairs = 7;  // per lane
 
 template <int kParts>
 __device__ __forceinline__ void split_pair(unsigned (&parts)[kParts], float first, float second) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
         parts[part] = pack<DType::bf16>(first, second);
-        const float2 taken = unpack<DType::bf16>(parts[part]);
-        first -= taken.x;
-        second -= taken.y;
+        const float2 rounded = unpack<DType::bf16>(parts[part]);
+        first -= rounded.x;
+        second -= rounded.y;
     }
 }
 // Calls product(left part, right part) for the products of parts that count, small ones first.
@@ -76,7 +76,6 @@ struct TileParts {
 // Sums of a tile: sums[j][2 half + i] is the lane's token 2 j + i of rows g (half 0) and g + 8.
 using TileSums = float[4][4];
 
-// A lane's pairs.
 template <int kParts>
 struct BlockTaps {
     unsigned pairs[kParts][kPairs];
@@ -98,7 +97,7 @@ __device__ __forceinline__ void add_product(TileSums& sums, const TileParts<kTil
     });
 }
 
-// By all lanes; `tap(x)` is h[x], 0 outside of the filter. A __syncwarp has to follow.
+// Called by all lanes; `tap(x)` is h[x], 0 outside of the filter. A __syncwarp has to follow.
 template <int kParts>
 __device__ __forceinline__ void fill_pairs(PairTables<kParts>& tables, int lane, auto&& tap) {
     using Tables = PairTables<kParts>;

@@ -5,7 +5,7 @@
 
 namespace gdn_cuda::conv {
 
-inline constexpr int kCorrelatedTaps = 128;                        // at a time
-inline constexpr int kCorrelatedPieces = kCorrelatedTaps / 8 + 1;  // 8 by 8 sums each
+inline constexpr int kCorrelatedTaps = 128;                       // lags at a time
+inline constexpr int kCorrelatedUnits = kCorrelatedTaps / 8 + 1;  // 8 by 8 sums each
 
 }  // namespace gdn_cuda::conv
