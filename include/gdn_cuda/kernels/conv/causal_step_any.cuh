@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kConfig.threads) causal_step_any(const __grid_
     const i64 channel = static_cast<i64>(blockIdx.y) * kConfig.threads + threadIdx.x;
     if (channel >= args.channels) return;
     const auto at = [&](const CausalStepArgs::Rows& rows, i64 token) {
-        return n * of.sequence + token * of.token + channel * of.channel;
+        return n * rows.sequence + token * rows.token + channel * rows.channel;
     };
 
     const StepSequence sequence = step_sequence(args, n);
