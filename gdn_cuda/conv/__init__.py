@@ -1,7 +1,8 @@
 """Convolutions: short causal ones, Hyena's, and the operators next to them in a layer.
 
 Arithmetic is fp32, or fp64 for fp64 inputs on the CPU. Results, gradients included, have the same bits in every run. Invalid
-input raises ValueError with the function, the argument, what was expected and what came, before anything is launched or written.
+input raises ValueError with the function, the argument, what was expected and what came, before anything is launched or
+written.
 """
 
 from .causal_conv1d import causal_conv1d

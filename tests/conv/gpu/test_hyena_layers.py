@@ -11,7 +11,7 @@ from helpers import rel_rms
 
 from gdn_cuda.nn import HyenaCascade, ShortConv
 
-BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}  # a bf16 layer rounds its projections' filter, y and the steps between
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}  # a bf16 layer rounds the filtered projections, y and intermediate steps
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "thirds"])

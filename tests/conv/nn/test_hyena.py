@@ -1,4 +1,4 @@
-"""gdn_cuda.nn.HyenaCascade and ShortConv: by their definitions, in parts, token by token, and with others' parameters."""
+"""gdn_cuda.nn.HyenaCascade and ShortConv: definitions, calls in parts and token by token, other libraries' parameters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def layer_of(kind: int | None, seed: int, **more: Any) -> HyenaCascade:
 
 
 def expected(layer: HyenaCascade, u: Tensor, mask: Tensor | None) -> Tensor:
-    """From the oracle's operators; the inner filter by its length."""
+    """The layer by the oracle's operators; the length selects the inner filter."""
     z = oracle.causal_sum(layer.short_filter_weight.double().numpy()[:, 0, ::-1], u.mT.double().numpy())
     if layer.short_filter_bias is not None:
         z = z + layer.short_filter_bias.double().numpy()[:, None]
@@ -77,7 +77,7 @@ def test_masks_of_another_dtype(kind: int | None, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, 7, 128])
-def test_default_states_begin_sequences(kind: int | None, seed: int) -> None:
+def test_default_states_are_the_beginning_of_a_sequence(kind: int | None, seed: int) -> None:
     layer = layer_of(kind, seed)
     u, state, parts = torch.randn(2, 6, 24), layer.default_state(2), []
     for t in range(6):
@@ -87,7 +87,7 @@ def test_default_states_begin_sequences(kind: int | None, seed: int) -> None:
 
 
 def gradients_agree(layer: torch.nn.Module, u: Tensor) -> bool:
-    """With differences of the outputs: gradients by the input and all parameters."""
+    """Compares gradients for the input and all parameters with finite differences."""
     names, parameters = zip(*layer.named_parameters(), strict=True)
 
     def call(u: Tensor, *values: Tensor) -> Any:
@@ -103,7 +103,7 @@ def test_gradients(kind: int | None, seed: int) -> None:
     assert gradients_agree(layer, torch.randn(2, 6, 12, dtype=torch.float64))
 
 
-def test_parameters_begin_as_documented() -> None:
+def test_initial_parameters_are_documented() -> None:
     torch.manual_seed(0)
     long, medium = HyenaCascade(512), HyenaCascade(512, 128, hyena_filter_groups=32)
     poles = long.log_poles.exp()
@@ -113,7 +113,7 @@ def test_parameters_begin_as_documented() -> None:
     assert HyenaCascade(8, 7).D is None and HyenaCascade(8, dtype=torch.bfloat16).log_poles.dtype == torch.float32
 
 
-def test_parameters_of_vortex_fit() -> None:
+def test_vortex_parameters_load() -> None:
     vortex_names = {
         None: {"short_filter_weight": (24, 1, 3), "D": (8,), "log_poles": (8, 16, 1), "residues": (8, 16)},
         7: {"short_filter_weight": (24, 1, 3), "h": (8, 1, 7)},
@@ -157,7 +157,7 @@ def test_short_conv(K: int, bias: bool, seed: int) -> None:
     assert rel_rms(y, whole[:, 0]) < 1e-6
 
 
-def test_names_of_lfm2() -> None:
+def test_lfm2_parameter_names() -> None:
     assert list(ShortConv(6, 3).state_dict()) == ["in_proj.weight", "conv.weight", "out_proj.weight"]
 
 

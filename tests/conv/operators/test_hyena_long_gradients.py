@@ -1,4 +1,4 @@
-"""Gradients of hyena_long on CPU tensors: its adjoint in fp64, refusals of wrong gradients, and what is not differentiated."""
+"""Gradients of hyena_long on CPU tensors: its adjoint in fp64, refusals of wrong gradients, and of higher derivatives."""
 
 from __future__ import annotations
 

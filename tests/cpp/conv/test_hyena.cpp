@@ -12,7 +12,7 @@
 namespace gdn_cuda::conv {
 namespace {
 
-TEST(HyenaSplit, SharesAreWholeUnitsAndCoverEveryToken) {
+TEST(HyenaSplit, SegmentsAreWholeUnitsAndCoverEveryToken) {
     for (const i64 rows : {i64{1}, i64{7}, i64{4096}, i64{1} << 40})
         for (const i64 tokens : {0, 1, 255, 256, 257, 65536, 1 << 30}) {
             const HyenaSplit split = hyena_split(rows, tokens, 256, 512, 16896);
@@ -42,7 +42,7 @@ TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
         }
 }
 
-TEST(HyenaShortBackwardHeuristic, SharesAreWholeTilesOrStepsAndCoverEveryToken) {
+TEST(HyenaShortBackwardHeuristic, SegmentsAreWholeTilesOrStepsAndCoverEveryToken) {
     const jit::DeviceTraits device;
     for (const i64 taps : {1, 7, 8, 9, 32})
         for (const i64 channels : {1, 33, 4096})
@@ -119,7 +119,7 @@ TEST(HyenaLongBackwardHeuristic, ChoosesWhatIsRegisteredAndFitsTheGpu) {
                 }
 }
 
-TEST(HyenaLongHeuristic, CutsOnlyWhereChannelsAreFew) {
+TEST(HyenaLongHeuristic, SplitsOnlyIfChannelsAreFew) {
     const jit::DeviceTraits device;
     EXPECT_EQ(hyena_long_split(4096, 1 << 20, device).segments, 1);
     EXPECT_GT(hyena_long_split(64, 1 << 20, device).segments, 16);

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kHyenaFilterThreads) hyena_filter(const __grid
         for (int s = 0; s < args.count; ++s) {
             const float scale = shared.residues[s] * power_of_pole(shared.log_poles[s], static_cast<float>(first));
 #pragma unroll
-            for (int i = 0; i < kHyenaFilterLaneTokens; ++i) h[i] = fmaf(scale, shared.powers[s].of[i], h[i]);
+            for (int i = 0; i < kHyenaFilterLaneTokens; ++i) h[i] = fmaf(scale, shared.powers[s].values[i], h[i]);
         }
         float* const to = args.filter + row * args.tokens;
 #pragma unroll

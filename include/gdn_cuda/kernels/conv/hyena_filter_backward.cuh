@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kHyenaFilterThreads) hyena_filter_backward(con
             float sum = 0.f, moment = 0.f;
 #pragma unroll
             for (int i = 0; i < kHyenaFilterLaneTokens; ++i) {
-                const float term = g[i] * powers[s].of[i];
+                const float term = g[i] * powers[s].values[i];
                 sum += term;
                 moment = fmaf(32.f * i, term, moment);
             }

@@ -187,7 +187,7 @@ struct HyenaLongBackwardWarp {
         }
         {
             RowSums added = {};
-            LaneStates after;
+            LaneStates back;
             add_tokens<true>(added, dz, powers.from_tokens);
             load_states(sums, carried.dresidues[lane_of_warp()]);
             for_rows([&](int half, int eight, int i, int) {
@@ -195,9 +195,9 @@ struct HyenaLongBackwardWarp {
             });
             store_states(carried.dresidues[lane_of_warp()], sums);
             for_rows([&](int half, int eight, int i, int state) { added[eight][2 * half + i] *= powers.gains[state]; });
-            load_states(after, carried.after[lane_of_warp()]);
-            scan_rows<true>(after, added, after, powers);
-            store_states(carried.after[lane_of_warp()], after);
+            load_states(back, carried.after[lane_of_warp()]);
+            scan_rows<true>(after, added, back, powers);
+            store_states(carried.after[lane_of_warp()], back);
         }
         add_states<true>(du, after, powers.to_tokens);
         {

@@ -47,7 +47,7 @@ struct HyenaArgs {
 // then each reads its eights from here.
 template <int kTokens>
 struct alignas(16) HyenaStage {
-    float numbers[kTokens];
+    float values[kTokens];
 };
 
 }  // namespace gdn_cuda::conv

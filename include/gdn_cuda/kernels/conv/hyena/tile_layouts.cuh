@@ -182,7 +182,7 @@ struct HyenaTileColumns {
 #pragma unroll
         for (int four = 0; four < kOwn / 4; ++four) {
             const float4 values = row_at(four);
-            x[4 * four] = numbers.x, x[4 * four + 1] = numbers.y, x[4 * four + 2] = numbers.z, x[4 * four + 3] = numbers.w;
+            x[4 * four] = values.x, x[4 * four + 1] = values.y, x[4 * four + 2] = values.z, x[4 * four + 3] = values.w;
         }
     }
     __device__ __forceinline__ void store_row(const float (&x)[kOwn]) const {

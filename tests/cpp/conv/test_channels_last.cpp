@@ -19,7 +19,7 @@ TEST(SplitColumnsHeuristic, AHeadIsLanesOfAWarp) {
     }
 }
 
-TEST(CausalColumnsHeuristic, BlocksCoverAllTokensAndChannels) {
+TEST(ChannelsLastHeuristic, BlocksCoverAllTokensAndChannels) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         CausalArgs conv;
@@ -34,7 +34,7 @@ TEST(CausalColumnsHeuristic, BlocksCoverAllTokensAndChannels) {
     }
 }
 
-TEST(CausalColumnsHeuristic, ManyTokensTakeLongSegments) {
+TEST(ChannelsLastHeuristic, ManyTokensTakeLongSegments) {
     const CausalArgs many{.batches = 8, .channels = 8192, .tokens = 32768}, few{.batches = 1, .channels = 128, .tokens = 500};
     EXPECT_EQ(column_segment(many, 128, device_of(132)), kLongestSegment);
     EXPECT_EQ(column_segment(few, 128, device_of(132)), kShortestSegment);

@@ -17,7 +17,7 @@ LAYOUTS = [("interleaved", 1), ("heads", 1), ("heads", 4), ("thirds", 1)]
 
 
 def literal_filter(residues: Tensor, log_poles: Tensor, L: int) -> Tensor:
-    """The oracle's sum in torch, for gradients."""
+    """The oracle's sum in torch, for autograd."""
     taps = [(residues * torch.exp(log_poles * t)).sum(-1) for t in range(L)]
     return torch.stack(taps, -1) if L else residues[:, :0] + log_poles[:, :0]
 
