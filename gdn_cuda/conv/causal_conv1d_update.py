@@ -335,7 +335,7 @@ def _sanitized_call(batch: int, channels: int, W: int, io: torch.dtype, rows: bo
     columns = W - 1 if window == "last" else W + 2
     state = draw(4, columns, channels, dtype=io).mT
     slots = torch.tensor(_HOSTILE, device="cuda").repeat(batch)[:batch]
-    numbers = {"last": {}, "circular": {"cache_seqlens": slots}, "verify": {"num_accepted_tokens": slots}}[window]
+    window_arguments = {"last": {}, "circular": {"cache_seqlens": slots}, "verify": {"num_accepted_tokens": slots}}[window]
     causal_conv1d_update(
         draw(batch, channels, dtype=io) if tokens is None else draw(batch, tokens, channels, dtype=io).mT,
         state if rows else state.contiguous(),
@@ -343,5 +343,5 @@ def _sanitized_call(batch: int, channels: int, W: int, io: torch.dtype, rows: bo
         draw(channels),
         "silu",
         conv_state_indices=slots,
-        **numbers,
+        **window_arguments,
     )

@@ -33,7 +33,7 @@ def check(x: Inputs, multiprocessors: int = 132, final_states: bool = True) -> N
     with emulated(multiprocessors):
         found = causal_conv1d(**x | ours, return_final_states=final_states)
         found = found if final_states else (found,)
-        of_ours = torch.autograd.grad(found, list(ours.values()), grads)
+        gradients = torch.autograd.grad(found, list(ours.values()), grads)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
     wanted: Any = [torch.zeros_like(y) for y in exact.values()]
     if pairs:
@@ -41,7 +41,7 @@ def check(x: Inputs, multiprocessors: int = 132, final_states: bool = True) -> N
             [y for y, _ in pairs], list(exact.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
         )
     names = (*("out", "states")[: len(found)], *exact)
-    for name, mine, theirs in zip(names, (*found, *of_ours), (*expected, *wanted), strict=True):
+    for name, mine, theirs in zip(names, (*found, *gradients), (*expected, *wanted), strict=True):
         assert rel_rms(mine, theirs) < BOUND[mine.dtype], name
 
 
@@ -185,9 +185,9 @@ def test_missing_taps_have_no_effect(W: int, layout: str, seed: int) -> None:
     grad = laid_out((torch.arange(64) >= 20 + W).to(torch.bfloat16).expand(1, 16, 64), layout)
     with emulated():
         out = causal_conv1d(**x)
-        (of_x,) = torch.autograd.grad(out, leaf, grad)
+        (dx,) = torch.autograd.grad(out, leaf, grad)
     assert not out[..., 20 : 20 + W].isfinite().any() and bool(out[..., 20 + W :].isfinite().all())
-    assert bool(of_x.isfinite().all())
+    assert bool(dx.isfinite().all())
 
 
 # ---- Pools
@@ -280,10 +280,10 @@ def test_sequences_do_not_affect_each_other(bad: float, case: str, first: int, l
     grad[..., first + 20 : last] = 1
     with emulated():
         clean, out = (causal_conv1d(**x | {"x": y.requires_grad_()}) for y in (x["x"], spoilt))
-        (of_x,) = torch.autograd.grad(out, spoilt, grad)
+        (dx,) = torch.autograd.grad(out, spoilt, grad)
         (wanted,) = torch.autograd.grad(clean, x["x"], grad)
     assert torch.equal(out[..., first:last], clean[..., first:last])
-    assert torch.equal(of_x[..., first:last], wanted[..., first:last]) and bool(of_x[..., first:last].isfinite().all())
+    assert torch.equal(dx[..., first:last], wanted[..., first:last]) and bool(dx[..., first:last].isfinite().all())
 
 
 @BOTH_LAYOUTS

@@ -130,11 +130,11 @@ def test_nan_in_gradients_reaches_no_further_than_documented(layout: str, D: int
     grad = laid_out(torch.ones(1, D, L).bfloat16(), layout)
     grad[:, :, at] = torch.nan
     with emulated():
-        of_x1, of_x2, of_v, *sums = torch.autograd.grad(hyena_medium(*leaves), leaves, grad)
+        dx1, dx2, dv, *sums = torch.autograd.grad(hyena_medium(*leaves), leaves, grad)
     assert all(x.isnan().all() for x in sums)
-    assert of_x2.isnan().any(1)[0].nonzero().flatten().tolist() == [at]
-    for of in (of_x1, of_v):
-        finite = of.isfinite().all(1)[0]
+    assert dx2.isnan().any(1)[0].nonzero().flatten().tolist() == [at]
+    for gradient in (dx1, dv):
+        finite = gradient.isfinite().all(1)[0]
         assert not finite[at - K + 1 : at + 1].any() and finite[: at - K - 30].all() and finite[at + 32 :].all()
 
 

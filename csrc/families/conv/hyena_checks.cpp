@@ -80,4 +80,24 @@ HyenaInitial check_initial(const Checks& check, const HyenaGiven& given, const V
     return {tagged(initial), initial.stride(0), initial.stride(1), initial.stride(2)};
 }
 
+HyenaInitial check_gradients(const Checks& check, const HyenaGiven& given, const View& grad, const View& grad_state,
+                             int64_t length, const char* layout) {
+    const int64_t B = given.x1.size(0), D = given.x1.size(1);
+    check.shape("grad", grad, {B, D, given.x1.size(2)}, "(B, D, L)");
+    check.dtype("grad", grad, {given.io});
+    check.device("grad", grad, given.x1, "x1");
+    check.shape("grad_state", grad_state, {B, D, length}, layout);
+    check.dtype("grad_state", grad_state, {given.wide});
+    check.device("grad_state", grad_state, given.x1, "x1");
+    return {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
+}
+
+Tensor empty_gradient(const HyenaGiven& given, const Tensor& x1, HyenaTensor& to, bool& vectors) {
+    const Tensor gradient = empty_rows(x1, given.layout);
+    const View view(gradient);
+    to = hyena_tensor(view);
+    vectors = vectors && has_vectors(view, given.layout);
+    return gradient;
+}
+
 }  // namespace gdn_cuda::conv

@@ -50,4 +50,22 @@ HyenaMask check_mask(const Checks& check, const HyenaGiven& given, const View& m
 HyenaInitial check_initial(const Checks& check, const HyenaGiven& given, const View& initial, int64_t length,
                            const char* layout);
 
+// Checks grad (B, D, L) and grad_state (B, D, `length`). Returns the latter as kernels take it.
+HyenaInitial check_gradients(const Checks& check, const HyenaGiven& given, const View& grad, const View& grad_state,
+                             int64_t length, const char* layout);
+// The arguments of an operator's backward; a derived struct has its name.
+template <class Call>
+struct HyenaBackwardCall {
+    Given grad, grad_state;
+    Call forward;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("grad", x.grad);
+        visit("grad_state", x.grad_state);
+        Call::fields(x.forward, visit);
+    }
+};
+// An uninitialised gradient of x1, x2 or v in the layout of x1. Sets `to`, and clears `vectors` unless it has_vectors.
+Tensor empty_gradient(const HyenaGiven& given, const Tensor& x1, HyenaTensor& to, bool& vectors);
+
 }  // namespace gdn_cuda::conv

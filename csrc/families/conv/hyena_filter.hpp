@@ -37,7 +37,7 @@ struct HyenaFilterBackwardKernel {
     using Args = HyenaFilterArgs;
     static constexpr const char *family = "conv", *name = "hyena_filter_backward", *config_type = "HyenaFilterBackwardConfig",
                                 *args_type = "HyenaFilterArgs";
-    static constexpr const char* summary = "gradients of filters of a modal form: sums over a piece of a row";
+    static constexpr const char* summary = "gradients of filters in modal form: sums over a segment of a row";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

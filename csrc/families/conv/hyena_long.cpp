@@ -15,16 +15,8 @@ namespace gdn_cuda::conv {
 namespace {
 
 using HyenaLongCall = gdn_cuda::HyenaLong;
-struct HyenaLongBackwardCall {
+struct HyenaLongBackwardCall : HyenaBackwardCall<HyenaLongCall> {
     static constexpr const char* name = "hyena_long_backward";
-    Given grad, grad_state;
-    HyenaLongCall forward;
-
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("grad_state", x.grad_state);
-        HyenaLongCall::fields(x.forward, visit);
-    }
 };
 
 struct PreparedHyenaLong {
@@ -117,17 +109,9 @@ struct PreparedHyenaLongBackward {
 PreparedHyenaLongBackward prepare_hyena_long_backward(const HyenaLongBackwardCall& x) {
     const Checks check{x.name};
     PreparedHyenaLongBackward prepared{.forward = prepare(check, x.forward), .grad = View(x.grad)};
-    const HyenaGiven& given = prepared.forward.given;
-    const View &grad = prepared.grad, grad_state(x.grad_state);
-    check.shape("grad", grad, {given.x1.size(0), given.x1.size(1), given.x1.size(2)}, "(B, D, L)");
-    check.dtype("grad", grad, {given.io});
-    check.device("grad", grad, given.x1, "x1");
-    const std::vector<int64_t> state_shape = prepared.forward.state_shape();
-    check.shape("grad_state", grad_state, {state_shape[0], state_shape[1], state_shape[2]}, "(B, D, S)");
-    check.dtype("grad_state", grad_state, {given.wide});
-    check.device("grad_state", grad_state, given.x1, "x1");
-    prepared.args.grad = hyena_tensor(grad);
-    prepared.args.grad_state = {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
+    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(x.grad_state),
+                                               prepared.forward.problem.states, "(B, D, S)");
+    prepared.args.grad = hyena_tensor(prepared.grad);
     return prepared;
 }
 
@@ -176,14 +160,9 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     if (problem.columns && !columns && forward.tokens > 1) return gradients_by_copies(x, target);
     problem.columns = columns;
 
-    const auto empty_gradient = [&](HyenaTensor& to) {
-        const Tensor gradient = empty_rows(like, given.layout);
-        const View view(gradient);
-        to = hyena_tensor(view);
-        forward.vectors = forward.vectors && has_vectors(view, given.layout);
-        return gradient;
-    };
-    const Tensor dx1 = empty_gradient(args.dx1), dx2 = empty_gradient(args.dx2), dv = empty_gradient(args.dv);
+    bool& vectors = forward.vectors;
+    const Tensor dx1 = empty_gradient(given, like, args.dx1, vectors), dx2 = empty_gradient(given, like, args.dx2, vectors),
+                 dv = empty_gradient(given, like, args.dv, vectors);
     const bool continued = x.forward.initial_state.has_value();
     const Tensor dinitial = empty(continued ? prepared.forward.state_shape() : std::vector<int64_t>{0});
     const Tensor dpoles = empty({B, D, split.segments, 2 * S}), bias_sums = empty({B, D, split.segments});

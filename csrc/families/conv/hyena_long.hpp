@@ -86,7 +86,7 @@ struct HyenaLong {
             const Config config = choose(problem, only_states, jit::device_traits(target.ordinal));
             launch<HyenaLong>(config, given, hyena_long_blocks(config, given), target, [&](const auto&) {
                 return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
-                                   args.segment_tokens, config.columns ? ", blocks of neighbouring channels" : "");
+                                   args.segment_tokens, config.columns ? ", blocks of adjacent channels" : "");
             });
         };
         if (args.segments > 1) {

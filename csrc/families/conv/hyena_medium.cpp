@@ -2,6 +2,7 @@
 #include "hyena_medium.hpp"
 
 #include <gdn_cuda/conv.hpp>
+#include <utility>
 #include <vector>
 
 #include "../../operators/operator.hpp"
@@ -63,16 +64,8 @@ std::tuple<Tensor, Tensor> run_hyena_medium(const HyenaMediumCall& x) {
 
 // ---- Gradients
 
-struct HyenaMediumBackwardCall {
+struct HyenaMediumBackwardCall : HyenaBackwardCall<HyenaMediumCall> {
     static constexpr const char* name = "hyena_medium_backward";
-    Given grad, grad_state;
-    HyenaMediumCall forward;
-
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("grad_state", x.grad_state);
-        HyenaMediumCall::fields(x.forward, visit);
-    }
 };
 
 struct PreparedHyenaMediumBackward {
@@ -84,17 +77,9 @@ struct PreparedHyenaMediumBackward {
 PreparedHyenaMediumBackward prepare_hyena_medium_backward(const HyenaMediumBackwardCall& call) {
     const Checks check{call.name};
     PreparedHyenaMediumBackward prepared{.forward = prepare_hyena_medium(call.forward), .grad = View(call.grad)};
-    const HyenaGiven& given = prepared.forward.given;
-    const int64_t B = given.x1.size(0), D = given.x1.size(1), length = prepared.forward.args.filter.taps - 1;
-    const View &grad = prepared.grad, grad_state(call.grad_state);
-    check.shape("grad", grad, {B, D, given.x1.size(2)}, "(B, D, L)");
-    check.dtype("grad", grad, {given.io});
-    check.device("grad", grad, given.x1, "x1");
-    check.shape("grad_state", grad_state, {B, D, length}, "(B, D, K - 1)");
-    check.dtype("grad_state", grad_state, {given.wide});
-    check.device("grad_state", grad_state, given.x1, "x1");
-    prepared.args.dy = hyena_tensor(grad);
-    prepared.args.grad_state = {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
+    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(call.grad_state),
+                                               prepared.forward.args.filter.taps - 1, "(B, D, K - 1)");
+    prepared.args.dy = hyena_tensor(prepared.grad);
     return prepared;
 }
 
@@ -114,15 +99,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_medium_back
     PreparedHyenaMediumBackward prepared = prepare_hyena_medium_backward(call);
     const HyenaMediumCall& x = call.forward;
     const HyenaGiven& given = prepared.forward.given;
-    const Tensor dx1 = empty_rows(x.x1, given.layout), dx2 = empty_rows(x.x1, given.layout),
-                 dv = empty_rows(x.x1, given.layout);
     HyenaMediumBackwardArgs& args = prepared.args;
-    args.dx1 = hyena_tensor(View(dx1));
-    args.dx2 = hyena_tensor(View(dx2));
-    args.dv = hyena_tensor(View(dv));
     bool& vectors = prepared.forward.args.vectors = true;
-    for (const View& each : {given.x1, given.x2, given.v, prepared.grad, View(dx1), View(dx2), View(dv)})
-        vectors &= has_vectors(each, given.layout);
+    for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
+        vectors = vectors && has_vectors(*each, given.layout);
+    const Tensor dx1 = empty_gradient(given, x.x1, args.dx1, vectors), dx2 = empty_gradient(given, x.x1, args.dx2, vectors),
+                 dv = empty_gradient(given, x.x1, args.dv, vectors);
     set_layout(prepared.forward);
     args.forward = prepared.forward.args;
 

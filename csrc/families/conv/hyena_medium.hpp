@@ -33,7 +33,7 @@ inline constexpr std::array kHyenaMediumConfigurations = every_hyena_medium_conf
 
 inline std::string explain_hyena_medium(const HyenaMediumConfig& config, int segment_tokens) {
     return fmt::format("up to {} taps, a warp for each channel and {} tokens{}", config.taps, segment_tokens,
-                       config.columns ? ", blocks of neighbouring channels" : "");
+                       config.columns ? ", blocks of adjacent channels" : "");
 }
 
 struct HyenaMedium {

@@ -2,6 +2,7 @@
 #include "hyena_short.hpp"
 
 #include <gdn_cuda/conv.hpp>
+#include <utility>
 #include <vector>
 
 #include "../../operators/operator.hpp"
@@ -54,16 +55,8 @@ std::tuple<Tensor, Tensor> run_hyena_short(const gdn_cuda::HyenaShort& x) {
 
 // ---- Gradients
 
-struct HyenaShortBackwardCall {
+struct HyenaShortBackwardCall : HyenaBackwardCall<gdn_cuda::HyenaShort> {
     static constexpr const char* name = "hyena_short_backward";
-    Given grad, grad_state;
-    gdn_cuda::HyenaShort forward;
-
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("grad_state", x.grad_state);
-        gdn_cuda::HyenaShort::fields(x.forward, visit);
-    }
 };
 
 struct PreparedHyenaShortBackward {
@@ -75,18 +68,9 @@ struct PreparedHyenaShortBackward {
 PreparedHyenaShortBackward prepare_hyena_short_backward(const HyenaShortBackwardCall& call) {
     const Checks check{call.name};
     PreparedHyenaShortBackward prepared{.forward = prepare_hyena_short(call.forward), .grad = View(call.grad)};
-    const HyenaGiven& given = prepared.forward.given;
-    const View &grad = prepared.grad, grad_state(call.grad_state);
-    check.shape("grad", grad, {given.x1.size(0), given.x1.size(1), given.x1.size(2)}, "(B, D, L)");
-    check.dtype("grad", grad, {given.io});
-    check.device("grad", grad, given.x1, "x1");
-    const int64_t length = prepared.forward.args.filter.taps - 1;
-    check.shape("grad_state", grad_state, {given.x1.size(0), given.x1.size(1), length}, "(B, D, K - 1)");
-    check.dtype("grad_state", grad_state, {given.wide});
-    check.device("grad_state", grad_state, given.x1, "x1");
-    HyenaShortBackwardArgs& args = prepared.args;
-    args.grad_state = {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
-    args.dy = hyena_tensor(grad);
+    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(call.grad_state),
+                                               prepared.forward.args.filter.taps - 1, "(B, D, K - 1)");
+    prepared.args.dy = hyena_tensor(prepared.grad);
     return prepared;
 }
 
@@ -108,13 +92,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_short_backw
     const HyenaShortProblem& problem = prepared.forward.problem;
     HyenaShortBackwardArgs& args = prepared.args;
     args.forward = prepared.forward.args;
-    const Tensor dx1 = empty_rows(x.x1, given.layout), dx2 = empty_rows(x.x1, given.layout),
-                 dv = empty_rows(x.x1, given.layout);
-    args.dx1 = hyena_tensor(View(dx1));
-    args.dx2 = hyena_tensor(View(dx2));
-    args.dv = hyena_tensor(View(dv));
-    const View views[] = {given.x1, given.x2, given.v, prepared.grad, View(dx1), View(dx2), View(dv)};
-    args.forward.vectors = std::ranges::all_of(views, [&](const View& view) { return has_vectors(view, given.layout); });
+    bool& vectors = args.forward.vectors = true;
+    for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
+        vectors = vectors && has_vectors(*each, given.layout);
+    const Tensor dx1 = empty_gradient(given, x.x1, args.dx1, vectors), dx2 = empty_gradient(given, x.x1, args.dx2, vectors),
+                 dv = empty_gradient(given, x.x1, args.dv, vectors);
 
     const Target target = target_of(call.name, given.x1);
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);

@@ -43,8 +43,7 @@ struct HyenaFirStaged {
     using Args = HyenaFirStepArgs;
     static constexpr const char *family = "conv", *name = "hyena_fir_step_staged", *config_type = "HyenaFirStagedConfig",
                                 *args_type = "HyenaFirStepArgs";
-    static constexpr const char* summary =
-        "the same where states of neighbouring channels are contiguous: through shared memory";
+    static constexpr const char* summary = "the same where states of adjacent channels are contiguous: through shared memory";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -80,7 +79,7 @@ struct HyenaFirStep {
     using Args = HyenaFirStepArgs;
     static constexpr const char *family = "conv", *name = "hyena_fir_step", *config_type = "HyenaFirStepConfig",
                                 *args_type = "HyenaFirStepArgs";
-    static constexpr const char* summary = "tokens of a causal FIR filter, behind the inputs in slots of a pool, in place";
+    static constexpr const char* summary = "tokens of a causal FIR filter, after the inputs in slots of a pool, in place";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -111,7 +110,7 @@ struct HyenaFirStep {
         const Config config = config_for(args.width + 1);
         const Blocks blocks = hyena_step_blocks(args, config.rows(), device);
         launch<HyenaFirStep>(config, args, blocks, target, [&](const auto&) {
-            return fmt::format("{} taps, {} rows of {} lanes with {} numbers each, {} sequences a block", args.width + 1, rows,
+            return fmt::format("{} taps, {} rows of {} lanes with {} values each, {} sequences a block", args.width + 1, rows,
                                config.lanes, config.elements, args.block_sequences);
         });
     }

@@ -98,7 +98,7 @@ def vortex(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def model_of(vortex: Any, dtype: torch.dtype, **more: Any) -> Any:
-    """Layers of all three kinds, with decaying poles."""
+    """HCS, HCM and HCL layers, with decaying poles."""
     model, utils = vortex
     config = {
         "vocab_size": 64,

@@ -31,7 +31,7 @@ def check(x: Inputs, final_states: bool = True) -> None:
     grads = [torch.randn(y.shape, generator=rng).to(mine.dtype) for y, mine in zip(expected, found, strict=True)]
     on_gpu = [y.cuda() for y in grads]
     on_gpu[0] = laid_out(on_gpu[0], "channels" if x["x"].stride(1) == 1 else "tokens")
-    of_ours = torch.autograd.grad(found, list(ours.values()), on_gpu)
+    gradients = torch.autograd.grad(found, list(ours.values()), on_gpu)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
     wanted: Any = [torch.zeros_like(y) for y in exact.values()]
     if pairs:
@@ -40,7 +40,7 @@ def check(x: Inputs, final_states: bool = True) -> None:
         )
     for mine, theirs in zip(found, expected, strict=True):
         assert rel_rms(mine.cpu(), theirs) < OUT[mine.dtype]
-    for name, mine, theirs in zip(exact, of_ours, wanted, strict=True):
+    for name, mine, theirs in zip(exact, gradients, wanted, strict=True):
         assert rel_rms(mine.cpu(), theirs) < GRAD[mine.dtype], name
 
 
@@ -99,8 +99,8 @@ def test_indices_of_many_segments(layout: str, seed: int) -> None:
     by_index = causal_conv1d(**{name: y for name, y in x.items() if name != "cu_seqlens"} | given, seq_idx=ids)
     assert torch.equal(by_index, packed)
     grad = torch.randn_like(packed)
-    of_index, of_packed = (torch.autograd.grad(out, list(given.values()), grad) for out in (by_index, packed))
-    for mine, wanted in zip(of_index, of_packed, strict=True):
+    index_gradients, packed_gradients = (torch.autograd.grad(out, list(given.values()), grad) for out in (by_index, packed))
+    for mine, wanted in zip(index_gradients, packed_gradients, strict=True):
         assert ((mine.float() - wanted.float()).norm() / wanted.float().norm()).item() < GRAD[torch.bfloat16]
 
 
@@ -260,10 +260,10 @@ def test_sequences_do_not_affect_each_other(bad: float, case: str, first: int, l
     grad[..., :first] = bad
     grad[..., first + 20 : last] = 1
     clean, out = (causal_conv1d(**x | {"x": y.requires_grad_()}) for y in (x["x"], spoilt))
-    (of_x,) = torch.autograd.grad(out, spoilt, grad)
+    (dx,) = torch.autograd.grad(out, spoilt, grad)
     (wanted,) = torch.autograd.grad(clean, x["x"], grad)
     assert torch.equal(out[..., first:last], clean[..., first:last])
-    assert torch.equal(of_x[..., first:last], wanted[..., first:last]) and bool(of_x[..., first:last].isfinite().all())
+    assert torch.equal(dx[..., first:last], wanted[..., first:last]) and bool(dx[..., first:last].isfinite().all())
 
 
 @pytest.mark.parametrize("along", ["batch", "channel", "token"])
@@ -279,10 +279,10 @@ def test_strides_beyond_2_to_the_31(along: str, seed: int) -> None:
     leaf = view.detach().requires_grad_()
     found = causal_conv1d(**x | {"x": leaf})
     assert torch.equal(found, expected)
-    (of_x,) = torch.autograd.grad(found, leaf, torch.ones_like(found))
+    (dx,) = torch.autograd.grad(found, leaf, torch.ones_like(found))
     plain = x["x"].requires_grad_()
     (wanted,) = torch.autograd.grad(causal_conv1d(**x), plain, torch.ones_like(found))
-    assert torch.equal(of_x, wanted)
+    assert torch.equal(dx, wanted)
 
 
 @BOTH_LAYOUTS

@@ -14,7 +14,7 @@ from torch import Tensor
 from gdn_cuda import causal_conv1d_update
 
 # States in vectors of channels, states staged in shared memory, and others.
-KINDS: tuple[dict[str, Any], ...] = ({"rows": True}, {"rows": False}, {"W": 5}, {"rows": True, "channels": 37})
+STATE_LAYOUTS: tuple[dict[str, Any], ...] = ({"rows": True}, {"rows": False}, {"W": 5}, {"rows": True, "channels": 37})
 
 
 def on_gpu(seed: int, **more: Any) -> dict[str, Any]:
@@ -43,14 +43,14 @@ def test_windows(W: int, rows: bool, io: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("state", IO)
 @pytest.mark.parametrize("weight", IO)
 def test_dtypes(io: torch.dtype, state: torch.dtype, weight: torch.dtype, seed: int) -> None:
-    for kind in KINDS:
+    for layout in STATE_LAYOUTS:
         for tokens in (None, 3):
-            check(on_gpu(seed, tokens=tokens, io=io, state=state, weight=weight, **kind), causal_conv1d_update)
+            check(on_gpu(seed, tokens=tokens, io=io, state=state, weight=weight, **layout), causal_conv1d_update)
 
 
 def test_without_bias_and_activation(seed: int) -> None:
-    for kind in KINDS:
-        check(on_gpu(seed, bare=True, **kind), causal_conv1d_update)
+    for layout in STATE_LAYOUTS:
+        check(on_gpu(seed, bare=True, **layout), causal_conv1d_update)
 
 
 @pytest.mark.parametrize("channels", [1, 7, 8, 264, 1024, 1032, 2056])
@@ -76,8 +76,8 @@ def test_batches(batch: int, rows: bool, seed: int) -> None:
 @pytest.mark.parametrize("tokens", [None, 3])
 def test_hostile_slots(tokens: int | None, seed: int) -> None:
     """Past the pool the output is NaN, for negative and null slots 0, and no state is touched."""
-    for kind in KINDS:
-        x = on_gpu(seed, batch=10, slots=12, tokens=tokens, **kind)
+    for layout in STATE_LAYOUTS:
+        x = on_gpu(seed, batch=10, slots=12, tokens=tokens, **layout)
         x["conv_state_indices"] = torch.tensor([*HOSTILE, *HOSTILE[:4], 5], device="cuda")
         before = x["conv_state"].clone()
         out = check(x | {"null_slot": 5}, causal_conv1d_update)
@@ -88,19 +88,19 @@ def test_hostile_slots(tokens: int | None, seed: int) -> None:
 
 def test_invalid_counts(seed: int) -> None:
     counts = torch.tensor([-(2**63), 2**63 - 1, 2**32, 0, 1], device="cuda")
-    for kind in KINDS:
-        x = on_gpu(seed, batch=5, tokens=2, columns=9, **kind)
+    for layout in STATE_LAYOUTS:
+        x = on_gpu(seed, batch=5, tokens=2, columns=9, **layout)
         check(clone(x) | {"num_accepted_tokens": counts}, causal_conv1d_update)
         check(clone(x) | {"cache_seqlens": counts}, causal_conv1d_update)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed(kind: dict[str, Any], seed: int) -> None:
+@pytest.mark.parametrize("layout", STATE_LAYOUTS)
+def test_packed(layout: dict[str, Any], seed: int) -> None:
     """Sequences of different lengths, empty ones, and tokens after the last; invalid offsets; both shapes of x."""
     offsets = torch.tensor([0, 2, 2, 7, 8], dtype=torch.int32, device="cuda")
     invalid = torch.tensor([-5, 3, 2**31 - 1, 4, 9], device="cuda")
     for columns in (None, 12):
-        x = on_gpu(seed, batch=11, columns=columns, slots=11, **kind) | {
+        x = on_gpu(seed, batch=11, columns=columns, slots=11, **layout) | {
             "conv_state_indices": torch.tensor([9, 3, 2, 10], device="cuda")
         }
         for more in windows(seed, 4, x["conv_state"].shape[2], x["weight"].shape[1], "cuda"):
@@ -110,8 +110,8 @@ def test_packed(kind: dict[str, Any], seed: int) -> None:
 
 
 def test_a_verify_with_more_tokens_than_its_state_holds_touches_nothing(seed: int) -> None:
-    for kind in KINDS:
-        x = on_gpu(seed, batch=6, columns=6, **kind) | {"cu_seqlens": torch.tensor([0, 5, 6], device="cuda")}
+    for layout in STATE_LAYOUTS:
+        x = on_gpu(seed, batch=6, columns=6, **layout) | {"cu_seqlens": torch.tensor([0, 5, 6], device="cuda")}
         x["num_accepted_tokens"] = torch.tensor([1, 1], device="cuda")
         before = x["conv_state"].clone()
         out = check(x, causal_conv1d_update)
@@ -139,20 +139,20 @@ def test_strides(seed: int) -> None:
             assert all(bool((part == 7).all()) for part in outside)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_out_may_be_x(kind: dict[str, Any], seed: int) -> None:
+@pytest.mark.parametrize("layout", STATE_LAYOUTS)
+def test_out_may_be_x(layout: dict[str, Any], seed: int) -> None:
     for tokens in (None, 5):
-        x = on_gpu(seed, tokens=tokens, batch=600, **kind)
+        x = on_gpu(seed, tokens=tokens, batch=600, **layout)
         apart = clone(x)
         expected = causal_conv1d_update(**apart)
         assert causal_conv1d_update(**x, out=x["x"]) is x["x"]
         assert torch.equal(x["x"], expected) and torch.equal(x["conv_state"], apart["conv_state"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_several_tokens_equal_single_ones_and_any_batch(kind: dict[str, Any], seed: int) -> None:
+@pytest.mark.parametrize("layout", STATE_LAYOUTS)
+def test_several_tokens_equal_single_ones_and_any_batch(layout: dict[str, Any], seed: int) -> None:
     """Outputs and states have the same bits."""
-    together = on_gpu(seed, tokens=4, io=torch.bfloat16, batch=700, **kind)
+    together = on_gpu(seed, tokens=4, io=torch.bfloat16, batch=700, **layout)
     alone = clone(together)
     one = alone | {name: alone[name][:1].clone(memory_format=torch.preserve_format) for name in ("x", "conv_state")}
     out = causal_conv1d_update(**together)
@@ -163,8 +163,8 @@ def test_several_tokens_equal_single_ones_and_any_batch(kind: dict[str, Any], se
 
 
 def test_non_finite_values_stay_in_their_channels(seed: int) -> None:
-    for kind in KINDS:
-        clean, spoilt = (on_gpu(seed, batch=4, **kind) for _ in range(2))
+    for layout in STATE_LAYOUTS:
+        clean, spoilt = (on_gpu(seed, batch=4, **layout) for _ in range(2))
         spoilt["x"][1, 2], spoilt["conv_state"][2, 3, 1], spoilt["conv_state"][3, 4] = torch.nan, torch.inf, -torch.inf
         mine, theirs = causal_conv1d_update(**spoilt), causal_conv1d_update(**clean)
         same = torch.ones(mine.shape, dtype=torch.bool, device="cuda")
@@ -193,10 +193,10 @@ def test_slot_offsets_are_64_bit(rows: bool, seed: int) -> None:
     assert torch.equal(pool[89999], x["conv_state"][0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_replayed_graph_reads_current_values(kind: dict[str, Any], seed: int) -> None:
+@pytest.mark.parametrize("layout", STATE_LAYOUTS)
+def test_a_replayed_graph_reads_current_values(layout: dict[str, Any], seed: int) -> None:
     """Slots, offsets and accepted tokens of each replay: a padded batch of verify, as engines capture it."""
-    x = on_gpu(seed, batch=12, columns=9, slots=12, **kind) | {"null_slot": 0}
+    x = on_gpu(seed, batch=12, columns=9, slots=12, **layout) | {"null_slot": 0}
     x["out"] = torch.empty_like(x["x"])
     for name, dtype in (("conv_state_indices", torch.int32), ("num_accepted_tokens", torch.int32), ("cu_seqlens", torch.int32)):
         x[name] = torch.zeros(5 if name == "cu_seqlens" else 4, dtype=dtype, device="cuda")
@@ -219,8 +219,8 @@ def test_a_replayed_graph_reads_current_values(kind: dict[str, Any], seed: int) 
 
 
 def test_a_call_allocates_nothing_but_the_output(seed: int) -> None:
-    for kind in KINDS:
-        x = on_gpu(seed, tokens=2, **kind)
+    for layout in STATE_LAYOUTS:
+        x = on_gpu(seed, tokens=2, **layout)
         x["out"] = torch.empty_like(x["x"])
         causal_conv1d_update(**x)
         torch.cuda.synchronize()

@@ -96,5 +96,5 @@ def test_memory_is_that_of_the_gradients() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     found = torch.autograd.grad(y, list(leaves.values()), grad)
-    of_states = 4 * D * S * (L // 512)
-    assert torch.cuda.max_memory_allocated() - before < sum(x.nbytes for x in found) + of_states + (4 << 20)
+    state_bytes = 4 * D * S * (L // 512)
+    assert torch.cuda.max_memory_allocated() - before < sum(x.nbytes for x in found) + state_bytes + (4 << 20)

@@ -29,12 +29,12 @@ def check(x: Inputs) -> None:
     assert found[0].dtype == x["x"].dtype and found[1].dtype == torch.promote_types(x["x"].dtype, torch.float32)
     rng = torch.Generator().manual_seed(1)
     grads = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(y.dtype) for y in found]
-    of_ours = torch.autograd.grad(found, list(ours.values()), grads)
+    gradients = torch.autograd.grad(found, list(ours.values()), grads)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
     wanted = torch.autograd.grad(
         [y for y, _ in pairs], list(exact.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
     )
-    for mine, theirs in zip((*found, *of_ours), (*expected, *wanted), strict=True):
+    for mine, theirs in zip((*found, *gradients), (*expected, *wanted), strict=True):
         assert mine.shape == theirs.shape and rel_rms(mine, theirs) < BOUND[mine.dtype]
 
 
