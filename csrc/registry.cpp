@@ -88,13 +88,12 @@ const std::vector<RegisteredKernel>& registry() {
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
-            entry<conv::CausalBackwardAny>(),
             entry<conv::CausalBackwardColumns>(),
             entry<conv::CausalBackwardRows>(),
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalStatesBackward>(),
-            entry<conv::CausalStatesBehind>(),
+            entry<conv::CausalFinalStates>(),
             entry<conv::CausalStep>(),
             entry<conv::CausalStepAny>(),
             entry<conv::CausalStepStaged>(),

@@ -1,7 +1,8 @@
 """Convolutions: short causal ones and Hyena's.
 
-Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the same in every run, gradients included. Wrong input
-raises ValueError, which names function, argument, expected and got, before anything is launched or written.
+Arithmetic is fp32, or fp64 for fp64 inputs on the CPU. Results, gradients included, have the same bits in every run. Invalid
+input raises ValueError with the function, the argument, what was expected and what came, before anything is launched or
+written.
 """
 
 from .causal_conv1d import causal_conv1d

@@ -52,24 +52,24 @@ def _shapes(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_bias = x.weight.new_empty((0,)) if x.bias is None else x.bias.new_empty(x.bias.shape)
-    of_states = (0,) if x.initial_states is None else _states_shape(x)
+    dbias = x.weight.new_empty((0,)) if x.bias is None else x.bias.new_empty(x.bias.shape)
+    dstates = (0,) if x.initial_states is None else _states_shape(x)
     return (
         empty_in_layout(x.x),
         x.weight.new_empty(x.weight.shape),
-        of_bias,
-        x.x.new_empty(of_states, dtype=state_dtype(x.x)),
+        dbias,
+        x.x.new_empty(dstates, dtype=state_dtype(x.x)),
     )
 
 
 def _gradients(x: Any, needs: Any, grad: Tensor, grad_states: Tensor) -> dict[str, Any]:
     given = (x.x, x.weight, x.bias, x.seq_idx, x.initial_states, x.cu_seqlens, x.silu)
-    of_x, of_weight, of_bias, of_states = _backward(grad, grad_states if x.return_final_states else None, *given)
+    dx, dweight, dbias, dstates = _backward(grad, grad_states if x.return_final_states else None, *given)
     return {
-        "x": of_x,
-        "weight": of_weight,
-        "bias": of_bias if needs.bias else None,
-        "initial_states": of_states.to(x.initial_states.dtype) if needs.initial_states else None,
+        "x": dx,
+        "weight": dweight,
+        "bias": dbias if needs.bias else None,
+        "initial_states": dstates.to(x.initial_states.dtype) if needs.initial_states else None,
     }
 
 
@@ -110,38 +110,39 @@ def causal_conv1d(
     state_indices: Tensor | None = None,
     has_initial_state: Tensor | None = None,
 ) -> Any:
-    """A causal convolution of each channel with a filter of its own: the short convolution of GDN, Mamba, KDA and LFM2 layers.
+    """A causal depthwise convolution: the short convolution of GDN, Mamba, KDA and LFM2 layers.
 
     Formula:
         z[b, d, t] = bias[d] + Σ_k weight[d, k] · x[b, d, t − (W − 1) + k],  out = z, or z · sigmoid(z) for "silu" and "swish"
 
     Shapes:
-        x: (B, D, L), fp32, bf16 or fp16; contiguous and the transposed view of (B, L, D) are fast, other strides are
-          right; out is like x
+        x: (B, D, L), fp32, bf16 or fp16; fast if contiguous or the transposed view of (B, L, D), correct for any strides;
+          out is like x
         weight: (D, W), W from 1 to 32; bias: (D,); fp32, bf16 or fp16
-        seq_idx: (B, L), int32 or int64: tokens see only those with their own index
-        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
-        initial_states, final states: (B or sequences, D, W − 1), the last W − 1 inputs, oldest first; initial ones fp32 or
-          x's dtype, final ones fp32
-        conv_state: (slots, D, W − 1 or more), any strides, fp32, bf16 or fp16: a pool of states, in place
+        seq_idx: (B, L), int32 or int64: a token sees only tokens with its own index
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences; B is 1
+        initial_states, final states: (B or sequences, D, W − 1), the last W − 1 inputs, oldest first; initial states in
+          fp32 or x's dtype, final states in fp32
+        conv_state: (slots, D, W − 1 or more), any strides, fp32, bf16 or fp16: a pool of states, updated in place
         state_indices, has_initial_state: (B or sequences,), int32 or int64, the latter also bool
 
     Parameters:
-        return_final_states: whether (out, final states) is returned, and not out alone
-        activation: "silu", "swish", which is the same, or None
+        return_final_states: whether to return (out, final states) instead of out
+        activation: "silu" or its other name "swish", or None
 
-    With conv_state sequence n continues from slot state_indices[n], by default n, if
-    has_initial_state says so, otherwise from zeros, and leaves its state there; this has no gradients. Without it gradients
-    exist, also of initial and through final states; those of weight and bias are summed in fp32. CPU tensors may also be fp64.
+    With conv_state, sequence n reads its initial state from slot state_indices[n] (by default n), or begins with zeros where
+    has_initial_state is false, and writes its final state to the same slot; such a call has no gradients. Without conv_state,
+    all inputs have gradients, and so do initial and final states; gradients of weight and bias are summed in fp32. CPU tensors
+    may also be fp64.
 
     Edge cases:
-        A token whose seq_idx is negative is of no sequence: its output is 0, it is not seen and gets no gradient.
-        With seq_idx initial_states belong to the sequence of the first token, final ones to that of the last.
-        Tokens behind the last packed sequence have the output 0.
-        A sequence with fewer than W − 1 tokens keeps the end of its state before, or zeros, in front of them.
-        A conv_state wider than W − 1 keeps as many last inputs as it holds; the convolution continues from its last W − 1.
-        A negative state index: output 0, no slot touched. One past the pool touches nothing: on CPU tensors it raises
-          IndexError; on a GPU the output of the sequence is NaN. Two sequences on one slot race.
+        A token with a negative seq_idx belongs to no sequence: its output is 0, no token sees it, and it gets no gradient.
+        With seq_idx, initial_states belong to the first token's sequence, and final states to the last token's.
+        Tokens after the last packed sequence have the output 0.
+        The final state of a sequence with fewer than W − 1 tokens begins with the end of its initial state, or with zeros.
+        A conv_state of more than W − 1 columns stores as many inputs as it has columns; the convolution reads the last W − 1.
+        A negative state index gives output 0 and touches no slot. An index past the pool touches nothing: CPU tensors raise
+          IndexError; on a GPU the sequence's output is NaN. Two sequences with the same slot race.
 
     Example:
         >>> x, weight = torch.tensor([[[1.0, 2.0, 3.0]]]), torch.tensor([[10.0, 1.0]])
@@ -227,7 +228,7 @@ class Shape:
     width: int = 4
     channels_last: bool = False
     packed: tuple[int, ...] = ()  # lengths of sequences
-    by_index: bool = False  # these are told by seq_idx
+    by_index: bool = False  # seq_idx gives them
 
     @property
     def layout(self) -> str:
@@ -268,7 +269,7 @@ def _inputs(device: str, shape: Shape) -> Inputs:
 
 
 def _measured_call(convolve: Callable[..., Any], x: Inputs) -> tuple[Call, Callable[[], Outcome]]:
-    """What is timed, and output and gradients, whichever pass that is."""
+    """The call to time, and a function that returns output and gradients for either pass."""
     leaves = {name: x[name].detach().requires_grad_() for name in _DIFFERENTIATED}
     given = {name: value for name, value in x.items() if name != "backward"}
     grad = torch.empty_like(x["x"]).normal_() if x["backward"] else None
@@ -287,19 +288,19 @@ def _measured_call(convolve: Callable[..., Any], x: Inputs) -> tuple[Call, Calla
 
 def _work(device: str, shape: Shape, backward: bool) -> Work:
     x = _inputs(device, shape) | {"backward": backward}
-    few = replace(shape, channels=min(shape.channels, 64), tokens=sum(shape.packed) or min(shape.tokens, 512))
+    small = replace(shape, channels=min(shape.channels, 64), tokens=sum(shape.packed) or min(shape.tokens, 512))
     call, _ = _measured_call(causal_conv1d, x)
-    checked = _inputs(device, few) | {"backward": backward}
+    checked = _inputs(device, small) | {"backward": backward}
     moved = (3 if backward else 2) * size(x["x"])
     return Work(call, moved, 0, x, lambda given: _measured_call(causal_conv1d, given)[1](), checked)
 
 
 def _causal_conv1d(x: Inputs) -> Peer:
-    """Its CUDA kernels."""
+    """The CUDA kernels of the package causal-conv1d."""
     if "cu_seqlens" in x:
         raise Absent("it has no packed sequences")
     if "seq_idx" in x and x["x"].stride(1) != 1:
-        raise Absent("it takes seq_idx only where channels are neighbours")
+        raise Absent("it takes seq_idx only where channels are contiguous")
     if x["weight"].shape[1] > 4:
         raise Absent("it takes 2 to 4 taps")
     call, outcome = _measured_call(import_peer("causal_conv1d", "causal_conv1d_fn"), x)
@@ -316,7 +317,7 @@ def _measured(device: str) -> Iterator[Case]:
                 yield Case(name, partial(_work, device, each, backward), kind=each.layout)
 
 
-# Where `python -m gdn_cuda explain causal_conv1d` starts: a layer of Mamba's, in either layout.
+# The defaults of `python -m gdn_cuda explain causal_conv1d`: a Mamba layer, in either layout.
 typical_call(
     causal_conv1d,
     {"B": 8, "D": 5120, "L": 2048, "W": 4},
@@ -327,11 +328,11 @@ typical_call(
 
 @sanitizes(
     *("causal_conv", "causal_conv_channels_last", "causal_conv_tile", "causal_conv_backward"),
-    *("causal_conv_backward_any", "causal_conv_backward_rows", "causal_conv_backward_columns"),
+    *("causal_conv_backward_rows", "causal_conv_backward_columns"),
     *("causal_states", "causal_states_backward"),
 )
 def _sanitized() -> None:
-    """Both layouts, rows of whole vectors and others, few taps and many, packed sequences with short ones, seq_idx, pools."""
+    """Both layouts, rows with and without whole vectors, few and many taps, short packed sequences, seq_idx, pools."""
     for channels_last in (False, True):
         for D, L, W in ((136, 272, 4), (40, 272, 7), (5, 131, 4), (9, 100, 12)):
             for dtype in (torch.bfloat16, torch.float32):
@@ -339,8 +340,8 @@ def _sanitized() -> None:
                 given = (x, draw(D, W), draw(D))
                 offsets = torch.tensor([0, 2, 2, 70, L - 3], device="cuda")
                 ids = torch.arange(L, device="cuda")[None] // 40 - 1
-                ways: tuple[Inputs, ...] = ({}, {"cu_seqlens": offsets}, {"seq_idx": ids})
-                for options in ways:
+                cases: tuple[Inputs, ...] = ({}, {"cu_seqlens": offsets}, {"seq_idx": ids})
+                for options in cases:
                     initial = draw(4 if "cu_seqlens" in options else 1, D, W - 1)
                     leaves = [y.detach().requires_grad_() for y in (*given, initial)]
                     options |= {"activation": "silu"}

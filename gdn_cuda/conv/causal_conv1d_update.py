@@ -1,4 +1,4 @@
-"""A token or a few through a causal convolution: the operator, its reference, examples, benchmark and sanitizer calls."""
+"""One or several tokens through a causal convolution: the operator, its reference, examples, benchmark and sanitizer calls."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _NAME = "causal_conv1d_update"
 _ACTIVATIONS = (None, "silu", "swish")
 
 
-# ---- The reference: one sequence after the other, in fp64 whatever the inputs
+# ---- The reference: sequence by sequence, in fp64
 
 
 def _sequences(x: Any) -> list[Tensor]:
-    """The tokens (D, T) of each sequence, as views."""
+    """Views (D, T) of the tokens of each sequence."""
     if x.cu_seqlens is None:
         return list(x.x.unsqueeze(2) if x.x.dim() == 2 else x.x)
     packed = x.x.T if x.x.dim() == 2 else x.x[0]
@@ -61,7 +61,7 @@ def _history_columns(x: Any, n: int, columns: int) -> Tensor:
 
 
 def _push(x: Any, n: int, state: Tensor, history: Tensor, tokens: Tensor) -> None:
-    """Writes the state (D, S) of sequence n behind its tokens, of which there are some."""
+    """Writes the state (D, S) of sequence n after its tokens; there is at least one."""
     columns, count = state.shape[1], tokens.shape[1]
     if x.cache_seqlens is not None:
         kept = tokens[:, max(count - columns, 0) :]
@@ -76,7 +76,7 @@ def _push(x: Any, n: int, state: Tensor, history: Tensor, tokens: Tensor) -> Non
 
 
 def _check_indices(x: Any, slots: Tensor, sequences: list[Tensor]) -> None:
-    """What the C++ checks do not see, as it depends on values."""
+    """The checks that depend on values, which the C++ checks do not read."""
     check_slots(_NAME, "conv_state_indices", slots, x.conv_state.shape[0], x.null_slot)
     if x.num_accepted_tokens is None:
         return
@@ -89,7 +89,7 @@ def _check_indices(x: Any, slots: Tensor, sequences: list[Tensor]) -> None:
 
 @torch.no_grad()
 def _reference(x: Any) -> Tensor:
-    """States are rounded when stored, never between the tokens of one call."""
+    """Rounds states when it stores them, not between the tokens of a call."""
     sequences = _sequences(x)
     slots = torch.arange(len(sequences)) if x.conv_state_indices is None else x.conv_state_indices.to(torch.int64)
     _check_indices(x, slots, sequences)
@@ -111,7 +111,7 @@ def _reference(x: Any) -> Tensor:
 
 
 class _With:
-    """The sequences of another tensor like x."""
+    """Another tensor with the sequences of x."""
 
     def __init__(self, x: Any, other: Tensor):
         self.x, self.cu_seqlens = other, x.cu_seqlens
@@ -140,38 +140,38 @@ def causal_conv1d_update(
     """One token or several of every sequence through a causal convolution, with states updated in place: the serving step.
 
     Formula:
-        inputs = the W − 1 inputs before, then x
+        inputs = the W − 1 previous inputs, then x
         z[d, t] = bias[d] + Σ_k weight[d, k] · inputs[d, t + k],  out = z, or z · sigmoid(z) for "silu" and "swish"
 
     Shapes:
-        x, out: (B, D) or (B, D, T), fp32, bf16 or fp16, any strides; out is like x, and may be x itself
-        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which x is (tokens, D) or (1, D, tokens)
+        x, out: (B, D) or (B, D, T), fp32, bf16 or fp16, any strides; out is like x and may be x itself
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences; x is (tokens, D) or (1, D, tokens)
         conv_state: (B or slots, D, S), S at least W − 1; fp32, bf16 or fp16, any strides
         weight: (D, W), W from 1 to 32; bias: (D,); fp32, bf16 or fp16
         cache_seqlens, num_accepted_tokens: (B or sequences,), int32 or int64
         conv_state_indices: (B or sequences,), int32 or int64, any stride; None: sequence n has state n
 
     Parameters:
-        activation: "silu", "swish", which is the same, or None
-        null_slot: a slot that stands for padding, as negative ones do; None: only those
+        activation: "silu" or its other name "swish", or None
+        null_slot: a slot that marks padding, as negative slots do; None: only negative slots do
 
-    The inputs before are in the columns of the state, and the tokens go there too, in one of three ways:
-        by default the last W − 1 columns, as the tokens push out the oldest ones: the state is the last S inputs
-        with cache_seqlens the W − 1 columns before column cache_seqlens mod S, circularly; token t goes to column
-          (cache_seqlens + t) mod S
-        with num_accepted_tokens W − 1 columns from column max(accepted, 1) − 1 on, for speculative verify: column 0 and
-          following get these inputs but the first, and then all T tokens, W − 2 + T columns in all. Behind it the next call
-          continues after as many of the tokens as it is told were accepted
+    The columns of the state hold the previous inputs, and receive the tokens, by one of three rules:
+        default: the previous inputs are the last W − 1 columns, and the tokens push out the oldest columns: the state is the
+          last S inputs
+        cache_seqlens: the previous inputs are the W − 1 columns before column cache_seqlens mod S, circularly; token t goes to
+          column (cache_seqlens + t) mod S
+        num_accepted_tokens, for speculative verify: the previous inputs are the W − 1 columns from max(accepted, 1) − 1 on.
+          Columns 0, 1, … get these inputs except the first, and then all T tokens, W − 2 + T columns in all. The next call's
+          num_accepted_tokens says after how many of the T tokens it continues
 
-    Nothing synchronizes, and nothing is allocated but out, so that a call can be part of a CUDA graph. CPU tensors may also be
-    fp64.
+    The call does not synchronize and allocates only out, so it can be captured in a CUDA graph. CPU tensors may also be fp64.
 
     Edge cases:
-        A negative slot, or null_slot, skips its sequence: zero output, no slot touched. Without tokens a state stays as it is.
-        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
-        So do more tokens than a state has room for with num_accepted_tokens; a higher number of accepted tokens raises on CPU
-          tensors, and is on a GPU the highest that there can be.
-        Tokens behind the last packed sequence have the output 0. Two sequences on one slot race.
+        A negative slot, or null_slot, skips its sequence: output 0, no slot touched. A sequence without tokens keeps its state.
+        A slot past the pool touches nothing: CPU tensors raise IndexError; on a GPU the sequence's output is NaN. The same
+          holds for more tokens than the state has columns for with num_accepted_tokens. Too high a num_accepted_tokens raises
+          on CPU tensors, and is clamped on a GPU.
+        Tokens after the last packed sequence have the output 0. Two sequences with the same slot race.
 
     Example:
         >>> state, weight = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[100.0, 10.0, 1.0]])
@@ -206,7 +206,7 @@ def _inputs(
     io: torch.dtype = torch.float32,
     state: torch.dtype | None = None,
 ) -> Arguments:
-    """T = None: one token without a dimension."""
+    """T = None: one token, without a token dimension."""
     columns = W - 1 if columns is None else columns
     return {
         "x": drawn(*((B, _CHANNELS) if T is None else (B, _CHANNELS, T)), seed=seed, dtype=io),
@@ -237,7 +237,7 @@ def _circular(B: int, T: int, seed: int) -> Arguments:
 
 @example(causal_conv1d_update, "causal_conv1d_update-verify")
 def _verify(B: int, T: int, seed: int) -> Arguments:
-    """States (slots, S, D), as engines keep them."""
+    """States (slots, S, D), the layout of engines."""
     x = _inputs(B, T, seed, columns=T + 3, io=torch.bfloat16)
     x["conv_state"] = x["conv_state"].mT.contiguous().mT
     return x | {"num_accepted_tokens": torch.arange(B) % (T + 1), "activation": "silu"}
@@ -251,7 +251,7 @@ def _packed(B: int, T: int, seed: int) -> Arguments:
     return x | {"cu_seqlens": offsets} | more
 
 
-# Where `python -m gdn_cuda explain causal_conv1d_update B=256` starts: Qwen3-Next's layers in a server; and a verify.
+# The defaults of `python -m gdn_cuda explain causal_conv1d_update`: Qwen3-Next's layers in a server; and a verify.
 typical_call(
     causal_conv1d_update,
     {"B": 64, "D": 8192, "S": 3, "W": 4, "T": 1},
@@ -317,7 +317,7 @@ _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 @sanitizes("causal_step", "causal_step_staged", "causal_step_any")
 def _sanitized() -> None:
-    """Either layout of the state, with rows in whole vectors and not, in every window; and several sequences a block."""
+    """Both layouts of the state, rows with and without whole vectors, every window, and several sequences per block."""
     for io, rows, channels, W in product((torch.bfloat16, torch.float32), (True, False), (264, 37), (3, 4, 7)):
         for window in ("last", "circular", "verify"):
             _sanitized_call(5, channels, W, io, rows, window, tokens=3)
@@ -329,7 +329,7 @@ def _sanitized_call(batch: int, channels: int, W: int, io: torch.dtype, rows: bo
     columns = W - 1 if window == "last" else W + 2
     state = draw(4, columns, channels, dtype=io).mT
     slots = torch.tensor(_HOSTILE, device="cuda").repeat(batch)[:batch]
-    numbers = {"last": {}, "circular": {"cache_seqlens": slots}, "verify": {"num_accepted_tokens": slots}}[window]
+    window_arguments = {"last": {}, "circular": {"cache_seqlens": slots}, "verify": {"num_accepted_tokens": slots}}[window]
     causal_conv1d_update(
         draw(batch, channels, dtype=io) if tokens is None else draw(batch, tokens, channels, dtype=io).mT,
         state if rows else state.contiguous(),
@@ -337,5 +337,5 @@ def _sanitized_call(batch: int, channels: int, W: int, io: torch.dtype, rows: bo
         draw(channels),
         "silu",
         conv_state_indices=slots,
-        **numbers,
+        **window_arguments,
     )

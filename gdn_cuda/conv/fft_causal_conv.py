@@ -40,23 +40,23 @@ def _check(u: Any, k: Any, D: Any) -> None:
 
 
 def fft_causal_conv(u: Tensor, k: Tensor, D: Tensor | None = None) -> Tensor:
-    """The causal convolution with a filter of any length, with gradients of every kind.
+    """A causal convolution with an explicit filter of any length, with gradients of any order.
 
     Formula:
         y_t = Σ_j k_j u_{t−j} + D u_t
 
     Shapes:
         u: (B, D, L), fp32, bf16 or fp16
-        k: (groups, K) with K from 0 to L, a group for D / groups neighbouring channels; fp32, bf16 or fp16
+        k: (groups, K), K from 0 to L; each group filters D / groups contiguous channels; fp32, bf16 or fp16
         D: (D,); fp32, bf16 or fp16
         y: as u
 
-    Arithmetic is fp32, or fp64 where a tensor is. It is the product with a lower triangular Toeplitz matrix, `toeplitz_matvec`:
-    one kernel with Fourier transforms in shared memory while they fit, and cuFFT where they do not. `hyena_medium` takes up to
-    1024 taps, and states; `hyena_long` filters in modal form.
+    Arithmetic is fp32, or fp64 if a tensor is fp64. The convolution is the product by a lower triangular Toeplitz matrix,
+    `toeplitz_matvec`: one kernel with Fourier transforms in shared memory if they fit, and cuFFT otherwise. `hyena_medium` has
+    states, and up to 1024 taps; `hyena_long` has filters in modal form.
 
     Edge cases:
-        An infinity or NaN in a row makes numbers before it NaN, too, where the row is transformed.
+        If the row is Fourier-transformed, an infinity or NaN also makes earlier outputs of the row NaN.
         K = 0 gives D u, or zeros.
 
     Example:

@@ -1,4 +1,4 @@
-"""Filters of a modal form: the operator, its gradients, examples, benchmark and sanitizer calls."""
+"""Filters in modal form: the operator, its gradients, examples, benchmark and sanitizer calls."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def _cpu(x: Any) -> Tensor:
 
 
 def _backward_cpu(x: Any) -> tuple[Tensor, Tensor]:
-    """In blocks of tokens, which bound the memory."""
+    """Iterates over blocks of tokens to bound the memory."""
     grad, R = x.grad.double(), x.residues.double()
-    of_residues, of_rates = torch.zeros_like(R), torch.zeros_like(R)
+    dresidues, drates = torch.zeros_like(R), torch.zeros_like(R)
     for first in range(0, grad.shape[1], 4096):
         part = grad[:, None, first : first + 4096]
         t = torch.arange(first, first + part.shape[2], device=grad.device)
         terms = part * powers(x.log_poles, t)
-        of_residues += terms.sum(-1)
-        of_rates += (terms * t).sum(-1)
-    return of_residues.to(x.residues.dtype), (R * of_rates).to(x.residues.dtype)
+        dresidues += terms.sum(-1)
+        drates += (terms * t).sum(-1)
+    return dresidues.to(x.residues.dtype), (R * drates).to(x.residues.dtype)
 
 
 def _gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
-    of_residues, of_log_poles = _backward(grad.contiguous(), x.residues, x.log_poles)
-    return {"residues": of_residues, "log_poles": of_log_poles}
+    dresidues, dlog_poles = _backward(grad.contiguous(), x.residues, x.log_poles)
+    return {"residues": dresidues, "log_poles": dlog_poles}
 
 
 def _with_more_rows(operator: Differentiable, results: int, x: Any, dims: Any) -> Any:
-    """What torch.vmap maps over becomes more rows."""
+    """The dimension that torch.vmap maps over becomes more rows."""
     mapped = Mapped(x, dims)
     found = operator(
         *(
@@ -86,12 +86,12 @@ def hyena_filter(residues: Tensor, log_poles: Tensor, L: int) -> Tensor:
         h: (rows, L), fp32
 
     Parameters:
-        L: how many taps
+        L: number of taps
 
-    `hyena_long` convolves with such a filter without making it. CPU tensors may also be fp64.
+    `hyena_long` convolves with such a filter without forming it. CPU tensors may also be fp64.
 
     Edge cases:
-        A pole of 0, log_poles = −∞, counts at t = 0 alone: 0⁰ = 1. Its gradient is NaN.
+        A pole of 0, log_poles = −∞, contributes only at t = 0, as 0⁰ = 1. Its gradient is NaN.
         L = 0 gives an empty tensor, and gradients of 0.
         Gradients of gradients and forward mode raise RuntimeError.
 
@@ -149,7 +149,7 @@ def _measured(device: str) -> Iterator[Case]:
 
 @sanitizes("hyena_filter", "hyena_filter_backward")
 def _sanitized() -> None:
-    """Rows of odd lengths, several pieces, and more poles than a block has."""
+    """Rows of odd lengths, several segments, and more poles than a block has."""
     for rows, S, L in ((3, 16, 5000), (2, 1, 1), (2, 64, 40000), (1, 17, 255)):
         leaves = draw(rows, S).requires_grad_(), (-draw(rows, S).abs()).requires_grad_()
         h = hyena_filter(*leaves, L)

@@ -1,4 +1,4 @@
-"""Tokens of a causal FIR filter: the operator, its reference, examples, benchmark and sanitizer call."""
+"""One or several tokens of a causal FIR filter: the operator, its reference, examples, benchmark and sanitizer call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = "hyena_fir_step"
 
 
 def _reference(x: Any) -> tuple[Tensor, Tensor]:
-    """(y, the states after it), in fp64. States are rounded when stored, never between the tokens of one call."""
+    """(y, final states) in fp64. States are rounded when they are stored, not between the tokens of a call."""
     u = with_tokens(x.u)
     slots = Slots(_NAME, x, x.fir_state, u.shape[0])
     taps = per_channel(x.weight, u.shape[1])[:, 0].double()
@@ -58,7 +58,7 @@ def hyena_fir_step(
     null_slot: int | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One token or several of a causal FIR filter, with the state updated in place: the serving step of hyena_short and
+    """One or several tokens of a causal FIR filter, with the state updated in place: the serving step of hyena_short and
     hyena_medium, and of the filter before them. Returns (y, fir_state).
 
     Formula:
@@ -68,23 +68,23 @@ def hyena_fir_step(
     Shapes:
         u, out: (B, D), or (B, D, T) for several tokens; fp32, bf16 or fp16, any strides; out as u
         fir_state: (B, D, K−1), with state_indices (slots, D, K−1); fp32, bf16 or fp16, any strides; oldest first
-        weight: (groups, 1, K) with K from 1 to 1024, a group for D / groups neighbouring channels; fp32, bf16 or fp16
+        weight: (groups, 1, K), K from 1 to 1024; each group filters D / groups contiguous channels; fp32, bf16 or fp16
         bias: (D,); fp32, bf16 or fp16
         state_indices: (B,), int32 or int64; None: sequence n has state n
 
     Parameters:
         gated_bias: whether the bias is multiplied by u_t
-        flip_filter: whether the first tap is that of the current token, as in a convolution, and not the last one
-        null_slot: a slot that stands for padding, as negative ones do; None: only those
+        flip_filter: whether the first tap multiplies the current token, as in a convolution, instead of the last one
+        null_slot: a slot that marks padding, as negative slots do; None: only negative slots do
 
     hyena_short is a correlation: flip_filter=False. hyena_medium is a convolution: flip_filter=True and gated_bias=True. Both
-    have x1 v for u and multiply y by x2. Several tokens give the bits of single ones where the state is fp32.
+    have u = x1 v and multiply y by x2. With an fp32 state, several tokens give the bits of single ones.
 
     Edge cases:
-        A slot that is negative or null_slot skips its sequence: zero output, no slot touched.
-        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
-        Two sequences on one slot race.
-        A state of zeros is that before the first token.
+        A negative slot, or null_slot, skips its sequence: output 0, no slot touched.
+        A slot past the pool touches nothing: CPU tensors raise IndexError; on a GPU the sequence's output is NaN.
+        Two sequences with the same slot race.
+        The state before the first token is zeros.
 
     Example:
         >>> state, weight = torch.zeros(1, 1, 2), torch.tensor([[[100.0, 10.0, 1.0]]])
@@ -115,7 +115,7 @@ def _example(B: int, T: int, seed: int) -> Arguments:
 
 @example(hyena_fir_step, "hyena_fir_step, several tokens")
 def _example_tokens(B: int, T: int, seed: int) -> Arguments:
-    """As hyena_medium continues: groups, a flipped filter and a gated bias; the first sequence is padding."""
+    """The step of hyena_medium: groups, a flipped filter and a gated bias; the first sequence is padding."""
     given = _given(B, T, 6, 40, 3, seed, slots=B + 2) | {"flip_filter": True, "gated_bias": True}
     indices = torch.arange(B, dtype=torch.int32).flip(0) + 1
     return given | {"state_indices": indices, "null_slot": B}
@@ -142,7 +142,7 @@ def _work(device: str, batch: int, channels: int, taps: int) -> Work:
 
 @bench(operator=_NAME)
 def _measured(device: str) -> Iterator[Case]:
-    """The three filters of Evo 2 7B: of the projections, HCS and HCM."""
+    """The three filters of Evo 2 7B: that of the projections, HCS and HCM."""
     on_gpu = device == "cuda"
     for (channels, taps), batch in product(((12288, 3), (4096, 7), (4096, 128)), (1, 16, 256) if on_gpu else (1,)):
         yield Case(f"B={batch} D={channels} K={taps}", partial(_work, device, batch, channels, taps))
@@ -153,7 +153,7 @@ _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 @sanitizes("hyena_fir_step", "hyena_fir_step_staged")
 def _sanitized() -> None:
-    """Every configuration; slots that are none, groups, states with the channels last."""
+    """Every configuration; invalid slots, groups, channels-last states."""
     slots = torch.tensor(_HOSTILE, device="cuda")
     for taps, io in product((4, 7, 30, 60, 90, 128), (torch.bfloat16, torch.float16, torch.float32)):
         weight, state = draw(3, 1, taps), draw(6, 300, taps - 1)

@@ -43,28 +43,28 @@ def hyena_long(
         as a recurrence: state_s ← e^{log_poles_s} state_s + u_t,  z_t = Σ_s residues_s state_s + bias u_t
 
     Shapes:
-        x1, x2, v: (B, D, L), one type of fp32, bf16 and fp16, contiguous or the transposed view of (B, L, D)
-        residues: (groups, S), S from 1 to 64; log_poles: (groups, S) or (groups, S, 1), at most 0; a group is shared by
-          D / groups neighbouring channels; bias: (D,); in the tensors' type or fp32
-        initial_state, state: (B, D, S), fp32, the initial one also in the tensors' type
+        x1, x2, v: (B, D, L), all fp32, bf16 or fp16, contiguous or the transposed view of (B, L, D)
+        residues: (groups, S), S from 1 to 64; log_poles: (groups, S) or (groups, S, 1), at most 0; each group
+          filters D / groups contiguous channels; bias: (D,); in the same dtype or fp32
+        initial_state, state: (B, D, S), fp32, or for initial_state the same dtype
         y: like x1
 
     Parameters:
-        return_state: whether (y, state) is returned, and not y alone
+        return_state: whether to return (y, state) instead of y
 
-    With gradients. Nothing is copied, and no filter is formed: beside inputs and outputs it takes no
-    memory, or S numbers for every 2048 tokens or more where there are few channels; backward S for every 512 tokens, and where
-    channels are neighbours and S is above 16, copies of its seven tensors in which tokens are. Whole vectors are read in either
-    layout where rows begin on 16 bytes, and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and
-    otherwise 16: relative errors of some 2e-7 in fp32. Only the inputs are saved for backward; gradients of parameters are
-    summed in fp32, in the same order every time. CPU tensors may also be fp64.
+    All inputs have gradients. No input is copied, and no filter is formed: the forward allocates only its outputs, and with few
+    channels S values for every 2048 tokens or more. Backward allocates S values for every 512 tokens, and, if channels are
+    contiguous and S is above 16, transposed copies of its seven tensors. Whole vectors are read in either layout if rows are
+    aligned to 16 bytes, and single elements otherwise. Factors have 24 bits for fp32 tensors, 16 for others: relative errors of
+    some 2e-7 in fp32. Only the inputs are saved for backward; gradients of parameters are summed in fp32, always in the same
+    order. CPU tensors may also be fp64.
 
     Edge cases:
-        Poles of any distance from 1 work: e^{−1e−6} over a million tokens, and e^{−50}, after which nothing is left.
-        Without an initial_state, the state begins as zeros; with it, a sequence in parts gives what it gives in one.
-        A sequence without tokens has its initial state, or zeros, as its last.
-        On a GPU an infinity or NaN in u makes NaN of tokens from up to 31 before it; in a gradient or in x2, of gradients to
-          up to 31 behind it, and of those of all parameters of its channel's group.
+        Poles may be at any distance from 1: e^{−1e−6} over a million tokens, or e^{−50}, which decays to nothing in two.
+        Without an initial_state, the state begins as zeros; with it, a sequence in parts gives the results of the whole.
+        A sequence without tokens returns its initial state, or zeros.
+        On a GPU an infinity or NaN in u makes outputs NaN from up to 31 tokens before it on. One in y's gradient or in x2 makes
+          gradients NaN up to 31 tokens after it, and those of all parameters of its channel's group.
         Gradients of gradients, forward mode and torch.vmap raise RuntimeError; gdn_cuda.reference has them.
 
     Example:
@@ -154,8 +154,8 @@ def _measured(device: str) -> Iterator[Case]:
 
 @sanitizes("hyena_long", "hyena_long_states", "hyena_long_backward")
 def _sanitized() -> None:
-    """Both layouts, copies of one in the other, whole vectors and rows that are not, one group of states and several, one warp
-    a channel and several."""
+    """Both layouts, transposed copies, rows with and without whole vectors, one and several groups of states, one and several
+    warps per channel."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for D, L, S in ((3, 4608, 16), (5, 1029, 40), (2, 40, 64), (24, 600, 16), (8, 600, 40)):
             for rows in (tokens_adjacent, channels_adjacent):

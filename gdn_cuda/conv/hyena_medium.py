@@ -41,28 +41,28 @@ def hyena_medium(
         u = x1 ⊙ v,  z_t = Σ_j weight_j u_{t−j} + bias u_t,  y = x2 ⊙ mask ⊙ z
 
     Shapes:
-        x1, x2, v: (B, D, L), one type of fp32, bf16 and fp16, contiguous or the transposed view of (B, L, D)
-        weight: (groups, 1, K), K from 1 to 1024, in their type or fp32; a group is shared by D / groups neighbouring channels
-        bias: (D,), in their type or fp32
-        padding_mask: (B, L), bool, integer or a number of their type or fp32
-        initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, the initial one also in their type
+        x1, x2, v: (B, D, L), all fp32, bf16 or fp16, contiguous or the transposed view of (B, L, D)
+        weight: (groups, 1, K), K from 1 to 1024, in the same dtype or fp32; each group filters D / groups contiguous channels
+        bias: (D,), in the same dtype or fp32
+        padding_mask: (B, L), bool, integer, the same dtype or fp32
+        initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, or for initial_state the same dtype
         y: like x1
 
     Parameters:
-        return_state: whether (y, state) is returned, and not y alone
+        return_state: whether to return (y, state) instead of y
 
-    Nothing is copied; whole vectors are read where tokens or channels are neighbours in memory and
-    their rows begin on 16 bytes, and single elements otherwise. Of u and taps 24 bits count where tensors are fp32, otherwise
-    16, of taps 8 where they are bf16: relative errors of some 2e-7 in fp32 and 2.5e-3 in bf16. CPU tensors may also be fp64.
-    Gradients exist of all but padding_mask, through the state too. They keep the inputs alone, and take memory for K sums a
-    channel of every 2048 tokens or more; those of weight and bias are summed in fp32, of products of as many bits as u has.
+    Nothing is copied; whole vectors are read if tokens or channels are contiguous and their rows are aligned to 16 bytes, and
+    single elements otherwise. u and taps have 24 bits for fp32 tensors, 16 for others, and taps 8 for bf16 tensors: relative
+    errors of some 2e-7 in fp32 and 2.5e-3 in bf16. CPU tensors may also be fp64. All inputs but padding_mask have gradients,
+    and so has the state. Backward keeps only the inputs, and allocates K sums per channel and 2048 tokens or more; gradients of
+    weight and bias are summed in fp32, over products of as many bits as u has.
 
     Edge cases:
-        The first tap meets the current token; in `hyena_short` the last one does.
-        Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives what it gives in one.
-        A state of fewer than K − 1 tokens begins with the end of the initial one, or zeros.
-        On a GPU an infinity or NaN in u makes NaN of tokens from up to 15 before it to up to K + 77 behind it.
-        In its gradients it makes NaN of those of as many tokens, and of those of weight and bias.
+        The first tap multiplies the current token; in `hyena_short` the last one does.
+        Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives the results of the whole.
+        The state after fewer than K − 1 tokens begins with the end of the initial state, or with zeros.
+        On a GPU an infinity or NaN in u makes outputs NaN from up to 15 tokens before it to up to K + 77 after it. In backward
+          it makes the gradients of as many tokens NaN, and those of weight and bias.
         Gradients of gradients and forward mode raise RuntimeError; gdn_cuda.reference has them.
 
     Example:
@@ -150,7 +150,7 @@ def _measured(device: str) -> Iterator[Case]:
 
 @sanitizes("hyena_medium", "hyena_medium_backward")
 def _sanitized() -> None:
-    """Both layouts, whole tiles and rows that are not, whole vectors of channels, few taps and many, masks and states."""
+    """Both layouts, whole tiles and partial ones, vectors of channels, few and many taps, masks and states."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for D, L, K in ((3, 1536, 128), (24, 1029, 128), (8, 600, 300), (2, 40, 1024)):
             for rows in (tokens_adjacent, channels_adjacent):

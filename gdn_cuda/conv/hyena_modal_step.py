@@ -1,4 +1,4 @@
-"""Tokens of a filter in modal form: the operator, its reference, examples, benchmark and sanitizer call."""
+"""One or several tokens of a filter in modal form: the operator, its reference, examples, benchmark and sanitizer call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = "hyena_modal_step"
 
 
 def _reference(x: Any) -> tuple[Tensor, Tensor]:
-    """(y, the states after it), in fp64. States are rounded when stored, never between the tokens of one call."""
+    """(y, final states) in fp64. States are rounded when they are stored, not between the tokens of a call."""
     x2, u = with_tokens(x.x2), with_tokens(x.x1) * with_tokens(x.v)
     slots = Slots(_NAME, x, x.state, u.shape[0])
     residues = per_channel(x.residues, u.shape[1]).double()
@@ -60,7 +60,7 @@ def hyena_modal_step(
     null_slot: int | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One token or several of a filter in modal form, with the state updated in place: the serving step of hyena_long.
+    """One or several tokens of a filter in modal form, with the state updated in place: the serving step of hyena_long.
     Returns (y, state).
 
     Formula:
@@ -69,22 +69,22 @@ def hyena_modal_step(
     Shapes:
         x2, x1, v, out: (B, D), or (B, D, T) for several tokens; fp32, bf16 or fp16, any strides; out as x2
         D: (D,); fp32, bf16 or fp16
-        residues: (groups, S) with S from 1 to 64, a group for D / groups neighbouring channels; fp32, bf16 or fp16
+        residues: (groups, S), S from 1 to 64; each group is shared by D / groups contiguous channels; fp32, bf16 or fp16
         log_poles: as residues, or (groups, S, 1); at most 0
         state: (B, D, S), with state_indices (slots, D, S); fp32, bf16 or fp16, any strides
         state_indices: (B,), int32 or int64; None: sequence n has state n
 
     Parameters:
-        null_slot: a slot that stands for padding, as negative ones do; None: only those
+        null_slot: a slot that marks padding, as negative slots do; None: only negative slots do
 
-    Several tokens give the bits of single ones where the state is fp32. A log pole of −1e−6 keeps its rate: the state loses
-    1e−6 of itself a token.
+    With an fp32 state, several tokens give the bits of single ones. A log pole of −1e−6 keeps its rate: the state decays by
+    1e−6 per token.
 
     Edge cases:
-        A slot that is negative or null_slot skips its sequence: zero output, no slot touched.
-        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
-        Two sequences on one slot race.
-        A log pole of −∞ keeps nothing of the tokens before.
+        A negative slot, or null_slot, skips its sequence: output 0, no slot touched.
+        A slot past the pool touches nothing: CPU tensors raise IndexError; on a GPU the sequence's output is NaN.
+        Two sequences with the same slot race.
+        A log pole of −∞ forgets all previous tokens.
 
     Example:
         >>> one, half, state = torch.ones(1, 1), torch.full((1, 1), 0.5), torch.zeros(1, 1, 1)
@@ -155,7 +155,7 @@ _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 @sanitizes("hyena_modal_step")
 def _sanitized() -> None:
-    """Every configuration; slots that are none, groups, states with the channels last."""
+    """Every configuration; invalid slots, groups, channels-last states."""
     slots = torch.tensor(_HOSTILE, device="cuda")
     for states, io in product((16, 40), (torch.bfloat16, torch.float16, torch.float32)):
         x2, x1, v = (draw(5, 21, 3, dtype=io) for _ in range(3))

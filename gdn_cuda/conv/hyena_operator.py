@@ -1,5 +1,4 @@
-"""What Hyena's three operators have in common: how they are declared, their gradients, and the layouts of their tensors
-(B, D, L)."""
+"""Shared by Hyena's three operators: their declaration, their gradients, and the layouts of their tensors (B, D, L)."""
 
 from __future__ import annotations
 
@@ -24,17 +23,17 @@ _PER_TOKEN = ("x1", "x2", "v")
 def differentiable_hyena(name: str, computed: Computed, columns: Callable[[Any], int]) -> Differentiable:
     """torch.ops.gdn_cuda.<name>, which returns (y, state), with gradients by torch.ops.gdn_cuda.<name>_backward.
 
-    `computed` gives y and the state, in plain torch, and `columns` how many numbers a channel's state has. <name>_backward
-    takes grad, grad_state and the arguments of <name>, in any order. It returns gradients of all tensors of <name> but
-    padding_mask, in their order: those of x1, x2 and v like x1; the others contiguous, in fp32 (fp64), and without elements
-    where an argument is None.
+    `computed` returns y and the state, in plain torch; `columns` returns the number of values in a channel's state.
+    <name>_backward takes grad, grad_state and the arguments of <name>, in any order. It returns the gradients of all tensors of
+    <name> but padding_mask, in their order: those of x1, x2 and v like x1; the others contiguous, in fp32 (or fp64), and empty
+    for arguments that are None.
     """
 
     def gradients(x: Any, needs: Any, grad: Tensor, grad_state: Tensor) -> dict[str, Any]:
-        given = vars(x) | {"grad": _with_neighbours_of(x.x1, grad), "grad_state": grad_state}
+        given = vars(x) | {"grad": _in_layout_of(x.x1, grad), "grad_state": grad_state}
         found = backward(*(given[argument] for argument in backward.schema.arguments))
         named = zip(differentiated, found, strict=True)
-        return {argument: of.to(given[argument].dtype) for argument, of in named if getattr(needs, argument)}
+        return {argument: gradient.to(given[argument].dtype) for argument, gradient in named if getattr(needs, argument)}
 
     def refuse_vmap(x: Any, dims: Any) -> Any:
         raise RuntimeError(f"{name}: torch.vmap is not supported; x1 has a batch dimension")
@@ -69,7 +68,7 @@ def with_reference(forward: Differentiable, computed: Computed) -> Callable[[Fun
     return declare
 
 
-# ---- What runs on CPU tensors, and shapes
+# ---- CPU implementations, and shapes
 
 
 def _reference(computed: Computed) -> Callable[[Any], Any]:
@@ -94,14 +93,14 @@ def _gradient_shape(x: Any, argument: str) -> Tensor:
 
 
 def _gradients_on_cpu(computed: Computed, differentiated: list[str], x: Any) -> list[Tensor]:
-    """Those of autograd, which this switches on where the dispatcher is below it, and in inference mode."""
+    """Gradients by autograd, which is off here (below the dispatcher, or in inference mode) and has to be switched on."""
     with torch.inference_mode(False), torch.enable_grad():
         copies = {name: given.clone() if isinstance(given, Tensor) else given for name, given in vars(x).items()}
         leaves = [y.requires_grad_() for name in differentiated if (y := copies[name]) is not None]
-        # A state of no tokens and no initial state depends on nothing.
+        # Without tokens and initial state, the state depends on nothing.
         results = zip(computed(SimpleNamespace(**copies)), (x.grad, x.grad_state), strict=True)
         weighted = [(result * grad.to(result.dtype)).sum() for result, grad in results if result.requires_grad]
-        # Of one number: with gradients of others, autograd would import sympy.
+        # A scalar: with gradients of other shapes autograd would import sympy.
         found = iter(torch.autograd.grad(sum(weighted, torch.zeros(())), leaves, materialize_grads=True))
     return [
         _gradient_shape(x, name).copy_(next(found)) if copies[name] is not None else _gradient_shape(x, name)
@@ -112,16 +111,16 @@ def _gradients_on_cpu(computed: Computed, differentiated: list[str], x: Any) -> 
 # ---- Layouts
 
 
-def _with_neighbours_of(x: Tensor, grad: Tensor) -> Tensor:
-    """Kernels read gradients fast in the layout of x; a copy takes less time than a walk over others."""
+def _in_layout_of(x: Tensor, grad: Tensor) -> Tensor:
+    """Kernels read gradients fast in x's layout; copying a gradient to it takes less time than reading another layout."""
     return grad if grad.stride(1 if channels_are_last(x) else 2) == 1 else in_layout(grad, x)
 
 
 def tokens_adjacent(x: Tensor) -> Tensor:
-    """Tokens are neighbours in memory."""
+    """x with contiguous tokens."""
     return x.contiguous()
 
 
 def channels_adjacent(x: Tensor) -> Tensor:
-    """Channels are neighbours in memory."""
+    """x with contiguous channels."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)

@@ -42,26 +42,26 @@ def hyena_short(
         u = x1 ⊙ v,  z_t = Σ_k weight_k u_{t−K+1+k} + bias (times u_t with gated_bias),  y = x2 ⊙ mask ⊙ z
 
     Shapes:
-        x1, x2, v: (B, D, L), one type of fp32, bf16 and fp16, contiguous or the transposed view of (B, L, D)
-        weight: (groups, 1, K), K from 1 to 32, in their type or fp32; a group is shared by D / groups neighbouring channels
-        bias: (D,), in their type or fp32
-        padding_mask: (B, L), bool, integer or a number of their type or fp32
-        initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, the initial one also in their type
+        x1, x2, v: (B, D, L), all fp32, bf16 or fp16, contiguous or the transposed view of (B, L, D)
+        weight: (groups, 1, K), K from 1 to 32, in the same dtype or fp32; each group filters D / groups contiguous channels
+        bias: (D,), in the same dtype or fp32
+        padding_mask: (B, L), bool, integer, the same dtype or fp32
+        initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, or for initial_state the same dtype
         y: like x1
 
     Parameters:
         gated_bias: whether the bias is multiplied by u_t
-        return_state: whether (y, state) is returned, and not y alone
+        return_state: whether to return (y, state) instead of y
 
-    Neither layout is copied; other strides are taken as they are, more slowly. CPU tensors may also
-    be fp64. Gradients exist of all but padding_mask, through the state too. They keep the inputs alone, and take memory for
-    K + 1 sums a channel of every warp; those of weight and bias are summed in fp32.
+    Neither layout is copied; other strides are read in place, more slowly. CPU tensors may also be fp64. All inputs but
+    padding_mask have gradients, and so has the state. Backward keeps only the inputs, and allocates K + 1 sums per channel and
+    warp; gradients of weight and bias are summed in fp32.
 
     Edge cases:
-        Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives what it gives in one.
-        A state of fewer than K − 1 tokens begins with the end of the initial one, or zeros.
-        Only tokens that a tap meets reach an output: an infinity or NaN ends K − 1 tokens later.
-        In the gradients of a group's taps and of a bias, an infinity or NaN of one of its tokens is one of all.
+        Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives the results of the whole.
+        The state after fewer than K − 1 tokens begins with the end of the initial state, or with zeros.
+        An output depends only on the tokens its taps multiply: an infinity or NaN has no effect after K − 1 tokens.
+        An infinity or NaN in any token makes the gradients of its group's taps and of its bias infinite or NaN.
         Gradients of gradients and forward mode raise RuntimeError; gdn_cuda.reference has them.
 
     Example:
@@ -87,7 +87,7 @@ def _example(B: int, T: int, seed: int) -> Arguments:
     return _given(B, 6, T, 7, seed, groups=2) | {"bias": random(6, seed=seed + 4), "return_state": True}
 
 
-@example(hyena_short, "hyena_short, channels neighbours")
+@example(hyena_short, "hyena_short, channels contiguous")
 def _example_channels(B: int, T: int, seed: int) -> Arguments:
     x = _given(B, 6, T, 3, seed)
     for name in ("x1", "x2", "v"):
@@ -149,7 +149,7 @@ def _measured(device: str) -> Iterator[Case]:
 
 @sanitizes("hyena_short", "hyena_short_columns", "hyena_short_backward", "hyena_short_columns_backward")
 def _sanitized() -> None:
-    """Both layouts, whole vectors and rows that are not, few taps and many, masks and states."""
+    """Both layouts, rows with and without whole vectors, few and many taps, masks and states."""
     for dtype in (torch.bfloat16, torch.float32):
         for D, L, K in ((3, 1029, 7), (136, 520, 8), (66, 300, 32), (5, 3, 12)):
             for rows in (tokens_adjacent, channels_adjacent):

@@ -1,7 +1,7 @@
-"""Causal depthwise convolutions and their gradients in plain torch and in fp64. CPU tensors run these.
+"""Causal depthwise convolutions and their gradients in plain torch, in fp64: the implementation for CPU tensors.
 
-A sequence's inputs are its state, W − 1 wide or wider, and then its tokens; a token sees those of the last W that have its own
-index.
+The inputs of a sequence are its state, of W − 1 columns or more, and then its tokens. A token sees those of the last W inputs
+that have its own index.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WIDE = torch.float64
 class _Part:
     """Sequences of one length: all rows of a batch, or one packed sequence."""
 
-    rows: slice  # among the states
+    rows: slice  # of the states
     tokens: slice
     inputs: Tensor  # (rows, D, state and tokens)
-    ids: Tensor | None  # (rows, state and tokens); negative: of no sequence
+    ids: Tensor | None  # (rows, state and tokens); negative: in no sequence
 
 
 def _parts(x: Any, states: Tensor) -> Iterator[_Part]:
@@ -54,15 +54,15 @@ def states_of(x: Any) -> Tensor:
 
 
 def _seen(part: _Part, k: int, W: int) -> Tensor:
-    """What tokens see through tap k: (rows, D, tokens)."""
+    """The inputs that tap k multiplies: (rows, D, tokens)."""
     count = part.tokens.stop - part.tokens.start
     first = part.inputs.shape[2] - count - (W - 1) + k
     seen = part.inputs[..., first : first + count]
-    linked = _linked(part, k, W)
-    return seen if linked is None else torch.where(linked[:, None], seen, 0)
+    same = _same_sequence(part, k, W)
+    return seen if same is None else torch.where(same[:, None], seen, 0)
 
 
-def _linked(part: _Part, k: int, W: int) -> Tensor | None:
+def _same_sequence(part: _Part, k: int, W: int) -> Tensor | None:
     if part.ids is None:
         return None
     count = part.tokens.stop - part.tokens.start
@@ -72,7 +72,7 @@ def _linked(part: _Part, k: int, W: int) -> Tensor | None:
 
 
 def _sums(part: _Part, x: Any) -> Tensor:
-    """Before the activation."""
+    """The outputs before the activation."""
     W = x.weight.shape[1]
     weight = x.weight.to(_WIDE)
     z = part.inputs[..., :0].sum(-1, keepdim=True).expand(-1, -1, part.tokens.stop - part.tokens.start)
@@ -83,15 +83,15 @@ def _sums(part: _Part, x: Any) -> Tensor:
     return z
 
 
-def _of_sequences(part: _Part, y: Tensor) -> Tensor:
-    """0 where a token is of none."""
+def _zero_outside(part: _Part, y: Tensor) -> Tensor:
+    """y, with zeros for tokens in no sequence."""
     if part.ids is None:
         return y
     return torch.where(part.ids[:, None, part.ids.shape[1] - y.shape[2] :] >= 0, y, 0)
 
 
-def _behind(part: _Part, width: int) -> Tensor:
-    """The last `width` inputs, those of the last token's sequence: its state."""
+def _final_states(part: _Part, width: int) -> Tensor:
+    """The last `width` inputs, as far as they belong to the last token's sequence."""
     states = part.inputs[..., part.inputs.shape[2] - width :]
     kept = _kept(part, width)
     return states if kept is None else torch.where(kept[:, None], states, 0)
@@ -105,56 +105,56 @@ def _kept(part: _Part, width: int) -> Tensor | None:
 
 
 def forward(x: Any, states: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, states behind the last tokens) in fp64, differentiable."""
-    rows, behind = [], []
+    """(out, final states) in fp64, differentiable."""
+    rows, final_states = [], []
     for part in _parts(x, states):
         z = _sums(part, x)
-        rows.append(_of_sequences(part, F.silu(z) if x.silu else z))
-        behind.append(_behind(part, states.shape[2]))
+        rows.append(_zero_outside(part, F.silu(z) if x.silu else z))
+        final_states.append(_final_states(part, states.shape[2]))
     left = x.x.shape[2] - (0 if x.cu_seqlens is None else int(x.cu_seqlens[-1]))
-    if x.cu_seqlens is not None:  # tokens behind the last sequence
+    if x.cu_seqlens is not None:  # tokens after the last sequence
         rows.append(x.x.new_zeros((*x.x.shape[:2], left), dtype=_WIDE))
-    return torch.cat(rows, 2), torch.cat(behind) if behind else states
+    return torch.cat(rows, 2), torch.cat(final_states) if final_states else states
 
 
 def causal_conv1d(x: Any) -> tuple[Tensor, Tensor]:
-    out, behind = forward(x, states_of(x))
-    behind = behind if x.return_final_states else behind.new_zeros(0)
-    return in_layout(out.to(x.x.dtype), x.x), behind.to(state_dtype(x.x), copy=True)
+    out, final_states = forward(x, states_of(x))
+    final_states = final_states if x.return_final_states else final_states.new_zeros(0)
+    return in_layout(out.to(x.x.dtype), x.x), final_states.to(state_dtype(x.x), copy=True)
 
 
 def causal_conv1d_backward(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, weight, bias and initial_states; those of what is not given are empty."""
+    """The gradients of x, weight, bias and initial_states; empty for an argument that was not passed."""
     W, states = x.weight.shape[1], states_of(x)
     weight = x.weight.to(_WIDE)
-    of_x = x.x.new_zeros(x.x.shape, dtype=_WIDE)
-    of_weight, of_bias, of_states = torch.zeros_like(weight), weight.new_zeros(weight.shape[0]), torch.zeros_like(states)
+    dx = x.x.new_zeros(x.x.shape, dtype=_WIDE)
+    dweight, dbias, dstates = torch.zeros_like(weight), weight.new_zeros(weight.shape[0]), torch.zeros_like(states)
     for part in _parts(x, states):
         count = part.tokens.stop - part.tokens.start
-        dz = _of_sequences(part, x.grad[..., part.tokens].to(_WIDE))
+        dz = _zero_outside(part, x.grad[..., part.tokens].to(_WIDE))
         if x.silu:
             z = _sums(part, x)
             gate = torch.sigmoid(z)
             dz = dz * gate * (1 + z * (1 - gate))
-        of_inputs = torch.zeros_like(part.inputs)
+        dinputs = torch.zeros_like(part.inputs)
         for k in range(W):
-            of_weight[:, k] += (dz * _seen(part, k, W)).sum((0, 2))
-            linked = _linked(part, k, W)
-            of_seen = weight[:, k, None] * dz
-            of_inputs[..., k : k + count] += of_seen if linked is None else torch.where(linked[:, None], of_seen, 0)
-        of_bias += dz.sum((0, 2))
+            dweight[:, k] += (dz * _seen(part, k, W)).sum((0, 2))
+            same = _same_sequence(part, k, W)
+            dseen = weight[:, k, None] * dz
+            dinputs[..., k : k + count] += dseen if same is None else torch.where(same[:, None], dseen, 0)
+        dbias += dz.sum((0, 2))
         if x.grad_states is not None:
             kept = _kept(part, W - 1)
             grad = x.grad_states[part.rows].to(_WIDE)
-            of_inputs[..., count:] += grad if kept is None else torch.where(kept[:, None], grad, 0)
-        of_states[part.rows] = of_inputs[..., : W - 1]
-        of_x[..., part.tokens] = of_inputs[..., W - 1 :]
+            dinputs[..., count:] += grad if kept is None else torch.where(kept[:, None], grad, 0)
+        dstates[part.rows] = dinputs[..., : W - 1]
+        dx[..., part.tokens] = dinputs[..., W - 1 :]
     given = (x.bias is not None, x.initial_states is not None)
     return (
-        in_layout(of_x.to(x.x.dtype), x.x),
-        of_weight.to(x.weight.dtype),
-        of_bias.to(x.bias.dtype) if given[0] else x.weight.new_zeros(0),
-        of_states.to(state_dtype(x.x)) if given[1] else x.x.new_zeros(0, dtype=state_dtype(x.x)),
+        in_layout(dx.to(x.x.dtype), x.x),
+        dweight.to(x.weight.dtype),
+        dbias.to(x.bias.dtype) if given[0] else x.weight.new_zeros(0),
+        dstates.to(state_dtype(x.x)) if given[1] else x.x.new_zeros(0, dtype=state_dtype(x.x)),
     )
 
 
@@ -168,8 +168,8 @@ def causal_conv1d_prefill(x: Any) -> Tensor:
     states = gather_states(x.conv_state, slots, active).to(_WIDE)
     if x.has_initial_state is not None:
         states[x.has_initial_state == 0] = 0
-    out, behind = forward(x, states)
-    x.conv_state[slots[active]] = behind[active].to(x.conv_state.dtype)
+    out, final_states = forward(x, states)
+    x.conv_state[slots[active]] = final_states[active].to(x.conv_state.dtype)
     if x.cu_seqlens is None:
         out[~active] = 0
     else:

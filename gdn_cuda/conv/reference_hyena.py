@@ -1,7 +1,7 @@
-"""Hyena's operators in plain torch, differentiable: CPU tensors run these.
+"""Hyena's operators in plain torch, differentiable: the implementation for CPU tensors.
 
-Arithmetic is fp32, fp64 where inputs are; results have the dtype of v, and states fp32 (fp64). Poles are raised to powers in
-fp64 always: a pole next to 1 is raised to the power of a million, which would lose five digits in fp32.
+Arithmetic is fp32, or fp64 if an input is fp64; results have the dtype of v, states are fp32 (or fp64). Powers of poles are
+always computed in fp64: a pole near 1 raised to the power of a million would lose five digits in fp32.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def arithmetic_dtype(*inputs: Tensor | None) -> torch.dtype:
 
 
 def per_channel(x: Tensor, channels: int) -> Tensor:
-    """Parameters (groups, …) as (channels, …): a group is shared by neighbouring channels."""
+    """Parameters (groups, …) as (channels, …): contiguous channels share a group."""
     return x if x.shape[0] == channels else x.repeat_interleave(channels // x.shape[0], 0)
 
 
 def _fir(u: Tensor, taps: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Σ_k taps[k] u_{t−K+1+k} with the state in front of u, and the last K − 1 inputs."""
+    """Σ_k taps[k] u_{t−K+1+k} with the state before u, and the last K − 1 inputs."""
     B, D, L = u.shape
     width = taps.shape[-1] - 1
     before = u.new_zeros(B, D, width) if initial_state is None else initial_state.to(u.dtype)
@@ -49,7 +49,7 @@ def short(
     padding_mask: Tensor | None,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, state) of hyena_short: a correlation, the last tap meets the current token."""
+    """(y, state) of hyena_short: a correlation: the last tap multiplies the current token."""
     dtype = arithmetic_dtype(x1, x2, v, weight, bias, initial_state)
     u = x1.to(dtype) * v.to(dtype)
     z, state = _fir(u, weight, initial_state)
@@ -67,7 +67,7 @@ def medium(
     padding_mask: Tensor | None,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, state) of hyena_medium: a convolution, the first tap meets the current token."""
+    """(y, state) of hyena_medium: a convolution: the first tap multiplies the current token."""
     return short(x1, x2, v, weight.flip(-1), bias, True, padding_mask, initial_state)
 
 
@@ -78,7 +78,7 @@ def powers(log_poles: Tensor, exponents: Tensor) -> Tensor:
 
 
 def modal_filter(residues: Tensor, log_poles: Tensor, L: int) -> Tensor:
-    """h_t = Σ_s R_s p_s^t, (rows, L) in fp64: a product of matrices, with t = block · tokens of a block + token."""
+    """h_t = Σ_s R_s p_s^t, (rows, L) in fp64: a matrix product, with t = block · (tokens per block) + token."""
     width = max(1, round(L**0.5))
     inner = torch.arange(width, device=residues.device)
     outer = torch.arange(-(-L // width), device=residues.device) * width
@@ -87,8 +87,8 @@ def modal_filter(residues: Tensor, log_poles: Tensor, L: int) -> Tensor:
 
 
 def _modal_chunks(u: Tensor, width: int, residues: Tensor, log_poles: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """h * u for u (B, D, n · width) behind the state (B, D, S), and the state after it. Within a chunk a convolution; between
-    chunks the states are carried."""
+    """h * u for u (B, D, n · width) after the state (B, D, S), and the final state: a convolution within a chunk, and states
+    carried between chunks."""
     B, D, L = u.shape
     chunks = u.unflatten(-1, (L // width, width))
     steps = torch.arange(width + 1, device=u.device)
@@ -115,7 +115,7 @@ def long(
     bias: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """(y, state) of hyena_long: memory for states between chunks of tokens, and for no filter of the sequence's length."""
+    """(y, state) of hyena_long. Allocates states between chunks of tokens, and no filter of the sequence's length."""
     dtype = arithmetic_dtype(x1, x2, v, residues, log_poles, bias, initial_state)
     B, D, L = v.shape
     R, logs = per_channel(residues, D), per_channel(log_poles, D)

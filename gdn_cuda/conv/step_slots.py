@@ -1,4 +1,4 @@
-"""References of steps: tokens with or without a dimension of their own, and states in slots of a pool, on CPU tensors."""
+"""Shared by the references of steps: tokens with or without a token dimension, and states in slots of a pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def with_tokens(x: Tensor) -> Tensor:
 
 
 class Slots:
-    """Which slots of `pool` the sequences of a call have, and which sequences run; raises IndexError for one past the pool."""
+    """The slots of a call's sequences in `pool`, and which sequences run; raises IndexError for a slot past the pool."""
 
     def __init__(self, function: str, x: Any, pool: Tensor, sequences: int):
         given = x.state_indices
@@ -29,5 +29,5 @@ class Slots:
         return torch.where(self.active[:, None, None], y, 0).reshape(like.shape).to(like.dtype)
 
     def after(self, pool: Tensor, states: Tensor) -> Tensor:
-        """The pool with the states of those that run."""
+        """The pool with the new states of the sequences that run."""
         return pool.index_put((self.slots[self.active],), states[self.active].to(pool.dtype))

@@ -1,4 +1,4 @@
-"""The Hyena layers of StripedHyena 2 and Evo 2, between the projections before and after them."""
+"""The Hyena layers of StripedHyena 2 and Evo 2, without their input and output projections."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from ..operators.registration import check_call
 from .dtypes import at_least_fp32, layer_dtype, recurrence_dtype
 from .tensors import after_token
 
-_CONVOLUTION_FROM = 128  # filters of so many taps are convolutions with a bias D, shorter ones correlations without
+_CONVOLUTION_FROM = (
+    128  # from this number of taps on, filters are convolutions with a bias D; shorter ones are correlations without one
+)
 _LONGEST_SHORT = 32  # of hyena_short
-_GAMMA = (0.01, 0.1)  # at the start poles are e^(−γ / e), γ uniform between these, and residues small, as in savanna
+_GAMMA = (0.01, 0.1)  # initial poles are e^(−γ / e) with γ uniform in this range, and residues are small, as in savanna
 _RESIDUES = 0.1
 
 
 class HyenaState(NamedTuple):
-    """What the next tokens of a HyenaCascade go on from."""
+    """The state from which a HyenaCascade continues."""
 
     fir: Tensor  # (B, 3 hidden_size, short_filter_length − 1)
     inner: Tensor  # (B, hidden_size, K − 1) of an explicit filter, (B, hidden_size, state_size) of an implicit one
@@ -45,19 +47,19 @@ class HyenaCascade(nn.Module):
 
     Shapes:
         u: (B, L, 3 hidden_size), or (B, 3 hidden_size) in a step; the result (B, L, hidden_size) or (B, hidden_size)
-        padding_mask: (B, L), multiplied to what the filters give; HCL's inner filter has none
-        state: a HyenaState; None begins a sequence
+        padding_mask: (B, L), multiplies the filters' outputs; HCL's inner filter has none
+        state: a HyenaState; None: the beginning of a sequence
 
     Parameters:
         hidden_size: channels of each projection
         fir_inner_filter_length: None is Evo 2's HCL, whose filter h is implicit; 128 taps and more are HCM, with the bias D;
           fewer are HCS
-        hyena_filter_groups: how many filters h there are, each for as many neighbouring channels; None: one a channel
+        hyena_filter_groups: number of filters h, each for a group of contiguous channels; None: one per channel
         short_filter_length: taps of the filter of the projections
-        short_filter_bias: whether that has a bias
+        short_filter_bias: whether that filter has a bias
         state_size: real poles of an implicit filter
         layout, num_attention_heads: `layout` and `n_heads` of `split_projections`; Evo 2's is "interleaved"
-        hyena_flip_x1x2: whether x1 and x2 change places
+        hyena_flip_x1x2: whether x1 and x2 are swapped
         device, dtype: of the parameters; log_poles and residues are fp32, or fp64
 
     Example:
@@ -122,10 +124,10 @@ class HyenaCascade(nn.Module):
     def forward(
         self, u: Tensor, state: HyenaState | None = None, *, padding_mask: Tensor | None = None, return_state: bool = False
     ) -> Tensor | tuple[Tensor, HyenaState]:
-        """Returns y (B, L, hidden_size), or (y, state); `state` is the one before the first token."""
+        """Returns y (B, L, hidden_size), or (y, state); `state` is the state before the first token."""
         if u.dim() != 3 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, L, {3 * self.hidden_size}), got {tuple(u.shape)}")
-        channels = u.mT.to(layer_dtype(u)).contiguous()  # every third channel of neighbouring ones would be no vectors
+        channels = u.mT.to(layer_dtype(u)).contiguous()  # every third of contiguous channels would not be vectors
         before = None if state is None else state.fir
         z, fir = causal_conv1d(
             channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=True
@@ -138,7 +140,7 @@ class HyenaCascade(nn.Module):
             y, inner = hyena_long(x1, x2, v, self.residues, self.log_poles, self.D, initial_state=inner, return_state=True)
         elif self.fir_inner_filter_length <= _LONGEST_SHORT:
             y, inner = hyena_short(x1, x2, v, self.h, padding_mask=padding_mask, initial_state=inner, return_state=True)
-        else:  # the last tap of a correlation meets the current token, the first of a convolution
+        else:  # the current token is multiplied by a correlation's last tap, and by a convolution's first
             taps = self.h if self.D is not None else self.h.flip(-1)
             D = self.D if self.D is not None else self.h.new_zeros(self.hidden_size)
             y, inner = hyena_medium(x1, x2, v, taps, D, padding_mask=padding_mask, initial_state=inner, return_state=True)
@@ -162,7 +164,7 @@ class HyenaCascade(nn.Module):
             return step | {"gated_bias": is_convolution, "flip_filter": is_convolution}
 
         def checks() -> None:
-            """That call follows one that writes. The projections are filtered into ones like them."""
+            """Checks that call before the first one writes; filtered projections have the shape and dtype of projections."""
             if by_forward:  # which writes last
                 return
             step = inner(*self._split(u))
@@ -185,7 +187,7 @@ class HyenaCascade(nn.Module):
         return composed("HyenaCascade.step", "forward", written, {"u": u}, run, checks, self), state
 
     def default_state(self, batch: int) -> HyenaState:
-        """That before the first token: zeros."""
+        """The state before the first token: zeros."""
         zeros, dtype = self.short_filter_weight.new_zeros, state_dtype(self.short_filter_weight)
         explicit = self.fir_inner_filter_length
         width = self.residues.shape[1] if explicit is None else explicit - 1

@@ -17,11 +17,11 @@ from .tensors import after_token
 class ShortConv(nn.Module):
     """LFM2's short convolution: a projection to B, C and x, C ⊙ conv(B ⊙ x) with K taps, and a projection back.
 
-    Parameters have the names and shapes, and begin as, in transformers' Lfm2ShortConv: in_proj, conv and out_proj.
+    Parameters have the names, shapes and initial values of transformers' Lfm2ShortConv: in_proj, conv and out_proj.
 
     Shapes:
         u: (B, L, hidden_size), or (B, hidden_size) in a step; the result is like u
-        state: (B, hidden_size, K − 1), fp32, the last values of B ⊙ x; None begins a sequence
+        state: (B, hidden_size, K − 1), fp32, the last values of B ⊙ x; None: the beginning of a sequence
 
     Parameters:
         hidden_size: channels of u
@@ -57,7 +57,7 @@ class ShortConv(nn.Module):
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=bias, **like)
 
     def forward(self, u: Tensor, state: Tensor | None = None, *, return_state: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns y (B, L, hidden_size), or (y, state); `state` is the one before the first token."""
+        """Returns y (B, L, hidden_size), or (y, state); `state` is the state before the first token."""
         if u.dim() != 3 or u.shape[-1] != self.hidden_size:
             raise ValueError(f"ShortConv: u: expected (B, L, {self.hidden_size}), got {tuple(u.shape)}")
         B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
@@ -81,7 +81,7 @@ class ShortConv(nn.Module):
         return as_one_call("ShortConv.step", "forward", {"state": state}, {"u": u}, run, self), state
 
     def default_state(self, batch: int) -> Tensor:
-        """That before the first token: zeros."""
+        """The state before the first token: zeros."""
         weight = self.conv.weight
         return weight.new_zeros(batch, self.hidden_size, self.kernel_size - 1, dtype=state_dtype(weight))
 

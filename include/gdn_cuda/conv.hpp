@@ -4,7 +4,7 @@
 #include <gdn_cuda/arguments.hpp>
 #include <tuple>
 
-// Functions that take tensors would be hidden too.
+// Without this, functions that take tensors would be hidden.
 #pragma GCC visibility push(default)
 
 namespace gdn_cuda {
@@ -19,10 +19,11 @@ struct GDN_HOLDS_TENSORS CausalConv1d {
 
     GDN_FIELDS(x, weight, bias, seq_idx, initial_states, cu_seqlens, silu, return_final_states)
 };
-// (out, final states, which are empty unless asked for)
+// Returns (out, final states); the latter are empty without return_final_states.
 std::tuple<Tensor, Tensor> causal_conv1d(const CausalConv1d& arguments);
 
-// From and to slots of a pool: conv_state (slots, D, W - 1 or more). state_indices, has_initial_state: (B or sequences).
+// With states in slots of a pool: conv_state (slots, D, W - 1 or more), updated. state_indices, has_initial_state: (B or
+// sequences).
 struct GDN_HOLDS_TENSORS CausalConv1dPrefill {
     static constexpr const char* name = "causal_conv1d_prefill";
     Given x, weight;
@@ -33,11 +34,11 @@ struct GDN_HOLDS_TENSORS CausalConv1dPrefill {
 
     GDN_FIELDS(x, weight, bias, conv_state, state_indices, has_initial_state, seq_idx, cu_seqlens, silu)
 };
-// out
+// Returns out.
 Tensor causal_conv1d_prefill(const CausalConv1dPrefill& arguments);
 
-// A token or a few of every sequence. x: (B, D) or (B, D, T), with cu_seqlens (tokens, D) or (1, D, tokens); float32, bfloat16
-// or float16. conv_state, which is updated: (B or slots, D, S). weight: (D, W), bias: (D).
+// One or a few tokens of every sequence. x: (B, D) or (B, D, T), with cu_seqlens (tokens, D) or (1, D, tokens); float32,
+// bfloat16 or float16. conv_state, updated: (B or slots, D, S). weight: (D, W), bias: (D).
 struct GDN_HOLDS_TENSORS CausalConv1dUpdate {
     static constexpr const char* name = "causal_conv1d_update";
     Given x;
@@ -51,7 +52,7 @@ struct GDN_HOLDS_TENSORS CausalConv1dUpdate {
     GDN_FIELDS(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, num_accepted_tokens, cu_seqlens, null_slot, silu,
                out)
 };
-// out
+// Returns out.
 Tensor causal_conv1d_update(const CausalConv1dUpdate& arguments);
 
 // residues, log_poles: (rows, S), float32.
@@ -59,11 +60,11 @@ struct GDN_HOLDS_TENSORS HyenaFilter {
     Given residues, log_poles;
     int64_t L = 0;
 };
-// (rows, L)
+// Returns (rows, L).
 Tensor hyena_filter(const HyenaFilter& arguments);
 
-// One token or several of a causal FIR filter. u, out: (B, D) or (B, D, T); fir_state, which is updated: (B or slots, D, K -
-// 1); weight: (groups, 1, K); bias: (D).
+// One or several tokens of a causal FIR filter. u, out: (B, D) or (B, D, T); fir_state, updated: (B or slots, D, K - 1);
+// weight: (groups, 1, K); bias: (D).
 struct GDN_HOLDS_TENSORS HyenaFirStep {
     static constexpr const char* name = "hyena_fir_step";
     Given u;
@@ -77,11 +78,11 @@ struct GDN_HOLDS_TENSORS HyenaFirStep {
 
     GDN_FIELDS(u, fir_state, weight, bias, gated_bias, flip_filter, state_indices, null_slot, out)
 };
-// out
+// Returns out.
 Tensor hyena_fir_step(const HyenaFirStep& arguments);
 
-// One token or several of a filter in modal form. x2, x1, v, out: (B, D) or (B, D, T); D: (D); residues: (groups, S);
-// log_poles: the same or (groups, S, 1); state, which is updated: (B or slots, D, S).
+// One or several tokens of a filter in modal form. x2, x1, v, out: (B, D) or (B, D, T); D: (D); residues: (groups, S);
+// log_poles: the same or (groups, S, 1); state, updated: (B or slots, D, S).
 struct GDN_HOLDS_TENSORS HyenaModalStep {
     static constexpr const char* name = "hyena_modal_step";
     Given x2, x1, v, D, residues, log_poles;
@@ -92,11 +93,11 @@ struct GDN_HOLDS_TENSORS HyenaModalStep {
 
     GDN_FIELDS(x2, x1, v, D, residues, log_poles, state, state_indices, null_slot, out)
 };
-// out
+// Returns out.
 Tensor hyena_modal_step(const HyenaModalStep& arguments);
 
-// x1, x2, v: (B, D, L), float32, bfloat16 or float16, contiguous or the transposed view of (B, L, D), other strides more
-// slowly. weight: (groups, 1, K), K up to 32, bias: (D), in the same type or float32. padding_mask: (B, L). initial_state: (B,
+// x1, x2, v: (B, D, L), float32, bfloat16 or float16, contiguous or the transposed view of (B, L, D); other strides are
+// slower. weight: (groups, 1, K), K up to 32, bias: (D), in the same dtype or float32. padding_mask: (B, L). initial_state: (B,
 // D, K - 1).
 struct GDN_HOLDS_TENSORS HyenaShort {
     static constexpr const char* name = "hyena_short";
@@ -106,10 +107,10 @@ struct GDN_HOLDS_TENSORS HyenaShort {
 
     GDN_FIELDS(x1, x2, v, weight, bias, padding_mask, initial_state, gated_bias)
 };
-// (y, state)
+// Returns (y, state).
 std::tuple<Tensor, Tensor> hyena_short(const HyenaShort& arguments);
 
-// The same tensors, K up to 1024; the first tap meets the current token, and the bias is multiplied by x1 * v.
+// The same tensors, K up to 1024; the first tap multiplies the current token, and the bias is multiplied by x1 * v.
 struct GDN_HOLDS_TENSORS HyenaMedium {
     static constexpr const char* name = "hyena_medium";
     Given x1, x2, v, weight, bias;
@@ -117,7 +118,7 @@ struct GDN_HOLDS_TENSORS HyenaMedium {
 
     GDN_FIELDS(x1, x2, v, weight, bias, padding_mask, initial_state)
 };
-// (y, state)
+// Returns (y, state).
 std::tuple<Tensor, Tensor> hyena_medium(const HyenaMedium& arguments);
 
 // The same tensors. residues, log_poles: (groups, S), S up to 64; initial_state: (B, D, S).
@@ -128,7 +129,7 @@ struct GDN_HOLDS_TENSORS HyenaLong {
 
     GDN_FIELDS(x1, x2, v, residues, log_poles, bias, initial_state)
 };
-// (y, state)
+// Returns (y, state).
 std::tuple<Tensor, Tensor> hyena_long(const HyenaLong& arguments);
 
 }  // namespace gdn_cuda

@@ -1,4 +1,4 @@
-"""Errors of causal_conv1d for the table of scan_accuracy.py: of results, and of gradients."""
+"""Errors of causal_conv1d's results and gradients, for the table of scan_accuracy.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _cases(length: int, dtype: torch.dtype, seed: int) -> Iterator[Case]:
         x = inputs(1, 16, length, W, seed, dtype=dtype, layout=layout, bias=True, activation="silu", **form)
         x = {name: y for name, y in x.items() if name != "activation"}
 
-        def ours(x: Tensor, *others: Any, **more: Any) -> Any:  # a copy on a GPU is dense
+        def ours(x: Tensor, *others: Any, **more: Any) -> Any:  # copies to a GPU are dense
             return gdn_cuda.causal_conv1d(laid_out(x, layout), *others, activation="silu", return_final_states=True, **more)
 
         return Case("causal_conv1d", kind, results_and_gradients(ours, partial(oracle.causal_conv1d, silu=True), x))

@@ -1,4 +1,4 @@
-"""causal_conv1d of the C++ API, callable from here: causal_api.cpp built as a program's library would be."""
+"""causal_conv1d of the C++ API, callable from Python: causal_api.cpp, built like a program's library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load(folder: Path) -> Any:
 
 
 def check(api: Any, device: str, seed: int) -> None:
-    """Results are those of Python."""
+    """Results equal those of Python."""
     for layout in ("tokens", "channels"):
         x = inputs(1, 8, 40, 4, seed, device=device, layout=layout, bias=True, states=True, packed=[0, 2, 33])
         given = (x["x"], x["weight"], x["bias"], x["initial_states"], x["cu_seqlens"])

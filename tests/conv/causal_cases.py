@@ -10,8 +10,8 @@ from torch import Tensor
 Inputs = dict[str, Any]
 LAYOUTS = ("tokens", "channels", "strided", "unaligned")
 
-# Ways to call it, for one batch row of at least 200 tokens.
-WAYS: dict[str, dict[str, Any]] = {
+# Options of inputs(), for one batch row of at least 200 tokens.
+CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "biased, silu": {"bias": True, "activation": "silu"},
     "states": {"states": True, "bias": True, "activation": "swish"},
@@ -23,7 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """(B, D, L) in memory of its own: neighbouring tokens, neighbouring channels, neither, or tokens off 16 bytes."""
+    """A copy of x (B, D, L): contiguous tokens, contiguous channels, neither, or contiguous tokens off 16-byte alignment."""
     B, D, L = x.shape
     if layout == "tokens":
         return x.contiguous()
@@ -35,7 +35,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 
 
 def ids(runs: list[tuple[int, int]], B: int, L: int) -> Tensor:
-    """(B, L) from (index, tokens); the last index goes on."""
+    """(B, L) from (index, tokens); the last index continues to the end."""
     row = [index for index, count in runs for _ in range(count)][:L]
     row += [runs[-1][0]] * (L - len(row))
     return torch.tensor(row, dtype=torch.int32).expand(B, L).contiguous()
@@ -63,12 +63,12 @@ def inputs(
     def draw(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(*shape, generator=rng, dtype=torch.float64).to(device, dtype)
 
-    of_weight = weight_dtype or dtype
+    weight_type = weight_dtype or dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     x: Inputs = {
         "x": laid_out(draw(B, D, L, dtype=dtype), layout),
-        "weight": draw(D, W, dtype=of_weight) / W**0.5,
-        "bias": draw(D, dtype=of_weight) if bias else None,
+        "weight": draw(D, W, dtype=weight_type) / W**0.5,
+        "bias": draw(D, dtype=weight_type) if bias else None,
         "activation": activation,
     }
     if states:
@@ -86,5 +86,5 @@ def for_oracle(x: Inputs) -> Inputs:
 
 
 def leaves(x: Inputs) -> dict[str, Tensor]:
-    """What has gradients, by name."""
+    """The differentiable inputs, by name."""
     return {name: x[name] for name in ("x", "weight", "bias", "initial_states") if x.get(name) is not None}

@@ -1,5 +1,4 @@
-"""Causal depthwise convolutions in fp64 as the specification writes them, token by token and tap by tap, and nothing of the
-package."""
+"""Causal depthwise convolutions in fp64 by their definition, token by token and tap by tap, without the package."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ def causal_conv1d(
     silu: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, states behind the last tokens) on the CPU; differentiable. States may be wider than W − 1."""
+    """(out, final states) on the CPU; differentiable. States may be wider than W − 1."""
     x, weight = x.to("cpu", torch.float64), weight.to("cpu", torch.float64)
     B, D, L = x.shape
     W = weight.shape[1]
@@ -28,32 +27,32 @@ def causal_conv1d(
     states = torch.zeros(len(spans), D, W - 1) if initial_states is None else initial_states
     states = states.to("cpu", torch.float64)
     rows = [[torch.zeros(D, dtype=torch.float64) for _ in range(L)] for _ in range(B)]
-    behind = []
+    final = []
     for sequence, (b, start, end) in enumerate(spans):
         width = states.shape[2]
         ids = [0] * (end - start) if seq_idx is None else seq_idx[b, start:end].tolist()
         seen = [states[sequence, :, i] for i in range(width)] + [x[b, :, t] for t in range(start, end)]
-        of = ids[:1] * width + ids  # the state belongs to the sequence of the first token
+        seen_ids = ids[:1] * width + ids  # the state belongs to the sequence of the first token
         for t, own in enumerate(ids):
             if own < 0:
                 continue
             z = bias
             for k in range(W):
                 at = width + t - (W - 1) + k
-                if of[at] == own:
+                if seen_ids[at] == own:
                     z = z + weight[:, k] * seen[at]
             rows[b][start + t] = z * torch.sigmoid(z) if silu else z
         last = (
             [
-                y if not ids or of[i] == ids[-1] >= 0 else torch.zeros_like(y)
+                y if not ids or seen_ids[i] == ids[-1] >= 0 else torch.zeros_like(y)
                 for i, y in list(enumerate(seen))[len(seen) - width :]
             ]
             if ids
             else seen
         )
-        behind.append(torch.stack(last, -1) if width else torch.zeros(D, 0, dtype=torch.float64))
+        final.append(torch.stack(last, -1) if width else torch.zeros(D, 0, dtype=torch.float64))
     out = torch.stack([torch.stack(row, -1) if row else x[b] for b, row in enumerate(rows)]) if B else x
-    return out, torch.stack(behind) if behind else states
+    return out, torch.stack(final) if final else states
 
 
 def into_pool(
@@ -67,7 +66,7 @@ def into_pool(
     cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, the pool afterwards) on the CPU."""
+    """(out, the pool after the call) on the CPU."""
     pool = pool.to("cpu", torch.float64).clone()
     sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     slots = list(range(sequences)) if state_indices is None else state_indices.tolist()

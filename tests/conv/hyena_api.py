@@ -1,4 +1,4 @@
-"""Hyena's operators of the C++ API, callable from here: hyena_api.cpp built as a program's library would be."""
+"""Hyena's operators of the C++ API, callable from Python: hyena_api.cpp, built like a program's library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load(folder: Path) -> Any:
 
 
 def check(api: Any, device: str, seed: int) -> None:
-    """Results are those of Python, the same bits."""
+    """Results equal those of Python, bit for bit."""
 
     def on(*given: Tensor) -> list[Tensor]:
         return [x.to(device) for x in given]

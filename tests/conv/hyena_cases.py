@@ -1,4 +1,4 @@
-"""Inputs of Hyena's operators for tests: parameters as models have them, and at the ends of their ranges."""
+"""Inputs of Hyena's operators for tests: parameters of models, and the limits of their ranges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SLOWEST, FASTEST = -1e-6, -50.0  # log poles: e⁻¹ after a million tokens, and nothing left after two
+SLOWEST, FASTEST = -1e-6, -50.0  # log poles: a decay to e⁻¹ in a million tokens, and to nothing in two
 
 
 def generator(seed: int) -> torch.Generator:
@@ -15,7 +15,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def draws(seed: int, dtype: torch.dtype = torch.float64) -> Any:
-    """A function that draws normal numbers of a shape, each call others."""
+    """A function that draws normal values of a shape, new ones at each call."""
     random = generator(seed)
     return lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
 
@@ -41,8 +41,8 @@ def modal_parameters(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """residues (groups, S) of both signs, log_poles (groups, S) from SLOWEST to FASTEST, bias (D,)."""
     draw = draws(seed + 1, dtype)
-    share = torch.rand(groups, S, generator=generator(seed + 3), dtype=torch.float64)
-    log_poles = -torch.exp(share * (torch.tensor(FASTEST / SLOWEST).double().log()) + torch.tensor(-SLOWEST).double().log())
+    position = torch.rand(groups, S, generator=generator(seed + 3), dtype=torch.float64)
+    log_poles = -torch.exp(position * (torch.tensor(FASTEST / SLOWEST).double().log()) + torch.tensor(-SLOWEST).double().log())
     if groups and S > 1:
         log_poles[0, :2] = torch.tensor([SLOWEST, FASTEST], dtype=torch.float64)
     return draw(groups, S), log_poles.to(dtype), draw(D)

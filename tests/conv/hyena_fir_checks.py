@@ -1,5 +1,5 @@
-"""Calls of hyena_short and hyena_medium, and their gradients, which tests compare with their definitions in fp64: on CPUs,
-emulated, on GPUs."""
+"""Compares hyena_short and hyena_medium, and their gradients, with their definitions in fp64, on a CPU, in the emulator and on
+a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Inputs = dict[str, Any]
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The numbers of x in memory of their own, with neighbours along `layout`."""
+    """A copy of x, contiguous along `layout`."""
     if layout == "channels":
         return x.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "neither":
@@ -28,7 +28,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 
 
 def fir_terms(x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """u, the taps of every channel, and what they see, the state in front of u; for autograd."""
+    """u, the taps of every channel, and the inputs they multiply (the state, then u); for autograd."""
     u = x["x1"] * x["v"]
     B, D, _ = u.shape
     taps = x["weight"].repeat_interleave(D // max(1, x["weight"].shape[0]), 0)[:, 0]
@@ -46,7 +46,7 @@ class FirChecks:
     oracle: Callable[..., Any]  # (y, state) in numpy
     literal: Callable[[Inputs], tuple[Tensor, Tensor]]  # the same in torch
     bounds: dict[torch.dtype, float]  # relative RMS errors
-    bound_of_gradient: Callable[[str, torch.dtype, torch.dtype], float]  # of an argument, of x1's dtype and its own
+    bound_of_gradient: Callable[[str, torch.dtype, torch.dtype], float]  # by the argument, x1's dtype and the argument's own
 
     def _inputs(
         self,
@@ -98,7 +98,7 @@ class FirChecks:
         layout: str = "tokens",
         **options: Any,
     ) -> None:
-        """Of y and the state, by every tensor that is given."""
+        """Gradients of y and the state for every tensor passed."""
         x = self._inputs(B, D, L, K, seed, dtype, layout, **options)
         leaves = {name: y for name, y in x.items() if isinstance(y, Tensor) and name != "padding_mask"}
         ours = {name: y.detach().requires_grad_() for name, y in leaves.items()}
@@ -107,13 +107,13 @@ class FirChecks:
         rng = torch.Generator().manual_seed(seed + 4)
         grads = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(y.dtype) for y in found]
         given = [laid_out(grads[0].to(found[0].device), layout), grads[1].to(found[1].device)]
-        of_ours = torch.autograd.grad(found, list(ours.values()), given)
+        gradients = torch.autograd.grad(found, list(ours.values()), given)
         mask = None if x.get("padding_mask") is None else x["padding_mask"].cpu()
         expected = self.literal(x | exact | {"padding_mask": mask})
         wanted = torch.autograd.grad(
             expected, list(exact.values()), [y.double() for y in grads], allow_unused=True, materialize_grads=True
         )
-        for name, mine, theirs in zip(ours, of_ours, wanted, strict=True):
+        for name, mine, theirs in zip(ours, gradients, wanted, strict=True):
             assert (mine.shape, mine.dtype, mine.device) == (x[name].shape, x[name].dtype, x[name].device), name
             if mine.numel() and bool(theirs.any()):
                 assert _is_near(mine, theirs, self.bound_of_gradient(name, dtype, mine.dtype)), name
@@ -122,5 +122,5 @@ class FirChecks:
 
 
 def _is_near(got: Tensor, expected: Tensor, bound: float) -> bool:
-    """Of few numbers, all may be rounded by half an ulp."""
+    """If there are few values, all may be rounded by half an ulp."""
     return rel_rms(got.cpu(), expected) < (bound if got.numel() > 100 else 1.5 * bound)

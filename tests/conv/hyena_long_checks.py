@@ -1,4 +1,4 @@
-"""Calls of hyena_long that tests compare with its recurrence in fp64, on a CPU, in the emulator and on a GPU."""
+"""Compares hyena_long with its recurrence in fp64, on a CPU, in the emulator and on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torch import Tensor
 from gdn_cuda import hyena_long
 
 BOUND = {torch.float64: 1e-10, torch.float32: 5e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
-STATE = 3 * 2.0**-17  # of a single state, which may be a single product: what its factors lose, and the product of the rests
+STATE = (
+    3 * 2.0**-17
+)  # of a state, which may be a single product: the rounding of its factors, and the product of their remainders
 
 
 def check_long(
@@ -40,9 +42,9 @@ def check_long(
     assert y.dtype == dtype and y.device == x1.device
     if y.numel():
         assert y.stride(1 if layout == "channels" else 2) == 1 or L < 2
-        # Of few numbers, all may be rounded by half an ulp.
+        # If there are few values, all may be rounded by half an ulp.
         assert rel_rms(y.cpu(), expected) < (BOUND[dtype] if y.numel() > 100 else 1.5 * BOUND[dtype])
-    # A state may cancel; its error is compared with the root of the sum of squares of what it is the sum of.
+    # A state may cancel, so its error is relative to the root of the sum of squares of its terms.
     squared = {name: x.double() ** 2 for name, x in given.items() if name == "initial_state"}
     _, squares = oracle.long(x1.double() ** 2, x2, v.double() ** 2, residues, 2 * poles.double(), bias, **squared)
     scale = torch.from_numpy(squares).sum((0, 1)).sqrt()

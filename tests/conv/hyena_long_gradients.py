@@ -1,5 +1,4 @@
-"""Gradients of hyena_long that tests compare with the adjoint of its recurrence in fp64, on a CPU, in the emulator and on a
-GPU."""
+"""Compares gradients of hyena_long with the adjoint of its recurrence in fp64, on a CPU, in the emulator and on a GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from torch import Tensor
 from gdn_cuda import hyena_long
 
 NAMES = ("x1", "x2", "v", "residues", "log_poles", "bias")
-# Of parameters, against the root of the sum of squares of a gradient's terms, which are products of three factors of 16 bits,
-# or of 24, and summed in fp32.
+# Errors of parameters' gradients relative to the root of the sum of squares of their terms, which are products of three
+# factors of 16 or 24 bits, summed in fp32.
 SUMS = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 3 * 2.0**-17, torch.float16: 3 * 2.0**-17}
 
 
@@ -32,7 +31,7 @@ def check_long_gradients(
     log_poles: Tensor | None = None,
     initial_state: Tensor | None = None,
     grad_layout: str | None = None,
-    of_state: bool = True,
+    with_state: bool = True,
 ) -> dict[str, Tensor]:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     tokens = [laid_out(x.to(device, dtype), layout) for x in gated_inputs(B, D, L, seed)]
@@ -45,9 +44,9 @@ def check_long_gradients(
         leaves["initial_state"] = initial_state.to(device)
     leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
     y, state = hyena_long(**leaves, return_state=True)
-    results, grads = ((y, state), (grad, grad_state)) if of_state else ((y,), (grad,))
+    results, grads = ((y, state), (grad, grad_state)) if with_state else ((y,), (grad,))
     found = dict(zip(leaves, torch.autograd.grad(results, list(leaves.values()), grads), strict=True))
-    expected, scales = oracle.long_gradients(grad, grad_state if of_state else 0 * grad_state, **leaves)
+    expected, scales = oracle.long_gradients(grad, grad_state if with_state else 0 * grad_state, **leaves)
     for name, gradient in found.items():
         given, exact = leaves[name], torch.from_numpy(expected[name])
         assert gradient.dtype == given.dtype and gradient.shape == given.shape, name

@@ -10,7 +10,7 @@ from torch import Tensor
 from gdn_cuda import hyena_medium
 
 BOUND = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
-# Of weights and biases: sums of products of numbers of 24 bits where tensors are fp32, and 16 otherwise.
+# Gradients of weights and biases are sums of products of values of 24 bits for fp32 tensors, and 16 for others.
 SUM_BOUND = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-4, torch.float16: 2e-4}
 
 

@@ -1,6 +1,6 @@
-"""Hyena's operators in fp64 as the specification writes them: sums over taps, tokens and poles, and nothing of the package.
+"""Hyena's operators in fp64 as the specification defines them: sums over taps, tokens and poles, without the package.
 
-Everything is numpy and runs on the CPU. Time is last; rows of a group are repeated over neighbouring channels.
+All of it is numpy. Time is the last dimension; rows of a group are repeated over contiguous channels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def causal_sum(taps: Array, u: Array) -> Array:
 
 
 def _fir(u: Array, taps: Array, state: Array | None) -> tuple[Array, Array]:
-    """The convolution of u, before which `state` came, and the last K − 1 inputs."""
+    """The convolution of u after `state`, and the last K − 1 inputs."""
     B, D, L = u.shape
     width = taps.shape[-1] - 1
     before = np.zeros((B, D, width)) if state is None else state
@@ -60,7 +60,7 @@ def short(
     padding_mask: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Array, Array]:
-    """(y, state): a correlation, the last tap meets the current token."""
+    """(y, state): a correlation: the last tap multiplies the current token."""
     u = wide(x1) * wide(v)
     z, state = _fir(u, taps_of(weight, u.shape[1])[:, ::-1], wide(initial_state))
     if bias is not None:
@@ -77,7 +77,7 @@ def medium(
     padding_mask: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Array, Array]:
-    """(y, state): a convolution, the first tap meets the current token."""
+    """(y, state): a convolution: the first tap multiplies the current token."""
     u = wide(x1) * wide(v)
     z, state = _fir(u, taps_of(weight, u.shape[1]), wide(initial_state))
     return wide(x2) * _times_mask(z + wide(bias)[:, None] * u, padding_mask), state
@@ -113,7 +113,7 @@ def long(
 
 
 def long_by_filter(x1: Tensor, x2: Tensor, v: Tensor, residues: Tensor, log_poles: Tensor, bias: Tensor) -> Array:
-    """y by the sum of the filter's taps and the inputs."""
+    """y by sums over the filter's taps."""
     u = wide(x1) * wide(v)
     h = per_channel(filter_of(residues, log_poles, u.shape[-1]), u.shape[1])
     y: Array = wide(x2) * (causal_sum(h, u) + wide(bias)[:, None] * u)
@@ -131,8 +131,8 @@ def long_gradients(
     bias: Tensor,
     initial_state: Tensor | None = None,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Gradients of `long` by the adjoint of its recurrence, token by token; and of those of parameters the root of the sum of
-    squares of all products of an input and a gradient of an output that they are sums of."""
+    """Gradients of `long` by the adjoint of its recurrence, token by token; and for each parameter's gradient the root of the
+    sum of squares of its terms, which are products of an input and a gradient of an output."""
     X1, X2, V, dy = (wide(x) for x in (x1, x2, v, grad))
     B, D, L = X1.shape
     R = per_channel(residues, D)
@@ -140,38 +140,42 @@ def long_gradients(
     u, dz = X1 * V, dy * X2
     state = np.zeros((B, D, R.shape[1])) if initial_state is None else wide(initial_state)
     states = [state]
-    # Of the squares of a state's terms p^n u: their sums, those times n, and times n squared.
+    # Sums of the squares of a state's terms p^n u, of these times n, and times n squared.
     squares = [state**2, 0 * state, 0 * state]
-    of_residues, of_poles = 0 * state, 0 * state
+    residue_squares, pole_squares = 0 * state, 0 * state
     for t in range(L):
         state = p * state + u[:, :, t, None]
         states.append(state)
         once, n, nn = squares
         squares = [p**2 * once + u[:, :, t, None] ** 2, p**2 * (n + once), p**2 * (nn + 2 * n + once)]
-        of_residues = of_residues + dz[:, :, t, None] ** 2 * squares[0]
-        of_poles = of_poles + (R * dz[:, :, t, None]) ** 2 * squares[2]
-    of_poles = of_poles + wide(grad_state) ** 2 * squares[2]
+        residue_squares = residue_squares + dz[:, :, t, None] ** 2 * squares[0]
+        pole_squares = pole_squares + (R * dz[:, :, t, None]) ** 2 * squares[2]
+    pole_squares = pole_squares + wide(grad_state) ** 2 * squares[2]
 
-    z, of_u = np.zeros_like(X1), np.zeros_like(X1)
+    z, du = np.zeros_like(X1), np.zeros_like(X1)
     R_sum, p_sum = 0 * state, 0 * state
     back = wide(grad_state)
     for t in reversed(range(L)):
         z[:, :, t] = (R * states[t + 1]).sum(-1) + wide(bias) * u[:, :, t]
         back = R * dz[:, :, t, None] + back
-        of_u[:, :, t] = back.sum(-1) + wide(bias) * dz[:, :, t]
+        du[:, :, t] = back.sum(-1) + wide(bias) * dz[:, :, t]
         R_sum += dz[:, :, t, None] * states[t + 1]
         back = p * back
         p_sum += back * states[t]
     groups = residues.shape[0]
     by_groups = (B, groups, D // max(1, groups), R.shape[1])
 
-    def of_groups(x: Array) -> Array:
+    def group_sums(x: Array) -> Array:
         total: Array = x.reshape(by_groups).sum((0, 2))
         return total
 
-    found = {"x1": of_u * V, "x2": dy * z, "v": of_u * X1, "initial_state": back}
-    found |= {"residues": of_groups(R_sum), "log_poles": of_groups(p_sum), "bias": (dz * u).sum((0, 2))}
-    scales = {"residues": of_groups(of_residues), "log_poles": of_groups(of_poles), "bias": ((dz * u) ** 2).sum((0, 2))}
+    found = {"x1": du * V, "x2": dy * z, "v": du * X1, "initial_state": back}
+    found |= {"residues": group_sums(R_sum), "log_poles": group_sums(p_sum), "bias": (dz * u).sum((0, 2))}
+    scales = {
+        "residues": group_sums(residue_squares),
+        "log_poles": group_sums(pole_squares),
+        "bias": ((dz * u) ** 2).sum((0, 2)),
+    }
     return found, {name: np.sqrt(x) for name, x in scales.items()}
 
 
@@ -200,7 +204,7 @@ def fir_step(
     gated_bias: bool = False,
     flip_filter: bool = False,
 ) -> tuple[Array, Array]:
-    """A token u (B, D) behind the K − 1 inputs in fir_state: (y, state)."""
+    """A token u (B, D) after the K − 1 inputs in fir_state: (y, state)."""
     now, before = wide(u), wide(fir_state)
     taps = taps_of(weight, now.shape[1])
     taps = taps[:, ::-1] if flip_filter else taps
@@ -219,7 +223,7 @@ def causal_conv(u: Tensor, k: Tensor, D: Tensor | None = None) -> Array:
 
 
 def split(z: Tensor, heads: int, layout: str) -> tuple[Array, Array, Array]:
-    """Channels (B, 3D, …) as (x2, x1, v): of each channel, each head, or everything one after the other."""
+    """Channels (B, 3D, …) as (x2, x1, v), which alternate by channel, by head, or not at all."""
     values = wide(z)
     D = values.shape[1] // 3
     parts: list[list[Array]] = [[], [], []]

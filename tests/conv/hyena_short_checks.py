@@ -1,4 +1,4 @@
-"""hyena_short's definition and bounds for hyena_fir_checks.py, and how far a NaN reaches in its gradients."""
+"""hyena_short's definition and bounds for hyena_fir_checks.py, and the reach of a NaN in its gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from gdn_cuda import hyena_short
 
 BOUND = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 3e-3, torch.float16: 1e-3}
-# Gradients of weights and biases are sums of products of numbers as they were given, rounded once to their dtype.
+# Gradients of weights and biases are sums of products of the unrounded inputs, rounded once to their dtype.
 SUM_BOUND = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 
 
@@ -36,12 +36,12 @@ check_short, check_short_gradients = _checks.forward, _checks.gradients
 
 
 def reach_of_a_nan(layout: str, K: int, at: int, L: int, seed: int, device: str = "cpu") -> None:
-    """Which tokens' gradients a NaN reaches: of x1, and of the gradient of y."""
+    """Checks which tokens' gradients a NaN reaches, in x1 and in the gradient of y."""
     x1, x2, v = (laid_out(x.to(device, torch.bfloat16), layout) for x in gated_inputs(1, 66, L, seed))
     weight, _ = (x.to(device, torch.float32) for x in fir_parameters(66, 66, K, seed))
     grad = laid_out(torch.ones_like(x2), layout)
-    behind, before = range(at, min(at + K, L)), range(max(at - K + 1, 0), at + 1)
-    for spoilt, hit in ((x1, {"x1": range(0), "x2": behind, "v": [at]}), (grad, {"x1": before, "x2": [at], "v": before})):
+    after, before = range(at, min(at + K, L)), range(max(at - K + 1, 0), at + 1)
+    for spoilt, hit in ((x1, {"x1": range(0), "x2": after, "v": [at]}), (grad, {"x1": before, "x2": [at], "v": before})):
         kept = spoilt[:, :, at].clone()
         spoilt[:, :, at] = torch.nan
         leaves = {"x1": x1.clone(), "x2": x2, "v": v}

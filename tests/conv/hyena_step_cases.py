@@ -1,4 +1,4 @@
-"""Steps of Hyena's filters by their definitions, sequence by sequence and token by token, and inputs for them."""
+"""The steps of Hyena's filters by definition, sequence by sequence and token by token, and inputs for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATE_BOUND = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0
 OUT_BOUND = {torch.float32: 3e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-def _of(seed: int, device: str) -> Callable[..., Tensor]:
+def _draws(seed: int, device: str) -> Callable[..., Tensor]:
     random = torch.Generator().manual_seed(seed)
     return lambda shape, dtype: torch.randn(shape, generator=random).to(dtype).to(device)
 
@@ -35,7 +35,7 @@ def fir_inputs(
     device: str = "cpu",
     **options: Any,
 ) -> Inputs:
-    draw = _of(seed, device)
+    draw = _draws(seed, device)
     return {
         "u": draw((B, D) if T is None else (B, D, T), io),
         "fir_state": draw((max(B, slots), D, K - 1), state),
@@ -57,7 +57,7 @@ def modal_inputs(
     device: str = "cpu",
     **options: Any,
 ) -> Inputs:
-    draw = _of(seed, device)
+    draw = _draws(seed, device)
     residues, log_poles, bias = modal_parameters(D if groups is None else groups, D, S, seed, torch.float32)
     x = {name: draw((B, D) if T is None else (B, D, T), io) for name in ("x2", "x1", "v")}
     x |= {"D": bias.to(device), "residues": residues.to(device), "log_poles": log_poles.to(device)}
@@ -65,7 +65,7 @@ def modal_inputs(
 
 
 def _by_token(x: Inputs, inputs: tuple[str, ...], pool: str, step: Any) -> tuple[Any, Any]:
-    """(y (B, D, T), the pool), where step(inputs of a token, state) is that of one sequence. What has no slot is NaN or 0."""
+    """(y (B, D, T), the pool) by step(inputs of a token, state) of one sequence. Without a slot y is 0, past the pool NaN."""
     given = [oracle.wide(x[name]) for name in inputs]
     given = [each if each.ndim == 3 else each[..., None] for each in given]
     states, y = oracle.wide(x[pool]).copy(), np.zeros_like(given[0])
@@ -94,7 +94,7 @@ def modal_expected(x: Inputs) -> tuple[Any, Any]:
 
 
 def close(found: Tensor, expected: Any, bound: float) -> None:
-    """Relative RMS, NaN where NaN is expected; exactly 0 where 0 is expected throughout."""
+    """Checks the relative RMS, and that exactly the expected values are NaN; expected zeros throughout have to be exact."""
     wanted = torch.from_numpy(np.ascontiguousarray(expected)).reshape(found.shape)
     found = found.detach().cpu().double()
     lost = wanted.isnan()
@@ -104,7 +104,7 @@ def close(found: Tensor, expected: Any, bound: float) -> None:
 
 
 def check(x: Inputs, function: Any) -> None:
-    """Calls function(**x), which updates x's states, and compares both."""
+    """Calls function(**x), which updates x's states, and compares outputs and states."""
     pool, first = ("fir_state", "u") if "u" in x else ("state", "x2")
     expected, states = (fir_expected if "u" in x else modal_expected)(x)
     out, after = function(**x)

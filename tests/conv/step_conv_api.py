@@ -1,4 +1,4 @@
-"""causal_conv1d_update of the C++ API, callable from here, and what it has to equal."""
+"""causal_conv1d_update of the C++ API, callable from Python, and the expected results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load(folder: Path) -> Any:
 
 
 def check(api: Any, device: str, seed: int) -> None:
-    """The results of Python, in x's layout; states too."""
+    """Outputs, their layout, and states equal those of Python."""
     slots, accepted = torch.tensor([4, 0, 2], device=device), torch.tensor([1, 2, 0], device=device)
     for rows in (False, True):
         for verify in (None, accepted):

@@ -1,5 +1,5 @@
-"""A token or a few of a causal convolution as the definition reads, in fp64, number by number in numpy, and inputs for it.
-Nothing here but the names of arguments comes from the package."""
+"""The step of a causal convolution by its definition in fp64, element by element in numpy, and inputs for it. Only the names
+of arguments come from the package."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OUT_BOUND = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 2.0**-11,
 HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 
-def numbers(x: Tensor) -> Any:
+def as_array(x: Tensor) -> Any:
     return x.detach().cpu().to(torch.float64).numpy().copy()
 
 
 def spans(x: dict[str, Any]) -> list[tuple[int, int]]:
-    """(first token, behind the last) of each sequence; offsets that lie are clamped to what there is."""
+    """(first token, one past the last) of each sequence; invalid offsets are clamped."""
     many = x["x"].dim() == 3
     if x.get("cu_seqlens") is None:
         return [(0, x["x"].shape[2] if many else 1)] * x["x"].shape[0]
@@ -33,15 +33,15 @@ def spans(x: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def update(x: dict[str, Any]) -> tuple[Any, Any]:
-    """(out, states) after causal_conv1d_update(**x), which writes none of x here. States get numbers of their own dtype."""
-    given, weight, state = numbers(x["x"]), numbers(x["weight"]), numbers(x["conv_state"])
-    rounded = numbers(x["x"].to(x["conv_state"].dtype))
-    bias = np.zeros(len(weight)) if x.get("bias") is None else numbers(x["bias"])
+    """(out, states) after causal_conv1d_update(**x), which does not modify x here. States are rounded to their own dtype."""
+    given, weight, state = as_array(x["x"]), as_array(x["weight"]), as_array(x["conv_state"])
+    rounded = as_array(x["x"].to(x["conv_state"].dtype))
+    bias = np.zeros(len(weight)) if x.get("bias") is None else as_array(x["bias"])
     packed, many = x.get("cu_seqlens") is not None, given.ndim == 3
     out = np.zeros(given.shape)
 
     def channels(n: int, t: int) -> tuple[Any, ...]:
-        """Where token t of sequence n has its channels."""
+        """The index of the channels of token t of sequence n."""
         if packed:
             return (0, slice(None), t) if many else (t,)
         return (n, slice(None), t) if many else (n,)
@@ -73,7 +73,7 @@ def _too_many(x: dict[str, Any], tokens: int) -> bool:
 
 
 def _history(x: dict[str, Any], n: int, column: list[Any], width: int) -> list[Any]:
-    """The inputs before the first token, oldest first, each of all channels."""
+    """The inputs before the first token, oldest first, each with all channels."""
     S = len(column)
     if x.get("cache_seqlens") is not None:
         return [column[(int(x["cache_seqlens"][n]) - (width - 1) + i) % S] for i in range(width - 1)]
@@ -84,7 +84,7 @@ def _history(x: dict[str, Any], n: int, column: list[Any], width: int) -> list[A
 
 
 def _after(x: dict[str, Any], n: int, column: list[Any], history: list[Any], tokens: list[Any]) -> list[Any]:
-    """The columns of the state behind the tokens."""
+    """The columns of the state after the tokens."""
     S, after = len(column), list(column)
     if x.get("cache_seqlens") is not None:
         for t, number in enumerate(tokens):
@@ -118,8 +118,8 @@ def draws(
     bare: bool = False,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Arguments: x (batch, channels[, tokens]), states (slots, channels, columns), which lie as (slots, columns, channels) with
-    `rows`, as x with tokens then does. Bias and activation, unless `bare`."""
+    """Arguments: x (batch, channels[, tokens]), states (slots, channels, columns). With `rows` states, and x with tokens, have
+    contiguous channels. Unless `bare`, bias and activation."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -138,12 +138,12 @@ def draws(
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """The same numbers, the second dimension contiguous in memory."""
+    """A copy whose second dimension is contiguous."""
     return x.mT.contiguous().mT
 
 
 def windows(seed: int, batch: int, columns: int, W: int, device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """Each window, with the numbers that it takes."""
+    """The arguments of each window."""
     generator = torch.Generator().manual_seed(seed)
     yield {}
     if columns > 0:
@@ -155,8 +155,8 @@ def windows(seed: int, batch: int, columns: int, W: int, device: str = "cpu") ->
 
 
 def close(got: Tensor, expected: Any, bound: float) -> None:
-    """Relative RMS within the bound, and NaN where NaN is expected."""
-    found = numbers(got)
+    """Checks the relative RMS, and that NaN is where NaN is expected."""
+    found = as_array(got)
     assert found.shape == expected.shape
     missing = np.isnan(expected)
     assert np.array_equal(np.isnan(found), missing)
@@ -165,10 +165,10 @@ def close(got: Tensor, expected: Any, bound: float) -> None:
 
 
 def check(x: dict[str, Any], function: Callable[..., Tensor]) -> Tensor:
-    """Calls the function with an output full of NaN: the output is the definition's, and states are, to the bit."""
+    """Calls the function with an output full of NaN, and compares the output, and states bit for bit, with the definition."""
     out, state = update(x)
     given = torch.full_like(x["x"], torch.nan)
     assert function(**x, out=given) is given
     close(given, out, OUT_BOUND[x["x"].dtype])
-    assert np.array_equal(numbers(x["conv_state"]), state, equal_nan=True)
+    assert np.array_equal(as_array(x["conv_state"]), state, equal_nan=True)
     return given

@@ -1,4 +1,4 @@
-"""The kernels of causal_conv1d, forward and backward, in the emulator against the definition in fp64."""
+"""The kernels of causal_conv1d, forward and backward, in the emulator against their definition in fp64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import conv_oracle as oracle
 import pytest
 import scan_accuracy
 import torch
-from causal_cases import LAYOUTS, WAYS, Inputs, for_oracle, inputs, laid_out, leaves
+from causal_cases import CASES, LAYOUTS, Inputs, for_oracle, inputs, laid_out, leaves
 from emulated import emulated
 from helpers import rel_rms
 from torch import Tensor
@@ -33,7 +33,7 @@ def check(x: Inputs, multiprocessors: int = 132, final_states: bool = True) -> N
     with emulated(multiprocessors):
         found = causal_conv1d(**x | ours, return_final_states=final_states)
         found = found if final_states else (found,)
-        of_ours = torch.autograd.grad(found, list(ours.values()), grads)
+        gradients = torch.autograd.grad(found, list(ours.values()), grads)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
     wanted: Any = [torch.zeros_like(y) for y in exact.values()]
     if pairs:
@@ -41,17 +41,17 @@ def check(x: Inputs, multiprocessors: int = 132, final_states: bool = True) -> N
             [y for y, _ in pairs], list(exact.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
         )
     names = (*("out", "states")[: len(found)], *exact)
-    for name, mine, theirs in zip(names, (*found, *of_ours), (*expected, *wanted), strict=True):
+    for name, mine, theirs in zip(names, (*found, *gradients), (*expected, *wanted), strict=True):
         assert rel_rms(mine, theirs) < BOUND[mine.dtype], name
 
 
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("W, D", [(2, 16), (3, 16), (4, 10), (4, 16), (6, 16), (8, 16), (20, 10)])
 @BOTH_LAYOUTS
-def test_every_way(layout: str, W: int, D: int, dtype: torch.dtype, seed: int) -> None:
-    """Rows of 10 channels are no whole vectors where channels are neighbours."""
-    for way in WAYS.values():
-        check(inputs(1, D, 208, W, seed, dtype=dtype, layout=layout, **way))
+def test_every_case(layout: str, W: int, D: int, dtype: torch.dtype, seed: int) -> None:
+    """With contiguous channels, rows of 10 channels are not whole vectors."""
+    for case in CASES.values():
+        check(inputs(1, D, 208, W, seed, dtype=dtype, layout=layout, **case))
 
 
 @EVERY_LAYOUT
@@ -64,41 +64,41 @@ def test_sizes(B: int, D: int, L: int, W: int, layout: str, seed: int) -> None:
 
 
 @BOTH_LAYOUTS
-@pytest.mark.parametrize("way", ["biased, silu", "packed, states"])
-def test_many_tiles_of_a_block(way: str, layout: str, seed: int) -> None:
-    """On one multiprocessor blocks go over several tiles, and warps over long segments."""
-    B, D, L = (1, 264, 1304) if layout == "channels" else (1, 136, 1600) if "packed" in way else (11, 16, 1032)
-    check(inputs(B, D, L, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1)
+@pytest.mark.parametrize("case", ["biased, silu", "packed, states"])
+def test_many_tiles_of_a_block(case: str, layout: str, seed: int) -> None:
+    """With one multiprocessor, blocks iterate over several tiles, and warps over long segments."""
+    B, D, L = (1, 264, 1304) if layout == "channels" else (1, 136, 1600) if "packed" in case else (11, 16, 1032)
+    check(inputs(B, D, L, 4, seed, layout=layout, **CASES[case]), multiprocessors=1)
 
 
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("W", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize("dtype", BOUND)
-def test_borders_of_pieces_and_sequences(dtype: torch.dtype, W: int, layout: str, seed: int) -> None:
-    """Gradients that no state has a part in. A warp takes 128 or 256 tokens; one index comes again behind another."""
-    ways: tuple[dict[str, Any], ...] = (
+def test_borders_of_segments_and_sequences(dtype: torch.dtype, W: int, layout: str, seed: int) -> None:
+    """Gradients without states. A warp has 128 or 256 tokens; an index recurs after another."""
+    cases: tuple[dict[str, Any], ...] = (
         {"packed": [0, 100, 126, 127, 129, 129, 131, 254, 256, 261, 500], "bias": True, "activation": "silu"},
         {"packed": [3, 128, 256], "activation": "silu"},
         {"seq_idx": [(0, 100), (1, 26), (2, 1), (1, 2), (-1, 2), (2, 123), (3, 2), (2, 1), (3, 300)], "activation": "silu"},
     )
-    for way in ways:
-        check(inputs(1, 16, 520, W, seed, dtype=dtype, layout=layout, **way), final_states=False)
+    for case in cases:
+        check(inputs(1, 16, 520, W, seed, dtype=dtype, layout=layout, **case), final_states=False)
 
 
 @BOTH_LAYOUTS
-@pytest.mark.parametrize("way", ["plain", "packed", "seq_idx"])
-def test_gradients_without_states(way: str, layout: str, seed: int) -> None:
-    check(inputs(1, 40, 1600, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1, final_states=False)
+@pytest.mark.parametrize("case", ["plain", "packed", "seq_idx"])
+def test_gradients_without_states(case: str, layout: str, seed: int) -> None:
+    check(inputs(1, 40, 1600, 4, seed, layout=layout, **CASES[case]), multiprocessors=1, final_states=False)
 
 
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("W", [2, 3, 4, 7])
 @pytest.mark.parametrize("dtype", BOUND)
-def test_any_indices(dtype: torch.dtype, W: int, layout: str, seed: int) -> None:
-    """Of rows that differ, of tokens that see others across those between, and with strides."""
+def test_arbitrary_indices(dtype: torch.dtype, W: int, layout: str, seed: int) -> None:
+    """Rows with different indices, tokens that see others across tokens of another sequence, and strides."""
     rng = torch.Generator().manual_seed(seed)
     x = inputs(2, 24, 528, W, seed, dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
-    often, seldom = (torch.rand(2, 528, generator=rng) < share for share in (0.6, 0.01))
+    often, seldom = (torch.rand(2, 528, generator=rng) < rate for rate in (0.6, 0.01))
     for ids in (
         torch.randint(-1, 3, (2, 528), generator=rng, dtype=torch.int32),
         often.long().cumsum(1) + 2**40,
@@ -110,7 +110,7 @@ def test_any_indices(dtype: torch.dtype, W: int, layout: str, seed: int) -> None
 
 @BOTH_LAYOUTS
 def test_indices_of_long_rows(layout: str, seed: int) -> None:
-    """Pieces of many steps, and channels that the last block of a row has not."""
+    """Segments of many steps, and a row's last block without all of its channels."""
     ids = [(0, 257), (1, 254), (2, 1), (-1, 5), (0, 767), (3, 900), (1, 40)]
     for channels in (10, 72):
         check(inputs(1, channels, 2304, 4, seed, layout=layout, states=True, seq_idx=ids), multiprocessors=1)
@@ -127,15 +127,15 @@ def results(x: Inputs, layout: str) -> Tensor:
 
 @pytest.mark.parametrize("W", [3, 4])
 def test_every_kernel_gives_the_same_bits(W: int, seed: int) -> None:
-    for way in ("biased, silu", "packed, states", "seq_idx"):
-        x = inputs(1, 24, 264, W, seed, dtype=torch.bfloat16, **WAYS[way])
+    for case in ("biased, silu", "packed, states", "seq_idx"):
+        x = inputs(1, 24, 264, W, seed, dtype=torch.bfloat16, **CASES[case])
         first, *others = (results(x, layout) for layout in LAYOUTS)
-        assert all(torch.equal(first, other) for other in others), way
+        assert all(torch.equal(first, other) for other in others), case
 
 
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("W", [4, 6])
-def test_packed_sequences_are_those_alone(layout: str, W: int, seed: int) -> None:
+def test_packed_sequences_equal_single_ones(layout: str, W: int, seed: int) -> None:
     offsets = [0, 40, 40, 42, 168, 264]
     x = inputs(1, 16, 264, W, seed, packed=offsets, states=True, bias=True, activation="silu", layout=layout)
     with emulated():
@@ -143,8 +143,8 @@ def test_packed_sequences_are_those_alone(layout: str, W: int, seed: int) -> Non
         for i, (start, end) in enumerate(itertools.pairwise(offsets)):
             own = {name: y for name, y in x.items() if name != "cu_seqlens"}
             own |= {"x": x["x"][..., start:end], "initial_states": x["initial_states"][i : i + 1]}
-            alone, behind = causal_conv1d(**own, return_final_states=True)
-            assert torch.equal(alone, out[..., start:end]) and torch.equal(behind[0], states[i])
+            alone, final = causal_conv1d(**own, return_final_states=True)
+            assert torch.equal(alone, out[..., start:end]) and torch.equal(final[0], states[i])
 
 
 def test_which_kernels_run(seed: int) -> None:
@@ -171,22 +171,23 @@ def test_which_kernels_run_with_indices(seed: int) -> None:
             out = causal_conv1d(**x | {"x": x["x"].requires_grad_()})
             torch.autograd.grad(out, x["x"], laid_out(torch.ones(1, 16, 64, dtype=torch.bfloat16), layout))
             found = [kernel for kernel in launches() if "conv_backward" in kernel]
-        assert len(found) == 1 and few.get(layout if W <= 8 else "", "causal_conv_backward_any{") in found[0]
+        assert len(found) == 1 and few.get(layout if W <= 8 else "", "causal_conv_backward{") in found[0]
+        assert ".sequences = true" in found[0]
 
 
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("W", [2, 5])
-def test_taps_that_do_not_exist_see_nothing(W: int, layout: str, seed: int) -> None:
-    """Kernels for up to 3 and 8 taps. An infinite input reaches W tokens, and no gradient by inputs."""
+def test_missing_taps_have_no_effect(W: int, layout: str, seed: int) -> None:
+    """The kernels for up to 3 and 8 taps. An infinite input affects W tokens, and no gradient of inputs."""
     x = inputs(1, 16, 64, W, seed, dtype=torch.bfloat16, layout=layout)
     x["x"][..., 20] = torch.inf
     leaf = x["x"].requires_grad_()
     grad = laid_out((torch.arange(64) >= 20 + W).to(torch.bfloat16).expand(1, 16, 64), layout)
     with emulated():
         out = causal_conv1d(**x)
-        (of_x,) = torch.autograd.grad(out, leaf, grad)
+        (dx,) = torch.autograd.grad(out, leaf, grad)
     assert not out[..., 20 : 20 + W].isfinite().any() and bool(out[..., 20 + W :].isfinite().all())
-    assert bool(of_x.isfinite().all())
+    assert bool(dx.isfinite().all())
 
 
 # ---- Pools
@@ -225,7 +226,7 @@ def test_pools_of_a_batch(layout: str, seed: int) -> None:
 
 @EVERY_LAYOUT
 def test_pools_with_indices(layout: str, seed: int) -> None:
-    """A row that continues, one from zeros, one without a slot and one whose slot lies."""
+    """A row that continues, one from zeros, one without a slot and one with an invalid slot."""
     x = inputs(4, 16, 520, 4, seed, layout=layout, activation="silu", seq_idx=[(2, 1), (3, 255), (2, 9)])
     pool = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(seed))
     initial = torch.stack([pool[2], torch.zeros(16, 3)])
@@ -238,16 +239,16 @@ def test_pools_with_indices(layout: str, seed: int) -> None:
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("lie", [7, 2**31 - 1, -(2**31)])
-def test_slots_that_lie_touch_nothing(lie: int, layout: str, seed: int) -> None:
+@pytest.mark.parametrize("slot", [7, 2**31 - 1, -(2**31)])
+def test_invalid_slots_touch_nothing(slot: int, layout: str, seed: int) -> None:
     x, pool = pool_inputs(4, 3, layout, seed, torch.float32)
     pool["state_indices"] = pool["state_indices"].int()
-    pool["state_indices"][1] = lie
+    pool["state_indices"][1] = slot
     before = pool["conv_state"].clone()
     with emulated():
         out = causal_conv1d(**x, **pool)
-    of_lie = out[..., 1:3]
-    assert bool(of_lie.isnan().all()) if lie > 0 else not of_lie.any()
+    invalid = out[..., 1:3]
+    assert bool(invalid.isnan().all()) if slot > 0 else not invalid.any()
     assert torch.equal(pool["conv_state"][[0, 1, 3, 5]], before[[0, 1, 3, 5]]) and bool(out[..., 140:].isfinite().all())
 
 
@@ -256,7 +257,7 @@ def test_slots_that_lie_touch_nothing(lie: int, layout: str, seed: int) -> None:
 
 @EVERY_LAYOUT
 @pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 150], [200, 0], [0, 0], [0, 90]])
-def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], layout: str, seed: int) -> None:
+def test_invalid_offsets_touch_nothing_outside(offsets: list[int], layout: str, seed: int) -> None:
     x = inputs(1, 8, 200, 4, seed, layout=layout, packed=[0] * len(offsets), states=True, activation="silu")
     x["cu_seqlens"] = torch.tensor(offsets)
     given = leaves(x)
@@ -267,10 +268,10 @@ def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], layout: str,
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("way, first, last", [("packed, states", 8, 128), ("seq_idx", 9, 69)])
+@pytest.mark.parametrize("case, first, last", [("packed, states", 8, 128), ("seq_idx", 9, 69)])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_nothing_comes_from_other_sequences(bad: float, way: str, first: int, last: int, layout: str, seed: int) -> None:
-    x = inputs(1, 8, 200, 4, seed, layout=layout, **WAYS[way])
+def test_sequences_do_not_affect_each_other(bad: float, case: str, first: int, last: int, layout: str, seed: int) -> None:
+    x = inputs(1, 8, 200, 4, seed, layout=layout, **CASES[case])
     spoilt = x["x"].clone(memory_format=torch.preserve_format)
     spoilt[..., :first] = bad
     spoilt[..., last:] = bad
@@ -279,15 +280,15 @@ def test_nothing_comes_from_other_sequences(bad: float, way: str, first: int, la
     grad[..., first + 20 : last] = 1
     with emulated():
         clean, out = (causal_conv1d(**x | {"x": y.requires_grad_()}) for y in (x["x"], spoilt))
-        (of_x,) = torch.autograd.grad(out, spoilt, grad)
+        (dx,) = torch.autograd.grad(out, spoilt, grad)
         (wanted,) = torch.autograd.grad(clean, x["x"], grad)
     assert torch.equal(out[..., first:last], clean[..., first:last])
-    assert torch.equal(of_x[..., first:last], wanted[..., first:last]) and bool(of_x[..., first:last].isfinite().all())
+    assert torch.equal(dx[..., first:last], wanted[..., first:last]) and bool(dx[..., first:last].isfinite().all())
 
 
 @BOTH_LAYOUTS
 def test_gradients_of_any_strides(layout: str, seed: int) -> None:
-    """An expanded gradient, as a sum has it, and one of the other layout."""
+    """An expanded gradient, as that of a sum, and one in the other layout."""
     x = inputs(2, 8, 40, 4, seed, layout=layout, activation="silu")
     given = x["x"].requires_grad_()
     grads = [torch.ones(()).expand(2, 8, 40), *(laid_out(torch.ones(2, 8, 40), each) for each in LAYOUTS)]

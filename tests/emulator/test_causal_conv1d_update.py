@@ -1,4 +1,4 @@
-"""The kernels of the convolution's step in the emulator against their definition in fp64."""
+"""The kernels of causal_conv1d_update in the emulator against their definition in fp64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, STAGED, ANY = (f"conv/causal_step{end}{{" for end in ("", "_staged", "_any
 
 
 class Step:
-    """The operator, computed by one of its kernels."""
+    """The operator, by one of its kernels."""
 
     def __init__(self, kernel: str, multiprocessors: int = 132):
         self.kernel, self.multiprocessors = kernel, multiprocessors
@@ -31,8 +31,8 @@ class Step:
 @pytest.mark.parametrize("state", [None, torch.float32])
 @pytest.mark.parametrize("io", IO)
 @pytest.mark.parametrize("W", [3, 4])
-def test_states_in_rows(W: int, io: torch.dtype, state: torch.dtype | None, seed: int) -> None:
-    """Columns of the state are vectors of channels: every window, as wide as the history and wider; one token, several."""
+def test_channels_last_states(W: int, io: torch.dtype, state: torch.dtype | None, seed: int) -> None:
+    """State columns are vectors of channels: every window, W − 1 columns and more, one and several tokens."""
     for columns, tokens in ((W - 1, None), (W - 1, 1), (W, 2), (W + 4, 5)):
         for more in windows(seed, 3, columns, W):
             room = tokens is None or "num_accepted_tokens" not in more or W - 2 + tokens <= columns
@@ -44,8 +44,8 @@ def test_states_in_rows(W: int, io: torch.dtype, state: torch.dtype | None, seed
 @pytest.mark.parametrize("io", IO)
 @pytest.mark.parametrize("W, columns", [(4, 3), (4, 4), (3, 2), (3, 3)])
 @pytest.mark.parametrize("channels", [8, 264, 1032])
-def test_states_through_shared_memory(channels: int, W: int, columns: int, io: torch.dtype, seed: int) -> None:
-    """Part of a warp, a warp and a lane, a block and a lane."""
+def test_contiguous_states(channels: int, W: int, columns: int, io: torch.dtype, seed: int) -> None:
+    """A partial warp, a warp and a lane, a block and a lane."""
     for tokens in (None, 3, 6):
         x = draws(seed, W=W, columns=columns, tokens=tokens, io=io, channels=channels, batch=2)
         x["x"] = x["x"] if tokens is None else as_rows(x["x"])
@@ -81,7 +81,7 @@ def test_without_bias_and_activation(seed: int) -> None:
 @pytest.mark.parametrize("rows", [True, False])
 @pytest.mark.parametrize("batch", [1, 7, 12])
 def test_several_sequences_a_block(batch: int, rows: bool, seed: int) -> None:
-    """Slots in any order, of which some lie: past the pool the output is NaN, negative or null it is 0, nothing is touched."""
+    """Slots in any order, some invalid: past the pool the output is NaN, for negative and null slots 0, no state is touched."""
     slots = torch.tensor([4, *HOSTILE, 2, 0, 15, 3, 6, 5])[:batch]
     for io, tokens in ((torch.bfloat16, None), (torch.float32, 3)):
         x = draws(seed, batch=batch, slots=12, tokens=tokens, rows=rows, io=io, channels=24)
@@ -94,7 +94,7 @@ def test_several_sequences_a_block(batch: int, rows: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_packed(rows: bool, seed: int) -> None:
-    """Sequences of different lengths, of none, and tokens behind the last; both shapes of x."""
+    """Sequences of different lengths, empty ones, and tokens after the last; both shapes of x."""
     offsets = torch.tensor([0, 2, 2, 7, 8], dtype=torch.int32)
     for W, kernel in ((4, ROWS if rows else STAGED), (5, ANY)):
         x = draws(seed, batch=11, W=W, rows=rows, slots=11, channels=24) | {"cu_seqlens": offsets}
@@ -108,7 +108,7 @@ def test_packed(rows: bool, seed: int) -> None:
     check(draws(seed, batch=11, rows=rows, channels=24) | {"cu_seqlens": offsets} | more, Step(ROWS if rows else ANY))
 
 
-def test_no_sequence_at_all(seed: int) -> None:
+def test_without_sequences(seed: int) -> None:
     x = draws(seed, batch=5) | {"cu_seqlens": torch.tensor([0])}
     with emulated():
         out = causal_conv1d_update(**x | {"out": torch.full_like(x["x"], torch.nan)})
@@ -116,17 +116,17 @@ def test_no_sequence_at_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", [ROWS, ANY])
-def test_numbers_that_lie(kernel: str, seed: int) -> None:
-    """Numbers of accepted tokens are clamped, and positions in a circular state are taken modulo its columns."""
+def test_invalid_counts(kernel: str, seed: int) -> None:
+    """num_accepted_tokens is clamped, and positions in a circular state are modulo its columns."""
     x = draws(seed, batch=5, tokens=2, columns=5, channels=24, rows=kernel == ROWS)
-    numbers = torch.tensor([-(2**63), 2**63 - 1, 2**32, 0, 1])
-    check(x | {"num_accepted_tokens": numbers}, Step(kernel))
-    check(x | {"cache_seqlens": numbers}, Step(kernel))
+    counts = torch.tensor([-(2**63), 2**63 - 1, 2**32, 0, 1])
+    check(x | {"num_accepted_tokens": counts}, Step(kernel))
+    check(x | {"cache_seqlens": counts}, Step(kernel))
 
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_strides(rows: bool, seed: int) -> None:
-    """Room between slots, columns, tokens, taps, indices, and before all; nobody writes there."""
+    """Gaps before and between slots, columns, tokens, taps and indices, which stay untouched."""
     for gap in (0, 1, 16):
         plain = draws(seed, batch=3, tokens=2, slots=5, channels=24, rows=rows, io=torch.bfloat16)
         pool = torch.full((5, 4, 24 + gap) if rows else (5, 24 + gap, 4), 7.0, dtype=torch.bfloat16)
@@ -158,7 +158,7 @@ def test_out_may_be_x(rows: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("more", [{"rows": True}, {}, {"W": 5}])
 def test_several_tokens_equal_single_ones(more: dict[str, Any], seed: int) -> None:
-    """The same bits, of outputs and of states."""
+    """Outputs and states have the same bits."""
     together, alone = (draws(seed, tokens=4, channels=24, io=torch.bfloat16, **more) for _ in range(2))
     with emulated():
         out = causal_conv1d_update(**together)
@@ -167,7 +167,7 @@ def test_several_tokens_equal_single_ones(more: dict[str, Any], seed: int) -> No
     assert torch.equal(together["conv_state"], alone["conv_state"])
 
 
-def test_numbers_that_are_not_finite_stay_in_their_channels(seed: int) -> None:
+def test_non_finite_values_stay_in_their_channels(seed: int) -> None:
     for more in ({"rows": True}, {}, {"W": 5}):
         clean, spoilt = (draws(seed, batch=4, channels=24, **more) for _ in range(2))
         spoilt["x"][1, 2], spoilt["conv_state"][2, 3, 1], spoilt["conv_state"][3, 4] = torch.nan, torch.inf, -torch.inf

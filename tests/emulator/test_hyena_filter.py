@@ -28,7 +28,7 @@ def test_filters(S: int, L: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-3, -0.1, -1.0, -50.0, -1000.0, -torch.inf])
-def test_poles_at_the_ends_of_their_range(log_pole: float) -> None:
+def test_poles_at_the_limits_of_their_range(log_pole: float) -> None:
     h = forward(torch.ones(2, 1), torch.full((2, 1), log_pole), 5000)
     expected = modal_filter(torch.ones(2, 1).double(), torch.full((2, 1), log_pole).double(), 5000)
     assert rel_rms(h, expected) < 1e-6
@@ -44,7 +44,7 @@ def test_no_filters() -> None:
 @pytest.mark.parametrize("L", [0, 1, 33, 256, 5000, 16384, 16385, 40000])
 @pytest.mark.parametrize("S", [1, 16, 17, 64])
 def test_gradients(S: int, L: int, seed: int) -> None:
-    """One piece and several, and more poles than a block has."""
+    """One and several segments, and more poles than a block has."""
     residues, log_poles, _ = modal_parameters(2, 2, S, seed, torch.float32)
     grad = torch.randn(2, L)
     with emulated():
@@ -54,7 +54,7 @@ def test_gradients(S: int, L: int, seed: int) -> None:
         assert rel_rms(mine, other) < 5e-6
 
 
-def test_a_number_that_is_not_finite_stays_in_its_row() -> None:
+def test_a_non_finite_value_stays_in_its_row() -> None:
     residues, log_poles = torch.ones(3, 4), torch.full((3, 4), -0.5)
     residues[1, 2] = torch.nan
     h = forward(residues, log_poles, 300)

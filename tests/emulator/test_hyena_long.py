@@ -31,7 +31,7 @@ def test_lengths(L: int, seed: int) -> None:
 
 @pytest.mark.parametrize("L", [2049, 4608])
 @pytest.mark.parametrize("S, dtype", [(16, torch.float32), (20, torch.bfloat16), (3, torch.float16)])
-def test_warps_that_share_a_channel(L: int, S: int, dtype: torch.dtype, seed: int) -> None:
+def test_channels_split_among_warps(L: int, S: int, dtype: torch.dtype, seed: int) -> None:
     state = torch.randn(1, 2, S, generator=torch.Generator().manual_seed(seed))
     with emulated() as launched:
         check_long(1, 2, L, S, seed, dtype, initial_state=state)
@@ -39,7 +39,7 @@ def test_warps_that_share_a_channel(L: int, S: int, dtype: torch.dtype, seed: in
 
 
 @pytest.mark.parametrize("S, dtype", [(3, torch.bfloat16), (20, torch.float32), (20, torch.float16)])
-def test_other_configurations_of_shares(S: int, dtype: torch.dtype, seed: int) -> None:
+def test_split_channels_in_other_configurations(S: int, dtype: torch.dtype, seed: int) -> None:
     check(1, 1, 2560, S, seed, dtype)
 
 
@@ -52,13 +52,13 @@ def test_layouts(layout: str, seed: int) -> None:
 @pytest.mark.parametrize("S", [16, 40])
 @pytest.mark.parametrize("D, L", [(8, 700), (24, 513), (16, 2100), (8, 1)])
 def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
-    """A block's last channels may not exist, and the tokens of a block may be a share."""
+    """A block's last channels may not exist, and a block may have a segment of the tokens."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         state = torch.randn(1, D, S, generator=torch.Generator().manual_seed(seed))
         with emulated() as launched:
             check_long(1, D, L, S, seed, dtype, "channels", groups=D // 2, initial_state=state)
         assert all("columns = true" in kernel for kernel in launched())
-    with emulated() as launched:  # fewer channels than a block takes
+    with emulated() as launched:  # fewer channels than a block has
         check_long(2, 4, 520, S, seed, torch.float32, "channels", groups=2)
     assert all("columns = true" in kernel for kernel in launched())
 
@@ -69,13 +69,13 @@ def test_channels_by_shared_memory(dtype: torch.dtype, shared_bytes: int, sector
     with emulated(shared_bytes=shared_bytes) as launched:
         check_long(1, 16, 2100, 16, seed, dtype, "channels")
     kernels = launched()
-    assert len(kernels) == 2  # states of shares, and outputs
+    assert len(kernels) == 2  # states of segments, and outputs
     assert all("columns = true" in kernel and f"sectors = {sectors}" in kernel for kernel in kernels)
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 def test_poles(log_pole: float, seed: int) -> None:
-    """Alone, over thousands of tokens, in one share and in several."""
+    """A single pole over thousands of tokens, in one and several segments."""
     poles = torch.full((2, 1), log_pole)
     for multiprocessors in (1, 132):
         options = {"initial_state": torch.ones(1, 2, 1), "multiprocessors": multiprocessors}
@@ -90,11 +90,11 @@ def test_every_option(seed: int) -> None:
 
 
 @pytest.mark.parametrize("B, D", [(0, 3), (2, 0)])
-def test_nothing(B: int, D: int, seed: int) -> None:
+def test_empty_tensors(B: int, D: int, seed: int) -> None:
     check(B, D, 5, 7, seed, groups=1)
 
 
-def test_in_parts_as_in_one(seed: int) -> None:
+def test_calls_in_parts_equal_one_call(seed: int) -> None:
     D, L = 2, 1300
     x1, x2, v = (x.float() for x in gated_inputs(1, D, L, seed))
     parameters = [x.float() for x in modal_parameters(D, D, 16, seed)]

@@ -32,14 +32,14 @@ def test_lengths(L: int, seed: int) -> None:
 
 @pytest.mark.parametrize("L", [2049, 4608, 6144])
 @pytest.mark.parametrize("S, dtype", [(16, torch.float32), (20, torch.bfloat16), (3, torch.float16)])
-def test_warps_that_share_a_channel(L: int, S: int, dtype: torch.dtype, seed: int) -> None:
+def test_channels_split_among_warps(L: int, S: int, dtype: torch.dtype, seed: int) -> None:
     with emulated() as launched:
         check_long_gradients(1, 2, L, S, seed, dtype, initial_state=states(1, 2, S, seed))
     assert sum("hyena_long_states" in kernel and "reversed = true" in kernel for kernel in launched()) == 1
 
 
 @pytest.mark.parametrize("S, dtype", [(3, torch.bfloat16), (20, torch.float32), (20, torch.float16)])
-def test_other_configurations_of_shares(S: int, dtype: torch.dtype, seed: int) -> None:
+def test_split_channels_in_other_configurations(S: int, dtype: torch.dtype, seed: int) -> None:
     check(1, 1, 2560, S, seed, dtype)
 
 
@@ -54,7 +54,7 @@ def test_layouts(layout: str, seed: int) -> None:
     "D, L, S", [(8, 700, 16), (24, 513, 5), (16, 2100, 16), (8, 1, 3), (16, 0, 3), (8, 1024, 40), (16, 530, 17)]
 )
 def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
-    """The tokens of a block may be a share; for more than 16 states tokens become neighbours in copies."""
+    """A block may have a segment of the tokens; with more than 16 states, backward uses transposed copies."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         with emulated() as launched:
             check_long_gradients(1, D, L, S, seed, dtype, "channels", groups=D // 2, initial_state=states(1, D, S, seed))
@@ -70,7 +70,7 @@ def test_channels_in_whole_vectors_whose_gradient_is_not(seed: int) -> None:
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 def test_poles(log_pole: float, seed: int) -> None:
-    """Alone, over thousands of tokens, in one share and in several."""
+    """A single pole over thousands of tokens, in one and several segments."""
     poles = torch.full((2, 1), log_pole)
     for multiprocessors in (1, 132):
         options = {"initial_state": torch.ones(1, 2, 1), "multiprocessors": multiprocessors}
@@ -81,9 +81,9 @@ def test_every_option(seed: int) -> None:
     state = states(2, 4, 16, seed)
     for L in (0, 5, 530, 1024):
         check(2, 4, L, 16, seed, initial_state=state)
-        check(2, 4, L, 16, seed, initial_state=state.bfloat16(), groups=1, of_state=False)
+        check(2, 4, L, 16, seed, initial_state=state.bfloat16(), groups=1, with_state=False)
 
 
 @pytest.mark.parametrize("B, D", [(0, 3), (2, 0)])
-def test_nothing(B: int, D: int, seed: int) -> None:
+def test_empty_tensors(B: int, D: int, seed: int) -> None:
     check(B, D, 5, 7, seed, groups=1)

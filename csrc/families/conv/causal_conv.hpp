@@ -1,15 +1,15 @@
-// conv/causal_conv and conv/causal_conv_channels_last on the host: when they run, and their launches.
+// conv/causal_conv and conv/causal_conv_channels_last on the host: which problems they run, and the launches.
 #pragma once
 
 #include <array>
 #include <string>
 
-#include "causal_columns.hpp"
+#include "causal_channels_last.hpp"
 #include "causal_conv_problem.hpp"
 
 namespace gdn_cuda::conv {
 
-// Kernels for rows of whole vectors and few taps. A lane's tokens see its vector and the one before.
+// The kernels for few taps run rows of whole vectors. A lane's tokens see its own vector and the previous lane's.
 constexpr int kFewTaps = 8;
 constexpr bool fits_vector(DType io, bool channels_last, i64 taps) {
     return channels_last || taps <= 4 || bytes_of(io) == 2;
@@ -47,7 +47,7 @@ struct CausalConv {
     using Args = CausalArgs;
     static constexpr const char *family = "conv", *name = "causal_conv", *config_type = "CausalConvConfig",
                                 *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, tokens are neighbours";
+    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, tokens contiguous";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -72,7 +72,7 @@ struct CausalConvChannelsLast {
     using Args = CausalArgs;
     static constexpr const char *family = "conv", *name = "causal_conv_channels_last", *config_type = "CausalConvConfig",
                                 *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, channels are neighbours";
+    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, channels contiguous";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

@@ -1,4 +1,4 @@
-// causal_conv1d, and the same from and to slots of a pool of states.
+// causal_conv1d, with initial and final states as tensors or as slots of a pool.
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/conv.hpp>
@@ -36,14 +36,14 @@ void check_grids(const Checks& check, PreparedCausal prepared) {
     }
     check.grid("x", causal_states_blocks(prepared.sequences, args.channels));
 }
-// Behind the convolution, which reads the states before.
-void write_states(const PreparedCausal& prepared, const CausalStates& behind, bool in_place, const Target& target) {
+// Runs after the convolution, which reads the old states.
+void write_states(const PreparedCausal& prepared, const CausalStates& final_states, bool in_place, const Target& target) {
     const CausalStatesArgs args{.x = prepared.args.x,
                                 .sequences = prepared.args.sequences,
-                                .behind = behind,
+                                .final_states = final_states,
                                 .in_place = in_place,
                                 .channels = prepared.args.channels};
-    CausalStatesBehind::run(prepared.problem.io, args, target);
+    CausalFinalStates::run(prepared.problem.io, args, target);
 }
 
 Tensor empty_output(PreparedCausal& prepared, const Tensor& x) {
@@ -68,13 +68,13 @@ std::tuple<Tensor, Tensor> run_causal(const CausalConv1d& x) {
     PreparedCausal prepared = prepare_causal(x);
     const Tensor out = empty_output(prepared, x.x);
     const std::vector<int64_t> none{0};
-    const Tensor behind =
+    const Tensor final_states =
         torch::stable::new_empty(x.x, x.return_final_states ? prepared.states_shape() : none, ScalarType::Float);
     const DeviceScope scope(prepared.x.device_index);
     const Target target = target_of(x.name, prepared.x);
     run_forward(prepared, target);
-    if (x.return_final_states) write_states(prepared, states_of(View(behind)), false, target);
-    return {out, behind};
+    if (x.return_final_states) write_states(prepared, states_of(View(final_states)), false, target);
+    return {out, final_states};
 }
 
 // ---- Gradients
@@ -117,7 +117,7 @@ PreparedCausalBackward prepare_backward(const CausalConv1dBackward& call) {
                     "(B or sequences, D, W − 1)");
         check.dtype("grad_states", grad_states, {forward.problem.io == DType::f64 ? DType::f64 : DType::f32});
         check.device("grad_states", grad_states, x, "x");
-        args.grad_behind = states_of(grad_states);
+        args.grad_states = states_of(grad_states);
     }
     args.grad = tensor_of(grad);
     args.grad_vectors = has_vectors(forward, grad);
@@ -125,31 +125,30 @@ PreparedCausalBackward prepare_backward(const CausalConv1dBackward& call) {
     return prepared;
 }
 
-// The gradients of x, weight, bias and initial_states; those of what is not given are empty.
+// The gradients of x, weight, bias and initial_states; empty for an argument that was not passed.
 std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackward& call) {
     PreparedCausalBackward prepared = prepare_backward(call);
     const CausalConv1d& x = call.call;
     PreparedCausal& forward = prepared.forward;
-    const Tensor of_x = empty_output(forward, x.x);
+    const Tensor dx = empty_output(forward, x.x);
     CausalBackwardArgs& args = prepared.args;
     args.forward = forward.args;
     const Target target = target_of(call.name, forward.x);
-    cut_rows(forward.problem, args, jit::device_traits(target.ordinal));
-    const int64_t D = forward.x.size(1), taps = forward.args.taps, rows = int64_t{args.forward.batches} * args.cuts;
-    const std::vector<int64_t> none{0}, of_weights{rows, D, taps}, of_biases{rows, D};
-    const Tensor weights = torch::stable::new_empty(x.x, of_weights, ScalarType::Float),
-                 biases = torch::stable::new_empty(x.x, of_biases, ScalarType::Float),
-                 of_initial =
-                     torch::stable::new_empty(x.x, x.initial_states ? forward.states_shape() : none, ScalarType::Float);
-    args.of_weight = static_cast<float*>(memory_of(weights));
-    args.of_bias = static_cast<float*>(memory_of(biases));
+    split_rows(forward.problem, args, jit::device_traits(target.ordinal));
+    const int64_t D = forward.x.size(1), taps = forward.args.taps, rows = int64_t{args.forward.batches} * args.splits;
+    const std::vector<int64_t> none{0}, weight_sums{rows, D, taps}, bias_sums{rows, D};
+    const Tensor weights = torch::stable::new_empty(x.x, weight_sums, ScalarType::Float),
+                 biases = torch::stable::new_empty(x.x, bias_sums, ScalarType::Float),
+                 dinitial = torch::stable::new_empty(x.x, x.initial_states ? forward.states_shape() : none, ScalarType::Float);
+    args.dweight = static_cast<float*>(memory_of(weights));
+    args.dbias = static_cast<float*>(memory_of(biases));
     const DeviceScope scope(forward.x.device_index);
     run_causal_backward(forward.problem, args, target);
-    if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(of_initial))}, target);
-    const Tensor of_weight = math::converted(math::sum(weights, 0), x.weight->scalar_type());
-    const Tensor of_bias =
+    if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(dinitial))}, target);
+    const Tensor dweight = math::converted(math::sum(weights, 0), x.weight->scalar_type());
+    const Tensor dbias =
         x.bias ? math::converted(math::sum(biases, 0), x.bias->scalar_type()) : torch::stable::new_empty(x.weight, none);
-    return {of_x, of_weight, of_bias, of_initial};
+    return {dx, dweight, dbias, dinitial};
 }
 
 // ---- From and to a pool

@@ -1,4 +1,4 @@
-// causal_conv1d_update: a token or a few of every sequence through a causal convolution, from and to slots of a pool of states.
+// causal_conv1d_update: one or a few tokens of every sequence through a causal convolution, states in slots of a pool.
 #include <algorithm>
 #include <gdn_cuda/conv.hpp>
 
@@ -20,11 +20,11 @@ struct PreparedUpdate {
 // x (sequences, D) or (sequences, D, T); packed (tokens, D) or (1, D, tokens).
 struct Layout {
     int64_t sequences, tokens, channels;
-    bool packed, of_tokens;  // whether x has a dimension of tokens behind that of channels
+    bool packed, has_token_dimension;  // has_token_dimension: x has a dimension of tokens, after that of channels
 
     CausalStepArgs::Rows rows(const View& view) const {
         const int64_t first = view.stride(0);
-        if (of_tokens) return {tagged(view), packed ? 0 : first, view.stride(2), view.stride(1)};
+        if (has_token_dimension) return {tagged(view), packed ? 0 : first, view.stride(2), view.stride(1)};
         return {tagged(view), packed ? 0 : first, packed ? first : 0, view.stride(1)};
     }
 };
@@ -38,7 +38,7 @@ Layout layout_of(const Checks& check, const View& x, const View& cu_seqlens) {
     return {packed ? cu_seqlens.size(0) - 1 : x.size(0), tokens, x.size(1), packed, x.rank == 3};
 }
 
-// Whether vectors of 16 bytes of these start on 16 bytes, at every multiple of the strides.
+// Whether the data and every multiple of the strides are aligned to 16 bytes.
 bool in_units(const Tagged& values, std::initializer_list<i64> strides) {
     i64 bits = reinterpret_cast<i64>(values.data);
     for (const i64 stride : strides) bits |= stride * bytes_of(values.type);
@@ -174,7 +174,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
 void run_update(const CausalConv1dUpdate& x) {
     const PreparedUpdate prepared = prepare_update(x);
     const DeviceScope scope(prepared.x.device_index);
-    if (prepared.args.sequences == 0) {  // every token is behind the last sequence
+    if (prepared.args.sequences == 0) {  // all tokens are after the last sequence
         Tensor out = x.out;
         torch::stable::zero_(out);
         return;

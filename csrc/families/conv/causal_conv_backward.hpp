@@ -1,42 +1,60 @@
-// conv/causal_conv_backward and conv/causal_conv_backward_any on the host: which runs a problem, how rows are cut, and
-// their launches.
+// conv/causal_conv_backward, conv/causal_conv_backward_rows and conv/causal_conv_backward_columns on the host: which of them
+// runs a problem, how rows are split among blocks, and the launch.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
 
 #include "causal_conv.hpp"
 #include "causal_conv_tile.hpp"
 
 namespace gdn_cuda::conv {
 
-inline Blocks causal_backward_blocks(const CausalProblem& problem, const CausalBackwardArgs& args) {
-    return {args.forward.batches * ceil_div(args.forward.channels, causal_tile_config(problem).channels()) * args.cuts, 1, 1};
-}
+// ---- Any number of taps
 
-// What both kernels have.
-struct CausalBackwardSpec {
-    using Config = CausalTileConfig;
+constexpr CausalBackwardConfig causal_tile_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
+    const CausalTileConfig tile = causal_tile_config(problem);
+    return {.io = tile.io,
+            .channels_last = tile.channels_last,
+            .reach = tile.reach,
+            .sequences = problem.sequences || args.grad_states.values.data != nullptr};
+}
+inline constexpr auto kCausalBackwardConfigurations = [] {
+    std::array<CausalBackwardConfig, 2 * kCausalTileConfigurations.size()> all{};
+    size_t count = 0;
+    for (const bool sequences : {false, true})
+        for (const CausalTileConfig& tile : kCausalTileConfigurations)
+            all[count++] = {.io = tile.io, .channels_last = tile.channels_last, .reach = tile.reach, .sequences = sequences};
+    return all;
+}();
+
+struct CausalBackward {
+    using Config = CausalBackwardConfig;
     using Args = CausalBackwardArgs;
-    static constexpr const char *family = "conv", *config_type = "CausalTileConfig", *args_type = "CausalBackwardArgs";
+    static constexpr const char *family = "conv", *name = "causal_conv_backward", *config_type = "CausalBackwardConfig",
+                                *args_type = "CausalBackwardArgs";
+    static constexpr const char* summary = "gradients of a causal convolution of up to 32 taps, any strides";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static std::span<const Config> configurations() { return kCausalTileConfigurations; }
+    static std::span<const Config> configurations() { return kCausalBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kCausalTileConfigurations, CausalBackwardSharedPlan>(
-            config, std::make_index_sequence<kCausalTileConfigurations.size()>());
+        return plan_bytes<kCausalBackwardConfigurations, CausalBackwardSharedPlan>(
+            config, std::make_index_sequence<kCausalBackwardConfigurations.size()>());
     }
-};
-struct CausalBackward : CausalBackwardSpec {
-    static constexpr const char* name = "causal_conv_backward";
-    static constexpr const char* summary = "gradients of a causal convolution by its input, weights and bias";
-};
-struct CausalBackwardAny : CausalBackwardSpec {
-    static constexpr const char* name = "causal_conv_backward_any";
-    static constexpr const char* summary = "the same where rows have several sequences, or states";
+    static Blocks blocks(const Config& config, const Args& args) {
+        return {args.forward.batches * ceil_div(args.forward.channels, config.channels()) * args.splits, 1, 1};
+    }
+    // A block iterates over several tiles, so that fewer partial sums are written, as long as every SM has blocks to spare.
+    static void split(const Config& config, Args& args, const jit::DeviceTraits& device) {
+        constexpr i64 kMostTiles = 16, kBlocksOfSm = 32;
+        const i64 tiles = ceil_div(args.forward.tokens, config.tokens());
+        const i64 blocks = tiles * args.forward.batches * ceil_div(args.forward.channels, config.channels());
+        args.tiles = static_cast<int>(std::clamp(blocks / (kBlocksOfSm * device.multiprocessors), i64{1}, kMostTiles));
+        args.splits = static_cast<int>(ceil_div(tiles, args.tiles));
+    }
 };
 
 // ---- Few taps
@@ -44,13 +62,13 @@ struct CausalBackwardAny : CausalBackwardSpec {
 constexpr bool has_few_taps_backward(const CausalProblem& problem, const CausalBackwardArgs& args) {
     return has_few_taps(problem) && args.grad_vectors;
 }
-constexpr CausalConvConfig causal_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
-    CausalProblem of_both = problem;
-    of_both.sequences |= args.grad_behind.values.data != nullptr;
-    return with_index(causal_conv_config(of_both), args.forward.sequences);
+constexpr CausalConvConfig causal_few_taps_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
+    CausalProblem with_states = problem;
+    with_states.sequences |= args.grad_states.values.data != nullptr;
+    return with_index(causal_conv_config(with_states), args.forward.sequences);
 }
 
-// What both kernels for few taps have.
+// Shared by the two kernels for few taps.
 struct CausalFewTapsBackward {
     using Config = CausalConvConfig;
     using Args = CausalBackwardArgs;
@@ -63,33 +81,33 @@ struct CausalFewTapsBackward {
 };
 struct CausalBackwardRows : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_rows";
-    static constexpr const char* summary = "gradients of a causal convolution of few taps, tokens are neighbours";
+    static constexpr const char* summary = "gradients of a causal convolution of few taps, tokens contiguous";
 
     static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
-        return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.cuts, 1, 1};
+        return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.splits, 1, 1};
     }
-    // Steps of a warp: what a piece begins with is spread over them, as long as every SM has warps to spare.
-    static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
+    // A segment of many steps amortizes its setup; segments are as long as leaves every SM warps to spare.
+    static void split(const Config& config, Args& args, const jit::DeviceTraits& device) {
         constexpr i64 kWarpsOfSm = 160;
         const i64 rows = i64{args.forward.batches} * args.forward.channels;
         const i64 steps = ceil_div(args.forward.tokens, config.step_tokens());
         const i64 most = std::clamp(steps * rows / (kWarpsOfSm * device.multiprocessors), i64{1}, i64{config.most_steps()});
-        const i64 pieces = std::max(ceil_div(steps, most), i64{1});
-        args.tiles = static_cast<int>(std::max(ceil_div(steps, pieces), i64{1}));  // pieces of much the same length
-        args.cuts = static_cast<int>(ceil_div(steps, args.tiles));
+        const i64 segments = std::max(ceil_div(steps, most), i64{1});
+        args.tiles = static_cast<int>(std::max(ceil_div(steps, segments), i64{1}));  // segments of nearly equal length
+        args.splits = static_cast<int>(ceil_div(steps, args.tiles));
     }
 };
 struct CausalBackwardColumns : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_columns";
-    static constexpr const char* summary = "gradients of a causal convolution of few taps, channels are neighbours";
+    static constexpr const char* summary = "gradients of a causal convolution of few taps, channels contiguous";
 
     static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
-        return {args.forward.batches * ceil_div(args.forward.channels, config.channels_backward()) * args.cuts, 1, 1};
+        return {args.forward.batches * ceil_div(args.forward.channels, config.channels_backward()) * args.splits, 1, 1};
     }
-    // Tokens of a warp: the longest segment that leaves every SM warps to spare.
-    static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
+    // Tokens per warp: the longest segment that leaves every SM warps to spare.
+    static void split(const Config& config, Args& args, const jit::DeviceTraits& device) {
         constexpr i64 kBlocksOfSm = 16;
         constexpr int kShortest = 16;
         const i64 groups = args.forward.batches * ceil_div(args.forward.channels, config.channels_backward());
@@ -99,50 +117,36 @@ struct CausalBackwardColumns : CausalFewTapsBackward {
                groups * ceil_div(args.forward.tokens, segment * warps) < kBlocksOfSm * device.multiprocessors)
             segment /= 2;
         args.forward.segment = args.tiles = segment;
-        args.cuts = static_cast<int>(ceil_div(args.forward.tokens, segment * warps));
+        args.splits = static_cast<int>(ceil_div(args.forward.tokens, segment * warps));
     }
 };
 
 // ---- The choice
 
-inline void run_causal_backward(const CausalProblem& problem, const CausalBackwardArgs& args, const Target& target) {
-    if (has_few_taps_backward(problem, args)) {
-        const CausalConvConfig config = causal_backward_config(problem, args);
-        const char* const what = problem.channels_last ? "tokens" : "steps";
-        const auto why = [&](const auto&) {
-            return explain_causal(problem, fmt::format("{} {} a warp", args.tiles, what).c_str());
-        };
-        const Blocks grid =
-            problem.channels_last ? CausalBackwardColumns::blocks(config, args) : CausalBackwardRows::blocks(config, args);
-        if (grid[0] == 0) return;
-        if (problem.channels_last)
-            launch<CausalBackwardColumns>(config, args, grid, target, why);
-        else
-            launch<CausalBackwardRows>(config, args, grid, target, why);
-        return;
-    }
-    const Blocks grid = causal_backward_blocks(problem, args);
-    if (grid[0] == 0) return;
-    const auto why = [&](const auto&) { return explain_causal(problem, fmt::format("{} tiles a block", args.tiles).c_str()); };
-    if (problem.sequences || args.grad_behind.values.data != nullptr)
-        launch<CausalBackwardAny>(causal_tile_config(problem), args, grid, target, why);
+// Calls visit.operator()<Spec>(config, what a warp or block iterates over) for the kernel that runs a problem.
+void with_causal_backward(const CausalProblem& problem, const CausalBackwardArgs& args, auto&& visit) {
+    if (!has_few_taps_backward(problem, args))
+        visit.template operator()<CausalBackward>(causal_tile_backward_config(problem, args), "tiles a block");
+    else if (problem.channels_last)
+        visit.template operator()<CausalBackwardColumns>(causal_few_taps_backward_config(problem, args), "tokens a warp");
     else
-        launch<CausalBackward>(causal_tile_config(problem), args, grid, target, why);
+        visit.template operator()<CausalBackwardRows>(causal_few_taps_backward_config(problem, args), "steps a warp");
 }
 
-// A block takes several tiles, so that fewer sums are added up behind it, where that leaves blocks to spare for every SM.
-inline void cut_rows(const CausalProblem& problem, CausalBackwardArgs& args, const jit::DeviceTraits& device) {
-    if (has_few_taps_backward(problem, args)) {
-        const CausalConvConfig of_few = causal_backward_config(problem, args);
-        return problem.channels_last ? CausalBackwardColumns::cut(of_few, args, device)
-                                     : CausalBackwardRows::cut(of_few, args, device);
-    }
-    constexpr i64 kMostTiles = 16, kBlocksOfSm = 32;
-    const CausalTileConfig config = causal_tile_config(problem);
-    const i64 tiles = ceil_div(args.forward.tokens, config.tokens());
-    const i64 blocks = tiles * args.forward.batches * ceil_div(args.forward.channels, config.channels());
-    args.tiles = static_cast<int>(std::clamp(blocks / (kBlocksOfSm * device.multiprocessors), i64{1}, kMostTiles));
-    args.cuts = static_cast<int>(ceil_div(tiles, args.tiles));
+inline void run_causal_backward(const CausalProblem& problem, const CausalBackwardArgs& args, const Target& target) {
+    with_causal_backward(problem, args, [&]<class Spec>(const typename Spec::Config& config, const char* unit) {
+        const Blocks grid = Spec::blocks(config, args);
+        if (grid[0] == 0) return;
+        launch<Spec>(config, args, grid, target,
+                     [&](const auto&) { return explain_causal(problem, fmt::format("{} {}", args.tiles, unit).c_str()); });
+    });
+}
+
+// Sets how rows are split among blocks.
+inline void split_rows(const CausalProblem& problem, CausalBackwardArgs& args, const jit::DeviceTraits& device) {
+    with_causal_backward(problem, args, [&]<class Spec>(const typename Spec::Config& config, const char*) {
+        Spec::split(config, args, device);
+    });
 }
 
 }  // namespace gdn_cuda::conv

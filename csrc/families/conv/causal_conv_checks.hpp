@@ -1,4 +1,4 @@
-// Checks of causal_conv1d's arguments, and what its kernels take of them.
+// Checks causal_conv1d's arguments and fills its kernels' arguments.
 #pragma once
 
 #include <vector>
@@ -25,7 +25,7 @@ struct PreparedCausal {
     std::vector<int64_t> states_shape() const { return {sequences, x.size(1), args.taps - 1}; }
 };
 
-// Tiles, and what lies before and behind them, end below 2^31.
+// Tiles and their halos end below 2^31.
 constexpr int64_t kCausalMostTokens = (int64_t{1} << 31) - 4096;
 
 inline CausalTensor tensor_of(const View& view) {
@@ -35,7 +35,7 @@ inline CausalStates states_of(const View& view) {  // (sequence or slot, channel
     return {tagged(view), view.stride(0), view.stride(1), view.stride(2), static_cast<int>(view.size(2))};
 }
 
-// Whether rows are whole vectors of 16 bytes: of channels, or of tokens.
+// Whether rows (of channels or of tokens) are whole aligned 16-byte vectors.
 inline bool has_vectors(const PreparedCausal& prepared, const View& view) {
     const int along = prepared.problem.channels_last ? 1 : 2, across = 3 - along;
     const int64_t bytes = bytes_of(prepared.problem.io);

@@ -1,4 +1,4 @@
-// A pool of states that a causal convolution continues from and leaves its states in.
+// A pool of states that a causal convolution reads its initial states from and writes its final states to.
 #pragma once
 
 #include "../../operators/state_slots.hpp"

@@ -1,8 +1,8 @@
-// What the kernels of causal_conv1d share on the host.
+// Shared by the host sides of causal_conv1d's kernels.
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
@@ -13,11 +13,11 @@ struct CausalProblem {
     DType io;
     bool channels_last;
     i64 taps;
-    bool vectors;    // x and out are rows of whole vectors on 16 bytes
-    bool sequences;  // tokens of a row may be of several, or there are states
+    bool vectors;    // rows of x and out are whole aligned 16-byte vectors
+    bool sequences;  // a row may have several sequences, or there are states
 };
 
-// Everything that a choice returns, from every dtype, layout and these numbers of taps.
+// The configurations that a choice can return: for every dtype, both layouts and these numbers of taps.
 template <auto kConfigOf, size_t kCount>
 constexpr auto every_configuration(const std::array<i64, kCount>& taps) {
     std::array<decltype(kConfigOf(CausalProblem{})), 6 * kCount> all{};
@@ -30,7 +30,7 @@ constexpr auto every_configuration(const std::array<i64, kCount>& taps) {
 
 inline std::string explain_causal(const CausalProblem& problem, const char* why) {
     return fmt::format("{} taps, {}: {}", problem.taps,
-                       problem.channels_last ? "channels are neighbours in memory" : "tokens are neighbours in memory", why);
+                       problem.channels_last ? "channels are contiguous" : "tokens are contiguous", why);
 }
 
 }  // namespace gdn_cuda::conv

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_tile_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/tile_plan.cuh>
 #include <string>
 
 #include "causal_conv_problem.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
 #include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 #include "../../launch/spec.hpp"
@@ -19,44 +19,44 @@ inline Blocks causal_states_blocks(i64 sequences, i64 channels) {
     return {sequences * ceil_div(channels, causal_states_config(DType::f32).threads), 1, 1};
 }
 
-struct CausalStatesBehind {
+// Shared by both Specs.
+struct CausalStatesSpec {
     using Config = CausalStatesConfig;
-    using Args = CausalStatesArgs;
-    static constexpr const char *family = "conv", *name = "causal_states", *config_type = "CausalStatesConfig",
-                                *args_type = "CausalStatesArgs";
-    static constexpr const char* summary = "the last inputs of each sequence of a causal convolution";
+    static constexpr const char *family = "conv", *config_type = "CausalStatesConfig";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() { return kCausalStatesConfigurations; }
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config&) { return 0; }
-    static void run(DType io, const Args& args, const Target& target) {
-        const Blocks blocks = causal_states_blocks(args.sequences.sequences, args.channels);
-        if (blocks[0] == 0 || args.behind.positions == 0) return;
-        launch<CausalStatesBehind>(causal_states_config(io), args, blocks, target,
-                                   [](const auto&) { return std::string("a thread for each channel of a sequence"); });
+    template <class Spec>
+    static void run_states(DType io, const typename Spec::Args& args, i64 sequences, i64 channels, const CausalStates& written,
+                           const Target& target) {
+        const Blocks blocks = causal_states_blocks(sequences, channels);
+        if (blocks[0] == 0 || written.positions == 0) return;
+        launch<Spec>(causal_states_config(io), args, blocks, target,
+                     [](const auto&) { return std::string("a thread for each channel of a sequence"); });
     }
 };
 
-struct CausalStatesBackward {
-    using Config = CausalStatesConfig;
-    using Args = CausalStatesBackwardArgs;
-    static constexpr const char *family = "conv", *name = "causal_states_backward", *config_type = "CausalStatesConfig",
-                                *args_type = "CausalStatesBackwardArgs";
-    static constexpr const char* summary = "gradients of a causal convolution by initial states";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+struct CausalFinalStates : CausalStatesSpec {
+    using Args = CausalStatesArgs;
+    static constexpr const char *name = "causal_states", *args_type = "CausalStatesArgs";
+    static constexpr const char* summary = "the last inputs of each sequence of a causal convolution";
 
-    static std::span<const Config> configurations() { return kCausalStatesConfigurations; }
-    static int threads(const Config& config) { return config.threads; }
-    static int shared_bytes(const Config&) { return 0; }
+    static void run(DType io, const Args& args, const Target& target) {
+        run_states<CausalFinalStates>(io, args, args.sequences.sequences, args.channels, args.final_states, target);
+    }
+};
+
+struct CausalStatesBackward : CausalStatesSpec {
+    using Args = CausalStatesBackwardArgs;
+    static constexpr const char *name = "causal_states_backward", *args_type = "CausalStatesBackwardArgs";
+    static constexpr const char* summary = "gradients of a causal convolution by initial states";
+
     static void run(DType io, const Args& args, const Target& target) {
         const CausalArgs& forward = args.call.forward;
-        const Blocks blocks = causal_states_blocks(forward.sequences.sequences, forward.channels);
-        if (blocks[0] == 0 || args.of_initial.positions == 0) return;
-        launch<CausalStatesBackward>(causal_states_config(io), args, blocks, target,
-                                     [](const auto&) { return std::string("a thread for each channel of a sequence"); });
+        run_states<CausalStatesBackward>(io, args, forward.sequences.sequences, forward.channels, args.dinitial, target);
     }
 };
 

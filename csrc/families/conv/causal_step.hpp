@@ -1,9 +1,10 @@
-// Host side of conv/causal_step, conv/causal_step_staged and conv/causal_step_any: which of them, configuration and launch.
+// conv/causal_step, conv/causal_step_staged and conv/causal_step_any on the host: which of them runs, its configuration, and
+// the launch.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/conv/causal_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
@@ -15,9 +16,10 @@ struct CausalStepProblem {
     int width, columns;
     DType io, state;
     StateWindow window;
-    bool vectors;           // channels are neighbours in x and out, in whole 16-byte units
-    bool columns_vectors;   // and in each column of the state
-    bool channels_vectors;  // or a channel's columns are neighbours in the state, and channels follow each other, as units
+    bool vectors;           // channels are contiguous in x and out, in aligned 16-byte vectors
+    bool columns_vectors;   // the same holds for each column of the state
+    bool channels_vectors;  // a channel's columns are contiguous in the state, next to those of the next channel, from aligned
+                            // addresses on
 };
 
 enum class CausalStepKernel { vectors, staged, any };
@@ -33,7 +35,7 @@ inline constexpr std::array kCausalStepConfigurations = [] {
         all[i] = {.io = kTypes[i / 2].io, .state = kTypes[i / 2].state, .width = i % 2 == 0 ? 4 : 3};
     return all;
 }();
-// States as wide as the history, and as transformers' caches one column wider.
+// States as long as the history, or one column longer, as those of transformers' caches.
 inline constexpr std::array kCausalStepStagedConfigurations = [] {
     constexpr std::array kTypes = {DType::bf16, DType::f16, DType::f32};
     std::array<CausalStepStagedConfig, 4 * kTypes.size()> all{};
@@ -66,8 +68,8 @@ inline Blocks causal_step_blocks(const CausalStepProblem& problem, const CausalS
             ceil_div(problem.channels, causal_step_block_channels(problem, choice.kernel)), 1};
 }
 
-// Blocks take as many sequences as leave each SM its blocks at once: they share taps, and what the next sequence needs is
-// loaded while one is computed.
+// A block has as many sequences as leaves each SM its blocks: the sequences share taps, and the next one is prefetched while
+// one is computed.
 inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
     const auto has = [](const auto& all, const auto& config) { return std::ranges::find(all, config) != all.end(); };
     const bool vectors =

@@ -61,13 +61,13 @@ HyenaFilter check_filter(const Checks& check, const HyenaGiven& given, const Vie
 
 HyenaMask check_mask(const Checks& check, const HyenaGiven& given, const View& mask) {
     if (!mask.defined()) return {};
-    static const int32_t of_bool = aoti_torch_dtype_bool();
+    static const int32_t bool_type = aoti_torch_dtype_bool();
     check.shape("padding_mask", mask, {given.x1.size(0), given.x1.size(2)}, "(B, L)");
     check.device("padding_mask", mask, given.x1, "x1");
     HyenaMask result{.batch = mask.stride(0), .token = mask.stride(1)};
-    result.is_bool = mask.dtype == of_bool;
+    result.is_bool = mask.dtype == bool_type;
     if (!result.is_bool) check.dtype("padding_mask", mask, {given.io, given.wide, DType::i32, DType::i64});
-    result.numbers = {mask.data, result.is_bool ? DType::f32 : *dtype_of(mask)};
+    result.values = {mask.data, result.is_bool ? DType::f32 : *dtype_of(mask)};
     return result;
 }
 
@@ -78,6 +78,26 @@ HyenaInitial check_initial(const Checks& check, const HyenaGiven& given, const V
     check.dtype("initial_state", initial, {given.io, given.wide});
     check.device("initial_state", initial, given.x1, "x1");
     return {tagged(initial), initial.stride(0), initial.stride(1), initial.stride(2)};
+}
+
+HyenaInitial check_gradients(const Checks& check, const HyenaGiven& given, const View& grad, const View& grad_state,
+                             int64_t length, const char* layout) {
+    const int64_t B = given.x1.size(0), D = given.x1.size(1);
+    check.shape("grad", grad, {B, D, given.x1.size(2)}, "(B, D, L)");
+    check.dtype("grad", grad, {given.io});
+    check.device("grad", grad, given.x1, "x1");
+    check.shape("grad_state", grad_state, {B, D, length}, layout);
+    check.dtype("grad_state", grad_state, {given.wide});
+    check.device("grad_state", grad_state, given.x1, "x1");
+    return {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
+}
+
+Tensor empty_gradient(const HyenaGiven& given, const Tensor& x1, HyenaTensor& to, bool& vectors) {
+    const Tensor gradient = empty_rows(x1, given.layout);
+    const View view(gradient);
+    to = hyena_tensor(view);
+    vectors = vectors && has_vectors(view, given.layout);
+    return gradient;
 }
 
 }  // namespace gdn_cuda::conv

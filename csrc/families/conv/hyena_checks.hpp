@@ -1,7 +1,7 @@
-// Checks that the three Hyena operators share, and their arguments as kernels take them.
+// Checks shared by the three Hyena operators, which also fill their kernels' arguments.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena/plan.cuh>
 
 #include "../../operators/layout.hpp"
 #include "../../operators/packed.hpp"
@@ -13,15 +13,15 @@ namespace gdn_cuda::conv {
 inline constexpr int64_t kHyenaMostTokens = (int64_t{1} << 31) - 4096;
 
 HyenaTensor hyena_tensor(const View& x);
-// Whether innermost elements are neighbours, and rows begin on 16 bytes.
+// Whether innermost elements are contiguous and rows are aligned to 16 bytes.
 bool has_vectors(const View& x, Layout layout);
 
 struct HyenaGiven {
     View x1, x2, v;
-    DType io, wide;  // of the tensors; of filters and states that are not in it
+    DType io, wide;  // dtype of the tensors, and the other dtype that filters and states may have
     Layout layout;
 
-    // Members that the arguments of all three have.
+    // Fills the members that all three kernels' arguments have.
     void fill(auto& args) const {
         args.x1 = hyena_tensor(x1);
         args.x2 = hyena_tensor(x2);
@@ -38,16 +38,34 @@ struct HyenaGiven {
     }
 };
 
-// x1, x2 and v.
+// Checks x1, x2 and v.
 HyenaGiven check_hyena(const Checks& check, const Tensor& x1, const Tensor& x2, const Tensor& v);
-// Channels that share each of the first dimension's groups.
+// Channels per group of parameters, from their first dimension.
 int check_groups(const Checks& check, const char* argument, const View& parameters, int64_t channels);
-// weight (groups, 1, K) and bias (D,).
+// Checks weight (groups, 1, K) and bias (D,).
 HyenaFilter check_filter(const Checks& check, const HyenaGiven& given, const View& weight, const View& bias, int most_taps);
 // (B, L)
 HyenaMask check_mask(const Checks& check, const HyenaGiven& given, const View& mask);
 // (B, D, `length`)
 HyenaInitial check_initial(const Checks& check, const HyenaGiven& given, const View& initial, int64_t length,
                            const char* layout);
+
+// Checks grad (B, D, L) and grad_state (B, D, `length`). Returns the latter as kernels take it.
+HyenaInitial check_gradients(const Checks& check, const HyenaGiven& given, const View& grad, const View& grad_state,
+                             int64_t length, const char* layout);
+// The arguments of an operator's backward; a derived struct has its name.
+template <class Call>
+struct HyenaBackwardCall {
+    Given grad, grad_state;
+    Call forward;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("grad", x.grad);
+        visit("grad_state", x.grad_state);
+        Call::fields(x.forward, visit);
+    }
+};
+// An uninitialised gradient of x1, x2 or v in the layout of x1. Sets `to`, and clears `vectors` unless it has_vectors.
+Tensor empty_gradient(const HyenaGiven& given, const Tensor& x1, HyenaTensor& to, bool& vectors);
 
 }  // namespace gdn_cuda::conv

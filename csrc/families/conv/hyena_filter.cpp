@@ -15,7 +15,7 @@
 namespace gdn_cuda::conv {
 namespace {
 
-// The operators behind the public function: its length is symbolic in traces.
+// The operators that the public function calls: its length is symbolic in traces.
 struct FilterCall {
     static constexpr const char* name = "hyena_filter";
     Given residues, log_poles;
@@ -92,10 +92,9 @@ std::tuple<Tensor, Tensor> run_filter_backward(const FilterBackwardCall& x) {
     PreparedFilter prepared = prepare_filter_backward(x);
     HyenaFilterArgs& args = prepared.args;
     const DeviceScope scope(prepared.residues.device_index);
-    const int64_t pieces = HyenaFilterBackwardKernel::pieces(args.tokens);
-    if (pieces == 0)
-        return {math::zeros(x.residues, {args.rows, args.count}), math::zeros(x.residues, {args.rows, args.count})};
-    const std::vector<int64_t> sizes{pieces, 2, args.rows, args.count};
+    const int64_t units = HyenaFilterBackwardKernel::units(args.tokens);
+    if (units == 0) return {math::zeros(x.residues, {args.rows, args.count}), math::zeros(x.residues, {args.rows, args.count})};
+    const std::vector<int64_t> sizes{units, 2, args.rows, args.count};
     const Tensor sums = torch::stable::new_empty(x.residues, sizes);
     args.sums = static_cast<float*>(memory_of(sums));
     HyenaFilterBackwardKernel::run(args, target_of(x.name, prepared.residues));

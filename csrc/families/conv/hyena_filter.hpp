@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_filter_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_filter/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
@@ -37,7 +37,7 @@ struct HyenaFilterBackwardKernel {
     using Args = HyenaFilterArgs;
     static constexpr const char *family = "conv", *name = "hyena_filter_backward", *config_type = "HyenaFilterBackwardConfig",
                                 *args_type = "HyenaFilterArgs";
-    static constexpr const char* summary = "gradients of filters of a modal form: sums over a piece of a row";
+    static constexpr const char* summary = "gradients of filters in modal form: sums over a segment of a row";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -45,9 +45,9 @@ struct HyenaFilterBackwardKernel {
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config&) { return kHyenaFilterThreads; }
     static int shared_bytes(const Config&) { return 0; }
-    static i64 pieces(i64 tokens) { return ceil_div(tokens, kConfigurations.front().tokens()); }
+    static i64 units(i64 tokens) { return ceil_div(tokens, kConfigurations.front().tokens()); }
     static i64 blocks(i64 rows, i64 count, i64 tokens) {
-        return rows * pieces(tokens) * ceil_div(count, kConfigurations.front().block_states());
+        return rows * units(tokens) * ceil_div(count, kConfigurations.front().block_states());
     }
 
     static void run(const Args& args, const Target& target) {

@@ -1,4 +1,4 @@
-// hyena_fir_step: one token or several of a causal FIR filter, from and to slots of a pool of states.
+// hyena_fir_step: one or several tokens of a causal FIR filter, states in slots of a pool.
 #include <gdn_cuda/conv.hpp>
 
 #include "../../operators/operator.hpp"

@@ -15,16 +15,8 @@ namespace gdn_cuda::conv {
 namespace {
 
 using HyenaLongCall = gdn_cuda::HyenaLong;
-struct HyenaLongBackwardCall {
+struct HyenaLongBackwardCall : HyenaBackwardCall<HyenaLongCall> {
     static constexpr const char* name = "hyena_long_backward";
-    Given grad, grad_state;
-    HyenaLongCall forward;
-
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("grad_state", x.grad_state);
-        HyenaLongCall::fields(x.forward, visit);
-    }
 };
 
 struct PreparedHyenaLong {
@@ -32,13 +24,14 @@ struct PreparedHyenaLong {
     HyenaLongProblem problem{};
     HyenaLongArgs args{};
 
-    // args.vectors: of both layouts before, of tokens alone behind.
-    void split_vectors(HyenaLongArgs& args) {
-        const bool whole = args.channels * bytes_of(given.io) % 16 == 0;  // one token alone has no stride that says so
+    // On entry args.vectors covers the tensors in their own layout; on return it is about rows of tokens, and
+    // problem.columns about rows of channels.
+    void set_layout(HyenaLongArgs& args) {
+        const bool whole = args.channels * bytes_of(given.io) % 16 == 0;  // the strides of a single token do not show it
         problem.columns = args.vectors && whole && given.layout == Layout::channels;
         args.vectors &= given.layout == Layout::tokens;
     }
-    std::vector<int64_t> of_state() const { return {given.x1.size(0), given.x1.size(1), problem.states}; }
+    std::vector<int64_t> state_shape() const { return {given.x1.size(0), given.x1.size(1), problem.states}; }
 };
 
 PreparedHyenaLong prepare(const Checks& check, const HyenaLongCall& x) {
@@ -82,22 +75,22 @@ PreparedHyenaLong prepare_hyena_long(const HyenaLongCall& x) {
     return prepare({x.name}, x);
 }
 
-// y in the layout of x1, and the state behind the last token.
+// y in the layout of x1, and the final state.
 std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     PreparedHyenaLong prepared = prepare_hyena_long(x);
     const HyenaGiven& given = prepared.given;
     HyenaLongArgs& args = prepared.args;
     const Target target = target_of(x.name, given.x1);
     const i64 rows = i64{args.batches} * args.channels;
-    const HyenaCut cut = hyena_long_cut(rows, args.tokens, jit::device_traits(target.ordinal));
-    args.segments = cut.segments;
-    args.segment_tokens = cut.segment_tokens;
+    const HyenaSplit split = hyena_long_split(rows, args.tokens, jit::device_traits(target.ordinal));
+    args.segments = split.segments;
+    args.segment_tokens = split.segment_tokens;
     const Tensor y = empty_rows(x.x1, given.layout);
-    const Tensor last = torch::stable::new_empty(x.x1, prepared.of_state(), ScalarType::Float);
-    const std::vector<int64_t> of_shares = {rows, cut.segments - 1, args.states};
-    const Tensor added = torch::stable::new_empty(x.x1, of_shares, ScalarType::Float);
+    const Tensor last = torch::stable::new_empty(x.x1, prepared.state_shape(), ScalarType::Float);
+    const std::vector<int64_t> added_shape = {rows, split.segments - 1, args.states};
+    const Tensor added = torch::stable::new_empty(x.x1, added_shape, ScalarType::Float);
     given.fill_output(args, y);
-    prepared.split_vectors(args);
+    prepared.set_layout(args);
     args.last = static_cast<float*>(memory_of(last));
     args.added = static_cast<float*>(memory_of(added));
     const DeviceScope scope(given.x1.device_index);
@@ -116,17 +109,9 @@ struct PreparedHyenaLongBackward {
 PreparedHyenaLongBackward prepare_hyena_long_backward(const HyenaLongBackwardCall& x) {
     const Checks check{x.name};
     PreparedHyenaLongBackward prepared{.forward = prepare(check, x.forward), .grad = View(x.grad)};
-    const HyenaGiven& given = prepared.forward.given;
-    const View &grad = prepared.grad, grad_state(x.grad_state);
-    check.shape("grad", grad, {given.x1.size(0), given.x1.size(1), given.x1.size(2)}, "(B, D, L)");
-    check.dtype("grad", grad, {given.io});
-    check.device("grad", grad, given.x1, "x1");
-    const std::vector<int64_t> of_state = prepared.forward.of_state();
-    check.shape("grad_state", grad_state, {of_state[0], of_state[1], of_state[2]}, "(B, D, S)");
-    check.dtype("grad_state", grad_state, {given.wide});
-    check.device("grad_state", grad_state, given.x1, "x1");
-    prepared.args.grad = hyena_tensor(grad);
-    prepared.args.grad_state = {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
+    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(x.grad_state),
+                                               prepared.forward.problem.states, "(B, D, S)");
+    prepared.args.grad = hyena_tensor(prepared.grad);
     return prepared;
 }
 
@@ -139,14 +124,14 @@ std::vector<int64_t> sizes_of(const Tensor& x) {
 using HyenaLongGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x);
 
-// From copies in which tokens are neighbours: each tensor is read and written once more.
+// Computes the gradients from copies whose tokens are contiguous, which reads and writes each tensor once more.
 HyenaLongGradients gradients_by_copies(HyenaLongBackwardCall x, const Target& target) {
     const DeviceScope scope(target.ordinal);
     for (Given* rows : {&x.grad, &x.forward.x1, &x.forward.x2, &x.forward.v})
         *rows = common::transposed(*rows, Layout::tokens, target);
-    const auto [of_x1, of_x2, of_v, of_residues, of_log_poles, of_bias, of_initial] = run_hyena_long_backward(x);
+    const auto [dx1, dx2, dv, dresidues, dlog_poles, dbias, dinitial] = run_hyena_long_backward(x);
     const auto copy = [&](const Tensor& rows) { return common::transposed(rows, Layout::channels, target); };
-    return {copy(of_x1), copy(of_x2), copy(of_v), of_residues, of_log_poles, of_bias, of_initial};
+    return {copy(dx1), copy(dx2), copy(dv), dresidues, dlog_poles, dbias, dinitial};
 }
 
 HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
@@ -162,57 +147,52 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     const auto floats = [](const Tensor& tensor) { return static_cast<float*>(memory_of(tensor)); };
 
     const i64 B = forward.batches, D = forward.channels, S = forward.states, rows = B * D;
-    const HyenaCut cut = hyena_long_cut(rows, forward.tokens, jit::device_traits(target.ordinal));
-    forward.segments = cut.segments;
-    forward.segment_tokens = cut.segment_tokens;
+    const HyenaSplit split = hyena_long_split(rows, forward.tokens, jit::device_traits(target.ordinal));
+    forward.segments = split.segments;
+    forward.segment_tokens = split.segment_tokens;
     forward.vectors = true;
     for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
         forward.vectors = forward.vectors && has_vectors(*each, given.layout);
-    prepared.forward.split_vectors(forward);
+    prepared.forward.set_layout(forward);
     HyenaLongProblem& problem = prepared.forward.problem;
     const bool columns = HyenaLongBackward::takes_columns(problem, jit::device_traits(target.ordinal));
-    // One token alone is in both layouts.
+    // A single token has both layouts.
     if (problem.columns && !columns && forward.tokens > 1) return gradients_by_copies(x, target);
     problem.columns = columns;
 
-    const auto of_tokens = [&](HyenaTensor& to) {
-        const Tensor gradient = empty_rows(like, given.layout);
-        const View view(gradient);
-        to = hyena_tensor(view);
-        forward.vectors = forward.vectors && has_vectors(view, given.layout);
-        return gradient;
-    };
-    const Tensor of_x1 = of_tokens(args.of_x1), of_x2 = of_tokens(args.of_x2), of_v = of_tokens(args.of_v);
+    bool& vectors = forward.vectors;
+    const Tensor dx1 = empty_gradient(given, like, args.dx1, vectors), dx2 = empty_gradient(given, like, args.dx2, vectors),
+                 dv = empty_gradient(given, like, args.dv, vectors);
     const bool continued = x.forward.initial_state.has_value();
-    const Tensor of_initial = empty(continued ? prepared.forward.of_state() : std::vector<int64_t>{0});
-    const Tensor of_poles = empty({B, D, cut.segments, 2 * S}), of_bias = empty({B, D, cut.segments});
+    const Tensor dinitial = empty(continued ? prepared.forward.state_shape() : std::vector<int64_t>{0});
+    const Tensor dpoles = empty({B, D, split.segments, 2 * S}), bias_sums = empty({B, D, split.segments});
     const Tensor states = empty({rows, hyena_long_tiles(forward.tokens), S});
-    const Tensor added = empty({2, rows, cut.segments, S});
-    args.of_initial = continued ? floats(of_initial) : nullptr;
-    args.of_poles = floats(of_poles);
-    args.of_bias = floats(of_bias);
+    const Tensor added = empty({2, rows, split.segments, S});
+    args.dinitial = continued ? floats(dinitial) : nullptr;
+    args.dpoles = floats(dpoles);
+    args.dbias = floats(bias_sums);
     args.states = floats(states);
     args.added = floats(added);
-    args.added_back = args.added + rows * cut.segments * S;
+    args.added_back = args.added + rows * split.segments * S;
     args.forward = forward;
     {
         const DeviceScope scope(given.x1.device_index);
         HyenaLongStates::run(problem, args, target);
         HyenaLongBackward::run(problem, args, target);
     }
-    const Tensor of_channels = math::sum(math::sum(of_bias, 2), 0);
+    const Tensor dbias = math::sum(math::sum(bias_sums, 2), 0);
     const int64_t groups = View(x.forward.residues).size(0);
-    const std::vector<int64_t> of_parameters{groups, S};
+    const std::vector<int64_t> parameter_shape{groups, S};
     if (rows == 0) {
-        const Tensor zeros = math::zeros(of_bias, of_parameters);
-        return {of_x1, of_x2, of_v, zeros, math::zeros(of_bias, sizes_of(x.forward.log_poles)), of_channels, of_initial};
+        const Tensor zeros = math::zeros(bias_sums, parameter_shape);
+        return {dx1, dx2, dv, zeros, math::zeros(bias_sums, sizes_of(x.forward.log_poles)), dbias, dinitial};
     }
-    // Over shares and the channels of a group, then over the batch.
-    const Tensor by_groups = math::reshape(of_poles, {B, groups, D / groups * cut.segments, 2 * S});
+    // Sums over segments and the channels of a group, then over the batch.
+    const Tensor by_groups = math::reshape(dpoles, {B, groups, D / groups * split.segments, 2 * S});
     const Tensor both = math::sum(math::sum(by_groups, 2), 0);
-    const Tensor of_residues = torch::stable::clone(math::narrow(both, 1, 0, S));
-    const Tensor of_log_poles = math::reshape(torch::stable::clone(math::narrow(both, 1, S, S)), sizes_of(x.forward.log_poles));
-    return {of_x1, of_x2, of_v, of_residues, of_log_poles, of_channels, of_initial};
+    const Tensor dresidues = torch::stable::clone(math::narrow(both, 1, 0, S));
+    const Tensor dlog_poles = math::reshape(torch::stable::clone(math::narrow(both, 1, S, S)), sizes_of(x.forward.log_poles));
+    return {dx1, dx2, dv, dresidues, dlog_poles, dbias, dinitial};
 }
 
 GDN_REGISTER(HyenaLongCall, prepare_hyena_long, run_hyena_long)

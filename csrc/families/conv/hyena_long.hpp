@@ -1,19 +1,19 @@
-// conv/hyena_long on the host: the configuration and cut of a problem, and its launches.
+// conv/hyena_long on the host: the configuration and split of a problem, and its launches.
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_long_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
-#include "hyena_cut.hpp"
+#include "hyena_segments.hpp"
 
 namespace gdn_cuda::conv {
 
 struct HyenaLongProblem {
     DType io;
     i64 states;
-    bool columns;  // channels are neighbours in memory, in whole vectors
+    bool columns;  // channels are contiguous, in whole vectors
 };
 
 constexpr HyenaLongConfig hyena_long_config(const HyenaLongProblem& problem, bool sectors, bool only_states) {
@@ -37,12 +37,12 @@ constexpr std::array<HyenaLongConfig, 30> every_hyena_long_configuration() {
 }
 inline constexpr std::array kHyenaLongConfigurations = every_hyena_long_configuration();
 
-// Warps share channels where there are too few for the loads in flight that memory takes: the first launch reads x1 and v once
-// more, half of what the second moves.
-inline HyenaCut hyena_long_cut(i64 rows, i64 tokens, const jit::DeviceTraits& device) {
+// With few channels, several warps split the tokens of one, to have enough loads in flight for memory's bandwidth: the first
+// launch reads x1 and v once more, half of what the second moves.
+inline HyenaSplit hyena_long_split(i64 rows, i64 tokens, const jit::DeviceTraits& device) {
     constexpr int kEnoughWarpsAnSm = 6, kWarpsAnSm = 16, kLeastTokens = 4 * kTileTokens;
     const bool enough = rows >= i64{kEnoughWarpsAnSm} * device.multiprocessors;
-    return hyena_cut(rows, tokens, kTileTokens, kLeastTokens, enough ? rows : i64{kWarpsAnSm} * device.multiprocessors);
+    return hyena_split(rows, tokens, kTileTokens, kLeastTokens, enough ? rows : i64{kWarpsAnSm} * device.multiprocessors);
 }
 
 Blocks hyena_long_blocks(const auto& config, const HyenaLongArgs& args) {
@@ -65,10 +65,10 @@ struct HyenaLong {
         return plan_bytes<kHyenaLongConfigurations, HyenaLongSharedPlan>(
             config, std::make_index_sequence<kHyenaLongConfigurations.size()>());
     }
-    // Tiles of neighbouring channels take more shared memory than some GPUs have: those have blocks of half of the channels,
-    // and where these do not fit either, as where channels are not whole vectors, elements are loaded one by one.
+    // Tiles of contiguous channels need more shared memory than some GPUs have. Those use blocks with half of the channels;
+    // where these do not fit either, and where channels are not whole vectors, elements are loaded one by one.
     static Config choose(HyenaLongProblem problem, bool only_states, const jit::DeviceTraits& device) {
-        const auto fits = [&](const Config& config) {  // both launches are of one kind
+        const auto fits = [&](const Config& config) {  // both launches use the same layout and blocks of channels
             Config larger = config;
             larger.only_states = false;
             return shared_bytes(larger) <= device.shared_bytes_per_block;
@@ -78,20 +78,20 @@ struct HyenaLong {
         problem.columns = problem.columns && fits(hyena_long_config(problem, false, only_states));
         return hyena_long_config(problem, false, only_states);
     }
-    // args.segments and args.segment_tokens are those of hyena_long_cut.
+    // args.segments and args.segment_tokens come from hyena_long_split.
     static void run(HyenaLongProblem problem, Args args, const Target& target) {
         if (args.batches == 0 || args.channels == 0) return;
-        args.vectors &= !problem.columns;  // whole vectors of channels are none of tokens
+        args.vectors &= !problem.columns;  // vectors of channels are not vectors of tokens
         const auto launch_one = [&](bool only_states, const Args& given) {
             const Config config = choose(problem, only_states, jit::device_traits(target.ordinal));
             launch<HyenaLong>(config, given, hyena_long_blocks(config, given), target, [&](const auto&) {
                 return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
-                                   args.segment_tokens, config.columns ? ", blocks of neighbouring channels" : "");
+                                   args.segment_tokens, config.columns ? ", blocks of adjacent channels" : "");
             });
         };
         if (args.segments > 1) {
             Args first = args;
-            --first.segments;  // nothing follows the last share
+            --first.segments;  // nothing follows the last segment
             launch_one(true, first);
         }
         launch_one(false, args);

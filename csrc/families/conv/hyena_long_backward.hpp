@@ -2,13 +2,13 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_long_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long/backward_plan.cuh>
 #include <string>
 #include <utility>
 
 #include "../../launch/spec.hpp"
-#include "hyena_cut.hpp"
 #include "hyena_long.hpp"
+#include "hyena_segments.hpp"
 
 namespace gdn_cuda::conv {
 
@@ -21,14 +21,14 @@ constexpr HyenaLongStatesConfig hyena_long_states_config(const HyenaLongProblem&
             .reversed = reversed,
             .columns = problem.columns};
 }
-// Tiles of neighbouring channels and the tables of more than 16 states of each do not fit shared memory.
-inline constexpr std::array<std::pair<int, bool>, 3> kHyenaLongBackwardKinds = {
+// Contiguous channels: tiles and the tables of more than 16 states per channel do not fit into shared memory.
+inline constexpr std::array<std::pair<int, bool>, 3> kHyenaLongBackwardShapes = {
     {{1, false}, {1, true}, {kHyenaMostStates, false}}};
 constexpr std::array<HyenaLongBackwardConfig, 9> every_hyena_long_backward_configuration() {
     std::array<HyenaLongBackwardConfig, 9> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const auto& [states, columns] : kHyenaLongBackwardKinds)
+        for (const auto& [states, columns] : kHyenaLongBackwardShapes)
             all[count++] = hyena_long_backward_config({io, states, columns});
     return all;
 }
@@ -36,7 +36,7 @@ constexpr std::array<HyenaLongStatesConfig, 18> every_hyena_long_states_configur
     std::array<HyenaLongStatesConfig, 18> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const auto& [states, columns] : kHyenaLongBackwardKinds)
+        for (const auto& [states, columns] : kHyenaLongBackwardShapes)
             for (const bool reversed : {false, true}) all[count++] = hyena_long_states_config({io, states, columns}, reversed);
     return all;
 }
@@ -62,7 +62,7 @@ struct HyenaLongStates {
         return plan_bytes<kHyenaLongStatesConfigurations, HyenaLongStatesSharedPlan>(
             config, std::make_index_sequence<kHyenaLongStatesConfigurations.size()>());
     }
-    // The reversed walk where warps share the tokens of a channel.
+    // The reversed pass, if warps split the tokens of a channel.
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
         const HyenaLongArgs& forward = args.forward;
         if (forward.batches == 0 || forward.channels == 0 || forward.tokens == 0) return;

@@ -2,6 +2,7 @@
 #include "hyena_medium.hpp"
 
 #include <gdn_cuda/conv.hpp>
+#include <utility>
 #include <vector>
 
 #include "../../operators/operator.hpp"
@@ -34,23 +35,25 @@ PreparedHyenaMedium prepare_hyena_medium(const HyenaMediumCall& x) {
     return prepared;
 }
 
-// What args.vectors says of the tensors in their layout becomes that of rows of tokens or of channels.
+// On entry args.vectors covers the tensors in their own layout; sets problem.columns if they are rows of whole vectors of
+// channels.
 void set_layout(PreparedHyenaMedium& prepared) {
     HyenaArgs& args = prepared.args;
     const bool by_tokens = prepared.given.layout == Layout::tokens;
-    const bool whole_vectors = args.channels * bytes_of(prepared.given.io) % 16 == 0;  // one token has no stride that says so
+    const bool whole_vectors =
+        args.channels * bytes_of(prepared.given.io) % 16 == 0;  // the strides of a single token do not show it
     prepared.problem.columns = args.vectors && !by_tokens && whole_vectors;
     args.vectors &= by_tokens || prepared.problem.columns;
 }
 
-// y in the layout of x1, and the state behind the last token.
+// y in the layout of x1, and the final state.
 std::tuple<Tensor, Tensor> run_hyena_medium(const HyenaMediumCall& x) {
     PreparedHyenaMedium prepared = prepare_hyena_medium(x);
     const HyenaGiven& given = prepared.given;
     HyenaArgs& args = prepared.args;
     const Tensor y = empty_rows(x.x1, given.layout);
-    const std::vector<int64_t> of_state = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
-    const Tensor last = torch::stable::new_empty(x.x1, of_state, ScalarType::Float);
+    const std::vector<int64_t> state_shape = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
+    const Tensor last = torch::stable::new_empty(x.x1, state_shape, ScalarType::Float);
     given.fill_output(args, y);
     set_layout(prepared);
     args.last = static_cast<float*>(memory_of(last));
@@ -61,16 +64,8 @@ std::tuple<Tensor, Tensor> run_hyena_medium(const HyenaMediumCall& x) {
 
 // ---- Gradients
 
-struct HyenaMediumBackwardCall {
+struct HyenaMediumBackwardCall : HyenaBackwardCall<HyenaMediumCall> {
     static constexpr const char* name = "hyena_medium_backward";
-    Given grad, grad_state;
-    HyenaMediumCall forward;
-
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("grad_state", x.grad_state);
-        HyenaMediumCall::fields(x.forward, visit);
-    }
 };
 
 struct PreparedHyenaMediumBackward {
@@ -82,44 +77,34 @@ struct PreparedHyenaMediumBackward {
 PreparedHyenaMediumBackward prepare_hyena_medium_backward(const HyenaMediumBackwardCall& call) {
     const Checks check{call.name};
     PreparedHyenaMediumBackward prepared{.forward = prepare_hyena_medium(call.forward), .grad = View(call.grad)};
-    const HyenaGiven& given = prepared.forward.given;
-    const int64_t B = given.x1.size(0), D = given.x1.size(1), length = prepared.forward.args.filter.taps - 1;
-    const View &grad = prepared.grad, grad_state(call.grad_state);
-    check.shape("grad", grad, {B, D, given.x1.size(2)}, "(B, D, L)");
-    check.dtype("grad", grad, {given.io});
-    check.device("grad", grad, given.x1, "x1");
-    check.shape("grad_state", grad_state, {B, D, length}, "(B, D, K - 1)");
-    check.dtype("grad_state", grad_state, {given.wide});
-    check.device("grad_state", grad_state, given.x1, "x1");
-    prepared.args.of_y = hyena_tensor(grad);
-    prepared.args.of_last = {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
+    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(call.grad_state),
+                                               prepared.forward.args.filter.taps - 1, "(B, D, K - 1)");
+    prepared.args.dy = hyena_tensor(prepared.grad);
     return prepared;
 }
 
-// Of shares' sums, (rows, D, K): those of a group's channels, and of a bias, which meets what the first tap meets.
-std::tuple<Tensor, Tensor> sums_of_shares(const Tensor& shares, int64_t groups) {
-    const int64_t channels = shares.size(1), taps = shares.size(2);
+// The gradients of weight and bias from the segments' sums (rows, D, K). The bias multiplies the same input as the first
+// tap.
+std::tuple<Tensor, Tensor> filter_gradients(const Tensor& segment_sums, int64_t groups) {
+    const int64_t channels = segment_sums.size(1), taps = segment_sums.size(2);
     const std::vector<int64_t> by_group{groups, groups == 0 ? 1 : channels / groups, taps}, like_weight{groups, 1, taps},
         like_bias{channels};
-    const Tensor of_channels = math::sum(shares, 0), of_groups = math::sum(math::reshape(of_channels, by_group), 1);
-    return {math::reshape(of_groups, like_weight), math::sum(math::narrow(of_channels, 1, 0, 1), 1)};
+    const Tensor channel_sums = math::sum(segment_sums, 0), group_sums = math::sum(math::reshape(channel_sums, by_group), 1);
+    return {math::reshape(group_sums, like_weight), math::sum(math::narrow(channel_sums, 1, 0, 1), 1)};
 }
 
-// The gradients of x1, x2 and v in the layout of x1, and of weight, bias and the initial state in fp32, the last empty where
-// that is not given.
+// The gradients of x1, x2 and v in the layout of x1, and of weight, bias and the initial state in fp32; the last is empty
+// without an initial state.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_medium_backward(const HyenaMediumBackwardCall& call) {
     PreparedHyenaMediumBackward prepared = prepare_hyena_medium_backward(call);
     const HyenaMediumCall& x = call.forward;
     const HyenaGiven& given = prepared.forward.given;
-    const Tensor of_x1 = empty_rows(x.x1, given.layout), of_x2 = empty_rows(x.x1, given.layout),
-                 of_v = empty_rows(x.x1, given.layout);
     HyenaMediumBackwardArgs& args = prepared.args;
-    args.of_x1 = hyena_tensor(View(of_x1));
-    args.of_x2 = hyena_tensor(View(of_x2));
-    args.of_v = hyena_tensor(View(of_v));
     bool& vectors = prepared.forward.args.vectors = true;
-    for (const View& each : {given.x1, given.x2, given.v, prepared.grad, View(of_x1), View(of_x2), View(of_v)})
-        vectors &= has_vectors(each, given.layout);
+    for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
+        vectors = vectors && has_vectors(*each, given.layout);
+    const Tensor dx1 = empty_gradient(given, x.x1, args.dx1, vectors), dx2 = empty_gradient(given, x.x1, args.dx2, vectors),
+                 dv = empty_gradient(given, x.x1, args.dv, vectors);
     set_layout(prepared.forward);
     args.forward = prepared.forward.args;
 
@@ -128,18 +113,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_medium_back
     const int64_t B = given.x1.size(0), D = given.x1.size(1), taps = args.forward.filter.taps;
     const HyenaMediumBackwardConfig config = HyenaMediumBackward::config_on(prepared.forward.problem, device);
     args.forward.vectors &= config.columns || !prepared.forward.problem.columns;
-    const HyenaCut cut = HyenaMediumBackward::cut(config, B, D, given.x1.size(2), args.forward.filter.taps, device);
-    args.forward.segments = cut.segments;
-    args.forward.segment_tokens = cut.segment_tokens;
-    const std::vector<int64_t> none{0}, of_state{B, D, taps - 1}, of_shares{B * cut.segments, D, taps};
-    const Tensor shares = torch::stable::new_empty(x.x1, of_shares, ScalarType::Float),
-                 of_initial = torch::stable::new_empty(x.x1, x.initial_state ? of_state : none, ScalarType::Float);
-    args.of_taps = static_cast<float*>(memory_of(shares));
-    args.of_initial = x.initial_state ? static_cast<float*>(memory_of(of_initial)) : nullptr;
+    const HyenaSplit split = HyenaMediumBackward::split(config, B, D, given.x1.size(2), args.forward.filter.taps, device);
+    args.forward.segments = split.segments;
+    args.forward.segment_tokens = split.segment_tokens;
+    const std::vector<int64_t> none{0}, state_shape{B, D, taps - 1}, sums_shape{B * split.segments, D, taps};
+    const Tensor segment_sums = torch::stable::new_empty(x.x1, sums_shape, ScalarType::Float),
+                 dinitial = torch::stable::new_empty(x.x1, x.initial_state ? state_shape : none, ScalarType::Float);
+    args.dtaps = static_cast<float*>(memory_of(segment_sums));
+    args.dinitial = x.initial_state ? static_cast<float*>(memory_of(dinitial)) : nullptr;
     const DeviceScope scope(given.x1.device_index);
     HyenaMediumBackward::run(config, args, target);
-    const auto [of_weight, of_bias] = sums_of_shares(shares, x.weight->size(0));
-    return {of_x1, of_x2, of_v, of_weight, of_bias, of_initial};
+    const auto [dweight, dbias] = filter_gradients(segment_sums, x.weight->size(0));
+    return {dx1, dx2, dv, dweight, dbias, dinitial};
 }
 
 GDN_REGISTER(HyenaMediumCall, prepare_hyena_medium, run_hyena_medium)

@@ -1,19 +1,19 @@
-// conv/hyena_medium on the host: the configuration and cut of a problem, and its launch.
+// conv/hyena_medium on the host: the configuration and split of a problem, and its launch.
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_medium_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
-#include "hyena_cut.hpp"
+#include "hyena_segments.hpp"
 
 namespace gdn_cuda::conv {
 
 struct HyenaMediumProblem {
     DType io;
     i64 taps;
-    bool columns;  // channels are neighbours in memory, in whole vectors
+    bool columns;  // channels are contiguous, in whole vectors
 };
 
 constexpr HyenaMediumConfig hyena_medium_config(const HyenaMediumProblem& problem) {
@@ -33,7 +33,7 @@ inline constexpr std::array kHyenaMediumConfigurations = every_hyena_medium_conf
 
 inline std::string explain_hyena_medium(const HyenaMediumConfig& config, int segment_tokens) {
     return fmt::format("up to {} taps, a warp for each channel and {} tokens{}", config.taps, segment_tokens,
-                       config.columns ? ", blocks of neighbouring channels" : "");
+                       config.columns ? ", blocks of adjacent channels" : "");
 }
 
 struct HyenaMedium {
@@ -44,7 +44,7 @@ struct HyenaMedium {
     static constexpr const char* summary = "gated convolution of at most 1024 taps on tensor cores";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = true;
-    static constexpr int kWarpsAnSm = 64;  // of a launch: a few waves, so that the last one is short
+    static constexpr int kWarpsAnSm = 64;  // per launch: a few waves, so that the last one is short
 
     static std::span<const Config> configurations() { return kHyenaMediumConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
@@ -52,16 +52,16 @@ struct HyenaMedium {
         return plan_bytes<kHyenaMediumConfigurations, HyenaMediumSharedPlan>(
             config, std::make_index_sequence<kHyenaMediumConfigurations.size()>());
     }
-    // Tiles of neighbouring channels take more shared memory than some GPUs have: there, as where they are not whole vectors,
-    // elements are loaded one by one.
+    // Tiles of contiguous channels need more shared memory than some GPUs have. There, and where channels are not whole
+    // vectors, elements are loaded one by one.
     static Config config_on(HyenaMediumProblem problem, const jit::DeviceTraits& device) {
         problem.columns = problem.columns && shared_bytes(hyena_medium_config(problem)) <= device.shared_bytes_per_block;
         return hyena_medium_config(problem);
     }
-    // What lies before a share is read twice: at most a quarter of it.
-    static HyenaCut cut(i64 rows, i64 tokens, int taps, const jit::DeviceTraits& device) {
-        return hyena_cut(rows, tokens, kTileTokens, 4 * kRowTokens * (toeplitz_blocks(taps) - 1),
-                         i64{kWarpsAnSm} * device.multiprocessors);
+    // The tokens before a segment are read twice: at most a quarter of its length.
+    static HyenaSplit split(i64 rows, i64 tokens, int taps, const jit::DeviceTraits& device) {
+        return hyena_split(rows, tokens, kTileTokens, 4 * kRowTokens * (toeplitz_blocks(taps) - 1),
+                           i64{kWarpsAnSm} * device.multiprocessors);
     }
     static void run(const HyenaMediumProblem& problem, Args args, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
@@ -69,12 +69,12 @@ struct HyenaMedium {
         const i64 rows =
             args.batches * (config.columns ? ceil_div(args.channels, config.warps()) * config.warps() : args.channels);
         if (rows == 0) return;
-        const HyenaCut cut = HyenaMedium::cut(rows, args.tokens, args.filter.taps, device);
-        args.segments = cut.segments;
-        args.segment_tokens = cut.segment_tokens;
-        args.vectors &= config.columns || !problem.columns;  // whole vectors of channels are none of tokens
-        launch<HyenaMedium>(config, args, hyena_blocks(rows, cut.segments, config.warps()), target,
-                            [&](const auto&) { return explain_hyena_medium(config, cut.segment_tokens); });
+        const HyenaSplit split = HyenaMedium::split(rows, args.tokens, args.filter.taps, device);
+        args.segments = split.segments;
+        args.segment_tokens = split.segment_tokens;
+        args.vectors &= config.columns || !problem.columns;  // vectors of channels are not vectors of tokens
+        launch<HyenaMedium>(config, args, hyena_blocks(rows, split.segments, config.warps()), target,
+                            [&](const auto&) { return explain_hyena_medium(config, split.segment_tokens); });
     }
 };
 

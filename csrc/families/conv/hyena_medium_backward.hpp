@@ -1,13 +1,13 @@
-// conv/hyena_medium_backward on the host: the configuration and cut of a problem, and its launch.
+// conv/hyena_medium_backward on the host: the configuration and split of a problem, and its launch.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_medium_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium/backward_plan.cuh>
 
 #include "hyena_medium.hpp"
 
 namespace gdn_cuda::conv {
 
-// Where channels are neighbours, fp16 with many taps takes more shared memory than an SM has.
+// With contiguous channels, fp16 and many taps need more shared memory than an SM has.
 constexpr HyenaMediumBackwardConfig hyena_medium_backward_config(const HyenaMediumProblem& problem) {
     const HyenaMediumConfig forward = hyena_medium_config(problem);
     const bool fits = forward.few_taps() || problem.io != DType::f16;
@@ -32,7 +32,7 @@ struct HyenaMediumBackward {
     static constexpr const char* summary = "gradients of a gated convolution of at most 1024 taps on tensor cores";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = true;
-    static constexpr int kWarpsAnSm = 48;  // of a launch: a few waves, so that the last one is short
+    static constexpr int kWarpsAnSm = 48;  // per launch: a few waves, so that the last one is short
 
     static std::span<const Config> configurations() { return kHyenaMediumBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
@@ -48,14 +48,14 @@ struct HyenaMediumBackward {
     static i64 rows_of(const Config& config, i64 batches, i64 channels) {
         return batches * (config.columns ? ceil_div(channels, config.warps()) * config.warps() : channels);
     }
-    // Each share has sums of its own for every tap: at most an eighth of what it has in numbers.
-    static HyenaCut cut(const Config& config, i64 batches, i64 channels, i64 tokens, int taps,
-                        const jit::DeviceTraits& device) {
+    // Each segment writes a sum per tap: at most an eighth of its number of elements.
+    static HyenaSplit split(const Config& config, i64 batches, i64 channels, i64 tokens, int taps,
+                            const jit::DeviceTraits& device) {
         const int least = std::max(4 * kRowTokens * (toeplitz_blocks(taps) - 1), 4 * kTileTokens);
-        return hyena_cut(rows_of(config, batches, channels), tokens, kTileTokens, least,
-                         i64{kWarpsAnSm} * device.multiprocessors);
+        return hyena_split(rows_of(config, batches, channels), tokens, kTileTokens, least,
+                           i64{kWarpsAnSm} * device.multiprocessors);
     }
-    // args.forward.segments and args.forward.segment_tokens are those of `cut`.
+    // args.forward.segments and args.forward.segment_tokens come from `split`.
     static void run(const Config& config, const Args& args, const Target& target) {
         const i64 rows = rows_of(config, args.forward.batches, args.forward.channels);
         if (rows == 0) return;

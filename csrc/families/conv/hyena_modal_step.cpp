@@ -1,4 +1,4 @@
-// hyena_modal_step: one token or several of a filter in modal form, from and to slots of a pool of states.
+// hyena_modal_step: one or several tokens of a filter in modal form, states in slots of a pool.
 #include <gdn_cuda/conv.hpp>
 
 #include "../../operators/operator.hpp"
@@ -14,7 +14,7 @@ struct PreparedModalStep {
     HyenaModalStepArgs args{};
 };
 
-// Rows of whole 16-byte units of fp32.
+// Whether rows are whole aligned 16-byte units of fp32.
 bool has_units(const View& view) {
     return *dtype_of(view) == DType::f32 && view.size(-1) % 4 == 0 && view.contiguous_tail(1) && view.aligned16();
 }

@@ -2,6 +2,7 @@
 #include "hyena_short.hpp"
 
 #include <gdn_cuda/conv.hpp>
+#include <utility>
 #include <vector>
 
 #include "../../operators/operator.hpp"
@@ -33,14 +34,14 @@ PreparedHyenaShort prepare_hyena_short(const gdn_cuda::HyenaShort& x) {
     return prepared;
 }
 
-// y in the layout of x1, and the state behind the last token.
+// y in the layout of x1, and the final state.
 std::tuple<Tensor, Tensor> run_hyena_short(const gdn_cuda::HyenaShort& x) {
     PreparedHyenaShort prepared = prepare_hyena_short(x);
     const HyenaGiven& given = prepared.given;
     HyenaArgs& args = prepared.args;
     const Tensor y = empty_rows(x.x1, given.layout);
-    const std::vector<int64_t> of_state = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
-    const Tensor last = torch::stable::new_empty(x.x1, of_state, ScalarType::Float);
+    const std::vector<int64_t> state_shape = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
+    const Tensor last = torch::stable::new_empty(x.x1, state_shape, ScalarType::Float);
     given.fill_output(args, y);
     args.last = static_cast<float*>(memory_of(last));
     const DeviceScope scope(given.x1.device_index);
@@ -54,16 +55,8 @@ std::tuple<Tensor, Tensor> run_hyena_short(const gdn_cuda::HyenaShort& x) {
 
 // ---- Gradients
 
-struct HyenaShortBackwardCall {
+struct HyenaShortBackwardCall : HyenaBackwardCall<gdn_cuda::HyenaShort> {
     static constexpr const char* name = "hyena_short_backward";
-    Given grad, grad_state;
-    gdn_cuda::HyenaShort forward;
-
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("grad_state", x.grad_state);
-        gdn_cuda::HyenaShort::fields(x.forward, visit);
-    }
 };
 
 struct PreparedHyenaShortBackward {
@@ -75,32 +68,23 @@ struct PreparedHyenaShortBackward {
 PreparedHyenaShortBackward prepare_hyena_short_backward(const HyenaShortBackwardCall& call) {
     const Checks check{call.name};
     PreparedHyenaShortBackward prepared{.forward = prepare_hyena_short(call.forward), .grad = View(call.grad)};
-    const HyenaGiven& given = prepared.forward.given;
-    const View &grad = prepared.grad, grad_state(call.grad_state);
-    check.shape("grad", grad, {given.x1.size(0), given.x1.size(1), given.x1.size(2)}, "(B, D, L)");
-    check.dtype("grad", grad, {given.io});
-    check.device("grad", grad, given.x1, "x1");
-    const int64_t length = prepared.forward.args.filter.taps - 1;
-    check.shape("grad_state", grad_state, {given.x1.size(0), given.x1.size(1), length}, "(B, D, K - 1)");
-    check.dtype("grad_state", grad_state, {given.wide});
-    check.device("grad_state", grad_state, given.x1, "x1");
-    HyenaShortBackwardArgs& args = prepared.args;
-    args.of_last = {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
-    args.of_y = hyena_tensor(grad);
+    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(call.grad_state),
+                                               prepared.forward.args.filter.taps - 1, "(B, D, K - 1)");
+    prepared.args.dy = hyena_tensor(prepared.grad);
     return prepared;
 }
 
-// The sums of shares, (rows, D, K), added up, and those of a group's channels.
-Tensor gradient_of_weight(const Tensor& shares, int64_t groups) {
-    const int64_t channels = shares.size(1), taps = shares.size(2);
+// The gradient of the weight from the segments' sums (rows, D, K).
+Tensor weight_gradient(const Tensor& segment_sums, int64_t groups) {
+    const int64_t channels = segment_sums.size(1), taps = segment_sums.size(2);
     const std::vector<int64_t> by_group{groups, groups == 0 ? 1 : channels / groups, taps}, like_weight{groups, 1, taps};
-    const Tensor of_channels = math::sum(shares, 0);
-    const Tensor of_groups = groups == channels ? of_channels : math::sum(math::reshape(of_channels, by_group), 1);
-    return math::reshape(of_groups, like_weight);
+    const Tensor channel_sums = math::sum(segment_sums, 0);
+    const Tensor group_sums = groups == channels ? channel_sums : math::sum(math::reshape(channel_sums, by_group), 1);
+    return math::reshape(group_sums, like_weight);
 }
 
-// The gradients of x1, x2 and v in the layout of x1, and of weight, bias and the initial state in fp32; those of what is not
-// given are empty.
+// The gradients of x1, x2 and v in the layout of x1, and of weight, bias and the initial state in fp32; empty for an
+// argument that was not passed.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_short_backward(const HyenaShortBackwardCall& call) {
     PreparedHyenaShortBackward prepared = prepare_hyena_short_backward(call);
     const gdn_cuda::HyenaShort& x = call.forward;
@@ -108,37 +92,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_short_backw
     const HyenaShortProblem& problem = prepared.forward.problem;
     HyenaShortBackwardArgs& args = prepared.args;
     args.forward = prepared.forward.args;
-    const Tensor of_x1 = empty_rows(x.x1, given.layout), of_x2 = empty_rows(x.x1, given.layout),
-                 of_v = empty_rows(x.x1, given.layout);
-    args.of_x1 = hyena_tensor(View(of_x1));
-    args.of_x2 = hyena_tensor(View(of_x2));
-    args.of_v = hyena_tensor(View(of_v));
-    const View views[] = {given.x1, given.x2, given.v, prepared.grad, View(of_x1), View(of_x2), View(of_v)};
-    args.forward.vectors = std::ranges::all_of(views, [&](const View& view) { return has_vectors(view, given.layout); });
+    bool& vectors = args.forward.vectors = true;
+    for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
+        vectors = vectors && has_vectors(*each, given.layout);
+    const Tensor dx1 = empty_gradient(given, x.x1, args.dx1, vectors), dx2 = empty_gradient(given, x.x1, args.dx2, vectors),
+                 dv = empty_gradient(given, x.x1, args.dv, vectors);
 
     const Target target = target_of(call.name, given.x1);
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     const int64_t B = given.x1.size(0), D = given.x1.size(1), L = given.x1.size(2), taps = args.forward.filter.taps;
     const bool by_channels = given.layout == Layout::channels;
-    const HyenaCut cut = by_channels ? HyenaShortColumnsBackward::cut(problem, B, D, L, device)
-                                     : HyenaShortBackward::cut(problem, B, D, L, device);
-    args.forward.segments = cut.segments;
-    args.forward.segment_tokens = cut.segment_tokens;
-    const std::vector<int64_t> none{0}, of_state{B, D, taps - 1}, of_weights{B * cut.segments, D, taps},
-        of_biases{B * cut.segments, D};
-    const Tensor weights = torch::stable::new_empty(x.x1, of_weights, ScalarType::Float),
-                 biases = torch::stable::new_empty(x.x1, of_biases, ScalarType::Float),
-                 of_initial = torch::stable::new_empty(x.x1, x.initial_state ? of_state : none, ScalarType::Float);
-    args.of_weight = static_cast<float*>(memory_of(weights));
-    args.of_bias = static_cast<float*>(memory_of(biases));
-    args.of_initial = x.initial_state ? static_cast<float*>(memory_of(of_initial)) : nullptr;
+    const HyenaSplit split = by_channels ? HyenaShortColumnsBackward::split(problem, B, D, L, device)
+                                         : HyenaShortBackward::split(problem, B, D, L, device);
+    args.forward.segments = split.segments;
+    args.forward.segment_tokens = split.segment_tokens;
+    const std::vector<int64_t> none{0}, state_shape{B, D, taps - 1}, weights_shape{B * split.segments, D, taps},
+        biases_shape{B * split.segments, D};
+    const Tensor weights = torch::stable::new_empty(x.x1, weights_shape, ScalarType::Float),
+                 biases = torch::stable::new_empty(x.x1, biases_shape, ScalarType::Float),
+                 dinitial = torch::stable::new_empty(x.x1, x.initial_state ? state_shape : none, ScalarType::Float);
+    args.dweight = static_cast<float*>(memory_of(weights));
+    args.dbias = static_cast<float*>(memory_of(biases));
+    args.dinitial = x.initial_state ? static_cast<float*>(memory_of(dinitial)) : nullptr;
     const DeviceScope scope(given.x1.device_index);
     if (by_channels)
         HyenaShortColumnsBackward::run(problem, args, target);
     else
         HyenaShortBackward::run(problem, args, target);
-    const Tensor of_bias = x.bias ? math::sum(biases, 0) : torch::stable::new_empty(biases, none);
-    return {of_x1, of_x2, of_v, gradient_of_weight(weights, x.weight->size(0)), of_bias, of_initial};
+    const Tensor dbias = x.bias ? math::sum(biases, 0) : torch::stable::new_empty(biases, none);
+    return {dx1, dx2, dv, weight_gradient(weights, x.weight->size(0)), dbias, dinitial};
 }
 
 using HyenaShortCall = gdn_cuda::HyenaShort;

@@ -1,13 +1,13 @@
-// conv/hyena_short and conv/hyena_short_columns on the host: which of them runs a problem, in which configuration and cut.
+// conv/hyena_short and conv/hyena_short_columns on the host: configuration, split and launch.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
-#include "hyena_cut.hpp"
+#include "hyena_segments.hpp"
 
 namespace gdn_cuda::conv {
 
@@ -29,7 +29,7 @@ inline constexpr std::array kHyenaShortConfigurations = {
     hyena_short_config({DType::f16, 1}),  hyena_short_config({DType::f16, 9}),  hyena_short_config({DType::f16, 32}),
     hyena_short_config({DType::f32, 1}),  hyena_short_config({DType::f32, 9}),  hyena_short_config({DType::f32, 32}),
 };
-// The first are those of Evo 2.
+// Evo 2's filters come first.
 inline constexpr std::array kHyenaShortColumnsConfigurations = [] {
     std::array<HyenaShortConfig, kHyenaShortConfigurations.size() + 3> all{};
     std::ranges::copy(kHyenaShortConfigurations, all.begin() + 3);
@@ -39,12 +39,12 @@ inline constexpr std::array kHyenaShortColumnsConfigurations = [] {
     return all;
 }();
 
-inline std::string explain_hyena_short(const HyenaShortConfig& config, const char* row, const HyenaCut& cut) {
+inline std::string explain_hyena_short(const HyenaShortConfig& config, const char* row, const HyenaSplit& split) {
     return fmt::format("{}{} taps, a warp for each {} and {} tokens", config.exact ? "" : "up to ", config.taps, row,
-                       cut.segment_tokens);
+                       split.segment_tokens);
 }
 
-// What both Specs share.
+// Shared by both Specs.
 struct HyenaShortCommon {
     using Config = HyenaShortConfig;
     using Args = HyenaArgs;
@@ -54,52 +54,52 @@ struct HyenaShortCommon {
 
     static int threads(const Config&) { return kHyenaShortThreads; }
     template <class Spec>
-    static void run_rows(i64 rows, const Config& config, const HyenaCut& cut, Args args, const Target& target,
+    static void run_rows(i64 rows, const Config& config, const HyenaSplit& split, Args args, const Target& target,
                          const char* row) {
         if (rows == 0) return;
-        args.segments = cut.segments;
-        args.segment_tokens = cut.segment_tokens;
-        launch<Spec>(config, args, hyena_blocks(rows, cut.segments, kHyenaShortWarps), target,
-                     [&](const auto&) { return explain_hyena_short(config, row, cut); });
+        args.segments = split.segments;
+        args.segment_tokens = split.segment_tokens;
+        launch<Spec>(config, args, hyena_blocks(rows, split.segments, kHyenaShortWarps), target,
+                     [&](const auto&) { return explain_hyena_short(config, row, split); });
     }
 };
 
 struct HyenaShort : HyenaShortCommon {
     static constexpr const char* name = "hyena_short";
-    static constexpr const char* summary = "gated convolution of at most 32 taps, tokens neighbours in memory";
+    static constexpr const char* summary = "gated convolution of at most 32 taps, tokens contiguous";
     static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int shared_bytes(const Config&) { return 0; }
-    static constexpr int kWarpsAnSm = 128;  // of a launch: a few waves, so that the last one is short
+    static constexpr int kWarpsAnSm = 128;  // per launch: a few waves, so that the last one is short
 
-    static HyenaCut cut(i64 rows, i64 tokens, const jit::DeviceTraits& device) {
-        return hyena_cut(rows, tokens, Config::tile(), Config::tile(), i64{kWarpsAnSm} * device.multiprocessors);
+    static HyenaSplit split(i64 rows, i64 tokens, const jit::DeviceTraits& device) {
+        return hyena_split(rows, tokens, Config::tile(), Config::tile(), i64{kWarpsAnSm} * device.multiprocessors);
     }
     static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
         const i64 rows = i64{args.batches} * args.channels;
-        run_rows<HyenaShort>(rows, hyena_short_config(problem), cut(rows, args.tokens, jit::device_traits(target.ordinal)),
+        run_rows<HyenaShort>(rows, hyena_short_config(problem), split(rows, args.tokens, jit::device_traits(target.ordinal)),
                              args, target, "channel");
     }
 };
 
 struct HyenaShortColumns : HyenaShortCommon {
     static constexpr const char* name = "hyena_short_columns";
-    static constexpr const char* summary = "the same, channels neighbours in memory";
-    static constexpr int kWaves = 4;         // of a launch, so that the last one is short
-    static constexpr int kLeastTokens = 64;  // of a share, before which tokens are read twice
+    static constexpr const char* summary = "the same, channels contiguous";
+    static constexpr int kWaves = 4;         // per launch, so that the last one is short
+    static constexpr int kLeastTokens = 64;  // per segment: the tokens before it are read twice
 
     static std::span<const Config> configurations() { return kHyenaShortColumnsConfigurations; }
     static int shared_bytes(const Config& config) { return kHyenaShortWarps * config.columns_shared_bytes(); }
     static i64 rows_of(const Config& config, i64 batches, i64 channels) {
         return batches * ceil_div(channels, config.warp_channels());
     }
-    static HyenaCut cut(const Config& config, i64 rows, i64 tokens, const jit::DeviceTraits& device) {
+    static HyenaSplit split(const Config& config, i64 rows, i64 tokens, const jit::DeviceTraits& device) {
         const i64 wave = i64{config.columns_blocks_an_sm()} * kHyenaShortWarps * device.multiprocessors;
-        return hyena_cut_by_waves(rows, tokens, config.step(), kLeastTokens, wave, kWaves, config.taps);
+        return hyena_split_by_waves(rows, tokens, config.step(), kLeastTokens, wave, kWaves, config.taps);
     }
     static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
         const Config config = hyena_short_columns_config(problem);
         const i64 rows = rows_of(config, args.batches, args.channels);
-        run_rows<HyenaShortColumns>(rows, config, cut(config, rows, args.tokens, jit::device_traits(target.ordinal)), args,
+        run_rows<HyenaShortColumns>(rows, config, split(config, rows, args.tokens, jit::device_traits(target.ordinal)), args,
                                     target, "group of channels");
     }
 };

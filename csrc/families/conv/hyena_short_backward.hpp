@@ -1,13 +1,13 @@
-// conv/hyena_short_backward and conv/hyena_short_columns_backward on the host: which of them runs a problem, and in which cut.
+// conv/hyena_short_backward and conv/hyena_short_columns_backward on the host: configuration, split and launch.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_short_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/backward_plan.cuh>
 
 #include "hyena_short.hpp"
 
 namespace gdn_cuda::conv {
 
-// What both Specs share. A cut decides how many sums there are, so it is chosen before the launch.
+// Shared by both Specs. The split gives the number of partial sums, so it is chosen before the launch.
 struct HyenaShortBackwardCommon {
     using Config = HyenaShortConfig;
     using Args = HyenaShortBackwardArgs;
@@ -27,15 +27,15 @@ struct HyenaShortBackwardCommon {
 
 struct HyenaShortBackward : HyenaShortBackwardCommon {
     static constexpr const char* name = "hyena_short_backward";
-    static constexpr const char* summary = "gradients of conv/hyena_short, tokens neighbours in memory";
+    static constexpr const char* summary = "gradients of conv/hyena_short, tokens contiguous";
     static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int shared_bytes(const Config&) { return 0; }
-    static constexpr int kWarpsAnSm = 64;  // of a launch: a few waves, so that the last one is short
+    static constexpr int kWarpsAnSm = 64;  // per launch: a few waves, so that the last one is short
 
-    static HyenaCut cut(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
-                        const jit::DeviceTraits& device) {
+    static HyenaSplit split(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
+                            const jit::DeviceTraits& device) {
         const int step = HyenaShortBackwardTile{hyena_short_config(problem).taps}.step();
-        return hyena_cut(batches * channels, tokens, step, step, i64{kWarpsAnSm} * device.multiprocessors);
+        return hyena_split(batches * channels, tokens, step, step, i64{kWarpsAnSm} * device.multiprocessors);
     }
     static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
         const i64 rows = i64{args.forward.batches} * args.forward.channels;
@@ -45,9 +45,9 @@ struct HyenaShortBackward : HyenaShortBackwardCommon {
 
 struct HyenaShortColumnsBackward : HyenaShortBackwardCommon {
     static constexpr const char* name = "hyena_short_columns_backward";
-    static constexpr const char* summary = "the same, channels neighbours in memory";
-    static constexpr int kWaves = 4;          // of a launch, so that the last one is short
-    static constexpr int kLeastFilters = 16;  // lengths of a filter in a share, of whose tokens two filters' are read twice
+    static constexpr const char* summary = "the same, channels contiguous";
+    static constexpr int kWaves = 4;          // per launch, so that the last one is short
+    static constexpr int kLeastFilters = 16;  // least length of a segment, in filter lengths: the tokens of two are read twice
 
     static std::span<const Config> configurations() { return kHyenaShortColumnsConfigurations; }
     static int shared_bytes(const Config& config) {
@@ -56,13 +56,13 @@ struct HyenaShortColumnsBackward : HyenaShortBackwardCommon {
     static i64 rows_of(const Config& config, i64 batches, i64 channels) {
         return batches * ceil_div(channels, HyenaShortBackwardColumns{config}.warp_channels());
     }
-    static HyenaCut cut(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
-                        const jit::DeviceTraits& device) {
+    static HyenaSplit split(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
+                            const jit::DeviceTraits& device) {
         const Config config = hyena_short_columns_config(problem);
         const HyenaShortBackwardColumns columns{config};
         const i64 wave = i64{columns.blocks()} * kHyenaShortWarps * device.multiprocessors;
-        return hyena_cut_by_waves(rows_of(config, batches, channels), tokens, columns.step(), kLeastFilters * columns.delay(),
-                                  wave, kWaves, 2 * columns.delay());
+        return hyena_split_by_waves(rows_of(config, batches, channels), tokens, columns.step(), kLeastFilters * columns.delay(),
+                                    wave, kWaves, 2 * columns.delay());
     }
     static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
         const Config config = hyena_short_columns_config(problem);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"
@@ -11,28 +11,28 @@ namespace gdn_cuda::conv {
 
 inline constexpr int kMostFirTaps = 1024, kMostModalStates = 64;
 
-// Blocks of so many channels; each takes as many sequences in turn as leave the GPU full.
+// A grid of blocks of `channels` channels; each processes as many sequences as still fill the GPU.
 template <class Args>
 Blocks hyena_step_blocks(Args& args, int rows, const jit::DeviceTraits& device) {
-    constexpr i64 kFull = 12, kMost = 16;  // blocks a multiprocessor, twice what it holds; sequences of a block
-    const i64 of_channels = ceil_div(args.channels, rows);
-    const i64 share = args.sequences * of_channels / (kFull * std::max(1, device.multiprocessors));
-    args.block_sequences = static_cast<int>(std::clamp<i64>(share, 1, kMost));
-    return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
+    constexpr i64 kFull = 12, kMost = 16;  // blocks per SM, twice what it holds; sequences per block
+    const i64 channel_sums = ceil_div(args.channels, rows);
+    const i64 segment = args.sequences * channel_sums / (kFull * std::max(1, device.multiprocessors));
+    args.block_sequences = static_cast<int>(std::clamp<i64>(segment, 1, kMost));
+    return {channel_sums * ceil_div(args.sequences, args.block_sequences), 1, 1};
 }
 
-// The same in one wave, of `resident` blocks a multiprocessor.
+// The same as one wave of `resident` blocks per SM.
 template <class Args>
 Blocks hyena_step_wave(Args& args, int rows, int resident, const jit::DeviceTraits& device) {
-    const i64 of_channels = ceil_div(args.channels, rows);
-    const i64 turns = std::max<i64>(1, std::max(1, device.multiprocessors) * i64{resident} / of_channels);
+    const i64 channel_sums = ceil_div(args.channels, rows);
+    const i64 turns = std::max<i64>(1, std::max(1, device.multiprocessors) * i64{resident} / channel_sums);
     args.block_sequences = static_cast<int>(ceil_div(args.sequences, turns));
-    return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
+    return {channel_sums * ceil_div(args.sequences, args.block_sequences), 1, 1};
 }
 
-// Whether the states of neighbouring channels are one run of 16-byte units of fp32 numbers.
+// Whether the states of adjacent channels are one run of aligned 16-byte units of fp32.
 inline bool has_state_runs(const HyenaFirStepArgs& args) {
-    constexpr int kUnit = HyenaStateUnit::kNumbers;
+    constexpr int kUnit = HyenaStateUnit::kValues;
     return args.state_type == DType::f32 && args.width > 0 && (args.width == 1 || args.state_position == 1) &&
            (args.channels == 1 || args.state_channel == args.width) && args.channels * i64{args.width} % kUnit == 0 &&
            args.state_slot % kUnit == 0 && reinterpret_cast<uintptr_t>(args.states) % sizeof(HyenaStateUnit) == 0;
@@ -43,8 +43,7 @@ struct HyenaFirStaged {
     using Args = HyenaFirStepArgs;
     static constexpr const char *family = "conv", *name = "hyena_fir_step_staged", *config_type = "HyenaFirStagedConfig",
                                 *args_type = "HyenaFirStepArgs";
-    static constexpr const char* summary =
-        "the same where states of neighbouring channels are contiguous: through shared memory";
+    static constexpr const char* summary = "the same where states of adjacent channels are contiguous: through shared memory";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -80,11 +79,11 @@ struct HyenaFirStep {
     using Args = HyenaFirStepArgs;
     static constexpr const char *family = "conv", *name = "hyena_fir_step", *config_type = "HyenaFirStepConfig",
                                 *args_type = "HyenaFirStepArgs";
-    static constexpr const char* summary = "tokens of a causal FIR filter, behind the inputs in slots of a pool, in place";
+    static constexpr const char* summary = "tokens of a causal FIR filter, after the inputs in slots of a pool, in place";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    // The fewest registers first; a short filter's rows lie side by side in memory, so a thread may have one of its own.
+    // Ordered by registers. A short filter's rows are adjacent in memory, so a thread may have a row of its own.
     static constexpr std::array kConfigurations = {Config{.lanes = 1, .elements = 4},  Config{.lanes = 1, .elements = 8},
                                                    Config{.lanes = 8, .elements = 4},  Config{.lanes = 32, .elements = 4},
                                                    Config{.lanes = 32, .elements = 8}, Config{.lanes = 32, .elements = 32}};
@@ -111,7 +110,7 @@ struct HyenaFirStep {
         const Config config = config_for(args.width + 1);
         const Blocks blocks = hyena_step_blocks(args, config.rows(), device);
         launch<HyenaFirStep>(config, args, blocks, target, [&](const auto&) {
-            return fmt::format("{} taps, {} rows of {} lanes with {} numbers each, {} sequences a block", args.width + 1, rows,
+            return fmt::format("{} taps, {} rows of {} lanes with {} values each, {} sequences a block", args.width + 1, rows,
                                config.lanes, config.elements, args.block_sequences);
         });
     }
@@ -142,7 +141,7 @@ struct HyenaModalStep {
         });
     }
 
-    // `vectors`: states, residues and poles are rows of 16-byte units of fp32.
+    // `vectors`: states, residues and poles are rows of aligned 16-byte units of fp32.
     static void run(Args args, bool vectors, const Target& target) {
         const DType io = args.out.values.type;
         vectors = vectors && args.x2.values.type == io && args.x1.values.type == io && args.v.values.type == io;

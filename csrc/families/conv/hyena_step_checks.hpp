@@ -1,7 +1,7 @@
-// What the steps of Hyena's filters check alike: inputs (B, D) or (B, D, T), and states in slots of a pool.
+// Checks shared by hyena_fir_step and hyena_modal_step: inputs (B, D) or (B, D, T), and states in slots of a pool.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/plan.cuh>
 
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
@@ -36,13 +36,13 @@ struct HyenaStepChecks {
         check.distinct(argument, view);
         return found;
     }
-    // (D,); its stride
+    // Checks (D,) and returns its stride.
     i64 per_channel(const char* argument, const View& view) const {
         check.shape(argument, view, {like.size(1)}, "(D,)");
         number(argument, view);
         return view.stride(0);
     }
-    // Groups of neighbouring channels that share parameters.
+    // Channels per group of parameters.
     int channels_of_group(const char* argument, const View& view) const {
         const int64_t groups = view.size(0), channels = like.size(1);
         const bool divides = channels == 0 ? groups == 0 : groups >= 1 && channels % groups == 0;

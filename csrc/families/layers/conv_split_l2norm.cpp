@@ -159,13 +159,13 @@ Split run_prefill(const ConvSplitL2normPrefill& x) {
     Split out = run_any(prepared, x.x, x.b, target);
     // Behind the convolution, which reads the states before.
     const conv::CausalArgs& conv = prepared.conv.args;
-    conv::CausalStatesBehind::run(prepared.conv.problem.io,
-                                  {.x = conv.x,
-                                   .sequences = conv.sequences,
-                                   .behind = conv.sequences.initial,
-                                   .in_place = true,
-                                   .channels = conv.channels},
-                                  target);
+    conv::CausalFinalStates::run(prepared.conv.problem.io,
+                            {.x = conv.x,
+                             .sequences = conv.sequences,
+                             .final_states = conv.sequences.initial,
+                             .in_place = true,
+                             .channels = conv.channels},
+                            target);
     return out;
 }
 

@@ -1,7 +1,7 @@
 // layers/split_columns on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../conv/causal_columns.hpp"
+#include "../conv/causal_channels_last.hpp"
 #include "split_problem.hpp"
 
 namespace gdn_cuda::layers {

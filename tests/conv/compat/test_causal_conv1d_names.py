@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdn_cuda.compat import causal_conv1d as compat
 
-# Parameters as the peer's source has them.
+# The parameters in the peer's source.
 STATES = "return_final_states final_states_out activation"
 STEP = "x conv_state weight bias activation cache_seqlens"
 SIGNATURES = {
@@ -38,7 +38,7 @@ def draw(rng: torch.Generator, *shape: int) -> Tensor:
 
 
 def silu_conv(x: Tensor, weight: Tensor, bias: Tensor, before: Tensor) -> Tensor:
-    """By torch, in fp64."""
+    """The convolution by torch, in fp64."""
     return F.silu(F.conv1d(torch.cat([before, x], 2).double(), weight.double()[:, None], bias.double(), groups=len(weight)))
 
 

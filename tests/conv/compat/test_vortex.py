@@ -22,13 +22,13 @@ from gdn_cuda.compat import vortex as compat
 needs_vortex = pytest.mark.skipif(
     importlib.util.find_spec("vortex") is None, reason="vortex is not installed: pip install vtx einops"
 )
-PROMPT, STEPS = 160, 6  # vortex's own steps need as many tokens as the longest filter has taps but one
+PROMPT, STEPS = 160, 6  # vortex's own steps need at least the longest filter's taps minus one tokens
 
 
 # ---- Functions
 
 
-@pytest.mark.parametrize("K", [7, 40])  # of the operator, and longer
+@pytest.mark.parametrize("K", [7, 40])  # up to the operator's 32 taps, and more
 def test_hcs_conv(K: int, seed: int) -> None:
     x = gated_inputs(2, 6, 50, seed, torch.float32)
     weight, bias = fir_parameters(6, 6, K, seed, torch.float32)
@@ -50,16 +50,16 @@ def test_fft_convolutions(function: Any, seed: int) -> None:
         function(u, k, D, None, gelu=False, bidirectional=True)
 
 
-def test_a_filter_of_the_tokens_behind(seed: int) -> None:
-    """By vortex's own formula."""
+def test_an_anticausal_filter(seed: int) -> None:
+    """By vortex's formula."""
     draw = draws(seed)
-    u, k, behind, D = draw(2, 6, 20), draw(6, 20), draw(6, 20), draw(6)
-    spectrum = torch.fft.rfft(k, n=40) + torch.fft.rfft(behind, n=40).conj()
+    u, k, reversed_k, D = draw(2, 6, 20), draw(6, 20), draw(6, 20), draw(6)
+    spectrum = torch.fft.rfft(k, n=40) + torch.fft.rfft(reversed_k, n=40).conj()
     expected = torch.fft.irfft(torch.fft.rfft(u, n=40) * spectrum, n=40)[..., :20] + u * D[:, None]
-    assert rel_rms(compat.fftconv_func(u, k, D, None, k_rev=behind), expected) < 1e-12
+    assert rel_rms(compat.fftconv_func(u, k, D, None, k_rev=reversed_k), expected) < 1e-12
 
 
-def test_what_hcm_fft_conv_lacks_is_refused(seed: int) -> None:
+def test_unsupported_arguments_of_hcm_fft_conv(seed: int) -> None:
     u, k, D = torch.ones(1, 2, 4), torch.ones(2, 1, 3), torch.ones(2)
     for argument, given in (("gelu", True), ("dropout_mask", u), ("k_rev", k)):
         with pytest.raises(ValueError, match=f"^hcm_fft_conv: {argument}: expected "):
@@ -98,7 +98,7 @@ def vortex(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def model_of(vortex: Any, dtype: torch.dtype, **more: Any) -> Any:
-    """Layers of all three kinds, with decaying poles."""
+    """HCS, HCM and HCL layers, with decaying poles."""
     model, utils = vortex
     config = {
         "vocab_size": 64,
@@ -159,7 +159,7 @@ def model_of(vortex: Any, dtype: torch.dtype, **more: Any) -> Any:
 
 @torch.no_grad()
 def logits(model: Any, tokens: Tensor, prompt: int = 0) -> Tensor:
-    """Of all tokens at once, or of the last of a prompt and of every token after it, one at a time."""
+    """Logits of all tokens at once, or of a prompt's last token and of each token after it, step by step."""
     if not prompt:
         found: Tensor = model(tokens)[0]
         return found.float()
@@ -202,7 +202,7 @@ def test_patched_models_have_the_same_logits(vortex: Any, dtype: torch.dtype, mo
 @needs_vortex
 @pytest.mark.parametrize("prompt", [1, 2, 5, 100])
 def test_prompts_shorter_than_the_filters(vortex: Any, prompt: int) -> None:
-    """Steps give what all tokens at once give; vortex's own do not."""
+    """Steps equal all tokens at once, which is not so for vortex's own."""
     model, tokens = model_of(vortex, torch.float32), random_tokens(prompt + 10)
     compat.patch()
     assert rel_rms(logits(model, tokens, prompt), logits(model, tokens)[:, prompt - 1 :]) < 1e-4
@@ -235,7 +235,7 @@ def test_gradients(vortex: Any) -> None:
 
 @needs_vortex
 @pytest.mark.parametrize("more", [{"long_fir_threshold": 40}, {"print_activations": True}], ids=str)
-def test_what_is_left_to_vortex(vortex: Any, more: dict[str, Any]) -> None:
+def test_options_left_to_vortex(vortex: Any, more: dict[str, Any]) -> None:
     model, tokens = model_of(vortex, torch.float32, **more), random_tokens(60, 1)
     before = logits(model, tokens)
     compat.patch()
@@ -243,7 +243,7 @@ def test_what_is_left_to_vortex(vortex: Any, more: dict[str, Any]) -> None:
 
 
 @needs_vortex
-def test_the_filter_is_not_made(vortex: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_filter_is_not_materialised(vortex: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compat.patch()
     model = model_of(vortex, torch.float32)
     shapes = []

@@ -1,4 +1,4 @@
-"""causal_conv1d's kernels on a GPU against the definition in fp64: ways, layouts and dtypes, hostile inputs, huge strides."""
+"""causal_conv1d's kernels on a GPU against the definition in fp64: cases, layouts and dtypes, hostile inputs, huge strides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import conv_oracle as oracle
 import pytest
 import torch
-from causal_cases import LAYOUTS, WAYS, Inputs, for_oracle, inputs, laid_out, leaves
+from causal_cases import CASES, LAYOUTS, Inputs, for_oracle, inputs, laid_out, leaves
 from helpers import rel_rms
 from torch import Tensor
 
@@ -31,7 +31,7 @@ def check(x: Inputs, final_states: bool = True) -> None:
     grads = [torch.randn(y.shape, generator=rng).to(mine.dtype) for y, mine in zip(expected, found, strict=True)]
     on_gpu = [y.cuda() for y in grads]
     on_gpu[0] = laid_out(on_gpu[0], "channels" if x["x"].stride(1) == 1 else "tokens")
-    of_ours = torch.autograd.grad(found, list(ours.values()), on_gpu)
+    gradients = torch.autograd.grad(found, list(ours.values()), on_gpu)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
     wanted: Any = [torch.zeros_like(y) for y in exact.values()]
     if pairs:
@@ -40,40 +40,40 @@ def check(x: Inputs, final_states: bool = True) -> None:
         )
     for mine, theirs in zip(found, expected, strict=True):
         assert rel_rms(mine.cpu(), theirs) < OUT[mine.dtype]
-    for name, mine, theirs in zip(exact, of_ours, wanted, strict=True):
+    for name, mine, theirs in zip(exact, gradients, wanted, strict=True):
         assert rel_rms(mine.cpu(), theirs) < GRAD[mine.dtype], name
 
 
 @pytest.mark.parametrize("dtype", OUT)
 @pytest.mark.parametrize("W", [2, 3, 4, 7, 32])
 @EVERY_LAYOUT
-def test_every_way(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
-    for way in WAYS.values():
-        check(inputs(1, 40, 208, W, seed, device="cuda", dtype=dtype, layout=layout, **way))
+def test_every_case(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
+    for case in CASES.values():
+        check(inputs(1, 40, 208, W, seed, device="cuda", dtype=dtype, layout=layout, **case))
 
 
 @pytest.mark.parametrize("dtype", OUT)
 @pytest.mark.parametrize("W", [2, 3, 4, 7, 8])
 @BOTH_LAYOUTS
 def test_gradients_without_states(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
-    """Warps' pieces of 128 or 256 tokens begin and end beside sequences."""
+    """Warps' segments of 128 or 256 tokens begin and end next to sequences' borders."""
     for L in (520, 4104):
         lengths = [100, 26, 1, 2, 0, 2, 123, 3, 1, L - 350]
         offsets = list(itertools.accumulate(lengths, initial=0))
         indices = [(index, count) for index, count in zip((0, 1, 2, 1, 1, -1, 2, 3, 2, 3), lengths, strict=True)]
-        for way in ({"packed": offsets}, {"seq_idx": indices}):
-            given = inputs(1, 40, L, W, seed, device="cuda", dtype=dtype, layout=layout, bias=True, activation="silu", **way)
+        for case in ({"packed": offsets}, {"seq_idx": indices}):
+            given = inputs(1, 40, L, W, seed, device="cuda", dtype=dtype, layout=layout, bias=True, activation="silu", **case)
             check(given, final_states=False)
 
 
 @pytest.mark.parametrize("dtype", OUT)
 @pytest.mark.parametrize("W", [2, 4, 7])
 @BOTH_LAYOUTS
-def test_any_indices(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
-    """Of rows that differ, of tokens that see others across those between, and with strides."""
+def test_arbitrary_indices(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
+    """Rows with different indices, tokens that see others across tokens of another sequence, and strides."""
     rng = torch.Generator().manual_seed(seed)
     x = inputs(2, 72, 536, W, seed, device="cuda", dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
-    often, seldom = (torch.rand(2, 536, generator=rng) < share for share in (0.6, 0.01))
+    often, seldom = (torch.rand(2, 536, generator=rng) < rate for rate in (0.6, 0.01))
     for ids in (
         torch.randint(-1, 3, (2, 536), generator=rng, dtype=torch.int32),
         often.long().cumsum(1) + 2**40,
@@ -84,8 +84,8 @@ def test_any_indices(layout: str, W: int, dtype: torch.dtype, seed: int) -> None
 
 
 @BOTH_LAYOUTS
-def test_indices_of_many_pieces(layout: str, seed: int) -> None:
-    """Pieces of several steps, and segments of 256 tokens: the gradients of the same sequences packed."""
+def test_indices_of_many_segments(layout: str, seed: int) -> None:
+    """Segments of several steps and of 256 tokens: gradients equal those of the same sequences packed."""
     lengths = [1, 6, 1000, 255, 2, 8192, 1, 4000, 30000, 7]
     L, D = sum(lengths), 4104
     offsets = [0, *itertools.accumulate(lengths)]
@@ -99,8 +99,8 @@ def test_indices_of_many_pieces(layout: str, seed: int) -> None:
     by_index = causal_conv1d(**{name: y for name, y in x.items() if name != "cu_seqlens"} | given, seq_idx=ids)
     assert torch.equal(by_index, packed)
     grad = torch.randn_like(packed)
-    of_index, of_packed = (torch.autograd.grad(out, list(given.values()), grad) for out in (by_index, packed))
-    for mine, wanted in zip(of_index, of_packed, strict=True):
+    index_gradients, packed_gradients = (torch.autograd.grad(out, list(given.values()), grad) for out in (by_index, packed))
+    for mine, wanted in zip(index_gradients, packed_gradients, strict=True):
         assert ((mine.float() - wanted.float()).norm() / wanted.float().norm()).item() < GRAD[torch.bfloat16]
 
 
@@ -119,8 +119,8 @@ def test_sizes(B: int, D: int, L: int, W: int, layout: str, seed: int) -> None:
 
 
 @BOTH_LAYOUTS
-def test_all_of_silu(layout: str) -> None:
-    """Sums from −1e38 to 1e38, against silu in fp64."""
+def test_silu_over_its_range(layout: str) -> None:
+    """Sums from −1e38 to 1e38, compared with silu in fp64."""
     powers = torch.logspace(-30, 38, 504, dtype=torch.float64)
     x = laid_out(torch.cat([-powers.flip(0), powers]).float().cuda()[None, None].expand(1, 8, -1), layout)
     weight = torch.zeros(8, 4, device="cuda")
@@ -131,9 +131,9 @@ def test_all_of_silu(layout: str) -> None:
 
 
 @BOTH_LAYOUTS
-@pytest.mark.parametrize("way", ["biased, silu", "packed, states", "seq_idx"])
-def test_two_runs_give_the_same_bits(way: str, layout: str, seed: int) -> None:
-    x = inputs(1, 264, 5000, 4, seed, device="cuda", dtype=torch.bfloat16, layout=layout, **WAYS[way])
+@pytest.mark.parametrize("case", ["biased, silu", "packed, states", "seq_idx"])
+def test_two_runs_give_the_same_bits(case: str, layout: str, seed: int) -> None:
+    x = inputs(1, 264, 5000, 4, seed, device="cuda", dtype=torch.bfloat16, layout=layout, **CASES[case])
     given = {name: y.requires_grad_() for name, y in leaves(x).items()}
     runs = []
     for _ in range(2):
@@ -144,16 +144,16 @@ def test_two_runs_give_the_same_bits(way: str, layout: str, seed: int) -> None:
 
 @pytest.mark.parametrize("W", [3, 4])
 def test_every_kernel_gives_the_same_bits(W: int, seed: int) -> None:
-    """Of aligned rows, of neighbouring channels, of any strides and of rows off 16 bytes."""
-    for way in ("biased, silu", "packed, states", "seq_idx"):
-        x = inputs(1, 72, 2064, W, seed, device="cuda", dtype=torch.bfloat16, **WAYS[way])
+    """Aligned rows, contiguous channels, any strides, and rows off 16-byte alignment."""
+    for case in ("biased, silu", "packed, states", "seq_idx"):
+        x = inputs(1, 72, 2064, W, seed, device="cuda", dtype=torch.bfloat16, **CASES[case])
         first, *others = (causal_conv1d(**x | {"x": laid_out(x["x"], layout)}) for layout in LAYOUTS)
-        assert all(torch.equal(first, other) for other in others), way
+        assert all(torch.equal(first, other) for other in others), case
 
 
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("W", [4, 6])
-def test_packed_sequences_are_those_alone(layout: str, W: int, seed: int) -> None:
+def test_packed_sequences_equal_single_ones(layout: str, W: int, seed: int) -> None:
     offsets = [0, 40, 40, 42, 168, 3000]
     x = inputs(
         1, 136, 3000, W, seed, device="cuda", packed=offsets, states=True, bias=True, activation="silu", layout=layout
@@ -162,12 +162,12 @@ def test_packed_sequences_are_those_alone(layout: str, W: int, seed: int) -> Non
     for i, (start, end) in enumerate(itertools.pairwise(offsets)):
         own = {name: y for name, y in x.items() if name != "cu_seqlens"}
         own |= {"x": x["x"][..., start:end], "initial_states": x["initial_states"][i : i + 1]}
-        alone, behind = causal_conv1d(**own, return_final_states=True)
-        assert torch.equal(alone, out[..., start:end]) and torch.equal(behind[0], states[i])
+        alone, final = causal_conv1d(**own, return_final_states=True)
+        assert torch.equal(alone, out[..., start:end]) and torch.equal(final[0], states[i])
 
 
 @BOTH_LAYOUTS
-def test_two_parts_are_the_whole(layout: str, seed: int) -> None:
+def test_two_parts_equal_the_whole(layout: str, seed: int) -> None:
     x = inputs(2, 136, 3000, 4, seed, device="cuda", dtype=torch.bfloat16, bias=True, activation="silu", layout=layout)
     whole, last = causal_conv1d(**x, return_final_states=True)
     first, state = causal_conv1d(**x | {"x": x["x"][..., :1601]}, return_final_states=True)
@@ -180,7 +180,7 @@ def test_two_parts_are_the_whole(layout: str, seed: int) -> None:
 
 
 def pool_inputs(W: int, width: int, layout: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Inputs, Inputs]:
-    """A pool whose slots are (W − 1, D) in memory, as engines have it."""
+    """A pool whose slots are (W − 1, D) in memory, the layout of engines."""
     x = inputs(
         1, 136, 200, W, seed, device="cuda", packed=[0, 1, 3, 3, 140, 190], bias=True, activation="silu", layout=layout,
         dtype=dtype,
@@ -205,7 +205,7 @@ def test_pools(W: int, width: int, layout: str, seed: int) -> None:
 
 @EVERY_LAYOUT
 def test_pools_with_indices(layout: str, seed: int) -> None:
-    """A row that continues, one from zeros, one without a slot and one whose slot lies."""
+    """A row that continues, one from zeros, one without a slot and one with an invalid slot."""
     x = inputs(4, 16, 520, 4, seed, device="cuda", layout=layout, activation="silu", seq_idx=[(2, 1), (3, 255), (2, 9)])
     pool = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(seed))
     initial = torch.stack([pool[2], torch.zeros(16, 3)])
@@ -218,16 +218,16 @@ def test_pools_with_indices(layout: str, seed: int) -> None:
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("lie", [7, 2**31 - 1, -(2**31)])
-def test_slots_that_lie_touch_nothing(lie: int, layout: str, seed: int) -> None:
-    """To be run under compute-sanitizer, too."""
+@pytest.mark.parametrize("slot", [7, 2**31 - 1, -(2**31)])
+def test_invalid_slots_touch_nothing(slot: int, layout: str, seed: int) -> None:
+    """Also for compute-sanitizer."""
     x, pool = pool_inputs(4, 3, layout, seed, torch.float32)
     pool["state_indices"] = pool["state_indices"].int()
-    pool["state_indices"][1] = lie
+    pool["state_indices"][1] = slot
     before = pool["conv_state"].clone()
     out = causal_conv1d(**x, **pool)
-    of_lie = out[..., 1:3]
-    assert bool(of_lie.isnan().all()) if lie > 0 else not of_lie.any()
+    invalid = out[..., 1:3]
+    assert bool(invalid.isnan().all()) if slot > 0 else not invalid.any()
     assert torch.equal(pool["conv_state"][[0, 1, 3, 5]], before[[0, 1, 3, 5]]) and bool(out[..., 140:].isfinite().all())
 
 
@@ -236,8 +236,8 @@ def test_slots_that_lie_touch_nothing(lie: int, layout: str, seed: int) -> None:
 
 @EVERY_LAYOUT
 @pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 150], [200, 0], [0, 0], [0, 90]])
-def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], layout: str, seed: int) -> None:
-    """To be run under compute-sanitizer, too."""
+def test_invalid_offsets_touch_nothing_outside(offsets: list[int], layout: str, seed: int) -> None:
+    """Also for compute-sanitizer."""
     x = inputs(
         1, 8, 200, 4, seed, device="cuda", layout=layout, packed=[0] * len(offsets), states=True, activation="silu"
     )  # fmt: skip
@@ -249,10 +249,10 @@ def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], layout: str,
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("way, first, last", [("packed, states", 8, 128), ("seq_idx", 9, 69)])
+@pytest.mark.parametrize("case, first, last", [("packed, states", 8, 128), ("seq_idx", 9, 69)])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_nothing_comes_from_other_sequences(bad: float, way: str, first: int, last: int, layout: str, seed: int) -> None:
-    x = inputs(1, 8, 200, 4, seed, device="cuda", layout=layout, **WAYS[way])
+def test_sequences_do_not_affect_each_other(bad: float, case: str, first: int, last: int, layout: str, seed: int) -> None:
+    x = inputs(1, 8, 200, 4, seed, device="cuda", layout=layout, **CASES[case])
     spoilt = laid_out(x["x"].clone(), layout)
     spoilt[..., :first] = bad
     spoilt[..., last:] = bad
@@ -260,15 +260,15 @@ def test_nothing_comes_from_other_sequences(bad: float, way: str, first: int, la
     grad[..., :first] = bad
     grad[..., first + 20 : last] = 1
     clean, out = (causal_conv1d(**x | {"x": y.requires_grad_()}) for y in (x["x"], spoilt))
-    (of_x,) = torch.autograd.grad(out, spoilt, grad)
+    (dx,) = torch.autograd.grad(out, spoilt, grad)
     (wanted,) = torch.autograd.grad(clean, x["x"], grad)
     assert torch.equal(out[..., first:last], clean[..., first:last])
-    assert torch.equal(of_x[..., first:last], wanted[..., first:last]) and bool(of_x[..., first:last].isfinite().all())
+    assert torch.equal(dx[..., first:last], wanted[..., first:last]) and bool(dx[..., first:last].isfinite().all())
 
 
 @pytest.mark.parametrize("along", ["batch", "channel", "token"])
 def test_strides_beyond_2_to_the_31(along: str, seed: int) -> None:
-    """A view whose last element lies more than 2³¹ elements behind its first."""
+    """A view whose last element is more than 2³¹ elements after its first."""
     shape, step = (2, 4, 40), 2**31 + 64
     strides = {"batch": (step, 40, 1), "channel": (40, 2**30, 1), "token": (4, 1, 2**26 + 64)}[along]
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
@@ -279,15 +279,15 @@ def test_strides_beyond_2_to_the_31(along: str, seed: int) -> None:
     leaf = view.detach().requires_grad_()
     found = causal_conv1d(**x | {"x": leaf})
     assert torch.equal(found, expected)
-    (of_x,) = torch.autograd.grad(found, leaf, torch.ones_like(found))
+    (dx,) = torch.autograd.grad(found, leaf, torch.ones_like(found))
     plain = x["x"].requires_grad_()
     (wanted,) = torch.autograd.grad(causal_conv1d(**x), plain, torch.ones_like(found))
-    assert torch.equal(of_x, wanted)
+    assert torch.equal(dx, wanted)
 
 
 @BOTH_LAYOUTS
 def test_rows_beyond_2_to_the_31_elements(layout: str) -> None:
-    """Tokens that are all the same, but for the first and the last ones."""
+    """All tokens but the first and the last ones are equal."""
     D, L = 1032, 2**21 + 8
     shape = (1, D, L) if layout == "tokens" else (1, L, D)
     x = torch.ones(shape, device="cuda", dtype=torch.bfloat16)

@@ -29,7 +29,7 @@ def test_filters_and_their_gradients(S: int, L: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-3, -1.0, -50.0, -torch.inf])
-def test_poles_at_the_ends_of_their_range(log_pole: float) -> None:
+def test_poles_at_the_limits_of_their_range(log_pole: float) -> None:
     R, logs = torch.ones(2, 1, device="cuda"), torch.full((2, 1), log_pole, device="cuda")
     assert rel_rms(hyena_filter(R, logs, 2**20), modal_filter(R.double(), logs.double(), 2**20)) < 1e-6
 

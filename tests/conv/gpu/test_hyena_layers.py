@@ -11,15 +11,15 @@ from helpers import rel_rms
 
 from gdn_cuda.nn import HyenaCascade, ShortConv
 
-BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}  # a bf16 layer rounds its projections' filter, y and the steps between
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}  # a bf16 layer rounds the filtered projections, y and intermediate steps
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "thirds"])
-@pytest.mark.parametrize("kind", [None, 7, 64, 128])
+@pytest.mark.parametrize("length", [None, 7, 64, 128])
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_hyena_cascade(dtype: torch.dtype, kind: int | None, layout: str, seed: int) -> None:
+def test_hyena_cascade(dtype: torch.dtype, length: int | None, layout: str, seed: int) -> None:
     torch.manual_seed(seed)
-    layer = HyenaCascade(64, kind, hyena_filter_groups=16, layout=layout, dtype=dtype).requires_grad_(False)
+    layer = HyenaCascade(64, length, hyena_filter_groups=16, layout=layout, dtype=dtype).requires_grad_(False)
     if layer.D is not None:
         torch.nn.init.normal_(layer.D)
     check(layer, torch.randn(2, 300, 192, dtype=dtype), BOUNDS[dtype])
@@ -31,11 +31,11 @@ def test_short_conv(dtype: torch.dtype, seed: int) -> None:
     check(ShortConv(64, dtype=dtype).requires_grad_(False), torch.randn(2, 300, 64, dtype=dtype), BOUNDS[dtype])
 
 
-@pytest.mark.parametrize("kind", [None, 7, 64, 128, "short conv"])
-def test_gradients(kind: Any, seed: int) -> None:
+@pytest.mark.parametrize("length", [None, 7, 64, 128, "short conv"])
+def test_gradients(length: Any, seed: int) -> None:
     torch.manual_seed(seed)
-    short = kind == "short conv"
-    layer = ShortConv(64) if short else HyenaCascade(64, kind, hyena_filter_groups=16)
+    short = length == "short conv"
+    layer = ShortConv(64) if short else HyenaCascade(64, length, hyena_filter_groups=16)
     u, weight = torch.randn(2, 300, 64 if short else 192), torch.randn(2, 300, 64)
     expected = gradients(copy.deepcopy(layer).double(), u.double(), weight.double())
     found = gradients(layer.cuda(), u.cuda(), weight.cuda())

@@ -43,9 +43,9 @@ def test_poles(log_pole: float, D: int, seed: int) -> None:
     check_long(1, D, 5000, 1, seed, torch.float32, log_poles=poles, device="cuda", initial_state=torch.ones(1, D, 1))
 
 
-@pytest.mark.parametrize("D", [2, 1024])  # channels shared by warps, and not
+@pytest.mark.parametrize("D", [2, 1024])  # split among warps, and not
 def test_a_million_tokens(D: int, seed: int) -> None:
-    """Against the recurrence in fp64 by torch, which goes over blocks of tokens."""
+    """Compares with the recurrence in fp64 by torch, block by block of tokens."""
     L, S, block = 1 << 20, 16, 1024
     x1, x2, v = (torch.randn(1, D, L, device="cuda") for _ in range(3))
     residues, poles, bias = (x.float().cuda() for x in modal_parameters(D, D, S, seed))
@@ -79,7 +79,7 @@ def test_two_runs_give_the_same_bits(seed: int) -> None:
 
 
 def test_memory_is_that_of_the_results() -> None:
-    """No filter and no transforms: beside y and the states, at most a MiB."""
+    """No filter and no transforms: at most a MiB apart from y and the states."""
     D, L = 1024, 65536
     x = torch.ones(1, D, L, dtype=torch.bfloat16, device="cuda")
     parameters = torch.ones(D, 16, device="cuda"), -torch.ones(D, 16, device="cuda"), torch.ones(D, device="cuda")
@@ -92,7 +92,7 @@ def test_memory_is_that_of_the_results() -> None:
 
 
 def test_the_last_of_nearly_2_to_the_31_tokens() -> None:
-    """Shares of tokens are longer than what is left for the last one."""
+    """The last segment is shorter than the others."""
     L, pole = 2**31 - 4096, 0.5
     one = torch.ones(1, 1, 1, device="cuda", dtype=torch.bfloat16).expand(1, 1, L)
     parameters = [torch.tensor(x, device="cuda") for x in ([[1.0]], [[math.log(pole)]], [0.0])]

@@ -40,7 +40,7 @@ def test_channels_in_whole_vectors(dtype: torch.dtype, D: int, L: int, S: int, s
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
-@pytest.mark.parametrize("D", [2, 1024])  # channels shared by warps, and not
+@pytest.mark.parametrize("D", [2, 1024])  # split among warps, and not
 def test_poles(log_pole: float, D: int, seed: int) -> None:
     poles = torch.full((D, 1), log_pole)
     check_long_gradients(1, D, 5000, 1, seed, torch.float32, log_poles=poles, device="cuda", initial_state=torch.ones(1, D, 1))
@@ -50,12 +50,12 @@ def test_groups_and_dtypes_of_states(seed: int) -> None:
     for groups in (1, 4):
         for dtype in (torch.float32, torch.bfloat16):
             state = states(2, 4, 16, seed).to(dtype)
-            check_long_gradients(2, 4, 3000, 16, seed, groups=groups, device="cuda", initial_state=state, of_state=False)
+            check_long_gradients(2, 4, 3000, 16, seed, groups=groups, device="cuda", initial_state=state, with_state=False)
     check_long_gradients(2, 4, 3000, 16, seed, device="cuda", grad_layout="channels")
 
 
 @pytest.mark.parametrize("B, D", [(0, 3), (2, 0)])
-def test_nothing(B: int, D: int, seed: int) -> None:
+def test_empty_tensors(B: int, D: int, seed: int) -> None:
     check_long_gradients(B, D, 5, 7, seed, groups=1, device="cuda")
 
 
@@ -71,8 +71,8 @@ def gradients(leaves: dict[str, torch.Tensor], **options: Any) -> tuple[torch.Te
     return torch.autograd.grad(y, list(leaves.values()), weights)
 
 
-def test_in_shares_as_in_one(seed: int) -> None:
-    """Channels alone, whose tokens many warps share, and among many others, which each have a warp of their own."""
+def test_split_and_unsplit_channels_agree(seed: int) -> None:
+    """Few channels, each split among warps, and many channels with a warp each."""
     many = leaves_of(1, 1024, 65536, 16, seed, torch.float32)
     few = {name: (x[:, :3] if x.dim() == 3 else x[:3]).detach().requires_grad_() for name, x in many.items()}
     for name, mine, theirs in zip(NAMES, gradients(many), gradients(few), strict=True):
@@ -86,7 +86,7 @@ def test_two_runs_give_the_same_bits(seed: int) -> None:
 
 
 def test_memory_is_that_of_the_gradients() -> None:
-    """Beside them S numbers for every 512 tokens of a channel, and at most 4 MiB."""
+    """Apart from them, S values for every 512 tokens of a channel, and at most 4 MiB."""
     D, L, S = 1024, 65536, 16
     leaves = leaves_of(1, D, L, S, 0, torch.bfloat16)
     y = hyena_long(**leaves)
@@ -96,5 +96,5 @@ def test_memory_is_that_of_the_gradients() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     found = torch.autograd.grad(y, list(leaves.values()), grad)
-    of_states = 4 * D * S * (L // 512)
-    assert torch.cuda.max_memory_allocated() - before < sum(x.nbytes for x in found) + of_states + (4 << 20)
+    state_bytes = 4 * D * S * (L // 512)
+    assert torch.cuda.max_memory_allocated() - before < sum(x.nbytes for x in found) + state_bytes + (4 << 20)

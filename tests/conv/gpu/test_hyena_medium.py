@@ -25,7 +25,7 @@ def test_layouts_and_taps(dtype: torch.dtype, layout: str, K: int, seed: int) ->
 @pytest.mark.parametrize("D", [8, 24, 48, 40])
 @pytest.mark.parametrize("K", [1, 128, 300])
 def test_whole_vectors_of_channels(dtype: torch.dtype, D: int, K: int, seed: int) -> None:
-    """Blocks with all of their channels and without."""
+    """Full and partial blocks."""
     check_medium(2, D, 2056, K, seed, dtype, "channels", groups=D // 8, device="cuda")
     check_medium_gradients(2, D, 2056, K, seed, dtype, "channels", groups=D // 8, device="cuda")
 
@@ -42,14 +42,14 @@ def test_lengths_and_options(layout: str, L: int, seed: int) -> None:
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 def test_gradients_of_long_rows(layout: str, seed: int) -> None:
-    """Weights' gradients are sums over 100000 tokens of 24 channels."""
+    """Gradients of weights are sums over 100000 tokens of 24 channels."""
     check_medium_gradients(1, 96, 100000, 128, seed, layout=layout, groups=4, device="cuda")
     check_medium_gradients(1, 16, 20000, 1024, seed, torch.float32, layout, groups=4, device="cuda")
 
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 @pytest.mark.parametrize("B, D", [(0, 8), (2, 0)])
-def test_gradients_of_nothing(layout: str, B: int, D: int, seed: int) -> None:
+def test_gradients_of_empty_tensors(layout: str, B: int, D: int, seed: int) -> None:
     check_medium_gradients(B, D, 5, 7, seed, layout=layout, groups=1, device="cuda")
 
 
@@ -65,7 +65,7 @@ def test_two_runs_give_the_same_gradients(layout: str, seed: int) -> None:
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 def test_gradients_past_2_to_the_31(layout: str, seed: int) -> None:
-    """The second sequence begins 2³¹ elements behind the first."""
+    """The second sequence begins 2³¹ elements after the first."""
     far = 2**31 + 64
     x = [y.bfloat16() for y in gated_inputs(2, 16, 600, seed)]
     memory = torch.empty(far + 16 * 600, dtype=torch.bfloat16, device="cuda")

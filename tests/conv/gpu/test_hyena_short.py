@@ -35,19 +35,19 @@ def test_lengths_and_options(layout: str, L: int, seed: int) -> None:
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 @pytest.mark.parametrize("K", [7, 32])
 def test_gradients_of_long_rows(layout: str, K: int, seed: int) -> None:
-    """Weights' gradients are sums over 100000 tokens of 24 channels."""
+    """Gradients of weights are sums over 100000 tokens of 24 channels."""
     check_short_gradients(1, 96, 100000, K, seed, layout=layout, groups=4, device="cuda", gated_bias=K == 7)
 
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 @pytest.mark.parametrize("B, D", [(0, 3), (2, 0)])
-def test_gradients_of_nothing(layout: str, B: int, D: int, seed: int) -> None:
+def test_gradients_of_empty_tensors(layout: str, B: int, D: int, seed: int) -> None:
     check_short_gradients(B, D, 5, 7, seed, layout=layout, groups=1, device="cuda")
 
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 @pytest.mark.parametrize("K", [5, 20])
-def test_how_far_a_nan_reaches_in_gradients(layout: str, K: int, seed: int) -> None:
+def test_reach_of_a_nan_in_gradients(layout: str, K: int, seed: int) -> None:
     for at in (0, 7, 223, 247, 248, 255, 256, 511, 598, 599):
         reach_of_a_nan(layout, K, at, 600, seed, "cuda")
 
@@ -82,7 +82,7 @@ def test_two_runs_give_the_same_bits(seed: int) -> None:
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 def test_offsets_past_2_to_31(layout: str, seed: int) -> None:
-    """Rows so far apart that elements of the second lie beyond 2³¹."""
+    """Elements of the second row have offsets beyond 2³¹."""
     far = 2**31 + 64
     x1, x2, v = (x.bfloat16().cuda() for x in gated_inputs(2, 8, 264, seed))
     memory = torch.empty(far + 8 * 264, dtype=torch.bfloat16, device="cuda")

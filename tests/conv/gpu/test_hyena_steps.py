@@ -1,4 +1,4 @@
-"""The steps of Hyena's filters on the GPU against their definitions in fp64, and what engines do to them."""
+"""The steps of Hyena's filters on the GPU against their definitions in fp64, and in the use that engines make of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_filter_lengths(K: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("S", [1, 3, 4, 5, 8, 15, 16, 17, 20, 37, 63, 64])
-def test_numbers_of_states(S: int, seed: int) -> None:
+def test_state_counts(S: int, seed: int) -> None:
     for T, groups in product((None, 1, 9), (96, 6)):
         check(modal_inputs(seed, B=5, D=96, S=S, T=T, groups=groups, device="cuda"), step)
 
@@ -52,7 +52,7 @@ def test_dtypes_of_tokens(io: torch.dtype, S: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("K", [7, 30, 128])
-def test_blocks_take_several_sequences_in_turn(K: int, seed: int) -> None:
+def test_blocks_process_several_sequences(K: int, seed: int) -> None:
     B = 333
     slots = torch.randperm(B + 3, generator=torch.Generator().manual_seed(seed))[:B].cuda()
     slots[::7] = -1
@@ -81,7 +81,7 @@ def test_states_with_the_channels_last(seed: int) -> None:
 @pytest.mark.parametrize("D", [4, 33, 300])
 @pytest.mark.parametrize("K", [2, 4, 5, 8, 9, 30, 65, 97, 128, 129, 130])
 def test_warps_and_blocks_that_are_not_full(K: int, D: int, seed: int) -> None:
-    """Staged where the states of all channels are whole 16-byte units; 11 tokens move the run past its free place."""
+    """Staged if the states of all channels are whole 16-byte units; 11 tokens move the run past its free place."""
     for T, io in product((None, 4, 11), DTYPES):
         x = fir_inputs(seed, B=9, D=D, K=K, T=T, io=io, slots=12, device="cuda")
         check(x | {"state_indices": torch.tensor([11, 3, -1, 0, 40, 5, 6, 2, 9], device="cuda")}, step)
@@ -104,14 +104,14 @@ def test_several_tokens_equal_single_ones(K: int, D: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -0.2499, -0.25, -1.0, -50.0, -87.0, -1000.0, -torch.inf])
-def test_poles_at_the_ends_of_their_range(log_pole: float, seed: int) -> None:
+def test_poles_at_the_limits_of_their_range(log_pole: float, seed: int) -> None:
     x = modal_inputs(seed, D=64, S=1, T=7, device="cuda")
     x["log_poles"].fill_(log_pole)
     check(x, step)
 
 
-def test_a_pool_of_more_than_2_31_numbers(seed: int) -> None:
-    """Slots a long way from each other, by a stride."""
+def test_a_pool_of_more_than_2_31_values(seed: int) -> None:
+    """Slots far apart, by their stride."""
     gap = 2**31 // 2 + 64
     for make in (fir_inputs, modal_inputs):
         x = make(seed, B=3, D=8, io=torch.bfloat16, state=torch.bfloat16, device="cuda")
@@ -122,7 +122,7 @@ def test_a_pool_of_more_than_2_31_numbers(seed: int) -> None:
         check(x | {pool: far}, step)
 
 
-def test_a_captured_graph_steps_on(seed: int) -> None:
+def test_a_captured_graph_steps(seed: int) -> None:
     for make in (fir_inputs, modal_inputs):
         x, eager = (make(seed, D=64, device="cuda") for _ in range(2))
         pool = "fir_state" if "u" in x else "state"

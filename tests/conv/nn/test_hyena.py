@@ -1,4 +1,4 @@
-"""gdn_cuda.nn.HyenaCascade and ShortConv: by their definitions, in parts, token by token, and with others' parameters."""
+"""gdn_cuda.nn.HyenaCascade and ShortConv: definitions, calls in parts and token by token, other libraries' parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gdn_cuda.nn import HyenaCascade, ShortConv
 
-KINDS = [None, 3, 7, 32, 33, 64, 128, 150]
+FILTER_LENGTHS = [None, 3, 7, 32, 33, 64, 128, 150]
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"layout": "heads", "num_attention_heads": 2, "hyena_flip_x1x2": True, "short_filter_bias": True},
@@ -21,9 +21,9 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-def layer_of(kind: int | None, seed: int, **more: Any) -> HyenaCascade:
+def layer_of(length: int | None, seed: int, **more: Any) -> HyenaCascade:
     torch.manual_seed(seed)
-    layer = HyenaCascade(8, kind, **more)
+    layer = HyenaCascade(8, length, **more)
     for name in ("D", "short_filter_bias"):
         if getattr(layer, name) is not None:
             torch.nn.init.normal_(getattr(layer, name))
@@ -31,7 +31,7 @@ def layer_of(kind: int | None, seed: int, **more: Any) -> HyenaCascade:
 
 
 def expected(layer: HyenaCascade, u: Tensor, mask: Tensor | None) -> Tensor:
-    """From the oracle's operators; the inner filter by its length."""
+    """The layer by the oracle's operators; the length selects the inner filter."""
     z = oracle.causal_sum(layer.short_filter_weight.double().numpy()[:, 0, ::-1], u.mT.double().numpy())
     if layer.short_filter_bias is not None:
         z = z + layer.short_filter_bias.double().numpy()[:, None]
@@ -50,9 +50,9 @@ def expected(layer: HyenaCascade, u: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @pytest.mark.parametrize("more", LAYOUTS, ids=["evo2", "heads", "groups"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_parts_and_steps(kind: int | None, more: dict[str, Any], seed: int) -> None:
-    layer = layer_of(kind, seed, **more)
+@pytest.mark.parametrize("length", FILTER_LENGTHS)
+def test_values_parts_and_steps(length: int | None, more: dict[str, Any], seed: int) -> None:
+    layer = layer_of(length, seed, **more)
     u = torch.randn(2, 40, 24)
     mask = torch.rand(2, 40) < 0.7
     assert rel_rms(layer(u, padding_mask=mask), expected(layer, u, mask)) < 3e-6
@@ -70,15 +70,15 @@ def test_values_parts_and_steps(kind: int | None, more: dict[str, Any], seed: in
         assert rel_rms(mine, other) < 3e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_masks_of_another_dtype(kind: int | None, seed: int) -> None:
-    layer, u, mask = layer_of(kind, seed).bfloat16(), torch.randn(2, 40, 24).bfloat16(), torch.rand(2, 40) < 0.7
+@pytest.mark.parametrize("length", FILTER_LENGTHS)
+def test_masks_of_another_dtype(length: int | None, seed: int) -> None:
+    layer, u, mask = layer_of(length, seed).bfloat16(), torch.randn(2, 40, 24).bfloat16(), torch.rand(2, 40) < 0.7
     assert torch.equal(layer(u, padding_mask=mask.float()), layer(u, padding_mask=mask))
 
 
-@pytest.mark.parametrize("kind", [None, 7, 128])
-def test_default_states_begin_sequences(kind: int | None, seed: int) -> None:
-    layer = layer_of(kind, seed)
+@pytest.mark.parametrize("length", [None, 7, 128])
+def test_default_states_are_the_beginning_of_a_sequence(length: int | None, seed: int) -> None:
+    layer = layer_of(length, seed)
     u, state, parts = torch.randn(2, 6, 24), layer.default_state(2), []
     for t in range(6):
         y, state = layer.step(u[:, t], state)
@@ -87,7 +87,7 @@ def test_default_states_begin_sequences(kind: int | None, seed: int) -> None:
 
 
 def gradients_agree(layer: torch.nn.Module, u: Tensor) -> bool:
-    """With differences of the outputs: gradients by the input and all parameters."""
+    """Compares gradients for the input and all parameters with finite differences."""
     names, parameters = zip(*layer.named_parameters(), strict=True)
 
     def call(u: Tensor, *values: Tensor) -> Any:
@@ -96,14 +96,14 @@ def gradients_agree(layer: torch.nn.Module, u: Tensor) -> bool:
     return torch.autograd.gradcheck(call, (u.requires_grad_(), *parameters))
 
 
-@pytest.mark.parametrize("kind", [None, 7, 40, 128])
-def test_gradients(kind: int | None, seed: int) -> None:
+@pytest.mark.parametrize("length", [None, 7, 40, 128])
+def test_gradients(length: int | None, seed: int) -> None:
     torch.manual_seed(seed)
-    layer = HyenaCascade(4, kind, hyena_filter_groups=2, short_filter_bias=True, dtype=torch.float64)
+    layer = HyenaCascade(4, length, hyena_filter_groups=2, short_filter_bias=True, dtype=torch.float64)
     assert gradients_agree(layer, torch.randn(2, 6, 12, dtype=torch.float64))
 
 
-def test_parameters_begin_as_documented() -> None:
+def test_initial_parameters_are_documented() -> None:
     torch.manual_seed(0)
     long, medium = HyenaCascade(512), HyenaCascade(512, 128, hyena_filter_groups=32)
     poles = long.log_poles.exp()
@@ -113,14 +113,14 @@ def test_parameters_begin_as_documented() -> None:
     assert HyenaCascade(8, 7).D is None and HyenaCascade(8, dtype=torch.bfloat16).log_poles.dtype == torch.float32
 
 
-def test_parameters_of_vortex_fit() -> None:
+def test_vortex_parameters_load() -> None:
     vortex_names = {
         None: {"short_filter_weight": (24, 1, 3), "D": (8,), "log_poles": (8, 16, 1), "residues": (8, 16)},
         7: {"short_filter_weight": (24, 1, 3), "h": (8, 1, 7)},
         128: {"short_filter_weight": (24, 1, 3), "D": (8,), "h": (8, 1, 128)},
     }
-    for kind, shapes in vortex_names.items():
-        assert {name: tuple(x.shape) for name, x in HyenaCascade(8, kind).state_dict().items()} == shapes
+    for length, shapes in vortex_names.items():
+        assert {name: tuple(x.shape) for name, x in HyenaCascade(8, length).state_dict().items()} == shapes
 
 
 def test_wrong_input() -> None:
@@ -157,7 +157,7 @@ def test_short_conv(K: int, bias: bool, seed: int) -> None:
     assert rel_rms(y, whole[:, 0]) < 1e-6
 
 
-def test_names_of_lfm2() -> None:
+def test_lfm2_parameter_names() -> None:
     assert list(ShortConv(6, 3).state_dict()) == ["in_proj.weight", "conv.weight", "out_proj.weight"]
 
 

@@ -1,4 +1,4 @@
-"""Arguments of causal_conv1d that are refused, derivatives that are not computed, and torch.compile on CPU tensors."""
+"""Invalid arguments and unsupported derivatives of causal_conv1d, and torch.compile on CPU tensors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_other_derivatives_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
-def test_compiled_code_gives_the_same(layout: str, seed: int) -> None:
+def test_compiled_code_gives_the_same_results(layout: str, seed: int) -> None:
     x = inputs(2, 3, 9, 4, seed, bias=True, states=True, activation="silu", layout=layout)
     given = [x[name].requires_grad_() for name in ("x", "weight", "bias", "initial_states")]
 

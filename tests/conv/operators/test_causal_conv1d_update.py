@@ -40,7 +40,7 @@ def test_without_bias_and_activation(seed: int) -> None:
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_slots(index: torch.dtype, seed: int) -> None:
-    """A negative slot and the null slot, which may lie past the pool, are skipped; others stay as they are."""
+    """A negative slot and the null slot, which may be past the pool, are skipped; other slots keep their states."""
     x = draws(seed, batch=5, slots=9, tokens=2)
     x["conv_state_indices"] = torch.tensor([[7, -1, 40, 0, torch.iinfo(index).min]] * 2, dtype=index).T[:, 0]
     out = check(x | {"null_slot": 40}, causal_conv1d_update)
@@ -49,7 +49,7 @@ def test_slots(index: torch.dtype, seed: int) -> None:
 
 @pytest.mark.parametrize("W", [1, 4])
 def test_packed(W: int, seed: int) -> None:
-    """Sequences of different lengths, of none, and tokens behind the last; both shapes of x."""
+    """Sequences of different lengths, empty ones, and tokens after the last; both shapes of x."""
     offsets = torch.tensor([0, 2, 2, 7, 8], dtype=torch.int32)
     x = draws(seed, batch=11, W=W, columns=W + 4) | {"cu_seqlens": offsets}
     for more in windows(seed, 4, W + 3, W):
@@ -57,7 +57,7 @@ def test_packed(W: int, seed: int) -> None:
             check(given | more | {"conv_state": x["conv_state"].clone()}, causal_conv1d_update)
 
 
-def test_no_sequence_at_all(seed: int) -> None:
+def test_without_sequences(seed: int) -> None:
     x = draws(seed, batch=5) | {"cu_seqlens": torch.tensor([0])}
     before = x["conv_state"].clone()
     assert not causal_conv1d_update(**x | {"out": torch.full_like(x["x"], torch.nan)}).any()
@@ -65,7 +65,7 @@ def test_no_sequence_at_all(seed: int) -> None:
 
 
 def test_padding_of_a_graph(seed: int) -> None:
-    """Repeated offsets and null slots: what is padded changes nothing."""
+    """Repeated offsets and null slots: padding has no effect."""
     x = draws(seed, batch=6, slots=6)
     x |= {"cu_seqlens": torch.tensor([0, 3, 4, 4, 4]), "conv_state_indices": torch.tensor([2, 5, 0, 0]), "null_slot": 0}
     before = x["conv_state"].clone()
@@ -82,7 +82,7 @@ def test_slots_past_the_pool_raise(seed: int) -> None:
         assert torch.equal(x["conv_state"], before)
 
 
-def test_more_accepted_tokens_or_tokens_than_a_state_holds_raise(seed: int) -> None:
+def test_more_tokens_or_accepted_tokens_than_columns_raise(seed: int) -> None:
     x = draws(seed, columns=5, tokens=2) | {"num_accepted_tokens": torch.tensor([1, 4, 0])}
     with pytest.raises(IndexError, match=r"num_accepted_tokens: expected <= 3, got 4$"):
         causal_conv1d_update(**x)
@@ -98,7 +98,7 @@ def test_more_accepted_tokens_or_tokens_than_a_state_holds_raise(seed: int) -> N
     assert not causal_conv1d_update(**skipped)[:4].any()
 
 
-def test_positions_may_be_anything(seed: int) -> None:
+def test_cache_seqlens_may_have_any_value(seed: int) -> None:
     x = draws(seed, batch=5, columns=5, tokens=3)
     check(x | {"cache_seqlens": torch.tensor(HOSTILE)}, causal_conv1d_update)
 

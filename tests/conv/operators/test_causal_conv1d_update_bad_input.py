@@ -17,7 +17,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def case() -> dict[str, Any]:
-    """With what can be given to one call: two tokens of verify."""
+    """A call with as many arguments as possible: verify, two tokens."""
     x = draws(0, batch=3, tokens=2, columns=5, slots=6)
     return x | {
         "conv_state_indices": torch.tensor([0, 4, 2]),

@@ -37,7 +37,7 @@ def long() -> dict[str, Any]:
     return tensors() | {"residues": torch.ones(3, 5), "log_poles": -torch.ones(3, 5), "initial_state": torch.ones(2, 6, 5)}
 
 
-# function, argument, what is given, the end of the error
+# function, argument, value, the end of the error
 WRONG: list[tuple[Any, str, Any, str]] = [
     (hyena_medium, "weight", torch.ones(4, 1, 9), "a number of groups that divides the 6 channels, got (4, 1, 9)"),
     (hyena_medium, "weight", torch.ones(3, 1, 1025), "1 to 1024 taps, got (3, 1, 1025)"),

@@ -1,4 +1,4 @@
-"""Gradients of hyena_long on CPU tensors: its adjoint in fp64, refusals of wrong gradients, and what is not differentiated."""
+"""Gradients of hyena_long on CPU tensors: its adjoint in fp64, refusals of wrong gradients, and of higher derivatives."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_wrong_gradients_are_refused_by_name(argument: str, wrong: Any, got: str
 
 def test_gradients_of_gradients_and_forward_mode_are_refused() -> None:
     x = given()
-    (of_x1,) = torch.autograd.grad(hyena_long(*x).sum(), x[0], create_graph=True)
+    (dx1,) = torch.autograd.grad(hyena_long(*x).sum(), x[0], create_graph=True)
     with pytest.raises(RuntimeError, match=r"^hyena_long: gradients of gradients are not computed"):
-        torch.autograd.grad(of_x1.sum(), x[1])
+        torch.autograd.grad(dx1.sum(), x[1])
     with pytest.raises(RuntimeError, match=r"^hyena_long: forward-mode derivatives are not computed"):
         torch.func.jvp(lambda x1: hyena_long(x1, *(y.detach() for y in x[1:])), (x[0].detach(),), (x[0].detach(),))
 

@@ -34,7 +34,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         torch.autograd.grad(first[0].sum(), leaves)
 
 
-def test_a_tensor_without_gradients_changes_no_other(seed: int) -> None:
+def test_a_tensor_without_gradient_does_not_change_others(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     shapes = [(2, 4, 9)] * 3 + [(2, 1, 5), (4,)]
     given = [torch.randn(*shape, generator=rng) for shape in shapes]

@@ -43,7 +43,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         torch.autograd.grad(first[0].sum(), leaves)
 
 
-def test_a_tensor_without_gradients_changes_no_other(seed: int) -> None:
+def test_a_tensor_without_gradient_does_not_change_others(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     given = [torch.randn(2, 4, 9, generator=rng) for _ in range(3)] + [torch.randn(2, 1, 5, generator=rng)]
     every = [y.clone().requires_grad_() for y in given]
@@ -59,7 +59,7 @@ def arguments() -> dict[str, Any]:
     return x | {"weight": torch.ones(3, 1, 7), "bias": torch.ones(6), "initial_state": torch.ones(2, 6, 6)}
 
 
-# argument, what is given, what was expected and what it got
+# argument, value, the end of the error
 WRONG: list[tuple[str, Any, str]] = [
     ("x1", torch.ones(6, 10), "rank 3 (B, D, L), got (6, 10)"),
     ("x1", torch.ones(2, 6, 10, dtype=torch.int32), "float32 or bfloat16 or float16 or float64, got int32"),
@@ -86,7 +86,7 @@ def test_wrong_arguments_are_refused_by_name(argument: str, given: Any, got: str
         hyena_short(**arguments() | {argument: given})
 
 
-# of the operator of the gradients
+# the same for the operator of the gradients
 WRONG_GRADIENTS: list[tuple[str, Any, str]] = [
     ("grad", torch.ones(2, 6, 9), "got (2, 6, 9)"),
     ("grad", torch.ones(2, 6, 10).half(), "float32, got float16"),
@@ -103,7 +103,7 @@ def test_wrong_gradients_are_refused_by_name(argument: str, given: Any, got: str
         torch.ops.gdn_cuda.hyena_short_backward(**x | {"gated_bias": False} | {argument: given})
 
 
-def test_more_tokens_than_kernels_count() -> None:
+def test_too_many_tokens_are_refused() -> None:
     x = torch.empty(1, 1, 1, device="meta").expand(1, 1, 2**31)
     with pytest.raises(ValueError, match="hyena_short: x1: expected at most 2147479552 tokens, got 2147483648"):
         hyena_short(x, x, x, torch.empty(1, 1, 3, device="meta"))

@@ -1,4 +1,4 @@
-"""causal_conv1d on CPU tensors against the definition, token by token: values, states, gradients, pools."""
+"""causal_conv1d on CPU tensors against its definition, token by token: values, states, gradients, pools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import causal_cases
 import conv_oracle as oracle
 import pytest
 import torch
-from causal_cases import LAYOUTS, WAYS, Inputs, for_oracle, inputs, leaves
+from causal_cases import CASES, LAYOUTS, Inputs, for_oracle, inputs, leaves
 from helpers import rel_rms
 from torch import Tensor
 
@@ -20,7 +20,7 @@ BOUND = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.
 
 
 def check(x: Inputs) -> None:
-    """Results and gradients; states only where they may be asked for."""
+    """Compares results and gradients; states only if the call can return them."""
     given = leaves(x)
     ours = {name: y.detach().requires_grad_() for name, y in given.items()}
     exact = {name: y.detach().double().requires_grad_() for name, y in given.items()}
@@ -29,20 +29,20 @@ def check(x: Inputs) -> None:
     assert found[0].dtype == x["x"].dtype and found[1].dtype == torch.promote_types(x["x"].dtype, torch.float32)
     rng = torch.Generator().manual_seed(1)
     grads = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(y.dtype) for y in found]
-    of_ours = torch.autograd.grad(found, list(ours.values()), grads)
+    gradients = torch.autograd.grad(found, list(ours.values()), grads)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
     wanted = torch.autograd.grad(
         [y for y, _ in pairs], list(exact.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
     )
-    for mine, theirs in zip((*found, *of_ours), (*expected, *wanted), strict=True):
+    for mine, theirs in zip((*found, *gradients), (*expected, *wanted), strict=True):
         assert mine.shape == theirs.shape and rel_rms(mine, theirs) < BOUND[mine.dtype]
 
 
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("W", [1, 2, 4, 9])
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way(way: str, W: int, dtype: torch.dtype, seed: int) -> None:
-    check(inputs(1, 3, 200, W, seed, dtype=dtype, **WAYS[way]))
+@pytest.mark.parametrize("case", CASES)
+def test_every_case(case: str, W: int, dtype: torch.dtype, seed: int) -> None:
+    check(inputs(1, 3, 200, W, seed, dtype=dtype, **CASES[case]))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -62,11 +62,11 @@ def test_weights_of_another_dtype(seed: int) -> None:
     check(x)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_are_those_of_autograd(way: str, seed: int) -> None:
-    """The forward is plain torch too."""
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_autograd(case: str, seed: int) -> None:
+    """The reference's forward is plain torch, which autograd differentiates."""
     x = inputs(
-        1, 2, 40, 4, seed, dtype=torch.float64, **{**WAYS[way], "packed": [0, 2, 30, 40]} if "packed" in way else WAYS[way]
+        1, 2, 40, 4, seed, dtype=torch.float64, **{**CASES[case], "packed": [0, 2, 30, 40]} if "packed" in case else CASES[case]
     )
     given = {name: y.requires_grad_() for name, y in leaves(x).items()}
     found = causal_conv1d(**x | given)
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_autograd(way: str, seed: int) -> None:
 
 
 def pool_case(seed: int, width: int, **form: Any) -> tuple[Inputs, Inputs]:
-    """Inputs, and those of a pool with an untouched slot and a sequence that is skipped."""
+    """Inputs with a pool, in which one slot is untouched and one sequence is skipped."""
     x = inputs(1, 3, 30, 4, seed, packed=[0, 1, 3, 3, 13, 28], activation="silu", **form)
     pool = torch.randn(7, 3, width, generator=torch.Generator().manual_seed(seed))
     state_indices, has_initial = torch.tensor([4, 0, 6, -1, 2]), torch.tensor([True, True, False, True, False])
@@ -104,7 +104,7 @@ def test_pools(width: int, layout: str, seed: int) -> None:
     assert not out[..., 3:13].any() and bool(out[..., 13:28].any()) and not out[..., 28:].any()
 
 
-def test_prompts_that_follow_each_other(seed: int) -> None:
+def test_consecutive_prompts_equal_one_prompt(seed: int) -> None:
     """Prompts of 2, 0, 1 and 5 tokens into one slot are one prompt of 8."""
     x = inputs(1, 3, 8, 5, seed, bias=True, activation="silu")
     whole, states = causal_conv1d(**x, return_final_states=True)
@@ -127,15 +127,15 @@ def test_pools_have_no_gradients(seed: int) -> None:
         out.sum().backward()
 
 
-def test_nothing_comes_from_other_sequences(seed: int) -> None:
-    for way in ("packed, states", "seq_idx"):
-        x = inputs(1, 2, 200, 4, seed, **WAYS[way])
+def test_sequences_do_not_affect_each_other(seed: int) -> None:
+    for case in ("packed, states", "seq_idx"):
+        x = inputs(1, 2, 200, 4, seed, **CASES[case])
         clean = causal_conv1d(**x)
         spoilt = x["x"].clone()
         first, last = (8, 128) if "cu_seqlens" in x else (9, 69)
         spoilt[..., :first] = torch.nan
         spoilt[..., last:] = torch.inf
-        assert torch.equal(causal_conv1d(**x | {"x": spoilt})[..., first:last], clean[..., first:last]), way
+        assert torch.equal(causal_conv1d(**x | {"x": spoilt})[..., first:last], clean[..., first:last]), case
 
 
 def test_cases(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The oracle of the convolution's step against torch's conv1d, and against the other ways to keep a state."""
+"""The oracle of causal_conv1d_update against torch's conv1d, in every window of the state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from step_conv_oracle import draws, numbers, update
+from step_conv_oracle import as_array, draws, update
 
 
 def whole(inputs: torch.Tensor, x: dict) -> torch.Tensor:
@@ -18,7 +18,7 @@ def whole(inputs: torch.Tensor, x: dict) -> torch.Tensor:
 
 @pytest.mark.parametrize("window", ["last", "longer", "circular", "verify"])
 @pytest.mark.parametrize("W", [1, 2, 4, 9])
-def test_tokens_after_tokens_are_torchs_convolution(W: int, window: str, seed: int) -> None:
+def test_several_calls_equal_torchs_convolution(W: int, window: str, seed: int) -> None:
     x = draws(seed, W=W, tokens=17)
     inputs = x.pop("x").double()
     columns = {"last": W - 1, "longer": W + 2, "circular": max(W - 1, 1), "verify": W + 3}[window]
@@ -34,8 +34,8 @@ def test_tokens_after_tokens_are_torchs_convolution(W: int, window: str, seed: i
 
 
 @pytest.mark.parametrize("W", [2, 4, 7])
-def test_verify_continues_behind_what_was_accepted(W: int, seed: int) -> None:
-    """Four tokens a call, of which some are kept: as if the others had never been."""
+def test_verify_continues_after_the_accepted_tokens(W: int, seed: int) -> None:
+    """Of four tokens a call some are accepted; the rejected ones have no effect."""
     x = draws(seed, W=W, tokens=40, batch=1)
     drafts = x.pop("x").double()
     state = torch.zeros(1, 20, W - 2 + 4, dtype=torch.float64)
@@ -50,9 +50,9 @@ def test_verify_continues_behind_what_was_accepted(W: int, seed: int) -> None:
         kept.append(tokens[..., :keep])
 
 
-def test_the_last_inputs_are_kept(seed: int) -> None:
-    """Of states as wide as needed and wider, for more tokens than they hold and for fewer."""
+def test_states_hold_the_last_inputs(seed: int) -> None:
+    """States of W − 1 columns and more, for more tokens than columns and for fewer."""
     for columns, tokens in ((3, 1), (3, 7), (6, 1), (6, 2), (6, 5), (6, 9)):
         x = draws(seed, columns=columns, tokens=tokens)
-        every = np.concatenate([numbers(x["conv_state"]), numbers(x["x"])], 2)
+        every = np.concatenate([as_array(x["conv_state"]), as_array(x["x"])], 2)
         assert np.array_equal(update(x)[1], every[..., -columns:])

@@ -1,4 +1,4 @@
-"""The references of Hyena's operators against their definitions in fp64: values, states handed over, gradients."""
+"""The references of Hyena's operators against their definitions in fp64: values, states between calls, gradients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_long_filters(S: int, L: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-3, -1.0, -50.0, -1000.0, -torch.inf])
-def test_one_pole_at_the_ends_of_its_range(log_pole: float, seed: int) -> None:
+def test_one_pole_at_the_limits_of_its_range(log_pole: float, seed: int) -> None:
     x = gated_inputs(1, 2, 500, seed)
     parameters = (torch.ones(2, 1, dtype=v64), torch.full((2, 1), log_pole, dtype=v64), torch.zeros(2, dtype=v64))
     agrees(reference.long(*x, *parameters, None), oracle.long(*x, *parameters), v64)
@@ -80,7 +80,7 @@ def test_filters(L: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_arithmetic_is_better_than_the_results_dtype(dtype: torch.dtype, seed: int) -> None:
+def test_arithmetic_is_more_precise_than_the_results_dtype(dtype: torch.dtype, seed: int) -> None:
     x = gated_inputs(2, D, 300, seed, dtype)
     for weight_dtype in {dtype, torch.float32}:
         weight, bias = fir_parameters(4, D, 128, seed, weight_dtype)
@@ -93,7 +93,7 @@ def test_arithmetic_is_better_than_the_results_dtype(dtype: torch.dtype, seed: i
 
 
 def test_a_slow_pole_does_not_drift(seed: int) -> None:
-    """e^−1e−6 in fp32 is off by 6e−8 a token, which 30,000 tokens make 2e−3."""
+    """e^−1e−6 in fp32 has an error of 6e−8 a token, which grows to 2e−3 in 30,000 tokens."""
     L = 30_000
     x1, x2, v = gated_inputs(1, 1, L, seed, torch.float32)
     x1, v = x1.abs(), v.abs()
@@ -102,9 +102,9 @@ def test_a_slow_pole_does_not_drift(seed: int) -> None:
 
 
 @pytest.mark.parametrize("K", [1, 3, 7, 128])
-@pytest.mark.parametrize("cut", [0, 1, 5, 100])
-def test_states_are_handed_over(K: int, cut: int, seed: int) -> None:
-    """n tokens, then m, then single steps are all tokens at once. Prompts shorter than K − 1 keep zeros in front."""
+@pytest.mark.parametrize("split", [0, 1, 5, 100])
+def test_calls_in_parts_equal_one_call(K: int, split: int, seed: int) -> None:
+    """n tokens, then m, then single steps equal all tokens at once. States of prompts shorter than K − 1 begin with zeros."""
     L, singles = 150, 4
     x = gated_inputs(2, D, L, seed)
     weight, bias = fir_parameters(4, D, K, seed)
@@ -125,7 +125,7 @@ def test_states_are_handed_over(K: int, cut: int, seed: int) -> None:
     ):
         expected, last = run(*x, None)
         parts, state = [], None
-        for start, end in ((0, cut), (cut, L - singles)):
+        for start, end in ((0, split), (split, L - singles)):
             y, state = run(*(part[..., start:end] for part in x), state)
             parts.append(y)
         for t in range(L - singles, L):
@@ -170,7 +170,7 @@ def test_gradients(seed: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_nothing_of_later_tokens_comes_earlier(bad: float, seed: int) -> None:
+def test_later_tokens_do_not_affect_earlier_ones(bad: float, seed: int) -> None:
     x = gated_inputs(1, 4, 200, seed)
     weight, bias = fir_parameters(2, 4, 128, seed)
     modal = modal_parameters(2, 4, 3, seed)

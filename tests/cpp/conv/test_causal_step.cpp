@@ -1,4 +1,4 @@
-// Which kernel and configuration causal_conv1d_update has: only what is registered, for problems that it can do.
+// Which kernel and configuration causal_conv1d_update uses: a registered one that can run the problem.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What the kernels of Hyena's operators are configured with, and how they cut sequences.
+// Configurations of the kernels of Hyena's operators, and how they split sequences.
 #include <gtest/gtest.h>
 
 #include "families/conv/hyena_long.hpp"
@@ -12,23 +12,23 @@
 namespace gdn_cuda::conv {
 namespace {
 
-TEST(HyenaCut, SharesAreWholeUnitsAndCoverEveryToken) {
+TEST(HyenaSplit, SegmentsAreWholeUnitsAndCoverEveryToken) {
     for (const i64 rows : {i64{1}, i64{7}, i64{4096}, i64{1} << 40})
         for (const i64 tokens : {0, 1, 255, 256, 257, 65536, 1 << 30}) {
-            const HyenaCut cut = hyena_cut(rows, tokens, 256, 512, 16896);
-            EXPECT_GE(cut.segments, 1);
-            EXPECT_EQ(cut.segment_tokens % 256, 0);
-            EXPECT_GE(cut.segment_tokens, 512);
-            EXPECT_GE(i64{cut.segments} * cut.segment_tokens, tokens);
-            EXPECT_LT((cut.segments - i64{1}) * cut.segment_tokens, std::max<i64>(1, tokens));
-            const HyenaCut waves = hyena_cut_by_waves(rows, tokens, 8, 64, 2112, 4, 7);
+            const HyenaSplit split = hyena_split(rows, tokens, 256, 512, 16896);
+            EXPECT_GE(split.segments, 1);
+            EXPECT_EQ(split.segment_tokens % 256, 0);
+            EXPECT_GE(split.segment_tokens, 512);
+            EXPECT_GE(i64{split.segments} * split.segment_tokens, tokens);
+            EXPECT_LT((split.segments - i64{1}) * split.segment_tokens, std::max<i64>(1, tokens));
+            const HyenaSplit waves = hyena_split_by_waves(rows, tokens, 8, 64, 2112, 4, 7);
             EXPECT_EQ(waves.segment_tokens % 8, 0);
             EXPECT_GE(waves.segment_tokens, 64);
             EXPECT_GE(i64{waves.segments} * waves.segment_tokens, tokens);
             EXPECT_LT((waves.segments - i64{1}) * waves.segment_tokens, std::max<i64>(1, tokens));
         }
-    EXPECT_EQ(hyena_cut(i64{1} << 40, 65536, 256, 512, 16896).segments, 1);
-    EXPECT_GT(hyena_cut(1, 65536, 256, 512, 16896).segments, 100);
+    EXPECT_EQ(hyena_split(i64{1} << 40, 65536, 256, 512, 16896).segments, 1);
+    EXPECT_GT(hyena_split(1, 65536, 256, 512, 16896).segments, 100);
 }
 
 TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
@@ -42,20 +42,20 @@ TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
         }
 }
 
-TEST(HyenaShortBackwardHeuristic, SharesAreWholeTilesOrStepsAndCoverEveryToken) {
+TEST(HyenaShortBackwardHeuristic, SegmentsAreWholeTilesOrStepsAndCoverEveryToken) {
     const jit::DeviceTraits device;
     for (const i64 taps : {1, 7, 8, 9, 32})
         for (const i64 channels : {1, 33, 4096})
             for (const i64 tokens : {0, 1, 224, 65536, 1 << 30}) {
                 const HyenaShortProblem problem{DType::bf16, taps};
                 const HyenaShortConfig config = hyena_short_config(problem);
-                const HyenaCut rows = HyenaShortBackward::cut(problem, 2, channels, tokens, device);
-                const HyenaCut columns = HyenaShortColumnsBackward::cut(problem, 2, channels, tokens, device);
+                const HyenaSplit rows = HyenaShortBackward::split(problem, 2, channels, tokens, device);
+                const HyenaSplit columns = HyenaShortColumnsBackward::split(problem, 2, channels, tokens, device);
                 EXPECT_EQ(rows.segment_tokens % HyenaShortBackwardTile{config.taps}.step(), 0);
                 EXPECT_EQ(columns.segment_tokens % HyenaShortBackwardColumns{hyena_short_columns_config(problem)}.step(), 0);
-                for (const HyenaCut& cut : {rows, columns}) {
-                    EXPECT_GE(i64{cut.segments} * cut.segment_tokens, tokens);
-                    EXPECT_LT((cut.segments - i64{1}) * cut.segment_tokens, std::max<i64>(1, tokens));
+                for (const HyenaSplit& split : {rows, columns}) {
+                    EXPECT_GE(i64{split.segments} * split.segment_tokens, tokens);
+                    EXPECT_LT((split.segments - i64{1}) * split.segment_tokens, std::max<i64>(1, tokens));
                 }
             }
 }
@@ -119,12 +119,12 @@ TEST(HyenaLongBackwardHeuristic, ChoosesWhatIsRegisteredAndFitsTheGpu) {
                 }
 }
 
-TEST(HyenaLongHeuristic, CutsOnlyWhereChannelsAreFew) {
+TEST(HyenaLongHeuristic, SplitsOnlyIfChannelsAreFew) {
     const jit::DeviceTraits device;
-    EXPECT_EQ(hyena_long_cut(4096, 1 << 20, device).segments, 1);
-    EXPECT_GT(hyena_long_cut(64, 1 << 20, device).segments, 16);
-    EXPECT_EQ(hyena_long_cut(1, 2048, device).segments, 1);
-    EXPECT_EQ(hyena_long_cut(1, 0, device).segments, 1);
+    EXPECT_EQ(hyena_long_split(4096, 1 << 20, device).segments, 1);
+    EXPECT_GT(hyena_long_split(64, 1 << 20, device).segments, 16);
+    EXPECT_EQ(hyena_long_split(1, 2048, device).segments, 1);
+    EXPECT_EQ(hyena_long_split(1, 0, device).segments, 1);
 }
 
 }  // namespace

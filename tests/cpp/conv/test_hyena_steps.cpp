@@ -1,4 +1,4 @@
-// What the kernels of Hyena's steps and filters are configured with.
+// Configurations of the kernels of Hyena's steps and filters.
 #include <gtest/gtest.h>
 
 #include "families/conv/hyena_filter.hpp"
@@ -57,7 +57,7 @@ TEST(HyenaFirStepHeuristic, StagedConfigurationsHoldTheirRows) {
             EXPECT_EQ(config->io, io);
             EXPECT_GE(config->most_taps(), taps);
             EXPECT_LE(config->certain * config->lanes, taps - 1) << "an element that some row lacks";
-            EXPECT_EQ(config->rows % HyenaStateUnit::kNumbers, 0) << "a warp's run may start within a unit";
+            EXPECT_EQ(config->rows % HyenaStateUnit::kValues, 0) << "a warp's run may start within a unit";
         }
     }
 }
@@ -69,12 +69,12 @@ TEST(HyenaFirStepHeuristic, StagedBlocksCoverTheBatchInOneWave) {
         const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
         const HyenaFirStagedConfig& config = *HyenaFirStaged::config_for(random.one_of({3, 7, 30, 128}), DType::bf16);
         const i64 blocks = hyena_step_wave(args, config.block_rows(), config.blocks(), device)[0];
-        const i64 of_channels = ceil_div(args.channels, config.block_rows());
-        ASSERT_EQ(blocks % of_channels, 0);
-        const i64 turns = blocks / of_channels;
-        ASSERT_GE(turns * args.block_sequences, args.sequences);
-        ASSERT_LT((turns - 1) * args.block_sequences, args.sequences) << "a block has no sequence";
-        if (turns == 1) continue;
+        const i64 channel_blocks = ceil_div(args.channels, config.block_rows());
+        ASSERT_EQ(blocks % channel_blocks, 0);
+        const i64 groups_of_sequences = blocks / channel_blocks;
+        ASSERT_GE(groups_of_sequences * args.block_sequences, args.sequences);
+        ASSERT_LT((groups_of_sequences - 1) * args.block_sequences, args.sequences) << "a block has no sequence";
+        if (groups_of_sequences == 1) continue;
         ASSERT_LE(blocks, i64{device.multiprocessors} * config.blocks()) << "more than one wave";
     }
 }

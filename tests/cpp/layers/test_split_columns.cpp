@@ -1,4 +1,4 @@
-// How kernels in which channels are neighbours are configured and cut: layers/split_columns, conv/causal_conv_channels_last.
+// Configurations and segments of the channels-last kernels layers/split_columns and conv/causal_conv_channels_last.
 #include <gtest/gtest.h>
 
 #include "families/layers/split_columns.hpp"
@@ -19,7 +19,7 @@ TEST(SplitColumnsHeuristic, AHeadIsLanesOfAWarp) {
     }
 }
 
-TEST(CausalColumnsHeuristic, BlocksCoverAllTokensAndChannels) {
+TEST(ChannelsLastHeuristic, BlocksCoverAllTokensAndChannels) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         conv::CausalArgs conv;
@@ -34,11 +34,7 @@ TEST(CausalColumnsHeuristic, BlocksCoverAllTokensAndChannels) {
     }
 }
 
-TEST(CausalColumnsHeuristic, ManyTokensTakeLongSegments) {
-    const conv::CausalArgs many{.batches = 8, .channels = 8192, .tokens = 32768},
-        few{.batches = 1, .channels = 128, .tokens = 500};
-    EXPECT_EQ(conv::column_segment(many, 128, device_of(132)), conv::kLongestSegment);
-    EXPECT_EQ(conv::column_segment(few, 128, device_of(132)), conv::kShortestSegment);
+// Configurations and segments of the channels-last kernels layers/split_columns and conv/causal_conv_channels_last.
 }
 
 }  // namespace

@@ -1,19 +1,18 @@
-// conv/causal_conv: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, where tokens are neighbours
-// in memory.
+// conv/causal_conv: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, tokens contiguous in
+// memory.
 //
-// A warp has 128 vectors of 16 bytes of a row, four for each lane, which are all loaded before the first is used. The inputs
-// before a lane's vector are the end of the vector of the lane before it, by a shuffle; the last lane passes on the one before,
-// so that lane 0 gets the end of the 32 vectors before these. A row is computed as if it were one sequence without a state;
-// then the few tokens that see less than all of those before them, or a state, are computed again from memory, behind each
-// sequence's beginning by a lane each. With seq_idx the block's warps, which have the same tokens of neighbouring channels,
-// look up together which steps of 32 vectors are of one sequence; others are computed again whole, with bits for what a token
-// does not see.
+// A warp has 128 16-byte vectors of a row, four per lane, and loads all of them before it uses the first. The inputs before
+// a lane's vector are the end of the previous lane's vector, by a shuffle; lane 31 passes on its vector of the step before,
+// so that lane 0 gets it. A row is computed as if it were one sequence without a state. Then the few tokens that see a state
+// or fewer than W - 1 tokens are recomputed: with packed sequences, one lane per token recomputes the beginning of each
+// sequence; with seq_idx, the block's warps, which have the same tokens of adjacent channels, find the mixed steps of 32
+// vectors together and recompute those whole, with masks.
 //
-// Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 20, or
-// 24 with packed sequences. 32 KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
+// Bound: memory, 4 bytes an element in bf16. At that rate an SM has 27 instructions for an element, of which this takes 20,
+// or 24 with packed sequences. An SM needs 32 KB in flight: 64 bytes a thread, 16 warps or more.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -21,10 +20,10 @@ template <CausalConvConfig kConfig>
 struct CausalRows {
     using T = Storage<kConfig.io>;
     static constexpr int kTaps = kConfig.taps, kBefore = kTaps - 1, kVector = kConfig.vector(), kVectors = kConfig.vectors();
-    static constexpr int kStep = 32 * kVector;  // tokens of a vector of each lane
+    static constexpr int kStep = 32 * kVector;  // tokens of 32 vectors
     using Items = Vector<T, kVector, true>;
     using Window = float[kBefore + kVector];
-    using Found = CausalStepsFound<kVectors, kStep, kBefore, false>;  // with seq_idx
+    using StepMasks = CausalStepMasks<kVectors, kStep, kBefore, false>;  // with seq_idx
 
     const CausalArgs& args;
     int batch, channel, lane;
@@ -34,16 +33,16 @@ struct CausalRows {
     float weight[kTaps], bias;
     Items in[kVectors], before;
 
-    // Each by a lane, for all of them.
+    // Each lane loads one tap or the bias, for all lanes.
     __device__ __forceinline__ void load_weights() {
         static_assert(kTaps < 32);
         const int tap = lane - (kTaps - args.taps);
-        const bool of_bias = lane == kTaps;
-        const Tagged from = of_bias ? args.bias : args.weight;
+        const bool is_bias = lane == kTaps;
+        const Tagged from = is_bias ? args.bias : args.weight;
         float own = 0.f;
         if (from.data != nullptr && tap >= 0 && lane <= kTaps)
             own = load_number(from,
-                              of_bias ? channel * args.bias_channel : channel * args.weight_channel + tap * args.weight_tap);
+                              is_bias ? channel * args.bias_channel : channel * args.weight_channel + tap * args.weight_tap);
 #pragma unroll
         for (int k = 0; k < kTaps; ++k) weight[k] = __shfl_sync(kAllLanes, own, k);
         bias = __shfl_sync(kAllLanes, own, kTaps);
@@ -63,28 +62,28 @@ struct CausalRows {
 
     // ---- With packed sequences, or states
 
-    // Tokens of a tile that see less than all of those before them, or a state, or are of no sequence.
-    __device__ __forceinline__ void mend_runs(int token, int end, CausalOffsets& near) const {
+    // Recomputes the tokens of a tile that see a state or fewer than W - 1 tokens, and fills those in no sequence.
+    __device__ __forceinline__ void recompute_runs(int token, int end, CausalOffsets& near) const {
         const CausalRuns<kConfig.sequences> runs{sequences, lane};
-        __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
+        __syncwarp();  // keeps these element stores after the vector stores to the same addresses
 #pragma unroll 1
         while (token < end) {
             const CausalRun run = runs.at(token, near);
-            const int behind = min(run.end, end);
+            const int run_end = min(run.end, end);
             if (!run.exists()) {
                 const T none = from_float<T>(run.place == Place::poison ? quiet_nan() : 0.f);
 #pragma unroll 1
-                for (int i = token + lane; i < behind; i += 32) out[i] = none;
+                for (int i = token + lane; i < run_end; i += 32) out[i] = none;
             } else if (run.first + kBefore > token && (run.first > 0 || sequences.has_states())) {
-                mend_first(run, runs.state(run), token, behind);
+                recompute_first(run, runs.state(run), token, run_end);
             }
             token = run.end;
         }
     }
-    // The first tokens of a run, of those from `begin` on. The first lanes have the inputs in front of the run, and the next
-    // ones an input and the output of a token.
-    __device__ __forceinline__ void mend_first(const CausalRun& run, const CausalSequences::State& state, int begin,
-                                               int end) const {
+    // Recomputes the first tokens of a run, of those in [begin, end). The first kBefore lanes hold the inputs before the
+    // run, the next kBefore lanes an input and its token's output.
+    __device__ __forceinline__ void recompute_first(const CausalRun& run, const CausalSequences::State& state, int begin,
+                                                    int end) const {
         static_assert(2 * kBefore <= 32);
         const int token = run.first - kBefore + lane;
         const bool has_output = lane >= kBefore && lane < 2 * kBefore && token < end;
@@ -101,8 +100,8 @@ struct CausalRows {
 
     // ---- With seq_idx
 
-    // Tokens that do not all see all of those before them.
-    __device__ __forceinline__ Items outputs_apart(const Window& seen, const HiddenFromLane<kVector, kBefore>& hidden) const {
+    // Outputs of tokens that do not see all W - 1 tokens before them.
+    __device__ __forceinline__ Items masked_outputs(const Window& seen, const HiddenFromLane<kVector, kBefore>& hidden) const {
         Items y;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -114,12 +113,12 @@ struct CausalRows {
         }
         return y;
     }
-    // Of steps that are not of one sequence, from memory once more, with a state in front of the row.
-    __device__ __forceinline__ void mend_steps(int begin, const Found& found) const {
+    // Recomputes mixed steps from memory, with the state before the row.
+    __device__ __forceinline__ void recompute_mixed_steps(int begin, const StepMasks& masks) const {
         const Place place = sequences.place_of_sequence(batch);
 #pragma unroll 1
         for (int i = 0; i < kVectors && begin + i * kStep < args.tokens; ++i) {
-            if (found.together[i]) continue;
+            if (masks.uniform[i]) continue;
             const int first = begin + i * kStep + lane * kVector;
             Items own, earlier, y;
             own.clear();
@@ -134,14 +133,14 @@ struct CausalRows {
                 for (int k = 0; k < kBefore; ++k) seen[k] = state.at(channel, kBefore - k);
             }
             if (place == Place::run)
-                y = outputs_apart(seen, found.template of_lane<kVector>(i, lane));
+                y = masked_outputs(seen, masks.template for_lane<kVector>(i, lane));
             else
                 y.fill(place == Place::poison ? quiet_nan() : 0.f);
             if (first < args.tokens) y.store_global(out + first);
         }
     }
 
-    // ---- A tile, which begins at `begin`
+    // ---- A tile, from token `begin` on
 
     __device__ __forceinline__ void load(int begin) {
         const int first = begin + lane * kVector;
@@ -168,7 +167,7 @@ struct CausalRows {
             if (first + i * kStep < args.tokens) y.store_global(out + first + i * kStep);
         }
         if constexpr (kConfig.sequences && !kConfig.indices)
-            mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), near);
+            recompute_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), near);
     }
 };
 
@@ -184,14 +183,14 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks())
     const int begin = place.tile * kConfig.warp_tokens();
     if (exists) rows.load(begin);
     if constexpr (kConfig.indices) {
-        __shared__ typename Rows::Found found;
+        __shared__ typename Rows::StepMasks masks;
         const int tokens = min(kConfig.warp_tokens(), args.tokens - begin);
-        const bool all_apart = rows.sequences.place_of_sequence(place.batch) != Place::run;
-        found.look_up(rows.sequences, begin, static_cast<int>(ceil_div(tokens, Rows::kStep)),
-                      [&](int step) { return all_apart || (step == 0 && rows.sequences.has_states()); });
+        const bool all_mixed = rows.sequences.place_of_sequence(place.batch) != Place::run;
+        masks.look_up(rows.sequences, begin, static_cast<int>(ceil_div(tokens, Rows::kStep)),
+                      [&](int step) { return all_mixed || (step == 0 && rows.sequences.has_states()); });
         if (exists) rows.run(begin);
         __syncthreads();
-        if (exists) rows.mend_steps(begin, found);
+        if (exists) rows.recompute_mixed_steps(begin, masks);
     } else {
         rows.run(begin);
     }

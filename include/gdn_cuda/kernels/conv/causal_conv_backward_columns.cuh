@@ -1,25 +1,24 @@
-// conv/causal_conv_backward_columns: gradients of a causal convolution of few taps where channels are neighbours in memory.
-// With z before the activation,
+// conv/causal_conv_backward_columns: gradients of a causal convolution of few taps, channels contiguous in memory. With z
+// before the activation,
 //
 //     dz[t] = grad[t] act'(z[t])
 //     dx[j] = sum over k of weight[k] dz[j + W - 1 - k]
 //     dweight[k] = sum over t of dz[t] x[t - (W - 1) + k]
 //
-// A lane has neighbouring channels and walks over a segment of tokens with the last W - 1 inputs in registers, as
-// conv/causal_conv_channels_last does, and the sums of dx for the last W - 1 tokens, which are complete W - 1 tokens later: a
-// walk goes on so far behind its segment. Rows of inputs and gradients are in flight ahead. Tokens are the same for all lanes,
-// so a walk ends where a sequence does; with seq_idx it goes on, and has bits for what a token does not see in the few steps
-// where tokens are of several sequences, which it finds in advance. Sums for weights stay in registers until the end of the
-// segment; then the block's warps, which have segments that follow each other, add theirs up through shared memory: no atomics,
-// and the same bits in every run.
+// A lane owns contiguous channels and iterates over a segment of tokens, with the last W - 1 inputs in registers as in
+// conv/causal_conv_channels_last, and the partial dx of the last W - 1 tokens. A dx is complete W - 1 tokens later, so a
+// pass continues that far past its segment. Rows of inputs and gradients are prefetched. All lanes are at the same token, so
+// a pass ends where a sequence ends; with seq_idx it continues, with masks for the few mixed steps, which are found first.
+// Weight sums stay in registers until the end of the segment; then the block's warps, which have consecutive segments, add
+// theirs up through shared memory: no atomics, and the same bits in every run.
 //
 // Shared memory: weights and bias, which the block loads once, and the warps' sums.
 //
-// Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 28.
+// Bound: memory, 6 bytes an element in bf16. At that rate an SM has 41 instructions for an element, of which this takes 28.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -27,7 +26,7 @@ template <CausalConvConfig kConfig>
 struct CausalColumnsBackwardShared {
     float weight[kConfig.taps][kConfig.channels_backward()];
     float bias[kConfig.channels_backward()];
-    float sums[kConfig.threads() / 32][kConfig.taps + 1][kConfig.channels_backward()];  // of weights, and of bias
+    float sums[kConfig.threads() / 32][kConfig.taps + 1][kConfig.channels_backward()];  // for weights, then for bias
 };
 
 template <CausalConvConfig kConfig>
@@ -35,42 +34,42 @@ struct CausalColumnsBackward {
     using T = Storage<kConfig.io>;
     static constexpr int kTaps = kConfig.taps, kBefore = kTaps - 1, kVector = kConfig.lane_channels_backward();
     static constexpr int kRows = kConfig.rows_backward();
-    // With seq_idx a walk has steps of kRows tokens, and those whose tokens are not of one sequence have bits.
+    // With seq_idx a pass has steps of kRows tokens; mixed ones have masks.
     static constexpr int kMostSteps = (kConfig.longest_segment() + kBefore - 1) / kRows + 1;
-    using Apart = unsigned long long;
+    using MixedSteps = unsigned long long;
     static_assert(kMostSteps <= 64);
     using Items = Vector<T, kVector, true>;
 
     const CausalBackwardArgs& args;
     CausalColumnsBackwardShared<kConfig>& shared;
-    int batch, channel, lane;  // channel: the first of the vector
+    int batch, channel, lane;  // the lane's first channel
     const CausalArgs& forward = args.forward;
     CausalRuns<kConfig.sequences, kConfig.sequences && !kConfig.indices> runs{{forward.sequences, batch}, lane};
     const T* x = static_cast<const T*>(forward.x.data) + batch * forward.x.batch + channel;
     const T* grad = static_cast<const T*>(args.grad.data) + batch * args.grad.batch + channel;
     T* out = static_cast<T*>(forward.out.data) + batch * forward.out.batch + channel;
     float weight[kTaps][kVector], bias[kVector];
-    float of_weight[kTaps][kVector], of_bias[kVector];
+    float dweight[kTaps][kVector], dbias[kVector];
     float before[kBefore][kVector];  // the last inputs, oldest first
-    float dx[kBefore][kVector];      // sums for these tokens
+    float dx[kBefore][kVector];      // partial dx of these tokens
     Items in[kRows], grads[kRows];
-    const T *next, *next_grad;  // the rows to load next
+    const T *next, *next_grad;  // the rows to prefetch next
 
     __device__ __forceinline__ bool exists(int tap) const { return kConfig.exists(tap, forward.taps); }
-    __device__ __forceinline__ void take_weights() {
+    __device__ __forceinline__ void load_weights() {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
             bias[e] = shared.bias[lane * kVector + e];
-            of_bias[e] = 0.f;
+            dbias[e] = 0.f;
 #pragma unroll
             for (int k = 0; k < kTaps; ++k) {
                 weight[k][e] = shared.weight[k][lane * kVector + e];
-                of_weight[k][e] = 0.f;
+                dweight[k][e] = 0.f;
             }
         }
     }
-    // The rows behind those in flight; there are none from `end` on.
-    __device__ __forceinline__ void load_ahead(int slot, int token, int end) {
+    // Loads the next rows; there are none from `end` on.
+    __device__ __forceinline__ void prefetch(int slot, int token, int end) {
         if (token < end) {
             in[slot].load(next);
             grads[slot].load(next_grad);
@@ -82,17 +81,17 @@ struct CausalColumnsBackward {
         next = x + token * forward.x.token;
         next_grad = grad + token * args.grad.token;
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) load_ahead(i, token + i, end);
+        for (int i = 0; i < kRows; ++i) prefetch(i, token + i, end);
     }
 
-    // A token. `own`: it is of the segment, not behind it. Returns the gradient of the token W - 1 before. Bit m of `hidden`:
-    // the token does not see the one m before; bit 0: it is of no sequence.
+    // Processes a token and returns the complete dx of the token W - 1 before. `own`: the token is in the segment, not after
+    // it. Bit m of `hidden`: it does not see the token m before; bit 0: it belongs to no sequence.
     template <bool kSilu>
     __device__ __forceinline__ Items row(const Items& x_now, const Items& g, bool own, unsigned hidden) {
         float d[kVector], now[kVector];
         to_floats(d, g);
         to_floats(now, x_now);
-        const auto seen = [&](float of, int k) { return hidden >> (kBefore - k) & 1 ? 0.f : of; };
+        const auto seen = [&](float value, int k) { return hidden >> (kBefore - k) & 1 ? 0.f : value; };
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
             if constexpr (kSilu) {
@@ -107,10 +106,10 @@ struct CausalColumnsBackward {
         if (own) {
 #pragma unroll
             for (int e = 0; e < kVector; ++e) {
-                of_bias[e] += d[e];
+                dbias[e] += d[e];
 #pragma unroll
-                for (int k = 0; k < kBefore; ++k) of_weight[k][e] = fmaf(d[e], seen(before[k][e], k), of_weight[k][e]);
-                of_weight[kBefore][e] = fmaf(d[e], seen(now[e], kBefore), of_weight[kBefore][e]);
+                for (int k = 0; k < kBefore; ++k) dweight[k][e] = fmaf(d[e], seen(before[k][e], k), dweight[k][e]);
+                dweight[kBefore][e] = fmaf(d[e], seen(now[e], kBefore), dweight[kBefore][e]);
             }
         }
         Items complete;
@@ -127,59 +126,59 @@ struct CausalColumnsBackward {
         }
         return complete;
     }
-    // The steps of the walk over these tokens, by all lanes of a warp: each looks at two.
-    __device__ __forceinline__ Apart find_apart(int first, int last, HiddenBits* hidden) const {
+    // The mixed steps of a pass over these tokens. Each lane of the warp tests two steps.
+    __device__ __forceinline__ MixedSteps find_mixed(int first, int last, HiddenBits* hidden) const {
         const int end = min(last + kBefore, forward.tokens);
-        unsigned apart[2];
+        unsigned mixed[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int step = half * 32 + lane, from = first + step * kRows;
-            bool together = true;
+            bool uniform = true;
             if (from < end) {
                 const i64 index = runs.sequences.index_of(from - kBefore);
-                together = index >= 0;
+                uniform = index >= 0;
 #pragma unroll
                 for (int i = 1; i < kBefore + kRows; ++i)
-                    together &= runs.sequences.index_of(min(from - kBefore + i, end - 1)) == index;
-                if (!together)
+                    uniform &= runs.sequences.index_of(min(from - kBefore + i, end - 1)) == index;
+                if (!uniform)
 #pragma unroll 1
                     for (int i = 0; i < kRows; ++i)
                         hidden[step * kRows + i] = hidden_by_index<kBefore>(runs.sequences, from + i);
             }
-            apart[half] = __ballot_sync(kAllLanes, !together);
+            mixed[half] = __ballot_sync(kAllLanes, !uniform);
         }
         __syncwarp();
-        return apart[0] | Apart{apart[1]} << 32;
+        return mixed[0] | MixedSteps{mixed[1]} << 32;
     }
     // Tokens of a run. Its first rows are in flight.
     template <bool kSilu>
-    __device__ __forceinline__ void walk(int first, int last, const CausalRun& run, Apart apart = 0,
-                                         const HiddenBits* hidden = nullptr) {
-        const int end = min(last + kBefore, run.end);  // of the walk
+    __device__ __forceinline__ void process(int first, int last, const CausalRun& run, MixedSteps mixed = 0,
+                                            const HiddenBits* hidden = nullptr) {
+        const int end = min(last + kBefore, run.end);  // of the pass
         load_before(first, run);
         T* to = out + (first - kBefore) * forward.out.token;
-        const auto take = [&](int slot, int token, bool own, unsigned of_token) {
-            const Items complete = row<kSilu>(in[slot], grads[slot], own, of_token);
-            load_ahead(slot, token + kRows, end);
+        const auto step = [&](int slot, int token, bool own, unsigned hidden_bits) {
+            const Items complete = row<kSilu>(in[slot], grads[slot], own, hidden_bits);
+            prefetch(slot, token + kRows, end);
             if (token >= first + kBefore) complete.store(to);
             to += forward.out.token;
         };
         int token = first;
 #pragma unroll 1
-        for (; token < end; token += kRows, apart >>= 1, hidden += kRows) {
-            const bool is_apart = kConfig.indices && (apart & 1) != 0;
-            if (token + kRows <= last && !is_apart) {
+        for (; token < end; token += kRows, mixed >>= 1, hidden += kRows) {
+            const bool is_mixed = kConfig.indices && (mixed & 1) != 0;
+            if (token + kRows <= last && !is_mixed) {
 #pragma unroll
-                for (int i = 0; i < kRows; ++i) take(i, token + i, true, 0);
+                for (int i = 0; i < kRows; ++i) step(i, token + i, true, 0);
             } else {
 #pragma unroll
                 for (int i = 0; i < kRows; ++i)
-                    if (token + i < end) take(i, token + i, token + i < last, is_apart ? hidden[i] : 0);
+                    if (token + i < end) step(i, token + i, token + i < last, is_mixed ? hidden[i] : 0);
             }
         }
         if (end == run.end) store_last(first, last, run, to);
     }
-    // What the first token of a walk sees before it.
+    // Loads the inputs before the first token of a pass.
     __device__ __forceinline__ void load_before(int first, const CausalRun& run) {
         const CausalSequences::State state = runs.state(run);
 #pragma unroll
@@ -195,29 +194,28 @@ struct CausalColumnsBackward {
             }
         }
     }
-    // The gradients of the last W - 1 tokens of a run; the first of them is at `to`.
+    // Stores dx of the last W - 1 tokens of a run; the first goes to `to`.
     __device__ __forceinline__ void store_last(int first, int last, const CausalRun& run, T* to) const {
 #pragma unroll
         for (int i = 0; i < kBefore; ++i) {
             const int token = run.end - kBefore + i;
             Items complete;
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) complete.set(e, dx[i][e] + of_state(run, channel + e, i));
+            for (int e = 0; e < kVector; ++e) complete.set(e, dx[i][e] + final_state_gradient(run, channel + e, i));
             if (token >= first && token < last) complete.store(to);
             to += forward.out.token;
         }
     }
-    // The gradient of one of the last W - 1 tokens by the state behind its sequence.
-    __device__ __forceinline__ float of_state(const CausalRun& run, int of_channel, int of_last) const {
-        const CausalStates& states = args.grad_behind;
-        const int position = of_last - (kBefore - states.positions);
+    // The gradient of the final state with respect to the i-th of the last W - 1 tokens.
+    __device__ __forceinline__ float final_state_gradient(const CausalRun& run, int c, int i) const {
+        const CausalStates& states = args.grad_states;
+        const int position = i - (kBefore - states.positions);
         if (!kConfig.sequences || states.values.data == nullptr || position < 0) return 0.f;
-        if constexpr (kConfig.indices) {  // it is of the sequence of the last token
-            const i64 index = runs.sequences.index_of(run.end - kBefore + of_last);
+        if constexpr (kConfig.indices) {  // the final state holds tokens of the last token's sequence
+            const i64 index = runs.sequences.index_of(run.end - kBefore + i);
             if (index < 0 || index != runs.sequences.index_of(run.end - 1)) return 0.f;
         }
-        return load_number(states.values,
-                           run.sequence * states.slot + of_channel * states.channel + position * states.position);
+        return load_number(states.values, run.sequence * states.slot + c * states.channel + position * states.position);
     }
     __device__ __forceinline__ void fill(int token, int last) const {
         Items zeros;
@@ -226,20 +224,20 @@ struct CausalColumnsBackward {
         for (; token < last; ++token) zeros.store(out + token * forward.out.token);
     }
     template <bool kSilu>
-    __device__ __forceinline__ void walk_runs(int token, int last, bool exists, HiddenBits* hidden) {
+    __device__ __forceinline__ void process_runs(int token, int last, bool exists, HiddenBits* hidden) {
         if constexpr (!kConfig.sequences || kConfig.indices) {
-            const Apart apart = kConfig.indices ? find_apart(token, last, hidden) : 0;
-            if (exists && token < last) walk<kSilu>(token, last, runs.at(token), apart, hidden);
+            const MixedSteps mixed = kConfig.indices ? find_mixed(token, last, hidden) : 0;
+            if (exists && token < last) process<kSilu>(token, last, runs.at(token), mixed, hidden);
             return;
         }
-        bool loaded = true;  // the first rows
+        bool loaded = true;  // the first rows are in flight
 #pragma unroll 1
         while (token < last) {
             const CausalRun run = runs.at(token);
             const int end = min(run.end, last);
             if (exists && run.exists()) {
                 if (!loaded) load_first(token, min(end + kBefore, run.end));
-                walk<kSilu>(token, end, run);
+                process<kSilu>(token, end, run);
             } else if (exists) {
                 fill(token, end);
             }
@@ -247,12 +245,12 @@ struct CausalColumnsBackward {
             loaded = false;
         }
     }
-    __device__ __forceinline__ void give_sums(int warp) const {
+    __device__ __forceinline__ void store_sums(int warp) const {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
 #pragma unroll
-            for (int k = 0; k < kTaps; ++k) shared.sums[warp][k][lane * kVector + e] = of_weight[k][e];
-            shared.sums[warp][kTaps][lane * kVector + e] = of_bias[e];
+            for (int k = 0; k < kTaps; ++k) shared.sums[warp][k][lane * kVector + e] = dweight[k][e];
+            shared.sums[warp][kTaps][lane * kVector + e] = dbias[e];
         }
     }
 };
@@ -266,12 +264,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backw
     __shared__ HiddenBits hidden[kWarps][kConfig.indices ? Columns::kMostSteps * Columns::kRows : 1];
     const CausalArgs& forward = args.forward;
     const unsigned groups = (static_cast<unsigned>(forward.channels) + kChannels - 1) / kChannels;
-    const unsigned block = blockIdx.x, cut = block / groups % args.cuts;
-    const int batch = static_cast<int>(block / groups / args.cuts),
+    const unsigned block = blockIdx.x, split = block / groups % args.splits;
+    const int batch = static_cast<int>(block / groups / args.splits),
               first_channel = static_cast<int>(block % groups) * kChannels;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     const int channel = first_channel + lane * Columns::kVector;
-    const i64 token = (static_cast<i64>(cut) * kWarps + warp) * forward.segment;
+    const i64 token = (static_cast<i64>(split) * kWarps + warp) * forward.segment;
     const int last = static_cast<int>(min(token + forward.segment, i64{forward.tokens}));
     const bool exists = channel < forward.channels;
 
@@ -279,34 +277,34 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backw
     const int from = static_cast<int>(min(token, i64{last}));
     if (from < last && exists) columns.load_first(from, min(last + Columns::kBefore, forward.tokens));
     for (int i = thread; i < kChannels * (kTaps + 1); i += kConfig.threads()) {
-        const int c = i / (kTaps + 1), k = i % (kTaps + 1), of = first_channel + c;
-        if (of >= forward.channels) continue;
+        const int c = i / (kTaps + 1), k = i % (kTaps + 1), global = first_channel + c;
+        if (global >= forward.channels) continue;
         if (k < kTaps)
-            shared.weight[k][c] = load_tap(forward, kTaps, of, k);
+            shared.weight[k][c] = load_tap(forward, kTaps, global, k);
         else
-            shared.bias[c] = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, of * forward.bias_channel);
+            shared.bias[c] = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, global * forward.bias_channel);
     }
     __syncthreads();
-    if (exists) columns.take_weights();
+    if (exists) columns.load_weights();
     if (forward.silu)
-        columns.template walk_runs<true>(from, last, exists, hidden[warp]);
+        columns.template process_runs<true>(from, last, exists, hidden[warp]);
     else
-        columns.template walk_runs<false>(from, last, exists, hidden[warp]);
-    if (exists) columns.give_sums(warp);
+        columns.template process_runs<false>(from, last, exists, hidden[warp]);
+    if (exists) columns.store_sums(warp);
     __syncthreads();
-    const i64 row = static_cast<i64>(batch) * args.cuts + cut;
+    const i64 row = static_cast<i64>(batch) * args.splits + split;
     for (int i = thread; i < kChannels * (kTaps + 1); i += kConfig.threads()) {
-        const int c = i / (kTaps + 1), k = i % (kTaps + 1), of = first_channel + c;
-        if (of >= forward.channels) continue;
+        const int c = i / (kTaps + 1), k = i % (kTaps + 1), global = first_channel + c;
+        if (global >= forward.channels) continue;
         float sum = 0.f;
 #pragma unroll
         for (int each = 0; each < kWarps; ++each) sum += shared.sums[each][k][c];
-        const i64 at = row * forward.channels + of;
+        const i64 at = row * forward.channels + global;
         const int tap = k - (kTaps - forward.taps);
         if (k == kTaps)
-            args.of_bias[at] = sum;
+            args.dbias[at] = sum;
         else if (tap >= 0)
-            args.of_weight[at * forward.taps + tap] = sum;
+            args.dweight[at * forward.taps + tap] = sum;
     }
 }
 

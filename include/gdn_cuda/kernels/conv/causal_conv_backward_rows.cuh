@@ -1,22 +1,22 @@
-// conv/causal_conv_backward_rows: gradients of a causal convolution of few taps where tokens are neighbours in memory. With z
-// before the activation,
+// conv/causal_conv_backward_rows: gradients of a causal convolution of few taps, tokens contiguous in memory. With z before
+// the activation,
 //
 //     dz[t] = grad[t] act'(z[t])
 //     dx[j] = sum over k of weight[k] dz[j + W - 1 - k]
 //     dweight[k] = sum over t of dz[t] x[t - (W - 1) + k]
 //
-// A warp walks from the end of a piece of a row to its beginning, by a vector of 16 bytes of each lane a step, with the next
-// steps' inputs and gradients in flight. What a lane's tokens see before them comes from the lane before, and the dz behind
-// them from the lane behind: lane 31's from lane 0's of the step before. Sums for weights stay in registers until the end of
-// the piece: no atomics, and the same bits in every run. In a step with tokens of several sequences a lane has bits for what
-// its tokens do not see; where packed sequences have states, such a step is computed once for each sequence. With seq_idx the
-// block's warps, which have the same tokens of neighbouring channels, first look up which steps are of one sequence.
+// A warp iterates over a segment of a row from its end to its beginning, one 16-byte vector per lane and step, with the
+// inputs and gradients of the next steps in flight. The inputs before a lane's tokens come from the previous lane, and the
+// dz after them from the next lane; lane 31 gets those from lane 0 of the step before. Weight sums stay in registers until
+// the end of the segment: no atomics, and the same bits in every run. In a step with tokens of several sequences a lane has
+// masks; where packed sequences have states, such a step is computed once per sequence. With seq_idx the block's warps,
+// which have the same tokens of adjacent channels, find the mixed steps first.
 //
-// Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 37.
+// Bound: memory, 6 bytes an element in bf16. At that rate an SM has 41 instructions for an element, of which this takes 37.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/seq_idx.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -27,7 +27,7 @@ struct CausalRowsBackward {
     static constexpr int kAhead = kConfig.steps_ahead(), kStep = kConfig.step_tokens();
     using Items = Vector<T, kVector, true>;
     using Window = float[kBefore + kVector];
-    using Found = CausalStepsFound<kConfig.most_steps(), kStep, kBefore, true>;  // with seq_idx
+    using StepMasks = CausalStepMasks<kConfig.most_steps(), kStep, kBefore, true>;  // with seq_idx
 
     const CausalBackwardArgs& args;
     int batch, channel, lane;
@@ -36,14 +36,15 @@ struct CausalRowsBackward {
     const T* x = static_cast<const T*>(forward.x.data) + batch * forward.x.batch + channel * forward.x.channel;
     const T* grad = static_cast<const T*>(args.grad.data) + batch * args.grad.batch + channel * args.grad.channel;
     T* out = static_cast<T*>(forward.out.data) + batch * forward.out.batch + channel * forward.out.channel;
-    const Found* found = nullptr;
-    CausalOffsets near;  // those that were looked up last
+    const StepMasks* masks = nullptr;
+    CausalOffsets near;  // the offsets looked up last
     float weight[kTaps], bias;
-    float of_weight[kTaps], of_bias;
-    float behind[kBefore];  // of lane 0: dz of the tokens behind the step
+    float dweight[kTaps], dbias;
+    float next_dz[kBefore];  // lane 0: dz of the tokens after the step
     Items in[kAhead], grads[kAhead];
 
-    // A piece begins at `begin`; its steps are counted from there, and the last lane loads what lies before it.
+    // Loads step `step` of the segment that begins at `begin`; in step -1 only the last lane loads, the inputs before the
+    // segment.
     __device__ __forceinline__ void load(int slot, int begin, int step) {
         in[slot].clear();
         grads[slot].clear();
@@ -57,15 +58,15 @@ struct CausalRowsBackward {
 #pragma unroll
         for (int k = 0; k < kTaps; ++k) {
             weight[k] = load_tap(forward, kTaps, channel, k);
-            of_weight[k] = 0.f;
+            dweight[k] = 0.f;
         }
         bias = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, channel * forward.bias_channel);
-        of_bias = 0.f;
+        dbias = 0.f;
     }
-    // dz of the tokens from `end` on, the end of the piece, whose last token is of `run`.
-    __device__ __forceinline__ void load_behind(int end, const CausalRun& run) {
+    // Loads next_dz for the tokens from `end` on, the segment's end; the segment's last token belongs to `run`.
+    __device__ __forceinline__ void load_next_dz(int end, const CausalRun& run) {
 #pragma unroll
-        for (int i = 0; i < kBefore; ++i) behind[i] = 0.f;
+        for (int i = 0; i < kBefore; ++i) next_dz[i] = 0.f;
         if (!run.exists() || run.end <= end) return;
         float dz = 0.f;
         const int token = end + lane;
@@ -83,12 +84,12 @@ struct CausalRowsBackward {
             if (forward.silu) dz *= silu_slope(z);
         }
 #pragma unroll
-        for (int i = 0; i < kBefore; ++i) behind[i] = __shfl_sync(kAllLanes, dz, i);
+        for (int i = 0; i < kBefore; ++i) next_dz[i] = __shfl_sync(kAllLanes, dz, i);
     }
 
     // ---- A step, whose first token of this lane is `first`
 
-    __device__ __forceinline__ void to_sums(float (&d)[kVector + kBefore], const Window& seen) const {
+    __device__ __forceinline__ void compute_dz(float (&d)[kVector + kBefore], const Window& seen) const {
         if (!forward.silu) return;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -99,48 +100,48 @@ struct CausalRowsBackward {
             d[i] *= silu_slope(z);
         }
     }
-    __device__ __forceinline__ void to_weights(float d, const float* seen) {
-        of_bias += d;
+    __device__ __forceinline__ void add_weight_sums(float d, const float* seen) {
+        dbias += d;
 #pragma unroll
-        for (int k = 0; k < kTaps; ++k) of_weight[k] = fmaf(d, seen[k], of_weight[k]);
+        for (int k = 0; k < kTaps; ++k) dweight[k] = fmaf(d, seen[k], dweight[k]);
     }
-    // The gradients behind the lane's, from the lane behind.
+    // Gets dz of the kBefore tokens after the lane's, from the next lane.
     __device__ __forceinline__ void pass_on(float (&d)[kVector + kBefore]) const {
 #pragma unroll
         for (int i = 0; i < kBefore; ++i)
-            d[kVector + i] = __shfl_sync(kAllLanes, lane == 0 ? behind[i] : d[i], (lane + 1) % 32);
+            d[kVector + i] = __shfl_sync(kAllLanes, lane == 0 ? next_dz[i] : d[i], (lane + 1) % 32);
     }
-    __device__ __forceinline__ float to_input(const float* d) const {
+    __device__ __forceinline__ float compute_dx(const float* d) const {
         float dx = 0.f;
 #pragma unroll
         for (int m = 0; m < kTaps; ++m)
             if (exists(kBefore - m)) dx = fmaf(weight[kBefore - m], d[m], dx);
         return dx;
     }
-    // Tokens of one sequence, or behind the row: those of whole lanes.
+    // A step whose tokens are of one sequence or past the row's end.
     __device__ __forceinline__ Items whole_step(const Window& seen, const Items& g, bool exists) {
         float d[kVector + kBefore];
         to_floats(d, g);
-        if (exists) {  // what is infinite would give NaN
-            to_sums(d, seen);
+        if (exists) {  // infinite inputs would give NaN
+            compute_dz(d, seen);
 #pragma unroll
-            for (int i = 0; i < kVector; ++i) to_weights(d[i], seen + i);
+            for (int i = 0; i < kVector; ++i) add_weight_sums(d[i], seen + i);
         }
         pass_on(d);
         Items dx;
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) dx.set(i, to_input(d + i));
+        for (int i = 0; i < kVector; ++i) dx.set(i, compute_dx(d + i));
 #pragma unroll
-        for (int i = 0; i < kBefore; ++i) behind[i] = d[i];
+        for (int i = 0; i < kBefore; ++i) next_dz[i] = d[i];
         return dx;
     }
-    // What a lane's tokens do not see. Bit i is token `first` - kBefore + i.
+    // Masks of a lane's tokens. Bit i is token `first` - kBefore + i.
     struct Hidden {
-        unsigned by[kTaps] = {};  // by[m]: tokens that do not see the one m before; by[0]: of no sequence
+        unsigned by[kTaps] = {};  // by[m]: the token does not see the token m before it; by[0]: it belongs to no sequence
         int first;
 
         __device__ __forceinline__ static unsigned bits_up_to(int i) { return i >= 32 ? ~0u : (1u << max(i, 0)) - 1; }
-        // A sequence that ends before `end`.
+        // Marks that a sequence ends before `end`.
         __device__ __forceinline__ void end_at(int end) {
             const int i = end - (first - kBefore);
             if (i >= 0 && i < 32) by[1] |= 1u << i;
@@ -158,7 +159,7 @@ struct CausalRowsBackward {
             return by[back] >> (kBefore + token) & 1 ? 0.f : x;
         }
     };
-    // The sequences of a step's tokens. `run` has the last token and becomes that of the first.
+    // The masks of a step's tokens. `run` contains the last token on entry, and the first on return.
     __device__ __forceinline__ Hidden hidden_of(CausalRun& run, int begin) {
         Hidden hidden{.first = begin + lane * kVector};
 #pragma unroll 1
@@ -172,7 +173,7 @@ struct CausalRowsBackward {
         hidden.complete();
         return hidden;
     }
-    // Tokens of several sequences or of none. Without states, but for seq_idx.
+    // A step with tokens of several sequences or none, without states; seq_idx also with states.
     __device__ __forceinline__ Items masked_step(const Window& seen, const Items& g, const auto& hidden, bool exists,
                                                  int first) {
         float d[kVector + kBefore];
@@ -180,31 +181,31 @@ struct CausalRowsBackward {
         if (exists) {
 #pragma unroll
             for (int i = 0; i < kVector; ++i) {
-                float of_token[kTaps], z = bias;
+                float token_seen[kTaps], z = bias;
 #pragma unroll
                 for (int k = 0; k < kTaps; ++k) {
-                    of_token[k] = hidden.seen(seen[i + k], i, kBefore - k);
-                    if (this->exists(k)) z = fmaf(weight[k], of_token[k], z);
+                    token_seen[k] = hidden.seen(seen[i + k], i, kBefore - k);
+                    if (this->exists(k)) z = fmaf(weight[k], token_seen[k], z);
                 }
                 if (forward.silu) d[i] *= silu_slope(z);
                 d[i] = hidden.seen(d[i], i, 0);
-                to_weights(d[i], of_token);
+                add_weight_sums(d[i], token_seen);
             }
         }
         pass_on(d);
         Items dx;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-            float of_behind[kTaps];
+            float next_seen[kTaps];
 #pragma unroll
-            for (int m = 0; m < kTaps; ++m) of_behind[m] = hidden.seen(d[i + m], i + m, m);
-            dx.set(i, to_input(of_behind) + of_last_state(first + i));
+            for (int m = 0; m < kTaps; ++m) next_seen[m] = hidden.seen(d[i + m], i + m, m);
+            dx.set(i, compute_dx(next_seen) + last_token_state_gradient(first + i));
         }
 #pragma unroll
-        for (int i = 0; i < kBefore; ++i) behind[i] = d[i];
+        for (int i = 0; i < kBefore; ++i) next_dz[i] = d[i];
         return dx;
     }
-    // The same for packed sequences with states or their gradients, one after the other.
+    // A mixed step of packed sequences with states or their gradients: one sequence after the other.
     __device__ __forceinline__ Items step_by_runs(const Window& seen, const Items& g, CausalRun& run, int begin) {
         const int first = begin + lane * kVector;
         float dz[kBefore];
@@ -216,19 +217,19 @@ struct CausalRowsBackward {
         while (true) {
             if (run.exists()) {
                 const CausalSequences::State state = runs.state(run);
-                float old[kBefore], d[kVector + kBefore];
-                Window of_run;
+                float history[kBefore], d[kVector + kBefore];
+                Window run_seen;
 #pragma unroll
-                for (int i = 0; i < kBefore; ++i) old[i] = state.at(channel, kBefore - i);
+                for (int i = 0; i < kBefore; ++i) history[i] = state.at(channel, kBefore - i);
 #pragma unroll
-                for (int i = 0; i < kBefore + kVector; ++i) of_run[i] = seen[i];
-                mask_window(of_run, run, first, old);
+                for (int i = 0; i < kBefore + kVector; ++i) run_seen[i] = seen[i];
+                mask_window(run_seen, run, first, history);
                 to_floats(d, g);
-                to_sums(d, of_run);
+                compute_dz(d, run_seen);
 #pragma unroll
                 for (int i = 0; i < kVector; ++i) {
                     if (run.contains(first + i))
-                        to_weights(d[i], of_run + i);
+                        add_weight_sums(d[i], run_seen + i);
                     else
                         d[i] = 0.f;
                 }
@@ -238,7 +239,7 @@ struct CausalRowsBackward {
                     if (first + kVector + i >= run.end) d[kVector + i] = 0.f;
 #pragma unroll
                 for (int i = 0; i < kVector; ++i)
-                    if (run.contains(first + i)) dx.set(i, to_input(d + i) + of_state(run, first + i));
+                    if (run.contains(first + i)) dx.set(i, compute_dx(d + i) + final_state_gradient(run, first + i));
 #pragma unroll
                 for (int i = 0; i < kBefore; ++i)
                     if (run.contains(first + i)) dz[i] = d[i];
@@ -247,29 +248,29 @@ struct CausalRowsBackward {
             run = runs.at(run.first - 1, near);
         }
 #pragma unroll
-        for (int i = 0; i < kBefore; ++i) behind[i] = dz[i];
+        for (int i = 0; i < kBefore; ++i) next_dz[i] = dz[i];
         return dx;
     }
-    // The gradient of a token by the state behind its sequence.
-    __device__ __forceinline__ float of_state(const CausalRun& run, int token) const {
-        const CausalStates& states = args.grad_behind;
+    // The gradient of the final state with respect to a token.
+    __device__ __forceinline__ float final_state_gradient(const CausalRun& run, int token) const {
+        const CausalStates& states = args.grad_states;
         const int position = token - (run.end - states.positions);
         if (states.values.data == nullptr || position < 0) return 0.f;
         return load_number(states.values, run.sequence * states.slot + channel * states.channel + position * states.position);
     }
 
-    // With seq_idx: that state is of the sequence of the last token.
-    __device__ __forceinline__ float of_last_state(int token) const {
-        const bool has_one = kConfig.indices && args.grad_behind.values.data != nullptr;
+    // With seq_idx: the final state belongs to the last token's sequence.
+    __device__ __forceinline__ float last_token_state_gradient(int token) const {
+        const bool has_one = kConfig.indices && args.grad_states.values.data != nullptr;
         if (!has_one || token >= forward.tokens || token < forward.tokens - kBefore) return 0.f;
         const i64 index = runs.sequences.index_of(token);
         if (index < 0 || index != runs.sequences.index_of(forward.tokens - 1)) return 0.f;
-        return of_state({.sequence = batch, .end = forward.tokens}, token);
+        return final_state_gradient({.sequence = batch, .end = forward.tokens}, token);
     }
 
-    // `earlier`: the inputs of the step before in the row.
+    // `earlier`: the inputs of the previous tokens of the row.
     __device__ __forceinline__ void step(const Items& own, const Items& earlier, const Items& g, CausalRun& run, int begin,
-                                         int number) {
+                                         int index) {
         const int end = min(begin + kStep, forward.tokens), first = begin + lane * kVector;
         Window seen;
         load_window<kBefore>(seen, own, earlier, lane);
@@ -280,15 +281,15 @@ struct CausalRowsBackward {
 #pragma unroll
                 for (int i = 0; i < kBefore; ++i) seen[i] = state.at(channel, kBefore - i);
             }
-            if (found->together[number])
+            if (masks->uniform[index])
                 dx = whole_step(seen, g, first < end);
             else
-                dx = masked_step(seen, g, found->template of_lane<kVector>(number, lane), first < end, first);
+                dx = masked_step(seen, g, masks->template for_lane<kVector>(index, lane), first < end, first);
         } else if constexpr (kConfig.sequences) {
             if (run.first >= end) run = runs.at(end - 1, near);
-            const bool has_end_states = args.grad_behind.values.data != nullptr,
+            const bool has_end_states = args.grad_states.values.data != nullptr,
                        at_end = end == forward.tokens && !has_end_states;
-            if (runs.template together<kBefore>(run, begin, at_end ? end : end + kBefore))
+            if (runs.template is_uniform<kBefore>(run, begin, at_end ? end : end + kBefore))
                 dx = whole_step(seen, g, first < end);
             else if (!has_end_states && !runs.sequences.has_states())
                 dx = masked_step(seen, g, hidden_of(run, begin), first < end, first);
@@ -299,33 +300,33 @@ struct CausalRowsBackward {
         }
         if (first < end) dx.store_global(out + first);
     }
-    // A piece of a row.
-    struct Piece {
-        int number, begin, end, steps;
+    // A warp's segment of a row.
+    struct Segment {
+        int index, begin, end, steps;
 
-        __device__ __forceinline__ Piece(int of_row, const CausalBackwardArgs& args)
-            : number(of_row),
-              begin(of_row * args.tiles * kStep),
+        __device__ __forceinline__ Segment(int index, const CausalBackwardArgs& args)
+            : index(index),
+              begin(index * args.tiles * kStep),
               end(static_cast<int>(min(begin + i64{args.tiles} * kStep, i64{args.forward.tokens}))),
               steps(static_cast<int>(ceil_div(end - begin, kStep))) {}
     };
-    __device__ __forceinline__ void load_first(const Piece& piece) {
+    __device__ __forceinline__ void load_first(const Segment& segment) {
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) load(i, piece.begin, piece.steps - 1 - i);
+        for (int i = 0; i < kAhead; ++i) load(i, segment.begin, segment.steps - 1 - i);
     }
-    __device__ __forceinline__ void run(const Piece& piece) {
-        const auto [number, begin, end, steps] = piece;
+    __device__ __forceinline__ void run(const Segment& segment) {
+        const auto [index, begin, end, steps] = segment;
         load_weights();
-        CausalRun of_token = runs.at(end - 1, near);
-        load_behind(end, of_token);
-        // Slots of registers rotate by copies where a step's code is long.
+        CausalRun current = runs.at(end - 1, near);
+        load_next_dz(end, current);
+        // If a step's code is long, it is not unrolled, and the prefetch registers rotate by copies.
         constexpr int kUnrolled = kConfig.sequences ? 1 : kAhead;
 #pragma unroll 1
         for (int last = steps - 1; last >= 0; last -= kUnrolled) {
 #pragma unroll
             for (int i = 0; i < kUnrolled; ++i) {
                 if (last < i) break;
-                step(in[i], in[(i + 1) % kAhead], grads[i], of_token, begin + (last - i) * kStep, last - i);
+                step(in[i], in[(i + 1) % kAhead], grads[i], current, begin + (last - i) * kStep, last - i);
                 if constexpr (kConfig.sequences) {
 #pragma unroll
                     for (int next = 1; next < kAhead; ++next) in[next - 1] = in[next], grads[next - 1] = grads[next];
@@ -335,18 +336,18 @@ struct CausalRowsBackward {
                 }
             }
         }
-        store_sums(number);
+        store_sums(index);
     }
-    __device__ __forceinline__ void store_sums(int piece) const {
-        const i64 at = (static_cast<i64>(batch) * args.cuts + piece) * forward.channels + channel;
+    __device__ __forceinline__ void store_sums(int segment) const {
+        const i64 at = (static_cast<i64>(batch) * args.splits + segment) * forward.channels + channel;
 #pragma unroll
         for (int k = 0; k < kTaps; ++k) {
-            const float sum = group_sum<32>(of_weight[k]);
+            const float sum = group_sum<32>(dweight[k]);
             const int tap = k - (kTaps - forward.taps);
-            if (lane == k && tap >= 0) args.of_weight[at * forward.taps + tap] = sum;
+            if (lane == k && tap >= 0) args.dweight[at * forward.taps + tap] = sum;
         }
-        const float sum = group_sum<32>(of_bias);
-        if (lane == 0) args.of_bias[at] = sum;
+        const float sum = group_sum<32>(dbias);
+        if (lane == 0) args.dbias[at] = sum;
     }
 };
 
@@ -355,24 +356,24 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks_backward
     causal_conv_backward_rows(const __grid_constant__ CausalBackwardArgs args) {
     using Rows = CausalRowsBackward<kConfig>;
     constexpr int kWarps = kConfig.threads() / 32;
-    const CausalRowPlace place(args.forward.channels, args.cuts, kWarps);
+    const CausalRowPlace place(args.forward.channels, args.splits, kWarps);
     const bool exists = place.channel < args.forward.channels;
     if (!kConfig.indices && !exists) return;
     const int thread = static_cast<int>(threadIdx.x);
-    const typename Rows::Piece piece(place.tile, args);
+    const typename Rows::Segment segment(place.tile, args);
     Rows rows{args, place.batch, place.channel, thread % 32};
-    if (exists) rows.load_first(piece);
+    if (exists) rows.load_first(segment);
     if constexpr (kConfig.indices) {
-        __shared__ typename Rows::Found found;
-        // The last step of a row adds the gradient of a state behind it to some tokens.
-        found.look_up(rows.runs.sequences, piece.begin, piece.steps, [&](int begin) {
-            return args.grad_behind.values.data != nullptr && begin + Rows::kStep >= args.forward.tokens;
+        __shared__ typename Rows::StepMasks masks;
+        // The last step of a row adds gradients of the final state to some tokens.
+        masks.look_up(rows.runs.sequences, segment.begin, segment.steps, [&](int begin) {
+            return args.grad_states.values.data != nullptr && begin + Rows::kStep >= args.forward.tokens;
         });
-        rows.found = &found;
+        rows.masks = &masks;
         __syncthreads();
         if (!exists) return;
     }
-    rows.run(piece);
+    rows.run(segment);
 }
 
 }  // namespace gdn_cuda::conv

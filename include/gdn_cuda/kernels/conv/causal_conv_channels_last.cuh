@@ -1,13 +1,14 @@
-// conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, where
-// channels are neighbours in memory.
+// conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, channels
+// contiguous in memory.
 //
-// A lane has four channels, of which the next 8 rows are in flight (causal_columns.cuh). A warp has 128 neighbouring channels.
+// A lane owns four contiguous channels and prefetches 8 rows (causal_conv/channels_last_rows.cuh); a warp covers 128
+// channels.
 //
-// Bound: memory, 4 bytes an element for bf16; the W - 1 rows in front of a segment come from the L2 cache. 24 warps of an SM
-// have 48 KB of bf16 in flight.
+// Bound: memory, 4 bytes an element in bf16; the W - 1 rows before a segment come from L2. 24 warps of an SM have 48 KB of
+// bf16 in flight.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_columns.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/channels_last_rows.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -30,13 +31,13 @@ struct CausalOutputs {
         if (is_written) y.store(to);
         to += args.out.token;
     }
-    __device__ __forceinline__ void fill(float number) {
+    __device__ __forceinline__ void fill(float value) {
         Items y;
-        y.fill(number);
+        y.fill(value);
         y.store(to);
         to += args.out.token;
     }
-    __device__ __forceinline__ void write_alone(const CausalSequences& sequences, int token, i64 id) const {
+    __device__ __forceinline__ void write_token(const CausalSequences& sequences, int token, i64 id) const {
 #pragma unroll 1
         for (int e = 0; e < kVector; ++e)
             out[token * args.out.token + e] = from_float<T>(output_of_token<T>(args, sequences, channel + e, token, id));

@@ -1,18 +1,18 @@
 // conv/causal_conv_tile: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for up to 32 taps and any strides.
 //
-// A block has a tile of channels and tokens, with the inputs before it as fp32 in shared memory. A thread computes 8
-// neighbouring tokens of a channel from a window of 8 inputs in registers, which slides by one for each tap: 2 reads of shared
-// memory for 8 multiplications. Where a token of the tile sees a state or not all of the tokens before it, the block takes each
-// token by itself.
+// A block has a tile of channels and tokens; its inputs and those before it are fp32 in shared memory. A thread computes 8
+// consecutive tokens of a channel from a window of 8 inputs in registers, which slides by one for each tap: 2 shared-memory
+// reads for 8 FMAs. If a token of the tile sees a state or not all tokens before it, the block computes the tile token by
+// token.
 //
-// Shared memory: inputs, weights, and the sequences of tokens.
+// Shared memory: inputs, weights, and the sequence ids of tokens.
 //
-// Bound: for 5 to 8 taps memory, 4 bytes an element for bf16 and the tile's halo, which comes from the L2 cache; for 32 taps
-// reads of shared memory and the multiplications.
+// Bound: for 5 to 8 taps memory, 4 bytes an element in bf16 and the tile's halo, which comes from L2; for 32 taps
+// shared-memory reads and FMAs.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_tile_common.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_tile_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/tile.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/tile_plan.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -30,9 +30,9 @@ struct CausalTile {
 
     __device__ __forceinline__ float input(int channel, int token) const { return shared.x.at[Inputs::place(channel, token)]; }
 
-    // The sum of a token by itself; tokens and ids are counted from the beginning of x in shared memory.
-    __device__ __forceinline__ float sum_of(int channel, int token) const {
-        const i64 id = shared.ids[token], first = sequences.first_of(id);
+    // The sum of a token in a mixed tile. Tokens and ids are counted from the beginning of x in shared memory.
+    __device__ __forceinline__ float token_sum(int channel, int token) const {
+        const i64 id = shared.ids[token], first = sequences.first_token(id);
         const bool continues = sequences.continues(id);
         const int origin = place.token - kReach;
         float z = shared.bias[channel];
@@ -49,16 +49,16 @@ struct CausalTile {
         }
         return z;
     }
-    __device__ __forceinline__ void one_by_one(int channel, int first) const {
+    __device__ __forceinline__ void by_token(int channel, int first) const {
 #pragma unroll 1
         for (int i = first; i < first + kRun; ++i) {
             if (place.token + i >= args.tokens) return;
             const i64 id = shared.ids[kReach + i];
             store_one<T>(args.out, place, channel, i,
-                         id < 0 ? output_without_sequence(id) : output_of(sum_of(channel, kReach + i), args.silu));
+                         id < 0 ? output_without_sequence(id) : output_of(token_sum(channel, kReach + i), args.silu));
         }
     }
-    __device__ __forceinline__ void together(int channel, int first) const {
+    __device__ __forceinline__ void whole_run(int channel, int first) const {
         float z[kRun];
         causal_sums<kRun>(
             z, shared.bias[channel], args.taps, kReach + first - (args.taps - 1),
@@ -71,17 +71,17 @@ struct CausalTile {
         load_taps<kConfig.threads()>(args, place.channel, shared.weight, shared.bias);
         load_inputs<T, kConfig.channels_last, kConfig.threads()>(args.x, args.vectors, place, args.channels, args.tokens,
                                                                  kReach, shared.x);
-        const bool apart =
+        const bool mixed =
             load_ids<kConfig.threads()>(sequences, place.token - kReach, args.taps, kReach, args.tokens, shared.ids);
 #pragma unroll 1
         for (int unit = static_cast<int>(threadIdx.x); unit < kChannels * kTokens / kRun; unit += kConfig.threads()) {
             const int channel = kConfig.channels_last ? unit % kChannels : unit / (kTokens / kRun);
             const int first = (kConfig.channels_last ? unit / kChannels : unit % (kTokens / kRun)) * kRun;
             if (place.channel + channel >= args.channels || place.token + first >= args.tokens) continue;
-            if (apart)
-                one_by_one(channel, first);
+            if (mixed)
+                by_token(channel, first);
             else
-                together(channel, first);
+                whole_run(channel, first);
         }
     }
 };

@@ -1,14 +1,14 @@
-// conv/causal_states: the last inputs of every sequence, which its next tokens continue from.
+// conv/causal_states: the last inputs of every sequence, from which its next tokens continue.
 //
-// A thread has a channel of a sequence and copies its inputs one by one, oldest first: so a state in a pool may be its own
-// source where a sequence has fewer tokens than the state has inputs. It runs behind the convolution, whose blocks all read the
-// states before.
+// A thread copies the inputs of one channel of a sequence one by one, oldest first, so a state in a pool may be its own
+// source if a sequence has fewer tokens than the state has inputs. It is launched after the convolution, all of whose blocks
+// read the old states.
 //
 // Bound: the latency of a few loads.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
 #include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 namespace gdn_cuda::conv {
@@ -29,17 +29,18 @@ __global__ void __launch_bounds__(kConfig.threads) causal_states(const __grid_co
     const i64 id = packed ? sequence : span.length > 0 ? sequences.id_of(span.length - 1) : 0;
     const bool continues = sequences.has_states() && (span.length == 0 || (id >= 0 && sequences.continues(id)));
     const T* const x = static_cast<const T*>(args.x.data) + (packed ? 0 : sequence * args.x.batch) + channel * args.x.channel;
-    const CausalStates& behind = args.behind;
+    const CausalStates& final_states = args.final_states;
 #pragma unroll 1
-    for (int i = 0; i < behind.positions; ++i) {
-        const int token = span.length - behind.positions + i;  // of the sequence
+    for (int i = 0; i < final_states.positions; ++i) {
+        const int token = span.length - final_states.positions + i;  // counted from the sequence's first
         float input = 0.f;
         if (token < 0) {
             if (continues) input = sequences.state_of(id).at(channel, -token);
         } else if (packed || sequences.id_of(token) == id) {
             input = id < 0 ? 0.f : to_float(x[(span.start + token) * args.x.token]);
         }
-        store_number(behind.values, slot * behind.slot + channel * behind.channel + i * behind.position, input);
+        store_number(final_states.values, slot * final_states.slot + channel * final_states.channel + i * final_states.position,
+                     input);
     }
 }
 

@@ -1,14 +1,14 @@
-// conv/causal_states_backward: gradients of a causal convolution by the states that its sequences continue from.
+// conv/causal_states_backward: gradients of a causal convolution for the initial states of its sequences.
 //
-// A thread has a channel of a sequence. The state's last inputs are seen by the first W - 1 tokens, whose sums are computed
-// again; what is left of the state behind a short sequence has that state's gradient.
+// A thread has a channel of a sequence. The first W - 1 tokens see the state's last inputs, so their dz are recomputed.
+// Inputs of the state that are still in the final state of a short sequence get that state's gradient.
 //
-// Bound: the latency of its loads; there are W - 1 tokens of each sequence.
+// Bound: the latency of its loads, for W - 1 tokens of each sequence.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kConfig.threads)
     const Span span = span_of(forward.sequences.cu_seqlens, sequence, forward.tokens);
     const auto id_of = [&](int token) { return packed ? i64{sequence} : sequences.id_of(token); };
     const i64 id = span.length > 0 ? id_of(0) : 0;
-    const auto of = [&](const CausalTensor& x, int token) {
+    const auto value_at = [&](const CausalTensor& x, int token) {
         return to_float(static_cast<const T*>(
             x.data)[(packed ? 0 : sequence * x.batch) + channel * x.channel + (span.start + token) * x.token]);
     };
@@ -34,21 +34,21 @@ __global__ void __launch_bounds__(kConfig.threads)
         return load_number(forward.weight, channel * forward.weight_channel + k * forward.weight_tap);
     };
 
-    const CausalStates &to = args.of_initial, &behind = args.call.grad_behind;
+    const CausalStates &to = args.dinitial, &final_states = args.call.grad_states;
     float* const result = static_cast<float*>(const_cast<void*>(to.values.data)) + sequence * to.slot + channel * to.channel;
-    const bool passes = behind.values.data != nullptr && (span.length == 0 || (id >= 0 && id_of(span.length - 1) == id));
+    const bool passes = final_states.values.data != nullptr && (span.length == 0 || (id >= 0 && id_of(span.length - 1) == id));
 #pragma unroll 1
     for (int i = 0; i < to.positions; ++i) {
         float sum = 0.f;
         if (passes && i >= span.length)
-            sum = load_number(behind.values,
-                              sequence * behind.slot + channel * behind.channel + (i - span.length) * behind.position);
+            sum = load_number(final_states.values, sequence * final_states.slot + channel * final_states.channel +
+                                                       (i - span.length) * final_states.position);
         result[i * to.position] = sum;
     }
 #pragma unroll 1
     for (int token = 0; token < min(span.length, to.positions); ++token) {
         if (id < 0 || id_of(token) != id) continue;
-        float d = of(args.call.grad, token);
+        float d = value_at(args.call.grad, token);
         if (forward.silu) {
             float z = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, channel * forward.bias_channel);
 #pragma unroll 1
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kConfig.threads)
                 if (at < 0)
                     z = fmaf(weight(k), sequences.state_of(id).at(channel, -at), z);
                 else if (id_of(at) == id)
-                    z = fmaf(weight(k), of(forward.x, at), z);
+                    z = fmaf(weight(k), value_at(forward.x, at), z);
             }
             d *= silu_slope(z);
         }

@@ -1,12 +1,12 @@
 // Configuration and arguments of conv/causal_states, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
 
 namespace gdn_cuda::conv {
 
 struct CausalStatesConfig {
-    DType io;  // x
+    DType io;  // dtype of x
     int threads;
 
     constexpr bool operator==(const CausalStatesConfig&) const = default;
@@ -17,7 +17,7 @@ struct CausalStatesConfig {
 struct CausalStatesArgs {
     CausalTensor x;
     CausalSequenceArgs sequences;
-    CausalStates behind;  // may be sequences.initial: then slots are those of that pool
+    CausalStates final_states;  // may be sequences.initial, with the slots of that pool
     bool in_place;
     int channels;
 };

@@ -1,18 +1,18 @@
-// conv/causal_step: a token or a few of every sequence through a causal depthwise convolution, with states of a pool updated in
-// place, where neighbouring channels are neighbours in memory: in x, in the output, and in each column of the state.
+// conv/causal_step: one or a few tokens of every sequence through a causal depthwise convolution, states of a pool updated
+// in place. Channels are contiguous in x, in the output, and in each column of the state.
 //
 //     y[t] = silu(bias + Σ_k weight[k] history_and_x[t + k])
 //
-// A lane has 16 bytes of a column and walks the tokens of a sequence with the last W - 1 columns in registers. A block has the
-// same channels of several sequences: taps are loaded once, and the state and first token of the next sequence are on their way
-// while one is computed.
+// A lane owns 16 bytes of a column and iterates over a sequence's tokens with the last W - 1 columns in registers. A block
+// has the same channels of several sequences: it loads the taps once, and prefetches the state and the first token of the
+// next sequence while it computes one.
 //
-// Bound: the state's bytes, read and written once, and x and out. Few sequences: latency, of the slot and then of the state.
-// Taps are on their way meanwhile.
+// Bound: the state's bytes, read and written once, and x and out. With few sequences: the latency of the slot and then of
+// the state, during which the taps are loaded.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -24,7 +24,7 @@ struct StepTypes {
     using Column = Vector<State, kConfig.vector(), true>;
 };
 
-// A column from a token: its bits where the types are the same.
+// A token as a column of the state: the same bits if the dtypes are equal.
 template <CausalStepConfig kConfig>
 __device__ __forceinline__ typename StepTypes<kConfig>::Column column_of(const typename StepTypes<kConfig>::X& x) {
     if constexpr (kConfig.io == kConfig.state) {
@@ -37,14 +37,14 @@ __device__ __forceinline__ typename StepTypes<kConfig>::Column column_of(const t
     }
 }
 
-// A sequence, its history and its first token, in flight.
+// A sequence with its history and its first token in flight.
 template <CausalStepConfig kConfig>
 struct LoadedSequence {
     using Types = StepTypes<kConfig>;
     StepSequence sequence;
     typename Types::Column history[kConfig.width - 1];
     typename Types::X x;
-    typename Types::State* state;  // of the lane's channels
+    typename Types::State* state;  // at the lane's channels
 
     __device__ __forceinline__ void load(const CausalStepArgs& args, int n, i64 channel) {
         sequence = step_sequence(args, n);
@@ -62,7 +62,7 @@ struct LoadedSequence {
     }
 };
 
-// The columns of a sequence that its tokens push on: all reads come before the writes to the same place.
+// Moves the columns that new tokens shift. A column is read before it is overwritten.
 template <CausalStepConfig kConfig>
 __device__ __forceinline__ void push_columns(const CausalStepArgs& args, const LoadedSequence<kConfig>& loaded) {
     const int count = loaded.sequence.moved(args), history_to = loaded.sequence.history_to(args);
@@ -78,9 +78,9 @@ __device__ __forceinline__ void push_columns(const CausalStepArgs& args, const L
 }
 
 template <CausalStepConfig kConfig>
-__device__ __forceinline__ void walk_tokens(const CausalStepArgs& args, LoadedSequence<kConfig>& loaded,
-                                            const StepTaps<kConfig.width, kConfig.vector()>& taps, int n, i64 channel,
-                                            typename StepTypes<kConfig>::Io* out) {
+__device__ __forceinline__ void process_tokens(const CausalStepArgs& args, LoadedSequence<kConfig>& loaded,
+                                               const StepTaps<kConfig.width, kConfig.vector()>& taps, int n, i64 channel,
+                                               typename StepTypes<kConfig>::Io* out) {
     using Types = StepTypes<kConfig>;
     constexpr int kHistory = kConfig.width - 1;
     const StepSequence& sequence = loaded.sequence;
@@ -102,11 +102,11 @@ __device__ __forceinline__ void walk_tokens(const CausalStepArgs& args, LoadedSe
     }
 }
 
-// One token of a state of W - 1 columns, which move by one: what most calls are, in a third of the instructions.
+// The common case, one token and a state of W - 1 columns, in a third of the instructions.
 template <CausalStepConfig kConfig>
-__device__ __forceinline__ void take_token(const CausalStepArgs& args, const LoadedSequence<kConfig>& loaded,
-                                           const StepTaps<kConfig.width, kConfig.vector()>& taps,
-                                           typename StepTypes<kConfig>::Io* out) {
+__device__ __forceinline__ void process_single_token(const CausalStepArgs& args, const LoadedSequence<kConfig>& loaded,
+                                                     const StepTaps<kConfig.width, kConfig.vector()>& taps,
+                                                     typename StepTypes<kConfig>::Io* out) {
     typename StepTypes<kConfig>::State* to = loaded.state;
 #pragma unroll
     for (int i = 1; i < kConfig.width - 1; ++i, to += args.state.column) store_whole(loaded.history[i], to);
@@ -126,11 +126,11 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step(const _
     const int count = min(args.block_sequences, args.sequences - first);
 
     using Taps = StepTaps<kConfig.width, kConfig.vector()>;
-    const typename Taps::Loading loading(args, channel);  // before the wait for a slot
+    const typename Taps::Loading loading(args, channel);  // issued before the wait for a slot
     LoadedSequence<kConfig> now, next;
     now.load(args, first, channel);
     Taps taps;
-    taps.take(loading, args, channel);
+    taps.finish(loading, args, channel);
 #pragma unroll 1
     for (int i = 0; i < count; ++i, now = next) {
         const int n = first + i;
@@ -141,11 +141,11 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step(const _
             fill_outputs<Io, kConfig.vector()>(out, args.out.token, now.sequence.length,
                                                output_without_state(now.sequence.place));
         } else if (args.plain) {
-            take_token<kConfig>(args, now, taps, out);
+            process_single_token<kConfig>(args, now, taps, out);
             continue;
         } else if (now.sequence.length > 0) {
             push_columns<kConfig>(args, now);
-            walk_tokens<kConfig>(args, now, taps, n, channel, out);
+            process_tokens<kConfig>(args, now, taps, n, channel, out);
         }
         const Tail tail = tail_after(args, n, now.sequence);
         fill_outputs<Io, kConfig.vector()>(outputs + tail.start * args.out.token, args.out.token, tail.length, 0.f);

@@ -1,23 +1,23 @@
-// conv/causal_step_any: the step of conv/causal_step for every width up to 32, and for tensors of any strides and types.
+// conv/causal_step_any: the step of conv/causal_step for every width up to 32, and for tensors of any strides and dtypes.
 //
-// A thread has one channel of one sequence and walks its tokens. The last W - 1 inputs are fp32 in shared memory, as a ring
-// whose oldest number each token replaces; taps come from L1. Neighbouring threads have neighbouring channels.
+// A thread has one channel of one sequence and iterates over its tokens. The last W - 1 inputs are fp32 in shared memory, in
+// a ring where each token replaces the oldest value; taps come from L1. Adjacent threads have adjacent channels.
 //
-// Bound: where channels are neighbours in memory, the state's bytes. Otherwise each access takes a sector of its own, of which
-// L1 keeps the rest.
+// Bound: the state's bytes if channels are contiguous in memory. Otherwise each access touches a sector of its own, the rest
+// of which L1 keeps.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 
 namespace gdn_cuda::conv {
 
-// The ring of a thread: number i of the history is `at + i`, after the last comes the first.
+// A thread's ring. The i-th value of the history is at position (at + i) modulo `length`.
 template <CausalStepAnyConfig kConfig>
 struct StepRing {
-    float (&numbers)[kMaxStepWidth - 1][kConfig.threads];
+    float (&values)[kMaxStepWidth - 1][kConfig.threads];
     int length, at = 0;
 
-    __device__ __forceinline__ float& operator[](int i) const { return numbers[i][threadIdx.x]; }
+    __device__ __forceinline__ float& operator[](int i) const { return values[i][threadIdx.x]; }
     __device__ __forceinline__ int after(int i) const { return i + 1 == length ? 0 : i + 1; }
     __device__ __forceinline__ void push(float x) {
         if (length == 0) return;
@@ -26,7 +26,7 @@ struct StepRing {
     }
 };
 
-// Bits move as fp32 numbers do: every 16-bit number is one.
+// Moving values through fp32 keeps their bits: every 16-bit value is exact in fp32.
 template <CausalStepAnyConfig kConfig>
 __device__ __forceinline__ void read_history(const CausalStepArgs& args, const StepSequence& sequence, i64 state,
                                              const StepRing<kConfig>& ring) {
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kConfig.threads) causal_step_any(const __grid_
     const int n = static_cast<int>(blockIdx.x);
     const i64 channel = static_cast<i64>(blockIdx.y) * kConfig.threads + threadIdx.x;
     if (channel >= args.channels) return;
-    const auto at = [&](const CausalStepArgs::Rows& of, i64 token) {
-        return n * of.sequence + token * of.token + channel * of.channel;
+    const auto at = [&](const CausalStepArgs::Rows& rows, i64 token) {
+        return n * rows.sequence + token * rows.token + channel * rows.channel;
     };
 
     const StepSequence sequence = step_sequence(args, n);

@@ -1,22 +1,22 @@
-// conv/causal_step_staged: the step of conv/causal_step where a channel's columns are contiguous, as in states (slots, D, W -
-// 1), and the window is the last inputs.
+// conv/causal_step_staged: the step of conv/causal_step where a channel's columns are contiguous, as in states (slots, D, W
+// - 1), and the window is the last inputs.
 //
-// A lane has 16 bytes of channels, whose columns are as many 16-byte units, one after the other. A warp's units are contiguous,
-// so its lanes copy neighbouring units by cp.async to shared memory, and each reads its own there; new states go back the same
-// way. Every access to the pool is so of whole lines, although a channel has only a few bytes. Warps share nothing: __syncwarp
-// is all they need. While one sequence is computed the next one's state is on its way to the other of two buffers.
+// A lane owns 16 bytes of channels; their columns are as many consecutive 16-byte units. A warp's units are contiguous, so
+// adjacent lanes copy adjacent units to shared memory by cp.async, and each lane then reads its own; new states go back the
+// same way. So every access to the pool covers whole lines, although a channel has only a few bytes. Warps share nothing and
+// sync by __syncwarp alone. While one sequence is computed, the next one's state is copied to the other of two buffers.
 //
-// Bound: as conv/causal_step.
+// Bound: the same as conv/causal_step.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_step/common.cuh>
 
 namespace gdn_cuda::conv {
 
-// Where a lane's unit is in the warp's buffer. With 2 or 4 units a lane, lanes that read the same unit of theirs would meet in
-// the same banks: the units of every fourth or second lane are permuted.
+// Where a lane's unit is in the warp's buffer. With 2 or 4 units per lane, lanes that read their i-th unit would conflict in
+// the same banks, so the units of every fourth or second lane are permuted.
 template <int kUnits>
 __device__ __forceinline__ int place_of_unit(int lane, int unit) {
     static_assert(kUnits <= 4);
@@ -31,17 +31,17 @@ struct StagedWarp {
     using X = Vector<Io, kConfig.vector(), true>;
 
     StateUnit (&buffers)[2][32 * kUnits];
-    i64 first_channel;  // of the warp
+    i64 first_channel;  // the warp's first
     int lane, units;    // units of the warp's channels
 
     __device__ __forceinline__ i64 channel() const { return first_channel + lane * kConfig.vector(); }
     __device__ __forceinline__ bool works() const { return lane * kUnits < units; }
-    // Of the warp's channels in a slot.
+    // The warp's channels in a slot.
     __device__ __forceinline__ char* state(const CausalStepArgs& args, i64 slot) const {
         return static_cast<char*>(const_cast<void*>(args.state.values.data)) +
                (slot * args.state.slot + first_channel * kConfig.columns) * bytes_of(kConfig.io);
     }
-    // Calls copy(place in the buffer, offset in memory) for the units that this lane moves.
+    // Calls copy(place in the buffer, offset in memory) for the units that this lane copies.
     template <class Copy>
     __device__ __forceinline__ void each_unit(const Copy& copy) const {
 #pragma unroll
@@ -51,7 +51,7 @@ struct StagedWarp {
                 copy(place_of_unit<kUnits>(unit / kUnits, unit % kUnits), unit * static_cast<int>(sizeof(StateUnit)));
         }
     }
-    // A sequence on its way: its state to a buffer, and its first token.
+    // Starts copying a sequence's state to a buffer and loading its first token.
     __device__ __forceinline__ StepSequence fetch(const CausalStepArgs& args, int n, int buffer, X& x) const {
         const StepSequence sequence = step_sequence(args, n);
         if (sequence.place == Place::run && sequence.length > 0) {
@@ -66,7 +66,7 @@ struct StagedWarp {
         return static_cast<const Io*>(args.x.values.data) + n * args.x.sequence + (sequence.start + t) * args.x.token +
                channel();
     }
-    // The state in the buffer goes back.
+    // Writes the state from the buffer to its slot.
     __device__ __forceinline__ void store(const CausalStepArgs& args, i64 slot, int buffer) const {
         char* to = state(args, slot);
         each_unit([&](int place, int offset) {
@@ -77,17 +77,17 @@ struct StagedWarp {
     }
 };
 
-// The tokens of a sequence, for lanes that work: from and to their units in the buffer.
+// Computes the tokens of a sequence from and to the lane's units in the buffer.
 template <CausalStepStagedConfig kConfig>
-__device__ __forceinline__ void walk_tokens(const CausalStepArgs& args, const StagedWarp<kConfig>& warp, int n,
-                                            const StepSequence& sequence, int buffer,
-                                            const StepTaps<kConfig.width, kConfig.vector()>& taps,
-                                            typename StagedWarp<kConfig>::X x, Storage<kConfig.io>* out) {
+__device__ __forceinline__ void process_tokens(const CausalStepArgs& args, const StagedWarp<kConfig>& warp, int n,
+                                               const StepSequence& sequence, int buffer,
+                                               const StepTaps<kConfig.width, kConfig.vector()>& taps,
+                                               typename StagedWarp<kConfig>::X x, Storage<kConfig.io>* out) {
     using X = typename StagedWarp<kConfig>::X;
     constexpr int kColumns = kConfig.columns, kVector = kConfig.vector(), kHistory = kConfig.width - 1;
     X units[kColumns];
     // Column j of channel v.
-    const auto number = [&](int v, int j) -> auto& {
+    const auto value = [&](int v, int j) -> auto& {
         return units[(v * kColumns + j) / kVector].items[(v * kColumns + j) % kVector];
     };
 #pragma unroll
@@ -96,13 +96,13 @@ __device__ __forceinline__ void walk_tokens(const CausalStepArgs& args, const St
             reinterpret_cast<const Storage<kConfig.io>*>(warp.buffers[buffer][place_of_unit<kColumns>(warp.lane, i)].bytes));
 #pragma unroll 1
     for (int t = 0; t < sequence.length; ++t, out += args.out.token) {
-        const auto history = [&](int k, int v) { return to_float(number(v, kColumns - kHistory + k)); };
+        const auto history = [&](int k, int v) { return to_float(value(v, kColumns - kHistory + k)); };
         store_whole(taps.template output<kConfig.io>(history, x, args.silu), out);
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
 #pragma unroll
-            for (int j = 0; j + 1 < kColumns; ++j) number(v, j) = number(v, j + 1);
-            number(v, kColumns - 1) = x.items[v];
+            for (int j = 0; j + 1 < kColumns; ++j) value(v, j) = value(v, j + 1);
+            value(v, kColumns - 1) = x.items[v];
         }
         if (t + 1 < sequence.length) x.load(warp.token(args, n, sequence, t + 1));
     }
@@ -121,11 +121,11 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step_staged(
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<CausalStepStagedSharedPlan<kConfig>*>(memory);
 
-    const int of_warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const i64 first_channel = (static_cast<i64>(blockIdx.y) * kStepThreads + 32 * of_warp) * kVector;
+    const int warp_index = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const i64 first_channel = (static_cast<i64>(blockIdx.y) * kStepThreads + 32 * warp_index) * kVector;
     if (first_channel >= args.channels) return;
     const int lanes = static_cast<int>(min((args.channels - first_channel) / kVector, i64{32}));
-    const StagedWarp<kConfig> warp{shared.units[of_warp], first_channel, lane, lanes * kConfig.columns};
+    const StagedWarp<kConfig> warp{shared.units[warp_index], first_channel, lane, lanes * kConfig.columns};
     const int first = static_cast<int>(blockIdx.x) * args.block_sequences;
     const int count = min(args.block_sequences, args.sequences - first);
 
@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step_staged(
     const i64 channel = warp.works() ? warp.channel() : first_channel;
     StepSequence sequence = warp.fetch(args, first, 0, x), next{};
     Taps taps;
-    taps.take(typename Taps::Loading(args, channel), args, channel);  // in front of `fetch` they would need registers too
+    taps.finish(typename Taps::Loading(args, channel), args,
+                channel);  // after `fetch`: before it, they would occupy registers during the copy
 #pragma unroll 1
     for (int i = 0; i < count; ++i, sequence = next, x = next_x) {
         const int n = first + i, buffer = i % 2;
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step_staged(
         Io* const out = outputs + sequence.start * args.out.token;
         if (sequence.place == Place::run && sequence.length > 0) {
             __syncwarp();  // every lane's copies have arrived
-            if (warp.works()) walk_tokens<kConfig>(args, warp, n, sequence, buffer, taps, x, out);
+            if (warp.works()) process_tokens<kConfig>(args, warp, n, sequence, buffer, taps, x, out);
             __syncwarp();
             warp.store(args, sequence.slot, buffer);
             __syncwarp();  // the buffer is free

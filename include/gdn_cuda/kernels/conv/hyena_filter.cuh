@@ -1,13 +1,13 @@
-// The filter of Hyena's modal form: h[d, t] = Σ_s residues[d, s] e^{log_poles[d, s] t}.
+// conv/hyena_filter: the filter of Hyena's modal form, h[d, t] = Σ_s residues[d, s] e^{log_poles[d, s] t}.
 //
-// A block has some thousand tokens of a row. A lane has 8 of them, 32 apart, so that a warp stores 128 neighbouring bytes at
-// any alignment: it raises each pole once, to its first token, and multiplies by powers of 32, 64, … tokens that the block
-// keeps in shared memory. No power comes from a chain of products, so nothing drifts.
+// A block computes some thousand tokens of a row. A lane has 8 tokens, 32 apart, so that a warp stores 128 contiguous bytes
+// at any alignment. It raises each pole once, to its first token, and multiplies by powers of 32, 64, … tokens, which the
+// block keeps in shared memory. No power comes from a chain of products, so no error accumulates.
 //
-// Bound by bytes, 4 a token; S fp32 multiply-adds and S / 8 exponentials a token stay below that up to S = 16.
+// Bound: memory, 4 bytes a token; S fp32 FMAs and S / 8 exponentials a token take less time up to S = 16.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_filter_powers.cuh>
+#include <gdn_cuda/kernels/conv/hyena_filter/powers.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kHyenaFilterThreads) hyena_filter(const __grid
         for (int s = 0; s < args.count; ++s) {
             const float scale = shared.residues[s] * power_of_pole(shared.log_poles[s], static_cast<float>(first));
 #pragma unroll
-            for (int i = 0; i < kHyenaFilterLaneTokens; ++i) h[i] = fmaf(scale, shared.powers[s].of[i], h[i]);
+            for (int i = 0; i < kHyenaFilterLaneTokens; ++i) h[i] = fmaf(scale, shared.powers[s].values[i], h[i]);
         }
         float* const to = args.filter + row * args.tokens;
 #pragma unroll

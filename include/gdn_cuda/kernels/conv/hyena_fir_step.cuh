@@ -1,19 +1,20 @@
-// One token or several of a causal FIR filter per channel, behind the K − 1 inputs that a state in a pool holds:
+// conv/hyena_fir_step: one or several tokens of a causal FIR filter per channel, after the K − 1 inputs that a state in a
+// pool holds:
 //
 //     y_t = Σ_k w_k window_{t+k} + bias (· u_t if gated),   window = (state, u),   state ← the last K − 1 of window
 //
-// A channel has 1 to 32 lanes of a warp. They hold the window of the current token in registers, by age: age 0 is the token
-// before. From token to token every number moves to the next age, within a lane or by a shuffle from the lane before, so taps
-// stay where they are, and several tokens have the bits of single ones. Taps are loaded once for all sequences that a block
-// takes in turn; a sequence's state is loaded while the one before it is computed.
+// A channel has 1 to 32 lanes of a warp. They hold the current token's window in registers, by age: age 0 is the previous
+// token. From token to token every value moves to the next age, within a lane or by a shuffle from the previous lane, so
+// taps stay where they are, and several tokens give the bits of single ones. Taps are loaded once for all sequences of a
+// block; a sequence's state is loaded while the previous one is computed.
 //
-// For states of any dtype and strides, and any K: conv/hyena_fir_step_staged has those that are contiguous.
+// This kernel takes states of any dtype and strides, and any K; conv/hyena_fir_step_staged takes contiguous fp32 states.
 //
-// Bound by bytes, 2 (K − 1) numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state).
+// Bound: memory, 2 (K − 1) state values a row; with few sequences the latency of two dependent loads (slot, state).
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/block.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -22,7 +23,7 @@ struct FirRow {
     bool runs = false;
     Place place = Place::run;
     int sequence = 0, channel = 0;
-    i64 state = 0;  // of its first number in the pool, in elements
+    i64 state = 0;  // offset of its first value in the pool, in elements
 
     __device__ __forceinline__ i64 at(const HyenaTokens& x, int token) const {
         return sequence * x.sequence + channel * x.channel + token * x.token;
@@ -33,7 +34,7 @@ struct FirRow {
     __device__ __forceinline__ void store(const HyenaTokens& to, int token, float x) const {
         store_number(to.values, at(to, token), x);
     }
-    // The output of a sequence that does not run.
+    // Fills the output of a sequence that does not run.
     __device__ __forceinline__ void fill(const HyenaTokens& out, int tokens, int lane, int lanes) const {
         const float value = place == Place::skip ? 0.f : quiet_nan();
         for (int t = lane; t < tokens; t += lanes) store(out, t, value);
@@ -45,12 +46,12 @@ struct FirStep {
     static constexpr int kLanes = kConfig.lanes, kElements = kConfig.elements;
 
     const HyenaFirStepArgs& args;
-    bool exists;  // threads behind the last channel take part in shuffles, and neither load nor store
+    bool exists;  // threads past the last channel take part in shuffles, and neither load nor store
     int channel;
     const int lane = threadIdx.x % kLanes;
     float taps[kElements]{}, current_tap = 0.f, bias = 0.f;
 
-    // Of ages; 0 behind the window.
+    // By age; 0 past the window.
     using Inputs = float[kElements];
     __device__ __forceinline__ int age(int e) const { return e * kLanes + lane; }
     __device__ __forceinline__ int position(int e) const { return args.width - 1 - age(e); }  // in the state
@@ -98,7 +99,7 @@ struct FirStep {
     __device__ __forceinline__ void push(Inputs& inputs, float u) const {
 #pragma unroll
         for (int e = kElements - 1; e >= 0; --e) {
-            // The first lane's comes from the last lane, which holds the younger end of the element before.
+            // The first lane gets the last lane's value of the previous element, which is one token younger.
             float moved;
             if constexpr (kLanes == 1) {
                 moved = e == 0 ? u : inputs[e > 0 ? e - 1 : 0];
@@ -125,7 +126,7 @@ struct FirStep {
         }
         if (row.runs) store(row, inputs, u);
     }
-    // The window behind the last token: every input an age older, and the token.
+    // Stores the window after the last token: every input one age older, and the token.
     __device__ __forceinline__ void store(const FirRow& row, const Inputs& inputs, float u) const {
 #pragma unroll
         for (int e = 0; e < kElements; ++e)

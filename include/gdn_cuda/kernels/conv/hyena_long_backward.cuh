@@ -1,30 +1,32 @@
 // conv/hyena_long_backward: gradients of y_t = x2_t (sum_j h_j u_{t-j} + D u_t) with u = x1 * v and h_t = sum_s R_s p_s^t.
 //
 // With z = y / x2 and dz = grad x2, the adjoint of the recurrence x_t = p x_{t-1} + u_t is l_t = R dz_t + p l_{t+1}:
-//     of x2 = grad z,  of u = sum_s l_s + D dz,  of R = sum_t dz_t x_t,  of log p = sum_t l_t p x_{t-1}
-// A warp walks over its tokens of one channel from the last to the first, in tiles of 512, 16 rows of 32. The states before
-// each tile are hyena_long_states'; the warp carries l. A tile is computed as in hyena_long, twice: forward for z, backward for
-// the gradient of u. Per row, with x the states before it, l those behind it, q and q' the sums of p^i dz_i and i p^i dz_i, u'
-// that of (31 - i) p^(31 - i) u_i, and c_j that of dz_i u_{i-j}:
-//     of R       p q x + sum_j p^j c_j
-//     of log p   R p x (q + q') + l (32 p^32 x + u') + R sum_j j p^j c_j
-// q, q', u' and c are products on tensor cores, c of transposed tiles (the sum is over rows); every number is a sum of two
-// bf16, three for fp32 tensors. What shares add to the gradients of parameters is summed after the kernel, in a fixed order.
+//     dx2 = grad z,  du = sum_s l_s + D dz,  dR = sum_t dz_t x_t,  dlog p = sum_t l_t p x_{t-1}
+// A warp iterates backwards over its tokens of one channel, in tiles of 512, 16 rows of 32. conv/hyena_long_states wrote the
+// states before each tile; the warp carries l. A tile is computed as in conv/hyena_long, twice: forward for z, backward for
+// du. For each row, let x be the states before it, l those after it, q and q' the sums of p^i dz_i and i p^i dz_i, u' that
+// of (31 - i) p^(31 - i) u_i, and c_j that of dz_i u_{i-j}. It adds
+//     to dR       p q x + sum_j p^j c_j
+//     to dlog p   R p x (q + q') + l (32 p^32 x + u') + R sum_j j p^j c_j
+// q, q', u' and c are products on tensor cores, c of transposed tiles (its sum is over rows); every value is a sum of two
+// bf16 parts, or three for fp32 tensors. What segments add to the gradients of parameters is summed after the kernel, in a
+// fixed order.
 //
-// Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
-// (hyena_columns_tile.cuh), for up to 16 states; with more, the host has tensors copied into the other layout
-// (common/transposed_copy). cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh) while one is computed: with 8
-// warps an SM nothing else hides the latency of memory. Its states are in flight while its tokens go through shared memory.
+// If channels are contiguous in memory, the warps of a block have adjacent channels and the same tokens
+// (hyena/tile_layouts.cuh), for up to 16 states; with more states, the host copies tensors into the other layout
+// (common/transposed_copy). cp.async copies the next tile to shared memory (hyena/tile_prefetch.cuh) while one is computed:
+// with 8 warps per SM nothing else hides the latency of memory. The states of a tile are loaded while its tokens go through
+// shared memory.
 //
-// Shared memory, of each warp: right operands made of the poles, 7 KB for 16 states, 7 KB for two tiles in bf16, and a stage
-// for rows without vectors, or 4 KB for the transposition of neighbouring channels.
+// Shared memory, per warp: right operands made of the poles, 7 KB for 16 states; 7 KB for two tiles in bf16; and a stage for
+// rows without vectors, or 4 KB for the transposition of contiguous channels.
 //
-// Bound: memory, 14 bytes a token in bf16 and 28 in fp32, and 4 or 8 for hyena_long_states; 144 mma for 512 tokens of 16
-// states.
+// Bound: memory, 14 bytes a token in bf16 and 28 in fp32, and 4 or 8 for conv/hyena_long_states; 144 mma for 512 tokens of
+// 16 states.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
-#include <gdn_cuda/kernels/conv/hyena_tile_ahead.cuh>
+#include <gdn_cuda/kernels/conv/hyena/tile_prefetch.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long/state_products.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -59,7 +61,7 @@ __device__ __forceinline__ float sum_of_lanes(float x, int first_step) {
     return x;
 }
 
-// Access: HyenaTileRows or HyenaTileColumns; the latter's tiles in shared memory are two, as those of u and dz are in turns.
+// Access: HyenaTileRows or HyenaTileColumns. HyenaTileColumns has two tiles in shared memory, one for u and one for dz.
 template <HyenaLongBackwardConfig kConfig, class Access>
 struct HyenaLongBackwardWarp {
     using T = Storage<kConfig.io>;
@@ -69,34 +71,36 @@ struct HyenaLongBackwardWarp {
     const HyenaLongBackwardArgs& args;
     HyenaLongBackwardShared<kConfig>& shared;
     Access dz_tile, u_tile;
-    HyenaShare share;
+    HyenaSegment segment;
     HyenaPoles poles;
-    Correlation correlation;  // of the tiles so far
+    Correlation correlation;  // over the tiles so far
 
     __device__ __forceinline__ HyenaLongBackwardWarp(const HyenaLongBackwardArgs& args,
                                                      HyenaLongBackwardShared<kConfig>& shared, const Access& dz_tile,
-                                                     const Access& u_tile, const HyenaShare& share)
+                                                     const Access& u_tile, const HyenaSegment& segment)
         : args(args),
           shared(shared),
           dz_tile(dz_tile),
           u_tile(u_tile),
-          share(share),
-          poles(args.forward, share.column),
+          segment(segment),
+          poles(args.forward, segment.column),
           correlation{} {}
 
     __device__ __forceinline__ int states() const { return args.forward.states; }
     __device__ __forceinline__ int tokens() const { return args.forward.tokens; }
-    __device__ __forceinline__ i64 row() const { return static_cast<i64>(share.batch) * args.forward.channels + share.column; }
-    __device__ __forceinline__ i64 share_number() const { return row() * args.forward.segments + share.segment; }
+    __device__ __forceinline__ i64 row() const {
+        return static_cast<i64>(segment.batch) * args.forward.channels + segment.column;
+    }
+    __device__ __forceinline__ i64 segment_row() const { return row() * args.forward.segments + segment.index; }
     __device__ __forceinline__ bool ends_within(int tile) const { return tile + kTileTokens > tokens(); }
-    __device__ __forceinline__ float of_last_state(int state) const {
-        return initial_at(args.grad_state, share.batch, share.column, states(), states() - state);
+    __device__ __forceinline__ float last_state_gradient(int state) const {
+        return initial_at(args.grad_state, segment.batch, segment.column, states(), states() - state);
     }
 
     // ---- Before the first tile
 
     __device__ __forceinline__ void fill_tables() {
-        float* const h = shared.stage.numbers;
+        float* const h = shared.stage.values;
         const int lane = lane_of_warp();
         poles.fill_taps(h, lane);
         for (int group = 0; group < kConfig.groups; ++group) fill_powers(shared.groups[group], poles, group, lane);
@@ -105,40 +109,40 @@ struct HyenaLongBackwardWarp {
         fill_pairs(shared.taps_back, lane, [&](int x) { return x <= 0 && x > -kRowTokens ? h[-x] : 0.f; });
         for (int state = lane; state < states(); state += 32) {
             shared.first[state] = first_state(state);
-            shared.of_last[state] = 0.f;
+            shared.last_state_slopes[state] = 0.f;
         }
         __syncwarp();
     }
     __device__ __forceinline__ bool begins_with_zeros() const {
-        return share.segment == 0 && args.forward.initial.numbers.data == nullptr;
+        return segment.index == 0 && args.forward.initial.values.data == nullptr;
     }
     __device__ __forceinline__ float first_state(int state) const {
-        float x = initial_at(args.forward.initial, share.batch, share.column, states(), states() - state);
-        const LongFactor kept(poles.log_pole(state), args.forward.segment_tokens);
+        float x = initial_at(args.forward.initial, segment.batch, segment.column, states(), states() - state);
+        const LongFactor decay(poles.log_pole(state), args.forward.segment_tokens);
         const float* added = args.added + row() * args.forward.segments * states() + state;
 #pragma unroll 1
-        for (int segment = 0; segment < share.segment; ++segment, added += states()) x = kept.times_plus(x, *added);
+        for (int earlier = 0; earlier < segment.index; ++earlier, added += states()) x = decay.times_plus(x, *added);
         return x;
     }
-    // The gradients of the states behind the share. Where the last token is within a tile, `add_of_last_state` adds that of
-    // the last states.
+    // Initializes the gradients of the states after the segment. If the last token is inside a tile, add_last_state_gradient
+    // adds the final state's gradient instead.
     __device__ __forceinline__ void begin() {
         for_groups([&](int group, HyenaCarriedBack& carried) {
-            LaneStates behind = {}, none = {};
-            for_states(group, states(), [&](int eight, int i, int state) { behind[eight][i] = gradient_behind(state); });
-            store_states(carried.behind[lane_of_warp()], behind);
-            store_states(carried.of_residues[lane_of_warp()], none);
-            store_states(carried.of_poles[lane_of_warp()], none);
+            LaneStates after = {}, none = {};
+            for_states(group, states(), [&](int eight, int i, int state) { after[eight][i] = gradient_after(state); });
+            store_states(carried.after[lane_of_warp()], after);
+            store_states(carried.dresidues[lane_of_warp()], none);
+            store_states(carried.dpoles[lane_of_warp()], none);
         });
     }
-    __device__ __forceinline__ float gradient_behind(int state) const {
+    __device__ __forceinline__ float gradient_after(int state) const {
         const int last = args.forward.segments - 1;
-        if (share.segment == last) return tokens() % kTileTokens == 0 ? of_last_state(state) : 0.f;
-        float x = of_last_state(state);
+        if (segment.index == last) return tokens() % kTileTokens == 0 ? last_state_gradient(state) : 0.f;
+        float x = last_state_gradient(state);
         int length = tokens() - last * args.forward.segment_tokens;
         const float* added = args.added_back + (row() * args.forward.segments + last) * states() + state;
 #pragma unroll 1
-        for (int segment = last; segment > share.segment; --segment, added -= states()) {
+        for (int later = last; later > segment.index; --later, added -= states()) {
             x = LongFactor(poles.log_pole(state), length).times_plus(x, *added);
             length = args.forward.segment_tokens;
         }
@@ -147,13 +151,13 @@ struct HyenaLongBackwardWarp {
 
     // ---- A tile
 
-    // hyena_long_states' before a tile, and what the states before the share add to them.
+    // The states before a tile from conv/hyena_long_states, and the contribution of the states before the segment.
     __device__ __forceinline__ const float* added_before(int tile) const {
         const i64 row_tiles = (static_cast<i64>(tokens()) + kTileTokens - 1) / kTileTokens;
         return args.states + (row() * row_tiles + tile / kTileTokens) * states();
     }
     __device__ __forceinline__ float first_before(int tile, int state) const {
-        return pole_power(poles.log_pole(state), tile - share.first) * shared.first[state];
+        return pole_power(poles.log_pole(state), tile - segment.first) * shared.first[state];
     }
     __device__ __forceinline__ float state_before(int tile, int state) const {
         return added_before(tile)[state] + (begins_with_zeros() ? 0.f : first_before(tile, state));
@@ -168,45 +172,45 @@ struct HyenaLongBackwardWarp {
         if (begins_with_zeros()) return;
         for_states(group, states(), [&](int eight, int i, int state) { x[eight][i] += first_before(tile, state); });
     }
-    // One group over one tile, with the states `x` before it: adds to the sums of z and of the gradient of u what the states
-    // add, and to those of the parameters.
-    __device__ __forceinline__ void advance(int group, const Parts& u, const Parts& dz, TileSums& z, TileSums& of_u,
+    // Processes one group over one tile, with the states `x` before it: adds its states' terms to the sums of z and du, and
+    // to those of the parameters.
+    __device__ __forceinline__ void advance(int group, const Parts& u, const Parts& dz, TileSums& z, TileSums& du,
                                             LaneStates& x) {
         const HyenaPowerGroup<kParts>& powers = shared.groups[group];
         HyenaCarriedBack& carried = shared.carried[group];
-        RowStates before, after;  // states before a row, and gradients of those behind it
+        RowStates before, after;  // states before a row, and gradients of those after it
         LaneStates sums;
         {
             RowSums added = {};
             add_tokens<false>(added, u, powers.from_tokens);
-            walk_rows<false>(before, added, x, powers);
+            scan_rows<false>(before, added, x, powers);
         }
         {
             RowSums added = {};
-            LaneStates behind;
+            LaneStates back;
             add_tokens<true>(added, dz, powers.from_tokens);
-            load_states(sums, carried.of_residues[lane_of_warp()]);
+            load_states(sums, carried.dresidues[lane_of_warp()]);
             for_rows([&](int half, int eight, int i, int) {
                 sums[eight][i] = fmaf(added[eight][2 * half + i], before[half][eight][i], sums[eight][i]);
             });
-            store_states(carried.of_residues[lane_of_warp()], sums);
+            store_states(carried.dresidues[lane_of_warp()], sums);
             for_rows([&](int half, int eight, int i, int state) { added[eight][2 * half + i] *= powers.gains[state]; });
-            load_states(behind, carried.behind[lane_of_warp()]);
-            walk_rows<true>(after, added, behind, powers);
-            store_states(carried.behind[lane_of_warp()], behind);
+            load_states(back, carried.after[lane_of_warp()]);
+            scan_rows<true>(after, added, back, powers);
+            store_states(carried.after[lane_of_warp()], back);
         }
-        add_states<true>(of_u, after, powers.to_tokens);
+        add_states<true>(du, after, powers.to_tokens);
         {
             RowSums slopes = {}, back_slopes = {};
             add_tokens<false>(slopes, u, powers.slopes);
             add_tokens<true>(back_slopes, dz, powers.slopes);
-            load_states(sums, carried.of_poles[lane_of_warp()]);
+            load_states(sums, carried.dpoles[lane_of_warp()]);
             for_rows([&](int half, int eight, int i, int state) {
                 const float x = before[half][eight][i], l = after[half][eight][i], row = kRowTokens * powers.doubled[0][state];
-                const float of_x = fmaf(powers.gains[state], back_slopes[eight][2 * half + i], row * l);
-                sums[eight][i] = fmaf(l, slopes[eight][2 * half + i], fmaf(of_x, x, sums[eight][i]));
+                const float x_factor = fmaf(powers.gains[state], back_slopes[eight][2 * half + i], row * l);
+                sums[eight][i] = fmaf(l, slopes[eight][2 * half + i], fmaf(x_factor, x, sums[eight][i]));
             });
-            store_states(carried.of_poles[lane_of_warp()], sums);
+            store_states(carried.dpoles[lane_of_warp()], sums);
         }
         for_rows([&](int half, int eight, int i, int state) { before[half][eight][i] *= powers.gains[state]; });
         add_states<false>(z, before, powers.to_tokens);
@@ -257,14 +261,14 @@ struct HyenaLongBackwardWarp {
         for (int i = 0; i < kOwn; ++i) product.set(i, x[i] * product[i]);
         gdn_cuda::conv::store(product, u_tile, to, tile);
     }
-    // What the gradient of the last states adds in the tile of the last token: a row may not carry it, as it would begin with
-    // p^-31 times it.
-    __device__ __forceinline__ void add_of_last_state(TileSums& of_u, int tile) {
-        const HyenaRow<T> x1(args.forward.x1, share.batch, share.column), v(args.forward.v, share.batch, share.column);
+    // Adds the final state's gradient in the tile of the last token. A row cannot carry it, because it would begin with
+    // p^-31 times the gradient.
+    __device__ __forceinline__ void add_last_state_gradient(TileSums& du, int tile) {
+        const HyenaRow<T> x1(args.forward.x1, segment.batch, segment.column), v(args.forward.v, segment.batch, segment.column);
         const int length = tokens() - tile;
 #pragma unroll 1
         for (int state = 0; state < states(); ++state) {
-            const float gradient = of_last_state(state);
+            const float gradient = last_state_gradient(state);
             if (gradient == 0.f) continue;
             const float log = poles.log_pole(state);
             float slope = 0.f;
@@ -275,17 +279,17 @@ struct HyenaLongBackwardWarp {
                     const int token = ToeplitzTile<T>::first(tile, half) + i, after = tokens() - 1 - token;
                     if (after < 0) continue;
                     const float power = pole_power(log, after);
-                    sum_of(of_u, half, i) = fmaf(power, gradient, sum_of(of_u, half, i));
+                    sum_of(du, half, i) = fmaf(power, gradient, sum_of(du, half, i));
                     slope = fmaf(after * power, x1.at(token) * v.at(token), slope);
                 }
             slope = sum_of_lanes(slope, 1);
             slope = fmaf(length * pole_power(log, length), state_before(tile, state), slope);
-            if (lane_of_warp() == 0) shared.of_last[state] = gradient * slope;
+            if (lane_of_warp() == 0) shared.last_state_slopes[state] = gradient * slope;
         }
         for_groups([&](int group, HyenaCarriedBack& carried) {
             for_states(group, states(), [&](int eight, int i, int state) {
-                float& x = carried.behind[lane_of_warp()][2 * eight + i];
-                x = fmaf(pole_power(poles.log_pole(state), length), of_last_state(state), x);
+                float& x = carried.after[lane_of_warp()][2 * eight + i];
+                x = fmaf(pole_power(poles.log_pole(state), length), last_state_gradient(state), x);
             });
         });
     }
@@ -294,16 +298,16 @@ struct HyenaLongBackwardWarp {
         begin();
         park_correlation();
         const HyenaLongArgs& forward = args.forward;
-        const float bias = load_number(forward.bias, share.column * forward.bias_channel);
-        const int tiles = (share.end - share.first + kTileTokens - 1) / kTileTokens;
+        const float bias = load_number(forward.bias, segment.column * forward.bias_channel);
+        const int tiles = (segment.end - segment.first + kTileTokens - 1) / kTileTokens;
         constexpr bool kAhead = kConfig.buffers() == 2;
-        int buffer = 0, tile = share.first + (tiles - 1) * kTileTokens;
+        int buffer = 0, tile = segment.first + (tiles - 1) * kTileTokens;
         if (kAhead && tiles > 0) load(tile, buffer);
 #pragma unroll 1
-        for (; tile >= share.first; tile -= kTileTokens) {
+        for (; tile >= segment.first; tile -= kTileTokens) {
             if constexpr (!kAhead) load(tile, buffer);
             auto& factors = shared.factors[buffer];
-            TileSums z, of_u;
+            TileSums z, du;
             Parts own, back;
             LaneStates before;
             if constexpr (kConfig.loads_states_ahead()) load_added_before(before, 0, tile);  // in flight until `advance`
@@ -311,49 +315,50 @@ struct HyenaLongBackwardWarp {
             cp_async_wait<0>();
             __syncwarp();
             multiply(x, read(dz_tile, factors[kGrad]), read(dz_tile, shared.x2));
-            dz_tile.put_own(x);
+            dz_tile.store_own(x);
             multiply(y, read(u_tile, factors[kX1]), read(u_tile, factors[kV]));
-            u_tile.put_own(y);
-            u_tile.meet();
-            dz_tile.take_row(x);
-            begin_sums(of_u, x, bias);
+            u_tile.store_own(y);
+            u_tile.sync();
+            dz_tile.load_row(x);
+            begin_sums(du, x, bias);
             back = parts_of_row<kParts>(x);
-            u_tile.take_row(y);
+            u_tile.load_row(y);
             begin_sums(z, y, bias);
             own = parts_of_row<kParts>(y);
             __syncwarp();
-            // Nothing follows the share's first tile, which is copied once more: a branch would wait for loads in flight.
-            const int next = max(tile - kTileTokens, share.first);
+            // The segment's first tile is copied once more although nothing follows it: a branch would wait for loads in
+            // flight.
+            const int next = max(tile - kTileTokens, segment.first);
             if constexpr (kAhead) buffer ^= 1;
             load_correlation();
             add_correlation(correlation, back, own);
             park_correlation();
-            // Copies of many rows of few bytes take load-store units as long as the products between them.
+            // Copies of many rows of few bytes occupy load-store units as long as the products between them take.
             if constexpr (kAhead) load_factors_of_dz(next, buffer);
             add_product(z, own, load_pairs(shared.taps, lane_of_warp()));
             if constexpr (kAhead) load_factors_of_u(next, buffer);
-            add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp()));
+            add_product(du, back, load_pairs(shared.taps_back, lane_of_warp()));
             for_groups([&](int group, HyenaCarriedBack&) {
                 if constexpr (!kConfig.loads_states_ahead()) load_added_before(before, group, tile);
                 add_first_before(before, group, tile);
-                advance(group, own, back, z, of_u, before);
+                advance(group, own, back, z, du, before);
             });
-            if (ends_within(tile)) add_of_last_state(of_u, tile);
-            take_sums(x, z);
-            take_sums(y, of_u);
-            u_tile.put_row(x);
-            dz_tile.put_row(y);
-            u_tile.meet();
-            u_tile.take_own(x);
-            store_product(x, factors[kGrad], args.of_x2, tile);
-            dz_tile.take_own(y);
-            store_product(y, factors[kV], args.of_x1, tile);
-            store_product(y, factors[kX1], args.of_v, tile);
+            if (ends_within(tile)) add_last_state_gradient(du, tile);
+            unpack_sums(x, z);
+            unpack_sums(y, du);
+            u_tile.store_row(x);
+            dz_tile.store_row(y);
+            u_tile.sync();
+            u_tile.load_own(x);
+            store_product(x, factors[kGrad], args.dx2, tile);
+            dz_tile.load_own(y);
+            store_product(y, factors[kV], args.dx1, tile);
+            store_product(y, factors[kX1], args.dv, tile);
             __syncwarp();
         }
         finish();
     }
-    // ---- Behind the last tile: the gradients of the parameters
+    // ---- After the last tile: the gradients of the parameters
 
     __device__ __forceinline__ void finish() {
         const int lane = lane_of_warp(), g = row_of_lane(), t = lane % 4, S = states();
@@ -361,16 +366,17 @@ struct HyenaLongBackwardWarp {
         __syncwarp();
         for (int state = lane; state < S; state += 32) {
             const HyenaCarriedBack& carried = shared.carried[state / kHyenaGroup];
-            const int of_group = state % kHyenaGroup, lane_of_state = of_group % 8 / 2, at = of_group / 8 * 2 + of_group % 2;
-            float of_residue = 0.f, of_pole = shared.of_last[state];
+            const int index_in_group = state % kHyenaGroup, lane_of_state = index_in_group % 8 / 2,
+                      at = index_in_group / 8 * 2 + index_in_group % 2;
+            float dresidue = 0.f, dpole = shared.last_state_slopes[state];
             for (int other = lane_of_state; other < 32; other += 4) {
-                of_residue += carried.of_residues[other][at];
-                of_pole += carried.of_poles[other][at];
+                dresidue += carried.dresidues[other][at];
+                dpole += carried.dpoles[other][at];
             }
-            shared.first[state] = of_residue;
-            shared.of_last[state] = of_pole;
-            if (share.segment == 0 && args.of_initial != nullptr)
-                args.of_initial[row() * S + state] = carried.behind[lane_of_state][at];
+            shared.first[state] = dresidue;
+            shared.last_state_slopes[state] = dpole;
+            if (segment.index == 0 && args.dinitial != nullptr)
+                args.dinitial[row() * S + state] = carried.after[lane_of_state][at];
         }
 #pragma unroll
         for (int m = 0; m < 2; ++m)
@@ -380,25 +386,25 @@ struct HyenaLongBackwardWarp {
                 for (int i = 0; i < 4; ++i)
                     shared.correlation[8 * (g / 2) + 2 * (2 * m + i / 2) + g % 2][8 * t + 2 * p + i % 2] = correlation[m][p][i];
         __syncwarp();
-        float* const lags = shared.stage.numbers;
+        float* const lags = shared.stage.values;
         float sum = 0.f;
         for (int i = lane; i < kRowTokens; ++i) sum += shared.correlation[i][i - lane];
         lags[lane] = sum;
-        if (lane == 0) args.of_bias[share_number()] = sum;
+        if (lane == 0) args.dbias[segment_row()] = sum;
         __syncwarp();
         for (int state = lane; state < S; state += 32) {
             const float log = poles.log_pole(state), residue = poles.residue(state);
             const float rows = pole_power(log, 1) * shared.first[state];
-            float near = 0.f, slope = 0.f;
+            float within = 0.f, slope = 0.f;
 #pragma unroll 1
             for (int lag = 0; lag < kRowTokens; ++lag) {
                 const float term = pole_power(log, lag) * lags[lag];
-                near += term;
+                within += term;
                 slope = fmaf(static_cast<float>(lag), term, slope);
             }
-            float* const to = args.of_poles + share_number() * 2 * S + state;
-            to[0] = rows + near;
-            to[S] = fmaf(residue, rows + slope, shared.of_last[state]);
+            float* const to = args.dpoles + segment_row() * 2 * S + state;
+            to[0] = rows + within;
+            to[S] = fmaf(residue, rows + slope, shared.last_state_slopes[state]);
         }
     }
     __device__ __forceinline__ void for_groups(auto&& visit) {
@@ -415,18 +421,18 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_of_sm())
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<HyenaLongBackwardSharedPlan<kConfig>*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args.forward);
-    if (!share.exists(args.forward)) return;
-    auto& of_warp = shared.warps[warp];
+    const HyenaSegment segment = hyena_segment<kConfig.columns, kConfig.warps()>(args.forward);
+    if (!segment.exists(args.forward)) return;
+    auto& warp_shared = shared.warps[warp];
     if constexpr (kConfig.columns) {
         using Access = HyenaTileColumns<T, kConfig.warps()>;
-        const Access dz_tile{shared.of_dz, share.batch, share.column - warp, args.forward.channels, share.end};
-        const Access u_tile{shared.of_u, share.batch, share.column - warp, args.forward.channels, share.end};
-        HyenaLongBackwardWarp<kConfig, Access>{args, of_warp, dz_tile, u_tile, share}.run();
+        const Access dz_tile{shared.dz, segment.batch, segment.column - warp, args.forward.channels, segment.end};
+        const Access u_tile{shared.u, segment.batch, segment.column - warp, args.forward.channels, segment.end};
+        HyenaLongBackwardWarp<kConfig, Access>{args, warp_shared, dz_tile, u_tile, segment}.run();
     } else {
         using Access = HyenaTileRows<T>;
-        const Access access{of_warp.stage, share.batch, share.column, share.end, args.forward.vectors};
-        HyenaLongBackwardWarp<kConfig, Access>{args, of_warp, access, access, share}.run();
+        const Access access{warp_shared.stage, segment.batch, segment.column, segment.end, args.forward.vectors};
+        HyenaLongBackwardWarp<kConfig, Access>{args, warp_shared, access, access, segment}.run();
     }
 }
 

@@ -1,24 +1,24 @@
-// One token or several of a filter in modal form, with states in slots of a pool:
+// conv/hyena_modal_step: one or several tokens of a filter in modal form, with states in slots of a pool:
 //
 //     s ← e^{log_poles} s + x1 v,   y = x2 (Σ residues s + D x1 v)
 //
-// A channel has 4 or 16 lanes of a warp, and a lane 4 neighbouring states in registers. Poles are raised once, for all
-// sequences that a block takes in turn; a sequence's state is loaded while the one before it is computed. A slow pole is
-// applied as s + (p − 1) s: p rounded to fp32 would change the rate of its decay, by 3 % at e^−1e−6.
+// A channel has 4 or 16 lanes of a warp, and a lane 4 consecutive states in registers. Poles are raised once for all
+// sequences of a block; a sequence's state is loaded while the previous one is computed. A slow pole is applied as s + (p −
+// 1) s, because p rounded to fp32 would change its decay rate, by 3 % at e^−1e−6.
 //
-// States, residues and poles are mostly fp32 in rows of 16-byte units, and tokens of one dtype, which is compiled in: else
-// switches on dtypes were most of the instructions.
+// The common case is compiled in: fp32 states, residues and poles in rows of 16-byte units, and tokens of one dtype.
+// Otherwise switches on dtypes would be most of the instructions.
 //
-// Bound by bytes, 2 S numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state).
+// Bound: memory, 2 S state values a row; with few sequences the latency of two dependent loads (slot, state).
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
+#include <gdn_cuda/kernels/conv/hyena/common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step/block.cuh>
 
 namespace gdn_cuda::conv {
 
-// Bits of four numbers of a row, of which `count` exist.
+// The bits of four values of a row, of which `count` exist.
 template <bool kVectors>
 __device__ __forceinline__ void load_four(unsigned (&x)[4], const Tagged& from, i64 at, i64 stride, int count) {
     uint4 loaded{};
@@ -37,19 +37,19 @@ template <HyenaModalStepConfig kConfig>
 struct ModalStep {
     using Io = Storage<kConfig.io>;
     static constexpr int kLanes = kConfig.lanes, kElements = kConfig.elements();
-    static constexpr float kOffsetBelow = 0.25f;  // where p − 1 is applied
+    static constexpr float kOffsetBelow = 0.25f;  // below this |log pole|, p − 1 is applied
 
     const HyenaModalStepArgs& args;
-    bool exists;  // threads behind the last channel take part in shuffles alone
+    bool exists;  // threads past the last channel take part in shuffles only
     int channel, first_sequence, lane, first_state = lane * kElements;
-    // Of the sequence that is loaded next.
+    // At the sequence that is loaded next.
     const char *x2 = token(args.x2, first_sequence), *x1 = token(args.x1, first_sequence), *v = token(args.v, first_sequence);
-    char* out = token(args.out, first_sequence);  // of the one that is computed
-    char* states =                                // of slot 0
+    char* out = token(args.out, first_sequence);  // at the sequence that is computed
+    char* states =                                // in slot 0
         static_cast<char*>(args.states) +
         (channel * args.state_channel + first_state * args.state_position) * bytes_of(state_type());
     float residue[kElements]{}, rate[kElements]{}, D = 0.f;
-    unsigned kept[kElements]{};  // all bits where the rate is p − 1
+    unsigned keep_mask[kElements]{};  // all ones if the rate is p − 1, else zero
 
     __device__ __forceinline__ bool has_state(int i) const { return first_state + (kConfig.vectors ? 0 : i) < args.count; }
     __device__ __forceinline__ DType state_type() const { return kConfig.vectors ? DType::f32 : args.state_type; }
@@ -89,14 +89,14 @@ struct ModalStep {
             const float log_pole = number_of(poles[i], kConfig.vectors ? DType::f32 : args.log_poles.type);
             residue[i] = number_of(residues[i], kConfig.vectors ? DType::f32 : args.residues.type);
             const bool offset = fabsf(log_pole) < kOffsetBelow;
-            kept[i] = offset ? ~0u : 0u;
+            keep_mask[i] = offset ? ~0u : 0u;
             rate[i] = offset ? expm1_small(log_pole) : exp_fast(log_pole);
         }
     }
 
-    // A sequence on its way. Nothing is converted here, so that nothing waits for it.
+    // A sequence in flight. Nothing is converted here, so nothing waits for the loads.
     struct Loaded {
-        char* states = nullptr;  // the lane's first one in the pool; null: the sequence does not run
+        char* states = nullptr;  // the lane's first state in the pool; null: the sequence does not run
         unsigned state[kElements];
         unsigned gate, x1, v;  // of the first token
     };
@@ -125,13 +125,13 @@ struct ModalStep {
         to.v = load(args.v);
     }
 
-    // A token: the states behind it, and its output, which all lanes of the row get.
+    // Advances the states by a token, and returns its output to all lanes of the row.
     __device__ __forceinline__ float advance(float (&state)[kElements], const Loaded& loaded) const {
         const float u = number_of(loaded.x1, type_of(args.x1)) * number_of(loaded.v, type_of(args.v));
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < kElements; ++i) {
-            state[i] = fmaf(rate[i], state[i], __uint_as_float(__float_as_uint(state[i]) & kept[i]) + u);
+            state[i] = fmaf(rate[i], state[i], __uint_as_float(__float_as_uint(state[i]) & keep_mask[i]) + u);
             if (has_state(i)) sum = fmaf(residue[i], state[i], sum);
         }
         return number_of(loaded.gate, type_of(args.x2)) * fmaf(D, u, group_sum<kLanes>(sum));
@@ -162,7 +162,7 @@ struct ModalStep {
                 if (has_state(i)) store_number(to, args.state_type, i * args.state_position, state[i]);
         }
     }
-    // The output of a sequence that does not run.
+    // Fills the output of a sequence that does not run.
     __device__ __forceinline__ void fill(int sequence) const {
         i64 slot;
         const float y = slot_of(args, sequence, slot) == Place::skip ? 0.f : quiet_nan();
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kHyenaStepThreads, blocks_without_spills(kConf
     const i64 channel = block.first_channel + threadIdx.x / kConfig.lanes;
     const bool exists = channel < args.channels;
     int lane = threadIdx.x % kConfig.lanes;
-    asm volatile("" : "+r"(lane));  // it stays in a register: the compiler would read threadIdx again for every use
+    asm volatile("" : "+r"(lane));  // opaque: the compiler would read threadIdx again for every use
     ModalStep<kConfig> step{args, exists, exists ? static_cast<int>(channel) : 0, block.first, lane};
     typename ModalStep<kConfig>::Loaded loaded = step.load(block.first);
     step.load_filter();

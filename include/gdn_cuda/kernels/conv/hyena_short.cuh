@@ -1,24 +1,24 @@
-// conv/hyena_short: y_t = x2_t mask_t (sum_j h_j u_{t-j} + bias), u = x1 * v, up to 32 taps; tokens are neighbours in memory.
+// conv/hyena_short: y_t = x2_t mask_t (sum_j h_j u_{t-j} + bias), u = x1 * v, up to 32 taps, tokens contiguous in memory.
 //
-// A warp walks over its tokens of one channel in tiles of 256. A lane computes eight neighbouring outputs from its own eight
-// values of u and the one (up to 8 taps) or four lanes' eights before them, which come by shuffles; the first lanes get those
-// of the last lanes of the tile before, which these have kept. The vectors of the next tile are in flight meanwhile.
+// A warp iterates over its tokens of one channel in tiles of 256. A lane computes eight consecutive outputs from its own
+// eight values of u and those of the previous lane (up to 8 taps) or four lanes, by shuffles; the first lanes get those of
+// the previous tile's last lanes, which keep them. The vectors of the next tile are prefetched.
 //
-// Shared memory, of each warp: the taps, newest first, and a stage for rows without aligned vectors.
+// Shared memory, per warp: the taps, newest first, and a stage for rows without aligned vectors.
 //
-// Bound: memory, 8 bytes an output in bf16 and 16 in fp32 (x1, x2, v and y): 86 % of an H200's speed with 7 taps of 4096 x
-// 65536 bf16 numbers. A tap costs one FMA an output, so that 32 taps still take less time than the memory of fp32.
+// Bound: memory, 8 bytes an output in bf16 and 16 in fp32 (x1, x2, v and y): 86 % of an H200's memory bandwidth with 7 taps
+// of 4096 x 65536 bf16 values. A tap costs one FMA an output, so 32 taps still take less time than fp32's memory traffic.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena/common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/plan.cuh>
 
 namespace gdn_cuda::conv {
 
 template <HyenaShortConfig kConfig>
 struct HyenaShortWarp {
     using T = Storage<kConfig.io>;
-    static constexpr int kReach = (kConfig.taps - 1 + kEight - 1) / kEight;  // lanes whose eights a lane's outputs meet
+    static constexpr int kReach = (kConfig.taps - 1 + kEight - 1) / kEight;  // preceding lanes that a lane's outputs depend on
     static constexpr int kBefore = kReach * kEight;
 
     using Tile = TokenTile<T, 1>;
@@ -39,11 +39,11 @@ struct HyenaShortWarp {
         to.v.load(HyenaRow<T>(args.v, batch, channel), tile, end, args.vectors, shared.stage);
         to.x2.load(HyenaRow<T>(args.x2, batch, channel), tile, end, args.vectors, shared.stage);
     }
-    // u of the tile before the first one, as far as it is met.
+    // u of the tile before the first one, where the filter reaches it.
     __device__ __forceinline__ void load_before(float (&u)[kEight], int first) const {
 #pragma unroll
         for (int i = 0; i < kEight; ++i) {
-            const int before = (32 - lane()) * kEight - i;  // tokens before `first`
+            const int before = (32 - lane()) * kEight - i;  // distance to `first`, in tokens
             u[i] = before < args.filter.taps ? u_at<T>(args, batch, channel, first - before) : 0.f;
         }
     }
@@ -55,8 +55,8 @@ struct HyenaShortWarp {
             window[kBefore + i] = u[i];
 #pragma unroll
             for (int lanes = 1; lanes <= kReach; ++lanes) {
-                const float given = lane() >= 32 - lanes ? u_before[i] : u[i];
-                window[kBefore - lanes * kEight + i] = __shfl_sync(0xffffffffu, given, (lane() - lanes) & 31);
+                const float sent = lane() >= 32 - lanes ? u_before[i] : u[i];
+                window[kBefore - lanes * kEight + i] = __shfl_sync(0xffffffffu, sent, (lane() - lanes) & 31);
             }
         }
     }
@@ -88,10 +88,10 @@ struct HyenaShortWarp {
             }
             fill(window, u, before);
             convolve(z, window);
-            if (args.mask.numbers.data != nullptr) {
+            if (args.mask.values.data != nullptr) {
                 stage_mask(shared.stage, args.mask, batch, tile, end);
 #pragma unroll
-                for (int i = 0; i < kEight; ++i) z[i] *= shared.stage.numbers[lane() * kEight + i];
+                for (int i = 0; i < kEight; ++i) z[i] *= shared.stage.values[lane() * kEight + i];
             }
             Tile y;
 #pragma unroll
@@ -109,14 +109,14 @@ __global__ void __launch_bounds__(kHyenaShortThreads, blocks_without_spills(kCon
     hyena_short(const __grid_constant__ HyenaArgs args) {
     __shared__ HyenaShortShared<kConfig> warps[kHyenaShortWarps];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_of_warp();
-    const i64 number = static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp;
-    const HyenaShare share = HyenaShare::of(args, number, args.channels);
-    if (!share.exists(args)) return;
+    const i64 index = static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp;
+    const HyenaSegment segment = HyenaSegment::of(args, index, args.channels);
+    if (!segment.exists(args)) return;
     HyenaShortShared<kConfig>& shared = warps[warp];
-    if (lane < args.filter.taps) shared.taps[lane] = correlation_tap(args.filter, share.column, lane);
+    if (lane < args.filter.taps) shared.taps[lane] = correlation_tap(args.filter, segment.column, lane);
     __syncwarp();
-    HyenaShortWarp<kConfig>{args, shared, share.batch, share.column}.run(share.first, share.end);
-    if (share.is_last(args)) write_last_inputs<Storage<kConfig.io>>(args, share.batch, share.column, lane, 32);
+    HyenaShortWarp<kConfig>{args, shared, segment.batch, segment.column}.run(segment.first, segment.end);
+    if (segment.is_last(args)) write_last_inputs<Storage<kConfig.io>>(args, segment.batch, segment.column, lane, 32);
 }
 
 }  // namespace gdn_cuda::conv

@@ -1,19 +1,19 @@
-// conv/hyena_short_columns: what conv/hyena_short computes, where channels are neighbours in memory.
+// conv/hyena_short_columns: the same as conv/hyena_short, channels contiguous in memory.
 //
-// A warp walks over its tokens of 128 neighbouring channels (64 from 9 taps on), four tokens a step (eight). A lane has four or
-// two neighbouring channels, with u of the tokens that its taps meet in registers. The next step's loads are in flight while a
-// step is computed: each is issued as soon as the registers of the one before are read. Neighbouring warps have neighbouring
-// channels of the same tokens, so that the GPU reads whole rows at a time.
+// A warp iterates over its tokens of 128 contiguous channels (64 from 9 taps on), four tokens a step (or eight). A lane has
+// four or two of the channels, with u of the tokens that its taps reach in registers. The next step's loads are issued while
+// a step is computed, as soon as their registers have been read. Consecutive warps have adjacent channels of the same
+// tokens, so that the GPU reads whole rows at a time.
 //
-// Shared memory: the taps of the warp's channels, newest first, and the last values of u, for tokens that are read one by one:
-// those behind the last whole step, and all of tensors without aligned vectors.
+// Shared memory, per warp: the taps of its channels, newest first, and the last values of u, for tokens that are read one by
+// one: those after the last whole step, and all tokens of tensors without aligned vectors.
 //
-// Bound: memory, as hyena_short: 94 % of an H200's speed with 7 taps. The tokens before a warp's share are read twice, six of
-// some hundred for 7 taps.
+// Bound: memory, as conv/hyena_short: 94 % of an H200's memory bandwidth with 7 taps. The tokens before a warp's segment are
+// read twice, six of some hundred for 7 taps.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_short_columns_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena/common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short/columns_common.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -21,35 +21,35 @@ template <HyenaShortConfig kConfig>
 struct HyenaShortColumns {
     using T = Storage<kConfig.io>;
     static constexpr int kChannels = kConfig.lane_channels(), kStep = kConfig.step(), kBefore = kConfig.taps - 1;
-    using Some = Vector<T, kChannels, true>;
+    using Values = Vector<T, kChannels, true>;
     using Column = HyenaColumn<T, kChannels>;
-    using Numbers = Vector<float, kChannels, true>;
-    using Shared = HyenaShortColumnsShared<kConfig, Numbers>;
+    using Floats = Vector<float, kChannels, true>;
+    using Shared = HyenaShortColumnsShared<kConfig, Floats>;
 
     const HyenaArgs& args;
-    Shared& shared;                            // of the warp; a lane reads what it wrote
+    Shared& shared;                            // the warp's; a lane reads only what it wrote
     int batch, channel;                        // the lane's first channel
     float window[kBefore + kStep][kChannels];  // u; the step's tokens come last
     float bias[kChannels];
 
-    __device__ __forceinline__ Numbers& tap(int lag) const { return shared.taps[lag][lane_of_warp()]; }
-    __device__ __forceinline__ Numbers& recent(int slot) const { return shared.recent[slot][lane_of_warp()]; }
+    __device__ __forceinline__ Floats& tap(int lag) const { return shared.taps[lag][lane_of_warp()]; }
+    __device__ __forceinline__ Floats& recent(int slot) const { return shared.recent[slot][lane_of_warp()]; }
     __device__ __forceinline__ Column column(const HyenaTensor& x, int token) const {
         return {x, args.channels, batch, channel, token};
     }
     __device__ __forceinline__ bool exists(int c) const { return channel + c < args.channels; }
 
-    // u of the tokens before `first`, to the shared memory.
+    // Loads u of the tokens before `first` to shared memory.
     __device__ __forceinline__ void load_recent(int first) const {
 #pragma unroll 1
         for (int i = 0; i < kBefore; ++i)
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
-                const bool is_met = kBefore - i < args.filter.taps && exists(c);
-                recent(i).items[c] = is_met ? u_at<T>(args, batch, channel + c, first - kBefore + i) : 0.f;
+                const bool is_seen = kBefore - i < args.filter.taps && exists(c);
+                recent(i).items[c] = is_seen ? u_at<T>(args, batch, channel + c, first - kBefore + i) : 0.f;
             }
     }
-    // The same to the window. Only a sequence's first share has no tokens before it.
+    // The same, to the window. Only a sequence's first segment has no tokens before it.
     __device__ __forceinline__ void load_window(int first) {
         if (first == 0) {
             load_recent(first);
@@ -61,11 +61,11 @@ struct HyenaShortColumns {
             load_u<kBefore>(window, column(args.x1, first - kBefore), column(args.v, first - kBefore));
         }
     }
-    // The tokens in [first, end), which are whole steps of aligned vectors.
-    __device__ __forceinline__ void walk_vectors(int first, int end) {
+    // Tokens [first, end), whole steps of aligned vectors.
+    __device__ __forceinline__ void process_vectors(int first, int end) {
         load_window(first);
         Column x1 = column(args.x1, first), v = column(args.v, first), x2 = column(args.x2, first), y = column(args.y, first);
-        Some next_x1[kStep], next_v[kStep], next_x2[kStep];
+        Values next_x1[kStep], next_v[kStep], next_x2[kStep];
         if (first < end) {
             x1.template load<kStep>(next_x1);
             v.template load<kStep>(next_v);
@@ -73,7 +73,7 @@ struct HyenaShortColumns {
         }
 #pragma unroll 1
         for (; first < end; first += kStep) {
-            const bool goes_on = first + kStep < end;
+            const bool has_next = first + kStep < end;
             float z[kStep][kChannels];
 #pragma unroll
             for (int i = 0; i < kStep; ++i)
@@ -83,26 +83,26 @@ struct HyenaShortColumns {
                     window[kBefore + i][c] = u;
                     z[i][c] = args.filter.gated_bias ? bias[c] * u : bias[c];
                 }
-            if (goes_on) {
+            if (has_next) {
                 x1.template load<kStep>(next_x1);
                 v.template load<kStep>(next_v);
             }
 #pragma unroll
             for (int lag = 0; lag < kConfig.taps; ++lag) {
                 if (kConfig.ends_before(lag, args.filter.taps)) break;
-                const Numbers now = tap(lag);
+                const Floats now = tap(lag);
 #pragma unroll
                 for (int i = 0; i < kStep; ++i)
 #pragma unroll
                     for (int c = 0; c < kChannels; ++c) z[i][c] = fmaf(now[c], window[kBefore + i - lag][c], z[i][c]);
             }
-            if (args.mask.numbers.data != nullptr) multiply_by_mask(z, first);
+            if (args.mask.values.data != nullptr) multiply_by_mask(z, first);
 #pragma unroll
             for (int i = 0; i < kStep; ++i)
 #pragma unroll
                 for (int c = 0; c < kChannels; ++c) next_x2[i].set(c, next_x2[i][c] * z[i][c]);
             y.template store<kStep>(next_x2);
-            if (goes_on) x2.template load<kStep>(next_x2);
+            if (has_next) x2.template load<kStep>(next_x2);
 #pragma unroll
             for (int i = 0; i < kBefore; ++i)
 #pragma unroll
@@ -113,7 +113,8 @@ struct HyenaShortColumns {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) recent(i).items[c] = window[i][c];
     }
-    // Of a step. In a loop that is not unrolled mask_at takes few registers; `recent` is free as long as there is a window.
+    // Applies the mask to a step. A loop that is not unrolled saves registers in mask_at; `recent` is unused while there is
+    // a window.
     __device__ __forceinline__ void multiply_by_mask(float (&z)[kStep][kChannels], int first) const {
         static_assert(kStep <= kConfig.taps);
 #pragma unroll 1
@@ -123,49 +124,49 @@ struct HyenaShortColumns {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) z[i][c] *= recent(i).items[0];
     }
-    // Tokens one after the other, element by element, behind those in `recent`.
-    __device__ __forceinline__ void walk_elements(int first, int end) const {
+    // Tokens one by one, element by element; `recent` holds those before them.
+    __device__ __forceinline__ void process_elements(int first, int end) const {
         if (first >= end) return;
         Column x1 = column(args.x1, first), v = column(args.v, first), x2 = column(args.x2, first), y = column(args.y, first);
-        Some now_x1, now_v, now_x2;
+        Values now_x1, now_v, now_x2;
         x1.load_one(now_x1), v.load_one(now_v), x2.load_one(now_x2);
-        int slot = kBefore;  // of the token
+        int slot = kBefore;  // the token's slot
 #pragma unroll 1
         for (; first < end; ++first) {
-            Numbers u, z;
+            Floats u, z;
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
                 u.items[c] = now_x1[c] * now_v[c];
                 z.items[c] = args.filter.gated_bias ? bias[c] * u[c] : bias[c];
             }
             recent(slot) = u;
-            Some gate = now_x2;
+            Values gate = now_x2;
             if (first + 1 < end) x1.load_one(now_x1), v.load_one(now_v), x2.load_one(now_x2);
-            int of_lag = slot;
+            int lag_slot = slot;
 #pragma unroll 4
             for (int lag = 0; lag < args.filter.taps; ++lag) {
-                const Numbers now = tap(lag), before = recent(of_lag);
+                const Floats now = tap(lag), before = recent(lag_slot);
 #pragma unroll
                 for (int c = 0; c < kChannels; ++c) z.items[c] = fmaf(now[c], before[c], z[c]);
-                of_lag = of_lag == 0 ? kBefore : of_lag - 1;
+                lag_slot = lag_slot == 0 ? kBefore : lag_slot - 1;
             }
-            const float mask = args.mask.numbers.data == nullptr ? 1.f : mask_at(args.mask, batch, first);
+            const float mask = args.mask.values.data == nullptr ? 1.f : mask_at(args.mask, batch, first);
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) gate.set(c, gate[c] * (z[c] * mask));
             y.store_one(gate);
             slot = slot == kBefore ? 0 : slot + 1;
         }
     }
-    __device__ __forceinline__ void run(const HyenaShare& share) {
-        int first = share.first;
-        load_filter_of_lane<kConfig.taps>(bias, args, channel, [&](int lag) -> Numbers& { return tap(lag); });
+    __device__ __forceinline__ void run(const HyenaSegment& segment) {
+        int first = segment.first;
+        load_lane_filter<kConfig.taps>(bias, args, channel, [&](int lag) -> Floats& { return tap(lag); });
         if (args.vectors && args.channels % kChannels == 0) {
-            first += (share.end - share.first) / kStep * kStep;
-            walk_vectors(share.first, first);
+            first += (segment.end - segment.first) / kStep * kStep;
+            process_vectors(segment.first, first);
         } else {
             load_recent(first);
         }
-        walk_elements(first, share.end);
+        process_elements(first, segment.end);
     }
 };
 
@@ -177,13 +178,13 @@ __global__ void __launch_bounds__(kHyenaShortThreads, blocks_without_spills(kCon
     auto& shared = reinterpret_cast<typename Columns::Shared*>(memory)[threadIdx.x / 32];
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int columns = static_cast<int>(ceil_div(args.channels, kConfig.warp_channels()));
-    const HyenaShare share = share_of_columns(args, static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp, columns);
-    const int channel = share.column * kConfig.warp_channels() + lane_of_warp() * Columns::kChannels;
-    if (!share.exists(args) || channel >= args.channels) return;  // lanes do not meet
-    Columns{args, shared, share.batch, channel}.run(share);
-    if (!share.is_last(args)) return;
+    const HyenaSegment segment = segment_of_columns(args, static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp, columns);
+    const int channel = segment.column * kConfig.warp_channels() + lane_of_warp() * Columns::kChannels;
+    if (!segment.exists(args) || channel >= args.channels) return;  // no warp-level sync follows
+    Columns{args, shared, segment.batch, channel}.run(segment);
+    if (!segment.is_last(args)) return;
     for (int c = 0; c < Columns::kChannels; ++c)
-        if (channel + c < args.channels) write_last_inputs<Storage<kConfig.io>>(args, share.batch, channel + c, 0, 1);
+        if (channel + c < args.channels) write_last_inputs<Storage<kConfig.io>>(args, segment.batch, channel + c, 0, 1);
 }
 
 }  // namespace gdn_cuda::conv

@@ -1,15 +1,15 @@
 // layers/split_columns: layers/split_conv for 4 taps, where channels are neighbours in memory and heads of q and k are some
 // lanes of a warp.
 //
-// A lane has 4 or 8 channels, of which the next 4 to 8 rows are in flight (causal_columns.cuh). The sum of squares of a head
-// goes through shuffles; warps whose channels are all of v have a walk without them.
+// A lane has 4 or 8 channels, of which the next 4 to 8 rows are in flight (causal_conv/channels_last_rows.cuh). The sum of
+// squares of a head goes through shuffles; warps whose channels are all of v have a walk without them.
 //
 // Bound: memory, 4 bytes an element for bf16, as for the convolution alone; the W - 1 rows in front of a segment come from the
 // L2 cache.
 #pragma once
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
-#include <gdn_cuda/kernels/conv/causal_columns.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/channels_last_rows.cuh>
 #include <gdn_cuda/kernels/layers/split/gates.cuh>
 #include <gdn_cuda/kernels/layers/split/plan.cuh>
 

@@ -11,7 +11,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/sequences.cuh>
 #include <gdn_cuda/kernels/layers/split/gates.cuh>
 #include <gdn_cuda/kernels/layers/split/plan.cuh>
 

@@ -1,7 +1,7 @@
 // Configuration and arguments of layers/split_conv and layers/split_backward, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv/plan.cuh>
 
 namespace gdn_cuda::layers {
 
