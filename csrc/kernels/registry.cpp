@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "../families/chunked/launch.hpp"
 #include "../families/conv/causal_conv.hpp"
 #include "../families/conv/causal_conv_backward.hpp"
 #include "../families/conv/causal_conv_tile.hpp"
@@ -27,7 +28,6 @@
 #include "../families/gdn/gating.hpp"
 #include "../families/gdn/mn_major.hpp"
 #include "../families/gdn/move_states.hpp"
-#include "../families/gdn/prefill.hpp"
 #include "../families/gdn/prefill_mma.hpp"
 #include "../families/gdn/recurrent.hpp"
 #include "../families/gdn/recurrent_any.hpp"

@@ -2,10 +2,10 @@
 #include <thread>
 
 #include "fake_driver.hpp"
+#include "families/chunked/launch.hpp"
 #include "families/gdn/compute_o.hpp"
 #include "families/gdn/decode.hpp"
 #include "families/gdn/gating.hpp"
-#include "families/gdn/prefill.hpp"
 #include "families/gdn/prefill_mma.hpp"
 #include "families/gdn/recurrent.hpp"
 #include "families/structured/cauchy.hpp"

@@ -3,8 +3,8 @@
 
 #include <cstdlib>
 
+#include "../chunked/launch.hpp"
 #include "chunk_inputs.hpp"
-#include "prefill.hpp"
 #include "prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {

@@ -8,7 +8,7 @@
 
 #include "../../kernels/spec.hpp"
 #include "head_dimensions.hpp"
-#include "prefill_problem.hpp"
+#include "prefill_kernel.hpp"
 
 namespace gdn_cuda::gdn {
 

@@ -1,7 +1,7 @@
 // How gdn/prefill splits sequences, what it is configured with, and which kernel takes a prefill.
 #include <gtest/gtest.h>
 
-#include "families/gdn/prefill.hpp"
+#include "families/chunked/launch.hpp"
 #include "gdn_problems.hpp"
 #include "heuristics_tools.hpp"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "families/gdn/prefill.hpp"
+#include "families/chunked/launch.hpp"
 #include "heuristics_tools.hpp"
 #include "kernels/explanation.hpp"
 

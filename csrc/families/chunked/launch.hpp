@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "../../jit/tensor_map.hpp"
-#include "prefill_split.hpp"
+#include "schedule.hpp"
 
 namespace gdn_cuda::gdn {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "../../kernels/spec.hpp"
-#include "prefill_problem.hpp"
+#include "../gdn/prefill_kernel.hpp"
 
 namespace gdn_cuda::gdn {
 

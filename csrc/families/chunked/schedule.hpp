@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "prefill_ahead.hpp"
+#include "ahead.hpp"
 
 namespace gdn_cuda::gdn {
 
