@@ -1,63 +1,52 @@
-// Host side of gdn/prefill_ahead: how many blocks and launches, and their estimated time.
+// Host side of gdn/prefill_ahead: how many blocks and launches.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
 #include <limits>
-#include <string>
 
 #include "../../kernels/spec.hpp"
-#include "../gdn/prefill_kernel.hpp"
+#include "policy.hpp"
+#include "problem.hpp"
 
 namespace gdn_cuda::gdn {
 
+inline i64 chunks_in(i64 tokens) {
+    return std::max<i64>(ceil_div(tokens, kChunk), 1);
+}
+
+// T, P and the factors of a chunk in global memory, in 32-bit words.
+inline constexpr i64 kCachedWords = sizeof(PrefillRecord<PrefillAheadConfig{128, DType::bf16}.block()>) / 4;
+
 // How a problem is spread over blocks and launches, and its workspace in 32-bit words.
-struct PrefillAheadChoice {
+struct AheadSchedule {
     i64 pairs = 0;      // of sequences and value heads
     int preparers = 0;  // blocks of a pair that prepare; 0: they and the others are more than the device has multiprocessors
     int tiles = 0;      // blocks of a pair that own rows
     int window = 0, most_chunks = 0;
-    i64 records = 0, carried = 0;
+    i64 cached_words = 0, carried_words = 0;
 
     explicit operator bool() const { return preparers > 0; }
     int launches() const { return static_cast<int>(ceil_div(i64{most_chunks}, i64{window})); }
     i64 counts() const { return preparers > 0 ? pairs * most_chunks : 0; }
-    i64 workspace() const { return records + carried; }
+    i64 workspace() const { return cached_words + carried_words; }
 };
 
-inline i64 prefill_chunks(i64 tokens) {
-    return std::max<i64>(ceil_div(tokens, kChunk), 1);
-}
-
-inline constexpr i64 kPrefillRecordWords = sizeof(PrefillRecord<PrefillAheadConfig{128, DType::bf16}.block()>) / 4,
-                     kMostPrefillRecordWords = i64{1} << 26;
-
-inline PrefillAheadChoice prefill_ahead_choice(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    constexpr int kLeastPreparers = 2, kMostPreparers = 3;  // with one, a chunk takes as long as in gdn/prefill
-    constexpr i64 kShortestWindow = 64;
-    PrefillAheadChoice choice{.pairs = problem.sequences * problem.heads,
-                              .tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
-    if (choice.pairs == 0 || choice.tiles == 0) return {};
-    const i64 preparers = device.multiprocessors / choice.pairs - choice.tiles;
-    const i64 chunks = prefill_chunks(problem.longest());
-    if (preparers < kLeastPreparers || chunks > std::numeric_limits<int>::max() / choice.pairs) return {};
-    choice.preparers = static_cast<int>(std::min<i64>(preparers, kMostPreparers));
-    choice.most_chunks = static_cast<int>(chunks);
-    choice.window = static_cast<int>(
-        std::min(chunks, std::max(kMostPrefillRecordWords / (kPrefillRecordWords * choice.pairs), kShortestWindow)));
-    choice.records = choice.pairs * choice.window * kPrefillRecordWords;
-    choice.carried = choice.launches() > 1 ? choice.pairs * problem.dv * problem.dk : 0;
-    return choice;
-}
-
-// Estimated ns, from the time of a chunk on an H200, and what a launch takes longer to start than gdn/prefill, as its first
-// chunk waits for another block.
-inline double prefill_ahead_ns(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    constexpr double kChunkNs = 1220, kLaunchNs = 6000;
-    const PrefillAheadChoice choice = prefill_ahead_choice(problem, device);
-    if (!choice) return std::numeric_limits<double>::infinity();
-    return static_cast<double>(prefill_chunks(problem.tokens)) * kChunkNs + choice.launches() * kLaunchNs;
+inline AheadSchedule ahead_schedule(const ChunkedProblem& problem, int multiprocessors, const ChunkedPolicy& policy) {
+    AheadSchedule schedule{.pairs = problem.sequences * problem.heads,
+                           .tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
+    if (schedule.pairs == 0 || schedule.tiles == 0) return {};
+    const i64 preparers = multiprocessors / schedule.pairs - schedule.tiles;
+    const i64 chunks = chunks_in(problem.longest());
+    if (preparers < policy.least_preparers || chunks > std::numeric_limits<int>::max() / schedule.pairs) return {};
+    schedule.preparers = static_cast<int>(std::min<i64>(preparers, policy.most_preparers));
+    schedule.most_chunks = static_cast<int>(chunks);
+    schedule.window = static_cast<int>(
+        std::min(chunks, std::max(policy.most_cached_words / (kCachedWords * schedule.pairs), policy.shortest_window)));
+    schedule.cached_words = schedule.pairs * schedule.window * kCachedWords;
+    schedule.carried_words = schedule.launches() > 1 ? schedule.pairs * problem.dv * problem.dk : 0;
+    return schedule;
 }
 
 inline constexpr std::array kPrefillAheadConfigurations = [] {
@@ -85,20 +74,20 @@ struct PrefillAhead {
     }
 
     // A launch for each window of chunks.
-    static void run(const Config& config, const PrefillAheadChoice& choice, const PrefillArgs& prefill, float* workspace,
+    static void run(const Config& config, const AheadSchedule& schedule, const PrefillArgs& prefill, float* workspace,
                     unsigned* counts, const Target& target, const auto& why) {
         Args args{.prefill = prefill,
                   .records = workspace,
                   .have = counts,
-                  .carried = workspace + choice.records,
-                  .pairs = static_cast<int>(choice.pairs),
-                  .preparers = choice.preparers,
-                  .tiles = choice.tiles,
+                  .carried = workspace + schedule.cached_words,
+                  .pairs = static_cast<int>(schedule.pairs),
+                  .preparers = schedule.preparers,
+                  .tiles = schedule.tiles,
                   .first_chunk = 0,
-                  .window = choice.window,
-                  .most_chunks = choice.most_chunks};
-        const i64 blocks = choice.pairs * (choice.preparers + choice.tiles);
-        for (; args.first_chunk < choice.most_chunks; args.first_chunk += choice.window)
+                  .window = schedule.window,
+                  .most_chunks = schedule.most_chunks};
+        const i64 blocks = schedule.pairs * (schedule.preparers + schedule.tiles);
+        for (; args.first_chunk < schedule.most_chunks; args.first_chunk += schedule.window)
             launch<PrefillAhead>(config, args, {blocks, 1, 1}, target, why);
     }
 

@@ -1,7 +1,6 @@
-// Host side of gdn/prefill: configuration and launch.
+// The launches of a schedule: gdn/prefill, and gdn/prefill_ahead with it.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <limits>
 
@@ -10,26 +9,15 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr int prefill_head_k(int dk) {
-    return dk <= 64 ? 64 : dk <= 96 ? 96 : 128;
-}
-constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
-    return {.head_k = head_k, .value_groups = value_groups, .inverse_groups = value_groups == 1 ? 2 : 1, .stages = 3, .io = io};
-}
-
-inline PrefillConfig prefill_config(const PrefillProblem& problem, const PrefillSplit& split) {
-    return prefill_config(prefill_head_k(problem.dk), split.value_groups, problem.io);
-}
-
 inline constexpr std::array kPrefillConfigurations = [] {
     std::array<PrefillConfig, 30> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const int head_k : {128, 96, 64}) {
             for (const int value_groups : {2, 1})
-                for (const bool linked : {false, true}) {
+                for (const bool is_chained : {false, true}) {
                     all[n] = prefill_config(head_k, value_groups, io);
-                    all[n++].linked = linked;
+                    all[n++].linked = is_chained;
                 }
             all[n] = prefill_config(head_k, 2, io);
             all[n++].persistent = true;
@@ -37,23 +25,22 @@ inline constexpr std::array kPrefillConfigurations = [] {
     return all;
 }();
 
-// Whether the grid is persistent: one block per multiprocessor takes sequences one after another (prefill_items.cuh). Two waves
-// are as fast without, and one is slower. Packed sequences differ in length, and a head's last rows may be fewer: blocks that
-// start as others end share such work better. The loop over chunks has no room to store checkpoints, nor to leave outputs out.
-inline bool prefill_is_persistent(const PrefillConfig& config, i64 blocks, int segments, const RecurrentArgs& recurrence,
-                                  const jit::DeviceTraits& device) {
-    constexpr i64 kLeastWaves = 3;
-    const bool alike = recurrence.dv <= config.rows_per_block() || recurrence.dv % config.rows_per_block() == 0;
-    return alike && config.value_groups == 2 && segments == 1 && ceil_div(blocks, i64{device.multiprocessors}) >= kLeastWaves &&
-           blocks <= std::numeric_limits<int>::max() - device.multiprocessors && recurrence.cu_seqlens.data == nullptr &&
-           recurrence.steps.data == nullptr && recurrence.outputs > 0;
+// Whether the grid is persistent: one block per multiprocessor takes sequences one after another (prefill_items.cuh). Packed
+// sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share such work better. The
+// loop over chunks has no room to store checkpoints, nor to leave outputs out.
+inline bool prefill_is_persistent(const PrefillConfig& config, i64 blocks, int segments, const RecurrentArgs& call,
+                                  const jit::DeviceTraits& device, const ChunkedPolicy& policy = kChunkedPolicy) {
+    const bool equal_rows = call.dv <= config.rows_per_block() || call.dv % config.rows_per_block() == 0;
+    return equal_rows && config.value_groups == 2 && segments == 1 &&
+           ceil_div(blocks, i64{device.multiprocessors}) >= policy.least_waves &&
+           blocks <= std::numeric_limits<int>::max() - device.multiprocessors && call.cu_seqlens.data == nullptr &&
+           call.steps.data == nullptr && call.outputs > 0;
 }
 
 // Whether blocks find the longest of packed sequences first (prefill_block.cuh): where all run at once, it is as good to start
 // any.
-inline bool prefill_takes_longest_first(i64 blocks, int segments, const RecurrentArgs& recurrence,
-                                        const jit::DeviceTraits& device) {
-    return recurrence.cu_seqlens.data != nullptr && recurrence.sequences <= kMostByLength && segments == 1 &&
+inline bool prefill_takes_longest_first(i64 blocks, int segments, const RecurrentArgs& call, const jit::DeviceTraits& device) {
+    return call.cu_seqlens.data != nullptr && call.sequences <= kMostByLength && segments == 1 &&
            blocks > device.multiprocessors;
 }
 
@@ -62,32 +49,6 @@ struct PrefillTensors {
     bool in_place;     // final states overwrite the initial states
     unsigned* counts;  // zeros
     float* workspace;
-};
-
-// How a problem is split, and its workspace in 32-bit words.
-struct PrefillChoice {
-    PrefillConfig config, whole;  // for split and for unsplit sequences
-    PrefillAheadChoice ahead;     // if unsplit sequences take gdn/prefill_ahead
-    int segments, reach;
-    bool by_length;
-    i64 sequences;  // that are split, at most
-    bool two;       // launches
-    PrefillSpread spread;
-    i64 links_of_head, links;  // 0: a head that remembers is not split
-    i64 link_tiles;            // row tiles of all links
-    int links_of_sequence;     // of a head: from each segment to the next, and groups'
-    int link_tokens;           // if not 0, packed sequences are split by their own lengths, with a link for so many tokens
-    i64 blocks;                // per segment
-    i64 link_states, link_transfers, records;
-    i64 chunks;          // of all sequences, at most
-    float first_length;  // of a linked sequence's segments
-
-    i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
-    i64 linked_words() const { return link_states + link_transfers + records; }
-    i64 linked_counts(bool in_place) const { return readers(in_place) + links + link_tiles; }
-    bool decides() const { return two && !by_length; }  // which of two launches does the work
-    i64 counts(bool in_place) const { return linked_counts(in_place) + ahead.counts() + decides(); }
-    i64 workspace() const { return linked_words() + ahead.workspace(); }
 };
 
 struct Prefill {
@@ -106,144 +67,110 @@ struct Prefill {
     }
 
     // The last one of each thread is kept, as a model's layers call one after another with the same problem.
-    static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
+    static ChunkedSchedule schedule(const ChunkedProblem& problem, const Target& target) {
         struct Last {
-            PrefillProblem problem;
+            ChunkedProblem problem;
             int multiprocessors = 0;
-            PrefillChoice choice;
+            ChunkedSchedule schedule;
         };
         thread_local Last last{};
-        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        if (last.multiprocessors != device.multiprocessors || last.problem != problem)
-            last = {problem, device.multiprocessors, choice(problem, device)};
-        return last.choice;
-    }
-    static PrefillChoice choice(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-        const PrefillFixed fixed = prefill_fixed(problem, device);
-        const PrefillSplit unfixed = prefill_split(problem, device), split = fixed ? fixed.split : unfixed,
-                           whole = fixed ? unfixed : prefill_whole(problem, split, device);
-        PrefillConfig config = prefill_config(problem, split);
-        config.linked = fixed || prefill_cost(problem, split, device).linked;
-        const PrefillLinked linked = fixed ? fixed.linked : prefill_linked(problem, split, device);
-        const PrefillSpread spread = fixed           ? fixed.spread
-                                     : config.linked ? prefill_spread(problem, split, linked)
-                                                     : PrefillSpread{};
-        const int most_segments = std::max(split.segments, spread.most()),
-                  links_of_sequence = config.linked ? prefill_links(most_segments) : 0,
-                  link_tokens = fixed && problem.differ() ? kPrefillLinkTokens : 0;
-        const i64 sequences = fixed ? fixed.sequences : problem.sequences,
-                  links_of_head = link_tokens > 0 ? problem.packed_tokens / link_tokens : sequences * links_of_sequence,
-                  links = problem.heads * links_of_head;
-        PrefillProblem unsplit = problem;  // as far as the launch without segments is concerned
-        if (fixed) {
-            unsplit.tokens = std::min<i64>(problem.tokens, kLongestWhole * kChunk);
-            unsplit.packed_tokens = std::min<i64>(problem.packed_tokens, kLongestWhole * kChunk);
-        }
-        const bool leaves_some = fixed ? problem.differ() : links == 0,
-                   is_ahead = leaves_some && prefill_runs_ahead(unsplit, fixed ? whole : split, device);
-        const PrefillConfig of_whole = prefill_config(problem, whole);
-        const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
-        return {.config = config,
-                .whole = of_whole,
-                .ahead = is_ahead ? prefill_ahead_choice(unsplit, device) : PrefillAheadChoice{},
-                .segments = split.segments,
-                .reach = fixed ? kPrefillUnevenReach : prefill_reach(problem, split, device),
-                .by_length = static_cast<bool>(fixed),
-                .sequences = sequences,
-                .two = leaves_some && split.segments > 1 && (is_ahead || fixed || of_whole != config),
-                .spread = spread,
-                .links_of_head = links_of_head,
-                .links = links,
-                .link_tiles = links * ceil_div(problem.dv, config.rows_per_block()),
-                .links_of_sequence = links_of_sequence,
-                .link_tokens = link_tokens,
-                .blocks = prefill_blocks(problem, split.value_groups),
-                .link_states = 2 * links * value_rows * config.head_k,
-                .link_transfers = links * config.key_tiles() * kChunk * config.head_k,  // two 16-bit parts
-                .records = links > 0 && linked.records ? prefill_record_words(problem, split.value_groups) : 0,
-                .chunks = prefill_all_chunks(problem),
-                .first_length = linked.first};
+        const int multiprocessors = jit::device_traits(target.ordinal).multiprocessors;
+        if (last.multiprocessors != multiprocessors || last.problem != problem)
+            last = {problem, multiprocessors, ChunkedScheduler(problem, multiprocessors).schedule()};
+        return last.schedule;
     }
 
-    static void run(const PrefillProblem& problem, const PrefillChoice& choice, const RecurrentArgs& recurrence,
+    static void run(const ChunkedProblem& problem, const ChunkedSchedule& schedule, const RecurrentArgs& call,
                     const PrefillTensors& tensors, const Target& target) {
-        if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
+        if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        Config config = choice.config;
-        config.persistent = !choice.ahead && prefill_is_persistent(config, choice.blocks, choice.segments, recurrence, device);
+        const auto why = [&](const jit::DeviceTraits& on) { return ChunkedScheduler(problem, on.multiprocessors).explain(); };
+        Args args = args_of(problem, schedule, call, tensors, target);
+        Config config = schedule.config;
+        config.persistent =
+            !schedule.ahead && prefill_is_persistent(config, schedule.blocks, schedule.split.segments, call, device);
+        if (config.persistent) {
+            const auto why_persistent = [&](const auto& on) {
+                return fmt::format("{}; a block takes {} sequences and heads in turn", why(on),
+                                   ceil_div(schedule.blocks, i64{on.multiprocessors}));
+            };
+            args.items = static_cast<int>(schedule.blocks);
+            return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_persistent);
+        }
+        if (schedule.split.segments == 1 && schedule.ahead) return run_unsplit(problem, schedule, args, tensors, target, why);
+        // First the launch that takes calls with a model's gates; in the other order it would wait.
+        if (schedule.two_launches) {
+            Args first = args;
+            first.takes = schedule.by_length ? PrefillTakes::short_sequences : PrefillTakes::if_one_remembers;
+            if (schedule.by_length) first.segments = 1;
+            run_unsplit(problem, schedule, first, tensors, target, [&](const auto&) {
+                return schedule.by_length ? "takes the sequences that are not split"
+                                          : "does the work if a head's decay is slow: no sequence is split then";
+            });
+        }
+        run_blocks(config, args, schedule.sequences * schedule.split.segments, target, why);
+    }
+
+  private:
+    static Args args_of(const ChunkedProblem& problem, const ChunkedSchedule& schedule, const RecurrentArgs& call,
+                        const PrefillTensors& tensors, const Target& target) {
         const auto map = [&](const jit::TiledTensor& tensor) {
             return jit::tile_map(tensor, problem.io, kChunk, target.ordinal);
         };
-        const i64 columns = config.head_k, rows = config.key_tiles() * kChunk;
-        unsigned* const have_summary = tensors.counts + choice.readers(tensors.in_place);
-        const PrefillLinks links{
-            .states = tensors.workspace,
-            .transfers = tensors.workspace + choice.link_states,
-            .have_summary = have_summary,
-            .have_state = have_summary + choice.links,
-            .all = choice.links,
-            .of_head = choice.links_of_head,
-            .of_sequence = choice.links_of_sequence,
-            .tokens = choice.link_tokens,
-            .records = choice.records > 0 ? tensors.workspace + choice.link_states + choice.link_transfers : nullptr,
-            .chunks = choice.chunks,
-            .first = choice.first_length};
-        const jit::TiledTensor transfers{
-            {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
-        const bool splits = choice.segments > 1, fixed = choice.by_length;
-        Args args{.query = map(tensors.query),
-                  .key = map(tensors.key),
-                  .value = map(tensors.value),
-                  .output = map(tensors.output),
-                  .transfers = links.all > 0 ? map(transfers) : TensorMap{},
-                  .recurrence = recurrence,
-                  .state = problem.state,
-                  .segments = choice.segments,
-                  .by_length = choice.by_length,
-                  .reach = choice.reach,
-                  .takes = !choice.two ? PrefillTakes::every_call
-                           : fixed     ? PrefillTakes::long_sequences
-                                       : PrefillTakes::if_all_forget,
-                  .links = links,
-                  .decision = choice.decides() ? tensors.counts + choice.counts(tensors.in_place) - 1 : nullptr,
-                  .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr,
-                  .items = config.persistent ? static_cast<int>(choice.blocks) : 0,
-                  .longest_first = prefill_takes_longest_first(choice.blocks, choice.segments, recurrence, device),
-                  .spread = choice.spread};
-        const auto why = [&](const auto& on) { return explain_prefill(problem, on); };
-        if (config.persistent) {
-            const auto why_persistent = [&](const auto& on) {
-                return fmt::format("{}; a block takes {} sequences and heads in turn", explain_prefill(problem, on),
-                                   ceil_div(choice.blocks, i64{on.multiprocessors}));
-            };
-            return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_persistent);
-        }
-        const auto launch_blocks = [&](const Config& of, const Args& with, i64 parts, const auto& why) {
-            const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
-            launch<Prefill>(of, with, {tiles, problem.heads, parts}, target, why, is_second_of_two(with.takes));
-        };
-        const auto launch_whole = [&](Args with, const auto& why) {
-            with.readers = nullptr;  // a single block reads and writes each state
-            if (choice.ahead)
-                return PrefillAhead::run({.head_k = config.head_k, .io = problem.io}, choice.ahead, with,
-                                         tensors.workspace + choice.linked_words(),
-                                         tensors.counts + choice.linked_counts(tensors.in_place), target, why);
-            with.longest_first =
-                prefill_takes_longest_first(prefill_blocks(problem, choice.whole.value_groups), 1, recurrence, device);
-            launch_blocks(choice.whole, with, problem.sequences, why);
-        };
-        if (!splits && choice.ahead) return launch_whole(args, why);
-        // First the launch that takes calls with a model's gates; in the other order it would wait.
-        if (choice.two) {
-            Args first = args;
-            first.takes = fixed ? PrefillTakes::short_sequences : PrefillTakes::if_one_remembers;
-            if (fixed) first.segments = 1;
-            launch_whole(first, [&](const auto&) {
-                return fixed ? "takes the sequences that are not split"
-                             : "does the work if a head remembers across segments: no sequence is split then";
-            });
-        }
-        launch_blocks(config, args, choice.sequences * choice.segments, why);
+        const i64 readers = schedule.readers(tensors.in_place);
+        unsigned* const have_summary = tensors.counts + readers;
+        float* const transfers = tensors.workspace + schedule.state_words;
+        const PrefillLinks links{.states = tensors.workspace,
+                                 .transfers = transfers,
+                                 .have_summary = have_summary,
+                                 .have_state = have_summary + schedule.summaries,
+                                 .all = schedule.summaries,
+                                 .of_head = schedule.summaries_of_head,
+                                 .of_sequence = schedule.summaries_of_sequence,
+                                 .tokens = schedule.summary_tokens,
+                                 .records = schedule.cached_words > 0 ? transfers + schedule.transfer_words : nullptr,
+                                 .chunks = schedule.chunks,
+                                 .first = schedule.chain.first_length};
+        const i64 columns = schedule.config.head_k, rows = schedule.config.key_tiles() * kChunk;
+        const jit::TiledTensor tiled{{transfers, rows * 2 * columns, 2 * columns, columns}, links.all, rows, 2, columns};
+        return {.query = map(tensors.query),
+                .key = map(tensors.key),
+                .value = map(tensors.value),
+                .output = map(tensors.output),
+                .transfers = links.all > 0 ? map(tiled) : TensorMap{},
+                .recurrence = call,
+                .state = problem.state,
+                .segments = schedule.split.segments,
+                .by_length = schedule.by_length,
+                .reach = schedule.reach,
+                .takes = !schedule.two_launches ? PrefillTakes::every_call
+                         : schedule.by_length   ? PrefillTakes::long_sequences
+                                                : PrefillTakes::if_all_forget,
+                .links = links,
+                .decision = schedule.decides() ? tensors.counts + schedule.counts(tensors.in_place) - 1 : nullptr,
+                .readers = readers > 0 ? tensors.counts : nullptr,
+                .items = 0,
+                .longest_first = prefill_takes_longest_first(schedule.blocks, schedule.split.segments, call,
+                                                             jit::device_traits(target.ordinal)),
+                .spread = schedule.spread};
+    }
+
+    static void run_blocks(const Config& config, const Args& args, i64 parts, const Target& target, const auto& why) {
+        const i64 tiles = ceil_div(args.recurrence.dv, config.rows_per_block());
+        launch<Prefill>(config, args, {tiles, args.recurrence.heads, parts}, target, why, is_second_of_two(args.takes));
+    }
+
+    static void run_unsplit(const ChunkedProblem& problem, const ChunkedSchedule& schedule, Args args,
+                            const PrefillTensors& tensors, const Target& target, const auto& why) {
+        args.readers = nullptr;  // a single block reads and writes each state
+        if (schedule.ahead)
+            return PrefillAhead::run({.head_k = schedule.config.head_k, .io = problem.io}, schedule.ahead, args,
+                                     tensors.workspace + schedule.chain_words(),
+                                     tensors.counts + schedule.chain_counts(tensors.in_place), target, why);
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, schedule.unsplit.rows_per_block());
+        args.longest_first = prefill_takes_longest_first(blocks, 1, args.recurrence, device);
+        run_blocks(schedule.unsplit, args, problem.sequences, target, why);
     }
 };
 

@@ -1,97 +1,44 @@
-// How gdn/prefill splits sequences into segments: estimated times, and the choices made from them.
+// How gdn/prefill and gdn/prefill_ahead share a call among blocks, segments and launches: estimated times, and the schedule
+// that is chosen by them.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "ahead.hpp"
 
 namespace gdn_cuda::gdn {
 
-inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
-    return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
-}
-
-// The split: value warpgroups per block, of kValueRows state rows each, and segments per sequence (prefill_segments.cuh).
-struct PrefillSplit {
-    int value_groups, segments;
-};
 inline constexpr int kMostSegments = 32;
-// In tokens: from these lengths on, segments are linked, and a second launch pays off.
-inline constexpr int kShortestLinked = 24 * kChunk, kShortestTwice = 80 * kChunk;
+// Packed sequences have room for one summary for so many tokens. A sequence of n segments has more than kShortestUneven n - 1
+// chunks; it needs n - 1 summaries for segments, and at most (n - 4) / 2 for groups.
+inline constexpr int kSummaryTokens = kShortestUneven * kChunk * 2 / 3;
 
-// Room for the chunks of all sequences. Those of packed sequence n begin at n + (its first token) / kChunk, so that no two
-// sequences share a place.
-inline i64 prefill_all_chunks(const PrefillProblem& problem) {
-    return problem.packed_tokens > 0 ? problem.packed_tokens / kChunk + problem.sequences
-                                     : problem.sequences * prefill_chunks(problem.tokens);
-}
-inline i64 prefill_record_words(const PrefillProblem& problem, int value_groups) {
-    return problem.heads * ceil_div(problem.dv, value_groups * kValueRows) * prefill_all_chunks(problem) * kPrefillRecordWords;
-}
-
-// Estimated ns for all blocks to walk `chunks` chunks each, from times per chunk on an H200: a block with one value warpgroup
-// is faster, a block with two shares the helper warpgroups' work.
-inline constexpr double kPrefillNsOfChunk[] = {0, 1950, 2950};
-inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit& split, i64 chunks,
-                              const jit::DeviceTraits& device) {
-    constexpr double kAloneNsOfChunk = 2300;
-    const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
-    // If a head's last block has rows for only one of two value warpgroups, that one runs alone and faster; of several waves,
-    // some are then shorter.
-    const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
-    const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1 && (tiles == 1 || waves > 1);
-    const double saved = alone ? (kPrefillNsOfChunk[2] - kAloneNsOfChunk) / static_cast<double>(tiles) : 0;
-    return static_cast<double>(waves * chunks) * (kPrefillNsOfChunk[split.value_groups] - saved);
-}
-
-// How whole sequences are walked where gdn/prefill_ahead is not faster: in the fastest configuration, unless sequences are so
-// short that the extra launch costs more than it saves.
-inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem.tokens), device); };
-    if (problem.tokens < kShortestTwice) return {split.value_groups, 1};
-    return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
-}
-
-// Whether gdn/prefill_ahead is faster on whole sequences; after a split, where a second launch pays off at all.
-inline bool prefill_runs_ahead(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    if (split.segments > 1 && problem.tokens < kShortestTwice) return false;
-    const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
-    return prefill_ahead_ns(problem, device) < prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
-}
-// Whether another launch than the split one takes heads that remember, if they are not linked.
-inline bool prefill_launches_twice(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    return split.segments > 1 && (prefill_runs_ahead(problem, split, device) ||
-                                  prefill_whole(problem, split, device).value_groups != split.value_groups);
-}
-inline double prefill_whole_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    if (prefill_runs_ahead(problem, split, device)) return prefill_ahead_ns(problem, device);
-    const PrefillSplit whole = split.segments == 1 ? split : prefill_whole(problem, split, device);
-    return prefill_walk_ns(problem, whole, prefill_chunks(problem.tokens), device);
-}
-
-// ns on an H200 that segments add to a call, besides the time of their chunks: search, first chunks of passes, counters.
-inline constexpr double kPrefillSplitNs = 18000;
-
-// Where segments are linked (prefill_segments.cuh), all but the first compute M's rows and L, are linked, and compute outputs;
-// the passes but the first one read records, where there is room for them.
-struct PrefillLinked {
-    bool records;
-    float first;         // length of the first segment, which ends as the others' summaries are complete
-    double ns_of_chunk;  // of all passes
-    double ns;           // estimated
+// Value warpgroups per block, of kValueRows state rows each, and segments per sequence (prefill_segments.cuh).
+struct ChunkedSplit {
+    int value_groups = 1, segments = 1;
 };
-// Links of a head with so many segments or fewer: one less than segments, and one for each group.
-constexpr int prefill_links(int segments) {
+
+// How long chained segments take: all but the first compute M's rows and L, wait for the states before them, and compute
+// outputs.
+struct ChunkedChain {
+    bool is_cached = false;  // passes but the first read T and P, for which there is room
+    float first_length = 1;  // of the first segment, which ends as the others' summaries are complete
+    double chunk_ns = 0;     // of all passes
+    double ns = std::numeric_limits<double>::infinity();
+};
+
+// Summaries (M, L) of a head with so many segments or fewer: one less than segments, and one for each group.
+constexpr int most_summaries(int segments) {
     int most = 0;
     for (int fewer = 2; fewer <= segments; ++fewer) most = std::max(most, fewer - 1 + groups_of(fewer));
     return most;
 }
-// Links in a row at most: in a group, three for the exchange and another pass, and then those that a block follows.
-constexpr int prefill_links_in_a_row(int segments, int group) {
+// Steps of a chain at most: in a group, three for the exchange and another pass, and then those that a block follows.
+constexpr int longest_chain(int segments, int group) {
     if (group == 1) return std::max(segments - 2, 0);
     int most = 0;
     for (int segment = 2; segment < segments; ++segment) {
@@ -100,182 +47,310 @@ constexpr int prefill_links_in_a_row(int segments, int group) {
     }
     return group - 1 + 3 + most;
 }
-inline double prefill_linked_ns(const PrefillLinked& linked, i64 chunks, const PrefillSplit& split) {
-    constexpr double kLinkNs[] = {0, 2200, 4200};
-    return static_cast<double>(chunks) / (linked.first + split.segments - 1) * linked.ns_of_chunk +
-           prefill_links_in_a_row(split.segments, segments_in_group(split.segments)) * kLinkNs[split.value_groups];
-}
-inline PrefillLinked prefill_linked(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kExportNsOfChunk = 250, kImportNsOfChunk[] = {0, 1300, 1700};
-    constexpr double kManyRecordsNsOfChunk = 200;  // from 160 MB of records on (1x32768 8/16)
-    constexpr i64 kManyRecordWords = i64{40} << 20;
-    const i64 rows = split.value_groups * kValueRows, chunks = prefill_chunks(problem.tokens);
-    const i64 summaries = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
-    PrefillLinked linked{.records = prefill_record_words(problem, split.value_groups) <= kMostPrefillRecordWords,
-                         .first = 1,
-                         .ns_of_chunk = 0,
-                         .ns = std::numeric_limits<double>::infinity()};
-    // The links' counters must be zeroed first, which does not pay off for short sequences.
-    if (split.segments <= 3 || problem.tokens < kShortestLinked) return linked;
-    const double computed = prefill_walk_ns(problem, split, chunks, device) / static_cast<double>(chunks),
-                 first_pass = computed + (linked.records ? kExportNsOfChunk : 0),
-                 imported = kImportNsOfChunk[split.value_groups] +
-                            (prefill_record_words(problem, split.value_groups) > kManyRecordWords ? kManyRecordsNsOfChunk : 0),
-                 other_pass = linked.records ? imported : computed,
-                 summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
-    linked.first = static_cast<float>(summary / computed);
-    linked.ns_of_chunk = summary + other_pass;
-    linked.ns = kPrefillSplitNs + prefill_linked_ns(linked, chunks, split);
-    return linked;
-}
 
-struct PrefillCost {
-    double forgetting, remembering;  // ns, if all heads are of that kind
-    bool linked;                     // linked rather than whole, if they remember
+struct ChunkedSchedule {
+    // The launch that splits sequences into segments, or that has all of them unsplit.
+    ChunkedSplit split;
+    PrefillConfig config;
+    i64 sequences;   // that are split, at most
+    i64 blocks;      // per segment
+    bool by_length;  // with `deterministic`: a launch for long sequences, split by their own length, and one for the others
+    int reach;       // warm-up chunks up to which a segment is warm-started, as its head has a fast decay
+    PrefillSpread spread;
 
-    // Models have both kinds of heads, and a call takes as long as its slowest.
-    double weighed() const { return forgetting + 2 * remembering; }
+    // Segments of a slow-decay head are chained (config.linked): summaries (M, L) between them, T and P cached for later
+    // passes.
+    ChunkedChain chain;
+    i64 summaries, summaries_of_head;  // 0: a slow-decay head is not split
+    int summaries_of_sequence;         // of a head: one for each segment but the last, and groups'
+    int summary_tokens;  // if not 0, packed sequences are split by their own lengths: a summary for so many tokens
+    i64 state_tiles;     // row tiles of the states between all segments
+    i64 state_words, transfer_words, cached_words;
+    i64 chunks;  // of all sequences, at most
+
+    // A launch before it for what is not split: all heads, if one has a slow decay and they are not chained; or short
+    // sequences.
+    bool two_launches;
+    PrefillConfig unsplit;
+    AheadSchedule ahead;  // if it is gdn/prefill_ahead's; without `two_launches`, this is the only launch
+
+    i64 readers(bool in_place) const { return in_place && split.segments > 1 ? blocks : 0; }
+    i64 chain_words() const { return state_words + transfer_words + cached_words; }
+    i64 chain_counts(bool in_place) const { return readers(in_place) + summaries + state_tiles; }
+    bool decides() const { return two_launches && !by_length; }  // which of two launches does the work
+    i64 counts(bool in_place) const { return chain_counts(in_place) + ahead.counts() + decides(); }
+    i64 workspace() const { return chain_words() + ahead.workspace(); }  // in 32-bit words
 };
-inline constexpr double kSecondLaunchNs = 6000;  // what a second launch adds: the first decides which of the two computes
-inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr i64 kWarmUpChunks = 2;
-    const double whole = prefill_whole_ns(problem, split, device);
-    if (split.segments == 1) return {whole, whole, false};
-    const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
-    const double apart = prefill_walk_ns(problem, split, share + kWarmUpChunks, device) + kPrefillSplitNs,
-                 linked = prefill_linked(problem, split, device).ns,
-                 second = prefill_launches_twice(problem, split, device) ? kSecondLaunchNs : 0;
-    if (linked < whole + second) return {apart, linked, true};
-    return {apart + second, whole + second, false};
+
+constexpr PrefillConfig prefill_config(int dk, int value_groups, DType io) {
+    return {.head_k = dk <= 64   ? 64
+                      : dk <= 96 ? 96
+                                 : 128,
+            .value_groups = value_groups,
+            .inverse_groups = value_groups == 1 ? 2 : 1,
+            .stages = 3,
+            .io = io};
 }
 
-// The most chunks that a block may start before its segment and still beat treating the head as one that remembers. Searching
-// for the start costs about two chunks, plus a sixth of a chunk for each chunk examined.
-inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kWorthIt = 0.9, kSearchNsOfChunk = 350;
-    const PrefillCost cost = prefill_cost(problem, split, device);
-    const double share = static_cast<double>(ceil_div(prefill_chunks(problem.tokens), split.segments)),
-                 of_chunk = kPrefillNsOfChunk[split.value_groups];
-    const double reach = (kWorthIt * cost.remembering - kPrefillSplitNs - share * of_chunk) / (of_chunk + kSearchNsOfChunk);
-    return static_cast<int>(std::clamp(reach, 1.0, 1e6));
-}
+// Chooses a schedule. Times are estimates in ns.
+class ChunkedScheduler {
+  public:
+    ChunkedScheduler(const ChunkedProblem& problem, int multiprocessors, const ChunkedPolicy& policy = kChunkedPolicy)
+        : problem_(problem),
+          multiprocessors_(multiprocessors),
+          policy_(policy),
+          chunks_(chunks_in(problem.tokens)),
+          ahead_(ahead_schedule(problem, multiprocessors, policy)) {}
 
-// Splits into segments only to use SMs that would be idle.
-inline PrefillSplit prefill_split(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
-    const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, value_groups), 1);
-    const int most =
-        static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
-    PrefillSplit best{value_groups, 1};
-    for (int segments = 2; segments <= most && !problem.deterministic; ++segments) {
-        const PrefillSplit split{value_groups, segments};
-        if (prefill_cost(problem, split, device).weighed() < prefill_cost(problem, best, device).weighed()) best = split;
-    }
-    return best;
-}
-inline PrefillSplit prefill_split(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    const PrefillSplit one = prefill_split(problem, 1, device), two = prefill_split(problem, 2, device);
-    if (problem.dv <= kValueRows) return one;
-    if (one.segments == 1 && two.segments == 1) {  // gdn/prefill_ahead, if it is faster, is as fast for both
-        const i64 chunks = prefill_chunks(problem.tokens);
-        return prefill_walk_ns(problem, two, chunks, device) <= prefill_walk_ns(problem, one, chunks, device) ? two : one;
-    }
-    return prefill_cost(problem, two, device).weighed() <= prefill_cost(problem, one, device).weighed() ? two : one;
-}
-
-// Warm-up chunks up to which a head counts as one that forgets, where it does not depend on costs.
-inline constexpr int kPrefillUnevenReach = 16;
-
-// Where a sequence is alone, its heads that remember get more blocks than the others, so that all end at about the same time.
-inline PrefillSpread prefill_spread(const PrefillProblem& problem, const PrefillSplit& split, const PrefillLinked& linked) {
-    constexpr int kWarmUpChunks[] = {PrefillSpread::kFewChunks, 12};  // of the other heads
-    constexpr double kSearchNs[][3] = {{0, 4000, 8000}, {0, 4000, 12000}}, kWorthIt = 0.97;
-    PrefillSpread spread{};
-    const i64 chunks = prefill_chunks(problem.tokens);
-    if (problem.sequences != 1 || problem.heads >= PrefillSpread::kMostHeads) return spread;
-    const i64 blocks = static_cast<i64>(problem.heads) * split.segments;
-    const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks / kShortestSegment));
-    for (const bool more : {false, true})
-        for (int many = 1; many < problem.heads; ++many) {
-            const i64 others = problem.heads - many;
-            const auto ns = [&](int segments) {
-                const i64 apart = ceil_div(chunks, (blocks - many * segments) / others) + kWarmUpChunks[more];
-                return std::max(
-                    prefill_linked_ns(linked, chunks, {split.value_groups, segments}),
-                    static_cast<double>(apart) * kPrefillNsOfChunk[split.value_groups] + kSearchNs[more][split.value_groups]);
-            };
-            double least = ns(split.segments) * kWorthIt;
-            for (int segments = split.segments + 1; segments <= most && many * segments + others <= blocks; ++segments)
-                if (const double now = ns(segments); now < least) {
-                    least = now;
-                    spread.segments[more][many] = static_cast<unsigned char>(segments);
-                    spread.reach = kPrefillUnevenReach;
-                }
+    ChunkedSchedule schedule() const {
+        if (std::optional<ChunkedSchedule> schedule = by_length()) {
+            ChunkedProblem others = problem_;  // that are not long
+            others.tokens = std::min<i64>(problem_.tokens, kLongestWhole * kChunk);
+            others.packed_tokens = std::min<i64>(problem_.packed_tokens, kLongestWhole * kChunk);
+            return completed(*schedule, problem_.differ(), best_split(), {others, multiprocessors_, policy_});
         }
-    return spread;
-}
+        ChunkedSchedule schedule{.split = best_split(), .sequences = problem_.sequences};
+        const bool is_chained = estimate(schedule.split).is_chained;
+        schedule.config.linked = is_chained;
+        schedule.reach = reach(schedule.split);
+        schedule.chain = chain(schedule.split);
+        if (is_chained) schedule.spread = spread(schedule.split, schedule.chain);
+        return completed(schedule, !is_chained || problem_.sequences * problem_.heads == 0, unsplit(schedule.split), *this);
+    }
 
-// With `deterministic`, the split of a long sequence: as if it were alone and of kTokens tokens, but with kShortestFixed chunks
-// for each segment at least (kShortestUneven for heads that get more). Segments lie where `linked.first` and `spread` say, so
-// those are the same for every call; the rows of a block, which change no bits, follow from the call.
-struct PrefillFixed {
-    static constexpr i64 kTokens = 32768;
-    PrefillSplit split{};  // no segments: all sequences are whole
-    PrefillLinked linked{};
-    PrefillSpread spread{};
-    i64 sequences = 0;  // long ones, at most
+    struct Estimate {
+        double fast_decay, slow_decay;  // ns, if all heads have that decay
+        bool is_chained;                // rather than unsplit, where the decay is slow
 
-    explicit operator bool() const { return split.segments > 0; }
-};
-// Packed sequences have room for one link for so many tokens. A sequence of n segments has more than kShortestUneven n - 1
-// chunks; it needs n - 1 links for segments, and at most (n - 4) / 2 for groups.
-inline constexpr int kPrefillLinkTokens = kShortestUneven * kChunk * 2 / 3;
-inline PrefillFixed prefill_fixed(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    constexpr double kWorthIt = 0.9;
-    const i64 chunks = prefill_chunks(problem.longest());
-    if (!problem.deterministic || chunks <= kLongestWhole || problem.sequences == 0) return {};
-    PrefillProblem alone = problem;
-    alone.sequences = 1;
-    alone.tokens = PrefillFixed::kTokens;
-    alone.packed_tokens = 0;
-    alone.deterministic = false;
-    PrefillFixed fixed{.split = prefill_split(alone, device)};
-    const PrefillCost cost = prefill_cost(alone, fixed.split, device);
-    if (!cost.linked || cost.remembering > kWorthIt * prefill_whole_ns(alone, fixed.split, device)) return {};
-    fixed.linked = prefill_linked(alone, fixed.split, device);
-    const int most = static_cast<int>(std::min<i64>(fixed.split.segments, chunks / kShortestFixed));
-    if (most == fixed.split.segments) fixed.spread = prefill_spread(alone, fixed.split, fixed.linked);
-    fixed.split.segments = most;
-    fixed.sequences = problem.differ() ? ceil_div(problem.packed_tokens, i64{kLongestWhole * kChunk}) : problem.sequences;
-    // Blocks of one value warpgroup are faster, as long as all fit at once.
-    const i64 segments = std::min(fixed.sequences * most, prefill_all_chunks(problem) / kShortestFixed);
-    if (problem.heads * ceil_div(problem.dv, kValueRows) * segments <= device.multiprocessors) fixed.split.value_groups = 1;
-    fixed.linked.records = prefill_record_words(problem, fixed.split.value_groups) <= kMostPrefillRecordWords;
-    if (fixed.sequences * fixed.split.segments > kMostBlocks[2]) return {};
-    return fixed;
-}
-
-inline std::string explain_uneven(const PrefillSpread& spread) {
-    return spread.reach == 0 ? "" : fmt::format(", up to {} for heads that remember where others forget", spread.most());
-}
-inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    if (const PrefillFixed fixed = prefill_fixed(problem, device))
-        return fmt::format(
-            "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
-            "every {} tokens, at most {}{}; {} multiprocessors",
-            fixed.split.value_groups * kValueRows, kLongestWhole * kChunk, kShortestFixed * kChunk, fixed.split.segments,
-            explain_uneven(fixed.spread), device.multiprocessors);
-    const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
-    const auto text = [&](const PrefillSplit& way) {
-        const PrefillCost cost = prefill_cost(problem, way, device);
-        const PrefillSpread spread = prefill_spread(problem, way, prefill_linked(problem, way, device));
-        return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with heads that remember {:.0f}{}",
-                           way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.forgetting / 1000,
-                           cost.remembering / 1000,
-                           way.segments == 1 ? ""
-                           : cost.linked     ? ", linked" + explain_uneven(spread)
-                                             : ", whole");
+        // Models have both, and a call takes as long as its slowest head.
+        double weighed() const { return fast_decay + 2 * slow_decay; }
     };
-    return fmt::format("{}; against {}; {} multiprocessors", text(split), text(other), device.multiprocessors);
-}
+    Estimate estimate(const ChunkedSplit& split) const {
+        const double unsplit = unsplit_ns(split);
+        if (split.segments == 1) return {unsplit, unsplit, false};
+        const i64 share = ceil_div(chunks_, split.segments);
+        const double warm_started = chunks_ns(split, share + policy_.warm_up_chunks) + policy_.segments_ns,
+                     chained = chain(split).ns, second = launches_twice(split) ? policy_.second_launch_ns : 0;
+        if (chained < unsplit + second) return {warm_started, chained, true};
+        return {warm_started + second, unsplit + second, false};
+    }
+
+    // For all blocks to compute so many chunks each.
+    double chunks_ns(const ChunkedSplit& split, i64 chunks) const {
+        const i64 waves = ceil_div(blocks(split.value_groups) * split.segments, i64{multiprocessors_});
+        // If a head's last block has rows for only one of two value warpgroups, that one runs alone and faster; of several
+        // waves, some are then shorter.
+        const i64 tiles = row_tiles(split.value_groups);
+        const bool half_empty =
+            split.value_groups == 2 && ceil_div(problem_.dv, kValueRows) % 2 == 1 && (tiles == 1 || waves > 1);
+        const double saved = half_empty ? (policy_.chunk_ns[2] - policy_.half_empty_chunk_ns) / static_cast<double>(tiles) : 0;
+        return static_cast<double>(waves * chunks) * (policy_.chunk_ns[split.value_groups] - saved);
+    }
+
+    ChunkedChain chain(const ChunkedSplit& split) const {
+        const i64 rows = split.value_groups * kValueRows;
+        const i64 summaries = ceil_div(ceil_div(problem_.dk, rows), ceil_div(problem_.dv, rows)) + 1;  // M's rows, then L's
+        ChunkedChain chain{.is_cached = cached_words(split.value_groups) <= policy_.most_cached_words};
+        if (split.segments <= 3 || problem_.tokens < policy_.shortest_chained * kChunk) return chain;
+        const double computed = chunks_ns(split, chunks_) / static_cast<double>(chunks_),
+                     first_pass = computed + (chain.is_cached ? policy_.store_chunk_ns : 0),
+                     many = cached_words(split.value_groups) > policy_.many_cached_words ? policy_.many_cached_chunk_ns : 0,
+                     other_pass = chain.is_cached ? policy_.cached_chunk_ns[split.value_groups] + many : computed,
+                     summary = first_pass + static_cast<double>(summaries - 1) * other_pass;
+        chain.first_length = static_cast<float>(summary / computed);
+        chain.chunk_ns = summary + other_pass;
+        chain.ns = policy_.segments_ns + chain_ns(chain, split);
+        return chain;
+    }
+    double chain_ns(const ChunkedChain& chain, const ChunkedSplit& split) const {
+        return static_cast<double>(chunks_) / (chain.first_length + split.segments - 1) * chain.chunk_ns +
+               longest_chain(split.segments, segments_in_group(split.segments)) * policy_.chain_step_ns[split.value_groups];
+    }
+
+    // The most chunks that a block may start before its segment and still beat what a slow decay takes. Searching for the start
+    // costs about two chunks, and more for each chunk examined.
+    int reach(const ChunkedSplit& split) const {
+        const double share = static_cast<double>(ceil_div(chunks_, split.segments)),
+                     chunk = policy_.chunk_ns[split.value_groups];
+        const double reach = (policy_.reach_share * estimate(split).slow_decay - policy_.segments_ns - share * chunk) /
+                             (chunk + policy_.search_chunk_ns);
+        return static_cast<int>(std::clamp(reach, 1.0, 1e6));
+    }
+
+    // Splits into segments only to use SMs that would be idle.
+    ChunkedSplit best_split(int value_groups) const {
+        const i64 idle = multiprocessors_ / std::max<i64>(blocks(value_groups), 1);
+        const int most =
+            static_cast<int>(std::clamp<i64>(std::min(idle, problem_.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
+        ChunkedSplit best{value_groups, 1};
+        for (int segments = 2; segments <= most && !problem_.deterministic; ++segments) {
+            const ChunkedSplit split{value_groups, segments};
+            if (estimate(split).weighed() < estimate(best).weighed()) best = split;
+        }
+        return best;
+    }
+    ChunkedSplit best_split() const {
+        const ChunkedSplit one = best_split(1), two = best_split(2);
+        if (problem_.dv <= kValueRows) return one;
+        if (one.segments == 1 && two.segments == 1)  // gdn/prefill_ahead, if it is faster, is as fast for both
+            return chunks_ns(two, chunks_) <= chunks_ns(one, chunks_) ? two : one;
+        return estimate(two).weighed() <= estimate(one).weighed() ? two : one;
+    }
+
+    // Where a sequence is alone, its slow-decay heads get more blocks than the others, so that all end at about the same time.
+    PrefillSpread spread(const ChunkedSplit& split, const ChunkedChain& chain) const {
+        const int warm_up[] = {PrefillSpread::kFewChunks, policy_.more_warm_up_chunks};  // of the other heads
+        PrefillSpread spread{};
+        if (problem_.sequences != 1 || problem_.heads >= PrefillSpread::kMostHeads) return spread;
+        const i64 blocks = static_cast<i64>(problem_.heads) * split.segments;
+        const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks_ / kShortestSegment));
+        for (const bool more : {false, true})
+            for (int slow = 1; slow < problem_.heads; ++slow) {
+                const i64 others = problem_.heads - slow;
+                const auto ns = [&](int segments) {
+                    const i64 warm_started = ceil_div(chunks_, (blocks - slow * segments) / others) + warm_up[more];
+                    return std::max(chain_ns(chain, {split.value_groups, segments}),
+                                    static_cast<double>(warm_started) * policy_.chunk_ns[split.value_groups] +
+                                        policy_.uneven_search_ns[more][split.value_groups]);
+                };
+                double least = ns(split.segments) * policy_.uneven_share;
+                for (int segments = split.segments + 1; segments <= most && slow * segments + others <= blocks; ++segments)
+                    if (const double now = ns(segments); now < least) {
+                        least = now;
+                        spread.segments[more][slow] = static_cast<unsigned char>(segments);
+                        spread.reach = policy_.uneven_reach;
+                    }
+            }
+        return spread;
+    }
+
+    // With `deterministic`, the split of a long sequence: as if it were alone and of policy.deterministic_tokens, but with
+    // kShortestFixed chunks for each segment at least (kShortestUneven for heads that get more). `chain.first_length` and
+    // `spread` say where segments begin, so those are the same for every call; the rows of a block, which change no bits,
+    // follow from the call. None: no sequence is split.
+    std::optional<ChunkedSchedule> by_length() const {
+        const i64 chunks = chunks_in(problem_.longest());
+        if (!problem_.deterministic || chunks <= kLongestWhole || problem_.sequences == 0) return {};
+        ChunkedProblem one = problem_;
+        one.sequences = 1;
+        one.tokens = policy_.deterministic_tokens;
+        one.packed_tokens = 0;
+        one.deterministic = false;
+        const ChunkedScheduler alone(one, multiprocessors_, policy_);
+        ChunkedSchedule schedule{.split = alone.best_split(), .by_length = true, .reach = policy_.uneven_reach};
+        const Estimate estimate = alone.estimate(schedule.split);
+        if (!estimate.is_chained || estimate.slow_decay > policy_.deterministic_share * alone.unsplit_ns(schedule.split))
+            return {};
+        schedule.config.linked = true;
+        schedule.chain = alone.chain(schedule.split);
+        const int most = static_cast<int>(std::min<i64>(schedule.split.segments, chunks / kShortestFixed));
+        if (most == schedule.split.segments) schedule.spread = alone.spread(schedule.split, schedule.chain);
+        schedule.split.segments = most;
+        schedule.sequences =
+            problem_.differ() ? ceil_div(problem_.packed_tokens, i64{kLongestWhole * kChunk}) : problem_.sequences;
+        // Blocks of one value warpgroup are faster, as long as all fit at once.
+        const i64 segments = std::min(schedule.sequences * most, all_chunks() / kShortestFixed);
+        if (problem_.heads * row_tiles(1) * segments <= multiprocessors_) schedule.split.value_groups = 1;
+        schedule.chain.is_cached = cached_words(schedule.split.value_groups) <= policy_.most_cached_words;
+        if (schedule.sequences * schedule.split.segments > kMostBlocks[2]) return {};
+        return schedule;
+    }
+
+    i64 blocks(int value_groups) const { return problem_.sequences * problem_.heads * row_tiles(value_groups); }
+
+    std::string explain() const {
+        if (const std::optional<ChunkedSchedule> schedule = by_length())
+            return fmt::format(
+                "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
+                "every {} tokens, at most {}{}; {} multiprocessors",
+                schedule->split.value_groups * kValueRows, kLongestWhole * kChunk, kShortestFixed * kChunk,
+                schedule->split.segments, explain(schedule->spread), multiprocessors_);
+        const ChunkedSplit split = best_split(), other = best_split(3 - split.value_groups);
+        return fmt::format("{}; against {}; {} multiprocessors", explain(split), explain(other), multiprocessors_);
+    }
+
+  private:
+    i64 row_tiles(int value_groups) const { return ceil_div(problem_.dv, value_groups * kValueRows); }
+    // Room for the chunks of all sequences. Those of packed sequence n begin at n + (its first token) / kChunk, so that no two
+    // sequences share a place.
+    i64 all_chunks() const {
+        return problem_.packed_tokens > 0 ? problem_.packed_tokens / kChunk + problem_.sequences : problem_.sequences * chunks_;
+    }
+    i64 cached_words(int value_groups) const { return problem_.heads * row_tiles(value_groups) * all_chunks() * kCachedWords; }
+
+    double ahead_ns() const {
+        if (!ahead_) return std::numeric_limits<double>::infinity();
+        return static_cast<double>(chunks_) * policy_.ahead_chunk_ns + ahead_.launches() * policy_.ahead_launch_ns;
+    }
+    // How unsplit sequences are computed where gdn/prefill_ahead is not faster: beside a split in the fastest configuration,
+    // unless sequences are so short that the extra launch costs more than it saves.
+    ChunkedSplit unsplit(const ChunkedSplit& split) const {
+        if (split.segments == 1 || is_short_for_two()) return {split.value_groups, 1};
+        return {problem_.dv > kValueRows && chunks_ns({2, 1}, chunks_) <= chunks_ns({1, 1}, chunks_) ? 2 : 1, 1};
+    }
+    bool is_short_for_two() const { return problem_.tokens < policy_.shortest_twice * kChunk; }
+    // Whether gdn/prefill_ahead is faster on unsplit sequences; beside a split, where a second launch pays off at all.
+    bool runs_ahead(const ChunkedSplit& split) const {
+        if (split.segments > 1 && is_short_for_two()) return false;
+        return ahead_ns() < chunks_ns(unsplit(split), chunks_);
+    }
+    // Whether another launch than the split one takes slow-decay heads, if they are not chained.
+    bool launches_twice(const ChunkedSplit& split) const {
+        return split.segments > 1 && (runs_ahead(split) || unsplit(split).value_groups != split.value_groups);
+    }
+    double unsplit_ns(const ChunkedSplit& split) const {
+        return runs_ahead(split) ? ahead_ns() : chunks_ns(unsplit(split), chunks_);
+    }
+
+    // Sizes and launches. `others`: what is not split, if there may be any; `beside`: its blocks.
+    ChunkedSchedule completed(ChunkedSchedule schedule, bool leaves_some, const ChunkedSplit& beside,
+                              const ChunkedScheduler& others) const {
+        const bool is_chained = schedule.config.linked;
+        const int segments = schedule.split.segments;
+        schedule.config = prefill_config(problem_.dk, schedule.split.value_groups, problem_.io);
+        schedule.config.linked = is_chained;
+        schedule.unsplit = prefill_config(problem_.dk, beside.value_groups, problem_.io);
+        schedule.blocks = blocks(schedule.split.value_groups);
+        schedule.chunks = all_chunks();
+
+        schedule.summaries_of_sequence = is_chained ? most_summaries(std::max(segments, schedule.spread.most())) : 0;
+        schedule.summary_tokens = schedule.by_length && problem_.differ() ? kSummaryTokens : 0;
+        schedule.summaries_of_head = schedule.summary_tokens > 0 ? problem_.packed_tokens / schedule.summary_tokens
+                                                                 : schedule.sequences * schedule.summaries_of_sequence;
+        schedule.summaries = problem_.heads * schedule.summaries_of_head;
+        const i64 tiles = row_tiles(schedule.split.value_groups);
+        schedule.state_tiles = schedule.summaries * tiles;
+        schedule.state_words = 2 * schedule.summaries * tiles * schedule.config.rows_per_block() * schedule.config.head_k;
+        schedule.transfer_words =
+            schedule.summaries * schedule.config.key_tiles() * kChunk * schedule.config.head_k;  // two 16-bit parts
+        if (schedule.summaries > 0 && schedule.chain.is_cached)
+            schedule.cached_words = cached_words(schedule.split.value_groups);
+
+        const bool is_ahead = leaves_some && others.runs_ahead(schedule.by_length ? beside : schedule.split);
+        if (is_ahead) schedule.ahead = others.ahead_;
+        schedule.two_launches =
+            leaves_some && segments > 1 && (is_ahead || schedule.by_length || schedule.unsplit != schedule.config);
+        return schedule;
+    }
+
+    static std::string explain(const PrefillSpread& spread) {
+        return spread.reach == 0 ? "" : fmt::format(", up to {} for slow-decay heads where others decay fast", spread.most());
+    }
+    std::string explain(const ChunkedSplit& split) const {
+        const Estimate ns = estimate(split);
+        return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with slow-decay heads {:.0f}{}",
+                           split.value_groups * kValueRows, split.segments, split.segments == 1 ? "" : "s",
+                           ns.fast_decay / 1000, ns.slow_decay / 1000,
+                           split.segments == 1 ? ""
+                           : ns.is_chained     ? ", chained" + explain(spread(split, chain(split)))
+                                               : ", unsplit");
+    }
+
+    ChunkedProblem problem_;
+    int multiprocessors_;
+    ChunkedPolicy policy_;
+    i64 chunks_;           // of a sequence of mean length
+    AheadSchedule ahead_;  // if nothing is split
+};
 
 }  // namespace gdn_cuda::gdn

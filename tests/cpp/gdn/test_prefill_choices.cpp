@@ -16,14 +16,14 @@ namespace gdn_cuda::gdn {
 namespace {
 
 struct Recorded {
-    PrefillProblem problem;
+    ChunkedProblem problem;
     int multiprocessors;
     bool in_place;     // final states overwrite initial states
     bool checkpoints;  // states after every few tokens are stored
 };
 
 std::string text_of(const Recorded& each) {
-    const PrefillProblem& x = each.problem;
+    const ChunkedProblem& x = each.problem;
     std::string options;
     if (x.deterministic) options += " deterministic";
     if (each.in_place) options += " in-place";
@@ -65,7 +65,7 @@ std::vector<Recorded> recorded_problems() {
                                false});
     Picks picks;
     for (int i = 0; i < 240; ++i) {
-        PrefillProblem problem{.sequences = picks.of<i64>({1, 1, 1, 2, 3, 4, 8, 16, 40, 128, 300, 4096}),
+        ChunkedProblem problem{.sequences = picks.of<i64>({1, 1, 1, 2, 3, 4, 8, 16, 40, 128, 300, 4096}),
                                .tokens = picks.of<i64>({1, 64, 65, 500, 1000, 1536, 2000, 3000, 5120, 5121, 8000, 12345, 16384,
                                                         32768, 65536, 200000, 1048576}),
                                .heads = picks.of({1, 2, 3, 4, 6, 8, 8, 12, 16, 16, 32, 32, 48, 64, 128}),
@@ -99,15 +99,15 @@ class Digest {
     std::uint32_t hash_ = 2166136261u;
 };
 
-std::string launches_of(const Recorded& each, const PrefillChoice& choice) {
-    const PrefillProblem& x = each.problem;
+std::string launches_of(const Recorded& each, const ChunkedSchedule& schedule) {
+    const ChunkedProblem& x = each.problem;
     RecurrentArgs args{
         .sequences = static_cast<int>(x.sequences), .heads = x.heads, .dv = x.dv, .values = x.dv, .outputs = x.dv};
     static int memory;
     if (x.packed_tokens > 0) args.cu_seqlens.data = &memory;
     if (each.checkpoints) args.steps.data = &memory;
     Explanation explanation(device_of(each.multiprocessors));
-    Prefill::run(x, choice, args, {.in_place = each.in_place}, {jit::kStandIn, nullptr});
+    Prefill::run(x, schedule, args, {.in_place = each.in_place}, {jit::kStandIn, nullptr});
     std::vector<std::string> launches;
     for (const ExplainedStep& step : explanation.steps) {
         const auto& [columns, rows, parts] = step.shape.grid;
@@ -125,20 +125,21 @@ std::string launches_of(const Recorded& each, const PrefillChoice& choice) {
 }
 
 std::string row_of(const Recorded& each) {
-    const PrefillChoice choice = Prefill::choice(each.problem, device_of(each.multiprocessors));
+    const ChunkedSchedule schedule = ChunkedScheduler(each.problem, each.multiprocessors).schedule();
     Digest digest;
-    digest.add(choice.config.head_k, choice.config.value_groups, choice.config.linked, choice.whole.value_groups,
-               choice.ahead.pairs, choice.ahead.preparers, choice.ahead.tiles, choice.ahead.window, choice.ahead.most_chunks,
-               choice.ahead.records, choice.ahead.carried, choice.reach, choice.by_length, choice.sequences, choice.two,
-               choice.spread.reach, choice.links_of_head, choice.links, choice.link_tiles, choice.links_of_sequence,
-               choice.link_tokens, choice.blocks, choice.link_states, choice.link_transfers, choice.records, choice.chunks,
-               choice.first_length);
-    for (const auto& warm_up : choice.spread.segments)
+    digest.add(schedule.config.head_k, schedule.config.value_groups, schedule.config.linked, schedule.unsplit.value_groups,
+               schedule.ahead.pairs, schedule.ahead.preparers, schedule.ahead.tiles, schedule.ahead.window,
+               schedule.ahead.most_chunks, schedule.ahead.cached_words, schedule.ahead.carried_words, schedule.reach,
+               schedule.by_length, schedule.sequences, schedule.two_launches, schedule.spread.reach, schedule.summaries_of_head,
+               schedule.summaries, schedule.state_tiles, schedule.summaries_of_sequence, schedule.summary_tokens,
+               schedule.blocks, schedule.state_words, schedule.transfer_words, schedule.cached_words, schedule.chunks,
+               schedule.chain.first_length);
+    for (const auto& warm_up : schedule.spread.segments)
         for (const unsigned char segments : warm_up) digest.add(segments);
     const std::string segments =
-        choice.segments > 1 ? fmt::format("{} segments, reach {}", choice.segments, choice.reach) : "unsplit";
-    return fmt::format("{} | {} | {} | {} bytes, {} counters | {}", text_of(each), segments, launches_of(each, choice),
-                       4 * choice.workspace(), choice.counts(each.in_place), digest.text());
+        schedule.split.segments > 1 ? fmt::format("{} segments, reach {}", schedule.split.segments, schedule.reach) : "unsplit";
+    return fmt::format("{} | {} | {} | {} bytes, {} counters | {}", text_of(each), segments, launches_of(each, schedule),
+                       4 * schedule.workspace(), schedule.counts(each.in_place), digest.text());
 }
 
 TEST(PrefillChoices, AreThoseRecorded) {
