@@ -1,115 +1,221 @@
-"""Compares the machine code of two folders of prebuilt kernels, configuration by configuration.
+"""Compares the machine code of two checkouts, configuration by configuration; needs no GPU.
 
-    python -m gdn_cuda compile --arch sm_90a --out BEFORE    # in one checkout
-    python -m gdn_cuda compile --arch sm_90a --out AFTER     # in another
-    python benchmarks/compare_sass.py BEFORE AFTER [--diff]
+    python benchmarks/compare_sass.py BEFORE AFTER [--kernels 'gdn/prefill*'] [--nvcc] [--arch sm_90a] [--jobs N] [--diff]
 
-A kernel is identical when its code has the same bytes, and the same when the instructions are, with stalls and addresses aside.
-Of the others it lists how many instructions came and went, by opcode; --diff shows them in place. Fails when one differs.
+BEFORE and AFTER are folders of this repository, built by ./develop.sh. If one of them is not, the other's library compiles its
+include/. Configurations are paired by kernel and values. Where only one tree has a field, the other's configurations count as
+having its default. Renames are options: --renamed-kernel gdn/old=gdn/new, --renamed-field old=new, --renamed-value old=new.
+
+identical: the same bytes. same opcodes: the same instructions in the same order with other operands, offsets or stalls, which
+counts as unchanged. The exit status is 1 if one is changed, is missing or does not compile. --diff shows instructions in place.
+What was compiled before comes from the cache of compiled kernels.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
-import shutil
-import struct
+import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
 
-SECTION = struct.Struct("<IIQQQQIIQQ")  # of a 64-bit ELF file: name, type, flags, address, offset, size, ...
+from sass_code import Verdict, compare
+from sass_pairs import Listing, Pair, Renames, default_of, pairs
+
+CHILD = Path(__file__).with_name("sass_child.py")
+COLUMNS = ("identical", "same opcodes", "changed", "missing before", "missing after", "failed")
+GOOD = {"identical", "same opcodes"}
+MESSAGE_LINES = 20  # of a failed compile: the first errors, not the whole source
+
+
+class Child:
+    """A process that has imported one tree."""
+
+    def __init__(self, tree: Tree):
+        self._process = subprocess.Popen(
+            tree.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=tree.environment, cwd=tree.library, text=True
+        )
+        self.about = self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"compare_sass: {' '.join(map(str, self._process.args))} ended")  # type: ignore[arg-type]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, *question: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+class Tree:
+    def __init__(self, path: Path, library: Path, arch: str, nvcc: bool):
+        self.path, self.library = path, library
+        python = library / ".venv/bin/python"
+        headers = [str(path / "include")] if library != path else []
+        self.command = [str(python) if python.exists() else sys.executable, str(CHILD), arch, *headers]
+        self.environment = {
+            name: value for name, value in os.environ.items() if name not in ("GDN_JIT_PREBUILT_DIR", "GDN_JIT_DISABLE")
+        }
+        self.environment["PYTHONPATH"] = os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")])
+        self.environment["GDN_JIT_USE_NVCC"] = str(int(nvcc))
+        self._first = Child(self)
+        about = self._first.about
+        if Path(about["package"]) != library / "gdn_cuda":
+            raise SystemExit(f"compare_sass: expected a Python that imports {library / 'gdn_cuda'}, got {about['package']}")
+        self.listing: Listing = about["listing"]
+        self.structs: dict[str, str] = about["structs"]
+        self.compiler: str = about["compiler"]
+
+    def default(self, kernel: str, field: str) -> str | None:
+        headers = sorted((self.path / "include/gdn_cuda/kernels").rglob("*.cuh"))
+        return default_of("\n".join(header.read_text() for header in headers), self.structs[kernel], field)
+
+    def compiled(self, work: Iterable[tuple[str, str]], jobs: int, folder: Path) -> dict[tuple[str, str], Path | str]:
+        """The cubin of each, or the compiler's message. Ends the tree's processes."""
+        todo: SimpleQueue[tuple[str, str]] = SimpleQueue()
+        for each in work:
+            todo.put(each)
+        done: dict[tuple[str, str], Path | str] = {}
+
+        def run(index: int) -> None:
+            child = Child(self) if index else self._first
+            try:
+                while True:
+                    each = todo.get_nowait()
+                    answer = child.ask(*each, str(folder))
+                    done[each] = answer["error"] if "error" in answer else next(folder.glob(f"*{answer['key']}*.cubin"))
+            except Empty:
+                child.close()
+
+        start, count = time.monotonic(), todo.qsize()
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(run, range(max(1, min(jobs, count)))))
+        print(f"{self.path}: {count} configurations in {time.monotonic() - start:.1f} s", file=sys.stderr)
+        return done
+
+
+def chosen(listing: Listing, patterns: list[str], names: dict[str, str]) -> Listing:
+    """Kernels that match a pattern by the name that they have, or by their other one."""
+    matches = lambda kernel: any(fnmatch(each, pattern) for pattern in patterns for each in (kernel, names.get(kernel, kernel)))  # noqa: E731
+    return {kernel: texts for kernel, texts in listing.items() if matches(kernel)}
+
+
+def judge(
+    pair: Pair, before: dict[tuple[str, str], Path | str], after: dict[tuple[str, str], Path | str], show: bool
+) -> Verdict:
+    if pair.before is None or pair.after is None:
+        return Verdict("missing before" if pair.before is None else "missing after")
+    was, now = before[pair.before], after[pair.after]
+    if isinstance(was, str) or isinstance(now, str):
+        message = was if isinstance(was, str) else str(now)
+        return Verdict("failed", detail="\n".join(message.splitlines()[:MESSAGE_LINES]))
+    return compare(was, now, show)
+
+
+def table(judged: list[tuple[Pair, Verdict]]) -> str:
+    """A row for each kernel: how many configurations of each outcome, and the instructions of those that changed."""
+    rows = [["kernel", *COLUMNS, "instructions of the changed"]]
+    kernels = list(dict.fromkeys(pair.kernel for pair, _ in judged))
+    for kernel in [*kernels, "all"] if len(kernels) > 1 else kernels:
+        verdicts = [verdict for pair, verdict in judged if kernel in (pair.kernel, "all")]
+        counts = Counter(verdict.outcome for verdict in verdicts)
+        changed = [verdict for verdict in verdicts if verdict.outcome == "changed"]
+        total = f"{sum(each.before for each in changed)} -> {sum(each.after for each in changed)}" if changed else ""
+        rows.append([kernel, *(str(counts[outcome]) for outcome in COLUMNS), total])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path)
-    parser.add_argument("--kernel", default="", help="only those whose file name starts so, such as gdn-prefill-")
+    parser.add_argument("before", type=lambda folder: Path(folder).resolve())
+    parser.add_argument("after", type=lambda folder: Path(folder).resolve())
+    parser.add_argument(
+        "--kernels", action="append", metavar="PATTERN", help="such as 'gdn/prefill*', may be repeated; default: all"
+    )
+    parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--nvcc", action="store_true", help="compile with nvcc instead of NVRTC")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--diff", action="store_true", help="show each difference")
-    arguments = parser.parse_args()
-    before, after = (kernels_in(folder, arguments.kernel) for folder in (arguments.before, arguments.after))
-    counts: Counter[str] = Counter()
-    for kernel in sorted(before.keys() | after.keys()):
-        verdict = compare(before.get(kernel), after.get(kernel), arguments.diff)
-        counts[verdict.partition(":")[0]] += 1
-        if not verdict.startswith(("identical", "same")):
-            print(f"{' '.join(kernel)}\n    {verdict}")
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) or "no kernels")
-    return 0 if counts.keys() <= {"identical", "same"} else 1
+    for what in ("kernel", "field", "value"):
+        parser.add_argument(f"--renamed-{what}", action="append", default=[], type=_equation, metavar="OLD=NEW")
+    parser.add_argument(
+        "--default", action="append", default=[], type=_equation, metavar="FIELD=VALUE", help="where headers do not tell"
+    )
+    options = parser.parse_args()
+    renames = Renames(dict(options.renamed_kernel), dict(options.renamed_field), dict(options.renamed_value))
+    known = dict(options.default)
+
+    paths = (options.before, options.after)
+    built = [path for path in paths if list((path / "gdn_cuda").glob("_C.*.so"))]
+    if not built:
+        raise SystemExit(f"compare_sass: expected a built library in {paths[0]} or {paths[1]}, got none: ./develop.sh")
+    before, after = (Tree(path, path if path in built else built[0], options.arch, options.nvcc) for path in paths)
+    if before.compiler != after.compiler:
+        raise SystemExit(f"compare_sass: expected one compiler, got {before.compiler} and {after.compiler}")
+
+    patterns = options.kernels or ["*"]
+    listings = (
+        chosen(before.listing, patterns, dict(renames.kernels)),
+        chosen(after.listing, patterns, {new: old for old, new in renames.kernels.items()}),
+    )
+    try:
+        found, said = pairs(
+            *listings,
+            renames,
+            lambda kernel, field: known.get(renames.fields.get(field, field)) or before.default(kernel, field),
+            lambda kernel, field: known.get(field) or after.default(kernel, field),
+        )
+    except ValueError as error:
+        raise SystemExit(f"compare_sass: {error}") from None
+    with tempfile.TemporaryDirectory() as folder:
+        places = Path(folder) / "before", Path(folder) / "after"
+        both = [pair for pair in found if pair.before and pair.after]
+        cubins_before = before.compiled([pair.before for pair in both if pair.before], options.jobs, places[0])
+        cubins_after = after.compiled([pair.after for pair in both if pair.after], options.jobs, places[1])
+        with ThreadPoolExecutor(1 if options.diff else options.jobs) as pool:
+            verdicts = list(pool.map(lambda pair: judge(pair, cubins_before, cubins_after, options.diff), found))
+    judged = list(zip(found, verdicts, strict=True))
+    for pair, verdict in judged:
+        if verdict.outcome != "identical" and (verdict.outcome not in GOOD or verdict.detail):
+            kernel, configuration = pair.before or pair.after or ("", "")
+            counts = f" {verdict.before} -> {verdict.after} instructions" if verdict.before else ""
+            print(f"{kernel} {configuration}\n    {verdict.outcome}{counts}{': ' if verdict.detail else ''}{verdict.detail}")
+    for line in said:
+        print(line)
+    if not judged:
+        raise SystemExit(f"compare_sass: expected kernels that match {' or '.join(patterns)}, got none")
+    print(table(judged))
+    return 0 if all(verdict.outcome in GOOD for verdict in verdicts) else 1
 
 
-def kernels_in(folder: Path, prefix: str) -> dict[tuple[str, str], Path]:
-    """By file name without the key, and the name of the code's section, which holds kernel and configuration."""
-    found = {}
-    for path in folder.glob(f"{prefix}*.cubin"):
-        flags = path.read_bytes()[48:52].hex()  # e_flags: the architecture
-        found[f"{path.stem.rpartition('-')[0]} {flags}", code_of(path)[0]] = path
-    return found
-
-
-def code_of(cubin: Path) -> tuple[str, bytes]:
-    """Name and bytes of the one section of code. What follows the ELF file, the cache's trailer, does not matter."""
-    image = cubin.read_bytes()
-    (table,), (size, count, names_index) = struct.unpack_from("<Q", image, 40), struct.unpack_from("<HHH", image, 58)
-    sections = [SECTION.unpack_from(image, table + i * size) for i in range(count)]
-    names = sections[names_index][4]
-    for name, _, _, _, offset, length, *_ in sections:
-        text = image[names + name : image.index(b"\0", names + name)].decode()
-        if text.startswith(".text."):
-            return text.removeprefix(".text."), image[offset : offset + length]
-    raise SystemExit(f"{cubin}: expected a section .text.*, got none")
-
-
-def compare(before: Path | None, after: Path | None, show: bool) -> str:
-    if before is None or after is None:
-        return f"missing: only in {(before or after or Path()).parent}"
-    if code_of(before)[1] == code_of(after)[1]:
-        return "identical"
-    was, now = instructions(before), instructions(after)
-    if was == now:
-        return "same"
-    if show:
-        print("\n".join(difflib.unified_diff(was, now, str(before), str(after), lineterm="", n=2)))
-    lines = list(difflib.unified_diff(was, now, lineterm="", n=0))[2:]
-    gone, came = (Counter(opcode(line[1:]) for line in lines if line.startswith(sign)) for sign in "-+")
-    balance = {name: came[name] - gone[name] for name in sorted(came | gone)}
-    changes = ", ".join(f"{count:+d} {name}" for name, count in balance.items() if count)
-    return f"differs: {len(was)} instructions, now {len(now)}; {sum(gone.values())} lines changed; {changes or 'same opcodes'}"
-
-
-def opcode(line: str) -> str:
-    return re.sub(r"^\s*(@!?U?P\w+\s+)?", "", line).split()[0].rstrip(";")
-
-
-def instructions(cubin: Path) -> list[str]:
-    """Labels are numbered as they come."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as plain:
-        plain.write(cubin.read_bytes())
-        plain.flush()
-        text = subprocess.run([disassembler(), "-c", plain.name], capture_output=True, text=True, check=True).stdout
-    return list(with_own_labels(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?;)", text)))
-
-
-def with_own_labels(lines: list[str]) -> Iterator[str]:
-    labels: dict[str, str] = {}
-    for line in lines:
-        yield re.sub(r"\.L_x_\d+", lambda label: labels.setdefault(label[0], f".L{len(labels)}"), " ".join(line.split()))
-
-
-def disassembler() -> str:
-    for folder in [*sys.path, "/usr/local/cuda"]:
-        for place in ("nvidia/cu13/bin/nvdisasm", "bin/nvdisasm"):
-            if (tool := Path(folder) / place).is_file():
-                return str(tool)
-    found = shutil.which("nvdisasm")
-    if found is None:
-        raise SystemExit("nvdisasm: pip install nvidia-cuda-nvdisasm")
-    return found
+def _equation(text: str) -> tuple[str, str]:
+    left, equals, right = text.partition("=")
+    if not (left and equals and right):
+        raise argparse.ArgumentTypeError(f"expected NAME=NAME, got {text}")
+    return left, right
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "families/chunked/launch.hpp"
 #include "families/common/transposed_copy.hpp"
 #include "families/conv/causal_conv.hpp"
 #include "families/conv/causal_conv_backward.hpp"
@@ -21,7 +22,6 @@
 #include "families/gdn/decode.hpp"
 #include "families/gdn/mn_major.hpp"
 #include "families/gdn/move_states.hpp"
-#include "families/gdn/prefill.hpp"
 #include "families/gdn/prefill_mma.hpp"
 #include "families/gdn/recurrent.hpp"
 #include "families/gdn/recurrent_any.hpp"

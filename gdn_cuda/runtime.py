@@ -262,6 +262,7 @@ class CompileResult:
     registers: int | None = None
     shared_bytes: int | None = None
     spill_bytes: int | None = None
+    stack_bytes: int | None = None  # of a thread, spills among them; a local array that is not in registers spills nothing
     error: str | None = None
 
 
@@ -382,6 +383,7 @@ def _compile_one(choice: Choice, arch: str, out: str, force: bool, cancellation:
         done["registers"],
         done["shared_bytes"],
         done["spill_bytes"],
+        done["stack_bytes"],
     )
 
 

@@ -17,6 +17,8 @@ import gdn_cuda
 from gdn_cuda import _C, cli
 from gdn_cuda.cli.bench import benches
 from gdn_cuda.cli.cache import kernel_of
+from gdn_cuda.cli.compile import describe
+from gdn_cuda.runtime import CompileResult
 
 SMALLEST = min(_C.kernels(), key=lambda entry: len(entry["configurations"]))
 COUNT = len(SMALLEST["configurations"])
@@ -213,6 +215,11 @@ def test_compile_then_cache_commands(cache: Path) -> None:
 
     assert gdn("cache", "clear", cache=cache).returncode == 0
     assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == []
+
+
+def test_compile_reports_a_stack_without_spills() -> None:
+    result = CompileResult("gdn/prefill", "{}", "sm_90a", "compiled", 1.0, 168, 1024, spill_bytes=0, stack_bytes=512)
+    assert describe(result).endswith("168 registers, 1024 bytes of shared memory, 0 bytes spilled, 512 bytes of stack")
 
 
 def test_cache_clear_names_what_it_leaves(cache: Path) -> None:

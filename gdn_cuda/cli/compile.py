@@ -77,7 +77,7 @@ def describe(result: CompileResult) -> str:
         return f"{what}: {result.origin}"
     return (
         f"{what}: {result.seconds:.2f} s, {result.registers} registers, {result.shared_bytes} bytes of shared memory, "
-        f"{result.spill_bytes} bytes spilled"
+        f"{result.spill_bytes} bytes spilled, {result.stack_bytes} bytes of stack"
     )
 
 

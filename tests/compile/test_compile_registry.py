@@ -1,33 +1,40 @@
-"""Registered configurations compile through NVRTC for Hopper without spills, and for their other GPUs.
+"""Registered configurations compile through NVRTC for Hopper without spills or a stack, and for their other GPUs.
 
-There are hundreds: of each kernel the most special one is compiled here, all of them with GDN_TEST_EVERY_CONFIGURATION=1, and
-by tests/gpu_pack.sh before every session on a GPU, which refuses spills as well.
+There are hundreds. Compiled here are all configurations of the kernels whose headers this branch changes (changed_headers.py),
+and the most special one of each other kernel; all of them with GDN_TEST_EVERY_CONFIGURATION=1, and by tests/gpu_pack.sh before
+every session on a GPU, which refuses spills and stacks as well.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from compile_helpers import EVERY, HOPPER, Child, Registered, check_compiled, median_seconds, registered, representatives
+from changed_headers import ROOT, changed_kernels, included_by
+from compile_helpers import (
+    EVERY,
+    HOPPER,
+    Child,
+    Compiled,
+    Registered,
+    check_compiled,
+    median_seconds,
+    registered,
+    representatives,
+)
 
 from gdn_cuda import _C
 
-ROOT = Path(__file__).resolve().parents[2]
 SLICE = 8  # configurations a test: few enough to share the work between processes
-
-
-def sampled(listed: list[Registered]) -> list[Registered]:
-    return listed if EVERY else listed[-1:]
 
 
 def slices() -> list[tuple[str, list[Registered]]]:
     kernels: dict[str, list[Registered]] = {}
     for each in registered():
         kernels.setdefault(each.kernel, []).append(each)
-    chosen = {kernel: sampled(listed) for kernel, listed in kernels.items()}
+    every = set(kernels) if EVERY else changed_kernels(list(kernels))
+    chosen = {kernel: listed if kernel in every else listed[-1:] for kernel, listed in kernels.items()}
     return [
         (f"{kernel}-{first}", listed[first : first + SLICE])
         for kernel, listed in chosen.items()
@@ -39,16 +46,6 @@ def test_every_kernel_file_is_registered() -> None:
     headers = (ROOT / "include/gdn_cuda/kernels").glob("*/*.cuh")
     with_kernels = {f"{header.parent.name}/{header.stem}" for header in headers if "__global__" in header.read_text()}
     assert {each.kernel for each in registered()} == with_kernels
-
-
-def included_by(header: Path, seen: set[Path]) -> Iterator[str]:
-    """What a header and those of ours that it includes ask for."""
-    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', header.read_text(), re.MULTILINE):
-        yield name
-        ours = ROOT / "include" / name
-        if ours.is_file() and ours not in seen:
-            seen.add(ours)
-            yield from included_by(ours, seen)
 
 
 def test_uses_cutlass_is_declared_by_the_kernels_that_include_it() -> None:
@@ -78,6 +75,17 @@ def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Chil
     if not EVERY:
         work = work[::9] if arch == "sm_80" else work[("sm_89", "sm_100a", "sm_120a").index(arch) + 4 :: 18]
     check_compiled(work, compiler.compile(work, arch))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"spill_bytes": 8}, {"stack_bytes": 512}, {"registers": 0}, {"origin": "disk"}, {"error": "?"}]
+)
+def test_what_was_compiled_is_refused_for(wrong: dict[str, Any]) -> None:
+    sound = {"origin": "compiled", "registers": 168, "spill_bytes": 0, "stack_bytes": 0}
+    work = representatives(HOPPER)[:1]
+    check_compiled(work, Compiled({}, Path(), [sound]))
+    with pytest.raises(AssertionError, match=work[0].kernel):
+        check_compiled(work, Compiled({}, Path(), [sound | wrong]))
 
 
 def test_an_architecture_too_old_for_the_kernel_is_refused(tmp_path: Path) -> None:

@@ -124,16 +124,17 @@ TEST_F(Compile, ADiskHitIsQuick) {
 
 TEST_F(Compile, PrintSaysWhatWasUsed) {
     const auto result = obtain({{"GDN_JIT_PRINT", "1"}});
-    int registers = 0, shared = 0, spills = -1;
+    int registers = 0, shared = 0, spills = -1, stack = -1;
     double seconds = 0;
     ASSERT_EQ(std::sscanf(result.stderr_text.c_str(),
-                          "compiled gdn/toy {.scale = 2} in %lf s: %d registers, %d B shared, %d B spills\n", &seconds,
-                          &registers, &shared, &spills),
-              4)
+                          "compiled gdn/toy {.scale = 2} in %lf s: %d registers, %d B shared, %d B spills, %d B stack\n",
+                          &seconds, &registers, &shared, &spills, &stack),
+              5)
         << result.stderr_text;
     EXPECT_GT(registers, 0);
     EXPECT_EQ(shared, 128);
     EXPECT_EQ(spills, 0);
+    EXPECT_EQ(stack, 0);
     EXPECT_EQ(obtain({{"GDN_JIT_PRINT", "1"}}).stderr_text, "") << "a hit compiles nothing";
 }
 
@@ -447,7 +448,7 @@ TEST_F(Compile, Cuda12) {
     home = wheels;
     const auto result = obtain({{"GDN_JIT_PRINT", "1"}, {"GDN_JIT_LINEINFO", "1"}, {"GDN_JIT_DUMP", "1"}});
     EXPECT_EQ(result.value, "compiled");
-    EXPECT_CONTAINS(result.stderr_text, "128 B shared, 0 B spills");
+    EXPECT_CONTAINS(result.stderr_text, "128 B shared, 0 B spills, 0 B stack");
     EXPECT_EQ(obtain().value, "compiled") << "another compiler, another key";
     EXPECT_EQ(obtain().value, "disk");
     EXPECT_CONTAINS(obtain({}, "sm_110a").value, "NVRTC 12.9 (");
@@ -467,7 +468,7 @@ TEST_F(Nvcc, CompilesThenHits) {
     all.emplace_back("GDN_JIT_DUMP", "1");
     const auto result = obtain(all);
     EXPECT_EQ(result.value, "compiled");
-    EXPECT_CONTAINS(result.stderr_text, "128 B shared, 0 B spills");
+    EXPECT_CONTAINS(result.stderr_text, "128 B shared, 0 B spills, 0 B stack");
     EXPECT_CONTAINS(read(fs::path(entries().at(0)).replace_extension(".ptx")), ".entry");
     EXPECT_EQ(obtain(with).value, "disk");
     EXPECT_EQ(obtain().value, "compiled") << "NVRTC's is another key";

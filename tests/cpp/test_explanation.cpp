@@ -2,9 +2,9 @@
 #include <thread>
 
 #include "fake_driver.hpp"
+#include "families/chunked/launch.hpp"
 #include "families/gdn/compute_o.hpp"
 #include "families/gdn/decode.hpp"
-#include "families/gdn/prefill.hpp"
 #include "families/gdn/prefill_mma.hpp"
 #include "families/gdn/recurrent.hpp"
 #include "families/layers/gating.hpp"
@@ -99,8 +99,8 @@ TEST_F(Explained, CallsLaunchWhatTheyAreExplainedToLaunch) {
 TEST(ExplainedLaunch, IsRefusedWhereTheDeviceWouldRefuseIt) {
     const auto prefill = [](const char* arch) {
         const Explanation explanation(jit::DeviceTraits::for_arch(arch));
-        const gdn::PrefillProblem problem{1, 64, 1, 128, 128, DType::bf16, DType::f32};
-        gdn::Prefill::run(problem, gdn::Prefill::choice(problem, kExplained), {.sequences = 1, .heads = 1, .dv = 128}, {},
+        const gdn::ChunkedProblem problem{1, 64, 1, 128, 128, DType::bf16, DType::f32};
+        gdn::Prefill::run(problem, gdn::Prefill::schedule(problem, kExplained), {.sequences = 1, .heads = 1, .dv = 128}, {},
                           kExplained);
         return explanation.steps.size();
     };
@@ -110,7 +110,7 @@ TEST(ExplainedLaunch, IsRefusedWhereTheDeviceWouldRefuseIt) {
         jit::DeviceTraits small;
         small.shared_bytes_per_block = 48 << 10;
         const Explanation explanation(small);
-        const gdn::PrefillProblem problem{1, 64, 1, 128, 128, DType::bf16, DType::f32};
+        const gdn::ChunkedProblem problem{1, 64, 1, 128, 128, DType::bf16, DType::f32};
         gdn::PrefillMma::run(problem, {.sequences = 1, .heads = 1, .dv = 128}, kExplained);
     };
     EXPECT_CONTAINS(message_of(in_little_memory), "bytes of shared memory per block; NVIDIA H200 (sm_90a) has 49152");

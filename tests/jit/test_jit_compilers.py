@@ -10,7 +10,9 @@ import pytest
 from jit_helpers import NOBODY, NOWHERE, Start, choose, entries, entry_of, kernel, leftovers, need_root, nvcc
 
 COMPILERS = ["nvrtc", "nvcc"]
-PRINTED = re.compile(r"compiled test/scale \{\} in \d+\.\d\d s: [1-9]\d* registers, (\d+) B shared, \d+ B spills", re.MULTILINE)
+PRINTED = re.compile(
+    r"compiled test/scale \{\} in \d+\.\d\d s: [1-9]\d* registers, (\d+) B shared, \d+ B spills, \d+ B stack", re.MULTILINE
+)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -25,6 +27,16 @@ def test_a_compile_reports_its_resources_and_is_cached(start: Start, compiler: s
     assert compiled["registers"] > 0
     assert compiled["spill_bytes"] == compiled["stack_bytes"] == 0
     assert start(**choose(compiler)).origin(code) == "disk"
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_an_array_in_local_memory_is_reported_as_stack(start: Start, compiler: str) -> None:
+    """Its index is not known at compile time, so that it cannot be in registers; nothing is spilled."""
+    local = "float a[64] = {}; for (int i = 0; i < 99; ++i) a[int(x[i])] += x[i]; for (float each : a) *x += each;"
+    code = kernel().replace("{ x", f"{{ {local} x")
+    compiled = start(**choose(compiler)).compile(code)
+    assert compiled["stack_bytes"] >= 256
+    assert compiled["spill_bytes"] == 0
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)

@@ -3,8 +3,9 @@
 
 #include <cstdlib>
 
+#include "../chunked/launch.hpp"
 #include "chunk_inputs.hpp"
-#include "prefill.hpp"
+#include "prefill_kernel.hpp"
 #include "prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {
@@ -27,7 +28,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kMostBetweenScalars; };
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
-    const PrefillProblem problem{.sequences = sequences.count,
+    const ChunkedProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),
                                  .heads = args.heads,
                                  .dk = args.dk,
@@ -46,17 +47,17 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     if (kernel != PrefillKernel::recurrent && !takes_gates) inputs.convert_gates();
     switch (kernel) {
         case PrefillKernel::wgmma: {
-            const PrefillChoice choice = Prefill::choice(problem, target);
+            const ChunkedSchedule schedule = Prefill::schedule(problem, target);
             // Whole tiles, so that the workspace starts aligned in tests that end it at a guard page.
             constexpr i64 kUnit = alignof(PrefillTile) / sizeof(float);
-            const i64 counts = choice.counts(tensors.in_place);
-            if (const i64 words = ceil_div(choice.workspace() + counts, kUnit) * kUnit; words > 0) {
+            const i64 counts = schedule.counts(tensors.in_place);
+            if (const i64 words = ceil_div(schedule.workspace() + counts, kUnit) * kUnit; words > 0) {
                 workspace = torch::stable::new_empty(like, {words}, ScalarType::Float);
                 tensors.workspace = static_cast<float*>(memory_of(*workspace));
-                tensors.counts = reinterpret_cast<unsigned*>(tensors.workspace + choice.workspace());
+                tensors.counts = reinterpret_cast<unsigned*>(tensors.workspace + schedule.workspace());
                 jit::clear_words(tensors.counts, static_cast<size_t>(counts), target.ordinal, target.stream);
             }
-            return Prefill::run(problem, choice, args, tensors, target);
+            return Prefill::run(problem, schedule, args, tensors, target);
         }
         case PrefillKernel::mma:
             return PrefillMma::run(problem, args, target);

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "../../launch/spec.hpp"
+#include "../chunked/problem.hpp"
 #include "head_dimensions.hpp"
-#include "prefill_problem.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -21,12 +21,12 @@ constexpr PrefillMmaConfig prefill_mma_config(int head_k, bool wide, DType io) {
             .warps = wide && head_k <= kPrefillMmaLongestWide ? 8 : 4,
             .io = io};
 }
-constexpr PrefillMmaConfig prefill_mma_config(const PrefillProblem& problem) {
+constexpr PrefillMmaConfig prefill_mma_config(const ChunkedProblem& problem) {
     const PrefillMmaConfig narrow = prefill_mma_config(*std::ranges::lower_bound(kExactHeadK, problem.dk), false, problem.io);
     return problem.dv > narrow.rows_per_block() ? prefill_mma_config(narrow.head_k, true, problem.io) : narrow;
 }
 
-inline std::string explain_prefill_mma(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+inline std::string explain_prefill_mma(const ChunkedProblem& problem, const jit::DeviceTraits& device) {
     const PrefillMmaConfig config = prefill_mma_config(problem);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
     return fmt::format("dk {} in tiles of {}: room for {} of keys; {} blocks of {} value rows for {} multiprocessors",
@@ -60,7 +60,7 @@ struct PrefillMma {
             config, std::make_index_sequence<kPrefillMmaConfigurations.size()>());
     }
 
-    static void run(const PrefillProblem& problem, const RecurrentArgs& recurrence, const Target& target) {
+    static void run(const ChunkedProblem& problem, const RecurrentArgs& recurrence, const Target& target) {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
         const Config config = prefill_mma_config(problem);
         const Args args{.recurrence = recurrence, .state = problem.state};

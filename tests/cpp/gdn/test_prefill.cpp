@@ -1,63 +1,72 @@
 // How gdn/prefill splits sequences, what it is configured with, and which kernel takes a prefill.
 #include <gtest/gtest.h>
 
-#include "families/gdn/prefill.hpp"
+#include "families/chunked/launch.hpp"
+#include "families/gdn/prefill_kernel.hpp"
 #include "gdn_problems.hpp"
 #include "heuristics_tools.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
 
+constexpr int kMultiprocessors = 132;
+
+ChunkedScheduler scheduler_of(const ChunkedProblem& problem) {
+    return {problem, kMultiprocessors};
+}
+
 TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         const RandomShape like = random_shape(random);
-        const PrefillProblem problem{.sequences = like.sequences,
+        const ChunkedProblem problem{.sequences = like.sequences,
                                      .tokens = like.tokens,
                                      .heads = like.heads,
                                      .dk = random.one_of({8, 40, 64, 96, 104, 128}),
                                      .dv = like.dv,
                                      .io = like.io,
                                      .state = like.state};
-        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
-        const PrefillSplit split = prefill_split(problem, device);
-        const PrefillConfig config = prefill_config(problem, split);
+        const int multiprocessors = random.one_of({46, 108, 132, 160});
+        const ChunkedScheduler scheduler(problem, multiprocessors);
+        const ChunkedSchedule schedule = scheduler.schedule();
+        const ChunkedSplit split = schedule.split;
+        const PrefillConfig config = schedule.config;
         ASSERT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
         ASSERT_GE(config.head_k, problem.dk);
         ASSERT_EQ(config.io, problem.io);
         for (const int segments : {1, 2, 3}) {
-            const bool fits = prefill_blocks(problem, 1) * segments <= device.multiprocessors;
+            const bool fits = scheduler.blocks(1) * segments <= multiprocessors;
             const bool long_enough = problem.tokens >= segments * kShortestSegment * kChunk;
             if (problem.dv <= kValueRows || (segments > 1 && !(fits && long_enough))) continue;
             for (const int groups : {1, 2})
-                ASSERT_LE(prefill_cost(problem, split, device).weighed(),
-                          prefill_cost(problem, {groups, segments}, device).weighed());
+                ASSERT_LE(scheduler.estimate(split).weighed(), scheduler.estimate({groups, segments}).weighed());
         }
-        ASSERT_NE(explain_prefill(problem, device), "");
+        ASSERT_NE(scheduler.explain(), "");
         const int segments = split.segments;
         ASSERT_GE(segments, 1);
         ASSERT_LE(segments, kMostSegments);
         if (segments > 1) {
-            ASSERT_LE(segments * prefill_blocks(problem, config.value_groups), device.multiprocessors);
+            ASSERT_LE(segments * scheduler.blocks(config.value_groups), multiprocessors);
             ASSERT_GE(problem.tokens, segments * kShortestSegment * kChunk);
         }
     }
 }
 
 TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
-    PrefillProblem problem{
+    ChunkedProblem problem{
         .sequences = 1, .tokens = 32768, .heads = 8, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
-    const auto split = [&] { return prefill_split(problem, {}); };
-    EXPECT_EQ(split().segments, jit::DeviceTraits{}.multiprocessors / 8);
+    const auto split = [&] { return scheduler_of(problem).best_split(); };
+    const auto is_chained = [&] { return scheduler_of(problem).estimate(split()).is_chained; };
+    EXPECT_EQ(split().segments, kMultiprocessors / 8);
     EXPECT_EQ(split().value_groups, 2);
-    EXPECT_TRUE(prefill_cost(problem, split(), {}).linked);
+    EXPECT_TRUE(is_chained());
     problem.deterministic = true;
     EXPECT_EQ(split().segments, 1);
     EXPECT_EQ(split().value_groups, 1);
     problem.deterministic = false;
     problem.tokens = 8 * kShortestSegment * kChunk;
     EXPECT_EQ(split().segments, 8);
-    EXPECT_TRUE(prefill_cost(problem, split(), {}).linked);
+    EXPECT_TRUE(is_chained());
     problem.tokens = 4 * kShortestSegment * kChunk;
     EXPECT_EQ(split().segments, 1) << "a split takes longer to start";
     problem.tokens = kShortestSegment * kChunk;
@@ -67,7 +76,7 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
 }
 
 TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
-    PrefillProblem problem{.sequences = 1,
+    ChunkedProblem problem{.sequences = 1,
                            .tokens = 32768,
                            .heads = 8,
                            .dk = 128,
@@ -75,97 +84,98 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
                            .io = DType::bf16,
                            .state = DType::f32,
                            .deterministic = true};
-    const PrefillFixed alone = prefill_fixed(problem, {});
-    EXPECT_EQ(alone.split.segments, jit::DeviceTraits{}.multiprocessors / 8);
-    EXPECT_TRUE(alone.linked.records);
+    const auto by_length = [&] { return scheduler_of(problem).by_length(); };
+    const ChunkedSchedule alone = by_length().value();
+    EXPECT_EQ(alone.split.segments, kMultiprocessors / 8);
+    EXPECT_TRUE(alone.chain.is_cached);
     EXPECT_GT(alone.spread.most(), alone.split.segments);
-    const auto expect_the_same = [&](const PrefillFixed& fixed, i64 chunks) {
-        EXPECT_EQ(fixed.split.segments, std::min<i64>(chunks / kShortestFixed, alone.split.segments));
-        EXPECT_EQ(fixed.linked.first, alone.linked.first);
-        EXPECT_EQ(fixed.spread.reach, fixed.split.segments == alone.split.segments ? alone.spread.reach : 0);
+    const auto expect_the_same = [&](const ChunkedSchedule& schedule, i64 chunks) {
+        EXPECT_EQ(schedule.split.segments, std::min<i64>(chunks / kShortestFixed, alone.split.segments));
+        EXPECT_EQ(schedule.chain.first_length, alone.chain.first_length);
+        EXPECT_EQ(schedule.spread.reach, schedule.split.segments == alone.split.segments ? alone.spread.reach : 0);
     };
     problem.sequences = 40;
-    expect_the_same(prefill_fixed(problem, {}), 512);
-    EXPECT_FALSE(prefill_fixed(problem, {}).linked.records) << "they would take more than a GB";
+    expect_the_same(by_length().value(), 512);
+    EXPECT_FALSE(by_length()->chain.is_cached) << "they would take more than a GB";
     for (const i64 tokens : {5121, 8192, 12345, 200000}) {
         problem.sequences = 1;
         problem.tokens = tokens;
-        expect_the_same(prefill_fixed(problem, {}), prefill_chunks(tokens));
+        expect_the_same(by_length().value(), chunks_in(tokens));
         problem.sequences = 24;
         problem.tokens = tokens / 24;
         problem.packed_tokens = tokens;
-        const PrefillFixed packed = prefill_fixed(problem, {});
-        expect_the_same(packed, prefill_chunks(tokens));
+        const ChunkedSchedule packed = by_length().value();
+        expect_the_same(packed, chunks_in(tokens));
         EXPECT_EQ(packed.sequences, ceil_div(tokens, i64{kLongestWhole * kChunk}));
         problem.packed_tokens = 0;
     }
     problem.sequences = 1;
     problem.tokens = 8192;
-    EXPECT_EQ(prefill_fixed(problem, {}).split.value_groups, 1) << "all blocks fit at once";
+    EXPECT_EQ(by_length()->split.value_groups, 1) << "all blocks fit at once";
     problem.sequences = 2;
-    EXPECT_EQ(prefill_fixed(problem, {}).split.value_groups, 2);
+    EXPECT_EQ(by_length()->split.value_groups, 2);
     problem.tokens = kLongestWhole * kChunk;
-    EXPECT_FALSE(prefill_fixed(problem, {})) << "all are whole";
+    EXPECT_FALSE(by_length()) << "no sequence is split";
     problem.tokens = 32768;
     problem.sequences = 65535 / alone.split.segments + 1;
-    EXPECT_FALSE(prefill_fixed(problem, {})) << "beyond the limit of a grid";
+    EXPECT_FALSE(by_length()) << "beyond the limit of a grid";
     problem.sequences = 1;
     problem.heads = 32;
-    EXPECT_FALSE(prefill_fixed(problem, {})) << "gdn/prefill_ahead is faster";
+    EXPECT_FALSE(by_length()) << "gdn/prefill_ahead is faster";
     problem.heads = 8;
     problem.deterministic = false;
-    EXPECT_FALSE(prefill_fixed(problem, {}));
+    EXPECT_FALSE(by_length());
 }
 
-// In steps: a group's links, the exchange, and then every segment from the state after the first one.
-int links_until_the_last_state(int segments, int group) {
+// A group's steps, the exchange, and then every segment from the state after the first one.
+int steps_to_the_last_state(int segments, int group) {
     int most = 0;
     for (int segment = 1; segment < segments; ++segment) {
-        int links = 0, at = 1;                                                // the state in front of segment `at`
-        while (group > 1 && at + group + 2 <= segment) at += group, ++links;  // a group two blocks behind which this one is
-        most = std::max(most, links + segment - at);
+        int steps = 0, at = 1;  // the state before segment `at`
+        while (group > 1 && at + group + 2 <= segment) at += group, ++steps;
+        most = std::max(most, steps + segment - at);
     }
     return most + (group > 1 ? group - 1 + 3 : 0);
 }
 
-TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesLinks) {
+TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesSteps) {
     for (int segments = 2; segments <= kMostSegments; ++segments) {
-        const int links = prefill_links_in_a_row(segments, segments_in_group(segments));
-        EXPECT_EQ(links, links_until_the_last_state(segments, segments_in_group(segments))) << segments;
-        EXPECT_LE(links, segments - 2);
+        const int steps = longest_chain(segments, segments_in_group(segments));
+        EXPECT_EQ(steps, steps_to_the_last_state(segments, segments_in_group(segments))) << segments;
+        EXPECT_LE(steps, segments - 2);
         for (int other = 1; other < segments; ++other)  // with 30 segments, groups of four would save one
-            EXPECT_LE(links, links_until_the_last_state(segments, other) + (segments == 30)) << segments;
+            EXPECT_LE(steps, steps_to_the_last_state(segments, other) + (segments == 30)) << segments;
     }
     EXPECT_EQ(segments_in_group(8), 1);
     EXPECT_GT(segments_in_group(24), 1);
 }
 
 // There are kShortestUneven chunks for each segment at least, but the last chunk may have one token.
-TEST(PrefillHeuristic, ASequenceHasRoomForItsLinksAmongItsTokens) {
+TEST(PrefillHeuristic, ASequenceHasRoomForItsSummariesAmongItsTokens) {
     for (int segments = 2; segments <= kMostSegments; ++segments) {
         const i64 tokens = (kShortestUneven * segments - 1) * kChunk + 1;
-        for (i64 start = 0; start < kPrefillLinkTokens; ++start)
-            ASSERT_GE((start + tokens) / kPrefillLinkTokens - start / kPrefillLinkTokens, prefill_links(segments));
+        for (i64 start = 0; start < kSummaryTokens; ++start)
+            ASSERT_GE((start + tokens) / kSummaryTokens - start / kSummaryTokens, most_summaries(segments));
     }
 }
 
-TEST(PrefillHeuristic, HeadsThatRememberGetMoreBlocks) {
-    const jit::DeviceTraits device;
+TEST(PrefillHeuristic, SlowDecayHeadsGetMoreBlocks) {
     for (const int heads : {2, 4, 8, 16}) {
-        PrefillProblem problem{
+        ChunkedProblem problem{
             .sequences = 1, .tokens = 32768, .heads = heads, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
-        const PrefillSplit split = prefill_split(problem, device);
-        const PrefillLinked linked = prefill_linked(problem, split, device);
-        const PrefillSpread spread = prefill_spread(problem, split, linked);
-        for (const auto& of_kind : spread.segments) {
+        const ChunkedScheduler scheduler = scheduler_of(problem);
+        const ChunkedSplit split = scheduler.best_split();
+        const ChunkedChain chain = scheduler.chain(split);
+        const PrefillSpread spread = scheduler.spread(split, chain);
+        for (const auto& warm_up : spread.segments) {
             int before = kMostSegments;
             for (int many = 1; many < heads; ++many) {
-                const int segments = of_kind[many];
+                const int segments = warm_up[many];
                 if (segments == 0) continue;
                 EXPECT_GT(segments, split.segments);
                 EXPECT_LE(segments, before) << "more heads have fewer each";
                 EXPECT_LE(many * segments + heads - many, heads * split.segments);
-                EXPECT_LT(prefill_linked_ns(linked, prefill_chunks(problem.tokens), {split.value_groups, segments}), linked.ns);
+                EXPECT_LT(scheduler.chain_ns(chain, {split.value_groups, segments}), chain.ns);
                 before = segments;
             }
         }
@@ -173,7 +183,7 @@ TEST(PrefillHeuristic, HeadsThatRememberGetMoreBlocks) {
             EXPECT_LE(spread.segments[1][many], spread.segments[0][many]) << "others that need more get more";
         EXPECT_EQ(spread.reach > 0, spread.most() > 0) << heads;
         problem.sequences = 2;
-        EXPECT_EQ(prefill_spread(problem, split, linked).reach, 0) << "one sequence's heads alone are compared";
+        EXPECT_EQ(scheduler_of(problem).spread(split, chain).reach, 0) << "one sequence's heads alone are compared";
     }
 }
 
@@ -229,38 +239,58 @@ TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
             }
 }
 
-// What heads that remember cost is at most 3 % more than without a split, and a second launch; calls too short for one stay
-// with gdn/prefill, and cost what its whole sequences do. A segment does not begin so early that it is more.
-TEST(PrefillHeuristic, HeadsThatRememberLoseNothingBySplits) {
+// Slow-decay heads take at most 3 % longer than without a split, and a second launch; calls too short for one stay with
+// gdn/prefill, and take as long as its unsplit sequences. A segment does not begin so early that it takes longer.
+TEST(PrefillHeuristic, SlowDecayHeadsLoseNothingBySplits) {
     for (const int heads : {4, 8, 16, 32, 48, 64})
         for (const i64 tokens : {1024, 2048, 4096, 8192, 32768, 131072}) {
-            PrefillProblem problem{
+            ChunkedProblem problem{
                 .sequences = 1, .tokens = tokens, .heads = heads, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
-            const PrefillSplit split = prefill_split(problem, {});
-            const PrefillCost cost = prefill_cost(problem, split, {});
+            const ChunkedScheduler scheduler = scheduler_of(problem);
+            const ChunkedSplit split = scheduler.best_split();
+            const double slow_decay = scheduler.estimate(split).slow_decay;
             problem.deterministic = true;
-            const PrefillSplit unsplit = prefill_split(problem, {});
-            const i64 chunks = prefill_chunks(problem.tokens);
-            const double whole = tokens < kShortestTwice && split.segments > 1
-                                     ? prefill_walk_ns(problem, unsplit, chunks, {})
-                                     : prefill_cost(problem, unsplit, {}).remembering + kSecondLaunchNs;
-            EXPECT_LE(cost.remembering, 1.03 * whole) << heads << " heads, " << tokens << " tokens";
+            const ChunkedSplit unsplit = scheduler_of(problem).best_split();
+            const double expected = tokens < kChunkedPolicy.shortest_twice * kChunk && split.segments > 1
+                                        ? scheduler.chunks_ns(unsplit, chunks_in(tokens))
+                                        : scheduler_of(problem).estimate(unsplit).slow_decay + kChunkedPolicy.second_launch_ns;
+            EXPECT_LE(slow_decay, 1.03 * expected) << heads << " heads, " << tokens << " tokens";
             if (split.segments == 1) continue;
-            const int reach = prefill_reach(problem, split, {});
+            const int reach = scheduler.reach(split);
             ASSERT_GE(reach, 1);
-            const i64 share = ceil_div(prefill_chunks(problem.tokens), split.segments);
-            EXPECT_LE(prefill_walk_ns(problem, split, share + reach, {}), cost.remembering)
+            const i64 share = ceil_div(chunks_in(tokens), split.segments);
+            EXPECT_LE(scheduler.chunks_ns(split, share + reach), slow_decay)
                 << heads << " heads, " << tokens << " tokens, " << reach << " chunks";
         }
 }
 
+// Another card's times make another schedule.
+TEST(PrefillHeuristic, TimesOfThePolicyDecide) {
+    const ChunkedProblem problem{
+        .sequences = 1, .tokens = 8192, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    const auto schedule = [&](const ChunkedPolicy& policy) {
+        return ChunkedScheduler(problem, kMultiprocessors, policy).schedule();
+    };
+    EXPECT_TRUE(schedule({}).ahead);
+    EXPECT_FALSE(schedule({.ahead_chunk_ns = 9000}).ahead);
+    EXPECT_GT(schedule({}).split.segments, 1);
+    EXPECT_EQ(schedule({.segments_ns = 1e9}).split.segments, 1);
+    ChunkedProblem few = problem;
+    few.heads = 4;
+    const auto chained = [&](const ChunkedPolicy& policy) {
+        return ChunkedScheduler(few, kMultiprocessors, policy).schedule().config.linked;
+    };
+    EXPECT_TRUE(chained({}));
+    EXPECT_FALSE(chained({.shortest_chained = 1000}));
+}
+
 TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
-    const PrefillProblem one{
+    const ChunkedProblem one{
         .sequences = 1, .tokens = 4096, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
-    EXPECT_EQ(prefill_split(one, {}).value_groups, 1);
-    PrefillProblem eight = one;
+    EXPECT_EQ(scheduler_of(one).best_split().value_groups, 1);
+    ChunkedProblem eight = one;
     eight.sequences = 8;
-    EXPECT_EQ(prefill_split(eight, {}).value_groups, 2);
+    EXPECT_EQ(scheduler_of(eight).best_split().value_groups, 2);
 }
 
 TEST(PrefillKernel, HopperHasItsOwnAndTheRestShareOne) {

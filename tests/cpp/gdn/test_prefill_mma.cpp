@@ -12,7 +12,7 @@ TEST(PrefillMmaHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         const RandomShape like = random_shape(random);
-        const PrefillProblem problem{
+        const ChunkedProblem problem{
             .sequences = like.sequences, .heads = like.heads, .dk = like.dk, .dv = like.dv, .io = like.io, .state = like.state};
         const PrefillMmaConfig config = prefill_mma_config(problem);
         ASSERT_NE(std::ranges::find(kPrefillMmaConfigurations, config), kPrefillMmaConfigurations.end()) << to_text(config);

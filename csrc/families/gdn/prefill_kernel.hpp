@@ -1,27 +1,12 @@
-// The prefill problem, and the choice among its kernels.
+// Which kernel computes the chunked form.
 #pragma once
 
-#include <algorithm>
-#include <gdn_cuda/kernels/common/types.cuh>
 #include <string>
 
 #include "../../jit/text.hpp"
 #include "variables.hpp"
 
 namespace gdn_cuda::gdn {
-
-// For gdn/prefill and gdn/prefill_mma.
-struct PrefillProblem {
-    i64 sequences, tokens;  // tokens: mean per sequence
-    int heads, dk, dv;
-    DType io, state;
-    bool deterministic = false;  // how a sequence is split depends on its length alone
-    i64 packed_tokens = 0;       // of all sequences, if they are packed: any of them may be so long
-
-    i64 longest() const { return std::max(tokens, packed_tokens); }
-    bool operator==(const PrefillProblem&) const = default;
-    bool differ() const { return packed_tokens > 0 && sequences > 1; }  // in length
-};
 
 inline constexpr int kPrefillLongestKey = 128, kHopper = 90;
 

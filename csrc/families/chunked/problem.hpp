@@ -1,0 +1,21 @@
+// A call of gdn/prefill, gdn/prefill_ahead or gdn/prefill_mma, as far as configurations and schedules depend on it.
+#pragma once
+
+#include <algorithm>
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct ChunkedProblem {
+    i64 sequences, tokens;  // tokens: mean per sequence
+    int heads, dk, dv;
+    DType io, state;
+    bool deterministic = false;  // how a sequence is split depends on its length alone
+    i64 packed_tokens = 0;       // of all sequences, if they are packed: any of them may be so long
+
+    i64 longest() const { return std::max(tokens, packed_tokens); }
+    bool operator==(const ChunkedProblem&) const = default;
+    bool differ() const { return packed_tokens > 0 && sequences > 1; }  // in length
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,201 @@
+"""benchmarks/compare_sass.py: which configurations of two trees are paired, what counts as a change. Listings are made up."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compare_sass import table
+from sass_code import Code, Verdict, difference, opcode
+from sass_pairs import Pair, Renames, default_of, fields_of, pairs
+
+ROOT = Path(__file__).resolve().parents[1]
+PREFILL = "{.head_k = 128, .io = DType::bf16, .linked = false}"
+LINKED = "{.head_k = 128, .io = DType::bf16, .linked = true}"
+
+
+def unknown(kernel: str, field: str) -> str | None:
+    return None
+
+
+def paired(before: dict, after: dict, renames: Renames | None = None, default_before=unknown, default_after=unknown):  # type: ignore[no-untyped-def, type-arg]
+    found, said = pairs(before, after, renames or Renames(), default_before, default_after)
+    return [(pair.before, pair.after) for pair in found], said
+
+
+def test_configurations_that_one_tree_lacks_are_missing() -> None:
+    found, said = paired({"gdn/prefill": [PREFILL]}, {"gdn/prefill": [LINKED]})
+    assert found == [(("gdn/prefill", PREFILL), None), (None, ("gdn/prefill", LINKED))]
+    assert said == []
+
+
+def test_kernels_that_one_tree_lacks_are_missing() -> None:
+    found, _ = paired({"gdn/prefill": [PREFILL]}, {"gdn/other": [PREFILL]})
+    assert found == [(("gdn/prefill", PREFILL), None), (None, ("gdn/other", PREFILL))]
+
+
+def test_the_order_and_the_types_of_fields_do_not_matter() -> None:
+    moved = "{.linked = false, .io = common::DType::bf16, .head_k = 128}"
+    found, _ = paired({"gdn/prefill": [PREFILL]}, {"gdn/prefill": [moved]})
+    assert found == [(("gdn/prefill", PREFILL), ("gdn/prefill", moved))]
+
+
+def test_a_new_field_counts_as_its_default() -> None:
+    forward, reverse = "{.head_k = 64, .reverse = false}", "{.head_k = 64, .reverse = true}"
+    found, said = paired({"k": ["{.head_k = 64}"]}, {"k": [reverse, forward]}, default_after=lambda kernel, name: "false")
+    assert found == [(("k", "{.head_k = 64}"), ("k", forward)), (None, ("k", reverse))]
+    assert said == ["k: BEFORE lacks the field reverse, which counts as false"]
+
+
+def test_a_field_that_went_counts_as_its_default() -> None:
+    plain, special = "{.head_k = 64, .stages = 2}", "{.head_k = 64, .stages = 3}"
+    found, said = paired({"k": [plain, special]}, {"k": ["{.head_k = 64}"]}, default_before=lambda kernel, name: "2")
+    assert found == [(("k", plain), ("k", "{.head_k = 64}")), (("k", special), None)]
+    assert said == ["k: AFTER lacks the field stages, which counts as 2"]
+
+
+def test_a_field_without_a_known_default_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"k: expected a default of the field reverse, which BEFORE lacks, got none"):
+        paired({"k": ["{.head_k = 64}"]}, {"k": ["{.head_k = 64, .reverse = false}"]})
+
+
+def test_renamed_kernels_fields_and_values_are_paired() -> None:
+    now = "{.head_k = 128, .io = DType::half, .chained = true}"
+    renames = Renames({"gdn/prefill": "chunked/prefill"}, {"linked": "chained"}, {"bf16": "half"})
+    found, said = paired({"gdn/prefill": [LINKED]}, {"chunked/prefill": [now]}, renames)
+    assert found == [(("gdn/prefill", LINKED), ("chunked/prefill", now))]
+    assert said == []
+
+
+def test_a_renamed_kernel_asks_for_defaults_by_the_names_that_a_tree_has() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def default(kernel: str, name: str) -> str:
+        asked.append((kernel, name))
+        return "false"
+
+    renames = Renames({"old": "new"}, {"was": "now"})
+    before = {"old": ["{.a = 1, .was = false}"], "other": ["{.now = 1}"]}
+    after = {"new": ["{.a = 1}"], "other": ["{.now = 1}"]}
+    found, _ = paired(before, after, renames, default_before=default)
+    assert found[0] == (("old", "{.a = 1, .was = false}"), ("new", "{.a = 1}"))
+    assert asked == [("old", "was")]
+
+
+@pytest.mark.parametrize(
+    "renames",
+    [Renames({"gdn/prefil": "gdn/prefill"}), Renames(fields={"linked": "chained"}), Renames(values={"bf16": "f8"})],
+)
+def test_a_rename_that_renames_nothing_is_refused(renames: Renames) -> None:
+    with pytest.raises(ValueError, match=r"renamed (kernel|field|value): expected .* in BEFORE and .* in AFTER"):
+        paired({"gdn/prefill": [PREFILL]}, {"gdn/prefill": [PREFILL]}, renames)
+
+
+def test_two_kernels_or_fields_do_not_become_one() -> None:
+    with pytest.raises(ValueError, match="kernels: expected different names"):
+        paired({"a": ["{.x = 1}"], "b": ["{.x = 1}"]}, {"b": ["{.x = 1}"]}, Renames({"a": "b"}))
+    with pytest.raises(ValueError, match="fields: expected different names"):
+        paired({"a": ["{.x = 1, .y = 2}"]}, {"a": ["{.y = 1}"]}, Renames(fields={"x": "y"}))
+
+
+def test_fields_of_a_configuration() -> None:
+    assert fields_of(PREFILL) == {"head_k": "128", "io": "bf16", "linked": "false"}
+    assert fields_of("{}") == {}
+
+
+HEADERS = """
+enum class Direction { forward, backward };
+struct PrefillConfigs { int head_k = 7; };
+struct alignas(16) PrefillConfig {
+    static constexpr int tile = 64;  // int stages = 9;
+    int head_k = 128, stages = 3, width;
+    bool linked;
+    bool persistent = true;
+    DType io;
+    Direction direction = Direction::backward;
+    Direction other;
+    int depth = kDepth;
+    int computed = 2 * 3;
+    GDN_FIELDS(head_k, stages)
+    constexpr int threads() const { int inner = 5; return inner; }
+};
+enum class DType : int { f32, bf16 };
+"""
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("head_k", "128"), ("stages", "3"), ("width", "0"), ("linked", "false"), ("persistent", "true"), ("io", "f32"),
+        ("direction", "backward"), ("other", "forward"), ("depth", None), ("computed", None), ("inner", None), ("tile", None),
+        ("nothing", None),
+    ],
+)  # fmt: skip
+def test_defaults_are_read_from_headers(member: str, value: str | None) -> None:
+    assert default_of(HEADERS, "PrefillConfig", member) == value
+    assert default_of(HEADERS, "Prefill", member) is None
+
+
+def code(text: bytes, registers: int = 32, *data: bytes) -> Code:
+    return Code(text, registers, data)
+
+
+def test_other_operands_with_the_same_opcodes_are_unchanged() -> None:
+    was, now = ["MOV R1, c[0x0][0x28];", "@P0 LDG.E.128 R4, [R2];"], ["MOV R1, c[0x0][0x30];", "@!P1 LDG.E.128 R8, [R2+0x10];"]
+    assert difference(was, now, code(b"a"), code(b"b")) == Verdict("same opcodes", 2, 2)
+    assert difference(was, now, code(b"a", 32), code(b"b", 40)).detail == "32 registers, now 40"
+
+
+@pytest.mark.parametrize(
+    ("now", "detail"),
+    [
+        (["MOV R1, R2;"], "1 lines changed; -1 LDG.E.128"),
+        (["MOV R1, R2;", "LDG.E.64 R4, [R2];"], "1 lines changed; -1 LDG.E.128, +1 LDG.E.64"),
+        (["LDG.E.128 R4, [R2];", "MOV R1, R2;"], "1 lines changed; the same opcodes in another order"),
+        (["MOV R1, R2;", "@P0 LDG.E.128 R4, [R2];"], "1 lines changed; +1 @LDG.E.128, -1 LDG.E.128"),
+    ],
+)
+def test_other_instructions_are_a_change(now: list[str], detail: str) -> None:
+    was = ["MOV R1, R2;", "LDG.E.128 R4, [R2];"]
+    assert difference(was, now, code(b"a"), code(b"b")) == Verdict("changed", 2, len(now), detail)
+
+
+def test_other_tables_of_constants_are_a_change() -> None:
+    lines = ["MOV R1, c[0x3][0x0];"]
+    assert difference(lines, lines, code(b"a", 32, b"1"), code(b"a", 32, b"2")).outcome == "changed"
+
+
+def test_opcodes_keep_their_modifiers() -> None:
+    assert [opcode(line) for line in ("@!UP0 BRA .L0;", "  EXIT;", "IMAD.WIDE R2, R3, R4, R5;")] == [
+        "@BRA",
+        "EXIT",
+        "IMAD.WIDE",
+    ]
+
+
+def test_the_table_counts_every_outcome_of_a_kernel() -> None:
+    pair = Pair("gdn/prefill", None, None)
+    outcomes = ["identical", "identical", "same opcodes", "missing before", "missing after", "failed"]
+    judged = [(pair, Verdict(outcome)) for outcome in outcomes] + [
+        (pair, Verdict("changed", 10, 12)),
+        (pair, Verdict("changed", 5, 4)),
+    ]
+    assert table(judged).splitlines()[1].split() == ["gdn/prefill", "2", "1", "2", "1", "1", "1", "15", "->", "16"]
+
+
+def test_a_tree_against_changed_headers(tmp_path: Path) -> None:
+    """The whole command, on two kernels of one configuration: one is identical, the other has another body."""
+    shutil.copytree(ROOT / "include", tmp_path / "include")
+    header = tmp_path / "include/gdn_cuda/kernels/gdn/chunk_gates.cuh"
+    text = header.read_text()
+    opening = text.index("{", text.index("__global__"))
+    header.write_text(f"{text[: opening + 1]}\n    if (threadIdx.x == 77) __trap();\n{text[opening + 1 :]}")
+    options = ["--kernels", "gdn/chunk_gates", "--kernels", "scan/simplified_step", "--jobs", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks/compare_sass.py"), str(ROOT), str(tmp_path), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    rows = {row.split()[0]: row.split()[1:4] for row in done.stdout.splitlines()[-3:]}
+    assert rows["gdn/chunk_gates"] == ["0", "0", "1"] and rows["scan/simplified_step"] == ["1", "0", "0"], done
+    assert done.returncode == 1 and "BPT.TRAP" in done.stdout
