@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
+#include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <limits>
 #include <string>
 

@@ -20,11 +20,11 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_block.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_values.cuh>
+#include <gdn_cuda/kernels/chunked/block.cuh>
+#include <gdn_cuda/kernels/chunked/inverse.cuh>
+#include <gdn_cuda/kernels/chunked/persistent.cuh>
+#include <gdn_cuda/kernels/chunked/scores.cuh>
+#include <gdn_cuda/kernels/gdn/prefill/values.cuh>
 
 namespace gdn_cuda::gdn {
 

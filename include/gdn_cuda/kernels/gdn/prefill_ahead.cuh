@@ -17,12 +17,12 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead_chain.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead_outputs.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead_records.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_block.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/chain.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/outputs.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/records.cuh>
+#include <gdn_cuda/kernels/chunked/block.cuh>
+#include <gdn_cuda/kernels/chunked/inverse.cuh>
+#include <gdn_cuda/kernels/chunked/scores.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -1,7 +1,7 @@
 // The work of one block of gdn/prefill: its segment, where it starts, its passes, and what it sets up.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
+#include <gdn_cuda/kernels/chunked/summary.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -6,7 +6,7 @@
 // rounded to bf16, and the rounding residual. `loaded` tells that a piece has arrived, `done` that all have read it.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
+#include <gdn_cuda/kernels/chunked/segments.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -2,7 +2,7 @@
 // passed between the segments of a sequence (prefill_segments.cuh).
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
+#include <gdn_cuda/kernels/chunked/summary.cuh>
 
 namespace gdn_cuda::gdn {
 

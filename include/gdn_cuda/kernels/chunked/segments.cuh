@@ -31,7 +31,7 @@
 // those first, though CUDA does not promise it.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/chunked/common.cuh>
 
 namespace gdn_cuda::gdn {
 

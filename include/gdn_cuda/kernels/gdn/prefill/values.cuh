@@ -2,8 +2,8 @@
 // chunk. Products are transposed (value rows x tokens), so that the state, X and V' are left operands in registers.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_products.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
+#include <gdn_cuda/kernels/chunked/products.cuh>
+#include <gdn_cuda/kernels/chunked/records.cuh>
 
 namespace gdn_cuda::gdn {
 

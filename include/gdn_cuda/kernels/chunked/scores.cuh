@@ -2,9 +2,9 @@
 // and computes the scores q k^T. Norms of keys come from the inverse role, which has their squares on the diagonal of k k^T.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
+#include <gdn_cuda/kernels/chunked/persistent.cuh>
+#include <gdn_cuda/kernels/chunked/summary.cuh>
+#include <gdn_cuda/kernels/chunked/records.cuh>
 
 namespace gdn_cuda::gdn {
 

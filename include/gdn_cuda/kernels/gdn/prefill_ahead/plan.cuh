@@ -1,7 +1,7 @@
 // Configuration, shared memory, records and arguments of gdn/prefill_ahead, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
+#include <gdn_cuda/kernels/chunked/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

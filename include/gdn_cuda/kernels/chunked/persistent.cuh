@@ -7,7 +7,7 @@
 // plans reaches the value warpgroups by `ready`, and scores by their `done`.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_block.cuh>
+#include <gdn_cuda/kernels/chunked/block.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -7,8 +7,8 @@
 // one would delay X. The rounded S and V' go there as left operands, in registers' order.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_products.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/products.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -3,7 +3,7 @@
 // tokens).
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_reset.cuh>
+#include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
 
 namespace gdn_cuda::gdn {
 

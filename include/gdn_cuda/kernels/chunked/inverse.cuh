@@ -3,7 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/tf32.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
+#include <gdn_cuda/kernels/chunked/persistent.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/common/wgmma.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
+#include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <gdn_cuda/kernels/gdn/tokens.cuh>
 
 namespace gdn_cuda::gdn {

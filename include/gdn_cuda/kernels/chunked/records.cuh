@@ -5,7 +5,7 @@
 // from block to block (prefill_ahead_records.cuh).
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/chunked/common.cuh>
 
 namespace gdn_cuda::gdn {
 

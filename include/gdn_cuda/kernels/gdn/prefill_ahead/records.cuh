@@ -2,9 +2,9 @@
 // through records in global memory, by bulk copies; a counter for each says that it is there.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/records.cuh>
+#include <gdn_cuda/kernels/chunked/segments.cuh>
 
 namespace gdn_cuda::gdn {
 

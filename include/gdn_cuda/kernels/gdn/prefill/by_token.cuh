@@ -3,7 +3,7 @@
 // reset, so a value warpgroup takes such a chunk token by token: many times slower, and rare.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_state.cuh>
+#include <gdn_cuda/kernels/chunked/state.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -4,8 +4,8 @@
 // S q^T follows the chain's X^T T^T in the tensor cores' queue, and P V' the update of the state. Another warp stores the tile.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_products.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/products.cuh>
 
 namespace gdn_cuda::gdn {
 
