@@ -14,6 +14,13 @@ namespace gdn_cuda::gdn {
 __device__ __forceinline__ const PrefillItem& slot_of(const PrefillItems& items, int number) {
     return items.slots[static_cast<unsigned>(number) % PrefillItems::kSlots];
 }
+// Where a value role begins in the block's chunks. Shuffled, it is warp-uniform for the compiler; operands' descriptors would
+// leave the uniform registers otherwise.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ int first_chunk(const WorkOf<kConfig>& work) {
+    if constexpr (kConfig.persistent) return __shfl_sync(0xffffffffu, work.first, 0);
+    return 0;
+}
 // Whether a chunk belongs to a later item.
 __device__ __forceinline__ bool ends_before(const PrefillItem& item, int chunk) {
     return static_cast<unsigned>(chunk) >= static_cast<unsigned>(item.chunks);  // kNone is the largest

@@ -91,13 +91,13 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
         }
     } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();
-        PrefillOutputs<kConfig>(shared, args.prefill).run();
+        run_outputs<kConfig>(shared, args.prefill);
     } else if (group == 2) {
         cutlass::arch::warpgroup_reg_dealloc<kIdle>();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
         const RecurrentArgs& all = args.prefill.recurrence;
-        PrefillChain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * all.dv * all.dk).run();
+        run_chain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * all.dv * all.dk);
     }
 }
 

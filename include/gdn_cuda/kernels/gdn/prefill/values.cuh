@@ -1,263 +1,262 @@
 // The value role of gdn/prefill: a warpgroup owns 64 rows of the state, keeps them in registers and updates them chunk by
 // chunk. Products are transposed (value rows x tokens), so that the state, X and V' are left operands in registers.
+//
+//     d = S k^T    X = v - exp(G) d    V' = X T^T    S <- exp(G_C) S + (exp(G_C - G) V')^T k    o = scale exp(G) S q^T + V' P^T
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/products.cuh>
+#include <gdn_cuda/kernels/chunked/pass.cuh>
+#include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/records.cuh>
+#include <gdn_cuda/kernels/chunked/two_part.cuh>
+#include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig>
-struct PrefillValues : PrefillProducts<kConfig> {
-    using Base = PrefillProducts<kConfig>;
-    using Base::add_inverse_rest, Base::add_scores_rest, Base::add_values_rest, Base::add_values_rest_to_state, Base::form_x,
-        Base::load_values, Base::pack_update, Base::pack_values, Base::pack_values_rest, Base::read_factors, Base::scale_tokens,
-        Base::start_update, Base::start_with_state, Base::start_with_tokens, Base::store_output, Base::store_output_tile,
-        Base::store_output_without_tma;
-    using Base::args, Base::shared, Base::work, Base::state;
-    using Base::begin, Base::checkpoint, Base::end, Base::find_lane, Base::index, Base::is_pass, Base::products_may_overflow,
-        Base::release, Base::follows_links, Base::round_state, Base::run_tokens, Base::signal_initial_state_read,
-        Base::signal_state_written, Base::skip_links, Base::store_state, Base::warpgroup_sync;
-    using Base::kTokenSteps;
-    using Base::thread;
-    // S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
-    static constexpr bool kQueriesFirst = kConfig.value_groups == 1;
+// X = v - exp(G) S k^T.
+template <DType kIo>
+__device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& values, TokenFragment& d,
+                                       const TokenFactors& key_scale) {
+    for_each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
+        const float2 key = key_scale[2 * step + i / 2], v = unpack<kIo>(values[step][i]);
+        x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
+    });
+}
 
-    using Plan = typename Base::Plan;
-    using Stage = typename Plan::Stage;
-    using Matrices = typename Plan::Matrices;
-    using Factors = typename Plan::Factors;
-    using TokenFactors = typename Base::TokenFactors;
+// One thread writes records, in a pass that stores no outputs.
+template <class Owner>
+__device__ __forceinline__ bool writes_records(const Owner& own) {
+    return Owner::kConfig.linked && own.work.exports &&
+           opaque(static_cast<int>(threadIdx.x)) == Owner::kConfig.first_value_group() * kWarpgroup;
+}
+template <class Owner>
+__device__ __forceinline__ void start_record(const Owner& own, int chunk) {
+    if (writes_records(own)) start_export<Owner::kConfig>(own.shared, chunk);
+}
+// Before the chunk is released.
+template <class Owner>
+__device__ __forceinline__ void finish_record(const Owner& own) {
+    if (writes_records(own)) cute::tma_store_wait<0>();
+}
 
-    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : Base(shared, args, shared.work) {}
-    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
-        : Base(shared, args, work) {}
+// S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
+template <class Owner>
+constexpr bool kQueriesFirst = Owner::kConfig.value_groups == 1;
 
-    // For a warpgroup whose rows are all past the end, or a pass for records alone: it only arrives at the barriers, and leaves
-    // the SM to the others.
-    __device__ __forceinline__ void skip_chunks(int first) {
-        signal_initial_state_read();
-        if (follows_links()) skip_links();
-#pragma unroll 1
-        for (int chunk = first; chunk < work.chunks; ++chunk) {
-            const ChunkStage<kConfig.stages> current(chunk);
-            barrier(shared.ready[current.stage]).wait(current.parity);
-            start_record(chunk);
-            finish_record();
-            release(current.stage);
+// From V' to the next state.
+template <class Owner>
+__device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment& d, const TokenFactors& update_scale, int chunk) {
+    const PipelineStage<Owner::kConfig.stages> current(chunk);
+    TokenOperand update;
+    pack_scaled_tokens<Owner::kIo>(update, d, update_scale);
+    start_update<Owner::kIo>(own.state, update, own.shared.stages[current.index].key);
+    start_record(own, chunk);
+    wait_for_product(own.state);
+    own.round_state();
+    finish_record(own);
+    own.release(current.index);
+}
+
+// Where registers do not hold both V' and the output: the output replaces V', and gets the products with V's residual.
+template <class Owner, class Stage, class Matrices, class Factors>
+__device__ __forceinline__ void replace_by_output(Owner& own, TokenFragment& d, const TokenOperand& x, const Stage& stage,
+                                                  const Matrices& matrices, const Factors& factors) {
+    TokenOperand rest;
+    pack_tokens_rest<Owner::kIo>(rest, d, x);
+    if (own.thread == 0) cute::tma_store_wait<0>();
+    own.warpgroup_sync();
+    auto* kept = reinterpret_cast<volatile unsigned*>(own.shared.output[own.index()].bytes) + own.thread;  // registers are short
+#pragma unroll
+    for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = rest[i / 4][i % 4];
+    start_product<Owner::kIo>(d, own.rounded_state, stage.query);
+    wait_for_product(d);
+    TokenFactors query_scale;
+    read_factors(query_scale, factors.of_query, own.t);
+    scale_tokens(d, query_scale);
+#pragma unroll
+    for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
+    start_product<Owner::kIo>(d, rest, &matrices.scores, true);
+    wait_for_product(d);
+}
+
+// From V' to the next state and the chunk's output.
+template <bool kTwoPart, class Owner, int kOutput>
+__device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&output)[kOutput], TokenFactors& update_scale,
+                                       int hot_chunk, bool by_tma) {
+    constexpr DType kIo = Owner::kIo;
+    const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
+    const PipelineStage<Owner::kConfig.stages> current(chunk);
+    const auto& stage = own.shared.stages[current.index];
+    const auto& matrices = own.shared.matrices[chunk % (Owner::kConfig.stages - 1)];
+    const auto& factors = own.shared.factors[current.index];
+    TokenOperand x, update;
+    if constexpr (kTwoPart) start_record(own, chunk);
+    if constexpr (kTwoPart) add_values_rest_to_state(own, d, update_scale, stage.key);
+    pack_scaled_tokens<kIo>(update, d, update_scale);
+    pack_tokens<kIo>(x, d);
+    if constexpr (kQueriesFirst<Owner>) {
+        if constexpr (kTwoPart) {
+            add_values_rest<Owner>(output, d, x, matrices.scores);
+            add_scores_rest(own, output, x, stage, factors);
         }
-        signal_state_written();
+        start_product<kIo>(output, x, &matrices.scores, true);
+        start_update<kIo>(own.state, update, stage.key);
+        wait_for_product<1>(output);
+        store_output(own, output, chunk, by_tma);
+        wait_for_product(own.state);
+        own.round_state();
+        if constexpr (kTwoPart) finish_record(own);
+        own.release(current.index);
+    } else {
+        start_update<kIo>(own.state, update, stage.key);
+        if constexpr (kTwoPart) {
+            wait_for_product(own.state);
+            warpgroup_fence_operand(d);
+            replace_by_output(own, d, x, stage, matrices, factors);
+            add_scores_rest(own, d, x, stage, factors);
+        } else {
+            start_product<kIo>(d, own.rounded_state, stage.query);
+            TokenFactors query_scale;
+            read_factors(query_scale, factors.of_query, own.t);
+            wait_for_product(own.state);
+            warpgroup_fence_operand(d);
+            scale_tokens(d, query_scale);
+        }
+        own.round_state();
+        start_product<kIo>(d, x, &matrices.scores, true);
+        wait_for_product(d);
+        if constexpr (kTwoPart) finish_record(own);
+        own.release(current.index);
+        store_output(own, d, chunk, by_tma);
     }
-    __device__ __forceinline__ void run(int first = 0) {
-        const bool past_rows = kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows;
-        if (past_rows || is_pass(PrefillPass::records)) {
-            skip_chunks(first);
-            if (writes_records()) wait_for_bulk_stores();
+}
+
+// Matrix products may spread NaN over a chunk that resets the state: stops before one, unless it is `checked` already.
+template <class Owner>
+__device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
+    constexpr PrefillConfig kConfig = Owner::kConfig;
+    constexpr DType kIo = Owner::kIo;
+    auto& shared = own.shared;
+    const PrefillWork& work = own.work;
+    const RecurrentArgs& all = own.args.recurrence;
+    const int length = work.length;
+    int chunk = first;
+#pragma unroll 1
+    for (; chunk < work.chunks; ++chunk) {
+        const PipelineStage<kConfig.stages> current(chunk);
+        const auto& stage = shared.stages[current.index];
+        const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
+        const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
+        const auto& factors = shared.factors[current.index];
+        own.find_lane();
+        barrier(shared.ready[current.index]).wait(current.parity);
+
+        TokenOperand x;
+        float d[32], output[kQueriesFirst<Owner> ? 32 : 1];
+        TokenFactors scales;
+        start_product<kIo>(d, own.rounded_state, stage.key);
+        if constexpr (kQueriesFirst<Owner>) start_product<kIo>(output, own.rounded_state, stage.query);
+        load_operand(x, stage.value[own.index()], own);
+        const float decay = shared.decay[current.index];
+        const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
+        if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.of_key, own.t);
+        wait_for_product<kQueriesFirst<Owner>>(d);
+        if constexpr (kQueriesFirst<Owner>) read_factors(scales, factors.of_key, own.t);  // registers are short before
+        const bool warm_up = !kConfig.persistent && chunk < work.first_output;
+        form_x<kIo>(x, x, d, scales);
+        if (resets && chunk != checked) [[unlikely]] {
+            if constexpr (kQueriesFirst<Owner>)  // ptxas serialises all wgmmas of a loop that exits with some in flight
+                wait_for_product(output);
+            break;
+        }
+        start_product<kIo>(d, x, &matrices.inverse);
+        const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
+        if constexpr (kQueriesFirst<Owner>) {
+            read_factors(scales, factors.of_query, own.t);
+            wait_for_product<1>(output);
+            scale_tokens(output, scales);
+        }
+        scale_fragment(own.state, decay);
+        read_factors(scales, factors.of_update, own.t);
+        wait_for_product(d);
+        const bool without_tma = is_packed(own.args) && (chunk + 1) * kChunk > length;
+        if (two_part) [[unlikely]] {
+            add_inverse_rest<Owner>(d, x, cancels, matrices.inverse_rest);
+            finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
+        } else if (warm_up) [[unlikely]] {
+            finish_without_output(own, d, scales, chunk);
+        } else {
+            finish<false>(own, d, output, scales, chunk, !without_tma);
+        }
+        if (without_tma && !warm_up) [[unlikely]]
+            store_output_without_tma(own, chunk);
+        if (!kConfig.persistent && all.steps.data != nullptr) [[unlikely]]
+            store_state(own, checkpoint(own, chunk));
+    }
+    return chunk;
+}
+template <class Owner>
+__device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
+    constexpr PrefillConfig kConfig = Owner::kConfig;
+    const bool stores = kConfig.persistent || chunk >= own.work.first_output;
+    const bool without_tma = is_packed(own.args) && (chunk + 1) * kChunk > own.work.length;
+    own.find_lane();
+    if (own.thread == 0) cute::tma_store_wait<0>();
+    own.warpgroup_sync();
+    start_record(own, chunk);
+    run_tokens(own, chunk);
+    store_output_tile(own, chunk, stores && !without_tma);
+    if (stores && without_tma) store_output_without_tma(own, chunk);
+    if (!kConfig.persistent && own.args.recurrence.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
+    own.round_state();
+    finish_record(own);
+    own.release(PipelineStage<kConfig.stages>(chunk).index);
+}
+
+// For a warpgroup whose rows are all past the end, or a pass for records alone: it only arrives at the barriers, and leaves the
+// SM to the others.
+template <class Owner>
+__device__ __forceinline__ void skip_chunks(Owner& own, int first) {
+    signal_initial_state_read(own);
+    if (follows_links(own)) skip_links(own);
+#pragma unroll 1
+    for (int chunk = first; chunk < own.work.chunks; ++chunk) {
+        const PipelineStage<Owner::kConfig.stages> current(chunk);
+        barrier(own.shared.ready[current.index]).wait(current.parity);
+        start_record(own, chunk);
+        finish_record(own);
+        own.release(current.index);
+    }
+    signal_summary_written(own);
+}
+
+template <PrefillConfig kConfig>
+struct GdnValues {
+    PrefillSharedPlan<kConfig>& shared;
+    const PrefillArgs& args;
+    const WorkOf<kConfig>& work;
+
+    __device__ __forceinline__ GdnValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args)
+        : GdnValues(shared, args, shared.work) {}
+    __device__ __forceinline__ GdnValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args,
+                                         const WorkOf<kConfig>& work)
+        : shared(shared), args(args), work(work) {}
+
+    __device__ __forceinline__ void run() const {
+        StateOwner<kConfig> own(shared, args, work);
+        const int first = first_chunk<kConfig>(work);
+        const bool past_rows = kConfig.value_groups > 1 && work.first_row + own.index() * kValueRows >= work.rows;
+        if (past_rows || own.is_pass(PrefillPass::records)) {
+            skip_chunks(own, first);
+            if (writes_records(own)) wait_for_bulk_stores();
             return;
         }
-        begin();
-#pragma unroll 1
-        for (int chunk = first, checked = -1;;) {
-            chunk = run_chunks(chunk, checked);
-            if (chunk >= work.chunks) break;
-            if (products_may_overflow(chunk)) {
-                run_chunk_by_tokens(chunk);
-                ++chunk;
-            } else {
-                checked = chunk;
-            }
-        }
-        end();
-        if (!kConfig.persistent && thread == 0) cute::tma_store_wait<0>();
-        if (writes_records()) wait_for_bulk_stores();
-    }
-
-    // Runs chunks from `first` on; stops before one that resets the state, as matrix products may spread NaN then, unless it is
-    // `checked` already. Returns where it stopped.
-    __device__ __forceinline__ int run_chunks(int first, int checked) {
-        const RecurrentArgs& all = args.recurrence;
-        const int length = work.length;
-        int chunk = first;
-#pragma unroll 1
-        for (; chunk < work.chunks; ++chunk) {
-            const ChunkStage<kConfig.stages> current(chunk);
-            const auto& stage = shared.stages[current.stage];
-            const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
-            const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
-            const auto& factors = shared.factors[current.stage];
-            find_lane();
-            barrier(shared.ready[current.stage]).wait(current.parity);
-
-            unsigned x[kTokenSteps][4];
-            float d[32], output[kQueriesFirst ? 32 : 1];
-            TokenFactors own;
-            start_with_state(d, stage.key);
-            if constexpr (kQueriesFirst) start_with_state(output, stage.query);
-            load_values(x, stage.value[index()]);
-            const float decay = shared.decay[current.stage];
-            const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
-            if constexpr (!kQueriesFirst) read_factors(own, factors.of_key);
-            cute::warpgroup_wait<kQueriesFirst>();
-            warpgroup_fence_operand(d);
-            if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
-            const bool warm_up = !kConfig.persistent && chunk < work.first_output;
-            form_x(x, x, d, own);
-            if (resets && chunk != checked) [[unlikely]] {
-                if constexpr (kQueriesFirst) {  // ptxas serialises all wgmmas of a loop that exits with some in flight
-                    cute::warpgroup_wait<0>();
-                    warpgroup_fence_operand(output);
-                }
-                break;
-            }
-            start_with_tokens(d, x, matrices.inverse, false);
-            const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
-            if constexpr (kQueriesFirst) {
-                read_factors(own, factors.of_query);
-                cute::warpgroup_wait<1>();
-                warpgroup_fence_operand(output);
-                scale_tokens(output, own);
-            }
-#pragma unroll
-            for (float& s : state) s *= decay;
-            read_factors(own, factors.of_update);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(d);
-            const bool without_tma = all.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > length;
-            if (two_part) [[unlikely]] {
-                add_inverse_rest(d, x, cancels, matrices.inverse_rest);
-                finish<true>(d, output, own, chunk, !without_tma && !warm_up);
-            } else if (warm_up) [[unlikely]] {
-                finish_without_output(d, own, chunk);
-            } else {
-                finish<false>(d, output, own, chunk, !without_tma);
-            }
-            if (without_tma && !warm_up) [[unlikely]]
-                store_output_without_tma(chunk);
-            if (!kConfig.persistent && all.steps.data != nullptr) [[unlikely]]
-                store_state(checkpoint(chunk));
-        }
-        return chunk;
-    }
-    __device__ __forceinline__ void run_chunk_by_tokens(int chunk) {
-        const bool stores = kConfig.persistent || chunk >= work.first_output;
-        const bool without_tma = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
-        find_lane();
-        if (thread == 0) cute::tma_store_wait<0>();
-        warpgroup_sync();
-        start_record(chunk);
-        run_tokens(chunk);
-        store_output_tile(chunk, stores && !without_tma);
-        if (stores && without_tma) store_output_without_tma(chunk);
-        if (!kConfig.persistent && args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
-        round_state();
-        finish_record();
-        release(ChunkStage<kConfig.stages>(chunk).stage);
-    }
-
-    // One thread writes records, in a pass that stores no outputs.
-    __device__ __forceinline__ bool writes_records() const {
-        return kConfig.linked && work.exports &&
-               opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
-    }
-    __device__ __forceinline__ void start_record(int chunk) const {
-        if (writes_records()) start_export<kConfig>(shared, chunk);
-    }
-    // Before the chunk is released.
-    __device__ __forceinline__ void finish_record() const {
-        if (writes_records()) cute::tma_store_wait<0>();
-    }
-
-    // From V' to the next state.
-    __device__ __forceinline__ void finish_without_output(float (&d)[32], const TokenFactors& of_update, int chunk) {
-        const ChunkStage<kConfig.stages> current(chunk);
-        unsigned update[kTokenSteps][4];
-        pack_update(update, d, of_update);
-        start_update(update, shared.stages[current.stage].key);
-        start_record(chunk);
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(state);
-        round_state();
-        finish_record();
-        release(current.stage);
-    }
-    // From V' to the next state and the chunk's output.
-    template <bool kTwoPart, int kOutput>
-    __device__ __forceinline__ void finish(float (&d)[32], float (&output)[kOutput], TokenFactors& of_update, int hot_chunk,
-                                           bool by_tma) {
-        const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
-        const ChunkStage<kConfig.stages> current(chunk);
-        const auto& stage = shared.stages[current.stage];
-        const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
-        const auto& factors = shared.factors[current.stage];
-        unsigned x[kTokenSteps][4], update[kTokenSteps][4];
-        if constexpr (kTwoPart) start_record(chunk);
-        if constexpr (kTwoPart) add_values_rest_to_state(d, of_update, stage);
-        pack_update(update, d, of_update);
-        pack_values(x, d);
-        if constexpr (kQueriesFirst) {
-            if constexpr (kTwoPart) {
-                add_values_rest(output, d, x, matrices.scores);
-                add_scores_rest(output, x, stage, factors);
-            }
-            start_with_tokens(output, x, matrices.scores, true);
-            start_update(update, stage.key);
-            cute::warpgroup_wait<1>();
-            warpgroup_fence_operand(output);
-            store_output(output, chunk, by_tma);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(state);
-            round_state();
-            if constexpr (kTwoPart) finish_record();
-            release(current.stage);
-        } else {
-            start_update(update, stage.key);
-            if constexpr (kTwoPart) {
-                cute::warpgroup_wait<0>();
-                warpgroup_fence_operand(state);
-                warpgroup_fence_operand(d);
-                replace_by_output(d, x, stage, matrices, factors);
-                add_scores_rest(d, x, stage, factors);
-            } else {
-                start_with_state(d, stage.query);
-                TokenFactors own;
-                read_factors(own, factors.of_query);
-                cute::warpgroup_wait<0>();
-                warpgroup_fence_operand(state);
-                warpgroup_fence_operand(d);
-                scale_tokens(d, own);
-            }
-            round_state();
-            start_with_tokens(d, x, matrices.scores, true);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(d);
-            if constexpr (kTwoPart) finish_record();
-            release(current.stage);
-            store_output(d, chunk, by_tma);
-        }
-    }
-
-  private:
-    // Where registers do not hold both V' and the output: the output replaces V', and gets the products with V's residual.
-    __device__ __forceinline__ void replace_by_output(float (&d)[32], const unsigned (&x)[kTokenSteps][4], const Stage& stage,
-                                                      const Matrices& matrices, const Factors& factors) {
-        unsigned rest[kTokenSteps][4];
-        pack_values_rest(rest, d, x);
-        if (thread == 0) cute::tma_store_wait<0>();
-        warpgroup_sync();
-        auto* kept = reinterpret_cast<volatile unsigned*>(shared.output[index()].bytes) + thread;  // registers are short
-#pragma unroll
-        for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = rest[i / 4][i % 4];
-        start_with_state(d, stage.query);
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(d);
-        TokenFactors own;
-        read_factors(own, factors.of_query);
-        scale_tokens(d, own);
-#pragma unroll
-        for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
-        start_with_tokens(d, rest, matrices.scores, true);
-        cute::warpgroup_wait<0>();
-        warpgroup_fence_operand(d);
+        begin_pass(own);
+        for_each_chunk(
+            own, first, [&](int chunk, int checked) { return run_chunks(own, chunk, checked); },
+            [&](int chunk) { run_chunk_by_tokens(own, chunk); });
+        end_pass(own);
+        if (!kConfig.persistent && own.thread == 0) cute::tma_store_wait<0>();
+        if (writes_records(own)) wait_for_bulk_stores();
     }
 };
 

@@ -3,179 +3,150 @@
 //     S k^T -> X -> X^T T^T -> V' -> S <- exp(G_C) S + V'^T exp(G_C - G) k.
 //
 // Its products leave the tensor cores idle while it rounds and scales between them. The outputs' products belong there, in
-// another warpgroup (prefill_ahead_outputs.cuh): a warp is held up until its wgmmas have entered the queue, so S q^T in this
-// one would delay X. The rounded S and V' go there as left operands, in registers' order.
+// another warpgroup (prefill_ahead/outputs.cuh): a warp is held up until its wgmmas have entered the queue, so S q^T in this
+// one would delay X. The rounded S and V' go there as left operands.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
-#include <gdn_cuda/kernels/chunked/products.cuh>
+#include <gdn_cuda/kernels/chunked/state.cuh>
+#include <gdn_cuda/kernels/chunked/two_part.cuh>
+#include <gdn_cuda/kernels/gdn/prefill/values.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/handover.cuh>
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig>
-struct PrefillChain : PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>> {
-    using Base = PrefillProducts<kConfig, PrefillOwnerPlan<kConfig>>;
-    using Base::add_inverse_rest, Base::add_values_rest_to_state, Base::form_x, Base::load_values, Base::pack_update,
-        Base::pack_values, Base::pack_values_rest, Base::read_factors, Base::release, Base::start_update,
-        Base::start_with_state, Base::start_with_tokens, Base::store_output_tile, Base::store_output_without_tma,
-        Base::values_piece;
-    using Base::args, Base::shared, Base::work, Base::state, Base::rounded_state;
-    using Base::checkpoint, Base::find_lane, Base::first, Base::last, Base::load_state, Base::products_may_overflow,
-        Base::round_state, Base::run_tokens, Base::store_state;
-    using Base::kStateSteps, Base::kTokenSteps;
-    using Base::lane, Base::thread;
-    using Plan = typename Base::Plan;
-    using TokenFactors = typename Base::TokenFactors;
-
-    const typename Base::StatePlace carried;  // the state where a window of chunks begins or ends inside the sequence
-
-    __device__ __forceinline__ PrefillChain(Plan& shared, const PrefillArgs& args, float* carried)
-        : Base(shared, args, shared.work), carried{carried} {}
-
-    __device__ __forceinline__ void run() {
-        load_state(work.begins ? first() : carried);
-        warpgroup_fence_operand(state);
-        round_state();
-        give_state(0);
-#pragma unroll 1
-        for (int chunk = 0, checked = -1;;) {
-            chunk = run_chunks(chunk, checked);
-            if (chunk >= work.chunks) break;
-            if (products_may_overflow(chunk)) {
-                run_chunk_by_tokens(chunk);
-                ++chunk;
-            } else {
-                checked = chunk;
-            }
-        }
-        store_state(work.ends ? last() : carried);
-    }
-
-  private:
-    __device__ __forceinline__ void signal(unsigned long long& word) const {
-        __syncwarp();
-        if (lane == 0) barrier(word).arrive();
-    }
-    template <int kSteps>
-    __device__ __forceinline__ void give(typename Plan::Fragment (&to)[kSteps][kWarpgroup],
-                                         const unsigned (&x)[kSteps][4]) const {
+// Before the chunk whose initial state it is; after the last, nobody reads it. The one before has been read.
+template <class Owner>
+__device__ __forceinline__ void hand_over_state(const Owner& own) {
+    store_operand(own.shared.fragments.state, own.rounded_state, own.thread);
+    arrive_by_warp(own, own.shared.state_given);
+}
+template <class Owner>
+__device__ __forceinline__ void hand_over_values(const Owner& own, const TokenOperand& x) {
+    store_operand(own.shared.fragments.values, x, own.thread);
+    arrive_by_warp(own, own.shared.values_given);
+}
+// In place of the warp's values, which the next TMA load overwrites.
+template <class Owner>
+__device__ __forceinline__ void hand_over_rest(const Owner& own, TokenFragment& d, const TokenOperand& x,
+                                               const SwizzledTile& values) {
+    TokenOperand rest;
+    pack_tokens_rest<Owner::kIo>(rest, d, x);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-            *reinterpret_cast<uint4*>(to[step][thread].registers) = {x[step][0], x[step][1], x[step][2], x[step][3]};
-    }
-    // Before the chunk whose initial state it is; after the last, nobody takes it. The one before has been taken.
-    __device__ __forceinline__ void give_state(int chunk) const {
-        give(shared.fragments.state, rounded_state);
-        signal(shared.state_given);
-    }
-    __device__ __forceinline__ void give_values(const unsigned (&x)[kTokenSteps][4], int chunk) const {
-        give(shared.fragments.values, x);
-        signal(shared.values_given);
-    }
-    // In place of the warp's values, which the next TMA load overwrites.
-    __device__ __forceinline__ void give_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
-        unsigned rest[kTokenSteps][4];
-        pack_values_rest(rest, d, x);
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-            store_shared(values_piece(values, step), uint4{rest[step][0], rest[step][1], rest[step][2], rest[step][3]});
-        cutlass::arch::fence_view_async_shared();
-    }
+    for (int step = 0; step < kTokenSteps; ++step)
+        store_shared(values_piece(values, step, own), uint4{rest[step][0], rest[step][1], rest[step][2], rest[step][3]});
+    cutlass::arch::fence_view_async_shared();
+}
 
-    // What a chunk needs first, read while products of the chunk before run.
-    struct Ahead {
-        unsigned values[kTokenSteps][4];
-        TokenFactors of_key;
-        unsigned decay, cancels;  // bits
-    };
-    __device__ __forceinline__ void read_ahead(Ahead& next, int chunk) {
-        const ChunkStage<kConfig.stages> at(chunk);
-        barrier(shared.ready[at.stage]).wait(at.parity);
-        const auto& factors = shared.factors[at.stage];
-        next.decay = load_shared_word(shared_address(&factors.decay));
-        next.cancels = load_shared_word(shared_address(&factors.cancels));
-        load_values(next.values, shared.stages[at.stage].value[0]);
-        read_factors(next.of_key, factors.of_key);
-    }
-
-    // As PrefillValues::run_chunks; a test of a barrier takes 60 cycles even where nobody waits.
-    __device__ __forceinline__ int run_chunks(int first, int checked) {
-        const int chunks = work.chunks;
-        int chunk = first;
-        if (chunk >= chunks) return chunk;
-        Ahead ahead;
-        read_ahead(ahead, chunk);
-#pragma unroll 1
-        for (; chunk < chunks; ++chunk) {
-            const ChunkStage<kConfig.stages> current(chunk);
-            const auto& stage = shared.stages[current.stage];
-            const auto& factors = shared.factors[current.stage];
-
-            unsigned x[kTokenSteps][4], update[kTokenSteps][4];
-            float d[32];
-            start_with_state(d, stage.key);
-            const float decay = __uint_as_float(ahead.decay);
-            const bool resets = __shfl_sync(0xffffffffu, ahead.decay, 0) == __float_as_uint(kResets);
-            const bool two_part = __shfl_sync(0xffffffffu, ahead.cancels, 0) != 0;
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(d);
-            form_x(x, ahead.values, d, ahead.of_key);
-            if (resets && chunk != checked) [[unlikely]]
-                break;
-            start_with_tokens(d, x, stage.inverse, false);
-            barrier(shared.values_taken).wait(chunk & 1 ^ 1);  // so the outputs have seen the last phase of the next barrier
-            signal(shared.products_queued);
-            TokenFactors of_update;
-            read_factors(of_update, factors.of_update);
-#pragma unroll
-            for (float& s : state) s *= decay;
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(d);
-            if (two_part) [[unlikely]] {
-                add_inverse_rest(d, x, factors.cancels, shared.inverse_rest[chunk % 2]);
-                add_values_rest_to_state(d, of_update, stage);
-            }
-            pack_update(update, d, of_update);
-            start_update(update, stage.key);
-            pack_values(x, d);
-            if (two_part) [[unlikely]]
-                give_rest(d, x, stage.value[0]);
-            give_values(x, chunk);
-            barrier(shared.state_taken).wait(chunk & 1);
-            if (chunk + 1 < chunks) read_ahead(ahead, chunk + 1);
-            cute::warpgroup_wait<0>();
-            warpgroup_fence_operand(state);
-            round_state();
-            if (args.recurrence.steps.data != nullptr) [[unlikely]]
-                store_state(checkpoint(chunk));
-            release(current.stage);
-            give_state(chunk + 1);
-        }
-        return chunk;
-    }
-
-    // The warpgroup of the outputs lends its tile, and leaves the chunk's outputs to this one.
-    __device__ __forceinline__ void run_chunk_by_tokens(int chunk) {
-        const bool without_tma = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
-        barrier(shared.values_taken).wait(chunk & 1 ^ 1);
-        signal(shared.products_queued);
-        if (thread == 0) shared.by_tokens = true;
-        signal(shared.values_given);
-        barrier(shared.values_taken).wait(chunk & 1);
-        run_tokens(chunk);
-        const bool stores = chunk >= work.first_output;
-        store_output_tile(chunk, stores && !without_tma);
-        if (stores && without_tma) store_output_without_tma(chunk);
-        if (thread == 0) {
-            cute::tma_store_wait<0>();
-            shared.by_tokens = false;
-        }
-        if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
-        round_state();
-        barrier(shared.state_taken).wait(chunk & 1);
-        release(ChunkStage<kConfig.stages>(chunk).stage);
-        give_state(chunk + 1);
-    }
+// What a chunk needs first, read while products of the chunk before run.
+struct ReadAhead {
+    TokenOperand values;
+    TokenFactors key_scale;
+    unsigned decay, cancels;  // bits
 };
+template <class Owner>
+__device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) {
+    const PipelineStage<Owner::kConfig.stages> at(chunk);
+    barrier(own.shared.ready[at.index]).wait(at.parity);
+    const auto& factors = own.shared.factors[at.index];
+    next.decay = load_shared_word(shared_address(&factors.decay));
+    next.cancels = load_shared_word(shared_address(&factors.cancels));
+    load_operand(next.values, own.shared.stages[at.index].value[0], own);
+    read_factors(next.key_scale, factors.of_key, own.t);
+}
+
+// As run_chunks of gdn/prefill; a test of a barrier takes 60 cycles even where nobody waits.
+template <class Owner>
+__device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
+    constexpr DType kIo = Owner::kIo;
+    auto& shared = own.shared;
+    const int chunks = own.work.chunks;
+    int chunk = first;
+    if (chunk >= chunks) return chunk;
+    ReadAhead ahead;
+    read_ahead(own, ahead, chunk);
+#pragma unroll 1
+    for (; chunk < chunks; ++chunk) {
+        const PipelineStage<Owner::kConfig.stages> current(chunk);
+        const auto& stage = shared.stages[current.index];
+        const auto& factors = shared.factors[current.index];
+
+        TokenOperand x, update;
+        TokenFragment d;
+        start_product<kIo>(d, own.rounded_state, stage.key);
+        const float decay = __uint_as_float(ahead.decay);
+        const bool resets = __shfl_sync(0xffffffffu, ahead.decay, 0) == __float_as_uint(kResets);
+        const bool two_part = __shfl_sync(0xffffffffu, ahead.cancels, 0) != 0;
+        wait_for_product(d);
+        form_x<kIo>(x, ahead.values, d, ahead.key_scale);
+        if (resets && chunk != checked) [[unlikely]]
+            break;
+        start_product<kIo>(d, x, &stage.inverse);
+        barrier(shared.values_taken).wait(chunk & 1 ^ 1);  // so the outputs have seen the last phase of the next barrier
+        arrive_by_warp(own, shared.products_queued);
+        TokenFactors update_scale;
+        read_factors(update_scale, factors.of_update, own.t);
+        scale_fragment(own.state, decay);
+        wait_for_product(d);
+        if (two_part) [[unlikely]] {
+            add_inverse_rest<Owner>(d, x, factors.cancels, shared.inverse_rest[chunk % 2]);
+            add_values_rest_to_state(own, d, update_scale, stage.key);
+        }
+        pack_scaled_tokens<kIo>(update, d, update_scale);
+        start_update<kIo>(own.state, update, stage.key);
+        pack_tokens<kIo>(x, d);
+        if (two_part) [[unlikely]]
+            hand_over_rest(own, d, x, stage.value[0]);
+        hand_over_values(own, x);
+        barrier(shared.state_taken).wait(chunk & 1);
+        if (chunk + 1 < chunks) read_ahead(own, ahead, chunk + 1);
+        wait_for_product(own.state);
+        own.round_state();
+        if (own.args.recurrence.steps.data != nullptr) [[unlikely]]
+            store_state(own, checkpoint(own, chunk));
+        own.release(current.index);
+        hand_over_state(own);
+    }
+    return chunk;
+}
+
+// The warpgroup of the outputs lends its tile, and leaves the chunk's outputs to this one.
+template <class Owner>
+__device__ __forceinline__ void run_chain_by_tokens(Owner& own, int chunk) {
+    auto& shared = own.shared;
+    const bool without_tma = is_packed(own.args) && (chunk + 1) * kChunk > own.work.length;
+    barrier(shared.values_taken).wait(chunk & 1 ^ 1);
+    arrive_by_warp(own, shared.products_queued);
+    if (own.thread == 0) shared.by_tokens = true;
+    arrive_by_warp(own, shared.values_given);
+    barrier(shared.values_taken).wait(chunk & 1);
+    run_tokens(own, chunk);
+    const bool stores = chunk >= own.work.first_output;
+    store_output_tile(own, chunk, stores && !without_tma);
+    if (stores && without_tma) store_output_without_tma(own, chunk);
+    if (own.thread == 0) {
+        cute::tma_store_wait<0>();
+        shared.by_tokens = false;
+    }
+    if (own.args.recurrence.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
+    own.round_state();
+    barrier(shared.state_taken).wait(chunk & 1);
+    own.release(PipelineStage<Owner::kConfig.stages>(chunk).index);
+    hand_over_state(own);
+}
+
+// carried: the state where a window of chunks begins or ends inside the sequence.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void run_chain(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args, float* carried) {
+    AheadOwner<kConfig> own(shared, args, shared.work);
+    const StatePlace place{carried};
+    load_state(own, own.work.begins ? initial_state(own) : place);
+    warpgroup_fence_operand(own.state);
+    own.round_state();
+    hand_over_state(own);
+    for_each_chunk(
+        own, 0, [&](int chunk, int checked) { return run_chain(own, chunk, checked); },
+        [&](int chunk) { run_chain_by_tokens(own, chunk); });
+    store_state(own, own.work.ends ? final_state(own) : place);
+}
 
 }  // namespace gdn_cuda::gdn
