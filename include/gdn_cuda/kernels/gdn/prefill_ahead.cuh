@@ -97,7 +97,7 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
         const RecurrentArgs& all = args.prefill.recurrence;
-        run_chain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * all.dv * all.dk);
+        PrefillChain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * all.dv * all.dk).run();
     }
 }
 

@@ -134,19 +134,24 @@ __device__ __forceinline__ void run_chain_by_tokens(Owner& own, int chunk) {
     hand_over_state(own);
 }
 
-// carried: the state where a window of chunks begins or ends inside the sequence.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ void run_chain(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args, float* carried) {
-    AheadOwner<kConfig> own(shared, args, shared.work);
-    const StatePlace place{carried};
-    load_state(own, own.work.begins ? initial_state(own) : place);
-    warpgroup_fence_operand(own.state);
-    own.round_state();
-    hand_over_state(own);
-    for_each_chunk(
-        own, 0, [&](int chunk, int checked) { return run_chain(own, chunk, checked); },
-        [&](int chunk) { run_chain_by_tokens(own, chunk); });
-    store_state(own, own.work.ends ? final_state(own) : place);
-}
+struct PrefillChain : AheadOwner<kConfig> {
+    using Base = AheadOwner<kConfig>;
+    const StatePlace carried;  // the state where a window of chunks begins or ends inside the sequence
+
+    __device__ __forceinline__ PrefillChain(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args, float* carried)
+        : Base(shared, args, shared.work), carried{carried} {}
+
+    __device__ __forceinline__ void run() {
+        load_state(*this, this->work.begins ? initial_state(*this) : carried);
+        warpgroup_fence_operand(this->state);
+        this->round_state();
+        hand_over_state(*this);
+        for_each_chunk(
+            *this, 0, [&](int chunk, int checked) { return run_chain(*this, chunk, checked); },
+            [&](int chunk) { run_chain_by_tokens(*this, chunk); });
+        store_state(*this, this->work.ends ? final_state(*this) : carried);
+    }
+};
 
 }  // namespace gdn_cuda::gdn
