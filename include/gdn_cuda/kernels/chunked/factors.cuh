@@ -17,9 +17,10 @@ struct ScalarStream {
 
     __device__ __forceinline__ explicit ScalarStream(const Scalars& of)
         : type(of.values.type), token_stride(static_cast<int>(of.token) * bytes_of(type)) {}
-    __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work) : ScalarStream(of) {
+    // offset: of the first chunk's tokens from the work's.
+    __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work, int offset) : ScalarStream(of) {
         at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
-             (work.start + 2 * (threadIdx.x % 32)) * token_stride;
+             (work.start + offset + 2 * (threadIdx.x % 32)) * token_stride;
     }
     __device__ __forceinline__ void start_at(const char* first) { at = first + 2 * (threadIdx.x % 32) * token_stride; }
     __device__ __forceinline__ void issue_loads(int count, int to_next) {

@@ -19,10 +19,10 @@ __device__ __forceinline__ void write_output_tile(const Owner& own, const TokenF
 }
 
 // By one thread; `rows`: the value warpgroup whose rows they are.
+template <PrefillConfig kConfig>
 __device__ __forceinline__ void start_tile_store(const PrefillArgs& args, const PrefillWork& work, int chunk, int rows,
                                                  const SwizzledTile& tile) {
-    const int token = static_cast<int>(work.start) + chunk * kChunk;
-    const int batch = is_packed(args) ? 0 : work.sequence;
+    const int token = first_token<kConfig>(work, chunk), batch = batch_of(args, work);
     tma_store(args.output, {work.first_row + rows * kValueRows, work.head, token, batch}, tile.bytes);
     cute::tma_store_arrive();
 }
@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_output_tile(const Owner& own, int chunk, b
     SwizzledTile& tile = own.shared.output[own.index()];
     cutlass::arch::fence_view_async_shared();
     own.warpgroup_sync();
-    if (own.thread == 0 && by_tma) start_tile_store(own.args, own.work, chunk, own.index(), tile);
+    if (own.thread == 0 && by_tma) start_tile_store<Owner::kConfig>(own.args, own.work, chunk, own.index(), tile);
 }
 template <class Owner>
 __device__ __forceinline__ void store_output(const Owner& own, const TokenFragment& output, int chunk, bool by_tma) {
@@ -47,10 +47,11 @@ __device__ __forceinline__ void store_output_without_tma(const Owner& own, int c
     const PrefillWork& work = own.work;
     const int first_row = work.first_row + own.index() * kValueRows;
     using Io = Storage<Owner::kIo>;
-    Io* to = static_cast<Io*>(all.output.data) + (work.start + chunk * kChunk) * all.output.token +
-             work.head * all.output.head + first_row;
+    Io* to = static_cast<Io*>(all.output.data) +
+             (work.start + in_time<Owner::kConfig>(work, chunk) * kChunk) * all.output.token + work.head * all.output.head +
+             first_row;
 #pragma unroll 1
-    for (int i = own.thread; i < tokens_in(work, chunk) * 8; i += kWarpgroup)
+    for (int i = own.thread; i < tokens_in<Owner::kConfig>(work, chunk) * 8; i += kWarpgroup)
         if (first_row + i % 8 * 8 < all.outputs)
             *reinterpret_cast<uint4*>(to + i / 8 * all.output.token + i % 8 * 8) =
                 load_shared(row_piece(tile_row(own.shared.output[own.index()].bytes, i / 8), i % 8));

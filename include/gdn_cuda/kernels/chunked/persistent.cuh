@@ -38,7 +38,7 @@ __device__ __forceinline__ int tokens_of(const PrefillSharedPlan<kConfig>& share
     if constexpr (kConfig.persistent)
         return shared.items.chunks[stage].tokens;
     else
-        return tokens_in<kSpaced>(shared.work, chunk);
+        return tokens_in<kConfig, kSpaced>(shared.work, chunk);
 }
 
 // By a whole warp: plans the next item that has chunks, or the end.

@@ -32,11 +32,6 @@ __device__ __forceinline__ void start_record_store(PrefillRecord<kConfig>& recor
     Copy::copy(&factors, &record.scalars, sizeof(factors));
 }
 
-// Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
-__device__ __forceinline__ bool has_tail(const PrefillWork& work, int chunk) {
-    return tokens_in(work, chunk) < kChunk;
-}
-
 // By one thread: starts keeping a chunk that helper roles have computed.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void start_export(const PrefillSharedPlan<kConfig>& shared, int chunk) {
@@ -68,7 +63,7 @@ struct PrefillImport {
             warp == records ? load_records() : load_tokens(warp);
         }
         __syncwarp();
-        if (warp == keys && has_tail(work, work.chunks - 1)) clear_tail();
+        if (warp == keys && has_tail<kConfig>(work, tail_chunk<kConfig>(work))) clear_tail();
     }
 
   private:
@@ -110,8 +105,7 @@ struct PrefillImport {
     __device__ __forceinline__ void load_tokens(int which) {
         const TensorMap& map = which == values ? args.value : which == queries ? args.query : args.key;
         const int head = which == values ? work.head : work.key_head, first_element = which == values ? work.first_value : 0,
-                  count = which == values ? kConfig.value_groups : kConfig.key_tiles(),
-                  batch = is_packed(args) ? 0 : work.sequence;
+                  count = which == values ? kConfig.value_groups : kConfig.key_tiles(), batch = batch_of(args, work);
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
@@ -123,8 +117,9 @@ struct PrefillImport {
                 continue;
             }
             SwizzledTile* tiles = which == values ? stage.value : which == queries ? stage.query : stage.key;
-            Barrier& loaded = which != queries && has_tail(work, chunk) ? barrier(shared.loaded[current.index]) : ready;
-            const int token = static_cast<int>(work.start) + chunk * kChunk;
+            Barrier& loaded =
+                which != queries && has_tail<kConfig>(work, chunk) ? barrier(shared.loaded[current.index]) : ready;
+            const int token = first_token<kConfig>(work, chunk);
             loaded.arrive_and_expect_tx(count * kTile);
             for (int i = 0; i < count; ++i)
                 tma_load(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, loaded);
@@ -132,9 +127,10 @@ struct PrefillImport {
     }
     // By one warp: the last chunk's tokens past the end, as the inverse role does elsewhere.
     __device__ __forceinline__ void clear_tail() {
-        const int chunk = work.chunks - 1, stage = PipelineStage<kConfig.stages>(chunk).index, lane = threadIdx.x % 32;
+        const int chunk = tail_chunk<kConfig>(work), stage = PipelineStage<kConfig.stages>(chunk).index,
+                  lane = threadIdx.x % 32;
         barrier(shared.loaded[stage]).wait(0);
-        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in(work, chunk));
+        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in<kConfig>(work, chunk));
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
         if (lane != 0) return;

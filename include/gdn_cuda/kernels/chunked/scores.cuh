@@ -47,8 +47,8 @@ struct PrefillScores : Lane {
         SwizzledTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
-        const int token = static_cast<int>(work.start) + chunk * chunk_spacing<kSpaced>(work);
-        const int batch = is_packed(args) ? 0 : work.sequence;
+        const int token = first_token<kConfig, kSpaced>(work, chunk);
+        const int batch = batch_of(args, work);
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         loaded.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
         tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
@@ -66,7 +66,7 @@ struct PrefillScores : Lane {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
             }
-        const int count = tokens_in<kSpaced>(work, chunk), to_next = chunk_spacing<kSpaced>(work);
+        const int count = tokens_in<kConfig, kSpaced>(work, chunk), to_next = tokens_to_next<kConfig, kSpaced>(work);
         gates.issue_loads(count, to_next);
         betas.issue_loads(count, to_next);
     }
@@ -83,7 +83,7 @@ struct PrefillScores : Lane {
         if constexpr (kConfig.persistent)
             if (lane == 0) {
                 const bool ends = chunk + 1 == work_of(item).chunks;
-                shared.items.chunks[current.index] = {static_cast<short>(tokens_in(work_of(item), chunk)), ends,
+                shared.items.chunks[current.index] = {static_cast<short>(tokens_in<kConfig>(work_of(item), chunk)), ends,
                                                       ends && work_of(item + 1).chunks == PrefillItem::kNone};
             }
         barrier(shared.loaded[current.index]).arrive();
@@ -122,7 +122,9 @@ struct PrefillScores : Lane {
                 if (thread == 0) load_maps(shared, args);
                 return __syncwarp();
             }
-            run(ScalarStream(args.recurrence.gate, shared.work), ScalarStream(args.recurrence.beta, shared.work));
+            const int offset = in_time<kConfig>(shared.work, 0) * kChunk;
+            run(ScalarStream(args.recurrence.gate, shared.work, offset),
+                ScalarStream(args.recurrence.beta, shared.work, offset));
         }
     }
 

@@ -35,8 +35,8 @@ __device__ __forceinline__ StatePlace final_state(const Owner& own) {
 template <class Owner>
 __device__ __forceinline__ StatePlace checkpoint(const Owner& own, int chunk) {
     const PrefillWork& work = own.work;
-    if (chunk < work.first_output || (chunk + 1) * kChunk > work.length) return {};
-    const int token = work.tokens_before + (chunk + 1) * kChunk - 1;
+    if (chunk < work.first_output || end_of<Owner::kConfig>(work, chunk) > work.length) return {};
+    const int token = work.tokens_before + end_of<Owner::kConfig>(work, chunk) - 1;
     const auto step = [&]<class T>(T) {
         return static_cast<const void*>(step_state<T>(own.args.recurrence, work.sequence, work.checkpoints_before, token));
     };

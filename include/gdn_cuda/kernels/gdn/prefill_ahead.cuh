@@ -16,13 +16,13 @@
 // 1,024 of which the tensor cores are busy (docs/kernels/gdn_prefill_ahead.md).
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/block.cuh>
+#include <gdn_cuda/kernels/chunked/inverse.cuh>
+#include <gdn_cuda/kernels/chunked/scores.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/chain.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/outputs.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/records.cuh>
-#include <gdn_cuda/kernels/chunked/block.cuh>
-#include <gdn_cuda/kernels/chunked/inverse.cuh>
-#include <gdn_cuda/kernels/chunked/scores.cuh>
 
 namespace gdn_cuda::gdn {
 

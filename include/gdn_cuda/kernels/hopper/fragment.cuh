@@ -27,13 +27,12 @@ __device__ __forceinline__ void round_to_operand(unsigned (&operand)[kSteps][4],
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            operand[step][i] = pack<kType>(fragment[8 * step + 2 * i], fragment[8 * step + 2 * i + 1]);
+        for (int i = 0; i < 4; ++i) operand[step][i] = pack<kType>(fragment[8 * step + 2 * i], fragment[8 * step + 2 * i + 1]);
 }
 // In two parts.
 template <DType kType, int kSteps>
 __device__ __forceinline__ void round_to_operand(unsigned (&operand)[kSteps][4], unsigned (&rest)[kSteps][4],
-                                      const float (&fragment)[8 * kSteps]) {
+                                                 const float (&fragment)[8 * kSteps]) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
@@ -87,9 +86,8 @@ __device__ __forceinline__ void store_fragment(float (&fragment)[kElements], con
 }
 template <class Place, int kElements>
 __device__ __forceinline__ void store_fragment(float (&fragment)[kElements], const Place& place, __nv_bfloat16* matrix) {
-    for_each_pair(fragment, place, matrix, [](float& x, float& y, __nv_bfloat16* at) {
-        *reinterpret_cast<unsigned*>(at) = pack<DType::bf16>(x, y);
-    });
+    for_each_pair(fragment, place, matrix,
+                  [](float& x, float& y, __nv_bfloat16* at) { *reinterpret_cast<unsigned*>(at) = pack<DType::bf16>(x, y); });
 }
 
 }  // namespace gdn_cuda

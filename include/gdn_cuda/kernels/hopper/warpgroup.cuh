@@ -7,7 +7,8 @@ namespace gdn_cuda {
 
 constexpr int kWarpgroup = 128;  // threads
 
-// Named barriers: the first ones are a kernel's own; then each warpgroup has one. CUTLASS adds its reserved ones to the numbers.
+// Named barriers: the first ones are a kernel's own; then each warpgroup has one. CUTLASS adds its reserved ones to the
+// numbers.
 constexpr int kWarpgroupBarrier = 2;
 
 }  // namespace gdn_cuda

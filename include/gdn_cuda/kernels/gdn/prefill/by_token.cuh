@@ -36,7 +36,7 @@ __device__ __forceinline__ bool products_may_overflow(const Owner& own, int chun
 // A token's gate or beta.
 template <class Owner>
 __device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& of, int chunk, int token) {
-    const i64 at = own.work.start + chunk * kChunk + token;
+    const i64 at = own.work.start + in_time<Owner::kConfig>(own.work, chunk) * kChunk + token;
     return load_number(of.values, own.work.sequence * of.batch + at * of.token + own.work.head * of.head);
 }
 // Columns 8 n + 2 t and + 1 of a key or query.
@@ -68,7 +68,7 @@ __device__ __forceinline__ void run_tokens(Owner& own, int chunk) {
     const RecurrentArgs& call = own.args.recurrence;
     auto& stage = own.shared.stages[PipelineStage<Owner::kConfig.stages>(chunk).index];
     SwizzledTile& outputs = own.shared.output[own.index()];
-    const int count = tokens_in(own.work, chunk);
+    const int count = tokens_in<Owner::kConfig>(own.work, chunk);
 #pragma unroll 1
     for (int token = 0; token < count; ++token) {
         const float decay = exp2_fast(load_scalar(own, call.gate, chunk, token) * kLog2e);

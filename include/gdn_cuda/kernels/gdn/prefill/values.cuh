@@ -44,7 +44,8 @@ constexpr bool kQueriesFirst = Owner::kConfig.value_groups == 1;
 
 // From V' to the next state.
 template <class Owner>
-__device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment& d, const TokenFactors& update_scale, int chunk) {
+__device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment& d, const TokenFactors& update_scale,
+                                                      int chunk) {
     const PipelineStage<Owner::kConfig.stages> current(chunk);
     TokenOperand update;
     pack_scaled_tokens<Owner::kIo>(update, d, update_scale);
@@ -64,7 +65,8 @@ __device__ __forceinline__ void replace_by_output(Owner& own, TokenFragment& d, 
     pack_tokens_rest<Owner::kIo>(rest, d, x);
     if (own.thread == 0) cute::tma_store_wait<0>();
     own.warpgroup_sync();
-    auto* kept = reinterpret_cast<volatile unsigned*>(own.shared.output[own.index()].bytes) + own.thread;  // registers are short
+    auto* kept =
+        reinterpret_cast<volatile unsigned*>(own.shared.output[own.index()].bytes) + own.thread;  // registers are short
 #pragma unroll
     for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = rest[i / 4][i % 4];
     start_product<Owner::kIo>(d, own.rounded_state, stage.query);
@@ -178,7 +180,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         scale_fragment(own.state, decay);
         read_factors(scales, factors.of_update, own.t);
         wait_for_product(d);
-        const bool without_tma = is_packed(own.args) && (chunk + 1) * kChunk > length;
+        const bool without_tma = is_packed(own.args) && end_of<kConfig>(work, chunk) > length;
         if (two_part) [[unlikely]] {
             add_inverse_rest<Owner>(d, x, cancels, matrices.inverse_rest);
             finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
@@ -198,7 +200,7 @@ template <class Owner>
 __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
     constexpr PrefillConfig kConfig = Owner::kConfig;
     const bool stores = kConfig.persistent || chunk >= own.work.first_output;
-    const bool without_tma = is_packed(own.args) && (chunk + 1) * kChunk > own.work.length;
+    const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work, chunk) > own.work.length;
     own.find_lane();
     if (own.thread == 0) cute::tma_store_wait<0>();
     own.warpgroup_sync();

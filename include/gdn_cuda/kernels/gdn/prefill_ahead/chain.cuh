@@ -113,7 +113,7 @@ __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
 template <class Owner>
 __device__ __forceinline__ void run_chain_by_tokens(Owner& own, int chunk) {
     auto& shared = own.shared;
-    const bool without_tma = is_packed(own.args) && (chunk + 1) * kChunk > own.work.length;
+    const bool without_tma = is_packed(own.args) && end_of<Owner::kConfig>(own.work, chunk) > own.work.length;
     barrier(shared.values_taken).wait(chunk & 1 ^ 1);
     arrive_by_warp(own, shared.products_queued);
     if (own.thread == 0) shared.by_tokens = true;

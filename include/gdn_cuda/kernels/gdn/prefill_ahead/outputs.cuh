@@ -47,7 +47,7 @@ __device__ __forceinline__ bool finish_outputs(const Owner& own, TokenFragment& 
     start_product<kIo>(output, x, &stage.scores, true);
     wait_for_product(output);
     write_output_tile(own, output);
-    if (!is_packed(own.args) || (chunk + 1) * kChunk <= own.work.length) [[likely]]
+    if (!is_packed(own.args) || end_of<Owner::kConfig>(own.work, chunk) <= own.work.length) [[likely]]
         return false;
     own.warpgroup_sync();
     store_output_without_tma(own, chunk);

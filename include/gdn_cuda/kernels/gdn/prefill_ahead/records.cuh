@@ -75,7 +75,7 @@ struct PrefillAheadImport {
     __device__ __forceinline__ void run(int warp) {
         if (threadIdx.x % 32 == 0) load_chunks(warp);
         __syncwarp();
-        if (warp == 1 && has_tail(work, work.chunks - 1)) clear_tail();
+        if (warp == 1 && has_tail<kConfig>(work, tail_chunk<kConfig>(work))) clear_tail();
     }
 
   private:
@@ -91,7 +91,7 @@ struct PrefillAheadImport {
             if (warp == 0)
                 load_record(chunk, current.index, columns, ready);
             else if (warp == 1)
-                load_keys_and_values(chunk, stage, has_tail(work, chunk) ? barrier(shared.tail_loaded) : ready);
+                load_keys_and_values(chunk, stage, has_tail<kConfig>(work, chunk) ? barrier(shared.tail_loaded) : ready);
             else
                 load_queries(chunk, stage, ready);
         }
@@ -120,7 +120,8 @@ struct PrefillAheadImport {
     __device__ __forceinline__ void load_keys_and_values(int chunk, Stage& stage, Barrier& loaded) {
         loaded.arrive_and_expect_tx((kConfig.key_tiles() + 1) * kTile);
         load_tiles(stage.key, args.key, chunk, loaded);
-        tma_load(stage.value[0].bytes, args.value, {work.first_value, work.head, first_token(chunk), batch()}, loaded);
+        tma_load(stage.value[0].bytes, args.value,
+                 {work.first_value, work.head, first_token<kConfig>(work, chunk), batch_of(args, work)}, loaded);
     }
     __device__ __forceinline__ void load_queries(int chunk, Stage& stage, Barrier& loaded) {
         loaded.arrive_and_expect_tx(kConfig.key_tiles() * kTile);
@@ -129,14 +130,14 @@ struct PrefillAheadImport {
     __device__ __forceinline__ void load_tiles(SwizzledTile* tiles, const TensorMap& map, int chunk, Barrier& loaded) {
 #pragma unroll
         for (int i = 0; i < kConfig.key_tiles(); ++i)
-            tma_load(tiles[i].bytes, map, {i * kTileElements, work.key_head, first_token(chunk), batch()}, loaded);
+            tma_load(tiles[i].bytes, map,
+                     {i * kTileElements, work.key_head, first_token<kConfig>(work, chunk), batch_of(args, work)}, loaded);
     }
-    __device__ __forceinline__ int first_token(int chunk) const { return static_cast<int>(work.start) + chunk * kChunk; }
-    __device__ __forceinline__ int batch() const { return is_packed(args) ? 0 : work.sequence; }
     __device__ __forceinline__ void clear_tail() {
-        const int chunk = work.chunks - 1, stage = PipelineStage<kConfig.stages>(chunk).index, lane = threadIdx.x % 32;
+        const int chunk = tail_chunk<kConfig>(work), stage = PipelineStage<kConfig.stages>(chunk).index,
+                  lane = threadIdx.x % 32;
         barrier(shared.tail_loaded).wait(0);
-        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in(work, chunk));
+        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in<kConfig>(work, chunk));
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
         if (lane == 0) barrier(shared.ready[stage]).arrive();
@@ -151,7 +152,7 @@ __device__ __forceinline__ void store_outputs(PrefillOwnerPlan<kConfig>& shared,
         barrier(shared.output_written).wait(chunk & 1);
         if (!shared.is_stored) {
             cutlass::arch::fence_view_async_shared();
-            start_tile_store(args, shared.work, chunk, 0, shared.output[0]);
+            start_tile_store<kConfig>(args, shared.work, chunk, 0, shared.output[0]);
             cute::tma_store_wait<0>();
         }
         barrier(shared.output_read).arrive();
