@@ -3,7 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
+#include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <limits>
 #include <optional>
 #include <string>

@@ -49,7 +49,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
         case PrefillKernel::wgmma: {
             const ChunkedSchedule schedule = Prefill::schedule(problem, target);
             // Whole tiles, so that the workspace starts aligned in tests that end it at a guard page.
-            constexpr i64 kUnit = alignof(PrefillTile) / sizeof(float);
+            constexpr i64 kUnit = alignof(SwizzledTile) / sizeof(float);
             const i64 counts = schedule.counts(tensors.in_place);
             if (const i64 words = ceil_div(schedule.workspace() + counts, kUnit) * kUnit; words > 0) {
                 workspace = torch::stable::new_empty(like, {words}, ScalarType::Float);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma/plan.cuh>
 #include <string>
 
 #include "../../launch/spec.hpp"

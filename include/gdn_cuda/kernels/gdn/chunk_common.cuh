@@ -1,16 +1,9 @@
-// Shared by the kernels of the chunked form: arguments, and lookup of a chunk's tokens and scalars.
+// Shared by the kernels of one step of the chunked form: arguments, and lookup of a chunk's tokens and scalars.
 #pragma once
 
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/chunked/chunk.cuh>
 
 namespace gdn_cuda::gdn {
-
-constexpr int kChunk = 64;
-constexpr float kLog2e = 1.4426950408889634f;
-
-// Cumulative gates (log2) are clamped per gate at kLowestGateLog2: the exponential is 0 in fp32 in any case, and the sum keeps
-// precision for later gates. A gate below kResetGateLog2 resets the state: its own exponential is 0.
-constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
 
 // Padded (batch, token, head, d), or packed with cu_seqlens. gate: cumulative sum within each chunk, or absent.
 struct ChunkArgs {

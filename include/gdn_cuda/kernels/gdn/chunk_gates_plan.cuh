@@ -1,7 +1,7 @@
 // Configuration and arguments of gdn/chunk_gates, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/row_layout.cuh>
+#include <gdn_cuda/kernels/recurrence/call.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -16,13 +16,13 @@
 // 1,024 of which the tensor cores are busy (docs/kernels/gdn_prefill_ahead.md).
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/block.cuh>
+#include <gdn_cuda/kernels/chunked/inverse.cuh>
+#include <gdn_cuda/kernels/chunked/scores.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead_chain.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead_outputs.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead_records.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_block.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/chain.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/outputs.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/records.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
         }
     } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();
-        PrefillOutputs<kConfig>(shared, args.prefill).run();
+        run_outputs<kConfig>(shared, args.prefill);
     } else if (group == 2) {
         cutlass::arch::warpgroup_reg_dealloc<kIdle>();
     } else {

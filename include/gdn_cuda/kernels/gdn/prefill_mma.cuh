@@ -7,7 +7,7 @@
 // A block takes a sequence, a value head and 64 or 128 rows of the state S, 16 per warp. Rows of S are independent, so a warp
 // keeps its rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T, X^T T^T, V'^T
 // P^T and V'^T k have S, X or V' as the left operand, in registers, and keys, queries, T or P as the right one, in shared
-// memory (prefill_mma_state.cuh). T and P, which need no state, are computed by the warps together (prefill_mma_tokens.cuh).
+// memory (prefill_mma/state.cuh). T and P, which need no state, are computed by the warps together (prefill_mma_tokens.cuh).
 // cp.async loads the next chunk meanwhile. Norms, gates and scale are row and column factors; q, k and v are not rewritten.
 //
 // T, P and V' are sums of two 16-bit parts each: rounded once, they would be most of the error with beta near 2 and repeated
@@ -20,8 +20,8 @@
 // docs/kernels/gdn_prefill_mma.md has the measurements.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_mma_state.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_mma_tokens.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma/state.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 

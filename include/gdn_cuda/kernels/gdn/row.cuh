@@ -3,10 +3,9 @@
 
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/gdn/row_layout.cuh>
+#include <gdn_cuda/kernels/recurrence/call.cuh>
 
 namespace gdn_cuda::gdn {
-
-constexpr float kNormEpsilon = 1e-6f;
 
 // One lane's part of a row of dk elements: vectors `lane`, `lane + lanes`, ... kExact: dk is the layout's.
 template <class T, StateLayout kLayout, bool kAligned, bool kExact>

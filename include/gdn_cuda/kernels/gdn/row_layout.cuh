@@ -18,15 +18,6 @@ struct StateLayout {
     GDN_HOST_DEVICE constexpr int vectors() const { return per_lane / vector; }
 };
 
-// What the gates of a call are before the kernel.
-struct GateForms {
-    enum Gate : int { log_decay, raw, decay } gate = log_decay;  // raw: before softplus, with A_log and dt_bias
-    bool beta_is_logit = false;
-    float beta_factor = 1.f;  // of a logit's sigmoid: 2 where eigenvalues may be negative
-
-    constexpr bool fused() const { return gate == raw && beta_is_logit; }
-};
-
 // A head's scalars for one token; the l2 norms scale these instead of vectors.
 struct alignas(16) TokenScalars {
     float decay, beta, key_scale, query_scale, query_key;

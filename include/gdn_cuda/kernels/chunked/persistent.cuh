@@ -7,12 +7,19 @@
 // plans reaches the value warpgroups by `ready`, and scores by their `done`.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_block.cuh>
+#include <gdn_cuda/kernels/chunked/block.cuh>
 
 namespace gdn_cuda::gdn {
 
 __device__ __forceinline__ const PrefillItem& slot_of(const PrefillItems& items, int number) {
     return items.slots[static_cast<unsigned>(number) % PrefillItems::kSlots];
+}
+// Where a value role begins in the block's chunks. Shuffled, it is warp-uniform for the compiler; operands' descriptors would
+// leave the uniform registers otherwise.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ int first_chunk(const WorkOf<kConfig>& work) {
+    if constexpr (kConfig.persistent) return __shfl_sync(0xffffffffu, work.first, 0);
+    return 0;
 }
 // Whether a chunk belongs to a later item.
 __device__ __forceinline__ bool ends_before(const PrefillItem& item, int chunk) {
@@ -31,7 +38,7 @@ __device__ __forceinline__ int tokens_of(const PrefillSharedPlan<kConfig>& share
     if constexpr (kConfig.persistent)
         return shared.items.chunks[stage].tokens;
     else
-        return tokens_in<kSpaced>(shared.work, chunk);
+        return tokens_in<kConfig, kSpaced>(shared.work, chunk);
 }
 
 // By a whole warp: plans the next item that has chunks, or the end.

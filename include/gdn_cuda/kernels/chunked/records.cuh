@@ -5,14 +5,10 @@
 // from block to block (prefill_ahead_records.cuh).
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/chunked/tokens.cuh>
+#include <gdn_cuda/kernels/hopper/counters.cuh>
 
 namespace gdn_cuda::gdn {
-
-// Waits until the thread's bulk stores are visible in global memory. Inline PTX: CUTLASS waits only for their reads.
-__device__ __forceinline__ void wait_for_bulk_stores() {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(0) : "memory");
-}
 
 // The columns of T that cancel, as bits.
 template <class CancelFlags>
@@ -29,22 +25,17 @@ __device__ __forceinline__ void start_record_store(PrefillRecord<kConfig>& recor
                                                    const typename PrefillSharedPlan<kConfig>::Matrices& matrices,
                                                    const typename PrefillSharedPlan<kConfig>::Factors& factors, bool cancels) {
     using Copy = cute::SM90_BULK_COPY_S2G;
-    constexpr int kTile = sizeof(PrefillTile);
+    constexpr int kTile = sizeof(SwizzledTile);
     Copy::copy(&matrices.inverse, &record.inverse, kTile);
     Copy::copy(&matrices.scores, &record.scores, kTile);
     if (cancels) Copy::copy(&matrices.inverse_rest, &record.inverse_rest, kTile);
     Copy::copy(&factors, &record.scalars, sizeof(factors));
 }
 
-// Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
-__device__ __forceinline__ bool has_tail(const PrefillWork& work, int chunk) {
-    return tokens_in(work, chunk) < kChunk;
-}
-
 // By one thread: starts keeping a chunk that helper roles have computed.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void start_export(const PrefillSharedPlan<kConfig>& shared, int chunk) {
-    const int stage = ChunkStage<kConfig.stages>(chunk).stage, slot = chunk % (kConfig.stages - 1);
+    const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.stages - 1);
     auto& record = static_cast<PrefillRecord<kConfig>*>(shared.work.records)[chunk];
     const auto cancels = shared.cancels[slot];
     cutlass::arch::fence_view_async_shared();
@@ -60,7 +51,7 @@ struct PrefillImport {
     using Plan = PrefillSharedPlan<kConfig>;
     using Record = PrefillRecord<kConfig>;
     enum Producer : int { records, values, queries, keys };
-    static constexpr int kTile = sizeof(PrefillTile);
+    static constexpr int kTile = sizeof(SwizzledTile);
 
     Plan& shared;
     const PrefillArgs& args;
@@ -72,7 +63,7 @@ struct PrefillImport {
             warp == records ? load_records() : load_tokens(warp);
         }
         __syncwarp();
-        if (warp == keys && has_tail(work, work.chunks - 1)) clear_tail();
+        if (warp == keys && has_tail<kConfig>(work, tail_chunk<kConfig>(work))) clear_tail();
     }
 
   private:
@@ -94,15 +85,15 @@ struct PrefillImport {
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const Scalars now = next;
             if (chunk + 1 < work.chunks) next = Scalars(from[chunk + 1]);
-            const ChunkStage<kConfig.stages> current(chunk), before(chunk - kSlots);
-            if (chunk >= kSlots) barrier(shared.done[before.stage]).wait(before.parity);
+            const PipelineStage<kConfig.stages> current(chunk), before(chunk - kSlots);
+            if (chunk >= kSlots) barrier(shared.done[before.index]).wait(before.parity);
             const Record& record = from[chunk];
             auto& matrices = shared.matrices[chunk % kSlots];
-            auto& factors = shared.factors[current.stage];
-            Barrier& ready = barrier(shared.ready[current.stage]);
+            auto& factors = shared.factors[current.index];
+            Barrier& ready = barrier(shared.ready[current.index]);
             auto* mbarrier = reinterpret_cast<uint64_t*>(&ready);
             const bool cancels = columns_that_cancel(now.cancels) != 0, scores = chunk >= work.first_output;
-            shared.decay[current.stage] = now.decay;
+            shared.decay[current.index] = now.decay;
             shared.cancels[chunk % kSlots] = now.cancels;
             ready.arrive_and_expect_tx((1 + cancels + scores) * kTile + static_cast<int>(sizeof(factors)));
             Copy::copy(&record.inverse, mbarrier, &matrices.inverse, kTile);
@@ -114,21 +105,21 @@ struct PrefillImport {
     __device__ __forceinline__ void load_tokens(int which) {
         const TensorMap& map = which == values ? args.value : which == queries ? args.query : args.key;
         const int head = which == values ? work.head : work.key_head, first_element = which == values ? work.first_value : 0,
-                  count = which == values ? kConfig.value_groups : kConfig.key_tiles(),
-                  batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
+                  count = which == values ? kConfig.value_groups : kConfig.key_tiles(), batch = batch_of(args, work);
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
-            const ChunkStage<kConfig.stages> current(chunk);
-            barrier(shared.done[current.stage]).wait(current.parity ^ 1);
-            auto& stage = shared.stages[current.stage];
-            Barrier& ready = barrier(shared.ready[current.stage]);
+            const PipelineStage<kConfig.stages> current(chunk);
+            barrier(shared.done[current.index]).wait(current.parity ^ 1);
+            auto& stage = shared.stages[current.index];
+            Barrier& ready = barrier(shared.ready[current.index]);
             if (which == queries && chunk < work.first_output) {
                 ready.arrive();
                 continue;
             }
-            PrefillTile* tiles = which == values ? stage.value : which == queries ? stage.query : stage.key;
-            Barrier& loaded = which != queries && has_tail(work, chunk) ? barrier(shared.loaded[current.stage]) : ready;
-            const int token = static_cast<int>(work.start) + chunk * kChunk;
+            SwizzledTile* tiles = which == values ? stage.value : which == queries ? stage.query : stage.key;
+            Barrier& loaded =
+                which != queries && has_tail<kConfig>(work, chunk) ? barrier(shared.loaded[current.index]) : ready;
+            const int token = first_token<kConfig>(work, chunk);
             loaded.arrive_and_expect_tx(count * kTile);
             for (int i = 0; i < count; ++i)
                 tma_load(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, loaded);
@@ -136,9 +127,10 @@ struct PrefillImport {
     }
     // By one warp: the last chunk's tokens past the end, as the inverse role does elsewhere.
     __device__ __forceinline__ void clear_tail() {
-        const int chunk = work.chunks - 1, stage = ChunkStage<kConfig.stages>(chunk).stage, lane = threadIdx.x % 32;
+        const int chunk = tail_chunk<kConfig>(work), stage = PipelineStage<kConfig.stages>(chunk).index,
+                  lane = threadIdx.x % 32;
         barrier(shared.loaded[stage]).wait(0);
-        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in(work, chunk));
+        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in<kConfig>(work, chunk));
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
         if (lane != 0) return;

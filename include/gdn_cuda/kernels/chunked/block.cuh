@@ -1,7 +1,10 @@
 // The work of one block of gdn/prefill: its segment, where it starts, its passes, and what it sets up.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
+#include <gdn_cuda/kernels/chunked/records.cuh>
+#include <gdn_cuda/kernels/chunked/segments.cuh>
+#include <gdn_cuda/kernels/chunked/summary.cuh>
+#include <gdn_cuda/kernels/recurrence/states.cuh>
 
 namespace gdn_cuda::gdn {
 

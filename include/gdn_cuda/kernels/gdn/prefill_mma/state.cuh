@@ -4,7 +4,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma/common.cuh>
 
 namespace gdn_cuda::gdn {
 

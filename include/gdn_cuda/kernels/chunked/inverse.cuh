@@ -2,8 +2,10 @@
 // It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/factors.cuh>
+#include <gdn_cuda/kernels/chunked/persistent.cuh>
+#include <gdn_cuda/kernels/chunked/token_products.cuh>
 #include <gdn_cuda/kernels/common/tf32.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -176,7 +178,7 @@ struct PrefillInverse : Lane {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
     // Returns whether an entry is beyond kCancelThreshold.
-    __device__ __forceinline__ bool store_column(const Factors& factors, PrefillTile& inverse) {
+    __device__ __forceinline__ bool store_column(const Factors& factors, SwizzledTile& inverse) {
         const unsigned to = matrix_row(inverse) + warp * kMnMajorStep;
         unsigned largest = 0;
         for_each_block_below(factors, [&](const Transposed& x, int below) {
@@ -192,7 +194,7 @@ struct PrefillInverse : Lane {
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
     // The rounding residual of the column; rarely needed, so recomputed.
-    __device__ __forceinline__ void store_rest(const Factors& factors, PrefillTile& inverse_rest) {
+    __device__ __forceinline__ void store_rest(const Factors& factors, SwizzledTile& inverse_rest) {
         const unsigned to = matrix_row(inverse_rest) + warp * kMnMajorStep;
         for_each_block_below(factors, [&](const Transposed& x, int below) {
             unsigned rest[4];
@@ -232,13 +234,13 @@ struct PrefillInverse : Lane {
     }
     // Returns what ends with the chunk, where a block takes several items.
     __device__ __forceinline__ int run_chunk(int chunk) {
-        const ChunkStage<kConfig.stages> current(chunk);
+        const PipelineStage<kConfig.stages> current(chunk);
         find_lane();
-        auto& stage = shared.stages[current.stage];
-        auto& factors = shared.factors[current.stage];
-        barrier(shared.loaded[current.stage]).wait(current.parity);
-        if (tokens_of<kConfig, kSpaced>(shared, chunk, current.stage) < kChunk) [[unlikely]] {
-            clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kSpaced>(shared, chunk, current.stage));
+        auto& stage = shared.stages[current.index];
+        auto& factors = shared.factors[current.index];
+        barrier(shared.loaded[current.index]).wait(current.parity);
+        if (tokens_of<kConfig, kSpaced>(shared, chunk, current.index) < kChunk) [[unlikely]] {
+            clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kSpaced>(shared, chunk, current.index));
             cutlass::arch::fence_view_async_shared();
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }
@@ -248,9 +250,9 @@ struct PrefillInverse : Lane {
         warpgroup_fence_operand(products);
         if (args.recurrence.qk_norm) {
             compute_key_exponents(products, factors);
-            barrier(shared.factored[current.stage]).arrive();
+            barrier(shared.factored[current.index]).arrive();
         }
-        barrier(shared.factored[current.stage]).wait(current.parity);
+        barrier(shared.factored[current.index]).wait(current.parity);
         decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
         barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
@@ -258,8 +260,8 @@ struct PrefillInverse : Lane {
         __syncwarp();
         invert_diagonal();
         warpgroup_sync();
-        const ChunkStage<kConfig.stages> next(opaque(chunk + 1));
-        barrier(shared.done[next.stage]).wait(next.parity ^ 1);
+        const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
+        barrier(shared.done[next.index]).wait(next.parity ^ 1);
         const int slot = chunk % (kConfig.stages - 1);
         auto& matrices = shared.matrices[slot];
         const bool cancels = store_column(factors, matrices.inverse);
@@ -272,10 +274,10 @@ struct PrefillInverse : Lane {
         cutlass::arch::fence_view_async_shared();
         int ends = no_item;
         if constexpr (kConfig.persistent) {  // before scores may overwrite it
-            const auto& known = shared.items.chunks[current.stage];
+            const auto& known = shared.items.chunks[current.index];
             ends = __any_sync(0xffffffffu, known.ends_item) + __any_sync(0xffffffffu, known.is_last);
         }
-        barrier(shared.ready[current.stage]).arrive();
+        barrier(shared.ready[current.index]).arrive();
         return ends;
     }
 };

@@ -2,7 +2,7 @@
 // the scores.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma/common.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -2,9 +2,9 @@
 // through records in global memory, by bulk copies; a counter for each says that it is there.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_ahead_plan.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
+#include <gdn_cuda/kernels/chunked/outputs.cuh>
+#include <gdn_cuda/kernels/chunked/records.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -33,11 +33,11 @@ struct PrefillExport {
         const int lane = threadIdx.x % 32;
 #pragma unroll 1
         for (int chunk = 0; chunk < block.work.chunks; ++chunk) {
-            const ChunkStage<kConfig.stages> current(chunk);
-            barrier(block.ready[current.stage]).wait(current.parity);
-            if (lane == 0) store(chunk, current.stage);
+            const PipelineStage<kConfig.stages> current(chunk);
+            barrier(block.ready[current.index]).wait(current.parity);
+            if (lane == 0) store(chunk, current.index);
             __syncwarp();
-            if (lane < kConfig.value_groups * 4) barrier(block.done[current.stage]).arrive();
+            if (lane < kConfig.value_groups * 4) barrier(block.done[current.index]).arrive();
         }
     }
 
@@ -64,7 +64,7 @@ template <PrefillConfig kConfig>
 struct PrefillAheadImport {
     using Plan = PrefillOwnerPlan<kConfig>;
     using Stage = typename Plan::Stage;
-    static constexpr int kWarps = 3, kTile = sizeof(PrefillTile);
+    static constexpr int kWarps = 3, kTile = sizeof(SwizzledTile);
 
     Plan& shared;
     const PrefillArgs& args;
@@ -75,23 +75,23 @@ struct PrefillAheadImport {
     __device__ __forceinline__ void run(int warp) {
         if (threadIdx.x % 32 == 0) load_chunks(warp);
         __syncwarp();
-        if (warp == 1 && has_tail(work, work.chunks - 1)) clear_tail();
+        if (warp == 1 && has_tail<kConfig>(work, tail_chunk<kConfig>(work))) clear_tail();
     }
 
   private:
     __device__ __forceinline__ void load_chunks(int warp) {
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
-            const ChunkStage<kConfig.stages> current(chunk);
-            auto& stage = shared.stages[current.stage];
-            Barrier& ready = barrier(shared.ready[current.stage]);
+            const PipelineStage<kConfig.stages> current(chunk);
+            auto& stage = shared.stages[current.index];
+            Barrier& ready = barrier(shared.ready[current.index]);
             unsigned columns = 0;
             if (warp == 0) columns = wait_for_record(chunk);
-            barrier(shared.done[current.stage]).wait(current.parity ^ 1);
+            barrier(shared.done[current.index]).wait(current.parity ^ 1);
             if (warp == 0)
-                load_record(chunk, current.stage, columns, ready);
+                load_record(chunk, current.index, columns, ready);
             else if (warp == 1)
-                load_keys_and_values(chunk, stage, has_tail(work, chunk) ? barrier(shared.tail_loaded) : ready);
+                load_keys_and_values(chunk, stage, has_tail<kConfig>(work, chunk) ? barrier(shared.tail_loaded) : ready);
             else
                 load_queries(chunk, stage, ready);
         }
@@ -107,8 +107,8 @@ struct PrefillAheadImport {
         auto* mbarrier = reinterpret_cast<uint64_t*>(&ready);
         fence_proxy_async_global();
         if (columns != 0) [[unlikely]] {
-            const ChunkStage<kConfig.stages> before(chunk - 2);
-            if (chunk >= 2) barrier(shared.done[before.stage]).wait(before.parity);
+            const PipelineStage<kConfig.stages> before(chunk - 2);
+            if (chunk >= 2) barrier(shared.done[before.index]).wait(before.parity);
             ready.expect_transaction(kTile);
             Copy::copy(&record.inverse_rest, mbarrier, &shared.inverse_rest[chunk % 2], kTile);
         }
@@ -120,23 +120,24 @@ struct PrefillAheadImport {
     __device__ __forceinline__ void load_keys_and_values(int chunk, Stage& stage, Barrier& loaded) {
         loaded.arrive_and_expect_tx((kConfig.key_tiles() + 1) * kTile);
         load_tiles(stage.key, args.key, chunk, loaded);
-        tma_load(stage.value[0].bytes, args.value, {work.first_value, work.head, first_token(chunk), batch()}, loaded);
+        tma_load(stage.value[0].bytes, args.value,
+                 {work.first_value, work.head, first_token<kConfig>(work, chunk), batch_of(args, work)}, loaded);
     }
     __device__ __forceinline__ void load_queries(int chunk, Stage& stage, Barrier& loaded) {
         loaded.arrive_and_expect_tx(kConfig.key_tiles() * kTile);
         load_tiles(stage.query, args.query, chunk, loaded);
     }
-    __device__ __forceinline__ void load_tiles(PrefillTile* tiles, const TensorMap& map, int chunk, Barrier& loaded) {
+    __device__ __forceinline__ void load_tiles(SwizzledTile* tiles, const TensorMap& map, int chunk, Barrier& loaded) {
 #pragma unroll
         for (int i = 0; i < kConfig.key_tiles(); ++i)
-            tma_load(tiles[i].bytes, map, {i * kTileElements, work.key_head, first_token(chunk), batch()}, loaded);
+            tma_load(tiles[i].bytes, map,
+                     {i * kTileElements, work.key_head, first_token<kConfig>(work, chunk), batch_of(args, work)}, loaded);
     }
-    __device__ __forceinline__ int first_token(int chunk) const { return static_cast<int>(work.start) + chunk * kChunk; }
-    __device__ __forceinline__ int batch() const { return args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence; }
     __device__ __forceinline__ void clear_tail() {
-        const int chunk = work.chunks - 1, stage = ChunkStage<kConfig.stages>(chunk).stage, lane = threadIdx.x % 32;
+        const int chunk = tail_chunk<kConfig>(work), stage = PipelineStage<kConfig.stages>(chunk).index,
+                  lane = threadIdx.x % 32;
         barrier(shared.tail_loaded).wait(0);
-        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in(work, chunk));
+        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in<kConfig>(work, chunk));
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
         if (lane == 0) barrier(shared.ready[stage]).arrive();
@@ -151,7 +152,7 @@ __device__ __forceinline__ void store_outputs(PrefillOwnerPlan<kConfig>& shared,
         barrier(shared.output_written).wait(chunk & 1);
         if (!shared.is_stored) {
             cutlass::arch::fence_view_async_shared();
-            start_tile_store(args, shared.work, chunk, 0, shared.output[0]);
+            start_tile_store<kConfig>(args, shared.work, chunk, 0, shared.output[0]);
             cute::tma_store_wait<0>();
         }
         barrier(shared.output_read).arrive();

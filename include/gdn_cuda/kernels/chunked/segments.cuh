@@ -31,7 +31,8 @@
 // those first, though CUDA does not promise it.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/chunked/factors.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -223,40 +224,6 @@ __device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillAr
         return __reduce_or_sync(0xffffffffu, masks[i * kWarps + min(static_cast<int>(threadIdx.x % 32), kWarps - 1)]);
     };
     return {of_block(0), of_block(1), of_block(2)};
-}
-
-// Global-memory counters between blocks: writes ordered before `red_release` are visible after `wait_for_count`. Inline PTX:
-// CUTLASS's (cutlass/barrier.h) use a fence and a relaxed reduction, one instruction more.
-__device__ __forceinline__ void red_release(unsigned* count, unsigned more = 1) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(more) : "memory");
-}
-__device__ __forceinline__ unsigned load_acquire(const unsigned* count) {
-    unsigned now;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
-    return now;
-}
-__device__ __forceinline__ unsigned wait_for_count(const unsigned* count, unsigned wanted) {
-    unsigned now;
-    do now = load_acquire(count);
-    while (now < wanted);
-    return now;
-}
-
-__device__ __forceinline__ unsigned* have_state(const PrefillLinks& links, i64 link) {
-    return links.have_state + link * gridDim.x + blockIdx.x;
-}
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void await_state(const PrefillLinks& links, i64 link) {
-    wait_for_count(have_state(links, link), kConfig.value_groups);
-}
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void await_summary(const PrefillLinks& links, i64 link, unsigned blocks) {
-    wait_for_count(links.have_summary + link, blocks * kConfig.value_groups);
-}
-
-// Counts readers of the initial state; where states are updated in place, the last segment waits for them before it writes.
-__device__ __forceinline__ unsigned* readers_of(const PrefillArgs& args, const PrefillWork& work) {
-    return args.readers + (static_cast<i64>(work.sequence) * args.recurrence.heads + work.head) * gridDim.x + blockIdx.x;
 }
 
 }  // namespace gdn_cuda::gdn

@@ -4,7 +4,7 @@
 #include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/common/named_barrier.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma/plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
 
 namespace gdn_cuda::gdn {

@@ -2,27 +2,13 @@
 // and computes the scores q k^T. Norms of keys come from the inverse role, which has their squares on the diagonal of k k^T.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_items.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_links.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_records.cuh>
+#include <gdn_cuda/kernels/chunked/factors.cuh>
+#include <gdn_cuda/kernels/chunked/persistent.cuh>
+#include <gdn_cuda/kernels/chunked/records.cuh>
+#include <gdn_cuda/kernels/chunked/summary.cuh>
+#include <gdn_cuda/kernels/chunked/token_products.cuh>
 
 namespace gdn_cuda::gdn {
-
-// Cumulative gates (log2) of tokens 2 lane and 2 lane + 1. Gates are clamped at kLowestGateLog2: their exponential is 0 in any
-// case, and the sum keeps precision for differences of later gates. `resets`: whether some gate's exponential is 0.
-__device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
-    const int lane = threadIdx.x % 32;
-    gate = {at_least(gate.x * kLog2e, kLowestGateLog2), at_least(gate.y * kLog2e, kLowestGateLog2)};
-    resets = __any_sync(0xffffffffu, gate.x < kResetGateLog2 || gate.y < kResetGateLog2);
-    float sum = gate.x + gate.y;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += before;
-    }
-    const float before = __shfl_up_sync(0xffffffffu, sum, 1);
-    return {gate.x + (lane == 0 ? 0.f : before), sum};
-}
 
 // kSpaced: of a block that prepares some of a segment's chunks, and needs no values.
 template <PrefillConfig kConfig, bool kSpaced = false>
@@ -51,45 +37,23 @@ struct PrefillScores : Lane {
     }
 
     // By lane 0 of every warp but kScalarWarp.
-    __device__ __forceinline__ void load_tiles(int chunk, int item, const ChunkStage<kConfig.stages>& current) {
+    __device__ __forceinline__ void load_tiles(int chunk, int item, const PipelineStage<kConfig.stages>& current) {
         const auto& work = work_of(item);
         if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
-        auto& stage = shared.stages[current.stage];
-        Barrier& loaded = barrier(shared.loaded[current.stage]);
+        auto& stage = shared.stages[current.index];
+        Barrier& loaded = barrier(shared.loaded[current.index]);
         const bool value = warp == 1, query = warp == 2;
         if (kSpaced && value) return loaded.arrive();
-        PrefillTile* tiles = value ? stage.value : query ? stage.query : stage.key;
+        SwizzledTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
-        const int token = static_cast<int>(work.start) + chunk * chunk_spacing<kSpaced>(work);
-        const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
+        const int token = first_token<kConfig, kSpaced>(work, chunk);
+        const int batch = batch_of(args, work);
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
-        loaded.arrive_and_expect_tx(count * static_cast<int>(sizeof(PrefillTile)));
+        loaded.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
         tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
         if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
     }
-    // Gates or betas of tokens 2 lane and 2 lane + 1, loaded by one warp long before use.
-    struct ScalarStream {
-        const DType type;
-        const int token_stride;  // in bytes
-        const char* at;
-        RawNumber raw[2];
-
-        __device__ __forceinline__ explicit ScalarStream(const Scalars& of)
-            : type(of.values.type), token_stride(static_cast<int>(of.token) * bytes_of(type)) {}
-        __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work) : ScalarStream(of) {
-            at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
-                 (work.start + 2 * (threadIdx.x % 32)) * token_stride;
-        }
-        __device__ __forceinline__ void start_at(const char* first) { at = first + 2 * (threadIdx.x % 32) * token_stride; }
-        __device__ __forceinline__ void issue_loads(int count, int to_next) {
-            const int first = 2 * (threadIdx.x % 32);
-            if (first < count) raw[0].load({at, type}, 0);
-            if (first + 1 < count) raw[1].load({at + token_stride, type}, 0);
-            at += static_cast<i64>(token_stride) * to_next;
-        }
-        __device__ __forceinline__ float2 values() const { return {raw[0].number(type), raw[1].number(type)}; }
-    };
     __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         for (RawNumber* raw : {gates.raw, betas.raw})
             raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
@@ -102,27 +66,27 @@ struct PrefillScores : Lane {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
             }
-        const int count = tokens_in<kSpaced>(work, chunk), to_next = chunk_spacing<kSpaced>(work);
+        const int count = tokens_in<kConfig, kSpaced>(work, chunk), to_next = tokens_to_next<kConfig, kSpaced>(work);
         gates.issue_loads(count, to_next);
         betas.issue_loads(count, to_next);
     }
     // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
-    __device__ __forceinline__ void store_scalars(int chunk, const ChunkStage<kConfig.stages>& current, ScalarStream& gates,
+    __device__ __forceinline__ void store_scalars(int chunk, const PipelineStage<kConfig.stages>& current, ScalarStream& gates,
                                                   ScalarStream& betas) {
         if (warp != kScalarWarp || chunk >= work_of(item).chunks) return;
-        auto& factors = shared.factors[current.stage];
+        auto& factors = shared.factors[current.index];
         bool resets;
         const float2 sums = cumulate(gates.values(), resets);
         reinterpret_cast<float2*>(factors.gate)[lane] = sums;
         reinterpret_cast<float2*>(factors.beta)[lane] = betas.values();
-        if (lane == 31) shared.decay[current.stage] = resets ? kResets : exp2_fast(sums.y);
+        if (lane == 31) shared.decay[current.index] = resets ? kResets : exp2_fast(sums.y);
         if constexpr (kConfig.persistent)
             if (lane == 0) {
                 const bool ends = chunk + 1 == work_of(item).chunks;
-                shared.items.chunks[current.stage] = {static_cast<short>(tokens_in(work_of(item), chunk)), ends,
+                shared.items.chunks[current.index] = {static_cast<short>(tokens_in<kConfig>(work_of(item), chunk)), ends,
                                                       ends && work_of(item + 1).chunks == PrefillItem::kNone};
             }
-        barrier(shared.loaded[current.stage]).arrive();
+        barrier(shared.loaded[current.index]).arrive();
     }
 
     // Without norms. Half of the threads: the exponents of one key each; the others: the factors of one query.
@@ -134,7 +98,7 @@ struct PrefillScores : Lane {
             store_query_factors(factors, token, 0.f, args.recurrence.scale);
     }
     // With norms: the factors of queries, by two threads each; the inverse role has the exponents of keys.
-    __device__ __forceinline__ void compute_query_factors(const PrefillTile* queries, typename Plan::Factors& factors) const {
+    __device__ __forceinline__ void compute_query_factors(const SwizzledTile* queries, typename Plan::Factors& factors) const {
         const int token = thread / 2, half = thread % 2;
         float square = 0.f;
 #pragma unroll 1
@@ -158,7 +122,9 @@ struct PrefillScores : Lane {
                 if (thread == 0) load_maps(shared, args);
                 return __syncwarp();
             }
-            run(ScalarStream(args.recurrence.gate, shared.work), ScalarStream(args.recurrence.beta, shared.work));
+            const int offset = in_time<kConfig>(shared.work, 0) * kChunk;
+            run(ScalarStream(args.recurrence.gate, shared.work, offset),
+                ScalarStream(args.recurrence.beta, shared.work, offset));
         }
     }
 
@@ -168,20 +134,20 @@ struct PrefillScores : Lane {
 #pragma unroll 1
         for (int chunk = 0, of = 0; chunk < kConfig.stages; ++chunk) {
             of = item_of(chunk, of);
-            load_tiles(chunk, of, ChunkStage<kConfig.stages>(chunk));
+            load_tiles(chunk, of, PipelineStage<kConfig.stages>(chunk));
         }
-        store_scalars(0, ChunkStage<kConfig.stages>(0), gates, betas);
+        store_scalars(0, PipelineStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);
         bool more = true;
         if constexpr (kConfig.persistent) more = has_items(shared.items);
 #pragma unroll 1
         for (int chunk = 0; kConfig.persistent ? more : chunk < shared.work.chunks; ++chunk) {
-            const ChunkStage<kConfig.stages> current(chunk), next(chunk + 1);
+            const PipelineStage<kConfig.stages> current(chunk), next(chunk + 1);
             find_lane();
-            auto& stage = shared.stages[current.stage];
-            auto& factors = shared.factors[current.stage];
-            barrier(shared.loaded[current.stage]).wait(current.parity);
-            if (tokens_of<kConfig, kSpaced>(shared, chunk, current.stage) < kChunk) [[unlikely]]
+            auto& stage = shared.stages[current.index];
+            auto& factors = shared.factors[current.index];
+            barrier(shared.loaded[current.index]).wait(current.parity);
+            if (tokens_of<kConfig, kSpaced>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
@@ -189,16 +155,16 @@ struct PrefillScores : Lane {
                 compute_query_factors(stage.query, factors);
             } else {
                 compute_factors(factors);
-                barrier(shared.factored[current.stage]).arrive();
+                barrier(shared.factored[current.index]).arrive();
             }
-            barrier(shared.done[next.stage]).wait(next.parity ^ 1);
+            barrier(shared.done[next.index]).wait(next.parity ^ 1);
             if constexpr (kConfig.persistent) item += __any_sync(0xffffffffu, ends_before(work_of(item), chunk + 1));
             if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, item, next);
             store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
-            barrier(shared.factored[current.stage]).wait(current.parity);
+            barrier(shared.factored[current.index]).wait(current.parity);
             if (thread < kChunk) store_key_scales(factors, thread, args.recurrence.qk_norm ? factors.of_key[thread] : 0.f);
             if (kConfig.persistent || chunk >= shared.work.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
@@ -208,8 +174,8 @@ struct PrefillScores : Lane {
                                                 args.recurrence.scale);
                 cutlass::arch::fence_view_async_shared();
             }
-            if constexpr (kConfig.persistent) more = is_followed(shared.items.chunks[current.stage]);
-            barrier(shared.ready[current.stage]).arrive();
+            if constexpr (kConfig.persistent) more = is_followed(shared.items.chunks[current.index]);
+            barrier(shared.ready[current.index]).arrive();
         }
     }
 };

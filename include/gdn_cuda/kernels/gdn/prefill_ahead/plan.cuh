@@ -1,7 +1,7 @@
 // Configuration, shared memory, records and arguments of gdn/prefill_ahead, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
+#include <gdn_cuda/kernels/chunked/plan.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -32,8 +32,8 @@ struct PrefillOwnerPlan {
     using Factors = PrefillScalars<kConfig>;
     using CancelFlags = typename PrefillSharedPlan<kConfig>::CancelFlags;
     struct Stage {
-        PrefillTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[1];
-        PrefillTile inverse, scores;
+        SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[1];
+        SwizzledTile inverse, scores;
     };
     // Left operands as registers hold them, from a warp of the chain to the same warp of the outputs.
     struct alignas(16) Fragment {
@@ -43,8 +43,8 @@ struct PrefillOwnerPlan {
         Fragment state[kConfig.head_k / 16][kWarpgroup], values[kChunk / 16][kWarpgroup];
     };
     Stage stages[kConfig.stages];
-    PrefillTile inverse_rest[2];  // of a chunk with an even number, and an odd one
-    PrefillTile output[1];
+    SwizzledTile inverse_rest[2];  // of a chunk with an even number, and an odd one
+    SwizzledTile output[1];
     Fragments fragments;
     Factors factors[kConfig.stages];
     PrefillWork work;

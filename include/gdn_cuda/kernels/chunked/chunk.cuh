@@ -1,0 +1,15 @@
+// What every kernel of the chunked form agrees on, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::gdn {
+
+constexpr int kChunk = 64;
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Cumulative gates (log2) are clamped per gate at kLowestGateLog2: the exponential is 0 in fp32 in any case, and the sum keeps
+// precision for later gates. A gate below kResetGateLog2 resets the state: its own exponential is 0.
+constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,54 @@
+// Configuration of a chunked kernel on Hopper: its roles, their registers, and the constants that host and device agree on.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/chunk.cuh>
+#include <gdn_cuda/kernels/hopper/warpgroup.cuh>
+
+namespace gdn_cuda::gdn {
+
+constexpr int kValueRows = 64;       // rows of the state per value warpgroup
+constexpr int kShortestSegment = 8;  // chunks
+// In chunks, where a sequence's own length decides how it is split: the longest that is not; the fewest for each segment, if
+// all heads get as many, and if some get more than others.
+constexpr int kLongestWhole = 80, kShortestFixed = 16, kShortestUneven = 12;
+constexpr int kMostByLength = 256;  // packed sequences that are ordered by their lengths
+
+// Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
+constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
+
+// The order in which a block takes the chunks of its work.
+enum class Direction : int { forward, backward };
+
+struct PrefillConfig {
+    int head_k;          // 64, 96 or 128; shorter keys are zero-padded
+    int value_groups;    // warpgroups with 64 rows of the state each
+    int inverse_groups;  // warpgroups that invert I + A, in turn
+    int stages;          // chunks in flight in shared memory
+    DType io;
+    bool linked = false;      // a block may take several passes, to hand states from segment to segment (chunked/segments.cuh)
+    bool persistent = false;  // one block per SM takes whole sequences one after another (chunked/persistent.cuh)
+    Direction direction = Direction::forward;
+
+    constexpr bool operator==(const PrefillConfig&) const = default;
+
+    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, linked, persistent, direction)
+
+    // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
+    GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
+    GDN_HOST_DEVICE constexpr int threads() const { return (first_value_group() + value_groups) * kWarpgroup; }
+    GDN_HOST_DEVICE constexpr int rows_per_block() const { return value_groups * kValueRows; }
+    GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
+    // setmaxnreg per role; value warpgroups hold the state and need the most registers, fewer for short keys.
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
+    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
+    GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 1 ? 208 : head_k == 128 ? 192 : 184; }
+};
+
+// Similar keys with large beta give (I + A)^-1 large entries that cancel: rounding them, V' and P to 16 bits once would be most
+// of the error. Chunks with an off-diagonal entry beyond this split all three into two 16-bit parts (docs/numerics.md).
+constexpr float kCancelThreshold = 0.5f;
+
+// Marks a chunk in which some exp(gate) is 0: -0, distinct from a decay product that underflows.
+constexpr float kResets = -0.f;
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,60 @@
+// A chunk's outputs of 64 value rows: their tile in shared memory, and its store.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/state_owner.cuh>
+#include <gdn_cuda/kernels/common/stmatrix.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <class Owner>
+__device__ __forceinline__ void write_output_tile(const Owner& own, const TokenFragment& output) {
+    constexpr DType kIo = Owner::kIo;
+    SwizzledTile& tile = own.shared.output[own.index()];
+#pragma unroll
+    for (int step = 0; step < kTokenSteps; ++step)
+        stmatrix_x4_trans(own.matrix_row(tile) + step * kMnMajorStep, pack<kIo>(output[8 * step], output[8 * step + 1]),
+                          pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
+                          pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
+                          pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
+}
+
+// By one thread; `rows`: the value warpgroup whose rows they are.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void start_tile_store(const PrefillArgs& args, const PrefillWork& work, int chunk, int rows,
+                                                 const SwizzledTile& tile) {
+    const int token = first_token<kConfig>(work, chunk), batch = batch_of(args, work);
+    tma_store(args.output, {work.first_row + rows * kValueRows, work.head, token, batch}, tile.bytes);
+    cute::tma_store_arrive();
+}
+// By TMA, unless the tile would overwrite the next sequence's outputs.
+template <class Owner>
+__device__ __forceinline__ void store_output_tile(const Owner& own, int chunk, bool by_tma) {
+    SwizzledTile& tile = own.shared.output[own.index()];
+    cutlass::arch::fence_view_async_shared();
+    own.warpgroup_sync();
+    if (own.thread == 0 && by_tma) start_tile_store<Owner::kConfig>(own.args, own.work, chunk, own.index(), tile);
+}
+template <class Owner>
+__device__ __forceinline__ void store_output(const Owner& own, const TokenFragment& output, int chunk, bool by_tma) {
+    if (own.thread == 0) cute::tma_store_wait<0>();
+    own.warpgroup_sync();
+    write_output_tile(own, output);
+    store_output_tile(own, chunk, by_tma);
+}
+template <class Owner>
+__device__ __forceinline__ void store_output_without_tma(const Owner& own, int chunk) {
+    const RecurrentArgs& all = own.args.recurrence;
+    const PrefillWork& work = own.work;
+    const int first_row = work.first_row + own.index() * kValueRows;
+    using Io = Storage<Owner::kIo>;
+    Io* to = static_cast<Io*>(all.output.data) +
+             (work.start + in_time<Owner::kConfig>(work, chunk) * kChunk) * all.output.token + work.head * all.output.head +
+             first_row;
+#pragma unroll 1
+    for (int i = own.thread; i < tokens_in<Owner::kConfig>(work, chunk) * 8; i += kWarpgroup)
+        if (first_row + i % 8 * 8 < all.outputs)
+            *reinterpret_cast<uint4*>(to + i / 8 * all.output.token + i % 8 * 8) =
+                load_shared(row_piece(tile_row(own.shared.output[own.index()].bytes, i / 8), i % 8));
+}
+
+}  // namespace gdn_cuda::gdn

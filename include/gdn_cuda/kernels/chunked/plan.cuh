@@ -1,0 +1,94 @@
+// Shared memory of a block, and what it caches of a chunk in global memory.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/args.cuh>
+#include <gdn_cuda/kernels/chunked/config.cuh>
+#include <gdn_cuda/kernels/chunked/work.cuh>
+
+namespace gdn_cuda::gdn {
+
+enum NamedBarriers : int {
+    kBlockBarrier,
+    kKeysBarrier,  // scores warpgroup and the inverse warpgroup of the chunk
+};
+static_assert(kKeysBarrier < kWarpgroupBarrier);
+
+template <PrefillConfig kConfig>
+struct PrefillSharedPlan {
+    struct Stage {
+        SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
+    };
+    // Results of the helper roles for a chunk; zero above the diagonal.
+    struct Matrices {
+        SwizzledTile inverse, inverse_rest;  // (I + A)^-1 diag(beta); its rounding residual, where needed
+        SwizzledTile scores;                 // q k^T, decayed and masked
+    };
+    struct alignas(4) CancelFlags {
+        bool column[4];
+    };
+    // Per-token scalars; G: cumulative gates (log2), r: inverse norms of keys and queries.
+    struct alignas(16) Factors {
+        float gate[kChunk], beta[kChunk];
+        // Exponents: key-key and query-key products are multiplied by 2^(row - column).
+        float key_row[kChunk], query_row[kChunk], column[kChunk];
+        float of_key[kChunk];     // exp(G) r: scales S k^T
+        float of_query[kChunk];   // scale exp(G) r
+        float of_update[kChunk];  // exp(G_end - G) r
+    };
+    // A 16 x 16 block of -A; on the diagonal, later of the inverse. The 8-column halves of rows 2 and 3 of every 4 are swapped,
+    // so that four rows of eight columns hit 32 different banks.
+    struct alignas(16) Block {
+        static constexpr int kEightRows = 8 * 16;
+        float numbers[16 * 16];
+
+        GDN_HOST_DEVICE static constexpr int at(int row, int column) { return row * 16 + (column ^ (row >> 1 & 1) * 8); }
+    };
+    struct InverseScratch {
+        Block blocks[10];  // lower triangle, row by row
+    };
+    Stage stages[kConfig.stages];
+    Matrices matrices[kConfig.stages - 1];
+    SwizzledTile output[kConfig.value_groups];
+    InverseScratch inverse[kConfig.inverse_groups];
+    // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.
+    CancelFlags cancels[kConfig.stages - 1];
+    Factors factors[kConfig.stages];
+    float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
+    PrefillWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
+    int passes_left;
+    unsigned long long loaded[kConfig.stages], ready[kConfig.stages];
+    unsigned long long factored[kConfig.stages];        // exponents of keys, by scores, or with norms by the inverse
+    unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
+    unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
+    PrefillItemsIf<kConfig.persistent> items;
+};
+
+// What a value role has to do at a time.
+template <PrefillConfig kConfig>
+struct WorkOfConfig {
+    using Type = PrefillWork;
+};
+template <PrefillConfig kConfig>
+    requires(kConfig.persistent)
+struct WorkOfConfig<kConfig> {
+    using Type = PrefillItem;
+};
+template <PrefillConfig kConfig>
+using WorkOf = typename WorkOfConfig<kConfig>::Type;
+
+// A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
+template <PrefillConfig kConfig>
+struct PrefillScalars : PrefillSharedPlan<kConfig>::Factors {
+    float decay;
+    typename PrefillSharedPlan<kConfig>::CancelFlags cancels;
+    float unused[2];
+};
+
+// What helper roles compute of a chunk of a value head, in global memory.
+template <PrefillConfig kConfig>
+struct PrefillRecord {
+    SwizzledTile inverse, scores, inverse_rest;  // the last only where an entry of T cancels
+    PrefillScalars<kConfig> scalars;
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,51 @@
+// A warpgroup that owns 64 rows of the state and keeps them in registers from chunk to chunk.
+//
+// Parts of the core take it by reference where they are called. None may store the reference: the compiler then keeps the state
+// in local memory.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/products.cuh>
+#include <gdn_cuda/kernels/chunked/tokens.cuh>
+
+namespace gdn_cuda::gdn {
+
+// PlanType: the block's shared memory.
+template <PrefillConfig kBlockConfig, class PlanType = PrefillSharedPlan<kBlockConfig>>
+struct StateOwner : Lane {
+    static constexpr PrefillConfig kConfig = kBlockConfig;
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kStateSteps = kConfig.head_k / 16;
+    using Plan = PlanType;
+
+    Plan& shared;
+    const PrefillArgs& args;
+    const PrefillWork& work;
+
+    float state[kConfig.head_k / 2];
+    unsigned rounded_state[kStateSteps][4];
+
+    __device__ __forceinline__ StateOwner(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
+        : shared(shared), args(args), work(work) {
+        find_lane();
+    }
+
+    __device__ __forceinline__ int index() const {  // among the value warpgroups
+        return kConfig.value_groups == 1 ? 0 : group - kConfig.first_value_group();
+    }
+    __device__ __forceinline__ bool is_pass(PrefillPass pass) const {
+        return kConfig.linked ? work.pass == pass : pass == PrefillPass::outputs;
+    }
+    // This warp has read the stage.
+    __device__ __forceinline__ void release(int stage) const {
+        __syncwarp();
+        if (lane == 0) barrier(shared.done[stage]).arrive();
+    }
+    // The thread's first row of the state, and the state's extent (hopper/fragment.cuh).
+    __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }
+    __device__ __forceinline__ int rows() const { return work.rows; }
+    __device__ __forceinline__ int columns() const { return args.recurrence.dk; }
+
+    __device__ __forceinline__ void round_state() { round_to_operand<kIo>(rounded_state, state); }
+};
+
+}  // namespace gdn_cuda::gdn

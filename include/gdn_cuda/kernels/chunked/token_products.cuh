@@ -1,0 +1,57 @@
+// Products of a chunk's tokens, K K^T and Q K^T, decayed: by whichever role needs one.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/plan.cuh>
+#include <gdn_cuda/kernels/common/stmatrix.cuh>
+#include <gdn_cuda/kernels/hopper/fragment.cuh>
+
+namespace gdn_cuda::gdn {
+
+// left (64 x k) right^T (k x 64), both tokens of a chunk.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void start_token_products(float (&products)[32], const SwizzledTile* left,
+                                                     const SwizzledTile* right) {
+    const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < kConfig.head_k / 16; ++step)
+        Product<kConfig.io, 64, true>::run(products, left_operand + k_major_step(step), right_operand + k_major_step(step),
+                                           step > 0);
+    cute::warpgroup_commit_batch();
+}
+
+// In place, token products times 2^(row - column), for 16 x 16 blocks up to the diagonal; undefined above it.
+__device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, const float (&rows)[kChunk],
+                                      const float (&columns)[kChunk]) {
+    const float row[2] = {rows[16 * lane.warp + lane.g], rows[16 * lane.warp + lane.g + 8]};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+        if (n / 2 > lane.warp) break;
+        const float2 column = pair_at(&columns[8 * n + 2 * lane.t]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) products[4 * n + i] *= exp2_fast(row[i / 2] - (i % 2 == 0 ? column.x : column.y));
+    }
+}
+
+// P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; kRest: its rounding residual, with zeros written above.
+template <DType kIo, bool kRest>
+__device__ __forceinline__ void store_scores(const float (&products)[32], const Lane& lane, SwizzledTile& scores, float scale) {
+    const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
+    const int ahead = lane.g - 2 * lane.t;                                              // row minus the first of two columns
+    const unsigned diagonal_mask = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
+    const unsigned sign = scale < 0.f ? 0x80008000u : 0;
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+        const bool above = n / 2 > lane.warp, diagonal = n / 2 == lane.warp;
+        if (!kRest && above) break;
+        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? diagonal_mask : all, right = diagonal ? 0 : all;
+        const auto pair = [&](int i) {
+            const float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
+            const unsigned rounded = pack<kIo>(x, next);
+            return (kRest ? pack_rest<kIo>(x, next, rounded) : rounded) ^ sign;
+        };
+        stmatrix_x4(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
+    }
+}
+
+}  // namespace gdn_cuda::gdn

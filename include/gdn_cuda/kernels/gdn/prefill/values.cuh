@@ -1,0 +1,265 @@
+// The value role of gdn/prefill: a warpgroup owns 64 rows of the state, keeps them in registers and updates them chunk by
+// chunk. Products are transposed (value rows x tokens), so that the state, X and V' are left operands in registers.
+//
+//     d = S k^T    X = v - exp(G) d    V' = X T^T    S <- exp(G_C) S + (exp(G_C - G) V')^T k    o = scale exp(G) S q^T + V' P^T
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/pass.cuh>
+#include <gdn_cuda/kernels/chunked/persistent.cuh>
+#include <gdn_cuda/kernels/chunked/records.cuh>
+#include <gdn_cuda/kernels/chunked/two_part.cuh>
+#include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
+
+namespace gdn_cuda::gdn {
+
+// X = v - exp(G) S k^T.
+template <DType kIo>
+__device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& values, TokenFragment& d,
+                                       const TokenFactors& key_scale) {
+    for_each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
+        const float2 key = key_scale[2 * step + i / 2], v = unpack<kIo>(values[step][i]);
+        x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
+    });
+}
+
+// One thread writes records, in a pass that stores no outputs.
+template <class Owner>
+__device__ __forceinline__ bool writes_records(const Owner& own) {
+    return Owner::kConfig.linked && own.work.exports &&
+           opaque(static_cast<int>(threadIdx.x)) == Owner::kConfig.first_value_group() * kWarpgroup;
+}
+template <class Owner>
+__device__ __forceinline__ void start_record(const Owner& own, int chunk) {
+    if (writes_records(own)) start_export<Owner::kConfig>(own.shared, chunk);
+}
+// Before the chunk is released.
+template <class Owner>
+__device__ __forceinline__ void finish_record(const Owner& own) {
+    if (writes_records(own)) cute::tma_store_wait<0>();
+}
+
+// S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
+template <class Owner>
+constexpr bool kQueriesFirst = Owner::kConfig.value_groups == 1;
+
+// From V' to the next state.
+template <class Owner>
+__device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment& d, const TokenFactors& update_scale,
+                                                      int chunk) {
+    const PipelineStage<Owner::kConfig.stages> current(chunk);
+    TokenOperand update;
+    pack_scaled_tokens<Owner::kIo>(update, d, update_scale);
+    start_update<Owner::kIo>(own.state, update, own.shared.stages[current.index].key);
+    start_record(own, chunk);
+    wait_for_product(own.state);
+    own.round_state();
+    finish_record(own);
+    own.release(current.index);
+}
+
+// Where registers do not hold both V' and the output: the output replaces V', and gets the products with V's residual.
+template <class Owner, class Stage, class Matrices, class Factors>
+__device__ __forceinline__ void replace_by_output(Owner& own, TokenFragment& d, const TokenOperand& x, const Stage& stage,
+                                                  const Matrices& matrices, const Factors& factors) {
+    TokenOperand rest;
+    pack_tokens_rest<Owner::kIo>(rest, d, x);
+    if (own.thread == 0) cute::tma_store_wait<0>();
+    own.warpgroup_sync();
+    auto* kept =
+        reinterpret_cast<volatile unsigned*>(own.shared.output[own.index()].bytes) + own.thread;  // registers are short
+#pragma unroll
+    for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = rest[i / 4][i % 4];
+    start_product<Owner::kIo>(d, own.rounded_state, stage.query);
+    wait_for_product(d);
+    TokenFactors query_scale;
+    read_factors(query_scale, factors.of_query, own.t);
+    scale_tokens(d, query_scale);
+#pragma unroll
+    for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
+    start_product<Owner::kIo>(d, rest, &matrices.scores, true);
+    wait_for_product(d);
+}
+
+// From V' to the next state and the chunk's output.
+template <bool kTwoPart, class Owner, int kOutput>
+__device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&output)[kOutput], TokenFactors& update_scale,
+                                       int hot_chunk, bool by_tma) {
+    constexpr DType kIo = Owner::kIo;
+    const int chunk = kTwoPart ? opaque(hot_chunk) : hot_chunk;  // so the hot path keeps no addresses for the rare one
+    const PipelineStage<Owner::kConfig.stages> current(chunk);
+    const auto& stage = own.shared.stages[current.index];
+    const auto& matrices = own.shared.matrices[chunk % (Owner::kConfig.stages - 1)];
+    const auto& factors = own.shared.factors[current.index];
+    TokenOperand x, update;
+    if constexpr (kTwoPart) start_record(own, chunk);
+    if constexpr (kTwoPart) add_values_rest_to_state(own, d, update_scale, stage.key);
+    pack_scaled_tokens<kIo>(update, d, update_scale);
+    pack_tokens<kIo>(x, d);
+    if constexpr (kQueriesFirst<Owner>) {
+        if constexpr (kTwoPart) {
+            add_values_rest<Owner>(output, d, x, matrices.scores);
+            add_scores_rest(own, output, x, stage, factors);
+        }
+        start_product<kIo>(output, x, &matrices.scores, true);
+        start_update<kIo>(own.state, update, stage.key);
+        wait_for_product<1>(output);
+        store_output(own, output, chunk, by_tma);
+        wait_for_product(own.state);
+        own.round_state();
+        if constexpr (kTwoPart) finish_record(own);
+        own.release(current.index);
+    } else {
+        start_update<kIo>(own.state, update, stage.key);
+        if constexpr (kTwoPart) {
+            wait_for_product(own.state);
+            warpgroup_fence_operand(d);
+            replace_by_output(own, d, x, stage, matrices, factors);
+            add_scores_rest(own, d, x, stage, factors);
+        } else {
+            start_product<kIo>(d, own.rounded_state, stage.query);
+            TokenFactors query_scale;
+            read_factors(query_scale, factors.of_query, own.t);
+            wait_for_product(own.state);
+            warpgroup_fence_operand(d);
+            scale_tokens(d, query_scale);
+        }
+        own.round_state();
+        start_product<kIo>(d, x, &matrices.scores, true);
+        wait_for_product(d);
+        if constexpr (kTwoPart) finish_record(own);
+        own.release(current.index);
+        store_output(own, d, chunk, by_tma);
+    }
+}
+
+// Matrix products may spread NaN over a chunk that resets the state: stops before one, unless it is `checked` already.
+template <class Owner>
+__device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
+    constexpr PrefillConfig kConfig = Owner::kConfig;
+    constexpr DType kIo = Owner::kIo;
+    auto& shared = own.shared;
+    const PrefillWork& work = own.work;
+    const RecurrentArgs& all = own.args.recurrence;
+    const int length = work.length;
+    int chunk = first;
+#pragma unroll 1
+    for (; chunk < work.chunks; ++chunk) {
+        const PipelineStage<kConfig.stages> current(chunk);
+        const auto& stage = shared.stages[current.index];
+        const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
+        const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
+        const auto& factors = shared.factors[current.index];
+        own.find_lane();
+        barrier(shared.ready[current.index]).wait(current.parity);
+
+        TokenOperand x;
+        float d[32], output[kQueriesFirst<Owner> ? 32 : 1];
+        TokenFactors scales;
+        start_product<kIo>(d, own.rounded_state, stage.key);
+        if constexpr (kQueriesFirst<Owner>) start_product<kIo>(output, own.rounded_state, stage.query);
+        load_operand(x, stage.value[own.index()], own);
+        const float decay = shared.decay[current.index];
+        const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
+        if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.of_key, own.t);
+        wait_for_product<kQueriesFirst<Owner>>(d);
+        if constexpr (kQueriesFirst<Owner>) read_factors(scales, factors.of_key, own.t);  // registers are short before
+        const bool warm_up = !kConfig.persistent && chunk < work.first_output;
+        form_x<kIo>(x, x, d, scales);
+        if (resets && chunk != checked) [[unlikely]] {
+            if constexpr (kQueriesFirst<Owner>)  // ptxas serialises all wgmmas of a loop that exits with some in flight
+                wait_for_product(output);
+            break;
+        }
+        start_product<kIo>(d, x, &matrices.inverse);
+        const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
+        if constexpr (kQueriesFirst<Owner>) {
+            read_factors(scales, factors.of_query, own.t);
+            wait_for_product<1>(output);
+            scale_tokens(output, scales);
+        }
+        scale_fragment(own.state, decay);
+        read_factors(scales, factors.of_update, own.t);
+        wait_for_product(d);
+        const bool without_tma = is_packed(own.args) && end_of<kConfig>(work, chunk) > length;
+        if (two_part) [[unlikely]] {
+            add_inverse_rest<Owner>(d, x, cancels, matrices.inverse_rest);
+            finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
+        } else if (warm_up) [[unlikely]] {
+            finish_without_output(own, d, scales, chunk);
+        } else {
+            finish<false>(own, d, output, scales, chunk, !without_tma);
+        }
+        if (without_tma && !warm_up) [[unlikely]]
+            store_output_without_tma(own, chunk);
+        if (!kConfig.persistent && all.steps.data != nullptr) [[unlikely]]
+            store_state(own, checkpoint(own, chunk));
+    }
+    return chunk;
+}
+template <class Owner>
+__device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
+    constexpr PrefillConfig kConfig = Owner::kConfig;
+    const bool stores = kConfig.persistent || chunk >= own.work.first_output;
+    const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work, chunk) > own.work.length;
+    own.find_lane();
+    if (own.thread == 0) cute::tma_store_wait<0>();
+    own.warpgroup_sync();
+    start_record(own, chunk);
+    run_tokens(own, chunk);
+    store_output_tile(own, chunk, stores && !without_tma);
+    if (stores && without_tma) store_output_without_tma(own, chunk);
+    if (!kConfig.persistent && own.args.recurrence.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
+    own.round_state();
+    finish_record(own);
+    own.release(PipelineStage<kConfig.stages>(chunk).index);
+}
+
+// For a warpgroup whose rows are all past the end, or a pass for records alone: it only arrives at the barriers, and leaves the
+// SM to the others.
+template <class Owner>
+__device__ __forceinline__ void skip_chunks(Owner& own, int first) {
+    signal_initial_state_read(own);
+    if (follows_links(own)) skip_links(own);
+#pragma unroll 1
+    for (int chunk = first; chunk < own.work.chunks; ++chunk) {
+        const PipelineStage<Owner::kConfig.stages> current(chunk);
+        barrier(own.shared.ready[current.index]).wait(current.parity);
+        start_record(own, chunk);
+        finish_record(own);
+        own.release(current.index);
+    }
+    signal_summary_written(own);
+}
+
+template <PrefillConfig kConfig>
+struct GdnValues {
+    PrefillSharedPlan<kConfig>& shared;
+    const PrefillArgs& args;
+    const WorkOf<kConfig>& work;
+
+    __device__ __forceinline__ GdnValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args)
+        : GdnValues(shared, args, shared.work) {}
+    __device__ __forceinline__ GdnValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args,
+                                         const WorkOf<kConfig>& work)
+        : shared(shared), args(args), work(work) {}
+
+    __device__ __forceinline__ void run() const {
+        StateOwner<kConfig> own(shared, args, work);
+        const int first = first_chunk<kConfig>(work);
+        const bool past_rows = kConfig.value_groups > 1 && work.first_row + own.index() * kValueRows >= work.rows;
+        if (past_rows || own.is_pass(PrefillPass::records)) {
+            skip_chunks(own, first);
+            if (writes_records(own)) wait_for_bulk_stores();
+            return;
+        }
+        begin_pass(own);
+        for_each_chunk(
+            own, first, [&](int chunk, int checked) { return run_chunks(own, chunk, checked); },
+            [&](int chunk) { run_chunk_by_tokens(own, chunk); });
+        end_pass(own);
+        if (!kConfig.persistent && own.thread == 0) cute::tma_store_wait<0>();
+        if (writes_records(own)) wait_for_bulk_stores();
+    }
+};
+
+}  // namespace gdn_cuda::gdn

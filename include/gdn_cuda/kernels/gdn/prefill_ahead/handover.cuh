@@ -1,0 +1,41 @@
+// Left operands from a warp of the chain to the same warp of the outputs, in registers' order, and the warps' signals.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/state_owner.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillConfig kConfig>
+using AheadOwner = StateOwner<kConfig, PrefillOwnerPlan<kConfig>>;
+
+__device__ __forceinline__ void arrive_by_warp(const Lane& lane, unsigned long long& word) {
+    __syncwarp();
+    if (lane.lane == 0) barrier(word).arrive();
+}
+
+__device__ __forceinline__ void to_operand(unsigned (&x)[4], const uint4& four) {
+    x[0] = four.x;
+    x[1] = four.y;
+    x[2] = four.z;
+    x[3] = four.w;
+}
+template <class Fragment, int kSteps>
+__device__ __forceinline__ void store_operand(Fragment (&to)[kSteps][kWarpgroup], const unsigned (&x)[kSteps][4], int thread) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        *reinterpret_cast<uint4*>(to[step][thread].registers) = {x[step][0], x[step][1], x[step][2], x[step][3]};
+}
+template <class Fragment, int kSteps>
+__device__ __forceinline__ void load_operand(unsigned (&x)[kSteps][4], const Fragment (&from)[kSteps][kWarpgroup], int thread) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        to_operand(x[step], *reinterpret_cast<const uint4*>(from[step][thread].registers));
+}
+
+// Where a lane may keep 16 bytes a step in place of the values that its warp has loaded.
+__device__ __forceinline__ unsigned values_piece(const SwizzledTile& values, int step, const Lane& lane) {
+    return row_piece(tile_row(values.bytes, 16 * step + lane.lane / 2), 2 * lane.warp + lane.lane % 2);
+}
+
+}  // namespace gdn_cuda::gdn

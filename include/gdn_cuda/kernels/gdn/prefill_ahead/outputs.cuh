@@ -1,0 +1,95 @@
+// The outputs of gdn/prefill_ahead: o = scale exp(G) q S^T + P V', of the 64 rows of the state that a chain owns. S and V' come
+// from the same warps of the chain, as left operands (prefill_ahead/chain.cuh).
+//
+// S q^T follows the chain's X^T T^T in the tensor cores' queue, and P V' the update of the state. Another warp stores the tile.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/two_part.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_ahead/handover.cuh>
+
+namespace gdn_cuda::gdn {
+
+// A chunk without outputs: only the barriers on which the chain and the storing warp wait.
+template <class Owner>
+__device__ __forceinline__ void skip_outputs(const Owner& own, int chunk) {
+    auto& shared = own.shared;
+    const unsigned parity = chunk & 1;
+    barrier(shared.state_given).wait(parity);
+    arrive_by_warp(own, shared.state_taken);
+    barrier(shared.products_queued).wait(parity);
+    barrier(shared.output_read).wait(parity ^ 1);
+    barrier(shared.values_given).wait(parity);
+    arrive_by_warp(own, shared.values_taken);
+    own.release(PipelineStage<Owner::kConfig.stages>(chunk).index);
+    if (own.thread == 0) shared.is_stored = true;
+    arrive_by_warp(own, shared.output_written);
+}
+// Adds P V' and writes the tile; returns whether it was stored, too.
+template <class Owner>
+__device__ __forceinline__ bool finish_outputs(const Owner& own, TokenFragment& output, int chunk, bool two_part) {
+    constexpr DType kIo = Owner::kIo;
+    auto& shared = own.shared;
+    const int at = PipelineStage<Owner::kConfig.stages>(chunk).index;
+    const auto& stage = shared.stages[at];
+    TokenOperand x;
+    load_operand(x, shared.fragments.values, own.thread);
+    arrive_by_warp(own, shared.values_taken);
+    if (two_part) [[unlikely]] {
+        TokenOperand rest;
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step)
+            to_operand(rest[step], load_shared(values_piece(stage.value[0], step, own)));
+        start_product<kIo>(output, rest, &stage.scores, true);
+        wait_for_product(output);
+        add_scores_rest(own, output, x, stage, shared.factors[at]);
+        own.warpgroup_sync();  // the tile held the rest
+    }
+    start_product<kIo>(output, x, &stage.scores, true);
+    wait_for_product(output);
+    write_output_tile(own, output);
+    if (!is_packed(own.args) || end_of<Owner::kConfig>(own.work, chunk) <= own.work.length) [[likely]]
+        return false;
+    own.warpgroup_sync();
+    store_output_without_tma(own, chunk);
+    return true;
+}
+
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void run_outputs(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args) {
+    AheadOwner<kConfig> own(shared, args, shared.work);
+#pragma unroll 1
+    for (int chunk = 0; chunk < own.work.chunks; ++chunk) {
+        if (chunk < own.work.first_output) {
+            skip_outputs(own, chunk);
+            continue;
+        }
+        const PipelineStage<kConfig.stages> current(chunk);
+        const auto& stage = shared.stages[current.index];
+        const auto& factors = shared.factors[current.index];
+        const unsigned parity = chunk & 1;
+        barrier(shared.state_given).wait(parity);
+        load_operand(own.rounded_state, shared.fragments.state, own.thread);
+        arrive_by_warp(own, shared.state_taken);
+        barrier(shared.products_queued).wait(parity);  // so the chain has seen the stage loaded
+        TokenFragment output;
+        TokenFactors query_scale;
+        start_product<kConfig.io>(output, own.rounded_state, stage.query);
+        read_factors(query_scale, factors.of_query, own.t);
+        const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(factors.cancels), 0) != 0;
+        wait_for_product(output);
+        scale_tokens(output, query_scale);
+        barrier(shared.output_read).wait(parity ^ 1);  // of the chunk before
+        barrier(shared.values_given).wait(parity);
+        const bool by_tokens = __shfl_sync(0xffffffffu, shared.by_tokens, 0);
+        bool is_stored = by_tokens;
+        if (by_tokens) [[unlikely]]
+            arrive_by_warp(own, shared.values_taken);
+        else
+            is_stored = finish_outputs(own, output, chunk, two_part);
+        own.release(current.index);
+        if (own.thread == 0) shared.is_stored = is_stored;
+        arrive_by_warp(own, shared.output_written);
+    }
+}
+
+}  // namespace gdn_cuda::gdn
