@@ -212,7 +212,7 @@ def test_the_function_of_the_package_takes_a_name_or_a_function() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("nope", "explain: OP: expected one of fused_gdn_gating, "),
+        ("nope", "explain: OP: expected one of fused_decode, "),
         ("chunked_forward B", "explain: B: expected NAME=VALUE, each name once, got B"),
         ("chunked_forward B=1 B=2", "explain: B=2: expected NAME=VALUE, each name once, got B=2"),
         ("chunked_forward Q=1", "explain: Q: expected an axis (B, Hk, Hv, N, T, dk, dv, slots), dtype, or an argument of"),

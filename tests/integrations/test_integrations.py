@@ -92,7 +92,7 @@ def test_a_plugin_lets_an_engine_start_where_a_variable_is_malformed(
 def test_a_plugin_lets_an_engine_start_whatever_an_installation_raises(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(requested._C, "env", lambda: {"integrations": "sglang,vllm"})
+    monkeypatch.setattr(requested._C, "requested_integrations", lambda: ["sglang", "vllm"])
     each = module(name)
     for error in (ImportError("no GPU"), verified.Refused("other parameters")):
         caplog.clear()
@@ -130,7 +130,7 @@ def doctors_lines() -> dict[str, doctor.Check]:
 
 
 def test_doctor_has_a_line_for_each_that_says_what_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requested._C, "env", lambda: {"integrations": "vllm"})
+    monkeypatch.setattr(requested._C, "requested_integrations", lambda: ["vllm"])
     hosts = {f"integration {name}": (getattr(integrations, name), name) for name in integrations.NAMES}
     hosts |= {f"compat {name}": (getattr(compat, name), name) for name in compat.INSTALLS}
     for each, _ in hosts.values():
@@ -153,12 +153,12 @@ def test_doctor_has_all_lines_where_a_variable_is_malformed(monkeypatch: pytest.
     def malformed() -> None:
         raise RuntimeError("GDN_NVTX: expected 0 or 1")
 
-    monkeypatch.setattr(requested._C, "env", malformed)
+    monkeypatch.setattr(requested._C, "requested_integrations", malformed)
     assert doctors_lines()
 
 
 def test_doctor_counts_a_refusal_as_a_problem_and_an_absent_library_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requested._C, "env", lambda: {"integrations": "sglang"})
+    monkeypatch.setattr(requested._C, "requested_integrations", lambda: ["sglang"])
     monkeypatch.setitem(sys.modules, "sglang", None)  # as if it were not installed
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     modules = fake_hosts.make(monkeypatch, module("vllm").HOST, "0.34.0")

@@ -313,7 +313,7 @@ def test_the_plugin_does_nothing_unless_asked(
 ) -> None:
     integration.plugin()
     assert host.TritonGDNKernel is sglang_host.TritonGDNKernel
-    monkeypatch.setattr(requested._C, "env", lambda: {"integrations": "vllm,sglang"})
+    monkeypatch.setattr(requested._C, "requested_integrations", lambda: ["vllm", "sglang"])
     integration.plugin()
     integration.plugin()  # it may be called several times
     assert host.TritonGDNKernel.__name__ == "GdnCudaKernel" and host.TritonGDNKernel.__mro__[1] is sglang_host.TritonGDNKernel

@@ -282,7 +282,7 @@ def test_the_plugin_waits_for_the_import_of_the_layer(
 
     integration.plugin()  # nothing asks for it
     assert integration._later not in sys.meta_path
-    monkeypatch.setattr(requested._C, "env", lambda: {"integrations": "vllm"})
+    monkeypatch.setattr(requested._C, "requested_integrations", lambda: ["vllm"])
     integration.plugin()
     integration.plugin()
     assert sys.meta_path.count(integration._later) == 1 and "vllm" not in sys.modules
