@@ -40,7 +40,20 @@ def library() -> ctypes.CDLL:
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
     loaded.emulator_launch.argtypes = (*(ctypes.c_char_p,) * 2, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
+    loaded.emulator_set_loader(_load_kernel)
     return loaded
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+def _load_kernel(kernel: bytes, configuration: bytes) -> None:
+    """An error cannot pass through C++: `_run` raises it."""
+    try:
+        ctypes.CDLL(str(emulator_build.kernel_library(kernel.decode(), configuration.decode())))
+    except (OSError, RuntimeError) as error:
+        _load_errors.append(error)
+
+
+_load_errors: list[Exception] = []
 
 
 def launched(first: int = 0) -> set[str]:
@@ -108,6 +121,8 @@ def _run(operator: Any, given: list[Any], seed: int, reverse: bool) -> tuple[Any
         try:
             results = operator.redispatch(_CUDA, *copies)
         except RuntimeError as error:
+            if _load_errors:
+                raise _load_errors.pop() from None
             raise RuntimeError(with_lines(str(error))) from None
     memory.check()
     return results, copies
@@ -134,14 +149,19 @@ def with_lines(text: str) -> str:
     """With lines of a kernel's source where the emulator has places in its code: the innermost first, then its callers."""
 
     def lines(found: re.Match[str]) -> str:
-        command = ["addr2line", "-i", "-e", str(emulator_build.library()), *found[1].replace("+", "").split(" < ")]
-        try:
-            where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        except (OSError, subprocess.CalledProcessError):
-            return found[0]
-        frames = [Path(line.partition(" ")[0]).name for line in where]
-        of_kernels = [frame for frame in frames if ".cuh:" in frame][:_MOST_CALLERS]
-        return " at " + " < ".join(of_kernels or frames[:1])
+        frames = [frame for place in found[1].split(" < ") for frame in _frames(*place.split("+"))]
+        in_kernels = [frame for frame in frames if ".cuh:" in frame][:_MOST_CALLERS]
+        return " at " + " < ".join(in_kernels or frames[:1]) if frames else found[0]
 
-    place = r"\+0x[0-9a-f]+"
+    place = r"\w+\.so\+0x[0-9a-f]+"
     return re.sub(f" at ({place}(?: < {place})*)", lines, text)
+
+
+def _frames(library: str, offset: str) -> list[str]:
+    """The lines there, the inlined functions' first; none without binutils."""
+    command = ["addr2line", "-i", "-e", str(emulator_build.FOLDER / library), offset]
+    try:
+        where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [Path(line.partition(" ")[0]).name for line in where]

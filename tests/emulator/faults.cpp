@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <string_view>
 
 #include "async.hpp"
 #include "state.hpp"
@@ -43,9 +44,10 @@ void on_signal(int number, siginfo_t* info, void* context) {
 static std::string offset_of(Place place) {
     Dl_info found;
     if (place == nullptr || dladdr(place, &found) == 0 || found.dli_fbase == nullptr) return "";
+    const std::string_view path = found.dli_fname;
     char text[32];
     std::snprintf(text, sizeof text, "+0x%tx", static_cast<const char*>(place) - 1 - static_cast<char*>(found.dli_fbase));
-    return text;
+    return std::string(path.substr(path.rfind('/') + 1)) + text;
 }
 std::string text_of(Place place) {
     const std::string offset = offset_of(place);

@@ -14,11 +14,11 @@
 #include <string_view>
 #include <utility>
 
+#include "accesses.hpp"
 #include "async.hpp"
 #include "faults.hpp"
 #include "launch.hpp"
 #include "state.hpp"
-#include "watch.hpp"
 
 namespace emulator {
 
@@ -65,6 +65,8 @@ std::map<std::string, Run>& kernels() {
     static std::map<std::string, Run> all;
     return all;
 }
+void (*load_kernel)(const char* kernel, const char* configuration) = nullptr;
+
 struct Launched {
     std::string name;
     std::size_t blocks;
@@ -450,10 +452,10 @@ void add_kernel(const std::string& kernel, const std::string& configuration, Run
 
 void launch(const std::string& kernel, const std::string& configuration, const Shape& shape, const void* args) {
     const std::string name = kernel + configuration;
+    if (load_kernel != nullptr && !kernels().contains(name)) load_kernel(kernel.c_str(), configuration.c_str());
     const auto found = kernels().find(name);
     const auto [x, y, z] = shape.grid;
-    if (found == kernels().end())
-        throw std::runtime_error(name + ": no such kernel is in the emulator; the registry has it not");
+    if (found == kernels().end()) throw std::runtime_error(name + ": no such kernel");
     if (x == 0 || y == 0 || z == 0) throw std::runtime_error(name + ": the grid is empty");
     if (shape.threads == 0 || shape.threads > kMostThreads)
         throw std::runtime_error(name + ": a block of that size cannot run");
@@ -488,14 +490,18 @@ void launch(const std::string& kernel, const std::string& configuration, const S
 
 // ---- For Python
 
-extern "C" __attribute__((visibility("default"))) void emulator_schedule(unsigned seed, bool reversed) {
+// `load` loads the library of a kernel that is launched for the first time, which calls add_kernel.
+extern "C" void emulator_set_loader(void (*load)(const char* kernel, const char* configuration)) {
+    emulator::load_kernel = load;
+}
+extern "C" void emulator_schedule(unsigned seed, bool reversed) {
     emulator::schedule = {seed, reversed};
 }
 // How often a kernel was launched, and names with configurations from the first of these launches on, a line each.
-extern "C" __attribute__((visibility("default"))) std::size_t emulator_launches() {
+extern "C" std::size_t emulator_launches() {
     return emulator::launched.size();
 }
-extern "C" __attribute__((visibility("default"))) const char* emulator_launched(std::size_t first) {
+extern "C" const char* emulator_launched(std::size_t first) {
     static std::string text;
     std::set<std::string> names;
     for (std::size_t i = first; i < emulator::launched.size(); ++i) names.insert(emulator::launched[i].name);
@@ -504,16 +510,14 @@ extern "C" __attribute__((visibility("default"))) const char* emulator_launched(
     return text.c_str();
 }
 // Blocks of all launches from the first of these on.
-extern "C" __attribute__((visibility("default"))) std::size_t emulator_blocks(std::size_t first) {
+extern "C" std::size_t emulator_blocks(std::size_t first) {
     std::size_t blocks = 0;
     for (std::size_t i = first; i < emulator::launched.size(); ++i) blocks += emulator::launched[i].blocks;
     return blocks;
 }
 // Launches a kernel alone; returns what it did wrong.
-extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, const char* configuration,
-                                                                              unsigned blocks, unsigned threads,
-                                                                              unsigned shared_bytes, unsigned cluster,
-                                                                              const void* args) {
+extern "C" const char* emulator_launch(const char* kernel, const char* configuration, unsigned blocks, unsigned threads,
+                                       unsigned shared_bytes, unsigned cluster, const void* args) {
     static std::string text;
     text.clear();
     try {

@@ -5,12 +5,12 @@
 #include <deque>
 #include <vector>
 
+#include "accesses.hpp"
 #include "async.hpp"
 #include "barriers.hpp"
 #include "faults.hpp"
 #include "state.hpp"
 #include "tensor_map.hpp"
-#include "watch.hpp"
 
 namespace emulator {
 namespace {

@@ -6,11 +6,11 @@
 #include <memory>
 #include <vector>
 
+#include "accesses.hpp"
 #include "async.hpp"
 #include "faults.hpp"
 #include "numbers.hpp"
 #include "state.hpp"
-#include "watch.hpp"
 
 namespace emulator {
 namespace {

@@ -1,4 +1,4 @@
-#include "watch.hpp"
+#include "accesses.hpp"
 
 #include <sys/mman.h>
 
