@@ -19,6 +19,7 @@ from typing import Any
 
 import emulator_build
 import torch
+from devices import Device
 from guarded import Guarded, bits, bytes_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,6 +77,9 @@ def emulated(
     library().emulator_device(capability, multiprocessors, shared_bytes)
     with _Emulated():
         yield functools.partial(launched, library().emulator_launches())
+
+
+EMULATOR = Device("cpu", emulated)
 
 
 class _Emulated(TorchDispatchMode):

@@ -1,5 +1,5 @@
-"""Builds the emulator in build/emulator: libemulator.so with the operators' host code, and a library for each configuration of a
-kernel, from the source that NVRTC gets, when it is first launched. What depends on no changed file is not built again.
+"""Builds the emulator in build/emulator: libemulator.so with the operators' host code, and a library for each configuration of
+a kernel, from the source that NVRTC gets, at its first launch. What depends on no changed file is not built again.
 
 `python tests/emulator/emulator_build.py` builds every configuration, on all cores."""
 
