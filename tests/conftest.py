@@ -52,7 +52,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _is_selecting(config):
-        _select(items)
+        _select(config, items)
     if not torch.cuda.is_available():
         for item in items:
             if needs_gpu(item.path):
@@ -64,11 +64,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = compiling[::2] + others[:middle] + compiling[1::2] + others[middle:]
 
 
-def _select(items: list[pytest.Item]) -> None:
-    """Of tests/emulator, those that selection.py names."""
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests of tests/emulator that selection.py does not name."""
     emulated = {f"{item.path.name}::{item.name}": item for item in items if item.path.parent == EMULATOR}
-    if missing := [name for name in SELECTED if name not in emulated]:
+    files = {item.path.name for item in emulated.values()}  # --ignore leaves some out
+    if missing := [name for name in SELECTED if name.split("::")[0] in files and name not in emulated]:
         raise pytest.UsageError(f"tests/emulator/selection.py names tests that do not exist: {', '.join(missing)}")
+    config.hook.pytest_deselected(items=[item for name, item in emulated.items() if name not in SELECTED])
     items[:] = [item for item in items if item.path.parent != EMULATOR or f"{item.path.name}::{item.name}" in SELECTED]
 
 

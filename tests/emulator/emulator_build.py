@@ -172,7 +172,7 @@ def _precompiled(is_instrumented: bool) -> Unit:
 def _emulator_units() -> Iterator[Unit]:
     for name in ("barriers", "faults", "grid", "tma"):
         yield Unit(HERE / f"{name}.cpp", ("-O2",))
-    for name in ("accesses", "mma", "order", "wgmma"):
+    for name in ("accesses", "clocks", "mma", "wgmma"):
         yield Unit(HERE / f"{name}.cpp", tuple(VECTORIZED))
 
 

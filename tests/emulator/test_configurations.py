@@ -1,7 +1,8 @@
-"""Whether the tests of this folder launch everything that there is to launch: all of them, every configuration; those that run
-with all other tests, every kernel."""
+"""All tests of this folder launch every configuration; the selected ones (selection.py) launch every kernel."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from emulated import launched
@@ -14,9 +15,11 @@ KERNELS = {f"{kernel['family']}/{kernel['name']}": kernel for kernel in _C.kerne
 
 
 def test_a_selected_test_launches_every_kernel() -> None:
-    """The fixture of conftest.py sees that it does."""
+    """conftest.py checks that each test launches the kernels that it is listed with."""
     selected = {kernel for kernels in SELECTED.values() for kernel in kernels}
     assert not sorted(set(KERNELS) - selected) and not sorted(selected - set(KERNELS))
+    files = {name.split("::")[0] for name in SELECTED}
+    assert not [file for file in files if not Path(__file__).with_name(file).is_file()]
 
 
 @pytest.mark.counts_launches

@@ -39,7 +39,7 @@ def test_warps_that_share_a_channel(L: int, S: int, dtype: torch.dtype, seed: in
 
 
 @pytest.mark.parametrize("S, dtype", [(3, torch.bfloat16), (20, torch.float32), (20, torch.float16)])
-def test_other_configurations_of_shares(S: int, dtype: torch.dtype, seed: int) -> None:
+def test_other_configurations_of_segments(S: int, dtype: torch.dtype, seed: int) -> None:
     check(1, 1, 2560, S, seed, dtype)
 
 
@@ -52,7 +52,7 @@ def test_layouts(layout: str, seed: int) -> None:
 @pytest.mark.parametrize("S", [16, 40])
 @pytest.mark.parametrize("D, L", [(8, 700), (24, 513), (16, 2100), (8, 1)])
 def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
-    """A block's last channels may not exist, and the tokens of a block may be a share."""
+    """A block's last channels may not exist, and a block may have a segment of the tokens."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         state = torch.randn(1, D, S, generator=torch.Generator().manual_seed(seed))
         with emulated() as launched:
@@ -69,13 +69,13 @@ def test_channels_by_shared_memory(dtype: torch.dtype, shared_bytes: int, sector
     with emulated(shared_bytes=shared_bytes) as launched:
         check_long(1, 16, 2100, 16, seed, dtype, "channels")
     kernels = launched()
-    assert len(kernels) == 2  # states of shares, and outputs
+    assert len(kernels) == 2  # states of segments, and outputs
     assert all("columns = true" in kernel and f"sectors = {sectors}" in kernel for kernel in kernels)
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 def test_poles(log_pole: float, seed: int) -> None:
-    """Alone, over thousands of tokens, in one share and in several."""
+    """A single pole over thousands of tokens, in one segment and in several."""
     poles = torch.full((2, 1), log_pole)
     for multiprocessors in (1, 132):
         options = {"initial_state": torch.ones(1, 2, 1), "multiprocessors": multiprocessors}

@@ -16,7 +16,7 @@ from gdn_cuda import hyena_medium
 
 
 def check(*args: Any, multiprocessors: int = 132, **options: Any) -> None:
-    """The backward computes y and the state, too."""
+    """The backward recomputes y and the state."""
     with emulated(multiprocessors):
         check_medium(*args, **options)
         check_medium_gradients(*args, **options)
@@ -47,14 +47,14 @@ def test_layouts(layout: str, seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("K", [1, 34, 128, 129, 700])
-def test_neighbouring_channels(dtype: torch.dtype, K: int, seed: int) -> None:
-    """Vectors of channels: blocks with all of their channels and without, tiles that end early, several shares."""
+def test_contiguous_channels(dtype: torch.dtype, K: int, seed: int) -> None:
+    """Vectors of channels: whole and partial blocks, tiles that end early, several segments."""
     check(2, 8, 600, K, seed, dtype, "channels", groups=2)
     check(1, 24, 1100, K, seed, dtype, "channels", groups=1, multiprocessors=1)
 
 
 @pytest.mark.parametrize("K", [7, 128, 300])
-def test_every_option_of_neighbouring_channels(K: int, seed: int) -> None:
+def test_every_option_of_contiguous_channels(K: int, seed: int) -> None:
     B, D = 2, 24
     state = torch.randn(B, D, K - 1, generator=torch.Generator().manual_seed(seed))
     for L in (0, 1, 5, 530):
@@ -96,8 +96,8 @@ def test_in_parts_as_in_one(K: int, seed: int) -> None:
 
 @pytest.mark.parametrize("layout, D", [("tokens", 3), ("channels", 8)])
 @pytest.mark.parametrize("K", [128, 300])
-def test_gradients_of_several_shares(layout: str, D: int, K: int, seed: int) -> None:
-    """Each reaches into the tokens before and behind it."""
+def test_gradients_of_several_segments(layout: str, D: int, K: int, seed: int) -> None:
+    """Each segment reads the tokens before and after it."""
     state = torch.randn(1, D, K - 1, generator=torch.Generator().manual_seed(seed))
     for multiprocessors in (1, 132):
         with emulated(multiprocessors):
@@ -106,7 +106,7 @@ def test_gradients_of_several_shares(layout: str, D: int, K: int, seed: int) -> 
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 def test_gradients_of_other_strides(layout: str, seed: int) -> None:
-    """One number for all, the other layout, rows that do not begin on 16 bytes, inputs in both layouts."""
+    """An expanded scalar, the other layout, rows that do not begin on 16 bytes, inputs in both layouts."""
     x1, x2, v = (y.bfloat16() for y in gated_inputs(2, 8, 80, seed))
     other = "channels" if layout == "tokens" else "tokens"
     x = {"x1": laid_out(x1, layout), "x2": laid_out(x2, other), "v": laid_out(v, "neither")}
@@ -130,11 +130,11 @@ def test_nan_in_gradients_reaches_no_further_than_documented(layout: str, D: int
     grad = laid_out(torch.ones(1, D, L).bfloat16(), layout)
     grad[:, :, at] = torch.nan
     with emulated():
-        of_x1, of_x2, of_v, *sums = torch.autograd.grad(hyena_medium(*leaves), leaves, grad)
+        dx1, dx2, dv, *sums = torch.autograd.grad(hyena_medium(*leaves), leaves, grad)
     assert all(x.isnan().all() for x in sums)
-    assert of_x2.isnan().any(1)[0].nonzero().flatten().tolist() == [at]
-    for of in (of_x1, of_v):
-        finite = of.isfinite().all(1)[0]
+    assert dx2.isnan().any(1)[0].nonzero().flatten().tolist() == [at]
+    for gradient in (dx1, dv):
+        finite = gradient.isfinite().all(1)[0]
         assert not finite[at - K + 1 : at + 1].any() and finite[: at - K - 30].all() and finite[at + 32 :].all()
 
 
