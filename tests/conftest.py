@@ -1,6 +1,6 @@
 """For all tests: gdn_cuda comes from this tree where it is not installed, seeds differ per test, no test sets the number of
-threads, folders named gpu are left out where there is no GPU, and tests/emulator where it is not named. The GPU suite is
-`pytest tests/gpu tests/*/gpu`."""
+threads, folders named gpu are left out where there is no GPU, and of tests/emulator runs what selection.py has, where it is not
+named. The GPU suite is `pytest tests/gpu tests/*/gpu`, the emulator's `pytest tests/emulator`."""
 
 import importlib.util
 import sys
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from devices import GPU, Device
+from selection import SELECTED
 
 TESTS = Path(__file__).resolve().parent
 EMULATOR = TESTS / "emulator"
@@ -23,20 +25,34 @@ def _refused(threads: int) -> None:
 
 
 torch.set_num_threads = _refused
+pytest.register_assert_rewrite(*(path.stem for path in TESTS.glob("*/*_on_device.py")))
 
 
 def needs_gpu(path: Path) -> bool:
     return path.is_relative_to(TESTS) and "gpu" in path.relative_to(TESTS).parts
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def _asked(config: pytest.Config) -> list[Path]:
+    return [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
+
+
+def _is_selecting(config: pytest.Config) -> bool:
+    """Whether tests/emulator is collected without being named."""
+    asked = _asked(config)
+    return not any(path.is_relative_to(EMULATOR) for path in asked) and any(EMULATOR.is_relative_to(path) for path in asked)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """pytest does not ask about paths named on the command line: `pytest tests/gpu` collects, and skips with the reason."""
-    if collection_path == EMULATOR:
-        return True
+    if collection_path.parent == EMULATOR and collection_path.name.startswith("test_") and _is_selecting(config):
+        return True if collection_path.name not in {name.split("::")[0] for name in SELECTED} else None
     return True if collection_path.name == "gpu" and needs_gpu(collection_path) and not torch.cuda.is_available() else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _is_selecting(config):
+        _select(config, items)
     if not torch.cuda.is_available():
         for item in items:
             if needs_gpu(item.path):
@@ -48,14 +64,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = compiling[::2] + others[:middle] + compiling[1::2] + others[middle:]
 
 
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests of tests/emulator that selection.py does not name."""
+    emulated = {f"{item.path.name}::{item.name}": item for item in items if item.path.parent == EMULATOR}
+    files = {item.path.name for item in emulated.values()}  # --ignore leaves some out
+    if missing := [name for name in SELECTED if name.split("::")[0] in files and name not in emulated]:
+        raise pytest.UsageError(f"tests/emulator/selection.py names tests that do not exist: {', '.join(missing)}")
+    config.hook.pytest_deselected(items=[item for name, item in emulated.items() if name not in SELECTED])
+    items[:] = [item for item in items if item.path.parent != EMULATOR or f"{item.path.name}::{item.name}" in SELECTED]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    asked = [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
+    asked = _asked(config)
     named = any(needs_gpu(path) for path in asked)
     left_out = any(folder.is_relative_to(path) for path in asked for folder in TESTS.rglob("gpu"))
     if left_out and not named and not torch.cuda.is_available():
         terminalreporter.write_line("tests/gpu and tests/*/gpu: not collected: they need an NVIDIA GPU, and there is none here")
-    if any(path != EMULATOR and EMULATOR.is_relative_to(path) for path in asked) and EMULATOR not in asked:
-        terminalreporter.write_line("tests/emulator: not collected: it takes minutes, so it runs only where it is named")
+    if _is_selecting(config):
+        terminalreporter.write_line("tests/emulator: one test or more of each kernel; `pytest tests/emulator` runs all")
 
 
 @pytest.fixture
@@ -67,3 +93,8 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def device() -> Device:
+    return GPU

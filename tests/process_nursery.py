@@ -1,14 +1,16 @@
-"""Started once by tests/processes.py. Imports torch and nothing of ours; then, for every JSON line {"argv", "env", "cwd",
-"output"} on standard input, forks a child that runs `python argv…` and prints its exit code on a line.
+"""Started by tests/processes.py. Imports torch and the modules of its arguments, of ours none but those; then, for every JSON
+line {"argv", "env", "cwd", "output"} on standard input, forks a child that runs `python argv…` and prints its exit code on a
+line.
 
-A child differs from a new process only in that torch is imported: it loads our library itself and reads the given environment.
-It runs Python's exit functions and skips the teardown of torch.
+A child differs from a new process only in what is imported; our library reads its environment variables at the first use. It
+runs Python's exit functions and skips the teardown of torch.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -59,6 +61,8 @@ def code_of(request: dict[str, Any]) -> int:
 
 def main() -> None:
     torch.broadcast_shapes((1,))  # imports sympy
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     gc.freeze()  # or a garbage collection in a child would copy every page
     while line := sys.stdin.readline():
         child = os.fork()

@@ -16,10 +16,10 @@ PATIENCE = 300.0  # seconds
 
 
 @functools.cache
-def nursery() -> subprocess.Popen[str]:
+def nursery(imports: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     """Started once; it ends when its standard input is closed, so with this process."""
     started = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("process_nursery.py"))],
+        [sys.executable, str(Path(__file__).with_name("process_nursery.py")), *imports],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -28,11 +28,12 @@ def nursery() -> subprocess.Popen[str]:
     return started
 
 
-def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python arguments…` in this environment, without its GDN_ variables and with `variables`."""
+def run(*arguments: object, imports: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python arguments…` in this environment, without its GDN_ variables and with `variables`. The modules `imports` are
+    imported before, without GDN_ variables: for tests to which that makes no difference."""
     argv = [str(each) for each in arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")} | variables
-    parent = nursery()
+    parent = nursery(imports)
     assert parent.stdin is not None and parent.stdout is not None
     with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
         request = {"argv": argv, "env": environment, "cwd": str(Path.cwd()), "output": [output.name, errors.name]}

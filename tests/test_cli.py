@@ -22,6 +22,7 @@ from gdn_cuda.runtime import CompileResult
 
 SMALLEST = min(_C.kernels(), key=lambda entry: len(entry["configurations"]))
 COUNT = len(SMALLEST["configurations"])
+IMPORTS = ("gdn_cuda.cli",)
 
 
 @pytest.fixture
@@ -31,7 +32,9 @@ def cache(tmp_path: Path) -> Path:
 
 def gdn(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Wide enough for every table, so that what is searched for is on one line."""
-    return processes.run("-m", "gdn_cuda", *arguments, **{"GDN_JIT_CACHE_DIR": str(cache), "COLUMNS": "10000"} | variables)
+    return processes.run(
+        "-m", "gdn_cuda", *arguments, imports=IMPORTS, **{"GDN_JIT_CACHE_DIR": str(cache), "COLUMNS": "10000"} | variables
+    )
 
 
 def compile_smallest(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -345,7 +348,9 @@ def test_bench_checks_its_options_before_it_measures(arguments: tuple[str, ...],
 def with_output(opened: str, *arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command in a process whose standard output the line of Python `opened` has replaced."""
     code = f"import io, os, sys\n{opened}\nfrom gdn_cuda.cli import main\nsys.exit(main(sys.argv[1:]))"
-    return processes.run("-c", code, *arguments, **{"GDN_JIT_CACHE_DIR": str(cache), "COLUMNS": "10000"} | variables)
+    return processes.run(
+        "-c", code, *arguments, imports=IMPORTS, **{"GDN_JIT_CACHE_DIR": str(cache), "COLUMNS": "10000"} | variables
+    )
 
 
 ASCII = "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'ascii')"

@@ -14,28 +14,28 @@
 namespace emulator {
 namespace {
 
-// ---- Barriers with numbers
+// ---- Named barriers
 
-constexpr unsigned kNumbers = 16;
+constexpr unsigned kNamedBarriers = 16;
 
-struct Numbered {
+struct NamedBarrier {
     std::vector<int> waiting;
     std::bitset<kMostThreads> arrived;
     unsigned expected = 0, count = 0;
     unsigned generation = 0;
     bool votes[2] = {};
-    Clock clock;  // of those that have arrived
+    Clock clock;  // joined clocks of the threads that have arrived
 };
-Numbered numbered[kMostBlocks][kNumbers];
+NamedBarrier named_barriers[kMostBlocks][kNamedBarriers];
 
-std::string describe_numbered(const void* object) {
-    const auto& barrier = *static_cast<const Numbered*>(object);
-    const auto number = (static_cast<const Numbered*>(object) - numbered[0]) % kNumbers;
+std::string describe_named(const void* object) {
+    const auto& barrier = *static_cast<const NamedBarrier*>(object);
+    const auto number = (static_cast<const NamedBarrier*>(object) - named_barriers[0]) % kNamedBarriers;
     return std::to_string(number) + " (" + std::to_string(barrier.count) + " of " + std::to_string(barrier.expected) +
            " threads are there)";
 }
 
-void complete(Numbered& barrier, Place place) {
+void complete(NamedBarrier& barrier, Place place) {
     for (int first = 0; first < now.threads; first += kLanes) {
         int lanes = 0;
         for (int each = first; each < first + kLanes; ++each) lanes += barrier.arrived[each];
@@ -55,11 +55,12 @@ void complete(Numbered& barrier, Place place) {
     ++now.events;
 }
 
-Numbered& arrive(unsigned number, unsigned threads, Place place) {
-    if (number == 0 || number >= kNumbers) fail_at(place, "expected a named barrier of number 1 to 15, 0 is __syncthreads");
+NamedBarrier& arrive(unsigned number, unsigned threads, Place place) {
+    if (number == 0 || number >= kNamedBarriers)
+        fail_at(place, "expected a named barrier of number 1 to 15, 0 is __syncthreads");
     if (threads == 0 || threads % kLanes != 0 || threads > static_cast<unsigned>(now.threads))
         fail_at(place, "expected threads of whole warps of the block at a named barrier, got " + std::to_string(threads));
-    Numbered& barrier = numbered[rank_of(current)][number];
+    NamedBarrier& barrier = named_barriers[rank_of(current)][number];
     const int mine = thread_of(current);
     if (barrier.count == 0) barrier.expected = threads;
     if (barrier.expected != threads)
@@ -74,33 +75,34 @@ Numbered& arrive(unsigned number, unsigned threads, Place place) {
 }
 
 bool sync(unsigned number, unsigned threads, bool vote, Place place) {
-    Numbered& barrier = arrive(number, threads, place);
+    NamedBarrier& barrier = arrive(number, threads, place);
     bool& votes = barrier.votes[barrier.generation % 2];
     votes = votes || vote;
     barrier.waiting.push_back(current);
     if (barrier.count == barrier.expected) complete(barrier, place);
-    sleep({"named barrier ", &barrier, describe_numbered, place});
+    sleep({"named barrier ", &barrier, describe_named, place});
     return votes;
 }
 
 // ---- mbarriers
 
-constexpr std::uint64_t kMark = 0x6d62617272000000;  // of the word in shared memory, behind which its number is
+// The word of an initialised mbarrier in shared memory: this, xor its index in `mbarriers`.
+constexpr std::uint64_t kMark = 0x6d62617272000000;
 constexpr unsigned kMostArrivals = (1u << 20) - 1, kMostBytes = (1u << 20) - 1;
 
 struct Mbarrier {
-    unsigned address, expected, missing;  // arrivals of a phase
-    long long bytes = 0;                  // that are expected and have not arrived
+    unsigned address, expected, missing;  // expected and missing arrivals of a phase
+    long long bytes = 0;                  // expected and not yet arrived
     unsigned phase = 0;
     std::vector<int> waiting;
     int init_thread;
-    unsigned init_time;  // in Launch::fences
-    Place place;         // of init
+    unsigned init_time;  // the value of Launch::fences
+    Place place;         // where it was initialised
     unsigned number;
     bool valid = true;
-    Clock clock = {}, over = {};  // of what has arrived in this phase, and in the one that is over
+    Clock clock = {}, over = {};  // of the arrivals in this phase, and in the last one
 };
-std::deque<Mbarrier> mbarriers;             // of the cluster
+std::deque<Mbarrier> mbarriers;             // those of the cluster
 std::map<const unsigned*, Clock> counters;  // in global memory
 
 std::string text_of(const Mbarrier& barrier) {
@@ -121,7 +123,7 @@ Mbarrier& mbarrier_at(unsigned address, Place place) {
     if (number >= mbarriers.size() || mbarriers[number].address != address || !mbarriers[number].valid)
         fail_at(place, "no mbarrier at " + text_of_shared(address) + ": not initialised, or overwritten");
     Mbarrier& barrier = mbarriers[number];
-    if (static_cast<int>(address / kArenaPitch) != rank_of(current)) pointer_for_store(address);  // checks that it is there
+    if (static_cast<int>(address / kArenaPitch) != rank_of(current)) pointer_for_store(address);  // checks that its block runs
     return barrier;
 }
 
@@ -159,7 +161,7 @@ bool any_at_barrier(unsigned number, unsigned threads, bool vote) {
 }
 void arrive_at_barrier(unsigned number, unsigned threads) {
     const Place place = __builtin_return_address(0);
-    Numbered& barrier = arrive(number, threads, place);
+    NamedBarrier& barrier = arrive(number, threads, place);
     if (barrier.count == barrier.expected) complete(barrier, place);
 }
 
@@ -234,7 +236,7 @@ void check_mbarrier_of_copy(unsigned address, Place place) {
         return std::max(fibers[fiber].fenced_init, fibers[fiber].fenced) >= barrier.init_time;
     };
     if (!is_known(barrier.init_thread) && !is_known(current))
-        fail_at(place, "without a fence behind its init, TMA uses the " + text_of(barrier));
+        fail_at(place, "without a fence after its init, TMA uses the " + text_of(barrier));
 }
 unsigned phase_of(unsigned address, Place place) {
     return mbarrier_at(address, place).phase;
@@ -251,11 +253,11 @@ void bytes_arrive(unsigned address, unsigned bytes, unsigned phase, const Clock&
     barrier.bytes -= bytes;
     complete_if_nothing_is_missing(barrier, place);
 }
-void forget_barriers() {
+void reset_barriers() {
     mbarriers.clear();
     counters.clear();
     for (int rank = 0; rank < now.blocks; ++rank)
-        for (Numbered& each : numbered[rank]) each = {};
+        for (NamedBarrier& each : named_barriers[rank]) each = {};
 }
 
 void fence_mbarrier_init() {

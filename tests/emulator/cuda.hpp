@@ -1,5 +1,5 @@
-// CUDA's language for g++, as far as the kernels use it: included in front of what NVRTC compiles. Inline PTX and __shared__
-// variables are translated before (translate.py). Functions of a warp expect all of its lanes.
+// CUDA C++ for g++, as far as the kernels use it: included before the source that NVRTC gets. translate.py has replaced inline
+// PTX and __shared__ variables. Warp functions expect all lanes.
 #pragma once
 
 #include <limits.h>
@@ -43,10 +43,10 @@ struct alignas(16) uint4 {
 // ---- Barriers, votes, shuffles
 
 inline void __syncthreads() {
-    emulator::meet_block("__syncthreads");
+    emulator::sync_block("__syncthreads");
 }
 inline int __syncthreads_or(int vote) {
-    return emulator::meet_block("__syncthreads_or", vote != 0);
+    return emulator::sync_block("__syncthreads_or", vote != 0);
 }
 
 namespace emulator {
@@ -55,11 +55,11 @@ inline void expect_all(unsigned lanes) {
     if (lanes != 0xffffffffu) fail("expected a mask of all lanes");
 }
 template <class T>
-T said_by(int lane, T x, const char* what) {
+T value_of_lane(int lane, T x, const char* what) {
     static_assert(sizeof(T) <= 8);
     std::uint64_t word = 0;
     std::memcpy(&word, &x, sizeof x);
-    word = meet_warp(what, word)[lane];
+    word = sync_warp(what, word)[lane];
     std::memcpy(&x, &word, sizeof x);
     return x;
 }
@@ -75,11 +75,11 @@ inline unsigned atomicOr(unsigned* at, unsigned x) {
 
 inline void __syncwarp(unsigned lanes = 0xffffffffu) {
     emulator::expect_all(lanes);
-    emulator::meet_warp("__syncwarp");
+    emulator::sync_warp("__syncwarp");
 }
 inline unsigned __ballot_sync(unsigned lanes, bool vote) {
     emulator::expect_all(lanes);
-    const emulator::Words& votes = emulator::meet_warp("__ballot_sync", vote);
+    const emulator::Words& votes = emulator::sync_warp("__ballot_sync", vote);
     unsigned bits = 0;
     for (int lane = 0; lane < emulator::kLanes; ++lane) bits |= static_cast<unsigned>(votes[lane] & 1) << lane;
     return bits;
@@ -92,7 +92,7 @@ inline bool __all_sync(unsigned lanes, bool vote) {
 }
 inline unsigned __reduce_or_sync(unsigned lanes, unsigned x) {
     emulator::expect_all(lanes);
-    const emulator::Words& all = emulator::meet_warp("__reduce_or_sync", x);
+    const emulator::Words& all = emulator::sync_warp("__reduce_or_sync", x);
     unsigned bits = 0;
     for (int lane = 0; lane < emulator::kLanes; ++lane) bits |= static_cast<unsigned>(all[lane]);
     return bits;
@@ -100,24 +100,24 @@ inline unsigned __reduce_or_sync(unsigned lanes, unsigned x) {
 template <class T>
 T __shfl_sync(unsigned lanes, T x, int from, int width = emulator::kLanes) {
     emulator::expect_all(lanes);
-    return emulator::said_by(emulator::lane() / width * width + from % width, x, "__shfl_sync");
+    return emulator::value_of_lane(emulator::lane() / width * width + from % width, x, "__shfl_sync");
 }
 template <class T>
 T __shfl_xor_sync(unsigned lanes, T x, int bits) {
     emulator::expect_all(lanes);
-    return emulator::said_by(emulator::lane() ^ bits, x, "__shfl_xor_sync");
+    return emulator::value_of_lane(emulator::lane() ^ bits, x, "__shfl_xor_sync");
 }
 template <class T>
 T __shfl_up_sync(unsigned lanes, T x, unsigned distance) {
     emulator::expect_all(lanes);
     const int from = emulator::lane() - static_cast<int>(distance);
-    return emulator::said_by(from < 0 ? emulator::lane() : from, x, "__shfl_up_sync");
+    return emulator::value_of_lane(from < 0 ? emulator::lane() : from, x, "__shfl_up_sync");
 }
 template <class T>
 T __shfl_down_sync(unsigned lanes, T x, unsigned distance) {
     emulator::expect_all(lanes);
     const int from = emulator::lane() + static_cast<int>(distance);
-    return emulator::said_by(from < emulator::kLanes ? from : emulator::lane(), x, "__shfl_down_sync");
+    return emulator::value_of_lane(from < emulator::kLanes ? from : emulator::lane(), x, "__shfl_down_sync");
 }
 
 // ---- Memory
@@ -132,7 +132,7 @@ inline bool __isGlobal(const void* pointer) {
     return !emulator::is_shared(pointer);
 }
 
-// ---- Numbers
+// ---- Arithmetic
 
 inline float __uint_as_float(unsigned x) {
     return std::bit_cast<float>(x);
@@ -167,11 +167,11 @@ inline int __ffs(int x) {
 inline int __popc(unsigned x) {
     return std::popcount(x);
 }
-// The low word of both, shifted by bits % 32.
+// The low word of (high:low) >> bits % 32.
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
     return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (bits % 32));
 }
-// A digit of the selector is the number of a byte of both, those of y behind those of x.
+// A hexadecimal digit of the selector picks a byte: 0 to 3 of x, 4 to 7 of y.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     unsigned bytes = 0;
     for (int i = 0; i < 4; ++i) {
@@ -189,7 +189,7 @@ inline int __float2int_rn(float x) {
 inline float __log2f(float x) {
     return log2f(emulator::without_subnormals(x));
 }
-// Its result for a divisor above 2^126 is 0.
+// 0 for a divisor above 2^126, as on the device.
 inline float rsqrtf(float x) {
     return 1.f / std::sqrt(x);
 }
@@ -217,10 +217,10 @@ GDN_MIN_AND_MAX(unsigned)
 GDN_MIN_AND_MAX(long long)
 #undef GDN_MIN_AND_MAX
 
-// Of cuda_fp16.h and cuda_bf16.h, which need more of the CUDA toolkit than torch's wheels have.
+// The part of cuda_fp16.h and cuda_bf16.h that kernels use; the headers need more of the CUDA toolkit than torch's wheels have.
 
 struct __half {
-    _Float16 number;
+    _Float16 value;
 };
 struct __nv_bfloat16 {
     unsigned short bits;
@@ -232,7 +232,7 @@ struct alignas(4) __nv_bfloat162 {
     __nv_bfloat16 x, y;
 };
 inline float __half2float(__half x) {
-    return static_cast<float>(x.number);
+    return static_cast<float>(x.value);
 }
 inline __half __float2half(float x) {
     return {static_cast<_Float16>(x)};

@@ -1,8 +1,8 @@
-"""gdn_cuda's operators on CPU tensors, computed by their kernels: `with emulated(): gdn_cuda.selective_scan(…)`.
+"""Runs the kernels of gdn_cuda's operators on CPU tensors: `with emulated(): gdn_cuda.selective_scan(…)`.
 
-Each call runs twice, its threads in opposite orders, on memory that ends where nobody can read or write. Both runs give the
-same bits, and change no memory but the elements of those arguments that the operator says it writes. EMULATOR_ORDERS, where
-set, is how many such pairs of orders are tried.
+Each call runs twice with opposite orders of threads, on memory that ends at protected pages. Both runs must give the same bits
+and change no memory but the elements of arguments that the operator's schema marks as written. EMULATOR_ORDERS, if set, is the
+number of such pairs of runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any
 
 import emulator_build
 import torch
+from devices import Device
 from guarded import Guarded, bits, bytes_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # of what is registered for CUDA tensors
+_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # the implementations for CUDA tensors
 _MOST_CALLERS = 6
 _SEED = 7
 _NEW = ("aten::new_empty", "aten::empty", "aten::empty_strided", "aten::empty_like")
@@ -40,17 +41,30 @@ def library() -> ctypes.CDLL:
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
     loaded.emulator_launch.argtypes = (*(ctypes.c_char_p,) * 2, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
+    loaded.emulator_set_loader(_load_kernel)
     return loaded
 
 
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+def _load_kernel(kernel: bytes, configuration: bytes) -> None:
+    """An error cannot pass through C++: `with_lines` raises it."""
+    try:
+        ctypes.CDLL(str(emulator_build.kernel_library(kernel.decode(), configuration.decode())))
+    except (OSError, RuntimeError) as error:
+        _load_errors.append(error)
+
+
+_load_errors: list[Exception] = []
+
+
 def launched(first: int = 0) -> set[str]:
-    """Kernels with their configurations, of this process from a launch on."""
+    """Kernels with their configurations, from this process's launch number `first` on."""
     return set(library().emulator_launched(first).decode().splitlines())
 
 
 @contextmanager
 def counted_blocks() -> Iterator[Callable[[], int]]:
-    """Gives what tells the blocks since, of one order of threads."""
+    """Yields a function that returns the number of blocks launched since, in one order of threads."""
     first = library().emulator_launches()
     yield lambda: library().emulator_blocks(first) // len(_orders())
 
@@ -59,10 +73,13 @@ def counted_blocks() -> Iterator[Callable[[], int]]:
 def emulated(
     multiprocessors: int = 132, shared_bytes: int = 227 << 10, capability: int = 90
 ) -> Iterator[Callable[[], set[str]]]:
-    """Arguments: of the device that heuristics choose for. Gives what tells the kernels launched since."""
+    """Heuristics choose for the device of the arguments. Yields a function that returns the kernels launched since."""
     library().emulator_device(capability, multiprocessors, shared_bytes)
     with _Emulated():
         yield functools.partial(launched, library().emulator_launches())
+
+
+EMULATOR = Device("cpu", emulated)
 
 
 class _Emulated(TorchDispatchMode):
@@ -85,13 +102,14 @@ class _Emulated(TorchDispatchMode):
 
 
 def _orders() -> list[tuple[int, bool]]:
-    """Of threads: (seed, whether it is reversed)."""
+    """(seed, whether it is reversed) of each run."""
     pairs = int(os.environ.get("EMULATOR_ORDERS", "1"))
     return [(seed, reverse) for seed in range(_SEED, _SEED + pairs) for reverse in (False, True)]
 
 
 def take_over(pairs: list[tuple[Tensor, Tensor, bool]], operator: str) -> None:
-    """From (argument, its copy after the call, whether it is written): nothing else has changed in their storages."""
+    """Copies written arguments back, from (argument, its copy after the call, whether it is written). Nothing else in their
+    storages may have changed."""
     for before, now, is_written in pairs:
         if is_written:
             before.copy_(now)
@@ -100,7 +118,7 @@ def take_over(pairs: list[tuple[Tensor, Tensor, bool]], operator: str) -> None:
 
 
 def _run(operator: Any, given: list[Any], seed: int, reverse: bool) -> tuple[Any, list[Any]]:
-    """Its results, and the arguments after it."""
+    """The results, and the arguments after the call."""
     memory = Guarded()
     copies = tree_map_only(Tensor, memory.copy, given)
     library().emulator_schedule(seed, reverse)
@@ -114,14 +132,14 @@ def _run(operator: Any, given: list[Any], seed: int, reverse: bool) -> tuple[Any
 
 
 class _NewTensors(TorchDispatchMode):
-    """What the operator allocates is guarded, and NaN until it is written."""
+    """Makes the operator's allocations guarded, and NaN until written."""
 
     def __init__(self, memory: Guarded):
         super().__init__()
         self.memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Operators make outputs where their inputs are, which they take for a GPU.
+        # Operators allocate outputs on their inputs' device, which they take for a GPU.
         made = func(*args, **({} if kwargs is None else kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
         return self.memory.like(made) if func.name().partition(".")[0] in _NEW else made
 
@@ -131,17 +149,25 @@ def _tensors(x: Any) -> list[Tensor]:
 
 
 def with_lines(text: str) -> str:
-    """With lines of a kernel's source where the emulator has places in its code: the innermost first, then its callers."""
+    """An error of the emulator, with lines of the kernel's source for places in its libraries: the innermost first, then its
+    callers. Raises what kept a kernel from being built."""
+    if _load_errors:
+        raise _load_errors.pop()
 
     def lines(found: re.Match[str]) -> str:
-        command = ["addr2line", "-i", "-e", str(emulator_build.library()), *found[1].replace("+", "").split(" < ")]
-        try:
-            where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        except (OSError, subprocess.CalledProcessError):
-            return found[0]
-        frames = [Path(line.partition(" ")[0]).name for line in where]
-        of_kernels = [frame for frame in frames if ".cuh:" in frame][:_MOST_CALLERS]
-        return " at " + " < ".join(of_kernels or frames[:1])
+        frames = [frame for place in found[1].split(" < ") for frame in _frames(*place.split("+"))]
+        in_kernels = [frame for frame in frames if ".cuh:" in frame][:_MOST_CALLERS]
+        return " at " + " < ".join(in_kernels or frames[:1]) if frames else found[0]
 
-    place = r"\+0x[0-9a-f]+"
+    place = r"\w+\.so\+0x[0-9a-f]+"
     return re.sub(f" at ({place}(?: < {place})*)", lines, text)
+
+
+def _frames(library: str, offset: str) -> list[str]:
+    """The lines there, the inlined functions' first; none without binutils."""
+    command = ["addr2line", "-i", "-e", str(emulator_build.FOLDER / library), offset]
+    try:
+        where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [Path(line.partition(" ")[0]).name for line in where]

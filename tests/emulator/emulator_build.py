@@ -1,21 +1,22 @@
-"""Builds libemulator.so in build/emulator: the kernels of FAMILIES, every registered configuration from the source that NVRTC
-gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used if there.
+"""Builds the emulator in build/emulator: libemulator.so with the operators' host code, and a library for each configuration of
+a kernel, from the source that NVRTC gets, at its first launch. What depends on no changed file is not built again.
 
-EMULATOR_KERNELS, where set, names the kernels to build, as in `gdn/prefill,conv/causal_conv`; others cannot run then."""
+`python tests/emulator/emulator_build.py` builds every configuration, on all cores."""
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,32 +25,30 @@ from translate import translated
 
 from gdn_cuda import _C, runtime
 
-FAMILIES = ("common", "conv", "gdn", "layers", "scan")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build" / "emulator"
 TORCH = Path(torch.__file__).resolve().parent
+FAMILIES = tuple(sorted({kernel["family"] for kernel in _C.kernels()} - {"structured"}))
 
 COMPILER = shlex.split(os.environ.get("CXX") or "g++")
 _IS_X86 = platform.machine() == "x86_64"
-COMMON = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", f"-I{HERE}"]  # setjmp between stacks is on purpose
+COMMON = ["-std=c++20", "-fPIC", "-U_FORTIFY_SOURCE", f"-I{HERE}"]  # setjmp between stacks is on purpose
 KERNELS = [
-    *("-O1", "-finline-small-functions", "-g1", "-include", str(HERE / "cuda.hpp"), f"-I{FOLDER / 'include'}"),
-    *("-Wno-attributes", "-Wno-unknown-pragmas"),
+    *("-O1", "-finline-small-functions", "-g1", "-fvisibility=hidden", f"-I{FOLDER / 'include'}"),
+    *("-Wno-attributes", "-Wno-unknown-pragmas", "-Wno-psabi"),
     *("-fno-strict-aliasing", "-ffp-contract=fast", *(["-mfma", "-mf16c"] if _IS_X86 else [])),
-    "-ftrivial-auto-var-init=pattern",  # what nobody has written is large
+    "-ftrivial-auto-var-init=pattern",  # uninitialised variables are large
     *("-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero", "-fno-sanitize-recover=all"),
 ]
-# For kernels with instructions that go on by themselves: calls of watch.cpp for loads and stores. The linker must not take
-# functions of others for theirs, so none are weak.
-WATCHED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-fno-weak", "-w"]
-HAVE_THEM = "gdn_cuda/kernels/common/cutlass_sm90.cuh"
+# For kernels with asynchronous instructions: g++ calls accesses.cpp for every load and store.
+INSTRUMENTED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "-w"]
+ASYNCHRONOUS = "gdn_cuda/kernels/common/cutlass_sm90.cuh"
 VECTORIZED = ["-O3", *(["-mavx2", "-mfma", "-mf16c"] if _IS_X86 else [])]
 HOST = [
-    *("-O0", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DFMT_HEADER_ONLY=1", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"),
-    *("-isystem", str(TORCH / "include")),
+    *("-O0", "-fvisibility=hidden", "-Wno-psabi", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DFMT_HEADER_ONLY=1"),
+    *(f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}", "-isystem", str(TORCH / "include")),
 ]
-SLICE = 4  # configurations of a file
 _INCLUDE = re.compile(r"#include <(gdn_cuda/[^>]+)>")
 
 
@@ -58,148 +57,210 @@ class Unit:
     """A file to compile."""
 
     source: Path
-    options: list[str]
+    options: tuple[str, ...]
+    suffix: str = ".o"  # .gch: a precompiled header
 
     @property
     def target(self) -> Path:
-        return FOLDER / f"{self.source.parent.name}_{self.source.stem}.o"
+        return FOLDER / f"{self.source.parent.name}_{self.source.name}{self.suffix}"
 
-    def command(self, compiler: list[str]) -> list[str]:
-        return [*compiler, *COMMON, *self.options, "-MMD", "-c", str(self.source), "-o", str(self.target)]
+    def command(self) -> list[str]:
+        language = ["-x", "c++-header"] if self.suffix == ".gch" else ["-c"]
+        return [*COMPILER, *COMMON, *self.options, "-MMD", *language, str(self.source), "-o", str(self.target)]
 
-    def dependencies(self) -> list[str]:
+    def record(self) -> str:
+        """What the target depends on. Written by `compile`, compared by `is_current`."""
         rule = self.target.with_suffix(".d").read_text().replace("\\\n", " ")
-        return rule.partition(":")[2].split()
+        return json.dumps([self.command(), *(f"{path} {_digest(path)}" for path in rule.partition(":")[2].split())], indent=0)
 
     def is_current(self) -> bool:
-        record = self.target.with_suffix(".json")
-        return record.is_file() and json.loads(record.read_text()) == self.record()
-
-    def record(self) -> list[str]:
-        return [*self.command(COMPILER), *(f"{path} {_digest(Path(path))}" for path in self.dependencies())]
+        record = _record_of(self.target)
+        return record.is_file() and self.target.is_file() and record.read_text() == self.record()
 
     def compile(self) -> None:
-        ccache = [path] if (path := shutil.which("ccache")) else []
-        done = subprocess.run(self.command([*ccache, *COMPILER]), capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(f"{self.source} does not compile for the emulator:\n{done.stderr[:3000]}")
-        self.target.with_suffix(".json").write_text(json.dumps(self.record()))
+        _run(self.command(), f"{self.source} does not compile for the emulator")
+        _record_of(self.target).write_text(self.record())
 
 
+@functools.cache
 def library() -> Path:
-    """The library as the files are now."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _translate()
-        units = [*_kernel_units(), *_host_units()]
+    """The emulator and the operators, as the files were when the process first asked."""
+    target = FOLDER / "libemulator.so"
+    with _locked(FOLDER / "lock"):
+        for header in (ROOT / "include").rglob("*.*h*"):
+            _write(FOLDER / "include" / header.relative_to(ROOT / "include"), _with_line_numbers(header))
+        units = [*_host_units(), *_emulator_units(), *map(_precompiled, (False, True))]
         stale = [unit for unit in units if not unit.is_current()]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            try:
-                for compiled in [pool.submit(unit.compile) for unit in stale]:
-                    compiled.result()
-            except RuntimeError:
-                pool.shutdown(cancel_futures=True)
-                raise
-        target = FOLDER / f"libemulator-{_named(units)}.so"
-        if not target.is_file():
-            for old in FOLDER.glob("libemulator-*.so"):
-                old.unlink()
-            _link(units, target)
+        _in_parallel(unit.compile for unit in stale)
+        if stale or not target.is_file():
+            ours = runtime.library_path()
+            assert ours is not None
+            objects = [str(unit.target) for unit in units if unit.suffix == ".o"]
+            libraries = [f"-L{ours.parent}", "-lgdn_cuda", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+            _link([*objects, "-Wl,--no-undefined", f"-Wl,-soname,{target.name}", *libraries], target)
     return target
 
 
-def _translate() -> None:
-    for header in (ROOT / "include").rglob("*.*h*"):
-        _write(FOLDER / "include" / header.relative_to(ROOT / "include"), _with_places(header))
+def kernel_library(kernel: str, configuration: str) -> Path:
+    """Registers this configuration when it is loaded. `library` is built."""
+    family, _, name = kernel.partition("/")
+    source = FOLDER / f"{family}_{name}_{_short(configuration)}.cpp"
+    if (own := HERE / f"{family}_kernels.cuh").is_file():  # the emulator's tests' own, all of them together
+        source = FOLDER / f"{own.stem}.cpp"
+        code = _with_line_numbers(own)
+    elif (found := _registered().get((kernel, configuration))) is not None:
+        code = _registering(kernel, configuration, found)
+    else:
+        raise RuntimeError(f"{kernel}{configuration}: no such kernel is registered")
+    target = source.with_suffix(".so")
+    with _locked(source.with_suffix(".lock")):
+        _write(source, code)
+        header = _precompiled(any(ASYNCHRONOUS in _included(name) for name in _INCLUDE.findall(code)))
+        # The preprocessor finds the precompiled header under the name of a source, which need not exist.
+        unit = Unit(source, (*header.options, "-include", str(header.target.with_suffix("")), "-Winvalid-pch"))
+        if not unit.is_current() or not target.is_file():
+            unit.compile()
+            _link([str(unit.target), f"-L{FOLDER}", "-lemulator"], target)
+    return target
 
 
-def _with_places(header: Path) -> str:
+def build_all() -> None:
+    library()
+    _in_parallel(functools.partial(kernel_library, *each) for each in _registered())
+
+
+@functools.cache
+def _registered() -> dict[tuple[str, str], str]:
+    """The source that NVRTC gets, by kernel and configuration."""
+    return {
+        (f"{kernel['family']}/{kernel['name']}", entry["configuration"]): entry["code"]
+        for kernel in _C.kernels()
+        if kernel["family"] in FAMILIES
+        for entry in kernel["configurations"]
+    }
+
+
+def _registering(kernel: str, configuration: str, code: str) -> str:
+    function = re.search(r"template __global__ void (.+)\(const __grid_constant__ ", code)
+    assert function, code
+    return f'{code}static const emulator::Kernel<{function[1]}> registered{{"{kernel}", "{configuration}"}};\n'
+
+
+def _with_line_numbers(header: Path) -> str:
     return f'#line 1 "{header}"\n' + translated(header.read_text())
 
 
-def _kernel_units() -> Iterator[Unit]:
-    wanted = [name for name in os.environ.get("EMULATOR_KERNELS", "").split(",") if name]
-    for kernel in _C.kernels():
-        name = f"{kernel['family']}/{kernel['name']}"
-        if kernel["family"] in FAMILIES and (not wanted or name in wanted):
-            codes = [(entry["configuration"], entry["code"]) for entry in kernel["configurations"]]
-            for first in range(0, len(codes), SLICE):
-                source = FOLDER / f"{name.replace('/', '_')}_{first // SLICE}.cpp"
-                _write(source, "".join(_registered(name, *each) for each in codes[first : first + SLICE]))
-                yield Unit(source, [*KERNELS, *(WATCHED if HAVE_THEM in _included(codes[0][1]) else [])])
-    for source in HERE.glob("*_kernels.cuh"):
-        copy = FOLDER / f"{source.stem}.cpp"
-        _write(copy, _with_places(source))
-        yield Unit(copy, [*KERNELS, *(WATCHED if HAVE_THEM in _included(source.read_text()) else [])])
-
-
-def _included(code: str) -> set[str]:
-    """Our headers that it includes, directly or not."""
+@functools.cache
+def _included(header: str) -> frozenset[str]:
+    """Our headers that it includes, directly or not, and itself."""
     found: set[str] = set()
-    left = _INCLUDE.findall(code)
+    left = [header]
     while left:
         if (name := left.pop()) not in found:
             found.add(name)
             left += _INCLUDE.findall((ROOT / "include" / name).read_text())
-    return found
+    return frozenset(found)
 
 
-def _registered(kernel: str, configuration: str, code: str) -> str:
-    """The source that NVRTC gets, and its function under the kernel's name."""
-    function = re.search(r"template __global__ void (.+)\(const __grid_constant__ ", code)
-    assert function, code
-    name = f'registered_{_short(configuration)}{{"{kernel}", "{configuration}"}}'
-    return f"{code}static const emulator::Kernel<{function[1]}> {name};\n"
+def _precompiled(is_instrumented: bool) -> Unit:
+    """CUDA's language, for kernels with or without asynchronous instructions."""
+    source = FOLDER / ("cuda_instrumented.hpp" if is_instrumented else "cuda.hpp")
+    _write(source, f'#include "{HERE / "cuda.hpp"}"\n')
+    return Unit(source, (*KERNELS, *(INSTRUMENTED if is_instrumented else ())), ".gch")
+
+
+def _emulator_units() -> Iterator[Unit]:
+    for name in ("barriers", "faults", "grid", "tma"):
+        yield Unit(HERE / f"{name}.cpp", ("-O2",))
+    for name in ("accesses", "clocks", "mma", "wgmma"):
+        yield Unit(HERE / f"{name}.cpp", tuple(VECTORIZED))
 
 
 def _host_units() -> Iterator[Unit]:
     # Not ours, which -I names: a system header is no dependency, and a system folder is one under any option.
     others = [path for folder in _C.toolchain()["include_dirs"] if (path := Path(folder).resolve()) != ROOT / "include"]
-    options = [
-        *HOST,
-        *(word for folder in others for word in ("-isystem", str(folder))),
-    ]
-    ahead = ["-include", str(HERE / "operators.hpp")]
+    options = (*HOST, *(word for folder in others for word in ("-isystem", str(folder))))
+    yield Unit(HERE / "operators.cpp", options)
+    yield Unit(HERE / "tensor_map.cpp", options)
     folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]
-    for source in [*(each for folder in folders for each in folder.glob("*.cpp")), ROOT / "csrc/launch/spec.cpp"]:
-        yield Unit(source, [*options, *ahead])
-    for name in ("operators", "tensor_map"):
-        yield Unit(HERE / f"{name}.cpp", options)
-    for name in ("barriers", "faults", "grid", "tma"):
-        yield Unit(HERE / f"{name}.cpp", ["-O2"])
-    for name in ("mma", "order", "watch", "wgmma"):
-        yield Unit(HERE / f"{name}.cpp", VECTORIZED)
+    sources = [*(each for folder in folders for each in sorted(folder.glob("*.cpp"))), ROOT / "csrc/kernels/spec.cpp"]
+    for number, group in enumerate(_grouped(sources)):
+        source = FOLDER / f"host_{number}.cpp"
+        _write(source, "".join(f'#include "{each}"\n' for each in group))
+        yield Unit(source, (*options, "-include", str(HERE / "operators.hpp")))
 
 
-def _link(units: list[Unit], target: Path) -> None:
-    ours = runtime.library_path()
-    assert ours is not None
-    command = [
-        *COMPILER,
-        "-shared",
-        *(str(unit.target) for unit in units),
-        "-o",
-        str(target),
-        "-Wl,--no-undefined",
-        "-Wl,-Bsymbolic",
-    ]
-    command += [f"-L{ours.parent}", "-lgdn_cuda", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+def _grouped(sources: list[Path]) -> list[list[Path]]:
+    """Files that are compiled as one, because their headers take longer than they do: those in which no name of another one's
+    unnamed namespace occurs."""
+    texts = {source: source.read_text() for source in sources}
+    words = {source: set(re.findall(r"\w+", re.sub(r"//.*", "", text))) for source, text in texts.items()}
+    names = {source: _unnamed(text) for source, text in texts.items()}
+    groups: list[list[Path]] = []
+    for source in sources:
+        for group in groups:
+            if all(names[source].isdisjoint(words[other]) and names[other].isdisjoint(words[source]) for other in group):
+                group.append(source)
+                break
+        else:
+            groups.append([source])
+    return groups
+
+
+def _unnamed(text: str) -> set[str]:
+    """Names that its unnamed namespaces declare."""
+    names: set[str] = set()
+    for part in re.findall(r"^namespace \{\n(.*?)^\}  // namespace\n", text, re.MULTILINE | re.DOTALL):
+        names.update(
+            re.findall(r"^(?:struct|class|enum class|enum|using|union) (?:\w+ )*?(\w+)(?= [={:]|;)", part, re.MULTILINE)
+        )
+        names.update(re.findall(r"^[A-Za-z][^;={}()\n]*?\b(\w+)\(", part, re.MULTILINE))
+        names.update(re.findall(r"^[A-Za-z][^;=(\n]*?\b(\w+)(?:\[\w*\])?(?: =|\{|;)", part, re.MULTILINE))
+    return names
+
+
+def _link(words: list[str], target: Path) -> None:
+    """Renamed into place: a process may have loaded the one before. -Bsymbolic: what a library defines, it uses."""
+    new = target.with_suffix(".new")
+    _run([*COMPILER, "-shared", *words, "-Wl,-Bsymbolic", "-o", str(new)], f"{target.name} does not link")
+    new.replace(target)
+
+
+def _run(command: list[str], failure: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"the emulator does not link:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"{failure}:\n{done.stderr[:3000]}")
 
 
-def _named(units: list[Unit]) -> str:
-    return _short("".join(unit.target.with_suffix(".json").read_text() for unit in units))
+def _in_parallel(calls: Iterable[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            for done in [pool.submit(call) for call in calls]:
+                done.result()
+        except RuntimeError:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _record_of(target: Path) -> Path:
+    return target.with_name(target.name + ".json")
 
 
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
+@functools.cache
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if Path(path).is_file() else "gone"
 
 
 def _write(path: Path, text: str) -> None:
@@ -209,4 +270,4 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    print(library())
+    build_all()

@@ -1,4 +1,4 @@
-// Signals of the CPU, and what -fsanitize finds.
+// Signals of the CPU, and reports of -fsanitize.
 #include "faults.hpp"
 
 #include <dlfcn.h>
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <string_view>
 
 #include "async.hpp"
 #include "state.hpp"
@@ -17,7 +18,7 @@ namespace {
 
 Place place_in_code([[maybe_unused]] void* context) {
 #ifdef __x86_64__
-    // As if a call were there, which is behind what calls.
+    // One byte further, like a return address: describing a place subtracts one.
     return reinterpret_cast<Place>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP] + 1);
 #else
     return nullptr;
@@ -25,13 +26,13 @@ Place place_in_code([[maybe_unused]] void* context) {
 }
 
 void on_signal(int number, siginfo_t* info, void* context) {
-    if (current < 0) {  // not of a kernel
+    if (current < 0) {  // host code
         signal(number, SIG_DFL);
         return;
     }
     char address[32];
     std::snprintf(address, sizeof address, "%p", info->si_addr);
-    const std::string what = number == SIGFPE ? "a division by zero" : std::string("memory of nobody, ") + address;
+    const std::string what = number == SIGFPE ? "a division by zero" : std::string("unmapped memory, ") + address;
     if (const Place begun = place_of_arrival())
         fail_at(begun, what + ", by the asynchronous copy that begins");
     else
@@ -43,16 +44,17 @@ void on_signal(int number, siginfo_t* info, void* context) {
 static std::string offset_of(Place place) {
     Dl_info found;
     if (place == nullptr || dladdr(place, &found) == 0 || found.dli_fbase == nullptr) return "";
+    const std::string_view path = found.dli_fname;
     char text[32];
     std::snprintf(text, sizeof text, "+0x%tx", static_cast<const char*>(place) - 1 - static_cast<char*>(found.dli_fbase));
-    return text;
+    return std::string(path.substr(path.rfind('/') + 1)) + text;
 }
 std::string text_of(Place place) {
     const std::string offset = offset_of(place);
     return offset.empty() ? "" : " at " + offset;
 }
 
-// With those who call, if the thread is there.
+// With the callers' places, if `place` is on the running thread's stack.
 static std::string text_with_callers(Place place) {
     constexpr int kMost = 24, kMostCallers = 5;
     void* frames[kMost];
@@ -78,16 +80,16 @@ Signals::Signals() {
     struct sigaction action {};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    for (std::size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &action, &before_[i]);
+    for (std::size_t i = 0; i < std::size(kNamedBarriers); ++i) sigaction(kNamedBarriers[i], &action, &before_[i]);
 }
 Signals::~Signals() {
-    for (std::size_t i = 0; i < std::size(kNumbers); ++i) sigaction(kNumbers[i], &before_[i], nullptr);
+    for (std::size_t i = 0; i < std::size(kNamedBarriers); ++i) sigaction(kNamedBarriers[i], &before_[i], nullptr);
     sigaltstack(&stack_, nullptr);
 }
 
 namespace {
 
-// Where a handler's first argument says that it is.
+// The location in a handler's first argument.
 struct Source {
     const char* file;
     unsigned line, column;

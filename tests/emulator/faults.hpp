@@ -1,4 +1,4 @@
-// What becomes of a fault of a kernel: its text, with a place in the code.
+// Turns a fault of a kernel into an error with the place in its code.
 #pragma once
 
 #include <signal.h>
@@ -9,18 +9,18 @@
 
 namespace emulator {
 
-// " at +0x12ab", an address in this library, which Python makes a line of source; empty if it is elsewhere.
+// " at LIBRARY.so+0x12ab", which emulated.py turns into a line of source; empty without a place.
 std::string text_of(Place place);
 
-// Takes signals of the CPU while it lives: they end the launch with a text.
+// Handles signals of the CPU while it exists: they end the launch with an error.
 class Signals {
   public:
     Signals();
     ~Signals();
 
   private:
-    static constexpr int kNumbers[] = {SIGSEGV, SIGBUS, SIGFPE};
-    struct sigaction before_[std::size(kNumbers)];
+    static constexpr int kNamedBarriers[] = {SIGSEGV, SIGBUS, SIGFPE};
+    struct sigaction before_[std::size(kNamedBarriers)];
     stack_t stack_;
 };
 

@@ -7,17 +7,17 @@
 namespace faulty {
 
 struct Args {
-    float* data;  // one number for each thread
+    float* data;  // one element for each thread
 };
 
 // data[t] becomes data[t] + data[63 - t].
 template <bool kWaits>
 __device__ __forceinline__ void add_mirrored(const Args& args) {
-    __shared__ float numbers[64];
+    __shared__ float values[64];
     const int t = threadIdx.x;
-    numbers[t] = args.data[t];
+    values[t] = args.data[t];
     if constexpr (kWaits) __syncthreads();
-    args.data[t] = numbers[t] + numbers[63 - t];
+    args.data[t] = values[t] + values[63 - t];
 }
 __global__ void none(const __grid_constant__ Args args) {
     add_mirrored<true>(args);
@@ -44,7 +44,7 @@ __global__ void waits_in_two_places(const __grid_constant__ Args) {
         __ballot_sync(0xffffffffu, true);
 }
 
-__global__ void reads_behind_a_tensor(const __grid_constant__ Args args) {
+__global__ void reads_past_a_tensor(const __grid_constant__ Args args) {
     args.data[threadIdx.x] = args.data[threadIdx.x + 1];
 }
 
@@ -62,7 +62,7 @@ __global__ void overflows(const __grid_constant__ Args args) {
     args.data[threadIdx.x] = static_cast<float>(row * 4096);
 }
 
-__global__ void writes_behind_shared_memory(const __grid_constant__ Args) {
+__global__ void writes_past_shared_memory(const __grid_constant__ Args) {
     extern __shared__ __align__(16) unsigned char memory[];
     memory[threadIdx.x * 4 + 1] = 1;
     memory[threadIdx.x * 4 + 4] = 1;
@@ -91,8 +91,8 @@ __global__ void copies_without_a_wait(const __grid_constant__ Args args) {
     copy<false>(args);
 }
 
-// data[t] becomes the number of the lane's elements that differ from sums of products, small integers, so exact: of a product
-// whose right operand is loaded as rows of k, of one whose is loaded transposed, and of a transposed 8 x 8 matrix.
+// data[t] becomes the count of wrong elements of the lane, in small integers, so exactly: of a product whose right operand is
+// loaded as rows of k, of one whose right operand is loaded transposed, and of a transposed 8 x 8 matrix.
 __device__ __forceinline__ float left_of(int m, int k) {
     return static_cast<float>((m + 2 * k) % 7 - 3);
 }
@@ -132,26 +132,26 @@ __global__ void multiplies(const __grid_constant__ Args args) {
     args.data[threadIdx.x] = static_cast<float>(wrong);
 }
 
-// data[t] becomes that of the same thread of the other block, through its shared memory.
+// data[t] becomes the element of the same thread of the other block, through that block's shared memory.
 template <bool kBegins, bool kStays, bool kWaits>
 __device__ __forceinline__ void exchange(const Args& args) {
     extern __shared__ __align__(16) unsigned char memory[];
     const gdn_cuda::BlockGroup group(2);
-    const auto meet = [&] {
+    const auto sync = [&] {
         group.arrive();
         group.wait();
     };
-    double* const numbers = reinterpret_cast<double*>(memory);
+    double* const values = reinterpret_cast<double*>(memory);
     const int t = threadIdx.x;
-    if constexpr (kBegins) meet();
+    if constexpr (kBegins) sync();
     if constexpr (!kStays) {
         if (group.rank == 1) return;
-        for (int i = 0; i < 2; ++i) meet();  // of those that have not returned
+        for (int i = 0; i < 2; ++i) sync();  // the threads that have not returned
     }
-    group.store(numbers[t], 1 - group.rank, args.data[group.rank * 32 + t]);
-    if constexpr (kWaits) meet();
-    args.data[group.rank * 32 + t] = static_cast<float>(numbers[t]);
-    if constexpr (!kWaits) meet();  // the other block has stored
+    group.store(values[t], 1 - group.rank, args.data[group.rank * 32 + t]);
+    if constexpr (kWaits) sync();
+    args.data[group.rank * 32 + t] = static_cast<float>(values[t]);
+    if constexpr (!kWaits) sync();  // the other block has stored
 }
 __global__ void exchanges(const __grid_constant__ Args args) {
     exchange<true, true, true>(args);
@@ -162,7 +162,7 @@ __global__ void stores_into_a_block_that_has_not_begun(const __grid_constant__ A
 __global__ void stores_into_a_block_that_has_returned(const __grid_constant__ Args args) {
     exchange<true, false, true>(args);
 }
-__global__ void reads_before_the_cluster_meets(const __grid_constant__ Args args) {
+__global__ void reads_before_the_cluster_barrier(const __grid_constant__ Args args) {
     exchange<true, true, false>(args);
 }
 
@@ -174,11 +174,11 @@ REGISTER(reads_before_a_barrier)
 REGISTER(overwrites_before_a_barrier)
 REGISTER(waits_for_nobody)
 REGISTER(waits_in_two_places)
-REGISTER(reads_behind_a_tensor)
+REGISTER(reads_past_a_tensor)
 REGISTER(is_misaligned)
 REGISTER(leaves_an_array)
 REGISTER(overflows)
-REGISTER(writes_behind_shared_memory)
+REGISTER(writes_past_shared_memory)
 REGISTER(reads_what_nobody_wrote)
 REGISTER(copies)
 REGISTER(copies_without_a_wait)
@@ -186,4 +186,4 @@ REGISTER(multiplies)
 REGISTER(exchanges)
 REGISTER(stores_into_a_block_that_has_not_begun)
 REGISTER(stores_into_a_block_that_has_returned)
-REGISTER(reads_before_the_cluster_meets)
+REGISTER(reads_before_the_cluster_barrier)

@@ -1,4 +1,4 @@
-// Fibers and their turns, barriers of whole blocks, warps and clusters, and shared memory.
+// Fibers and their schedule; barriers of blocks, warps and clusters; shared memory.
 #include "grid.hpp"
 
 #include <sys/mman.h>
@@ -14,11 +14,11 @@
 #include <string_view>
 #include <utility>
 
+#include "accesses.hpp"
 #include "async.hpp"
 #include "faults.hpp"
 #include "launch.hpp"
 #include "state.hpp"
-#include "watch.hpp"
 
 namespace emulator {
 
@@ -46,13 +46,13 @@ char* const stacks = reserved(kMostFibers * kStackPitch) + kPage;
 
 namespace {
 
-constexpr std::size_t kAlignment = 128;    // of dynamic shared memory, at least
-constexpr int kMostFruitlessRounds = 100;  // of all threads that ask again and again
+constexpr std::size_t kAlignment = 128;  // minimum for dynamic shared memory
+constexpr int kMostIdlePolls = 100;      // of all polling threads, without progress
 
 jmp_buf scheduler;
-std::mt19937 random_bits;  // of the cluster
+std::mt19937 random_bits;  // seeded for each cluster
 
-WarpMeeting& my_warp() {
+WarpBarrier& my_warp() {
     return now.warps[warp_of(current)];
 }
 
@@ -65,6 +65,8 @@ std::map<std::string, Run>& kernels() {
     static std::map<std::string, Run> all;
     return all;
 }
+void (*load_kernel)(const char* kernel, const char* configuration) = nullptr;
+
 struct Launched {
     std::string name;
     std::size_t blocks;
@@ -73,55 +75,55 @@ std::vector<Launched> launched;
 
 // ---- Threads
 
-void leave() {
+void yield() {
     if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
 }
 
-void let_go(Meeting& meeting) {
-    for (const int fiber : meeting.waiting) wake(fiber);
-    meeting.waiting.clear();
-    ++meeting.generation;
+void complete(Barrier& barrier) {
+    for (const int fiber : barrier.waiting) wake(fiber);
+    barrier.waiting.clear();
+    ++barrier.generation;
     ++now.events;
 }
-void let_go(WarpMeeting& warp) {
+void complete(WarpBarrier& warp) {
     if (const auto action = std::exchange(warp.action, nullptr)) action(warp.words[warp.generation % 2]);
-    let_go(static_cast<Meeting&>(warp));
-    warp.words[warp.generation % 2].fill(~std::uint64_t{0});  // lanes that have returned say NaN
+    complete(static_cast<Barrier&>(warp));
+    warp.words[warp.generation % 2].fill(~std::uint64_t{0});  // NaN, from lanes that have returned
 }
-void let_go(BlockMeeting& block) {
+void complete(BlockBarrier& block) {
     for (const int fiber : block.waiting) acquire_for(fiber, block.clock);
     block.clock.clear();
-    let_go(static_cast<Meeting&>(block));
+    complete(static_cast<Barrier&>(block));
     block.votes[block.generation % 2] = false;
 }
 
 template <class M>
-void let_go_if_complete(M& meeting) {
-    if (!meeting.waiting.empty() && static_cast<int>(meeting.waiting.size()) == meeting.members) let_go(meeting);
+void complete_if_all_arrived(M& barrier) {
+    if (!barrier.waiting.empty() && static_cast<int>(barrier.waiting.size()) == barrier.members) complete(barrier);
 }
 
 template <class M>
-void wait_in(M& meeting, const char* what, Place place) {
-    if (!meeting.waiting.empty()) {
-        const int other = meeting.waiting.front();
+void wait_in(M& barrier, const char* what, Place place) {
+    if (!barrier.waiting.empty()) {
+        const int other = barrier.waiting.front();
         if (std::string_view(fibers[other].wait.what) != what)
             fail(std::string(what) + ", where thread " + std::to_string(thread_of(other)) + " waits in " +
                  fibers[other].wait.what);
     }
-    meeting.waiting.push_back(current);
-    fibers[current].wait = {what, nullptr, nullptr, place};  // for who is told that others wait
-    let_go_if_complete(meeting);
-    leave();
+    barrier.waiting.push_back(current);
+    fibers[current].wait = {what, nullptr, nullptr, place};  // named in errors of threads that arrive elsewhere
+    complete_if_all_arrived(barrier);
+    yield();
 }
 
-// That of the cluster, in which a thread may arrive long before it waits.
-void let_cluster_go_if_complete() {
-    ClusterMeeting& cluster = now.cluster;
+// A thread may arrive at the cluster barrier long before it waits.
+void complete_cluster_if_all_arrived() {
+    ClusterBarrier& cluster = now.cluster;
     if (cluster.arrived == 0 || cluster.arrived < cluster.members) return;
     cluster.arrived = 0;
     cluster.over = std::move(cluster.clock);
     cluster.clock.clear();
-    let_go(static_cast<Meeting&>(cluster));
+    complete(static_cast<Barrier&>(cluster));
 }
 
 void fiber() {
@@ -130,26 +132,26 @@ void fiber() {
     check_copies_of_thread();
     fibers[current].wait = {};
     ++now.events;
-    WarpMeeting& warp = my_warp();
+    WarpBarrier& warp = my_warp();
     Block& block = my_block();
     --block.living;
-    --block.meeting.members;
+    --block.barrier.members;
     --warp.members;
     --now.cluster.members;
     if (fibers[current].arrived_in_cluster == now.cluster.generation) --now.cluster.arrived;
-    let_go_if_complete(block.meeting);
-    let_go_if_complete(warp);
-    let_cluster_go_if_complete();
+    complete_if_all_arrived(block.barrier);
+    complete_if_all_arrived(warp);
+    complete_cluster_if_all_arrived();
     _longjmp(scheduler, 1);
 }
 
 void resume(int fiber_number) {
     current = fiber_number;
-    run_as(fiber_number);
+    set_running(fiber_number);
     thread_index = {static_cast<unsigned>(thread_of(current)), 0, 0};
     block_index = my_block().index;
     Fiber& next = fibers[current];
-    watched_registers = &next.in_flight;
+    registers_in_flight = &next.in_flight;
     if (next.started) _longjmp(next.at, 1);
     next.started = true;
     if (next.stack == nullptr) {
@@ -165,7 +167,7 @@ void resume(int fiber_number) {
     setcontext(&context);
 }
 
-// Threads in the order in which they go on where several could: any, warp by warp, or warpgroup by warpgroup.
+// The priority of threads when several can run: shuffled by thread, by warp or by warpgroup.
 void draw_order() {
     const uint3 first = now.block[0].index;
     const int fibers_in_all = now.threads * now.blocks;
@@ -200,10 +202,10 @@ std::string deadlock() {
     return text;
 }
 
-// Lets those go on who ask again and again, until they have done so often without anything else happening.
-bool ask_again(std::uint64_t& before, int& fruitless) {
-    if (now.spinning.empty() || (before == now.events && ++fruitless > kMostFruitlessRounds)) return false;
-    if (before != now.events) fruitless = 0;
+// Wakes the threads that poll; returns false after many polls without progress.
+bool poll_again(std::uint64_t& before, int& idle_polls) {
+    if (now.spinning.empty() || (before == now.events && ++idle_polls > kMostIdlePolls)) return false;
+    if (before != now.events) idle_polls = 0;
     before = now.events;
     for (const int fiber : std::exchange(now.spinning, {})) wake(fiber);
     return true;
@@ -211,14 +213,14 @@ bool ask_again(std::uint64_t& before, int& fruitless) {
 
 void run_fibers() {
     std::uint64_t before = ~std::uint64_t{0};
-    int fruitless = 0;
+    int idle_polls = 0;
     while (now.cluster.members > 0 && now.fault.empty()) {
         const std::size_t rank = now.ready._Find_first();
         if (_setjmp(scheduler) != 0) continue;
         if (rank < now.ready.size()) {
             now.ready.reset(rank);
             resume(now.fiber_at[rank]);
-        } else if (!something_arrives() && !ask_again(before, fruitless)) {
+        } else if (!something_arrives() && !poll_again(before, idle_polls)) {
             now.fault = "block " + text_of(now.block[0].index) + ", " + deadlock();
         }
     }
@@ -228,11 +230,11 @@ void prepare_block(int rank, const uint3& index) {
     Block& block = now.block[rank];
     block = {index, arenas + rank * kArenaPitch, now.threads, {{{}, now.threads, 0}, {false, false}, {}}, {}, 0};
     std::memset(block.arena, kUnwritten, kArenaBytes);
-    forget_watched(rank);
+    reset_accesses(rank);
     for (int warp = 0; warp * kLanes < now.threads; ++warp) {
-        WarpMeeting& meeting = now.warps[rank * (kMostThreads / kLanes) + warp];
-        meeting = {{{}, std::min(kLanes, now.threads - warp * kLanes), 0}, {}};
-        for (Words& words : meeting.words) words.fill(~std::uint64_t{0});
+        WarpBarrier& barrier = now.warps[rank * (kMostThreads / kLanes) + warp];
+        barrier = {{{}, std::min(kLanes, now.threads - warp * kLanes), 0}, {}};
+        for (Words& words : barrier.words) words.fill(~std::uint64_t{0});
     }
 }
 
@@ -251,10 +253,10 @@ void run_cluster(const uint3& first) {
         fiber.arrived_in_cluster = kNever;
         fiber.acquired = nullptr;
     }
-    forget_copies();
-    forget_products();
-    forget_barriers();
-    forget_order();
+    reset_copies();
+    reset_products();
+    reset_barriers();
+    reset_clocks();
     draw_order();
     now.ready.reset();
     now.spinning.clear();
@@ -264,12 +266,12 @@ void run_cluster(const uint3& first) {
     current = -1;
 }
 
-// The dynamic shared memory lies at the end of the arena, behind which nothing can be touched.
+// Dynamic shared memory ends with the arena; the page after it is protected.
 char* dynamic_of(const Block& block) {
     return block.arena + kArenaBytes - up_to(now.shared_bytes, std::max(now.shared_alignment, kAlignment));
 }
 
-// Whether anything was written to the block's arena beside its variables.
+// Whether the kernel wrote to the block's arena outside of its variables.
 bool wrote_outside(const Block& block) {
     const auto is_written = [](char byte) { return static_cast<unsigned char>(byte) != kUnwritten; };
     const char* at = block.arena;
@@ -293,7 +295,7 @@ unsigned drawn_below(unsigned count) {
 
 void sleep(const Wait& wait) {
     fibers[current].wait = wait;
-    leave();
+    yield();
 }
 void wake(int fiber) {
     now.ready.set(now.rank_of[fiber]);
@@ -309,8 +311,8 @@ void fail(const std::string& text) {
     _longjmp(scheduler, 1);
 }
 
-bool meet_block(const char* what, bool vote) {
-    BlockMeeting& block = my_block().meeting;
+bool sync_block(const char* what, bool vote) {
+    BlockBarrier& block = my_block().barrier;
     bool& votes = block.votes[block.generation % 2];
     votes = votes || vote;
     release(block.clock);
@@ -327,7 +329,7 @@ void arrive_in_cluster() {
     fibers[current].arrived_in_cluster = now.cluster.generation;
     ++now.cluster.arrived;
     release(now.cluster.clock);
-    let_cluster_go_if_complete();
+    complete_cluster_if_all_arrived();
 }
 void wait_for_cluster() {
     const unsigned arrived = std::exchange(fibers[current].arrived_in_cluster, kNever);
@@ -339,21 +341,21 @@ void wait_for_cluster() {
     fibers[current].arrived_in_cluster = kNever;
     acquire(now.cluster.over);
 }
-void meet_cluster() {
+void sync_cluster() {
     arrive_in_cluster();
     wait_for_cluster();
 }
 
-const Words& meet_warp(const char* what, std::uint64_t word) {
-    WarpMeeting& warp = my_warp();
+const Words& sync_warp(const char* what, std::uint64_t word) {
+    WarpBarrier& warp = my_warp();
     Words& words = warp.words[warp.generation % 2];
     words[lane()] = word;
     wait_in(warp, what, __builtin_return_address(0));
     return words;
 }
 
-void meet_warp_then(const char* what, std::uint64_t word, void (*action)(const Words&), Place place) {
-    WarpMeeting& warp = my_warp();
+void sync_warp_then(const char* what, std::uint64_t word, void (*action)(const Words&), Place place) {
+    WarpBarrier& warp = my_warp();
     warp.words[warp.generation % 2][lane()] = word;
     warp.action = action;
     wait_in(warp, what, place);
@@ -399,7 +401,7 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
     char* const memory = block.arena + up_to(block.static_bytes, alignment);
     block.static_bytes = memory + bytes - block.arena;
     if (block.static_bytes + now.shared_bytes > kSharedBytes) fail("more shared memory than a block has");
-    block.static_bytes += 16;  // a gap in which nothing may be written
+    block.static_bytes += 16;  // a gap that must stay unwritten
     block.variables.push_back({key, memory, bytes});
     return memory;
 }
@@ -432,7 +434,7 @@ void* shared_pointer(unsigned address) {
     return arenas + static_cast<int>(address);
 }
 unsigned address_in_block(unsigned address, unsigned rank) {
-    if (rank >= static_cast<unsigned>(now.blocks)) fail("an address in a block that the cluster has not");
+    if (rank >= static_cast<unsigned>(now.blocks)) fail("an address in a block outside of the cluster");
     return static_cast<unsigned>(address % kArenaPitch + rank * kArenaPitch);
 }
 void* pointer_for_store(unsigned address) {
@@ -450,10 +452,10 @@ void add_kernel(const std::string& kernel, const std::string& configuration, Run
 
 void launch(const std::string& kernel, const std::string& configuration, const Shape& shape, const void* args) {
     const std::string name = kernel + configuration;
+    if (load_kernel != nullptr && !kernels().contains(name)) load_kernel(kernel.c_str(), configuration.c_str());
     const auto found = kernels().find(name);
     const auto [x, y, z] = shape.grid;
-    if (found == kernels().end())
-        throw std::runtime_error(name + ": no such kernel is in the emulator; the registry has it not");
+    if (found == kernels().end()) throw std::runtime_error(name + ": no such kernel");
     if (x == 0 || y == 0 || z == 0) throw std::runtime_error(name + ": the grid is empty");
     if (shape.threads == 0 || shape.threads > kMostThreads)
         throw std::runtime_error(name + ": a block of that size cannot run");
@@ -466,7 +468,7 @@ void launch(const std::string& kernel, const std::string& configuration, const S
     now.shared_bytes = shape.shared_bytes;
     now.shared_alignment = 0;
     now.fences = 0;
-    forget_global_stores();
+    reset_global_stores();
     now.threads = static_cast<int>(shape.threads);
     now.blocks = static_cast<int>(shape.cluster);
     now.fault.clear();
@@ -488,14 +490,18 @@ void launch(const std::string& kernel, const std::string& configuration, const S
 
 // ---- For Python
 
-extern "C" __attribute__((visibility("default"))) void emulator_schedule(unsigned seed, bool reversed) {
+// `load` loads the library of a kernel at its first launch; that library calls add_kernel.
+extern "C" void emulator_set_loader(void (*load)(const char* kernel, const char* configuration)) {
+    emulator::load_kernel = load;
+}
+extern "C" void emulator_schedule(unsigned seed, bool reversed) {
     emulator::schedule = {seed, reversed};
 }
-// How often a kernel was launched, and names with configurations from the first of these launches on, a line each.
-extern "C" __attribute__((visibility("default"))) std::size_t emulator_launches() {
+// The number of launches so far; names and configurations of the launches from `first` on, one per line.
+extern "C" std::size_t emulator_launches() {
     return emulator::launched.size();
 }
-extern "C" __attribute__((visibility("default"))) const char* emulator_launched(std::size_t first) {
+extern "C" const char* emulator_launched(std::size_t first) {
     static std::string text;
     std::set<std::string> names;
     for (std::size_t i = first; i < emulator::launched.size(); ++i) names.insert(emulator::launched[i].name);
@@ -503,17 +509,15 @@ extern "C" __attribute__((visibility("default"))) const char* emulator_launched(
     for (const std::string& name : names) text += name + "\n";
     return text.c_str();
 }
-// Blocks of all launches from the first of these on.
-extern "C" __attribute__((visibility("default"))) std::size_t emulator_blocks(std::size_t first) {
+// The number of blocks in the launches from `first` on.
+extern "C" std::size_t emulator_blocks(std::size_t first) {
     std::size_t blocks = 0;
     for (std::size_t i = first; i < emulator::launched.size(); ++i) blocks += emulator::launched[i].blocks;
     return blocks;
 }
-// Launches a kernel alone; returns what it did wrong.
-extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, const char* configuration,
-                                                                              unsigned blocks, unsigned threads,
-                                                                              unsigned shared_bytes, unsigned cluster,
-                                                                              const void* args) {
+// Launches a kernel without an operator; returns its error, or an empty string.
+extern "C" const char* emulator_launch(const char* kernel, const char* configuration, unsigned blocks, unsigned threads,
+                                       unsigned shared_bytes, unsigned cluster, const void* args) {
     static std::string text;
     text.clear();
     try {

@@ -1,10 +1,10 @@
-// The grid of a kernel on one CPU thread: clusters of blocks one after the other, a fiber for every thread. A fiber runs until
-// it waits for others; which one goes on then is drawn from a seed, and a second run with the same seed reversed has every two
-// threads between the same barriers in the other order: a race between them shows as a difference of their results.
+// Runs a kernel's grid on one CPU thread: clusters one after another, a fiber for every thread. A fiber runs until it waits at
+// a barrier; the next one is drawn from a seed. A second run with the order reversed runs every two threads between the same
+// barriers in the opposite order, so a race between them gives different results.
 //
-// What a kernel does wrong ends its launch with a text: a deadlock, different barriers in one warp, an address outside of every
-// tensor or of the block's shared memory, a misaligned address, an index outside of its array. Shared memory is full of NaN
-// when a block begins, and what cp.async copies is NaN until the thread has waited for it.
+// An error of a kernel ends its launch: a deadlock, different barriers in one warp, an address outside of every tensor or of
+// the block's shared memory, a misaligned address, an index outside of its array. Shared memory is NaN when a block begins, and
+// the destination of a cp.async is NaN until the thread has waited for it.
 #pragma once
 
 #include <array>
@@ -18,37 +18,37 @@ struct uint3 {
 
 namespace emulator {
 
-inline constexpr int kLanes = 32;  // of a warp
+inline constexpr int kLanes = 32;  // threads of a warp
 
-// ---- Of the running thread
+// ---- The running thread
 
 extern uint3 thread_index, block_index, grid_size, block_size;
 
 [[noreturn]] void fail(const std::string& text);
-// The same, with a place in the code of a kernel.
+// `fail`, with a place in a kernel's code.
 using Place = const void*;
 [[noreturn]] void fail_at(Place place, const std::string& text);
 
-// Waits for the threads of the block that have not returned. `what` is the name of the barrier. Returns whether any said
-// `vote`.
-bool meet_block(const char* what, bool vote = false);
+// A barrier of the threads of the block that have not returned. `what` is the name of the instruction. Returns whether any
+// thread passed `vote`.
+bool sync_block(const char* what, bool vote = false);
 
-// The same in its cluster, at once or in two steps.
-void meet_cluster();
+// The cluster barrier, in one step or two.
+void sync_cluster();
 void arrive_in_cluster();
 void wait_for_cluster();
 unsigned rank_in_cluster(), blocks_of_cluster();
-int cluster_index();  // clusters lie along x
+int cluster_index();  // clusters extend along x
 
-// The same in its warp; returns what all lanes said, which is overwritten in the meeting after the next.
+// A barrier of the warp; returns the words of all lanes, which the second barrier after this one overwrites.
 using Words = std::array<std::uint64_t, kLanes>;
-const Words& meet_warp(const char* what, std::uint64_t word = 0);
-// The same; `action` runs once, when all lanes have said their words and none goes on.
-void meet_warp_then(const char* what, std::uint64_t word, void (*action)(const Words&), Place place);
+const Words& sync_warp(const char* what, std::uint64_t word = 0);
+// The same; `action` runs once, after all lanes have arrived and before any of them goes on.
+void sync_warp_then(const char* what, std::uint64_t word, void (*action)(const Words&), Place place);
 int lane();
-int lanes_of_warp();  // that have not returned
+int lanes_of_warp();  // the count of those that have not returned
 
-// Copies in flight, of 4, 8 or 16 bytes. `from` is null for zeros.
+// cp.async of 4, 8 or 16 bytes; a null `from` stores zeros.
 void copy_later(void* to, const void* from, unsigned bytes = 16);
 void close_group_of_copies();
 void wait_for_copies(int most_groups_in_flight);
@@ -60,12 +60,12 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment); 
 bool is_shared(const void* pointer);
 unsigned shared_address(const void* pointer);  // in the window of 32-bit addresses, which a cluster shares
 void* shared_pointer(unsigned address);
-// The same variable of another block of the cluster. To store there, that block must have begun, which only a meeting of the
-// cluster says, and must not have returned.
+// The same variable in another block of the cluster. A store there needs a cluster barrier before it, because that block may
+// not have begun, and must come before that block returns.
 unsigned address_in_block(unsigned address, unsigned rank);
 void* pointer_for_store(unsigned address);
 
-// `unique` is a lambda: every variable has its own, and every instantiation of the template that it is in.
+// `Unique` is the type of a lambda: it differs for every variable and for every instantiation of the template around it.
 template <class T, class Unique>
 T& shared_variable(Unique) {
     static const char key = 0;

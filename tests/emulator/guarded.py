@@ -1,5 +1,5 @@
-"""Tensors whose memory ends at a page that nobody can touch: what reads or writes behind them is caught at once, what writes in
-front of them when they are checked."""
+"""Tensors whose memory ends at a protected page: a read or write past the end is caught at once, a write before the
+beginning by `check`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Guarded:
-    """Makes tensors and checks all that it has made."""
+    """Makes such tensors and checks them."""
 
     def __init__(self) -> None:
         self._around: list[tuple[mmap.mmap, int, int]] = []
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def empty(self, size: int) -> torch.UntypedStorage:
-        """So many bytes that nobody has written, at least one; they begin at a multiple of 16."""
+        """`size` unwritten bytes, at least one, at a multiple of 16."""
         room = -(-size // _PAGE) * _PAGE
         memory = mmap.mmap(-1, room + 2 * _PAGE)
         memory[_PAGE : _PAGE + room] = bytes([_CANARY]) * room
@@ -36,12 +36,12 @@ class Guarded:
         return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=first).untyped_storage()
 
     def like(self, x: Tensor) -> Tensor:
-        """Not written, with the shape and strides of x, whose storage it alone has."""
+        """An unwritten tensor with the shape, strides and storage size of x."""
         size = x.untyped_storage().nbytes()
         return _view(x, self.empty(size)) if size else x
 
     def copy(self, x: Tensor) -> Tensor:
-        """With the bytes of its storage, and of what else is in that."""
+        """A copy of x with its whole storage; tensors that share a storage share the copy."""
         theirs = x.untyped_storage()
         if theirs.nbytes() == 0:
             return x
@@ -63,10 +63,10 @@ def _view(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Of its elements."""
+    """The bytes of its elements."""
     return torch.empty(x.shape, dtype=x.dtype).copy_(x).flatten().view(torch.uint8)
 
 
 def bytes_of(x: Tensor) -> Tensor:
-    """Of its storage."""
+    """The bytes of its storage."""
     return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())

@@ -108,7 +108,7 @@ __global__ void product(const __grid_constant__ Args args) {
     if constexpr (kFault == Fault::multiplies_before_arrival) barrier(shared.arrived).wait(0);
 }
 
-// ---- Every product that Product has: data[t] becomes the number of the thread's elements that differ from sums of products.
+// ---- Every instruction of Product: data[t] becomes the count of the thread's wrong elements.
 
 __device__ __forceinline__ float left_of(int m, int k) {
     return static_cast<float>((m + 2 * k) % 7 - 3);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_element(Tile& tile, int row, int column, f
     reinterpret_cast<unsigned short*>(__cvta_shared_to_generic(at))[0] = static_cast<unsigned short>(pack<kType>(x, 0));
 }
 
-// The product's k begin at `kFirst`. Along k a row of b's tiles is an n, else a k.
+// The product begins at row `kFirst` of k. A row of b's tiles is one n if b is contiguous along k, else one k.
 template <DType kType, int kN, bool kAlongK, bool kInRegisters, int kFirst>
 __device__ __forceinline__ int wrong_products(MultipliesShared& shared) {
     for (int i = threadIdx.x; i < 64 * 64; i += 128) store_element<kType>(shared.left, i / 64, i % 64, left_of(i / 64, i % 64));
@@ -177,7 +177,7 @@ __global__ void multiplies(const __grid_constant__ Args args) {
                            wrong_products_of<DType::f16, 96>(shared) + wrong_products_of<DType::f16, 128>(shared));
 }
 
-// Accumulators of one product wait for another one's: data[t] becomes the number of wrong elements.
+// Two products in flight, the second into other accumulators: data[t] becomes the count of wrong elements.
 __global__ void overlaps(const __grid_constant__ Args args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<MultipliesShared*>(memory);
@@ -244,7 +244,7 @@ __global__ void copy(const __grid_constant__ Args args) {
     }
 }
 
-// ---- A ring: a warp loads chunk after chunk into two stages, four warps sum the first element of each row
+// ---- A ring of two stages: one warp loads chunks, four warps sum the first element of each row
 
 enum class Ring { right, asks, no_wait_for_empty, releases_too_early, waits_for_a_phase_too_many };
 
@@ -304,11 +304,11 @@ __global__ void ring(const __grid_constant__ Args args) {
 enum class Named { right, part_of_a_warp, other_counts, nobody_comes, comes_twice };
 template <Named kNamed>
 __global__ void named(const __grid_constant__ Args args) {
-    __shared__ float numbers[64];
+    __shared__ float values[64];
     const int t = threadIdx.x;
-    // The upper half hands over to the lower one.
+    // The upper half passes values to the lower one.
     if (t >= 64) {
-        numbers[t - 64] = args.data[t];
+        values[t - 64] = args.data[t];
         if (kNamed == Named::part_of_a_warp && t % 32 >= 16) return;
         constexpr bool kFewer = kNamed == Named::other_counts || kNamed == Named::part_of_a_warp;
         if (kNamed != Named::nobody_comes) NamedBarrier::arrive(kFewer ? 96 : 128, 1);
@@ -317,12 +317,12 @@ __global__ void named(const __grid_constant__ Args args) {
     }
     NamedBarrier::sync(kNamed == Named::part_of_a_warp ? 96 : 128, 1);
     const bool found = named_barrier_or(64, 3, t == 63);
-    args.data[t] += found ? numbers[t] : 0;
+    args.data[t] += found ? values[t] : 0;
 }
 
 // ---- Blocks of a cluster, each of which loads half of a tile for both: 128 threads
 
-enum class Cluster { right, no_meeting, leaves_early };
+enum class Cluster { right, no_cluster_barrier, leaves_early };
 
 struct ClusterShared {
     Tile x;
@@ -339,7 +339,7 @@ __global__ void multicast(const __grid_constant__ Args args) {
         cutlass::arch::fence_barrier_init();
         barrier(shared.arrived).arrive_and_expect_tx(sizeof(Tile));
     }
-    if constexpr (kCluster != Cluster::no_meeting) {
+    if constexpr (kCluster != Cluster::no_cluster_barrier) {
         cute::cluster_arrive_relaxed();
         cute::cluster_wait();
     }
@@ -430,7 +430,7 @@ REGISTER(named, Named::other_counts)
 REGISTER(named, Named::nobody_comes)
 REGISTER(named, Named::comes_twice)
 REGISTER(multicast, Cluster::right)
-REGISTER(multicast, Cluster::no_meeting)
+REGISTER(multicast, Cluster::no_cluster_barrier)
 REGISTER(multicast, Cluster::leaves_early)
 REGISTER(hands_over, Order::right)
 REGISTER(hands_over, Order::waits_for_a_later_block)

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "numbers.hpp"
+#include "elements.hpp"
 
 namespace emulator {
 namespace {
@@ -21,13 +21,13 @@ void multiply(const Words& words) {
             const unsigned x = of(lane).a[i], y = of(lane).b[i % 2];
             const int row = g + i % 2 * 8;
             if (elements == Elements::tf32) {
-                a[t + i / 2 * 4][row] = number_of_tf32(x);
-                b[t + i % 2 * 4][g] = number_of_tf32(y);
+                a[t + i / 2 * 4][row] = value_of_tf32(x);
+                b[t + i % 2 * 4][g] = value_of_tf32(y);
             } else {
                 for (int half = 0; half < 2; ++half) {
                     const bool is_bf16 = elements == Elements::bf16;
-                    a[2 * t + half + i / 2 * 8][row] = number_of_16_bits(static_cast<unsigned short>(x >> 16 * half), is_bf16);
-                    b[2 * t + half + i % 2 * 8][g] = number_of_16_bits(static_cast<unsigned short>(y >> 16 * half), is_bf16);
+                    a[2 * t + half + i / 2 * 8][row] = value_of_16_bits(static_cast<unsigned short>(x >> 16 * half), is_bf16);
+                    b[2 * t + half + i % 2 * 8][g] = value_of_16_bits(static_cast<unsigned short>(y >> 16 * half), is_bf16);
                 }
             }
         }
@@ -45,7 +45,7 @@ void multiply(const Words& words) {
 }  // namespace
 
 void mma_sync(const Mma& mine) {
-    meet_warp_then("mma.sync", reinterpret_cast<std::uintptr_t>(&mine), multiply, __builtin_return_address(0));
+    sync_warp_then("mma.sync", reinterpret_cast<std::uintptr_t>(&mine), multiply, __builtin_return_address(0));
 }
 
 }  // namespace emulator

@@ -1,4 +1,4 @@
-// mma.sync on a CPU: the lane that comes last multiplies for all. Products are exact, and summed up in fp64.
+// mma.sync on a CPU: the lane that arrives last multiplies for its warp. Products are exact and accumulated in fp64.
 #pragma once
 
 #include <cstdint>

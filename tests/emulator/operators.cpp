@@ -1,4 +1,4 @@
-// What the operators' host code asks of a GPU. CPU tensors have the device index -1, which is jit::kStandIn.
+// Answers what the operators' host code asks of a GPU. CPU tensors have the device index -1, which is jit::kStandIn.
 #include "operators.hpp"
 
 #include <dlfcn.h>
@@ -41,8 +41,7 @@ void remark(std::string) {}
 
 }  // namespace gdn_cuda
 
-// From now on heuristics choose for a GPU of this capability, with so many multiprocessors, and so much shared memory for a
-// block.
+// Sets the device that heuristics choose for.
 extern "C" __attribute__((visibility("default"))) void emulator_device(int capability, int multiprocessors, int shared_bytes) {
     static std::optional<gdn_cuda::jit::StandIn> device;
     gdn_cuda::jit::DeviceTraits traits;

@@ -1,11 +1,11 @@
-// Included in front of the operators' host code: it compiles as it is, but its launches run in the emulator, and its operators
-// are registered as torch.ops.gdn_emulated.<name>. What they have for CUDA tensors takes CPU tensors here.
+// Included before the operators' host code, which compiles unchanged: its launches run in the emulator, its operators are
+// registered as torch.ops.gdn_emulated.<name>, and their CUDA implementations take CPU tensors.
 #pragma once
 
-// What these names are in the headers below, operators.cpp defines.
-#define aoti_torch_get_device_type emulator_device_type  // every tensor is on CUDA, on the device that stands for one,
-#define dlsym emulator_dlsym                             // and what is looked up in libtorch_cuda.so is the current stream
-#define launch launch_on_gpu                             // of spec.hpp, and never called
+// operators.cpp defines these replacements.
+#define aoti_torch_get_device_type emulator_device_type  // says CUDA for every tensor
+#define dlsym emulator_dlsym  // finds the current stream, the one symbol looked up in libtorch_cuda.so
+#define launch launch_on_gpu  // the one of spec.hpp, never called
 
 #include "launch/spec.hpp"
 #undef launch

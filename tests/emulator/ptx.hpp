@@ -1,5 +1,5 @@
 // Inline PTX on a CPU. translate.py makes `asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));` a call
-// ptx<"ex2.approx.ftz.f32 %0, %1;">(y, x), and here is what each text does, as exactly as fp32 can; a text that is not here
+// ptx<"ex2.approx.ftz.f32 %0, %1;">(y, x). Each instruction is defined here, correctly rounded in fp32; one that is missing
 // does not compile.
 #pragma once
 
@@ -10,9 +10,9 @@
 #include <string_view>
 
 #include "barriers.hpp"
+#include "elements.hpp"
 #include "grid.hpp"
 #include "mma.hpp"
-#include "numbers.hpp"
 #include "tma.hpp"
 
 namespace emulator {
@@ -35,7 +35,7 @@ inline float without_subnormals(float x) {
 [[noreturn]] inline void fail_misaligned() {
     fail("a misaligned address");
 }
-// No memcpy: of assignments alone -fsanitize=thread makes calls.
+// No memcpy: -fsanitize=thread instruments assignments only.
 template <class T>
 T load(const void* from) {
     if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) != 0) fail_misaligned();
@@ -62,13 +62,13 @@ inline unsigned rounded_to_f16(float x) {
     return std::bit_cast<unsigned short>(static_cast<_Float16>(fminf(fmaxf(x, -kLargest), kLargest)));
 }
 
-// Per half; a NaN loses.
+// For each half; NaN is ignored.
 template <bool kIsBf16>
 unsigned larger_halves(unsigned a, unsigned b) {
     const auto half = [&](int i) {
         const auto x = static_cast<unsigned short>(a >> 16 * i), y = static_cast<unsigned short>(b >> 16 * i);
-        const double number = number_of_16_bits(x, kIsBf16), other = number_of_16_bits(y, kIsBf16);
-        return static_cast<unsigned>(number >= other || other != other ? x : y);
+        const double value = value_of_16_bits(x, kIsBf16), other = value_of_16_bits(y, kIsBf16);
+        return static_cast<unsigned>(value >= other || other != other ? x : y);
     };
     return half(1) << 16 | half(0);
 }
@@ -80,7 +80,7 @@ struct alignas(16) Four {
 template <Text kText, class... Operands>
 void ptx(Operands&&... operands) {
     const auto run = [&](auto&& instruction) { instruction(operands...); };
-    if constexpr (kText == "") {  // keeps the compiler from knowing a value
+    if constexpr (kText == "") {  // hides a value from the optimizer
     } else if constexpr (kText == "ex2.approx.ftz.f32 %0, %1;") {
         run([](float& y, float x) { y = without_subnormals(exp2f(without_subnormals(x))); });
     } else if constexpr (kText == "rcp.approx.ftz.f32 %0, %1;") {
@@ -175,11 +175,11 @@ void ptx(Operands&&... operands) {
         run([](unsigned& pair, float high, float low) { pair = rounded_to_bf16(high) << 16 | rounded_to_bf16(low); });
     } else if constexpr (kText == "fma.rn.bf16x2 %0, %1, %2, %3;") {
         run([](unsigned& y, unsigned a, unsigned b, unsigned c) {
-            const auto number = [](unsigned pair, int half) {
+            const auto value = [](unsigned pair, int half) {
                 return static_cast<double>(std::bit_cast<float>(half == 0 ? pair << 16 : pair & 0xffff0000u));
             };
             const auto sum = [&](int half) {
-                return rounded_to_bf16(static_cast<float>(number(a, half) * number(b, half) + number(c, half)));
+                return rounded_to_bf16(static_cast<float>(value(a, half) * value(b, half) + value(c, half)));
             };
             y = sum(1) << 16 | sum(0);
         });
@@ -216,7 +216,7 @@ void ptx(Operands&&... operands) {
     } else if constexpr (kText == "cp.async.bulk.wait_group %0;") {
         run([](int most_in_flight) { wait_for_bulk_groups(most_in_flight, true); });
     } else if constexpr (kText == "griddepcontrol.launch_dependents;" || kText == "griddepcontrol.wait;") {
-        // Grids run one after the other.
+        // Grids run one after another.
     } else if constexpr (kText == "red.release.gpu.global.add.u32 [%0], 1;") {
         run([](unsigned* to) { add_release(to, 1); });
     } else if constexpr (kText == "red.release.gpu.global.add.u32 [%0], %1;") {

@@ -1,4 +1,4 @@
-"""Shared by the emulator's tests of selective_scan."""
+"""Inputs and the comparison for the emulator's tests of selective_scan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOUND = 1e-5
 CASES = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
 EVERY_DISCRETIZATION = pytest.mark.parametrize("name, is_complex", CASES, ids=[f"{n}-complex" if c else n for n, c in CASES])
 BOTH_LAYOUTS = pytest.mark.parametrize("last", [False, True], ids=["tokens", "channels"])
-# With one SM, few channels take the configurations for many.
+# With one multiprocessor, heuristics choose as for many channels.
 FEW_AND_MANY = pytest.mark.parametrize("multiprocessors", [132, 1], ids=["few", "many"])
 ROWS = ("u", "delta", "z", "delta_a")
 
@@ -27,7 +27,7 @@ def scan(**x: Any) -> tuple[Tensor, Tensor]:
 
 
 def plain_inputs(seed: int, *args: Any, length: int = 136, N: int = 16, **kwargs: Any) -> dict[str, Any]:
-    """Aligned and without delta_a: most tiles are whole, the last one and the last channels are not."""
+    """Aligned and without delta_a: only the last tile and the last channels are partial."""
     x = selective_inputs(seed, *args, batch=1, dim=40, length=length, N=N, **kwargs)
     x.pop("delta_a", None)
     return x

@@ -1,4 +1,4 @@
-// What the emulator's parts share, not kernels: the state of a launch, and how a thread waits.
+// The state of a launch, and how threads wait: for the emulator's files, not for kernels.
 #pragma once
 
 #include <setjmp.h>
@@ -10,18 +10,18 @@
 #include <string>
 #include <vector>
 
+#include "clocks.hpp"
 #include "grid.hpp"
-#include "order.hpp"
 
 namespace emulator {
 
-constexpr int kMostThreads = 1024, kMostBlocks = 8;  // of a block, of a cluster
+constexpr int kMostThreads = 1024, kMostBlocks = 8;  // per block, per cluster
 constexpr int kMostFibers = kMostThreads * kMostBlocks;
 constexpr std::size_t kPage = 4096, kStackBytes = 256 << 10, kSharedBytes = 227 << 10, kArenaBytes = 256 << 10;
 constexpr std::size_t kArenaPitch =
-    2 * kArenaBytes;  // nobody can touch what lies between two; keeps the low 18 bits of addresses
+    2 * kArenaBytes;  // the half between two arenas is protected; keeps the low 18 bits of addresses
 constexpr std::size_t kStackPitch = kStackBytes + kPage;
-constexpr unsigned char kUnwritten = 0xff;  // four or two of them are NaN
+constexpr unsigned char kUnwritten = 0xff;  // NaN in 4 bytes and in 2
 
 inline std::size_t up_to(std::size_t bytes, std::size_t unit) {
     return (bytes + unit - 1) / unit * unit;
@@ -34,7 +34,7 @@ struct Copy {
     const char* from;
     unsigned bytes;
 };
-// What a thread waits for: threads with equal ones are named together.
+// What a thread waits for. The message of a deadlock names threads with equal ones together.
 struct Wait {
     const char* what = nullptr;
     const void* object = nullptr;
@@ -43,41 +43,41 @@ struct Wait {
 
     bool operator==(const Wait& other) const { return what == other.what && object == other.object; }
 };
-// Memory of a thread that stands for registers.
+// A thread's accumulators.
 struct Registers {
     const void *begin, *end;
-    Place place;  // of the instruction that will write them
+    Place place;  // where the wgmma was issued
 };
 struct Fiber {
     char* stack = nullptr;
     bool started = false;
     jmp_buf at;
     Wait wait;
-    std::deque<std::vector<Copy>> copies;  // by group; the last is open
+    std::deque<std::vector<Copy>> copies;  // by group; the last one is open
     std::vector<Registers> in_flight;
-    // When it last ran fence.proxy.async of shared memory, the same of global memory, and fence.mbarrier_init: Launch::fences.
+    // Launch::fences at its last fence.proxy.async of shared memory, of global memory, and fence.mbarrier_init.
     unsigned fenced = 0, fenced_global = 0, fenced_init = 0;
-    unsigned arrived_in_cluster = kNever;  // the generation of its meeting
-    // What it read last by ld.acquire, and the events so far.
+    unsigned arrived_in_cluster = kNever;  // the generation of the cluster barrier
+    // Address and value of its last ld.acquire, and Launch::events then.
     const void* acquired = nullptr;
     std::uint64_t acquired_value = 0, acquired_at = 0;
 };
-struct Meeting {
+struct Barrier {
     std::vector<int> waiting;
-    int members = 0;  // threads that have not returned
+    int members = 0;  // the threads that have not returned
     unsigned generation = 0;
 };
-struct BlockMeeting : Meeting {
+struct BlockBarrier : Barrier {
     bool votes[2];
-    Clock clock;  // of those that wait
+    Clock clock;  // joined clocks of the threads that wait
 };
-struct WarpMeeting : Meeting {
+struct WarpBarrier : Barrier {
     Words words[2];
     void (*action)(const Words&) = nullptr;
 };
-struct ClusterMeeting : Meeting {
-    int arrived = 0;    // threads, waiting or not
-    Clock clock, over;  // of those that have arrived, and had in the last meeting
+struct ClusterBarrier : Barrier {
+    int arrived = 0;    // threads, including those that do not wait yet
+    Clock clock, over;  // joined clocks of the arrivals of this generation, and of the last one
 };
 struct Variable {
     const void* key;
@@ -89,7 +89,7 @@ struct Block {
     uint3 index;
     char* arena;  // shared memory
     int living;
-    BlockMeeting meeting;
+    BlockBarrier barrier;
     std::vector<Variable> variables;  // static shared memory
     std::size_t static_bytes;
 };
@@ -98,14 +98,14 @@ struct Launch {
     Run run;
     const void* args;
     std::size_t shared_bytes, shared_alignment;
-    int threads, blocks;  // of a block, of a cluster
+    int threads, blocks;  // per block, per cluster
     Block block[kMostBlocks];
-    ClusterMeeting cluster;
-    WarpMeeting warps[kMostFibers / kLanes];
+    ClusterBarrier cluster;
+    WarpBarrier warps[kMostFibers / kLanes];
     std::vector<int> fiber_at, rank_of;
     std::bitset<kMostFibers> ready;  // by rank
-    std::vector<int> spinning;       // threads that ask again and again
-    std::uint64_t events;            // what one of those may wait for
+    std::vector<int> spinning;       // threads that poll
+    std::uint64_t events;            // counts what a polling thread may wait for
     unsigned fences;                 // counts fence.proxy.async
     std::string fault;
 };
@@ -138,17 +138,17 @@ inline bool is_in_stacks(const void* pointer) {
 std::string text_of(const uint3& at);
 std::string text_of_shared(unsigned address);
 
-// Which of two things happens, by a hash of what it is: the other one in the reversed run.
+// One of two choices, by a hash of what is chosen: the opposite in the reversed run.
 bool drawn(std::uint64_t hash);
-unsigned drawn_below(unsigned count);  // at random
+unsigned drawn_below(unsigned count);  // a random number
 
 // The thread stops until `wake` is called for it.
 void sleep(const Wait& wait);
 void wake(int fiber);
-// The thread stops until something has happened, or nothing else can; what does so for ever is in a deadlock.
+// The thread stops until another event, or until no other thread can run. Polling without progress is a deadlock.
 void spin(const Wait& wait);
 
-// Memory between two pages that nothing can touch.
+// Memory between two protected pages.
 char* guarded(std::size_t bytes);
 
 }  // namespace emulator

@@ -1,4 +1,4 @@
-// csrc/jit/tensor_map.cpp as it is, whose tensor maps become those of the emulator. Refuses what the driver refuses.
+// Includes csrc/jit/tensor_map.cpp with a driver that makes the emulator's tensor maps, and refuses what the real one refuses.
 #include "tensor_map.hpp"
 
 #include <cstring>
@@ -94,10 +94,10 @@ static const Driver& emulated_driver() {
 }  // namespace gdn_cuda::jit
 
 #define driver emulated_driver
-#define kStandIn kMostDevices  // what stands for a device has memory here
+#define kStandIn kMostDevices  // here the stand-in device has memory
 #include "jit/tensor_map.cpp"
 
-// For kernels that tests launch alone: jit::tile_map of a tensor with 16-bit elements, its strides in elements.
+// jit::tile_map of a tensor with 16-bit elements, for tests that launch a kernel without an operator; strides in elements.
 extern "C" __attribute__((visibility("default"))) void emulator_tile_map(void* into, void* data, const long long (&sizes)[4],
                                                                          const long long (&strides)[3], int tokens) {
     const gdn_cuda::jit::TiledTensor tensor{{data, strides[0], strides[1], strides[2]}, sizes[0], sizes[1], sizes[2], sizes[3]};

@@ -1,4 +1,4 @@
-"""The table of scan_accuracy.py for emulated kernels; `pytest -s` prints it. It lacks errors of approximate instructions."""
+"""The table of scan_accuracy.py for emulated kernels, without errors of approximate instructions; `pytest -s` prints it."""
 
 from __future__ import annotations
 

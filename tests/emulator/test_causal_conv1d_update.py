@@ -80,8 +80,8 @@ def test_without_bias_and_activation(seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [True, False])
 @pytest.mark.parametrize("batch", [1, 7, 12])
-def test_several_sequences_a_block(batch: int, rows: bool, seed: int) -> None:
-    """Slots in any order, some invalid: past the pool the output is NaN, for negative and null slots 0, no state is touched."""
+def test_several_sequences_per_block(batch: int, rows: bool, seed: int) -> None:
+    """Slots in any order, some invalid: past the pool the output is NaN, for negative and null ones 0; nothing is touched."""
     slots = torch.tensor([4, *HOSTILE, 2, 0, 15, 3, 6, 5])[:batch]
     for io, tokens in ((torch.bfloat16, None), (torch.float32, 3)):
         x = draws(seed, batch=batch, slots=12, tokens=tokens, rows=rows, io=io, channels=24)
@@ -94,7 +94,7 @@ def test_several_sequences_a_block(batch: int, rows: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_packed(rows: bool, seed: int) -> None:
-    """Sequences of different lengths, empty ones, and tokens after the last; both shapes of x."""
+    """Sequences of different lengths, also 0, and tokens after the last; both shapes of x."""
     offsets = torch.tensor([0, 2, 2, 7, 8], dtype=torch.int32)
     for W, kernel in ((4, ROWS if rows else STAGED), (5, ANY)):
         x = draws(seed, batch=11, W=W, rows=rows, slots=11, channels=24) | {"cu_seqlens": offsets}
@@ -108,7 +108,7 @@ def test_packed(rows: bool, seed: int) -> None:
     check(draws(seed, batch=11, rows=rows, channels=24) | {"cu_seqlens": offsets} | more, Step(ROWS if rows else ANY))
 
 
-def test_without_sequences(seed: int) -> None:
+def test_no_sequences(seed: int) -> None:
     x = draws(seed, batch=5) | {"cu_seqlens": torch.tensor([0])}
     with emulated():
         out = causal_conv1d_update(**x | {"out": torch.full_like(x["x"], torch.nan)})
@@ -116,8 +116,8 @@ def test_without_sequences(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", [ROWS, ANY])
-def test_invalid_counts(kernel: str, seed: int) -> None:
-    """num_accepted_tokens is clamped, and positions in a circular state are modulo its columns."""
+def test_invalid_counts_and_positions(kernel: str, seed: int) -> None:
+    """Counts of accepted tokens are clamped; positions in a circular state wrap at its columns."""
     x = draws(seed, batch=5, tokens=2, columns=5, channels=24, rows=kernel == ROWS)
     counts = torch.tensor([-(2**63), 2**63 - 1, 2**32, 0, 1])
     check(x | {"num_accepted_tokens": counts}, Step(kernel))
@@ -126,7 +126,7 @@ def test_invalid_counts(kernel: str, seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_strides(rows: bool, seed: int) -> None:
-    """Gaps before and between slots, columns, tokens, taps and indices, which stay untouched."""
+    """Gaps between slots, columns, tokens, taps, indices, and before all; they stay unwritten."""
     for gap in (0, 1, 16):
         plain = draws(seed, batch=3, tokens=2, slots=5, channels=24, rows=rows, io=torch.bfloat16)
         pool = torch.full((5, 4, 24 + gap) if rows else (5, 24 + gap, 4), 7.0, dtype=torch.bfloat16)
@@ -149,11 +149,11 @@ def test_out_may_be_x(rows: bool, seed: int) -> None:
     for W, tokens in ((4, None), (4, 5), (6, 5)):
         x = draws(seed, W=W, tokens=tokens, rows=rows, batch=5, slots=6, channels=24)
         x["conv_state_indices"] = torch.tensor([0, -1, 5, 3, 1])
-        apart = x | {"x": x["x"].clone(), "conv_state": x["conv_state"].clone()}
+        separate = x | {"x": x["x"].clone(), "conv_state": x["conv_state"].clone()}
         with emulated(1):
-            expected = causal_conv1d_update(**apart)
+            expected = causal_conv1d_update(**separate)
             assert causal_conv1d_update(**x, out=x["x"]) is x["x"]
-        assert torch.equal(x["x"], expected) and torch.equal(x["conv_state"], apart["conv_state"])
+        assert torch.equal(x["x"], expected) and torch.equal(x["conv_state"], separate["conv_state"])
 
 
 @pytest.mark.parametrize("more", [{"rows": True}, {}, {"W": 5}])
@@ -167,7 +167,7 @@ def test_several_tokens_equal_single_ones(more: dict[str, Any], seed: int) -> No
     assert torch.equal(together["conv_state"], alone["conv_state"])
 
 
-def test_non_finite_values_stay_in_their_channels(seed: int) -> None:
+def test_values_that_are_not_finite_stay_in_their_channels(seed: int) -> None:
     for more in ({"rows": True}, {}, {"W": 5}):
         clean, spoilt = (draws(seed, batch=4, channels=24, **more) for _ in range(2))
         spoilt["x"][1, 2], spoilt["conv_state"][2, 3, 1], spoilt["conv_state"][3, 4] = torch.nan, torch.inf, -torch.inf

@@ -25,7 +25,7 @@ def emulated_check(x: Inputs, kernel: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", COLUMNS, ids=str)
 def test_heads_of_lanes(heads: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> None:
-    """A row that is packed has the bits that it has alone."""
+    """A packed row has the same bits as alone."""
     emulated_check(inputs(2, 37, heads, 4, seed, dtype=dtype), "split_columns")
     x = inputs(1, 37, heads, 4, seed, dtype=dtype, packed=[0, 20, 37])
     emulated_check(x, "split_columns")
@@ -47,11 +47,11 @@ def test_other_taps(W: int, seed: int) -> None:
     emulated_check(inputs(1, 40, (2, 3, 8, 8), W, seed, dtype=BF16), "split_conv")
 
 
-def test_ways(seed: int) -> None:
-    ways: list[dict[str, Any]] = [{"bias": False}, {"l2norm": False}, {"eps": 0.5}, {"packed": [0, 1, 1, 35, 64]}]
-    for way in ways:
-        emulated_check(inputs(1, 70, (2, 3, 16, 8), 4, seed, dtype=BF16, **way), "split_columns")
-        emulated_check(inputs(1, 70, (2, 3, 16, 8), 4, seed, dtype=BF16, channels_last=False, **way), "split_conv")
+def test_options(seed: int) -> None:
+    options: list[dict[str, Any]] = [{"bias": False}, {"l2norm": False}, {"eps": 0.5}, {"packed": [0, 1, 1, 35, 64]}]
+    for each in options:
+        emulated_check(inputs(1, 70, (2, 3, 16, 8), 4, seed, dtype=BF16, **each), "split_columns")
+        emulated_check(inputs(1, 70, (2, 3, 16, 8), 4, seed, dtype=BF16, channels_last=False, **each), "split_conv")
     emulated_check(inputs(1, 9, (2, 3, 24, 8), 4, seed, l2norm=False), "split_columns")
 
 
@@ -74,24 +74,24 @@ def test_pool(width: int, heads: tuple[int, int, int, int], seed: int) -> None:
 
 @pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 2, 5, 3)], ids=str)
 def test_slots_past_the_pool(heads: tuple[int, int, int, int], seed: int) -> None:
-    """NaN, and nothing is touched; other sequences are as without it."""
+    """The output is NaN, nothing is touched, and other sequences do not change."""
     x = inputs(1, 40, heads, 4, seed, packed=[0, 10, 30, 40])
     clean = with_pool(x, [0, 1, 2], 3, seed, fresh=[])
     pool = clean.options["conv_state"].clone()
     with emulated():
         expected = clean.call()
-        lying = replace(x, options=x.options | {"conv_state": pool.clone(), "state_indices": torch.tensor([0, 2**40, 2])})
-        found = lying.call()
+        invalid = replace(x, options=x.options | {"conv_state": pool.clone(), "state_indices": torch.tensor([0, 2**40, 2])})
+        found = invalid.call()
     for mine, theirs in zip(found, expected, strict=True):
         assert bool(mine[:, 10:30].isnan().all())
         assert torch.equal(mine[:, :10], theirs[:, :10]) and torch.equal(mine[:, 30:], theirs[:, 30:])
-    after = lying.options["conv_state"]
+    after = invalid.options["conv_state"]
     assert torch.equal(after[1], pool[1]) and torch.equal(after[[0, 2]], clean.options["conv_state"][[0, 2]])
 
 
 @pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 50], [40, 0], [0, 0]])
 @pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 2, 5, 3)], ids=str)
-def test_offsets_that_lie_touch_nothing_outside(heads: tuple[int, int, int, int], offsets: list[int], seed: int) -> None:
+def test_invalid_offsets_touch_nothing_outside(heads: tuple[int, int, int, int], offsets: list[int], seed: int) -> None:
     x = inputs(1, 40, heads, 4, seed, packed=offsets)
     with emulated():
         x.call()
@@ -100,16 +100,16 @@ def test_offsets_that_lie_touch_nothing_outside(heads: tuple[int, int, int, int]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients(dtype: torch.dtype, seed: int) -> None:
-    ways: list[dict[str, Any]] = [{}, {"l2norm": False, "bias": False}, {"packed": [0, 7, 7, 30]}, {"channels_last": False}]
+    options: list[dict[str, Any]] = [{}, {"l2norm": False, "bias": False}, {"packed": [0, 7, 7, 30]}, {"channels_last": False}]
     for heads in ((2, 3, 16, 8), (1, 2, 5, 3), (1, 1, 70, 33)):
-        for way in ways:
-            x = inputs(1, 40, heads, 4, seed, dtype=dtype, **way)
+        for each in options:
+            x = inputs(1, 40, heads, 4, seed, dtype=dtype, **each)
             with emulated():
                 check_gradients(x, seed)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_stays_in_its_head_and_window(bad: float, seed: int) -> None:
+def test_values_that_are_not_finite_stay_in_their_head_and_window(bad: float, seed: int) -> None:
     x = inputs(1, 40, (2, 3, 16, 8), 4, seed)
     with emulated():
         clean = x.call()
@@ -135,7 +135,7 @@ def test_heads_of_zeros(seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 3, 5, 4)], ids=str)
 def test_gates(heads: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> None:
-    """As many as fill blocks and as do not; q, k and v have the bits that they have without."""
+    """Whole and partial blocks; gates do not change the bits of q, k and v."""
     kernel = "split_columns" if heads[2] == 16 else "split_conv"
     for B, L in ((2, 1), (2, 37), (1, 600)):
         x = inputs(B, L, heads, 4, seed, dtype=dtype)
@@ -181,7 +181,7 @@ def test_gradients_of_gates_at_the_ends(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_of_heads_of_one_channel(dtype: torch.dtype, seed: int) -> None:
-    """q / |q| is ±1 but for eps: its gradient is all that a difference would lose."""
+    """q / |q| is ±1 up to eps, so a gradient computed as a difference would cancel to 0."""
     with emulated():
         for eps in (1e-6, 0.5):
             check_gradients(inputs(1, 40, (2, 3, 1, 5), 4, seed, dtype=dtype, eps=eps), seed)

@@ -46,7 +46,7 @@ def test_fewer_rows_than_blocks_have_room_for(dk: int, dv: int, heads: int, seed
 @pytest.mark.parametrize("layout", ["qwen3_next", "qwen3_5", "split"])
 @pytest.mark.parametrize("heads", [(1, 1), (2, 6), (1, 9), (1, 17)])
 def test_layouts_and_heads(heads: tuple[int, int], layout: str, io: torch.dtype, seed: int) -> None:
-    """9 and 17 value heads of a key head come in parts."""
+    """9 and 17 value heads per key head take several passes."""
     for T in (1, 2):
         check(layer_arguments(2, T, seed, layout, heads, 64, 72, io=io), layer)
 
@@ -58,7 +58,7 @@ def test_value_heads_that_fill_shared_memory(seed: int) -> None:
 
 @pytest.mark.parametrize("T", [1, 2, 16])
 def test_verify(T: int, seed: int) -> None:
-    """Accepted numbers that lie, slots that are not written, null slots of the state and of the inputs, slots past the pool."""
+    """Invalid accepted counts, slots that are not written, null slots of the state and of the inputs, slots past the pool."""
     B = 9
     slots = torch.randperm(B * T + 3)[: B * T].view(B, T)
     slots[1, T - 1] = -1
@@ -89,7 +89,7 @@ def test_step_states(by_token: bool, seed: int) -> None:
         check(x, layer)
 
 
-def test_slots_that_lie(seed: int) -> None:
+def test_invalid_slots(seed: int) -> None:
     for T in (1, 4):
         for index in (torch.int64, torch.int32):
             slots = torch.tensor(HOSTILE).clamp(torch.iinfo(index).min, torch.iinfo(index).max).to(index)
@@ -116,7 +116,7 @@ def test_no_sequences_and_no_tokens(seed: int) -> None:
         check(layer_arguments(B, T, seed), layer)
 
 
-def test_gates_that_reset_and_states_that_are_not_numbers(seed: int) -> None:
+def test_gates_that_reset_and_states_that_are_not_finite(seed: int) -> None:
     for T in (1, 3):
         x = layer_arguments(3, T, seed, "split")
         x["a"][0] = 1e30
@@ -142,7 +142,7 @@ def test_outputs_whose_squares_fp32_cannot_hold(seed: int) -> None:
 
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
-def test_states_are_those_of_the_operators_to_the_bit(state: torch.dtype, seed: int) -> None:
+def test_states_have_the_bits_of_the_operators(state: torch.dtype, seed: int) -> None:
     for T, dk in ((1, 128), (4, 64)):
         x = layer_arguments(3, T, seed, "qwen3_5", (2, 4), dk, 64, columns=T + 2, slots=3 * T, state=state)
         if T > 1:

@@ -1,4 +1,4 @@
-"""What the emulator finds: kernels with one fault each (faulty_kernels.cuh), and none in those without."""
+"""The emulator reports the fault of each kernel in faulty_kernels.cuh, and none in those without."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ class Arguments(ctypes.Structure):
 
 
 def launch(kernel: str, reverse: bool = False, blocks: int = 1) -> tuple[Tensor, str]:
-    """The numbers 0 … 63 after a kernel of one block, or a cluster, and what it did wrong."""
+    """The elements 0 … 63 after a kernel of one block, or a cluster, and its error."""
     memory = Guarded()
-    numbers = memory.copy(torch.arange(64.0))
+    values = memory.copy(torch.arange(64.0))
     library().emulator_schedule(7, reverse)
-    arguments = ctypes.byref(Arguments(numbers.data_ptr()))
+    arguments = ctypes.byref(Arguments(values.data_ptr()))
     name = f"faulty/{kernel}".encode()
     fault = library().emulator_launch(name, b"", blocks, 64 // blocks, 256, blocks, arguments).decode()
     memory.check()
-    return numbers, with_lines(fault)
+    return values, with_lines(fault)
 
 
 def orders(kernel: str, blocks: int = 1) -> tuple[Tensor, Tensor]:
-    (numbers, fault), (others, other_fault) = (launch(kernel, reverse, blocks) for reverse in (False, True))
+    (values, fault), (others, other_fault) = (launch(kernel, reverse, blocks) for reverse in (False, True))
     assert not fault and not other_fault
-    return numbers, others
+    return values, others
 
 
 def test_a_kernel_without_fault() -> None:
-    assert all(torch.equal(numbers, torch.full((64,), 63.0)) for numbers in orders("none"))
+    assert all(torch.equal(values, torch.full((64,), 63.0)) for values in orders("none"))
 
 
 def test_tensor_cores_multiply_matrices() -> None:
-    assert all(not numbers.any() for numbers in orders("multiplies"))
+    assert all(not values.any() for values in orders("multiplies"))
 
 
 @pytest.mark.parametrize("kernel", ["reads_before_a_barrier", "overwrites_before_a_barrier"])
 def test_a_race_shows_in_the_other_order(kernel: str) -> None:
-    numbers, others = orders(kernel)
-    assert not torch.equal(numbers, others)
+    values, others = orders(kernel)
+    assert not torch.equal(values, others)
 
 
-def test_what_nobody_wrote_is_nan() -> None:
-    assert all(numbers.isnan().all() for numbers in orders("reads_what_nobody_wrote"))
+def test_unwritten_memory_is_nan() -> None:
+    assert all(values.isnan().all() for values in orders("reads_what_nobody_wrote"))
 
 
 def test_copies_have_arrived_after_a_wait() -> None:
@@ -67,11 +67,11 @@ def test_copies_have_arrived_after_a_wait() -> None:
     [
         ("waits_for_nobody", "a deadlock: from thread 0 on __syncthreads at faulty_kernels.cuh:36, from thread 1 on __s"),
         ("waits_in_two_places", "waits in __"),
-        ("reads_behind_a_tensor", "thread 63: memory of nobody"),
+        ("reads_past_a_tensor", "thread 63: unmapped memory"),
         ("is_misaligned", "a misaligned address"),
         ("leaves_an_array", "an index outside of its array"),
         ("overflows", "an integer overflows"),
-        ("writes_behind_shared_memory", "thread 63: memory of nobody"),
+        ("writes_past_shared_memory", "thread 63: unmapped memory"),
     ],
 )
 def test_faults(kernel: str, expected: str) -> None:
@@ -83,13 +83,13 @@ def test_faults(kernel: str, expected: str) -> None:
 
 def test_blocks_of_a_cluster_reach_each_other() -> None:
     expected = torch.arange(64.0).roll(32)
-    assert all(torch.equal(numbers, expected) for numbers in orders("exchanges", blocks=2))
-    numbers, others = orders("reads_before_the_cluster_meets", blocks=2)
-    assert not (torch.equal(numbers, expected) and torch.equal(others, expected))
+    assert all(torch.equal(values, expected) for values in orders("exchanges", blocks=2))
+    values, others = orders("reads_before_the_cluster_barrier", blocks=2)
+    assert not (torch.equal(values, expected) and torch.equal(others, expected))
 
 
 @pytest.mark.parametrize("kernel, when", [("has_not_begun", "may not have begun"), ("has_returned", "has returned")])
-def test_stores_into_a_block_that_is_not_there(kernel: str, when: str) -> None:
+def test_stores_into_a_block_that_does_not_run(kernel: str, when: str) -> None:
     for reverse in (False, True):
         fault = launch(f"stores_into_a_block_that_{kernel}", reverse, blocks=2)[1]
         assert f"a store into the shared memory of a block that {when}" in fault
@@ -99,11 +99,11 @@ def test_an_unknown_kernel_is_refused() -> None:
     assert "no such kernel" in launch("unknown")[1]
 
 
-def test_writes_in_front_of_a_tensor_are_found() -> None:
+def test_writes_before_a_tensor_are_found() -> None:
     memory = Guarded()
-    numbers = memory.copy(torch.arange(3.0))
+    values = memory.copy(torch.arange(3.0))
     memory.check()
-    ctypes.c_ubyte.from_address(numbers.data_ptr() - 1).value = 0
+    ctypes.c_ubyte.from_address(values.data_ptr() - 1).value = 0
     with pytest.raises(AssertionError, match="outside of a tensor"):
         memory.check()
 
@@ -141,7 +141,7 @@ def test_translation() -> None:
 
 
 def test_operators_get_and_make_guarded_tensors() -> None:
-    """Both end where a page that nobody can touch begins; the bits of both runs are compared."""
+    """Both end where a protected page begins."""
     given = {name: torch.rand(1, 3, 5) for name in ("u", "delta", "B", "C")} | {"A": -torch.rand(3, 3)}
     with emulated():
         out, last = selective_scan(**given, return_last_state=True)

@@ -57,9 +57,9 @@ def rglru_check(x: Inputs) -> None:
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("N", [1, 3])
 @BOTH_LAYOUTS
-def test_rglru_options(dtype: torch.dtype, N: int, channels_last: bool, seed: int) -> None:
-    for form in OPTIONS:
-        rglru_check(inputs(1, 5, 200, N, seed, dtype=dtype, channels_last=channels_last, **form))
+def test_options_of_rglru(dtype: torch.dtype, N: int, channels_last: bool, seed: int) -> None:
+    for each in OPTIONS:
+        rglru_check(inputs(1, 5, 200, N, seed, dtype=dtype, channels_last=channels_last, **each))
 
 
 @BOTH_LAYOUTS
@@ -78,7 +78,7 @@ def test_mixed_layouts_of_rglru_off_16_bytes(channels_last: bool, seed: int) -> 
 
 
 def test_a_channel_of_a_wider_tensor(seed: int) -> None:
-    """One channel of (B, L, D) is a transposed view for kernels and for the shape function, so both have short tiles."""
+    """Kernels and shape function take one channel of (B, L, D) as a transposed view, with the same tile length."""
     x = inputs(2, 3, 300, 2, seed, channels_last=True, initial=True)
     start = x.options["initial_state"][:, :1].contiguous()
     given = x.u.detach()[:, :1], x.delta.detach()[:, :1], x.A[:1], start, None, None, False, None
@@ -91,7 +91,7 @@ def test_a_channel_of_a_wider_tensor(seed: int) -> None:
 
 @pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 150], [200, 0], [0, 0]])
 @BOTH_LAYOUTS
-def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], channels_last: bool, seed: int) -> None:
+def test_invalid_offsets_touch_nothing_outside(offsets: list[int], channels_last: bool, seed: int) -> None:
     x = inputs(1, 5, 200, 2, seed, channels_last=channels_last, initial=True, packed=[0] * len(offsets))
     x.options["cu_seqlens"] = torch.tensor(offsets)
     leaves = [y.requires_grad_() for y in x.leaves()]

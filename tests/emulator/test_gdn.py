@@ -63,7 +63,7 @@ def test_a_step(tokens: int, dk: int, dv: int, kernel: str, state: torch.dtype) 
     "dk, dv, T, state", [(64, 200, 3, torch.float32), (96, 40, 9, torch.float32), (192, 72, 3, torch.bfloat16)]
 )
 def test_verify_equals_single_steps(dk: int, dv: int, T: int, state: torch.dtype, multiprocessors: int) -> None:
-    """With few rows a block and with several steps of many: the same bits."""
+    """The same bits, with few rows per block and with several row steps."""
     x = a_step(2, T, (1, 2), dk, dv, state)
     kept = torch.zeros(2, T, 2, dv, dk, dtype=state)
     with emulated(multiprocessors) as launched:

@@ -1,5 +1,4 @@
-"""What engines hand over, in the emulator: see tests/gdn/handed_over.py. gdn/prefill needs Hopper's tensor cores, which the
-emulator has not, so whole chunks run token by token here."""
+"""Arguments as engines pass them (tests/gdn/handed_over.py), in the emulator, token by token. test_prefill.py has chunks."""
 
 from __future__ import annotations
 
@@ -102,13 +101,13 @@ def test_drafts(call: Call, layout: str, to: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
-def test_indices_that_lie(call: Call, layout: str) -> None:
+def test_invalid_indices(call: Call, layout: str) -> None:
     check_lies(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cpu")
     check_lies(replace(call, lengths=(1,) * 6), layout, "cpu")
 
 
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
-def test_offsets_that_lie(call: Call) -> None:
+def test_invalid_offsets(call: Call) -> None:
     check_offsets_that_lie(replace(call, lengths=(70, 0, 5)), "cpu")
 
 

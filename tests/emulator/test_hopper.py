@@ -1,5 +1,5 @@
-"""Hopper's asynchronous instructions in the emulator: kernels that use them rightly give what they should in both orders of
-threads, and kernels with one fault each are caught (hopper_kernels.cuh)."""
+"""Hopper's asynchronous instructions in the emulator: correct kernels give the right results in both orders of threads, and
+each kernel with a fault is reported (hopper_kernels.cuh)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Arguments(ctypes.Structure):
     ]
 
 
-def numbers(*shape: int) -> Tensor:
-    """Small integers: sums of their products are exact."""
+def small_integers(*shape: int) -> Tensor:
+    """Sums of their products are exact."""
     return (torch.arange(torch.Size(shape).numel()).view(shape) * 7 % 11 - 5).bfloat16()
 
 
@@ -41,7 +41,7 @@ def numbers(*shape: int) -> Tensor:
 class Launch:
     """A call of a kernel, on guarded copies of its tensors (batch, token, head, d)."""
 
-    source: Tensor = field(default_factory=lambda: numbers(1, ROWS, 1, 64))
+    source: Tensor = field(default_factory=lambda: small_integers(1, ROWS, 1, 64))
     target: Tensor = field(default_factory=lambda: torch.zeros(1, ROWS, 1, 64).bfloat16())
     load_at: At = (0, 0, 0, 0)
     store_at: At = (0, 0, 0, 0)
@@ -50,12 +50,12 @@ class Launch:
     blocks: int = 1
     cluster: int = 1
     shared: int = 34 << 10
-    target_tokens: int = ROWS  # of a box
+    target_tokens: int = ROWS  # tokens of a box
     data: Tensor = field(default_factory=lambda: torch.arange(ROWS * 64.0))
     aliased: bool = False  # the source is what the kernel writes to `data`
 
     def run(self, kernel: str, configuration: str, reverse: bool) -> str:
-        """What it did wrong; `data` and `target` become what it has written."""
+        """Returns its error; `data` and `target` become what it has written."""
         memory = Guarded()
         source, target, data = memory.copy(self.source), memory.copy(self.target), memory.copy(self.data)
         counts = memory.copy(torch.zeros(1, dtype=torch.int32))
@@ -89,7 +89,7 @@ class Launch:
 
 
 def results(kernel: str, configuration: str = "", **options: object) -> list[Launch]:
-    """Of both orders."""
+    """Runs a kernel in each order of threads; expects no error."""
     made = []
     for reverse in (False, True):
         launch = Launch(**options)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def faults(kernel: str, configuration: str, **options: object) -> list[str]:
 # ---- wgmma
 
 
-def test_a_product_of_what_tma_loads() -> None:
+def test_a_product_of_a_tile_from_tma() -> None:
     for launch in results("product", "Fault::none", threads=160):
         x = launch.source[0, :, 0].float()
         assert torch.equal(launch.data.view(ROWS, 64), x @ x.T)
@@ -126,7 +126,7 @@ def test_every_product(kernel: str) -> None:
         ("expects_too_little", "more bytes arrive than are expected", "tma.cuh"),
         ("arrives_twice", "one arrival more than is expected", "hopper_kernels.cuh"),
         ("no_barrier", "no mbarrier at dynamic shared memory + 8192: not initialised, or overwritten", "hopper_kernels.cuh"),
-        ("barrier_without_fence", "without a fence behind its init", "tma.cuh"),
+        ("barrier_without_fence", "without a fence after its init", "tma.cuh"),
         ("no_wgmma_fence", "a wgmma without wgmma.fence", "wgmma.cuh"),
         ("no_commit", "reads registers of a wgmma in flight", "hopper_kernels.cuh"),
         ("reads_accumulators_in_flight", "reads registers of a wgmma in flight", "hopper_kernels.cuh"),
@@ -135,7 +135,7 @@ def test_every_product(kernel: str) -> None:
         ("one_warp_is_missing", "another warp of the warpgroup", ""),
         ("returns_in_flight", "returns before its wgmma has ended", "wgmma.cuh"),
         ("misaligned_operand", "does not begin where the swizzle's pattern does", "wgmma.cuh"),
-        ("stores_without_fence", "without fence.proxy.async behind", "wgmma.cuh"),
+        ("stores_without_fence", "without a fence.proxy.async since", "wgmma.cuh"),
     ],
 )  # fmt: skip
 def test_faults_around_a_product(fault: str, expected: str, where: str) -> None:
@@ -147,13 +147,13 @@ UNORDERED = ("what has not arrived yet", "and no barrier is between")
 
 
 @pytest.mark.parametrize("fault", ["loads_before_arrival", "multiplies_before_arrival"])
-def test_what_tma_loads_is_not_waited_for(fault: str) -> None:
+def test_tma_loads_without_a_wait(fault: str) -> None:
     for text in faults("product", f"Fault::{fault}", threads=160):
         assert any(each in text for each in UNORDERED) and "hopper_kernels.cuh:" in text, text
 
 
 def test_tma_overwrites_an_operand() -> None:
-    """Its mbarrier may be two phases further when others ask for the first one."""
+    """Its mbarrier may be two phases ahead when other threads wait for the first phase."""
     for text in faults("product", "Fault::overwrites_by_tma", threads=160):
         assert any(each in text for each in (*UNORDERED, "overwrites what is still in use", "a deadlock")), text
 
@@ -165,7 +165,7 @@ LOADED = [(0, 0, 0, 0), (64, 1, 8, 1), (-16, 2, -3, 0), (48, 0, 90, 1), (0, 3, 0
 
 
 def box(at: At, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which of its tokens and elements exist in x, as a mask, and their numbers."""
+    """A mask of the tokens and elements that exist in x, and their indices."""
     tokens, elements = at[2] + torch.arange(ROWS), at[0] + torch.arange(64)
     exists = ((tokens >= 0) & (tokens < x.shape[1]))[:, None] & ((elements >= 0) & (elements < x.shape[3]))
     return exists & (0 <= at[1] < x.shape[2]) & (0 <= at[3] < x.shape[0]), tokens, elements
@@ -174,8 +174,8 @@ def box(at: At, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("load_at", LOADED)
 @pytest.mark.parametrize("store_at", [(0, 0, 0, 0), (64, 0, 60, 1), (-8, 1, -1, 0), (0, 0, 0, 2)])
 def test_boxes_of_a_tensor(load_at: At, store_at: At) -> None:
-    """Zeros are read outside of it; nothing is written there."""
-    source, target = numbers(2, 100, 3, 96), numbers(2, 80, 2, 72)
+    """Outside of the tensor, loads give zeros and stores do nothing."""
+    source, target = small_integers(2, 100, 3, 96), small_integers(2, 80, 2, 72)
     tile, expected = torch.zeros(ROWS, 64).bfloat16(), target.clone()
     exists, tokens, elements = box(load_at, source)
     rows, columns = exists.nonzero(as_tuple=True)
@@ -188,7 +188,7 @@ def test_boxes_of_a_tensor(load_at: At, store_at: At) -> None:
 
 
 def test_strided_tensors() -> None:
-    source = numbers(2, 70, 4, 128)[..., 1::2, 32:]
+    source = small_integers(2, 70, 4, 128)[..., 1::2, 32:]
     assert not source.is_contiguous()
     for launch in results("copy", "Store::right", source=source, load_at=(16, 1, 3, 1)):
         assert torch.equal(launch.target[0, :, 0], 2 * source[1, 3:67, 1, 16:80])
@@ -212,7 +212,7 @@ def test_faults_of_stores(fault: str, expected: str) -> None:
 
 @pytest.mark.parametrize("ring", ["right", "asks"])
 def test_a_ring(ring: str) -> None:
-    source = numbers(1, 5 * ROWS, 1, 64)
+    source = small_integers(1, 5 * ROWS, 1, 64)
     for launch in results("ring", f"Ring::{ring}", source=source, chunks=5, threads=160):
         expected = source[0, :, 0, 0].float().view(5, ROWS).sum(0)
         assert torch.equal(launch.data[:128], expected.repeat(2))
@@ -220,11 +220,11 @@ def test_a_ring(ring: str) -> None:
 
 @pytest.mark.parametrize("fault", ["no_wait_for_empty", "releases_too_early"])
 def test_races_of_rings(fault: str) -> None:
-    for text in faults("ring", f"Ring::{fault}", source=numbers(1, 5 * ROWS, 1, 64), chunks=5, threads=160):
+    for text in faults("ring", f"Ring::{fault}", source=small_integers(1, 5 * ROWS, 1, 64), chunks=5, threads=160):
         assert any(each in text for each in (*UNORDERED, "one arrival more")), text
 
 
-def test_a_ring_that_nobody_fills() -> None:
+def test_a_ring_without_a_producer() -> None:
     for text in faults("ring", "Ring::waits_for_a_phase_too_many", chunks=1, threads=160):
         assert "a deadlock: from thread 0 on mbarrier at dynamic shared memory + " in text
         assert "(phase 0: 1 of 1 arrivals and 0 bytes are missing; initialised" in text
@@ -233,7 +233,7 @@ def test_a_ring_that_nobody_fills() -> None:
 # ---- Named barriers
 
 
-def test_threads_hand_over_at_a_named_barrier() -> None:
+def test_a_named_barrier_orders_stores_and_loads() -> None:
     for launch in results("named", "Named::right"):
         assert torch.equal(launch.data[:64], torch.arange(64.0) + torch.arange(64.0, 128))
 
@@ -256,16 +256,16 @@ def test_faults_of_named_barriers(fault: str, expected: str) -> None:
 
 
 def test_a_cluster_loads_for_all_its_blocks() -> None:
-    source = numbers(1, ROWS, 1, 64)
+    source = small_integers(1, ROWS, 1, 64)
     for launch in results("multicast", "Cluster::right", target=source, target_tokens=32, blocks=2, cluster=2):
         assert torch.equal(launch.data[:128], source[0, :, 0, 0].float().repeat(2))
 
 
 @pytest.mark.parametrize(
-    "fault, expected", [("no_meeting", ("may not have begun", "no mbarrier")), ("leaves_early", ("return",))]
+    "fault, expected", [("no_cluster_barrier", ("may not have begun", "no mbarrier")), ("leaves_early", ("return",))]
 )
 def test_faults_of_clusters(fault: str, expected: tuple[str, ...]) -> None:
-    options = {"target": numbers(1, ROWS, 1, 64), "target_tokens": 32, "blocks": 2, "cluster": 2}
+    options = {"target": small_integers(1, ROWS, 1, 64), "target_tokens": 32, "blocks": 2, "cluster": 2}
     for text in faults("multicast", f"Cluster::{fault}", **options):
         assert any(each in text for each in expected), text
 

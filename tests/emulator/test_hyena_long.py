@@ -39,7 +39,7 @@ def test_channels_split_among_warps(L: int, S: int, dtype: torch.dtype, seed: in
 
 
 @pytest.mark.parametrize("S, dtype", [(3, torch.bfloat16), (20, torch.float32), (20, torch.float16)])
-def test_split_channels_in_other_configurations(S: int, dtype: torch.dtype, seed: int) -> None:
+def test_other_configurations_of_segments(S: int, dtype: torch.dtype, seed: int) -> None:
     check(1, 1, 2560, S, seed, dtype)
 
 
@@ -75,7 +75,7 @@ def test_channels_by_shared_memory(dtype: torch.dtype, shared_bytes: int, sector
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 def test_poles(log_pole: float, seed: int) -> None:
-    """A single pole over thousands of tokens, in one and several segments."""
+    """A single pole over thousands of tokens, in one segment and in several."""
     poles = torch.full((2, 1), log_pole)
     for multiprocessors in (1, 132):
         options = {"initial_state": torch.ones(1, 2, 1), "multiprocessors": multiprocessors}

@@ -39,7 +39,7 @@ def test_channels_split_among_warps(L: int, S: int, dtype: torch.dtype, seed: in
 
 
 @pytest.mark.parametrize("S, dtype", [(3, torch.bfloat16), (20, torch.float32), (20, torch.float16)])
-def test_split_channels_in_other_configurations(S: int, dtype: torch.dtype, seed: int) -> None:
+def test_other_configurations_of_segments(S: int, dtype: torch.dtype, seed: int) -> None:
     check(1, 1, 2560, S, seed, dtype)
 
 
@@ -54,7 +54,7 @@ def test_layouts(layout: str, seed: int) -> None:
     "D, L, S", [(8, 700, 16), (24, 513, 5), (16, 2100, 16), (8, 1, 3), (16, 0, 3), (8, 1024, 40), (16, 530, 17)]
 )
 def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
-    """A block may have a segment of the tokens; with more than 16 states, backward uses transposed copies."""
+    """A block may have a segment of the tokens; for more than 16 states, tokens become contiguous in copies."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         with emulated() as launched:
             check_long_gradients(1, D, L, S, seed, dtype, "channels", groups=D // 2, initial_state=states(1, D, S, seed))
@@ -70,7 +70,7 @@ def test_channels_in_whole_vectors_whose_gradient_is_not(seed: int) -> None:
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 def test_poles(log_pole: float, seed: int) -> None:
-    """A single pole over thousands of tokens, in one and several segments."""
+    """A single pole over thousands of tokens, in one segment and in several."""
     poles = torch.full((2, 1), log_pole)
     for multiprocessors in (1, 132):
         options = {"initial_state": torch.ones(1, 2, 1), "multiprocessors": multiprocessors}

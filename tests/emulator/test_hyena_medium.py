@@ -16,7 +16,7 @@ from gdn_cuda import hyena_medium
 
 
 def check(*args: Any, multiprocessors: int = 132, **options: Any) -> None:
-    """Backward also computes y and the state."""
+    """The backward recomputes y and the state."""
     with emulated(multiprocessors):
         check_medium(*args, **options)
         check_medium_gradients(*args, **options)
@@ -48,13 +48,13 @@ def test_layouts(layout: str, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("K", [1, 34, 128, 129, 700])
 def test_contiguous_channels(dtype: torch.dtype, K: int, seed: int) -> None:
-    """Vectors of channels: full and partial blocks, partial tiles, several segments."""
+    """Vectors of channels: whole and partial blocks, tiles that end early, several segments."""
     check(2, 8, 600, K, seed, dtype, "channels", groups=2)
     check(1, 24, 1100, K, seed, dtype, "channels", groups=1, multiprocessors=1)
 
 
 @pytest.mark.parametrize("K", [7, 128, 300])
-def test_every_option_with_contiguous_channels(K: int, seed: int) -> None:
+def test_every_option_of_contiguous_channels(K: int, seed: int) -> None:
     B, D = 2, 24
     state = torch.randn(B, D, K - 1, generator=torch.Generator().manual_seed(seed))
     for L in (0, 1, 5, 530):
@@ -96,8 +96,8 @@ def test_calls_in_parts_equal_one_call(K: int, seed: int) -> None:
 
 @pytest.mark.parametrize("layout, D", [("tokens", 3), ("channels", 8)])
 @pytest.mark.parametrize("K", [128, 300])
-def test_gradients_of_split_channels(layout: str, D: int, K: int, seed: int) -> None:
-    """Each segment reads tokens before and after it."""
+def test_gradients_of_several_segments(layout: str, D: int, K: int, seed: int) -> None:
+    """Each segment reads the tokens before and after it."""
     state = torch.randn(1, D, K - 1, generator=torch.Generator().manual_seed(seed))
     for multiprocessors in (1, 132):
         with emulated(multiprocessors):
@@ -106,7 +106,7 @@ def test_gradients_of_split_channels(layout: str, D: int, K: int, seed: int) -> 
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 def test_gradients_of_other_strides(layout: str, seed: int) -> None:
-    """An expanded scalar, the other layout, rows off 16-byte alignment, inputs in both layouts."""
+    """An expanded scalar, the other layout, rows that do not begin on 16 bytes, inputs in both layouts."""
     x1, x2, v = (y.bfloat16() for y in gated_inputs(2, 8, 80, seed))
     other = "channels" if layout == "tokens" else "tokens"
     x = {"x1": laid_out(x1, layout), "x2": laid_out(x2, other), "v": laid_out(v, "neither")}

@@ -17,7 +17,7 @@ from gdn_cuda import hyena_short
 
 
 def check(*args: Any, **options: Any) -> None:
-    """Backward also computes y and the state."""
+    """The backward recomputes y and the state."""
     with emulated():
         check_short(*args, **options)
         check_short_gradients(*args, **options)
@@ -70,8 +70,8 @@ def test_a_state_longer_than_the_sequence(layout: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
-def test_calls_in_parts_equal_one_call(layout: str, seed: int) -> None:
-    """Bit for bit, with segments of other lengths."""
+def test_in_parts_as_in_one(layout: str, seed: int) -> None:
+    """The same bits, with segments of other lengths."""
     D, L, K = 3, 1000, 7
     x1, x2, v = (laid_out(x.bfloat16(), layout) for x in gated_inputs(1, D, L, seed))
     weight, bias = (x.float() for x in fir_parameters(D, D, K, seed))
@@ -104,7 +104,7 @@ def test_infinities_end_with_the_filter(layout: str, K: int, seed: int) -> None:
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 @pytest.mark.parametrize("K", [5, 20])
-def test_reach_of_a_nan_in_gradients(layout: str, K: int, seed: int) -> None:
+def test_how_far_a_nan_reaches_in_gradients(layout: str, K: int, seed: int) -> None:
     """At the ends of tiles, steps, segments and the sequence."""
     with emulated():
         for at in (0, 7, 223, 247, 248, 255, 256, 511, 598, 599):
@@ -114,7 +114,7 @@ def test_reach_of_a_nan_in_gradients(layout: str, K: int, seed: int) -> None:
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 @pytest.mark.parametrize("K", [7, 32])
 def test_gradients_do_not_depend_on_the_split(layout: str, K: int, seed: int) -> None:
-    """Gradients of x1, x2, v and the initial state agree bit for bit; the others are summed in another order."""
+    """Gradients of x1, x2, v and the initial state have the same bits; the other ones are summed in another order."""
     B, D, L = 1, 5, 1600
     x = [laid_out(y.bfloat16(), layout) for y in gated_inputs(B, D, L, seed)]
     given = [*x, *(y.float() for y in fir_parameters(D, D, K, seed)), torch.ones(B, D, K - 1)]
@@ -132,7 +132,7 @@ def test_gradients_do_not_depend_on_the_split(layout: str, K: int, seed: int) ->
 
 @pytest.mark.parametrize("layout", ["tokens", "channels"])
 def test_gradients_of_other_strides(layout: str, seed: int) -> None:
-    """An expanded scalar, the other layout, rows off 16-byte alignment, inputs in both layouts."""
+    """An expanded scalar, the other layout, rows that do not begin on 16 bytes, inputs in both layouts."""
     x1, x2, v = (y.bfloat16() for y in gated_inputs(2, 6, 80, seed))
     other = "channels" if layout == "tokens" else "tokens"
     x = {"x1": laid_out(x1, layout), "x2": laid_out(x2, other), "v": laid_out(v, "neither")}
@@ -148,7 +148,7 @@ def test_gradients_of_other_strides(layout: str, seed: int) -> None:
 
 
 def test_interleaved_channels(seed: int) -> None:
-    """Evo 2's projections: views with a stride of three channels."""
+    """Views with steps of three channels, as Evo 2 splits its projections."""
     z = torch.randn(2, 9, 264, generator=torch.Generator().manual_seed(seed)).bfloat16()
     x2, x1, v = z[:, 0::3], z[:, 1::3], z[:, 2::3]
     weight = torch.randn(1, 1, 7, generator=torch.Generator().manual_seed(seed))

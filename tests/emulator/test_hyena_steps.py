@@ -25,7 +25,7 @@ def step(**x: Any) -> Any:
 
 @pytest.mark.parametrize("K", [1, 2, 3, 5, 6, 7, 9, 10, 33, 34, 127, 128, 129, 130, 257, 258, 1024])
 def test_filter_lengths(K: int, seed: int) -> None:
-    """Every configuration at its limits; T is longer than the shortest states."""
+    """The limits of every configuration; T is longer than the shortest states."""
     for T, flip in product((None, 1, 5), (False, True)):
         check(fir_inputs(seed, K=K, T=T, flip_filter=flip, gated_bias=flip), step)
     check(fir_inputs(seed, B=1, D=33, K=K, T=3, groups=3) | {"bias": None}, step)
@@ -66,8 +66,8 @@ def test_slots(index: torch.dtype, T: int | None, seed: int) -> None:
         check(make(seed, B=6, T=T, slots=7) | {"state_indices": slots.clamp(max=7), "null_slot": 2}, step)
 
 
-def test_blocks_process_several_sequences(seed: int) -> None:
-    B = 5000  # the last block is partial
+def test_blocks_take_several_sequences_in_turn(seed: int) -> None:
+    B = 5000  # some of them after the last whole block
     slots = torch.randperm(B + 3, generator=torch.Generator().manual_seed(seed))[:B]
     slots[::7] = -1
     for make in (fir_inputs, modal_inputs):
@@ -104,7 +104,7 @@ def test_strides(seed: int) -> None:
 
 @pytest.mark.parametrize("D", [4, 8, 20, 300])
 def test_states_in_whole_units_are_staged(D: int, seed: int) -> None:
-    """Partial warps and blocks; tokens replace a whole state, and move the run past its free place."""
+    """Partial warps and blocks; tokens that replace the whole state, and more tokens than it has free columns."""
     for K, T, io in product(
         (2, 4, 8, 30, 65, 97, 128) if D < 300 else (4, 7, 97), (None, 4, 11), DTYPES if D == 20 else DTYPES[:1]
     ):
@@ -140,7 +140,7 @@ def test_several_tokens_equal_single_ones(K: int, D: int, seed: int) -> None:
         assert torch.equal(together[pool], alone[pool])
 
 
-def test_non_finite_values_stay_in_their_rows_and_leave_a_filter(seed: int) -> None:
+def test_values_that_are_not_finite_stay_in_their_rows_and_leave_a_filter(seed: int) -> None:
     x = fir_inputs(seed, B=2, D=9, K=6, T=12)
     clean, _ = step(**x | {"fir_state": x["fir_state"].clone()})
     x["u"][1, 4, 2], x["fir_state"][0, 3, 1] = torch.nan, torch.inf

@@ -271,7 +271,7 @@ def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float]
 
 
 LINKED = 5200  # tokens, of ten segments, or with `deterministic` of five
-IN_GROUPS = 9000  # enough for so many segments that their maps are multiplied in groups
+IN_GROUPS = 9000  # enough segments for multiplying their maps in groups
 
 
 @pytest.mark.parametrize("tokens", [LINKED, IN_GROUPS])
@@ -299,7 +299,7 @@ def test_states_that_carry_over_from_segment_to_segment(case: str, tokens: int, 
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_heads_that_remember_get_more_blocks(in_place: bool, seed: int) -> None:
+def test_heads_of_slow_decay_get_more_blocks(in_place: bool, seed: int) -> None:
     x = inputs(seed, LINKED, 64, 64, Hk=1, Hv=3, gate_range=(-1e-3, 0.0))
     x["gate"][..., ::2] *= 2000
     expected, expected_state, _ = oracle(x)
@@ -316,7 +316,7 @@ def test_heads_that_remember_get_more_blocks(in_place: bool, seed: int) -> None:
 # 14400 tokens have 14 segments, the fewest whose maps are multiplied in groups.
 @pytest.mark.parametrize("lengths", [[LINKED, 70, 0, 5300], [5800, 14400, 5200, 64]], ids=["few", "groups"])
 def test_deterministic_segments(lengths: list[int], in_place: bool, gates: tuple[float, float], seed: int) -> None:
-    """Long ones of packed sequences are split by their own length; another launch takes the others."""
+    """Long sequences of a packed batch are split by their own length; another launch takes the short ones."""
     x = packed_inputs(seed, lengths, Hv=1, gate_range=gates)
     expected, expected_state, _ = oracle(x)
     options: dict[str, Any] = {"state_indices": torch.tensor([3, 2, 1, 0])} if in_place else {}
@@ -336,7 +336,7 @@ def test_deterministic_segments(lengths: list[int], in_place: bool, gates: tuple
         assert torch.equal(out[first : first + lengths[i]], fixed[0]) and torch.equal(state[i], fixed_state[0])
 
 
-def test_deterministic_heads_that_remember_get_more_blocks(seed: int) -> None:
+def test_deterministic_heads_of_slow_decay_get_more_blocks(seed: int) -> None:
     lengths = [70, LINKED, 200]
     x = packed_inputs(seed, lengths, Hk=1, Hv=3, gate_range=(-1e-3, 0.0))
     x["gate"][..., ::2] *= 2000
@@ -353,7 +353,7 @@ def test_deterministic_heads_that_remember_get_more_blocks(seed: int) -> None:
 
 @pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
 def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
-    """Segments between the first and the last end with their maps."""
+    """Segments between the first and the last one export their summaries."""
     x = inputs(seed, LINKED, gate_range=gates)
     part = {name: x[name] for name in ("key", "value", "beta", "gate")}
     with emulated() as launched, counted_blocks() as blocks:
@@ -368,11 +368,11 @@ def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
     assert rel_rms(summary, whole) < 5e-3
 
 
-@pytest.mark.parametrize("remember", ["no head", "one head"])
-def test_of_two_launches_one_computes_the_result(remember: str, seed: int) -> None:
-    """Another configuration is faster on whole sequences: both are launched."""
+@pytest.mark.parametrize("slow", ["no head", "one head"])
+def test_one_of_two_launches_computes_the_result(slow: str, seed: int) -> None:
+    """Another configuration is faster on unsplit sequences, so both are launched."""
     x = inputs(seed, LINKED, 64, 128, Hv=2, gate_range=(-2.0, -1.0))
-    if remember == "one head":
+    if slow == "one head":
         x["gate"][..., 1] *= 1e-4
     expected, expected_state, _ = oracle(x)
     with emulated(multiprocessors=8) as launched:

@@ -132,7 +132,7 @@ def nothing(x: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("poison", [value, key, state, nothing])
 def test_strong_gates(poison: Callable[[dict[str, Tensor]], None], seed: int) -> None:
-    """A chunk that resets the state is taken token by token where it holds an infinity or NaN; the chain does that alone."""
+    """The chain computes a chunk that resets the state token by token if it has an infinity or NaN."""
     x = inputs(seed, gate_range=(-0.3, 0.0))
     x["gate"][0, [5, 300, 301, T - 1]] = -INF
     poison(x)
@@ -142,7 +142,7 @@ def test_strong_gates(poison: Callable[[dict[str, Tensor]], None], seed: int) ->
     assert bool(ahead[0][0, 641:].isfinite().all()) and bool(ahead[1].isfinite().all())
 
 
-def test_it_takes_heads_that_remember_where_others_would_be_split(seed: int) -> None:
+def test_it_is_chosen_for_slow_decay_where_fast_decay_would_be_split(seed: int) -> None:
     x = inputs(seed, 5200, 64, 128, Hk=2, Hv=2, gate_range=(-2.0, -1.0))
     x["gate"][..., 1] *= 1e-4
     expected, expected_state, _ = reference.recurrent(**to_double(x))

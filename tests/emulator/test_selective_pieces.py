@@ -1,4 +1,4 @@
-"""selective_scan with split sequences, forward and backward, in the emulator against the literal recurrence in fp64."""
+"""Sequences of selective_scan in segments, forward and backward, in the emulator against the literal recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("GDN_SCAN_PIECES", getattr(request, "param", "2"))
 
 
-OF_SEVERAL_TILES_AND_OF_ONE = pytest.mark.parametrize("pieces", ["2", "7"], indirect=True)
+SEVERAL_TILES_AND_ONE = pytest.mark.parametrize("pieces", ["2", "7"], indirect=True)
 
 
 @EVERY_DISCRETIZATION
@@ -39,7 +39,7 @@ def test_discretizations(name: str, is_complex: bool, form: str, seed: int) -> N
     assert any(kernel.startswith("scan/selective_pieces") for kernel in launched(before))
 
 
-@OF_SEVERAL_TILES_AND_OF_ONE
+@SEVERAL_TILES_AND_ONE
 @pytest.mark.parametrize("length", [1, 64, 65, 129, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @FEW_AND_MANY
@@ -54,7 +54,7 @@ def test_plain_tiles(name: str, is_complex: bool, seed: int) -> None:
     check(plain_inputs(seed, name, is_complex=is_complex, dtype=dtype, length=200), seed)
 
 
-@OF_SEVERAL_TILES_AND_OF_ONE
+@SEVERAL_TILES_AND_ONE
 @BOTH_LAYOUTS
 def test_a_layer_at_initialisation(last: bool, seed: int) -> None:
     check(model_inputs(seed, 1, 64, 330, 16, torch.bfloat16, last=last), seed)
@@ -70,7 +70,7 @@ def test_slices_and_mixed_layouts(last: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("offsets", INVALID_OFFSETS)
 @BOTH_LAYOUTS
-def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], last: bool, seed: int) -> None:
+def test_invalid_offsets_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
     x = selective_inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)
     x |= {"cu_seqlens": torch.tensor(offsets)}
     with emulated():
@@ -81,7 +81,7 @@ def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], last: bool,
 
 @pytest.mark.parametrize("argument", ["u", "delta"])
 @BOTH_LAYOUTS
-def test_infinities_and_nans_stay_in_their_channel(argument: str, last: bool, seed: int) -> None:
+def test_values_that_are_not_finite_stay_in_their_channel(argument: str, last: bool, seed: int) -> None:
     x = selective_inputs(seed, batch=2, dim=40, N=16, length=200, last=last)
     hurt = x | {argument: x[argument].clone(memory_format=torch.preserve_format)}
     hurt[argument][1, 22, 70] = torch.nan

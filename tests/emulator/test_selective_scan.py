@@ -10,7 +10,7 @@ import torch
 from emulated import emulated
 from oracle import within
 from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_DISCRETIZATION, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
-from selective_inputs import INVALID_OFFSETS, channels_last, check_at_the_root, equal_steps, model_inputs, selective_inputs
+from selective_inputs import INVALID_OFFSETS, channels_last, check_at_the_root, model_inputs, selective_inputs
 from torch import Tensor
 
 # ---- Sizes and forms
@@ -20,7 +20,7 @@ from torch import Tensor
 @FEW_AND_MANY
 @BOTH_LAYOUTS
 def test_lengths(length: int, multiprocessors: int, last: bool, seed: int) -> None:
-    """The batches have 70 channels, which are no multiple of a block's."""
+    """70 channels, in partial blocks and in several blocks."""
     check(selective_inputs(seed, length=length, dim=35, N=16, last=last), seed, multiprocessors)
 
 
@@ -57,7 +57,7 @@ def test_states(N: int, dim: int, is_complex: bool, last: bool, seed: int) -> No
 @EVERY_DISCRETIZATION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_whole_chunks_of_vectors(name: str, is_complex: bool, dtype: torch.dtype, seed: int) -> None:
-    """Along tokens, without delta_a: two chunks, and two blocks of 16 channels or less."""
+    """Vectors of tokens, without delta_a: two chunks, and two blocks of 16 channels or less."""
     x = selective_inputs(seed, name, is_complex=is_complex, batch=1, length=128, dim=32, N=3, dtype=dtype)
     check(x | {"delta_a": None}, seed)
 
@@ -97,7 +97,7 @@ def test_coefficients_in_fp32_beside_rows_in_half(last: bool, seed: int) -> None
 @pytest.mark.parametrize("other", ["B", "C", "BC"])
 @BOTH_LAYOUTS
 def test_coefficients_in_the_other_layout(other: str, last: bool, seed: int) -> None:
-    """With rows in plain tiles, which have code of their own."""
+    """Rows in the other layout have their own code for whole tiles."""
     x = selective_inputs(seed, batch=1, length=192, dim=32, N=16, dtype=torch.bfloat16, last=last) | {"delta_a": None}
     check(x | {name: x[name].contiguous() if last else x[name].mT.contiguous().mT for name in other}, seed)
 
@@ -143,7 +143,7 @@ def test_slices_and_mixed_layouts(dtype: torch.dtype, last: bool, seed: int) -> 
 
 @pytest.mark.parametrize("offsets", INVALID_OFFSETS)
 @BOTH_LAYOUTS
-def test_invalid_offsets_touch_no_memory_outside(offsets: list[int], last: bool, seed: int) -> None:
+def test_invalid_offsets_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
     x = selective_inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)
     x |= {"cu_seqlens": torch.tensor(offsets)}
     with emulated():
@@ -166,7 +166,7 @@ def test_rates(rate: float, name: str, seed: int) -> None:
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 3e-3, 1e-2])
 def test_equal_steps(rate: float, is_complex: bool, seed: int) -> None:
     """After the last token, a gradient only decays."""
-    x = equal_steps(selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True), rate)
+    x = steps_alike(selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True), rate)
     state = torch.zeros(1, *x["A"].shape, dtype=x["A"].dtype, requires_grad=True)
     with emulated():
         out, last = scan(**x, initial_state=state)
@@ -202,7 +202,7 @@ def test_a_layer_at_initialisation(dtype: torch.dtype, multiprocessors: int, las
 @pytest.mark.parametrize("argument, value", [("u", torch.nan), ("delta", torch.nan), ("z", torch.inf), ("u", torch.inf)])
 @FEW_AND_MANY
 @BOTH_LAYOUTS
-def test_infinities_and_nans_stay_in_their_channel(
+def test_values_that_are_not_finite_stay_in_their_channel(
     argument: str, value: float, multiprocessors: int, last: bool, seed: int
 ) -> None:
     x = selective_inputs(seed, batch=2, dim=40, N=16, length=130, last=last)

@@ -61,7 +61,7 @@ def test_no_tokens(name: str, varying: bool, seed: int) -> None:
 @pytest.mark.parametrize("name", ["zoh"])
 @FORMS
 def test_rows_that_blocks_share(name: str, varying: bool, with_a: bool, with_state: bool, seed: int) -> None:
-    """Two blocks per row: few rows for 132 SMs, of a little more than eight tiles."""
+    """Two blocks per row: few rows for 132 multiprocessors, of slightly more than eight tiles."""
     check(scanned(seed, 1, 2, 4201, varying, with_a, with_state), name, seed)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulated import emulated
 from guarded import bits
-from step_cases import COMPLEX, REAL, check, close, draws, layer_inputs, simplified
+from step_cases import COMPLEX, REAL, check, close, draws, simplified
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -19,8 +19,8 @@ HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 
 def step(**x: Any) -> Tensor:
-    """By scan/selective_step, and where possible by scan/selective_step_direct: the same bits. With no SMs, any number of
-    sequences is large."""
+    """scan/selective_step and, where it applies, scan/selective_step_direct give the same bits. With 0 multiprocessors,
+    heuristics choose as for many sequences."""
     written = [x[name] for name in ("state", "step_states", "out") if name in x]
     before, results = [y.clone() for y in written], []
     for multiprocessors, kernel in ((0, "scan/selective_step{"), (132, "scan/selective_step_direct{")):
@@ -37,7 +37,7 @@ def step(**x: Any) -> Tensor:
 
 
 def can_be_direct(x: dict[str, Any]) -> bool:
-    """One token of few sequences, states in whole 16-byte units, each kept where it was."""
+    """One token of few sequences, states in whole 16-byte units, in place."""
     state, slots = x["state"], x.get("state_batch_indices")
     few, one_token = x["x"].shape[0] <= 40, x["x"].dim() < state.dim() or x["x"].shape[1] == 1
     units = (state.shape[-1] * state.itemsize | state.stride(0) * state.itemsize | state.data_ptr()) % 16 == 0
@@ -53,7 +53,7 @@ def test_row_lengths(N: int, state: torch.dtype, seed: int) -> None:
 
 @pytest.mark.parametrize("name, state", [*((n, s) for n in REAL for s in STATES[:3]), *((n, STATES[3]) for n in COMPLEX)])
 def test_discretizations(name: str, state: torch.dtype, seed: int) -> None:
-    """With one step size for Ā and B̄, and with two."""
+    """One step size for Ā and B̄, and two."""
     check(draws(seed, name, N=16, state=state, heads=4, groups=2), step)
     check(draws(seed, name, N=7, state=state, bare=True), step)
     check(draws(seed, name, N=16, state=state, bare=True, tokens=5), step)
@@ -62,7 +62,7 @@ def test_discretizations(name: str, state: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("batch, N, groups", [(1, 16, None), (9, 24, None), (67, 7, None), (70, 16, 6), (300, 16, 6)])
 def test_batches(batch: int, N: int, groups: int | None, state: torch.dtype, seed: int) -> None:
-    """One to 32 sequences per block, and a last block with fewer; some sequences have no state."""
+    """1 to 32 sequences per block, fewer in the last block; some sequences have no state."""
     x = draws(seed, batch=batch, dim=12, N=N, groups=groups, state=state, io=torch.bfloat16)
     x["state_batch_indices"] = torch.randperm(batch, generator=torch.Generator().manual_seed(seed))
     if batch > 60:
@@ -83,7 +83,7 @@ def test_blocks_of_many_sequences(N: int, state: torch.dtype, seed: int) -> None
 @pytest.mark.parametrize("N", [8, 24, 136])
 @pytest.mark.parametrize("types", [(torch.float32, torch.bfloat16), (torch.float16, torch.float32), (torch.bfloat16,) * 2])
 def test_columns(N: int, types: tuple[torch.dtype, torch.dtype], seed: int) -> None:
-    """B and C of two dtypes, in units of 16 bytes or not aligned to them; one token of many sequences, and many of one."""
+    """B and C of two dtypes, aligned to 16 bytes or not; one token of many sequences, and many tokens of one."""
     for state in STATES[:2]:
         for more in ({"batch": 67}, {"batch": 2, "tokens": 9}):
             x = draws(seed, dim=20, N=N, state=state, **more)
@@ -97,7 +97,7 @@ def test_columns(N: int, types: tuple[torch.dtype, torch.dtype], seed: int) -> N
 
 @pytest.mark.parametrize("gap", [0, 1, 4])
 def test_strides(gap: int, seed: int) -> None:
-    """Pools with room between slots, also such that rows do not start on 16 bytes, and transposed rows."""
+    """Pools with gaps between slots, also gaps after which rows do not start on 16 bytes, and transposed rows."""
     plain = draws(seed, batch=5, heads=4, groups=2, slots=9)
     strided = {name: y.clone() if isinstance(y, Tensor) else y for name, y in plain.items()}
     pool = torch.full((9, 4 * 5 * 16 + gap), 7.0)
@@ -132,7 +132,7 @@ def test_verify_in_slots(state: torch.dtype, index: torch.dtype, seed: int) -> N
         check(x, step)
 
 
-def test_hostile_numbers_of_accepted_tokens(seed: int) -> None:
+def test_hostile_accepted_counts(seed: int) -> None:
     x = draws(seed, tokens=2, batch=5, slots=10)
     x["state_batch_indices"] = torch.arange(10).view(5, 2)
     accepted = torch.tensor([-(2**63), 2**63 - 1, 2**32, 0, 1])
@@ -143,8 +143,8 @@ def test_hostile_numbers_of_accepted_tokens(seed: int) -> None:
 
 @pytest.mark.parametrize("state", STATES[:3])
 @pytest.mark.parametrize("N", [8, 16, 24, 56, 64, 128, 256])
-def test_inputs_of_layers(N: int, state: torch.dtype, seed: int) -> None:
-    for x in layer_inputs(seed, state, N):
+def test_arguments_of_layers(N: int, state: torch.dtype, seed: int) -> None:
+    for x in of_layers(seed, state, N):
         check(x, step)
 
 
@@ -172,7 +172,7 @@ def test_several_tokens_equal_single_ones(N: int, seed: int) -> None:
         assert torch.equal(together["state"], alone["state"])
 
 
-def test_infinities_and_nans_stay_in_their_row(seed: int) -> None:
+def test_values_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
     for name in REAL:
         clean, spoilt = (draws(seed, name, batch=4, dim=37, bare=True) for _ in range(2))
         spoilt["x"][1, 2], spoilt["dt"][2, 3], spoilt["state"][3, 1, 4] = torch.nan, torch.inf, -torch.inf

@@ -28,14 +28,15 @@ class Arguments(ctypes.Structure):
 
 
 def launch(source: Tensor, to: int, loads_vectors: bool, stores_vectors: bool, reverse: bool) -> None:
-    """Of a (batch, row, column) tensor."""
+    """Launches the kernel on a (batch, row, column) tensor."""
     batches, rows, columns = source.shape
     batch, row, _ = source.stride()
     arguments = Arguments(source.data_ptr(), to, batch, row, rows, columns, loads_vectors, stores_vectors)
     blocks = batches * -(-rows // 64) * -(-columns // 64)
     library().emulator_schedule(7, reverse)
-    kernel = f"common/transposed_copy{{.element_bytes = {source.element_size()}}}".encode()
-    fault = library().emulator_launch(kernel, blocks, 64 * source.element_size(), 0, ctypes.byref(arguments)).decode()
+    kernel, configuration = b"scan/transposed_copy", f"{{.element_bytes = {source.element_size()}}}".encode()
+    threads = 64 * source.element_size()
+    fault = library().emulator_launch(kernel, configuration, blocks, threads, 0, 1, ctypes.byref(arguments)).decode()
     assert not fault, with_lines(fault)
 
 
@@ -50,7 +51,7 @@ def check_alone(source: Tensor, loads_vectors: bool = False, stores_vectors: boo
 
 
 def any_bits(element_bytes: int, *shape: int, seed: int) -> Tensor:
-    """NaN with any payload among them, as of the dtypes that are copied."""
+    """Random bits, among them NaN with any payload."""
     limits = torch.iinfo(BITS[element_bytes])
     rng = torch.Generator().manual_seed(seed)
     return torch.randint(limits.min, limits.max + 1, shape, generator=rng, dtype=torch.int64).to(BITS[element_bytes])
@@ -84,7 +85,7 @@ def test_vectors(rows: int, columns: int, loads_vectors: bool, stores_vectors: b
 @BOTH_SIZES
 @pytest.mark.parametrize("begin", range(8))
 def test_rows_from_every_element(begin: int, element_bytes: int, seed: int) -> None:
-    """In front of and behind each row are other numbers; the last row ends with the memory."""
+    """Other values stand before and after each row; the last row ends with the memory."""
     more = any_bits(element_bytes, 2, 66, 83, seed=seed)
     check_alone(more[:, :, begin:])
     check_alone(more[:, begin:, 3 : 3 + begin + 1])
@@ -92,7 +93,7 @@ def test_rows_from_every_element(begin: int, element_bytes: int, seed: int) -> N
 
 @BOTH_SIZES
 def test_rows_and_batches_that_are_one(element_bytes: int, seed: int) -> None:
-    """Expanded, with strides of zero."""
+    """Expanded tensors, with strides of zero."""
     row = any_bits(element_bytes, 1, 1, 72, seed=seed)
     check_alone(row.expand(2, 9, 72))
     check_alone(row.expand(2, 16, 72), True, True)
@@ -104,7 +105,7 @@ def test_rows_and_batches_that_are_one(element_bytes: int, seed: int) -> None:
 def test_offsets_beyond_2_to_the_31_elements(
     rows: int, row: int, batch: int, vectors: bool, element_bytes: int, seed: int
 ) -> None:
-    """From a file of which most is never touched."""
+    """The memory is a sparse file."""
     columns = 72
     size = (batch + (rows - 1) * row + columns) * element_bytes
     with tempfile.TemporaryFile() as file:

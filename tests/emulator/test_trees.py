@@ -28,7 +28,7 @@ def test_trees(dk: int, dv: int, state: torch.dtype, seed: int) -> None:
         check_tree(x, lambda **x: decode("recurrent", **x))
 
 
-def test_parents_that_lie_give_nan_and_store_nothing(seed: int) -> None:
+def test_invalid_parents_give_nan_and_store_nothing(seed: int) -> None:
     check_tree(draw_tree(seed, LIES), lambda **x: decode("recurrent", **x))
     check_tree(draw_tree(seed, LIES, io=torch.float32), lambda **x: decode("recurrent_any", **x))
 

@@ -5,21 +5,21 @@
 #include <deque>
 #include <vector>
 
+#include "accesses.hpp"
 #include "async.hpp"
 #include "barriers.hpp"
 #include "faults.hpp"
 #include "state.hpp"
 #include "tensor_map.hpp"
-#include "watch.hpp"
 
 namespace emulator {
 namespace {
 
 using Bytes = std::vector<char>;
 
-// ---- What is copied in global memory
+// ---- Global memory
 
-// A box of a tensor, or bytes in a row.
+// A box of a tensor, or contiguous bytes.
 struct Global {
     EmulatedTensorMap map;
     int at[5];
@@ -27,8 +27,7 @@ struct Global {
     std::size_t bytes;
     bool is_box;
 
-    // Calls visit(bytes before in the copy, address, bytes) for each row of a box in memory, and with nullptr for what is
-    // outside.
+    // Calls visit(offset in the copy, address, bytes) for each row of the box, with a null address outside of the tensor.
     template <class Visit>
     void for_each_row(Visit&& visit) const {
         if (!is_box) return visit(std::size_t{0}, data, bytes);
@@ -44,11 +43,11 @@ struct Global {
             }
             const long long size = static_cast<long long>(map.sizes[0]), first = at[0], end = first + map.box[0];
             const long long in = inside ? std::clamp<long long>(0, first, end) : end, out = std::max(in, std::min(size, end));
-            const auto part = [&](long long begin, long long behind, bool exists) {
-                if (begin < behind)
+            const auto part = [&](long long begin, long long end_of_part, bool exists) {
+                if (begin < end_of_part)
                     visit(row * row_bytes + static_cast<std::size_t>(begin - first) * map.element_bytes,
                           exists ? from + begin * map.element_bytes : nullptr,
-                          static_cast<std::size_t>(behind - begin) * map.element_bytes);
+                          static_cast<std::size_t>(end_of_part - begin) * map.element_bytes);
             };
             part(first, in, false);
             part(in, out, true);
@@ -69,7 +68,7 @@ struct Global {
             if (to != nullptr) std::memcpy(to, x.data() + before, count);
         });
     }
-    // Where a piece of it lies in shared memory, by the address of the tile.
+    // The swizzled address in shared memory of the piece at offset `before` of a tile.
     unsigned piece(unsigned tile, std::size_t before) const {
         const unsigned address = tile + static_cast<unsigned>(before), mask = is_box ? map.swizzle / kPiece - 1 : 0;
         return address ^ (address >> 7 & mask) * kPiece;
@@ -90,7 +89,7 @@ Global box_of(const void* map, Coordinates at, Place place) {
     box.bytes = box.map.element_bytes;
     for (int i = 0; i < box.map.rank; ++i) box.bytes *= box.map.box[i];
     if (box.map.swizzle > kPiece && box.map.box[0] * box.map.element_bytes != box.map.swizzle)
-        fail_at(place, "a box whose rows are shorter than the swizzle's, which the emulator has not");
+        fail_at(place, "a box whose rows are shorter than the swizzle's, which the emulator does not support");
     return box;
 }
 Global row_of(const void* data, std::size_t bytes, Place place) {
@@ -99,7 +98,7 @@ Global row_of(const void* data, std::size_t bytes, Place place) {
     return {{}, {}, static_cast<char*>(const_cast<void*>(data)), bytes, false};
 }
 
-// Of the two runs, which lets an instruction end at once: a hash of what it does.
+// Whether the instruction completes at once in this run: the opposite in the reversed run.
 bool ends_at_once(unsigned tile, const Global& global, unsigned phase) {
     std::uint64_t hash = tile * 0x9e3779b97f4a7c15ull + phase;
     for (const int x : global.at) hash = (hash ^ static_cast<unsigned>(x)) * 0xff51afd7ed558ccdull;
@@ -113,14 +112,14 @@ struct Target {
 };
 struct Load {
     Global from;
-    Bytes value;  // of st.async, which brings its own
+    Bytes value;  // the value of a st.async
     std::vector<Target> targets;
     Asynchronous by;
-    Clock before = {};  // what its thread knows when it begins
+    Clock before = {};  // its thread's clock when it begins
 
     std::size_t bytes() const { return value.empty() ? from.bytes : value.size(); }
     std::size_t piece_bytes() const { return std::min<std::size_t>(kPiece, bytes()); }
-    bool is_watched() const { return bytes() >= kPiece; }  // of others, several may share a piece
+    bool is_tracked() const { return bytes() >= kPiece; }  // several smaller ones may be in one piece
     template <class Visit>
     void for_each_piece(const Target& target, Visit&& visit) const {
         for (std::size_t before = 0; before < bytes(); before += kPiece) visit(from.piece(target.tile, before), before);
@@ -136,7 +135,7 @@ void end(const Load& load) {
         const Event event = end_of_phase(target.mbarrier, target.phase, load.by.place);
         load.for_each_piece(target, [&](unsigned piece, std::size_t before) {
             std::memcpy(shared_pointer(piece), read.data() + before, load.piece_bytes());
-            if (load.is_watched()) end_write(piece, event);
+            if (load.is_tracked()) end_write(piece, event);
         });
         bytes_arrive(target.mbarrier, static_cast<unsigned>(read.size()), target.phase, load.before, load.by.place);
     }
@@ -158,7 +157,7 @@ void begin(Load load, unsigned tile, unsigned mbarrier, unsigned blocks) {
         target.phase = phase_of(target.mbarrier, place);
         load.for_each_piece(target, [&](unsigned piece, std::size_t) {
             std::memset(shared_pointer(piece), kUnwritten, load.piece_bytes());
-            if (load.is_watched()) begin_write(piece, load.by);
+            if (load.is_tracked()) begin_write(piece, load.by);
         });
     }
     arriving = nullptr;
@@ -185,12 +184,12 @@ unsigned shared(const void* pointer, Place place) {
 struct TmaStore {
     Global to;
     unsigned tile;
-    Bytes read;  // empty until it is
+    Bytes read;  // empty until the source was read
     Asynchronous by;
 };
 using Group = std::vector<TmaStore>;
 std::deque<Group> groups[kMostFibers];  // by thread; the last is open
-std::vector<TmaStore> unwritten;        // but read
+std::vector<TmaStore> unwritten;        // source read, destination not yet written
 
 void read(TmaStore& store) {
     store.read.resize(store.to.bytes);
@@ -223,7 +222,7 @@ void tma_load(const void* map, Coordinates at, void* to, const void* mbarrier) {
 }
 void tma_load_multicast(const void* map, Coordinates at, void* to, const void* mbarrier, unsigned blocks) {
     const Place place = __builtin_return_address(0);
-    if (blocks == 0 || blocks >> now.blocks != 0) fail_at(place, "a multicast to blocks that the cluster has not");
+    if (blocks == 0 || blocks >> now.blocks != 0) fail_at(place, "a multicast to blocks outside of the cluster");
     begin({box_of(map, at, place), {}, {}, by_this_thread("a TMA load", place)}, shared(to, place), shared(mbarrier, place),
           blocks);
 }
@@ -237,7 +236,7 @@ void store_async(std::uint64_t low, std::uint64_t high, unsigned bytes, unsigned
     if (to / kArenaPitch != mbarrier / kArenaPitch) fail_at(place, "st.async with an mbarrier of another block");
     const std::uint64_t both[] = {low, high};
     const char* const value = reinterpret_cast<const char*>(both);
-    // Of the generic proxy: no fence is needed behind what threads have stored there.
+    // st.async belongs to the generic proxy, so it needs no fence after earlier stores of threads.
     begin({{}, Bytes(value, value + bytes), {}, {"st.async", place, 1, 0}}, to, mbarrier, 1u << to / kArenaPitch);
 }
 
@@ -297,7 +296,7 @@ void end_copies() {
     for (const TmaStore& store : unwritten) write(store);
     unwritten.clear();
 }
-void forget_copies() {
+void reset_copies() {
     arriving = nullptr;
     loads.clear();
     unwritten.clear();

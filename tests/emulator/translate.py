@@ -1,11 +1,11 @@
-"""What g++ cannot read of a kernel's source, in C++ that it can: inline PTX as calls of ptx.hpp, __shared__ variables as memory
-of the emulated block. Lines keep their numbers."""
+"""Translates a kernel's source for g++: inline PTX into calls of ptx.hpp, __shared__ variables into memory of the emulated
+block. Line numbers stay."""
 
 from __future__ import annotations
 
 import re
 
-_TOOLKIT = re.compile(r"#include <cuda_\w+\.h>")  # cuda.hpp has what we use of it
+_TOOLKIT = re.compile(r"#include <cuda_\w+\.h>")  # cuda.hpp replaces it
 _DEVICE = "#ifdef __CUDACC__"
 _ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -26,12 +26,13 @@ def translated(source: str) -> str:
 
 
 def _dynamic(found: re.Match[str]) -> str:
-    alignment, kind, name = found.groups()
-    return f"{kind}* const {name} = static_cast<{kind}*>(emulator::dynamic_shared({alignment or 1}));"
+    alignment, element, name = found.groups()
+    return f"{element}* const {name} = static_cast<{element}*>(emulator::dynamic_shared({alignment or 1}));"
 
 
 def _split(source: str, at: int) -> tuple[list[str], int]:
-    """What lies between the colons of an asm statement that begins behind its parenthesis, and where its parenthesis closes."""
+    """The parts of an asm statement between its colons, and the index after its closing parenthesis; `at` is after the opening
+    one."""
     parts, depth, begin = [], 0, at
     while depth >= 0:
         if string := _STRING.match(source, at):

@@ -6,21 +6,21 @@
 #include <memory>
 #include <vector>
 
+#include "accesses.hpp"
 #include "async.hpp"
+#include "elements.hpp"
 #include "faults.hpp"
-#include "numbers.hpp"
 #include "state.hpp"
-#include "watch.hpp"
 
 namespace emulator {
 namespace {
 
-constexpr int kRows = 16, kDepth = 16;  // of a warp's a
+constexpr int kRows = 16, kDepth = 16;  // the slice of a that a warp multiplies
 constexpr int kMostColumns = 256, kWarps = 4;
 
 // ---- Operands in shared memory
 
-// CUTLASS's canonical layouts: rows of the swizzle's length hold elements along k, or along the other dimension.
+// CUTLASS's canonical layouts: rows of the swizzle's length hold elements that are contiguous along k, or along m or n.
 struct Operand {
     unsigned arena, start, leading, stride, row;  // in bytes; row: 16 (no swizzle), 32, 64, 128
     bool along_k;
@@ -39,9 +39,9 @@ struct Operand {
             fail_at(place, "a wgmma operand that does not begin where the swizzle's pattern does, at " +
                                text_of_shared(arena + start));
     }
-    // The piece with elements 8 i and up of the direction that is contiguous, at `other` of the other one.
+    // The 16 bytes that begin with element 8 i of the contiguous dimension, at index `other` of the other dimension.
     unsigned piece(unsigned i, unsigned other) const {
-        const unsigned pieces = row / 16;  // of a row
+        const unsigned pieces = row / 16;  // in a row
         unsigned at = start;
         if (along_k)
             at += other / 8 * stride + other % 8 * row + (pieces == 1 ? i * leading : i * 16);
@@ -60,7 +60,7 @@ struct Accumulator {
     int columns, in_flight = 0;
     std::vector<float> sums;  // kRows x columns
 
-    // Calls visit(register, sum) for each element that the lane has.
+    // Calls visit(register, sum) for each element of the lane.
     template <class Visit>
     void for_each(int lane, Visit&& visit) {
         for (int i = 0; i < columns / 2; ++i)
@@ -69,13 +69,13 @@ struct Accumulator {
 };
 struct Product {
     std::shared_ptr<Accumulator> into;
-    std::vector<unsigned> pieces;  // of shared memory that it reads
+    std::vector<unsigned> pieces;  // addresses of the shared memory that it reads
 };
 struct Warp {
     std::deque<std::vector<Product>> groups;  // the last is open
     std::vector<std::shared_ptr<Accumulator>> in_flight;
     bool fenced = false;
-    std::vector<std::uint64_t> issued;  // hashes, of what the other warps of its group issue as well
+    std::vector<std::uint64_t> issued;  // a hash of each product; the other warps of the warpgroup issue the same
 };
 Warp warps[kMostFibers / kLanes];
 
@@ -86,22 +86,22 @@ int first_fiber_of_warp() {
     return current - thread_of(current) % kLanes;
 }
 
-// What the action of a meeting finds in each lane's word.
-struct Said {
+// Each lane passes a pointer to this as its word of the warp barrier.
+struct Issued {
     const Wgmma* wgmma;
     Place place;
 };
-const Said& said(std::uint64_t word) {
-    return *reinterpret_cast<const Said*>(word);
+const Issued& issued_by(std::uint64_t word) {
+    return *reinterpret_cast<const Issued*>(word);
 }
 
 void expect_warpgroup(Place place) {
     constexpr int kThreads = kWarps * kLanes;
     if (lanes_of_warp() != kLanes || thread_of(current) / kThreads * kThreads + kThreads > now.threads)
-        fail_at(place, "wgmma by other than a whole warpgroup");
+        fail_at(place, "wgmma by less than a warpgroup");
 }
 
-// That the warps of a group issue the same.
+// Fails unless the warps of a warpgroup issue the same products in the same order.
 void note_issue(const Wgmma& each, Place place) {
     Warp& mine = my_warp();
     const std::uint64_t hash =
@@ -123,12 +123,12 @@ std::shared_ptr<Accumulator> accumulator_of(const Words& words, const Wgmma& eac
             if (known->columns != each.columns) fail_at(place, "wgmmas of different shapes in flight in the same registers");
             return known;
         }
-    if (!warp.fenced) fail_at(place, "a wgmma without wgmma.fence (warpgroup_arrive) behind the last use of its registers");
+    if (!warp.fenced) fail_at(place, "a wgmma without wgmma.fence (warpgroup_arrive) after the last use of its registers");
     auto made = std::make_shared<Accumulator>();
     made->columns = each.columns;
     made->sums.resize(static_cast<std::size_t>(kRows * each.columns));
     for (int lane = 0; lane < kLanes; ++lane) {
-        made->registers[lane] = said(words[lane]).wgmma->d;
+        made->registers[lane] = issued_by(words[lane]).wgmma->d;
         made->for_each(lane, [&](float& x, float& sum) {
             sum = x;
             std::memset(&x, kUnwritten, sizeof x);
@@ -140,7 +140,7 @@ std::shared_ptr<Accumulator> accumulator_of(const Words& words, const Wgmma& eac
     return made;
 }
 
-// Reads an operand of so many rows along its other dimension (from `first` on) as [k][row].
+// Reads `rows` rows of an operand, from row `first` on, into `into` as [k][row].
 void read(const Operand& operand, int first, int rows, bool is_bf16, bool negates, double* into, Product& product,
           const Asynchronous& by) {
     const auto take = [&](unsigned i, unsigned other, auto&& store) {
@@ -150,7 +150,7 @@ void read(const Operand& operand, int first, int rows, bool is_bf16, bool negate
         unsigned short elements[8];
         std::memcpy(elements, shared_pointer(piece), sizeof elements);
         for (int e = 0; e < 8; ++e)
-            store(e, negates ? -number_of_16_bits(elements[e], is_bf16) : number_of_16_bits(elements[e], is_bf16));
+            store(e, negates ? -value_of_16_bits(elements[e], is_bf16) : value_of_16_bits(elements[e], is_bf16));
     };
     if (operand.along_k) {
         for (int row = 0; row < rows; ++row)
@@ -163,11 +163,11 @@ void read(const Operand& operand, int first, int rows, bool is_bf16, bool negate
 }
 
 void multiply(const Words& words) {
-    const Wgmma& each = *said(words[0]).wgmma;
-    const Place place = said(words[0]).place;
+    const Wgmma& each = *issued_by(words[0]).wgmma;
+    const Place place = issued_by(words[0]).place;
     expect_warpgroup(place);
     for (const std::uint64_t word : words)
-        if (!said(word).wgmma->same_for_all(each)) fail_at(place, "lanes of a warp issue different wgmmas");
+        if (!issued_by(word).wgmma->same_for_all(each)) fail_at(place, "lanes of a warp issue different wgmmas");
     note_issue(each, place);
     const int warp_in_group = warp_of(current) % kWarps, first = first_fiber_of_warp();
     const Asynchronous by{"wgmma", place, first, first + kLanes - 1};
@@ -179,8 +179,8 @@ void multiply(const Words& words) {
     } else {
         for (int lane = 0; lane < kLanes; ++lane)
             for (int i = 0; i < 8; ++i) {
-                const unsigned pair = said(words[lane]).wgmma->registers[i / 2];
-                const double x = number_of_16_bits(static_cast<unsigned short>(pair >> i % 2 * 16), each.is_bf16);
+                const unsigned pair = issued_by(words[lane]).wgmma->registers[i / 2];
+                const double x = value_of_16_bits(static_cast<unsigned short>(pair >> i % 2 * 16), each.is_bf16);
                 a[(i / 4 * 8 + lane % 4 * 2 + i % 2) * kRows + lane / 4 + i / 2 % 2 * 8] = each.negates_a ? -x : x;
             }
     }
@@ -202,7 +202,8 @@ void multiply(const Words& words) {
     warp.groups.back().push_back(std::move(product));
 }
 
-// The results of a product that were waited for go to the registers, unless another product adds to them.
+// Called when a thread has waited for the product: writes its results to the registers, unless another product in flight adds
+// to them.
 void end(Warp& warp, const Product& product) {
     for (const unsigned piece : product.pieces) end_read(piece);
     Accumulator& into = *product.into;
@@ -219,12 +220,12 @@ void end(Warp& warp, const Product& product) {
 }  // namespace
 
 void wgmma(const Wgmma& mine) {
-    const Said said{&mine, __builtin_return_address(0)};
-    meet_warp_then("wgmma", reinterpret_cast<std::uintptr_t>(&said), multiply, said.place);
+    const Issued issued{&mine, __builtin_return_address(0)};
+    sync_warp_then("wgmma", reinterpret_cast<std::uintptr_t>(&issued), multiply, issued.place);
 }
 void wgmma_fence() {
     const Place place = __builtin_return_address(0);
-    meet_warp_then("wgmma.fence", 0, [](const Words&) { my_warp().fenced = true; }, place);
+    sync_warp_then("wgmma.fence", 0, [](const Words&) { my_warp().fenced = true; }, place);
 }
 void wgmma_commit() {
     const Place place = __builtin_return_address(0);
@@ -233,7 +234,7 @@ void wgmma_commit() {
         if (warp.groups.empty()) warp.groups.emplace_back();
         warp.groups.emplace_back();
     };
-    meet_warp_then("wgmma.commit_group", 0, commit, place);
+    sync_warp_then("wgmma.commit_group", 0, commit, place);
 }
 void wgmma_wait(int most_in_flight) {
     const Place place = __builtin_return_address(0);
@@ -242,7 +243,7 @@ void wgmma_wait(int most_in_flight) {
         for (; warp.groups.size() > words[0] + 1; warp.groups.pop_front())
             for (const Product& product : warp.groups.front()) end(warp, product);
     };
-    meet_warp_then("wgmma.wait_group", static_cast<std::uint64_t>(most_in_flight), wait, place);
+    sync_warp_then("wgmma.wait_group", static_cast<std::uint64_t>(most_in_flight), wait, place);
 }
 
 void check_products_of_thread() {
@@ -253,7 +254,7 @@ void check_products_of_thread() {
         if (warps[other].issued.size() > my_warp().issued.size())
             fail("returns, and another warp of the warpgroup has issued more wgmmas");
 }
-void forget_products() {
+void reset_products() {
     for (int rank = 0; rank < now.blocks; ++rank)
         for (int warp = 0; warp < kMostThreads / kLanes; ++warp) {
             Warp& each = warps[rank * (kMostThreads / kLanes) + warp];

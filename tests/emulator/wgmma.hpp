@@ -1,6 +1,6 @@
-// wgmma as CUTLASS's wrappers issue it. A warp has a quarter of a warpgroup's accumulators, and multiplies when its lanes have
-// met; until the wait that makes them known, they are NaN, and who touches them or changes an operand in shared memory is
-// caught.
+// wgmma as CUTLASS's wrappers issue it. A warp multiplies for its quarter of the warpgroup's accumulators as soon as all of its
+// lanes have issued the instruction. Until the thread has waited for the product, its accumulators are NaN; an access to them,
+// or a store to an operand in shared memory, is reported.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Wgmma {
     int columns;  // of b and d
     bool is_bf16, a_is_shared, a_along_k, b_along_k, adds, negates_a, negates_b;
     std::uint64_t a, b;     // descriptors
-    unsigned registers[4];  // or the lane's part of a
+    unsigned registers[4];  // the lane's elements of a, unless a is in shared memory
     float* d;               // columns / 2 accumulators
 
     bool same_for_all(const Wgmma& other) const {

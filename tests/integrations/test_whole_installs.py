@@ -3,7 +3,9 @@ succeeds."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from interrupts import Interrupt, steps
 
 from gdn_cuda import compat, integrations
-from gdn_cuda.hosts import replaced
+from gdn_cuda.hosts import replaced, verified
 
 NAMES = [*(f"integrations.{name}" for name in integrations.NAMES), *(f"compat.{name}" for name in compat.INSTALLS)]
 
@@ -25,6 +27,8 @@ class Installation:
     """An integration with a host of fakes: how it is installed, and what that may change."""
 
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch):
+        # Most of the time of hundreds of installations; the host's functions stay the same.
+        monkeypatch.setattr(inspect, "signature", functools.cache(inspect.signature))
         self.module = importlib.import_module(f"gdn_cuda.{name}")
         self.modules = fake_hosts.make(monkeypatch, self.module.HOST)
         self.replaced = self.module._stand_in.replaced if hasattr(self.module, "_stand_in") else self.module._replaced
@@ -77,6 +81,7 @@ def test_an_installation_that_is_interrupted_at_any_line_is_undone(installation:
 
 def test_a_host_that_refuses_an_attribute_is_as_it_was(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each attribute in turn, before and after it is set."""
+    monkeypatch.setattr(verified, "parameters", functools.cache(verified.parameters))
     before = installation.state()
     installation.install()
     count = len(installation.replaced.names())

@@ -18,6 +18,11 @@ constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
 
 // The order in which a block takes the chunks of its work.
 enum class Direction : int { forward, backward };
+constexpr const char* word_of(Direction direction) {
+    return direction == Direction::forward    ? "gdn::Direction::forward"
+           : direction == Direction::backward ? "gdn::Direction::backward"
+                                              : "?";
+}
 
 struct PrefillConfig {
     int head_k;          // 64, 96 or 128; shorter keys are zero-padded

@@ -1,4 +1,4 @@
-// What kernels use of CUTLASS's header of this name, on a CPU.
+// The part of CUTLASS's header of this name that kernels use, on a CPU.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline void cluster_wait() {
     emulator::wait_for_cluster();
 }
 inline void cluster_sync() {
-    emulator::meet_cluster();
+    emulator::sync_cluster();
 }
 inline std::uint32_t block_rank_in_cluster() {
     return emulator::rank_in_cluster();
@@ -33,7 +33,7 @@ inline void store_shared_remote(std::uint32_t x, std::uint32_t address, std::uin
     emulator::store_async(x, 0, sizeof x, set_block_rank(address, rank), set_block_rank(mbarrier, rank));
 }
 inline std::uint32_t elect_one_sync() {
-    emulator::meet_warp("elect.sync");
+    emulator::sync_warp("elect.sync");
     return emulator::lane() == 0;
 }
 

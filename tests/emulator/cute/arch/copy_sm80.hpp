@@ -1,4 +1,4 @@
-// What kernels use of CUTLASS's header of this name, on a CPU: cp.async.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: cp.async.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ using SM80_CP_ASYNC_CACHEGLOBAL_ZFILL = EmulatedCopy<From, To>;
 inline void cp_async_fence() {
     emulator::close_group_of_copies();
 }
-// 0: of all copies, also of those in the open group.
+// 0 waits for all copies, also for those in the open group.
 template <int kMostGroups>
 void cp_async_wait() {
     if constexpr (kMostGroups == 0) emulator::close_group_of_copies();

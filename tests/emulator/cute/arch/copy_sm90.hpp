@@ -1,4 +1,4 @@
-// What kernels use of CUTLASS's header of this name, on a CPU: stmatrix.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: stmatrix.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct EmulatedStmatrix {
     template <class... More>
     static void store(uint128_t& row, More... matrices) {
         const unsigned pairs[] = {matrices...};
-        const emulator::Words rows = emulator::meet_warp("stmatrix", reinterpret_cast<std::uintptr_t>(&row));
+        const emulator::Words rows = emulator::sync_warp("stmatrix", reinterpret_cast<std::uintptr_t>(&row));
         const int g = emulator::lane() / 4, t = emulator::lane() % 4;
         for (int matrix = 0; matrix < kMatrices; ++matrix) {
             const auto row_at = [&](int r) {
@@ -31,7 +31,7 @@ struct EmulatedStmatrix {
                 reinterpret_cast<unsigned*>(row_at(g))[t] = pairs[matrix];
             }
         }
-        emulator::meet_warp("stmatrix");
+        emulator::sync_warp("stmatrix");
     }
 };
 template <bool kTransposed>

@@ -1,4 +1,5 @@
-// What kernels use of CUTLASS's header of this name, on a CPU: tensor copies by TMA of up to five dimensions, bulk copies.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: tensor copies by TMA of up to five dimensions, bulk
+// copies.
 #pragma once
 
 #include <cstdint>

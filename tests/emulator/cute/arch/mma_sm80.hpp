@@ -1,4 +1,4 @@
-// What kernels use of CUTLASS's header of this name, on a CPU: products of 16-bit elements with fp32 accumulators.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: products of 16-bit elements with fp32 accumulators.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
-// What kernels use of CUTLASS's header of this name, on a CPU: descriptors of operands in shared memory, as the PTX manual
-// defines them.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: descriptors of operands in shared memory, as the PTX
+// manual defines them.
 #pragma once
 
 #include <cstdint>

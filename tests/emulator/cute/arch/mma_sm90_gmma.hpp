@@ -1,4 +1,4 @@
-// What kernels use of CUTLASS's header of this name, on a CPU: wgmma of 16-bit elements with fp32 accumulators.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: wgmma of 16-bit elements with fp32 accumulators.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct EmulatedWgmma {
                                                .registers = {},
                                                .d = nullptr};
 
-    // CUTLASS takes every accumulator as an argument of its own, and behind them, perhaps, whether to add. They must be an
-    // array's.
+    // CUTLASS takes every accumulator as an argument, then optionally whether to add. Here they must be the elements of one
+    // array.
     template <class... D>
     __attribute__((always_inline)) static void issue(emulator::Wgmma& x, D&... d) {
         constexpr int kCount = kColumns / 2;

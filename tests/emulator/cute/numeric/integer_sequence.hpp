@@ -1,4 +1,4 @@
-// What kernels use of CUTLASS's header of this name, on a CPU.
+// The part of CUTLASS's header of this name that kernels use, on a CPU.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// What kernels use of CUTLASS's header of this name, on a CPU: named barriers, mbarriers, fences.
+// The part of CUTLASS's header of this name that kernels use, on a CPU: named barriers, mbarriers, fences.
 #pragma once
 
 #include <cstdint>
@@ -49,9 +49,7 @@ struct ClusterBarrier {
     static bool test_wait(const ValueType* word, std::uint32_t parity, std::uint32_t asks) {
         return asks && emulator::is_phase_over(address(word), parity);
     }
-    static bool try_wait(const ValueType* word, std::uint32_t parity) {
-        return emulator::is_phase_over(address(word), parity);
-    }
+    static bool try_wait(const ValueType* word, std::uint32_t parity) { return emulator::is_phase_over(address(word), parity); }
     static void wait(const ValueType* word, std::uint32_t parity) { emulator::wait_for_phase(address(word), parity); }
     static void arrive(const ValueType* word) { emulator::arrive_at_mbarrier(address(word)); }
     static void arrive(const ValueType* word, std::uint32_t block, std::uint32_t arrives) {

@@ -1,4 +1,4 @@
-// CUTLASS's header of this name: setmaxnreg, of which nothing shows on a CPU but an illegal number.
+// CUTLASS's header of this name: setmaxnreg, which only checks its operand on a CPU.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "watch.hpp"
+#include "accesses.hpp"
 
 #include <sys/mman.h>
 
@@ -9,21 +9,21 @@
 
 namespace emulator {
 
-const std::vector<Registers>* watched_registers;
+const std::vector<Registers>* registers_in_flight;
 
 namespace {
 
 struct Piece {
-    const char* what;  // of the last asynchronous instruction
+    const char* what;  // name of the last asynchronous instruction
     Place place;
     unsigned short reads, writes;  // in flight
 };
-// The last one to a word.
+// The last store to a word.
 struct Store {
     Event event;
-    unsigned fences;  // Launch::fences + 1 if by a thread, 0 if never or by an asynchronous instruction
+    unsigned fences;  // Launch::fences + 1 for a store by a thread, 0 for none or one by an asynchronous instruction
     unsigned short fiber;
-    unsigned char bytes;  // a bit for each
+    unsigned char bytes;  // one bit per byte
     Place place;
 };
 constexpr std::size_t kWindow = kMostBlocks * kArenaPitch, kWords = kWindow / 4;
@@ -31,7 +31,7 @@ Piece pieces[kWindow / kPiece];
 Store stores[kWords];
 bool touched[kMostBlocks];
 
-// When each warp of its block has last read a word, for blocks of up to 32 warps: words x warps.
+// The time of each warp's last read of a word, [word][warp]; a block has up to 32 warps.
 unsigned* const reads = [] {
     void* const all = mmap(nullptr, kWords * kLanes * sizeof(unsigned), PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -42,13 +42,13 @@ unsigned warps_of_block() {
     return (now.threads + kLanes - 1) / kLanes;
 }
 
-std::unordered_map<std::size_t, unsigned> global_stores;  // by address / 16, when
+std::unordered_map<std::size_t, unsigned> global_stores;  // the time of the last store, by address / 16
 
 void touch(std::size_t address) {
     touched[address / kArenaPitch] = true;
 }
 
-// Whether a store has been made known to asynchronous instructions: by a fence of the thread that stored or of all that issue.
+// Whether asynchronous instructions see a store: the thread that stored has fenced since, or all threads that issue have.
 bool is_fenced(const Store& store, const Asynchronous& by) {
     if (store.fences == 0 || fibers[store.fiber].fenced >= store.fences) return true;
     for (int each = by.first; each <= by.last; ++each)
@@ -60,7 +60,7 @@ std::string named(const Piece& piece) {
     return std::string(piece.what) + text_of(piece.place);
 }
 
-// What an instruction does with a word: a thread's or an asynchronous one.
+// An access to a word, by a thread or an asynchronous instruction.
 struct Access {
     const char *what, *verb;
     Place place;
@@ -71,21 +71,21 @@ struct Access {
 [[noreturn]] void fail_without_fence(unsigned word, const Asynchronous& by) {
     fail_at(by.place, std::string(by.what) + " takes " + text_of_shared(word * 4) + ", which thread " +
                           std::to_string(thread_of(stores[word].fiber)) + " has stored" + text_of(stores[word].place) +
-                          " without fence.proxy.async behind");
+                          " without a fence.proxy.async since");
 }
-[[noreturn]] void fail_behind_store(unsigned word, const Access& access) {
+[[noreturn]] void fail_unordered_store(unsigned word, const Access& access) {
     const Store& store = stores[word];
     const std::string who = store.fences == 0 ? "an asynchronous copy" : "thread " + std::to_string(thread_of(store.fiber));
     fail_at(access.place,
             access.to(word) + ", which " + who + " has stored" + text_of(store.place) + ", and no barrier is between");
 }
-[[noreturn]] void fail_behind_load(unsigned word, unsigned warp, const Access& access) {
+[[noreturn]] void fail_unordered_load(unsigned word, unsigned warp, const Access& access) {
     fail_at(access.place, access.to(word) + ", which the warp of thread " + std::to_string(warp * kLanes) +
                               " has read, and no barrier is between");
 }
 
 void check_load(unsigned word, const Access& access) {
-    if (!is_known(stores[word].event)) fail_behind_store(word, access);
+    if (!is_known(stores[word].event)) fail_unordered_store(word, access);
 }
 void note_load(unsigned word, const Event& event) {
     const unsigned count = warps_of_block();
@@ -100,7 +100,7 @@ void check_store(unsigned word, unsigned char bytes, const Access& access) {
     for (unsigned warp = 0; warp < count; ++warp) all &= read[warp] <= known[warp];
     if (all) return;
     for (unsigned warp = 0; warp < count; ++warp)
-        if (!is_known({static_cast<unsigned short>(rank * count + warp), read[warp]})) fail_behind_load(word, warp, access);
+        if (!is_known({static_cast<unsigned short>(rank * count + warp), read[warp]})) fail_unordered_load(word, warp, access);
 }
 
 constexpr unsigned char kAllBytes = 0xf;
@@ -125,25 +125,25 @@ void note_shared(std::size_t address, std::size_t bytes, bool is_store, Place pl
             continue;
         }
         const auto mask = static_cast<unsigned char>(bytes >= 4 ? kAllBytes : ((1u << bytes) - 1) << address % 4);
-        if (bytes > 1) check_store(static_cast<unsigned>(word), mask, access);  // threads set neighbouring flags
+        if (bytes > 1) check_store(static_cast<unsigned>(word), mask, access);  // threads may set flags in one word
         stores[word] = {event, now.fences + 1, static_cast<unsigned short>(current), mask, place};
     }
 }
 
 void note_registers(const char* begin, std::size_t bytes, bool is_store, Place place) {
-    for (const Registers& registers : *watched_registers)
+    for (const Registers& registers : *registers_in_flight)
         if (begin + bytes > registers.begin && begin < registers.end)
             fail_at(place, std::string(is_store ? "writes" : "reads") + " registers of a wgmma in flight, which has begun" +
                                text_of(registers.place) + ", without a wait");
 }
 
 void note(const void* pointer, std::size_t bytes, bool is_store, Place place) {
-    if (current < 0) return;  // not of a kernel
+    if (current < 0) return;  // host code
     const char* const begin = static_cast<const char*>(pointer);
     if (is_in_arenas(begin))
         note_shared(static_cast<std::size_t>(begin - arenas), bytes, is_store, place);
     else if (is_in_stacks(begin)) {
-        if (!watched_registers->empty()) note_registers(begin, bytes, is_store, place);
+        if (!registers_in_flight->empty()) note_registers(begin, bytes, is_store, place);
     } else if (is_store) {
         const std::size_t first = reinterpret_cast<std::size_t>(begin) / kPiece;
         for (std::size_t at = first; at <= (reinterpret_cast<std::size_t>(begin) + bytes - 1) / kPiece; ++at)
@@ -205,25 +205,25 @@ void check_global_read(const void* from, std::size_t bytes, const Asynchronous& 
                                           "fence.proxy.async between");
 }
 
-void forget_watched(int rank) {
+void reset_accesses(int rank) {
     if (!touched[rank]) return;
     touched[rank] = false;
     std::fill_n(pieces + rank * (kArenaPitch / kPiece), kArenaBytes / kPiece, Piece{});
     std::fill_n(stores + rank * (kArenaPitch / 4), kArenaBytes / 4, Store{});
 }
-void forget_global_stores() {
+void reset_global_stores() {
     global_stores.clear();
 }
 
 }  // namespace emulator
 
-// ---- What -fsanitize=thread calls
+// ---- Functions that -fsanitize=thread calls
 
 namespace emulator {
 
-// Most are of the thread's own variables.
+// Skips the common case: a thread's own variables.
 static inline void note_unless_own(const void* at, std::size_t bytes, bool is_store, Place place) {
-    if (!is_in_stacks(at) || !watched_registers->empty()) note(at, bytes, is_store, place);
+    if (!is_in_stacks(at) || !registers_in_flight->empty()) note(at, bytes, is_store, place);
 }
 
 }  // namespace emulator

@@ -1,4 +1,4 @@
-#include "order.hpp"
+#include "clocks.hpp"
 
 #include <algorithm>
 
@@ -7,8 +7,8 @@
 namespace emulator {
 namespace {
 
-std::vector<Clock> clocks;  // of the warps of the cluster
-unsigned begin = 0;         // what was before it has smaller times
+std::vector<Clock> clocks;  // one per warp of the cluster
+unsigned begin = 0;         // earlier clusters have smaller times
 unsigned latest = 0;
 
 int warps_of_block() {
@@ -17,12 +17,12 @@ int warps_of_block() {
 int who_is(int fiber) {
     return rank_of(fiber) * warps_of_block() + thread_of(fiber) / kLanes;
 }
-int running;  // who it is
+int running;  // the index of the running warp in `clocks`
 unsigned time_of_phase(unsigned phase) {
     latest = std::max(latest, begin + phase + 1);
     return begin + phase + 1;
 }
-// Those that nobody has heard of yet are known up to the cluster's begin.
+// A missing entry means: up to the begin of the cluster.
 unsigned& time_in(Clock& clock, std::size_t who) {
     if (who >= clock.size()) clock.resize(who + 1, begin);
     return clock[who];
@@ -30,7 +30,7 @@ unsigned& time_in(Clock& clock, std::size_t who) {
 
 }  // namespace
 
-void run_as(int fiber) {
+void set_running(int fiber) {
     running = who_is(fiber);
 }
 Event event_of_warp() {
@@ -65,7 +65,7 @@ void acquire_for(int fiber, const Clock& from) {
     join(clocks[who_is(fiber)], from);
 }
 
-void forget_order() {
+void reset_clocks() {
     begin = ++latest;
     const int count = now.blocks * warps_of_block();
     clocks.assign(count, Clock(count, begin));

@@ -1,0 +1,85 @@
+"""The tests of this folder that run without its being named, by the kernels that they are there for. Together they launch every
+kernel (test_configurations.py), each in a configuration or more; conftest.py sees that each test launches its own."""
+
+from __future__ import annotations
+
+SELECTED: dict[str, tuple[str, ...]] = {
+    "test_configurations.py::test_a_selected_test_launches_every_kernel": (),
+    # What the emulator finds
+    "test_emulator.py::test_a_race_shows_in_the_other_order[reads_before_a_barrier]": (),
+    "test_emulator.py::test_faults[waits_for_nobody-a deadlock: from thread 0 on __syncthreads at faulty_kernels.cuh:36, "
+    "from thread 1 on __s]": (),
+    "test_emulator.py::test_writes_before_a_tensor_are_found": (),
+    "test_emulator.py::test_translation": (),
+    # conv
+    "test_causal_conv1d.py::test_which_kernels_run": (
+        "conv/causal_conv",
+        "conv/causal_conv_channels_last",
+        "conv/causal_conv_tile",
+        "conv/causal_conv_backward",
+        "conv/causal_conv_backward_rows",
+        "conv/causal_conv_backward_columns",
+    ),
+    "test_causal_conv1d.py::test_sizes[2-3-1-4-strided]": (
+        "conv/causal_conv_backward_any",
+        "conv/causal_states",
+        "conv/causal_states_backward",
+    ),
+    "test_causal_conv1d_update.py::test_without_bias_and_activation": (
+        "conv/causal_step",
+        "conv/causal_step_staged",
+        "conv/causal_step_any",
+    ),
+    "test_hyena_short.py::test_every_option[False-3-tokens]": ("conv/hyena_short", "conv/hyena_short_backward"),
+    "test_hyena_short.py::test_every_option[False-3-channels]": (
+        "conv/hyena_short_columns",
+        "conv/hyena_short_columns_backward",
+    ),
+    "test_hyena_medium.py::test_every_option[7]": ("conv/hyena_medium", "conv/hyena_medium_backward"),
+    "test_hyena_long.py::test_every_option": ("conv/hyena_long",),
+    "test_hyena_long_backward.py::test_states[1-dtype0]": ("conv/hyena_long_backward", "conv/hyena_long_states"),
+    "test_hyena_filter.py::test_filters[5-257]": ("conv/hyena_filter",),
+    "test_hyena_filter.py::test_gradients[16-256]": ("conv/hyena_filter_backward",),
+    "test_hyena_steps.py::test_dtypes[state0-io0]": ("conv/hyena_fir_step", "conv/hyena_modal_step"),
+    "test_hyena_steps.py::test_states_in_whole_units_are_staged[8]": ("conv/hyena_fir_step_staged",),
+    "test_rms_norm_gated.py::test_row_lengths[64-dtype1]": ("conv/rms_norm", "conv/rms_norm_backward"),
+    "test_conv_split_l2norm.py::test_options": ("conv/split_conv", "conv/split_columns"),
+    "test_conv_split_l2norm.py::test_gradients[dtype0]": ("conv/split_backward",),
+    # gdn
+    "test_gdn.py::test_a_step[1-64-40-decode-state0]": ("gdn/decode",),
+    "test_gdn.py::test_a_step[3-64-64-verify-state0]": ("gdn/verify",),
+    "test_gdn.py::test_a_step[3-72-40-recurrent-state0]": ("gdn/recurrent",),
+    "test_trees.py::test_trees_of_any_rows_and_states[33-7]": ("gdn/recurrent_any",),
+    "test_handed_over.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
+    "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
+    "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("gdn/decode_layer",),
+    "test_pieces.py::test_gating[dtype0-shape2]": ("gdn/gating",),
+    "test_pieces.py::test_pieces_with_bf16_states[64]": (
+        "gdn/mn_major",
+        "gdn/chunk_cumsum",
+        "gdn/compute_u_w",
+        "gdn/seq_state_update",
+        "gdn/compute_o",
+    ),
+    "test_prefill_mma.py::test_gates_in_every_form[raw]": ("gdn/prefill_mma", "gdn/chunk_gates"),
+    "test_prefill.py::test_lengths[65-64-one group-io0]": ("gdn/prefill",),
+    "test_prefill_ahead.py::test_lengths[1472-io0]": ("gdn/prefill_ahead",),
+    # scan
+    "test_selective_scan.py::test_lengths[tokens-few-65]": (
+        "scan/selective_forward",
+        "scan/selective_backward",
+        "scan/selective_backward_sums",
+    ),
+    "test_selective_pieces.py::test_a_layer_at_initialisation[tokens-2]": ("scan/selective_pieces", "scan/selective_starts"),
+    "test_transposed_copy.py::test_sizes[shape0-2]": ("scan/transposed_copy",),
+    "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
+    "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),
+    "test_steps.py::test_simplified[False-zoh]": ("scan/simplified_step",),
+    "test_gated.py::test_sizes_of_rglru[1-1-1-1-tokens]": ("scan/rglru", "scan/rglru_backward"),
+    "test_gated.py::test_s7[False-2-5-3-37-dtype0]": ("scan/s7_product", "scan/s7_states", "scan/s7_outer"),
+    "test_simplified_scan.py::test_values_and_gradients[3-False-False-False-zoh]": (
+        "scan/diagonal_scan",
+        "scan/diagonal_scan_backward",
+    ),
+    "test_simplified_scan.py::test_rows_that_blocks_share[False-False-False-zoh]": ("scan/diagonal_scan_parts",),
+}

@@ -1,0 +1,166 @@
+"""gdn/replay: servers that verify by replay against the recurrence in fp64, and hostile calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from devices import Device
+from guarded import bits
+from replay_cases import Server
+from torch import Tensor
+
+from gdn_cuda import commit_replay, replay_decode
+
+STATES = (torch.float32, torch.bfloat16)
+WRITTEN = ("state_pool", "keys", "updates", "decays", "banks")
+Call = Callable[..., Tensor]
+
+
+def calls(device: Device) -> tuple[Call, Call]:
+    """replay_decode and commit_replay. In the emulator, blocks take one row step or as many as there are: the same bits."""
+
+    def decode(**x: Any) -> Tensor:
+        written = [x[name] for name in (*WRITTEN, "out")]
+        before, results = [y.clone() for y in written], []
+        for multiprocessors in device.size((132, 0), (132,)):
+            for y, old in zip(written, before, strict=True):
+                y.copy_(old)
+            with device.kernels(multiprocessors) as launched:
+                out = replay_decode(**x)
+            assert launched is None or all(each.startswith("gdn/replay{") for each in launched())
+            results.append([bits(y) for y in (out, *written)])
+        assert all(torch.equal(mine, first) for each in results for mine, first in zip(each, results[0], strict=True))
+        return out
+
+    def commit(*arguments: Any) -> Tensor:
+        with device.kernels():
+            return commit_replay(*arguments)
+
+    return decode, commit
+
+
+def serve(device: Device, server: Server, tokens: int) -> None:
+    """Padded and packed calls, some sequences without tokens."""
+    decode, commit = calls(device)
+    count = len(server.slots)
+    for lengths in ([tokens] * count, [tokens - tokens // 2] * count, [1] * count):
+        server.verify(decode, lengths)
+        server.accept_some()
+    server.verify(decode, ([tokens, 0, tokens - 1] * count)[:count], packed=True)
+    server.accept([len(after) - 1 for after in server.after])
+    server.commit(commit)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "dk, dv",
+    [
+        (64, 136), (96, 40), (96, 192), (128, 128), (128, 200), (192, 24), (192, 96), (256, 72), (256, 256), (8, 8), (40, 72),
+        (120, 16), (200, 40),
+    ],
+)  # fmt: skip
+def test_head_dimensions(dk: int, dv: int, state: torch.dtype, device: Device, seed: int) -> None:
+    sequences, heads = device.size((2, 1), (3, 2))
+    for io in (torch.bfloat16, torch.float16):
+        for steps in (3, 9):
+            server = Server(
+                seed, dk=dk, dv=dv, state=state, io=io, steps=steps, sequences=sequences, Hv=heads, device=device.name
+            )
+            serve(device, server, steps)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8, 16])
+@pytest.mark.parametrize("Hk, Hv", [(1, 1), (2, 6), (1, 8)])
+def test_steps_and_heads(steps: int, Hk: int, Hv: int, device: Device, seed: int) -> None:
+    server = Server(seed, Hk=Hk, Hv=Hv, dk=64, dv=24, steps=steps, index=torch.int64, device=device.name)
+    serve(device, server, steps)
+
+
+def test_long_service(device: Device, seed: int) -> None:
+    """Errors do not add up, whatever is accepted. With weak gates, states decay slowly."""
+    decode, commit = calls(device)
+    dk, dv, pace, count = device.size((64, 16, 4.0, 12), (128, 64, 1.0, 30))
+    server = Server(seed, dk=dk, dv=dv, pace=pace, steps=5, device=device.name)
+    server.heads["A_log"] -= 5
+    for _ in range(count):
+        server.verify(decode, [5] * 3)
+        server.accept_some()
+    server.commit(commit)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("dk", [64, 72, 136])
+def test_rows_that_do_not_start_on_16_bytes(dk: int, state: torch.dtype, device: Device, seed: int) -> None:
+    for io in (torch.bfloat16, torch.float16):
+        server = Server(seed, dk=dk, dv=16, io=io, state=state, device=device.name)
+        tokens = server.tokens
+
+        def shifted(*lead: int, dk: int = dk, tokens: Any = tokens) -> dict[str, Tensor]:
+            x = tokens(*lead)
+            wide = torch.zeros(*x["key"].shape[:-1], dk + 1, dtype=x["key"].dtype, device=x["key"].device)
+            return x | {"key": wide[..., 1:].copy_(x["key"])}
+
+        server.tokens = shifted  # type: ignore[method-assign]
+        serve(device, server, 4)
+
+
+def test_hostile_slots_and_counts(device: Device, seed: int) -> None:
+    """NaN for slots past the pool and counts past the steps, 0 for slots that are none; nothing of either is touched."""
+    decode, _ = calls(device)
+    server = Server(seed, sequences=8, steps=5, device=device.name)
+    x: dict[str, Any] = server.arguments(server.tokens(8, 3))
+    for name in ("keys", "updates"):
+        x[name].copy_(torch.randn(x[name].shape, generator=server.rng))
+    x["decays"].fill_(0.5)
+    alone = {name: y.clone() if isinstance(y, Tensor) else y for name, y in x.items()}
+    slots = torch.tensor([2**63 - 1, 1, 2, -(2**63), 2**32, 3, 4, 5], device=device.name)
+    x["state_indices"] = slots
+    x["num_accepted_tokens"] = torch.tensor([1, 2**63 - 1, -(2**63), 2**62, 6, 6, 2**32, 5], device=device.name)
+    before = {name: x[name].clone() for name in WRITTEN}
+    out = decode(**x, null_slot=4, out=torch.full(x["value"].shape, 7.0, dtype=x["value"].dtype, device=device.name))
+    assert out[[0, 1, 4, 5]].isnan().all() and not out[[3, 6]].any() and out[[2, 7]].isfinite().all()
+    for name, old in before.items():
+        changed = [slot for slot in range(old.shape[0]) if not torch.equal(bits(x[name][slot]), bits(old[slot]))]
+        assert changed == ([5] if name == "state_pool" else [2, 5])
+    valid = torch.tensor([n in (2, 7) for n in range(8)], device=device.name)
+    accepted = torch.tensor([0] * 7 + [5], device=device.name)
+    alone |= {"state_indices": torch.where(valid, slots, -1), "num_accepted_tokens": accepted}
+    expected = decode(**alone, null_slot=4, out=torch.empty_like(out))
+    assert torch.equal(out[[2, 7]], expected[[2, 7]])
+    assert all(torch.equal(bits(x[name]), bits(alone[name])) for name in WRITTEN)
+
+
+@pytest.mark.parametrize("offsets", [[0, 9, 0, 9], [300, 200, 100, 0], [-(2**63), 2**63 - 1, 5, -(2**63)], [0, 6, 6, 2**32]])
+def test_hostile_offsets(offsets: list[int], device: Device, seed: int) -> None:
+    """A sequence of more tokens than there are steps gives NaN, and its state stays."""
+    decode, _ = calls(device)
+    server = Server(seed, steps=5, device=device.name)
+    x = server.arguments(server.tokens(9)) | {"cu_seqlens": torch.tensor(offsets, device=device.name)}
+    spans = [(min(max(a, 0), 9), min(max(b, 0), 9)) for a, b in pairwise(offsets)]
+    before = x["state_pool"].clone()
+    out = decode(**x, out=torch.zeros(x["value"].shape, dtype=x["value"].dtype, device=device.name))
+    device.synchronize()
+    too_long = [n for n, (first, last) in enumerate(spans) if last - first > 5]
+    for slot in server.slots[too_long].tolist():
+        assert torch.equal(x["state_pool"][slot], before[slot])
+    if too_long == [0] and spans[0] == (0, 6):
+        assert out[:6].isnan().all()
+
+
+def test_nothing_is_read_of_steps_that_were_not_accepted(device: Device, seed: int) -> None:
+    """Buffers begin full of NaN (replay_cases.py); here only the accepted steps are finite."""
+    decode, commit = calls(device)
+    server = Server(seed, device=device.name)
+    server.verify(decode, [4] * 3)
+    server.accept([1, 2, 3])
+    for n, slot in enumerate(server.slots.tolist()):
+        bank = int(server.buffers.banks[slot, 0, 0])
+        server.buffers.keys[slot, bank, n + 1 :], server.buffers.decays[slot, bank, n + 1 :] = torch.nan, torch.nan
+        server.buffers.updates[slot, n + 1 :] = torch.nan
+    server.verify(decode, [4] * 3)
+    server.accept_some()
+    server.commit(commit)
