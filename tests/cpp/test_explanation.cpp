@@ -72,7 +72,7 @@ TEST_F(Explained, CallsLaunchWhatTheyAreExplainedToLaunch) {
             });
         for (const bool aligned : {true, false})
             compare([=](const Target& target) {
-                const RecurrentArgs args{.sequences = 3, .heads = 4, .dv = 64};
+                const GdnCall args{.sequences = 3, .heads = 4, .dv = 64};
                 Recurrent::run({3, 5, 4, 128, 64, DType::f16, DType::bf16, aligned}, args, target);
             });
         compare([](const Target& target) { layers::Gating::run({9, 8, DType::f32, true}, {.rows = 9, .heads = 8}, target); });

@@ -166,7 +166,7 @@ def test_rates(rate: float, name: str, seed: int) -> None:
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 3e-3, 1e-2])
 def test_equal_steps(rate: float, is_complex: bool, seed: int) -> None:
     """After the last token, a gradient only decays."""
-    x = steps_alike(selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True), rate)
+    x = equal_steps(selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True), rate)
     state = torch.zeros(1, *x["A"].shape, dtype=x["A"].dtype, requires_grad=True)
     with emulated():
         out, last = scan(**x, initial_state=state)

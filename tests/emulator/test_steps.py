@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulated import emulated
 from guarded import bits
-from step_cases import COMPLEX, REAL, check, close, draws, simplified
+from step_cases import COMPLEX, REAL, check, close, draws, layer_inputs, simplified
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -144,7 +144,7 @@ def test_hostile_accepted_counts(seed: int) -> None:
 @pytest.mark.parametrize("state", STATES[:3])
 @pytest.mark.parametrize("N", [8, 16, 24, 56, 64, 128, 256])
 def test_arguments_of_layers(N: int, state: torch.dtype, seed: int) -> None:
-    for x in of_layers(seed, state, N):
+    for x in layer_inputs(seed, state, N):
         check(x, step)
 
 

@@ -28,7 +28,7 @@ inline constexpr std::array kPrefillConfigurations = [] {
 // Whether the grid is persistent: one block per multiprocessor takes sequences one after another (prefill_items.cuh). Packed
 // sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share such work better. The
 // loop over chunks has no room to store checkpoints, nor to leave outputs out.
-inline bool prefill_is_persistent(const PrefillConfig& config, i64 blocks, int segments, const RecurrentArgs& call,
+inline bool prefill_is_persistent(const PrefillConfig& config, i64 blocks, int segments, const GdnCall& call,
                                   const jit::DeviceTraits& device, const ChunkedPolicy& policy = kChunkedPolicy) {
     const bool equal_rows = call.dv <= config.rows_per_block() || call.dv % config.rows_per_block() == 0;
     return equal_rows && config.value_groups == 2 && segments == 1 &&
@@ -39,7 +39,7 @@ inline bool prefill_is_persistent(const PrefillConfig& config, i64 blocks, int s
 
 // Whether blocks find the longest of packed sequences first (prefill_block.cuh): where all run at once, it is as good to start
 // any.
-inline bool prefill_takes_longest_first(i64 blocks, int segments, const RecurrentArgs& call, const jit::DeviceTraits& device) {
+inline bool prefill_takes_longest_first(i64 blocks, int segments, const GdnCall& call, const jit::DeviceTraits& device) {
     return call.cu_seqlens.data != nullptr && call.sequences <= kMostByLength && segments == 1 &&
            blocks > device.multiprocessors;
 }
@@ -80,7 +80,7 @@ struct Prefill {
         return last.schedule;
     }
 
-    static void run(const ChunkedProblem& problem, const ChunkedSchedule& schedule, const RecurrentArgs& call,
+    static void run(const ChunkedProblem& problem, const ChunkedSchedule& schedule, const GdnCall& call,
                     const PrefillTensors& tensors, const Target& target) {
         if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
@@ -112,7 +112,7 @@ struct Prefill {
     }
 
   private:
-    static Args args_of(const ChunkedProblem& problem, const ChunkedSchedule& schedule, const RecurrentArgs& call,
+    static Args args_of(const ChunkedProblem& problem, const ChunkedSchedule& schedule, const GdnCall& call,
                         const PrefillTensors& tensors, const Target& target) {
         const auto map = [&](const jit::TiledTensor& tensor) {
             return jit::tile_map(tensor, problem.io, kChunk, target.ordinal);

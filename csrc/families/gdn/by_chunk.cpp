@@ -13,7 +13,7 @@ namespace gdn_cuda::gdn {
 void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,
                   const Target& target) {
     const Sequences& sequences = prepared.sequences;
-    const RecurrentArgs& args = prepared.args;
+    const GdnCall& args = prepared.args;
     const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
         return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
     };

@@ -17,7 +17,7 @@ bool is_regular(const Prepared& prepared) {
 
 // One token per sequence, one input slot and one output slot.
 bool is_decode(const Prepared& prepared) {
-    const RecurrentArgs& args = prepared.args;
+    const GdnCall& args = prepared.args;
     const bool with_gates = args.gate.values.data != nullptr && args.beta.values.data != nullptr;
     const bool by_log = args.forms.gate == GateForms::log_decay && !args.forms.beta_is_logit;
     return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&
@@ -26,7 +26,7 @@ bool is_decode(const Prepared& prepared) {
 }
 
 std::string explain_by_token(const Prepared& prepared) {
-    const RecurrentArgs& args = prepared.args;
+    const GdnCall& args = prepared.args;
     if (!prepared.sequences.plain())
         return "float32, rows with gaps, head dimensions that are no multiples of 8, or more heads of query than of value: "
                "gdn/recurrent_any";
@@ -44,7 +44,7 @@ std::string explain_by_token(const Prepared& prepared) {
                        kMostVerifyTokens);
 }
 
-DecodeArgs decode_args(const RecurrentArgs& args) {
+DecodeArgs decode_args(const GdnCall& args) {
     const auto heads = [](const Rows& rows) { return DecodeArgs::Heads{rows.data, rows.batch, rows.head}; };
     const auto gates = [](const Scalars& scalars) { return DecodeArgs::Gates{scalars.values, scalars.batch, scalars.head}; };
     return {.query = heads(args.query),
@@ -88,7 +88,7 @@ RecurrentAnyArgs recurrent_any_args(const Prepared& prepared) {
 
 void run_by_token(const Prepared& prepared, const char* function) {
     const Sequences& sequences = prepared.sequences;
-    const RecurrentArgs& args = prepared.args;
+    const GdnCall& args = prepared.args;
     const DeviceScope scope(sequences.query.device_index);
     const Target target = target_of(function, sequences.query);
     if (target.is_explained()) [[unlikely]]

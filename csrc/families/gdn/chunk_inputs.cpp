@@ -8,13 +8,13 @@
 namespace gdn_cuda::gdn {
 
 // Whether gates are logarithms of decays, and betas themselves.
-bool has_chunk_gates(const RecurrentArgs& args) {
+bool has_chunk_gates(const GdnCall& args) {
     return args.gate.values.data != nullptr && args.beta.values.data != nullptr && args.forms.gate == GateForms::log_decay &&
            !args.forms.beta_is_logit;
 }
 
 bool moves_states(const Prepared& prepared) {
-    const RecurrentArgs& args = prepared.args;
+    const GdnCall& args = prepared.args;
     return !prepared.plain_states || args.has_initial != nullptr || args.last_slots.data != nullptr;
 }
 
@@ -37,7 +37,7 @@ void ChunkInputs::close_gaps(const Tensor& query, const Tensor& key, const Tenso
 
 void ChunkInputs::convert_gates() {
     const Sequences& sequences = prepared_.sequences;
-    RecurrentArgs& args = prepared_.args;
+    GdnCall& args = prepared_.args;
     const int64_t padded = sequences.packed() ? 1 : sequences.count, heads = args.heads;
     kept_.push_back(torch::stable::new_empty(like_, {2, padded, sequences.tokens, heads}, ScalarType::Float));
     float* memory = static_cast<float*>(memory_of(kept_.back()));
@@ -60,7 +60,7 @@ void ChunkInputs::convert_gates() {
 
 void ChunkInputs::gather_states() {
     const Sequences& sequences = prepared_.sequences;
-    RecurrentArgs& args = prepared_.args;
+    GdnCall& args = prepared_.args;
     call_ = args;
     kept_.push_back(new_states(like_, {sequences.count}, sequences, DType::f32));
     const RecurrentStates dense = contiguous_states(memory_of(kept_.back()), sequences, DType::f32);

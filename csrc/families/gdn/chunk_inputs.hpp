@@ -28,7 +28,7 @@ class ChunkInputs {
     Prepared& prepared_;
     const Tensor& like_;
     const Target& target_;
-    RecurrentArgs call_{};      // as it came
+    GdnCall call_{};            // as it came
     std::vector<Tensor> kept_;  // memory in use
 };
 
@@ -37,7 +37,7 @@ class ChunkInputs {
 void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,
                   const Target& target);
 
-bool has_chunk_gates(const RecurrentArgs& args);
+bool has_chunk_gates(const GdnCall& args);
 bool moves_states(const Prepared& prepared);
 
 }  // namespace gdn_cuda::gdn

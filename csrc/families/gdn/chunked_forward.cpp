@@ -41,13 +41,13 @@ struct ChunkedForwardPool {
 // allow at most, since the exact count would need cu_seqlens from the device; unused ones are zero.
 Tensor add_checkpoints(Prepared& prepared, const Tensor& like, int64_t checkpoint_every, DType type) {
     const Sequences& sequences = prepared.sequences;
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     if (checkpoint_every == 0) return new_states(like, {0}, sequences, type);
     const int64_t each = sequences.tokens / checkpoint_every;
     Tensor checkpoints = new_states(like, {sequences.packed() ? each : sequences.count * each}, sequences, type);
     if (sequences.packed() || args.slots.data != nullptr) torch::stable::zero_(checkpoints);
     args.steps = contiguous_states(memory_of(checkpoints), sequences, type, sequences.packed() ? 0 : each);
-    args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
+    args.step_index = sequences.packed() ? GdnCall::packed : GdnCall::by_sequence;
     args.step_interval = static_cast<int>(checkpoint_every);
     return checkpoints;
 }
@@ -69,7 +69,7 @@ Tensor run_chunked(Prepared& prepared, const auto& x, const StateRows& rows, DTy
                                                moves    ? DType::f32
                                                : by_any ? checkpoint_type
                                                         : prepared.state_type);
-    const RecurrentArgs call = prepared.args;
+    const GdnCall call = prepared.args;
     const RecurrentStates own = contiguous_states(memory_of(checkpoints), prepared.sequences,
                                                   moves    ? DType::f32
                                                   : by_any ? checkpoint_type
@@ -104,7 +104,7 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
     const Checks check{ChunkedForward::name};
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     PreparedChunked prepared{prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm), {}};
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     const GateArguments gates{view_of(x.beta),    view_of(x.gate), view_of(x.A_log),
                               view_of(x.dt_bias), x.beta_is_logit, x.allow_negative_eigenvalues,
                               x.gate_is_linear};
@@ -188,7 +188,7 @@ DType dtype_from(ScalarType type) {
 std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
     PreparedChunked prepared = prepare_dense(x);
     const Sequences& sequences = prepared.sequences;
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     const DType wanted = x.state_dtype ? dtype_from(*x.state_dtype) : prepared.state_type;
     const bool any_type = !sequences.plain() || moves_states(prepared);  // kernels that write a dtype of their own
     OptionalTensor widened = {};  // a bf16 state with fp32 results: widening is exact, and the kernel has one state type

@@ -42,7 +42,7 @@ Prepared prepare_summary(const ChunkedSummary& x) {
                                  {"A_log", gates.A_log},
                                  {"dt_bias", gates.dt_bias},
                                  {"cu_seqlens", sequences.cu_seqlens}});
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     args.dv = static_cast<int>(rows);
     args.initial = args.last = {
         .data = out.data, .slot = heads * head, .head = head, .row = sequences.dk, .column = 1, .type = DType::f32};

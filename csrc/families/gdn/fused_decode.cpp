@@ -24,7 +24,7 @@ Prepared prepare_decode(const FusedDecode& x) {
     const Checks check{x.name};
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
 
     const View a(x.a), b(x.b), rates(x.A_log), bias(x.dt_bias);
     args.gate = check_scalars(check, "a", a, sequences);
@@ -53,12 +53,12 @@ Prepared prepare_decode(const FusedDecode& x) {
         check.dtype("step_states", steps, {prepared.state_type});
         args.steps = check_states(check, prepared, "step_states", steps, 5);
         check.distinct("step_states", steps);
-        args.step_index = RecurrentArgs::by_step_slot;
+        args.step_index = GdnCall::by_step_slot;
         set_step_slots(check, args, states);
         if (written.defined()) args.last = args.initial;
     } else if (states.by_token()) {
         args.steps = args.initial;
-        args.step_index = RecurrentArgs::by_slot_of_token;
+        args.step_index = GdnCall::by_slot_of_token;
         args.step_limit = args.slot_steps;
     } else if (x.update_state) {
         args.last = args.initial;

@@ -46,7 +46,7 @@ struct MoveStates {
     static int shared_bytes(const Config&) { return 0; }
 
     static void run(StatesMove move, const Args& args, const Target& target) {
-        const RecurrentArgs& call = args.call;
+        const GdnCall& call = args.call;
         if (args.rows == 0 || call.heads == 0) return;
         const i64 tiles = ceil_div(call.dv, Config::kTile) * ceil_div(call.dk, Config::kTile);
         launch<MoveStates>({move}, args, {tiles, call.heads, std::min<i64>(args.rows, kMostBlocks[2])}, target,

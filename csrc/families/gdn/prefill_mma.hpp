@@ -60,7 +60,7 @@ struct PrefillMma {
             config, std::make_index_sequence<kPrefillMmaConfigurations.size()>());
     }
 
-    static void run(const ChunkedProblem& problem, const RecurrentArgs& recurrence, const Target& target) {
+    static void run(const ChunkedProblem& problem, const GdnCall& recurrence, const Target& target) {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
         const Config config = prefill_mma_config(problem);
         const Args args{.recurrence = recurrence, .state = problem.state};

@@ -25,7 +25,7 @@ std::vector<int64_t> output_sizes(const Tensor& query, const Tensor& value) {
 
 Prepared prepare_states(const Sequences& sequences, bool qk_norm) {
     Prepared prepared{.sequences = sequences, .output = sequences.value};
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     args.query = rows_of(sequences.query);
     args.key = rows_of(sequences.key);
     args.value = rows_of(sequences.value);
@@ -68,7 +68,7 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     check.distinct("out", output);
     GDN_REQUIRE(check, !scale || std::isfinite(*scale), "scale", "a finite number", fmt::format("{}", scale.value_or(0)));
 
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     args.output = rows_of(output);
     args.outputs = args.dv;
     args.scale = static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(sequences.dk))));
@@ -77,7 +77,7 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
 
 void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x) {
     const Sequences& sequences = prepared.sequences;
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     const bool raw = x.A_log.defined();
     if (x.beta.defined()) args.beta = check_scalars(check, "beta", x.beta, sequences);
     if (x.gate.defined()) args.gate = check_scalars(check, "gate", x.gate, sequences);

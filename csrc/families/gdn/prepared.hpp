@@ -19,7 +19,7 @@ struct Prepared {
     DType state_type = DType::f32;
     bool aligned = true, aligned_states = true;  // to 16 bytes: the rows of queries, keys and states; those of states
     bool plain_states = true;                    // of one dtype that all kernels take, each state contiguous
-    RecurrentArgs args{};
+    GdnCall args{};
 };
 // What becomes the gates of a call. A_log makes `gate` raw.
 struct GateArguments {

@@ -27,7 +27,7 @@ struct RecurrentAny {
     static int shared_bytes(const Config&) { return 0; }
 
     static void run(const Args& args, const Target& target) {
-        const RecurrentArgs& call = args.call;
+        const GdnCall& call = args.call;
         if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
         const Config config{masked_head_k(call.dk)};
         const i64 tiles = ceil_div(call.dv, config.rows_per_block());

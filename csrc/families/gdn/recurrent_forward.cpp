@@ -11,7 +11,7 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
     const Checks check{x.name};
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.is_qk_norm);
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     GDN_REQUIRE(check, x.inference_mode >= InferenceMode::prefill && x.inference_mode <= InferenceMode::spec_verify,
                 "inference_mode", "PREFILL (0), DECODE (1) or SPEC_VERIFY (2)",
                 fmt::format("{}", static_cast<int64_t>(x.inference_mode)));
@@ -60,12 +60,12 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
 Tensor run_recurrent(const RecurrentForward& x) {
     Prepared prepared = prepare_recurrent(x);
     const Sequences& sequences = prepared.sequences;
-    RecurrentArgs& args = prepared.args;
+    GdnCall& args = prepared.args;
     if (x.inference_mode == InferenceMode::spec_verify) {
         const Tensor states = sequences.packed()
                                   ? new_states(x.out, {sequences.tokens}, sequences, prepared.state_type)
                                   : new_states(x.out, {sequences.count, sequences.tokens}, sequences, prepared.state_type);
-        args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
+        args.step_index = sequences.packed() ? GdnCall::packed : GdnCall::by_sequence;
         args.steps =
             contiguous_states(memory_of(states), sequences, prepared.state_type, sequences.packed() ? 0 : sequences.tokens);
         run_by_token(prepared, x.name);

@@ -41,7 +41,7 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
     check_rows(check, sequences);
     Prepared common = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
-    const RecurrentArgs& recurrent = common.args;
+    const GdnCall& recurrent = common.args;
     PreparedReplay prepared{.sequences = sequences, .problem = {}};
     ReplayArgs& args = prepared.args;
     args.query = recurrent.query;

@@ -86,7 +86,7 @@ struct Verify {
                                                                    std::make_index_sequence<kVerifyConfigurations.size()>());
     }
 
-    static void run(const VerifyProblem& problem, const RecurrentArgs& args, const Target& target) {
+    static void run(const VerifyProblem& problem, const GdnCall& args, const Target& target) {
         if (args.sequences == 0 || args.heads == 0 || args.dv == 0) return;
         const VerifyPlan plan = verify_plan(problem, jit::device_traits(target.ordinal));
         const i64 tiles = ceil_div(args.dv, plan.config.rows_per_step() * plan.steps);

@@ -191,7 +191,7 @@ TEST(PrefillHeuristic, TheGridIsPersistentFromThreeWavesOn) {
     const jit::DeviceTraits device;
     const PrefillConfig wide = prefill_config(128, 2, DType::bf16);
     const i64 wave = device.multiprocessors;
-    const auto rows = [](int dv) { return RecurrentArgs{.dv = dv, .values = dv, .outputs = dv}; };
+    const auto rows = [](int dv) { return GdnCall{.dv = dv, .values = dv, .outputs = dv}; };
     EXPECT_FALSE(prefill_is_persistent(wide, 2 * wave, 1, rows(128), device));
     EXPECT_TRUE(prefill_is_persistent(wide, 2 * wave + 1, 1, rows(128), device));
     EXPECT_FALSE(prefill_is_persistent(prefill_config(128, 1, DType::bf16), 9 * wave, 1, rows(128), device));
@@ -199,7 +199,7 @@ TEST(PrefillHeuristic, TheGridIsPersistentFromThreeWavesOn) {
     for (const int dv : {72, 256}) EXPECT_TRUE(prefill_is_persistent(wide, 9 * wave, 1, rows(dv), device)) << dv;
     EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, rows(192), device)) << "every other block would have half the rows";
     int any = 0;
-    RecurrentArgs packed = rows(128), steps = rows(128), summary = rows(128);
+    GdnCall packed = rows(128), steps = rows(128), summary = rows(128);
     packed.cu_seqlens.data = steps.steps.data = &any;
     summary.outputs = 0;
     EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, packed, device)) << "their lengths differ";
@@ -210,7 +210,7 @@ TEST(PrefillHeuristic, TheGridIsPersistentFromThreeWavesOn) {
 TEST(PrefillHeuristic, TheLongestPackedSequencesStartFirst) {
     const jit::DeviceTraits device;
     int any = 0;
-    RecurrentArgs packed{.sequences = kMostByLength};
+    GdnCall packed{.sequences = kMostByLength};
     packed.cu_seqlens.data = &any;
     EXPECT_TRUE(prefill_takes_longest_first(device.multiprocessors + 1, 1, packed, device));
     EXPECT_FALSE(prefill_takes_longest_first(device.multiprocessors, 1, packed, device)) << "all start at once";

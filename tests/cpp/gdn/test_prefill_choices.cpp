@@ -101,8 +101,7 @@ class Digest {
 
 std::string launches_of(const Recorded& each, const ChunkedSchedule& schedule) {
     const ChunkedProblem& x = each.problem;
-    RecurrentArgs args{
-        .sequences = static_cast<int>(x.sequences), .heads = x.heads, .dv = x.dv, .values = x.dv, .outputs = x.dv};
+    GdnCall args{.sequences = static_cast<int>(x.sequences), .heads = x.heads, .dv = x.dv, .values = x.dv, .outputs = x.dv};
     static int memory;
     if (x.packed_tokens > 0) args.cu_seqlens.data = &memory;
     if (each.checkpoints) args.steps.data = &memory;

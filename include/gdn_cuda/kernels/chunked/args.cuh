@@ -67,7 +67,7 @@ enum class PrefillDecision : unsigned { none, all_forget, one_remembers };
 struct PrefillArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
     TensorMap transfers;                  // (column, part, row, link)
-    RecurrentArgs recurrence;
+    GdnCall recurrence;
     DType state;
     int segments;    // into which a head that forgets is split
     bool by_length;  // a sequence has `segments` only if it is long enough; its own length decides

@@ -14,7 +14,7 @@ struct PrefillBlock {
     enum class Split { whole, apart, linked };
 
     const PrefillArgs& args;
-    const RecurrentArgs& all = args.recurrence;
+    const GdnCall& all = args.recurrence;
     int number, sequence, segment, head, first_row, segments, group;  // number: of the sequence in this launch
     Span span;
     Place place;
@@ -46,7 +46,7 @@ struct PrefillBlock {
         if (kConfig.linked && args.takes == PrefillTakes::long_sequences)
             return sequence_at(args.recurrence, static_cast<i64>(number) * kBetweenLong);
         if (kConfig.linked || !args.longest_first) return number;
-        const RecurrentArgs& all = args.recurrence;
+        const GdnCall& all = args.recurrence;
         const int own = static_cast<int>(threadIdx.x);
         auto* const lengths = reinterpret_cast<int*>(shared.inverse);
         static_assert(kMostByLength <= kConfig.threads() && (kMostByLength + 1) * sizeof(int) <= sizeof(shared.inverse));

@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_output(const Owner& own, const TokenFragme
 }
 template <class Owner>
 __device__ __forceinline__ void store_output_without_tma(const Owner& own, int chunk) {
-    const RecurrentArgs& all = own.args.recurrence;
+    const GdnCall& all = own.args.recurrence;
     const PrefillWork& work = own.work;
     const int first_row = work.first_row + own.index() * kValueRows;
     using Io = Storage<Owner::kIo>;

@@ -47,7 +47,7 @@ __device__ __forceinline__ void plan_item(PrefillSharedPlan<kConfig>& shared, co
     auto& items = shared.items;
     PrefillItem& item = items.slots[static_cast<unsigned>(items.planned) % PrefillItems::kSlots];
     const int before = items.planned_chunks;
-    const RecurrentArgs& all = args.recurrence;
+    const GdnCall& all = args.recurrence;
     // Reciprocals of these would be computed before the loop over chunks, and spilled.
     const unsigned tiles = (opaque(all.dv) + kConfig.rows_per_block() - 1) / kConfig.rows_per_block(),
                    heads = opaque(all.heads), heads_per_key = opaque(all.heads_per_key);
@@ -107,7 +107,7 @@ __device__ __forceinline__ void plan_items(PrefillSharedPlan<kConfig>& shared, c
 // By the whole block, for every gridDim.x-th item: outputs and states of empty, skipped and poisoned sequences.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void finish_items_without_chunks(const PrefillArgs& args) {
-    const RecurrentArgs& all = args.recurrence;
+    const GdnCall& all = args.recurrence;
     const unsigned tiles = (all.dv + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
 #pragma unroll 1
     for (unsigned number = blockIdx.x; number < args.items; number += gridDim.x) {

@@ -40,7 +40,7 @@ constexpr float kForgottenLog2 = -80.f;
 
 // |k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ float key_squares(const RecurrentArgs& args, int sequence, i64 first, int head) {
+__device__ __forceinline__ float key_squares(const GdnCall& args, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32, piece = lane % 16;
     const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
     const auto* keys = static_cast<const Storage<kConfig.io>*>(args.key.data) + sequence * args.key.batch +
@@ -62,7 +62,7 @@ __device__ __forceinline__ float key_squares(const RecurrentArgs& args, int sequ
 
 // Prefetches keys, queries and values of a chunk into L2 while the block waits; called by the whole block.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const Span& span, int sequence, int head, int chunk) {
+__device__ __forceinline__ void prefetch_chunk(const GdnCall& args, const Span& span, int sequence, int head, int chunk) {
     constexpr int kLine = 64, kLines = 2;  // elements per line; lines per row
     const int thread = static_cast<int>(threadIdx.x), token = chunk * kChunk + thread / kLines % kChunk,
               which = thread / (kLines * kChunk), element = thread % kLines * kLine;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const 
 
 // log2 of the bound on the growth of a state's norm over the 32 tokens from `first` on; by a warp.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ float log_growth(const RecurrentArgs& args, int sequence, i64 first, int head) {
+__device__ __forceinline__ float log_growth(const GdnCall& args, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32;
     const float square = args.qk_norm ? 1.f : key_squares<kConfig>(args, sequence, first, head);
     const auto scalar = [&](const Scalars& of) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int seque
 // The chunk to start from so that nothing earlier matters at `chunk`; -1 if the bound does not show one within `most` chunks.
 // Called by the whole block; `growths`: one float per warp.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, const Span& span, int sequence, int head,
-                                                  int chunk, int most, float* growths) {
+__device__ __forceinline__ int first_that_matters(const GdnCall& args, const Span& span, int sequence, int head, int chunk,
+                                                  int most, float* growths) {
     constexpr int kWarps = kConfig.threads() / 32, kWarpsAChunk = kChunk / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     float growth = 0.f;
@@ -130,7 +130,7 @@ __device__ __forceinline__ int number_of_long(const Span& span) {
     return static_cast<int>((span.start + kBetweenLong - 1) / kBetweenLong);
 }
 // The last packed sequence that begins no later than at `token`. Called by whole warps.
-__device__ __forceinline__ int sequence_at(const RecurrentArgs& args, i64 token) {
+__device__ __forceinline__ int sequence_at(const GdnCall& args, i64 token) {
     const int lane = threadIdx.x % 32;
     int first = 0;
 #pragma unroll 1
@@ -150,7 +150,7 @@ __device__ __forceinline__ int sequence_at(const RecurrentArgs& args, i64 token)
 constexpr float kRateUnit = 1 << 14;
 __device__ __forceinline__ i64 rate_of_chunk(const PrefillArgs& args, int sequence, const Span& span, int head, int ends) {
     constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens
-    const RecurrentArgs& all = args.recurrence;
+    const GdnCall& all = args.recurrence;
     i64 at = sequence * all.gate.batch + (span.start + ends * kChunk - 1) * all.gate.token + head * all.gate.head;
     unsigned raw[kLoads];
 #pragma unroll
@@ -176,7 +176,7 @@ __device__ __forceinline__ bool remembers_at(i64 rate, int reach) {
 // instruction fetch.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_all, int sequence, int head) {
-    const RecurrentArgs& all = args.recurrence;
+    const GdnCall& all = args.recurrence;
     // `wide` (a power of two) threads take consecutive (sequence, head) pairs.
     const int wide = for_all ? 128 : 1, heads = for_all ? all.sequences * all.heads : 1;
     bool found = false;

@@ -17,7 +17,7 @@ struct StateMove {
     i64 from = -1, to = -1;
 };
 
-__device__ __forceinline__ i64 initial_offset(const RecurrentArgs& call, int sequence, Place& place) {
+__device__ __forceinline__ i64 initial_offset(const GdnCall& call, int sequence, Place& place) {
     i64 slot;
     int step;
     place = starting_slot(call, sequence, slot, step);
@@ -31,7 +31,7 @@ struct BlockOfRow {
     i64 block = -1, checkpoints_before = 0;
 
     __device__ __forceinline__ BlockOfRow(const MoveStatesArgs& args, i64 row) {
-        const RecurrentArgs& call = args.call;
+        const GdnCall& call = args.call;
         i64 rows_before = 0;
 #pragma unroll 1
         for (; sequence < call.sequences; ++sequence) {
@@ -49,7 +49,7 @@ struct BlockOfRow {
 
 template <StatesMove kMove>
 __device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row) {
-    const RecurrentArgs& call = args.call;
+    const GdnCall& call = args.call;
     Place place;
     if constexpr (kMove == StatesMove::copy) {
         return {row * args.from.slot, row * args.to.slot};
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kConfig.threads()) move_states(const __grid_co
     constexpr int kTile = MoveStatesConfig::kTile, kRowsAtOnce = kConfig.threads() / kTile;
     __shared__ float tile[kTile][kTile + 1];
     constexpr auto kMove = kConfig.move;
-    const RecurrentArgs& call = args.call;
+    const GdnCall& call = args.call;
     const RecurrentStates from = kMove == StatesMove::gather || kMove == StatesMove::first_before ? call.initial : args.from;
     const RecurrentStates to = kMove == StatesMove::scatter ? call.last : args.to;
     const int column_tiles = (call.dk + kTile - 1) / kTile, head = blockIdx.y;

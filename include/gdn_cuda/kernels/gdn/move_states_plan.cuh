@@ -26,7 +26,7 @@ struct MoveStatesConfig {
 };
 
 struct MoveStatesArgs {
-    RecurrentArgs call;
+    GdnCall call;
     RecurrentStates from, to;  // the one that is not the call's own
     i64 rows;                  // to visit: sequences, or states before blocks
     i64 checkpoints;           // there are, for other_before

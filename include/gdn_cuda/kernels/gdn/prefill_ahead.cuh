@@ -96,7 +96,7 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
         cutlass::arch::warpgroup_reg_dealloc<kIdle>();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
-        const RecurrentArgs& all = args.prefill.recurrence;
+        const GdnCall& all = args.prefill.recurrence;
         PrefillChain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * all.dv * all.dk).run();
     }
 }

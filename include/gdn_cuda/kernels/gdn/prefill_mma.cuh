@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     auto& shared = *reinterpret_cast<PrefillMmaSharedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= kSharedBytesEverywhere);
 
-    const RecurrentArgs& all = args.recurrence;
+    const GdnCall& all = args.recurrence;
     const int sequence = blockIdx.z, head = blockIdx.y, first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block();
     const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
     i64 slot;

@@ -19,7 +19,7 @@ namespace gdn_cuda::gdn {
 
 template <RecurrentConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
-    recurrent(const __grid_constant__ RecurrentArgs args) {
+    recurrent(const __grid_constant__ GdnCall args) {
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = kConfig.rows_per_thread;
     constexpr int kBatch = TokenBatch<kConfig>::kTokens;

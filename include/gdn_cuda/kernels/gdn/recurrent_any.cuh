@@ -30,7 +30,7 @@ struct RecurrentAnyBlock {
     };
 
     const RecurrentAnyArgs& all;
-    const RecurrentArgs& args;
+    const GdnCall& args;
     Shared& shared;
     int head, first_row, rows, lane, row;  // lane: of the row's group
 

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least()) 
     constexpr int kStepRows = kConfig.rows_per_step();
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<VerifySharedPlan<kConfig>*>(memory);
-    const RecurrentArgs& args = all.call;
+    const GdnCall& args = all.call;
 
     wait_on_dependent_grids();
     SlotInFlight slot_in_flight;

@@ -27,7 +27,7 @@ struct RecurrentStates {
 
 inline constexpr int kMostTreeTokens = 64;
 
-struct RecurrentArgs {
+struct GdnCall {
     Rows query, key, value, output;
     Scalars beta, gate;  // without data: 1, and 0
     GateForms forms;

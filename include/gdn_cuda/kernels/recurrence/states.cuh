@@ -8,19 +8,19 @@
 namespace gdn_cuda::gdn {
 
 // Whether a sequence reads the state in its slot.
-__device__ __forceinline__ bool has_initial_state(const RecurrentArgs& args, int sequence) {
+__device__ __forceinline__ bool has_initial_state(const GdnCall& args, int sequence) {
     return args.initial.data != nullptr && (args.has_initial == nullptr || args.has_initial[sequence]);
 }
 
 // Whether a sequence has nothing to compute and nothing to store: it has no tokens, and its slot holds its state already.
 // Others without tokens store the state that they start from.
-__device__ __forceinline__ bool keeps_its_slot(const RecurrentArgs& args, int sequence, int length) {
+__device__ __forceinline__ bool keeps_its_slot(const GdnCall& args, int sequence, int length) {
     return length == 0 && args.last_slots.data == nullptr && args.last.data == args.initial.data &&
            has_initial_state(args, sequence);
 }
 
 // The slot for the state after the last token of a sequence that starts from `slot`; negative: none.
-__device__ __forceinline__ i64 last_slot_of(const RecurrentArgs& args, int sequence, i64 slot) {
+__device__ __forceinline__ i64 last_slot_of(const GdnCall& args, int sequence, i64 slot) {
     if (args.last.data == nullptr) return -1;
     if (args.last_slots.data == nullptr) return slot;
     const i64 last = load_index(args.last_slots, sequence);
@@ -29,7 +29,7 @@ __device__ __forceinline__ i64 last_slot_of(const RecurrentArgs& args, int seque
 
 // Where the state after token `t` is stored, in elements; negative: nowhere. Packed, there is one row per `step_interval`
 // tokens of the whole batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.
-__device__ __forceinline__ i64 step_offset(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
+__device__ __forceinline__ i64 step_offset(const GdnCall& args, int sequence, i64 packed_before, int t) {
     if (args.steps.data == nullptr || t >= args.step_limit) return -1;
     i64 slot = sequence;
     i64 step = t;
@@ -38,19 +38,19 @@ __device__ __forceinline__ i64 step_offset(const RecurrentArgs& args, int sequen
         step = t / args.step_interval;
     }
     switch (args.step_index) {
-        case RecurrentArgs::by_sequence:
+        case GdnCall::by_sequence:
             break;
-        case RecurrentArgs::packed:
+        case GdnCall::packed:
             slot = 0;
             step += packed_before;
             if ((step + 1) * args.step_interval > args.tokens) return -1;
             break;
-        case RecurrentArgs::by_slot_of_token:
+        case GdnCall::by_slot_of_token:
             slot = load_index(args.slots, sequence * args.slots_sequence + t * args.slots_token);
             if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) return -1;
             step = 0;
             break;
-        case RecurrentArgs::by_step_slot:
+        case GdnCall::by_step_slot:
             slot = load_index(args.step_slots, sequence);
             if (slot < 0 || slot >= args.step_slot_count) return -1;
             break;
@@ -58,7 +58,7 @@ __device__ __forceinline__ i64 step_offset(const RecurrentArgs& args, int sequen
     return slot * args.steps.slot + step * args.steps.step;
 }
 template <class T>
-__device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
+__device__ __forceinline__ T* step_state(const GdnCall& args, int sequence, i64 packed_before, int t) {
     const i64 offset = step_offset(args, sequence, packed_before, t);
     return offset < 0 ? nullptr : static_cast<T*>(args.steps.data) + offset;
 }
@@ -69,7 +69,7 @@ class Tree {
     enum Start { go_on, from_slot, from_step, nowhere };  // nowhere: the parent is none, or has no state
 
     // Where token t starts from; `step` is the offset of its parent's state.
-    __device__ __forceinline__ Start next(const RecurrentArgs& args, int sequence, int t, i64& step) {
+    __device__ __forceinline__ Start next(const GdnCall& args, int sequence, int t, i64& step) {
         if (args.parents.data == nullptr) return go_on;
         if (t >= args.parents_count) return nowhere;
         const i64 parent = load_index(args.parents, sequence * args.parents_sequence + t * args.parents_token);
@@ -90,8 +90,8 @@ class Tree {
 };
 
 // Step states of the sequences packed before this one.
-__device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, int sequence) {
-    if (args.steps.data == nullptr || args.step_index != RecurrentArgs::packed) return 0;
+__device__ __forceinline__ i64 packed_steps_before(const GdnCall& args, int sequence) {
+    if (args.steps.data == nullptr || args.step_index != GdnCall::packed) return 0;
     if (args.step_interval == 1) return span_of(args.cu_seqlens, sequence, args.tokens).start;
     i64 before = 0;
 #pragma unroll 1
@@ -101,7 +101,7 @@ __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, in
 
 // Fills rows of the outputs of tokens [first, last) with `x`: those of a block, at most as many as its threads.
 template <class Io>
-__device__ __forceinline__ void fill_rows(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, int first_row,
+__device__ __forceinline__ void fill_rows(const GdnCall& args, int sequence, i64 first, i64 last, int head, int first_row,
                                           int rows, float x) {
     Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
     const int at_once = static_cast<int>(blockDim.x) / rows, mine = static_cast<int>(threadIdx.x) / rows,  // tokens
@@ -111,8 +111,8 @@ __device__ __forceinline__ void fill_rows(const RecurrentArgs& args, int sequenc
     for (i64 token = first + mine; token < last; token += at_once) outputs[token * args.output.token + row] = from_float<Io>(x);
 }
 template <auto kConfig>
-__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head,
-                                             int first_row, float x) {
+__device__ __forceinline__ void fill_outputs(const GdnCall& args, int sequence, i64 first, i64 last, int head, int first_row,
+                                             float x) {
     const int rows = min(kConfig.rows_per_block(), args.outputs - first_row);
     if (rows > 0) fill_rows<Storage<kConfig.io>>(args, sequence, first, last, head, first_row, rows, x);
 }

@@ -55,7 +55,7 @@ __device__ __forceinline__ float sum_over_row(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
-__device__ __forceinline__ float inverse_norm(float square, const RecurrentArgs& call) {
+__device__ __forceinline__ float inverse_norm(float square, const GdnCall& call) {
     square = sum_over_row(square);
     return call.qk_norm ? rsqrtf(square + kNormEpsilon) : 1.f;
 }
@@ -65,7 +65,7 @@ template <class Owner>
 __device__ __forceinline__ void run_tokens(Owner& own, int chunk) {
     using Io = Storage<Owner::kIo>;
     constexpr int kPairs = Owner::kConfig.head_k / 8;  // of a key's or query's elements, in each thread
-    const RecurrentArgs& call = own.args.recurrence;
+    const GdnCall& call = own.args.recurrence;
     auto& stage = own.shared.stages[PipelineStage<Owner::kConfig.stages>(chunk).index];
     SwizzledTile& outputs = own.shared.output[own.index()];
     const int count = tokens_in<Owner::kConfig>(own.work, chunk);

@@ -139,7 +139,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
     constexpr DType kIo = Owner::kIo;
     auto& shared = own.shared;
     const PrefillWork& work = own.work;
-    const RecurrentArgs& all = own.args.recurrence;
+    const GdnCall& all = own.args.recurrence;
     const int length = work.length;
     int chunk = first;
 #pragma unroll 1

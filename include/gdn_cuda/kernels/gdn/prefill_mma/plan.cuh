@@ -74,7 +74,7 @@ struct PrefillMmaSharedPlan {
 };
 
 struct PrefillMmaArgs {
-    RecurrentArgs recurrence;
+    GdnCall recurrence;
     DType state;
 };
 

@@ -16,7 +16,7 @@ struct MmaState : MmaLane {
     using Plan = PrefillMmaSharedPlan<kConfig>;
 
     Plan& shared;
-    const RecurrentArgs& args;
+    const GdnCall& args;
     const DType state_type;
     const typename Plan::Work& work = shared.work;
 

@@ -16,7 +16,7 @@ struct MmaTokens : MmaLane {
     enum NamedBarriers : int { kInverseWarpsBarrier = 1, kFactorsReady, kInverseReady };
 
     Plan& shared;
-    const RecurrentArgs& args;
+    const GdnCall& args;
     const typename Plan::Work& work = shared.work;
     RawNumber raw_gates[2], raw_beta;  // of the next chunk, loaded long before use
 

@@ -35,7 +35,7 @@ struct RecurrentAnyShared {
 };
 
 struct RecurrentAnyArgs {
-    RecurrentArgs call;  // heads: of states and outputs
+    GdnCall call;  // heads: of states and outputs
     DType io;
     i64 query_d, key_d, value_d, output_d;  // strides of the last dimension
     int heads_per_query, heads_per_value;

@@ -10,7 +10,7 @@ namespace gdn_cuda::gdn {
 // Loads tokens [first, first + count) of a sequence: keys and queries unconverted (zero past dk), values of this block's rows,
 // and the scalars, one group of lanes per token.
 template <auto kConfig>
-__device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence, i64 first,
+__device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const GdnCall& args, int sequence, i64 first,
                                             int count, int head, int first_row) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
@@ -54,8 +54,8 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const R
 
 // Stores the batch's outputs, which have overwritten its values.
 template <auto kConfig>
-__device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence,
-                                              i64 first, int count, int head, int first_row) {
+__device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const GdnCall& args, int sequence, i64 first,
+                                              int count, int head, int first_row) {
     using Io = Storage<kConfig.io>;
     Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + first * args.output.token +
                   head * args.output.head + first_row;

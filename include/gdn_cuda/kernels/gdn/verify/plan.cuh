@@ -54,7 +54,7 @@ struct VerifySharedPlan {
 };
 
 struct VerifyArgs {
-    RecurrentArgs call;
+    GdnCall call;
     int steps;  // of rows per block, at most VerifyConfig::kMostRows
 };
 

@@ -26,7 +26,7 @@ struct VerifyToken {
     RowSlice<Io, kLayout, true, true> query, key;
     RawGates gates;
 
-    __device__ __forceinline__ void load(const RecurrentArgs& args, const VerifyPlace& place, int first) {
+    __device__ __forceinline__ void load(const GdnCall& args, const VerifyPlace& place, int first) {
         const int t = min(first + static_cast<int>(threadIdx.x) / kLayout.lanes, args.tokens - 1);
         const int lane = threadIdx.x % kLayout.lanes;
         const int key_head = static_cast<unsigned>(place.head) / static_cast<unsigned>(args.heads_per_key);
@@ -38,8 +38,8 @@ struct VerifyToken {
         gates.load(args, number_at(args.gate), number_at(args.beta), place.head, args.forms);
     }
 
-    __device__ __forceinline__ void finish(VerifySharedPlan<kConfig>& shared, const RecurrentArgs& args,
-                                           const VerifyPlace& place, int first) const {
+    __device__ __forceinline__ void finish(VerifySharedPlan<kConfig>& shared, const GdnCall& args, const VerifyPlace& place,
+                                           int first) const {
         const int t = first + threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
         TokenScalars scalars;
         gates.finish(args, args.forms, scalars);
@@ -73,7 +73,7 @@ struct VerifyValues {
     static constexpr int kAtOnce = kConfig.threads() / kRows;               // tokens of a block
     static constexpr int kInFlight = kConfig.rows_per_thread == 1 ? 1 : 4;  // of a thread
 
-    __device__ __forceinline__ static void load(VerifySharedPlan<kConfig>& shared, const RecurrentArgs& args,
+    __device__ __forceinline__ static void load(VerifySharedPlan<kConfig>& shared, const GdnCall& args,
                                                 const VerifyPlace& place) {
         const int row = threadIdx.x % kRows;
         if (row >= place.rows) return;
@@ -91,7 +91,7 @@ struct VerifyValues {
                 if (token(i) < args.tokens) shared.value[token(i)][row] = value[i];
         }
     }
-    __device__ __forceinline__ static void store(const VerifySharedPlan<kConfig>& shared, const RecurrentArgs& args,
+    __device__ __forceinline__ static void store(const VerifySharedPlan<kConfig>& shared, const GdnCall& args,
                                                  const VerifyPlace& place) {
         const int row = threadIdx.x % kRows;
         if (row >= place.rows) return;
