@@ -160,12 +160,12 @@ Split run_prefill(const ConvSplitL2normPrefill& x) {
     // Behind the convolution, which reads the states before.
     const CausalArgs& conv = prepared.conv.args;
     CausalFinalStates::run(prepared.conv.problem.io,
-                            {.x = conv.x,
-                             .sequences = conv.sequences,
-                             .final_states = conv.sequences.initial,
-                             .in_place = true,
-                             .channels = conv.channels},
-                            target);
+                           {.x = conv.x,
+                            .sequences = conv.sequences,
+                            .final_states = conv.sequences.initial,
+                            .in_place = true,
+                            .channels = conv.channels},
+                           target);
     return out;
 }
 
