@@ -10,7 +10,7 @@ import torch
 from emulated import emulated
 from oracle import within
 from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_DISCRETIZATION, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
-from selective_inputs import INVALID_OFFSETS, channels_last, check_at_the_root, model_inputs, selective_inputs
+from selective_inputs import INVALID_OFFSETS, channels_last, check_at_the_root, equal_steps, model_inputs, selective_inputs
 from torch import Tensor
 
 # ---- Sizes and forms

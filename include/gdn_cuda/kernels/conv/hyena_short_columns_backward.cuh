@@ -124,6 +124,18 @@ struct HyenaShortColumnsBackward {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) grad[i][c] *= recent_u(i).items[0];
     }
+    // Calls visit(lag, taps of that lag, token of the step, channel) for every tap, token and channel.
+    __device__ __forceinline__ void for_products(auto&& visit) const {
+#pragma unroll
+        for (int lag = 0; lag < kConfig.taps; ++lag) {
+            if (kConfig.ends_before(lag, forward.filter.taps)) break;
+            const Floats weight = tap(lag);
+#pragma unroll
+            for (int i = 0; i < kStep; ++i)
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c) visit(lag, weight, i, c);
+        }
+    }
     // The gradients of x2 and of the taps. `grad` is already masked.
     __device__ __forceinline__ void convolve(const Windows& now, const float (&grad)[kStep][kChannels]) {
         float z[kStep][kChannels];
@@ -135,18 +147,10 @@ struct HyenaShortColumnsBackward {
                 z[i][c] = bias[c] * factor;
                 dbias[c] = fmaf(now.dz[kDelay + i][c], factor, dbias[c]);
             }
-#pragma unroll
-        for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (kConfig.ends_before(lag, forward.filter.taps)) break;
-            const Floats weight = tap(lag);
-#pragma unroll
-            for (int i = 0; i < kStep; ++i)
-#pragma unroll
-                for (int c = 0; c < kChannels; ++c) {
-                    z[i][c] = fmaf(weight[c], now.u[kBefore + i - lag][c], z[i][c]);
-                    dtaps[lag][c] = fmaf(now.dz[kDelay + i][c], now.u[kBefore + i - lag][c], dtaps[lag][c]);
-                }
-        }
+        for_products([&](int lag, const Floats& weight, int i, int c) {
+            z[i][c] = fmaf(weight[c], now.u[kBefore + i - lag][c], z[i][c]);
+            dtaps[lag][c] = fmaf(now.dz[kDelay + i][c], now.u[kBefore + i - lag][c], dtaps[lag][c]);
+        });
         Values y[kStep];
 #pragma unroll
         for (int i = 0; i < kStep; ++i)
@@ -161,15 +165,8 @@ struct HyenaShortColumnsBackward {
         for (int i = 0; i < kStep; ++i)
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) du[i][c] = forward.filter.gated_bias ? bias[c] * now.dz[i][c] : 0.f;
-#pragma unroll
-        for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (kConfig.ends_before(lag, forward.filter.taps)) break;
-            const Floats weight = tap(lag);
-#pragma unroll
-            for (int i = 0; i < kStep; ++i)
-#pragma unroll
-                for (int c = 0; c < kChannels; ++c) du[i][c] = fmaf(weight[c], now.dz[i + lag][c], du[i][c]);
-        }
+        for_products(
+            [&](int lag, const Floats& weight, int i, int c) { du[i][c] = fmaf(weight[c], now.dz[i + lag][c], du[i][c]); });
         if (token + kStep > forward.tokens - (forward.filter.taps - 1)) {
 #pragma unroll 1
             for (int i = 0; i < kStep; ++i) recent_u(i) = last_gradients(token + i);

@@ -63,6 +63,14 @@ __device__ __forceinline__ PairParts<2> multiply_bf16(const __nv_bfloat16 (&x)[k
     return parts;
 }
 
+// The same for elements of other dtypes, by way of fp32.
+template <class Access, class Own>
+__device__ __forceinline__ auto product_parts(const Own& x, const Own& y) {
+    float products[kOwn];
+    multiply(products, x, y);
+    return Access::parts_of(products);
+}
+
 template <class T, int kParts, class Shared>
 struct MediumRows : HyenaTileRows<T> {
     using Own = typename HyenaTileRows<T>::Own;
@@ -90,9 +98,7 @@ struct MediumRows : HyenaTileRows<T> {
         if constexpr (kIsBf16<T>) {
             return multiply_bf16(reinterpret_cast<const T(&)[kOwn]>(x), reinterpret_cast<const T(&)[kOwn]>(y));
         } else {
-            float products[kOwn];
-            multiply(products, x, y);
-            return parts_of(products);
+            return product_parts<MediumRows>(x, y);
         }
     }
     template <auto kRing>
@@ -219,9 +225,7 @@ struct MediumColumns {
                 }
             return parts;
         } else {
-            float products[kOwn];
-            multiply(products, x, y);
-            return parts_of(products);
+            return product_parts<MediumColumns>(x, y);
         }
     }
     template <auto kRing>
