@@ -157,26 +157,15 @@ Split run_prefill(const ConvSplitL2normPrefill& x) {
     const DeviceScope scope(prepared.conv.x.device_index);
     const Target target = target_of(kFunction, prepared.conv.x);
     Split out = run_any(prepared, x.x, x.b, target);
-    // Behind the convolution, which reads the states before.
-<<<<<<< HEAD:csrc/families/layers/conv_split_l2norm.cpp
+    // After the convolution, which reads the states before them.
     const conv::CausalArgs& conv = prepared.conv.args;
     conv::CausalFinalStates::run(prepared.conv.problem.io,
-                            {.x = conv.x,
-                             .sequences = conv.sequences,
-                             .final_states = conv.sequences.initial,
-                             .in_place = true,
-                             .channels = conv.channels},
-                            target);
-=======
-    const CausalArgs& conv = prepared.conv.args;
-    CausalFinalStates::run(prepared.conv.problem.io,
-                           {.x = conv.x,
-                            .sequences = conv.sequences,
-                            .final_states = conv.sequences.initial,
-                            .in_place = true,
-                            .channels = conv.channels},
-                           target);
->>>>>>> conv:csrc/families/conv/conv_split_l2norm.cpp
+                                 {.x = conv.x,
+                                  .sequences = conv.sequences,
+                                  .final_states = conv.sequences.initial,
+                                  .in_place = true,
+                                  .channels = conv.channels},
+                                 target);
     return out;
 }
 

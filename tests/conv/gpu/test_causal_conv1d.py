@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from causal_cases import inputs, laid_out, leaves
+from causal_cases import CASES, inputs, laid_out, leaves
 from causal_conv1d_on_device import *  # noqa: F403
 from causal_conv1d_on_device import BOTH_LAYOUTS, EVERY_LAYOUT, GRAD, check
 from devices import Device
