@@ -33,10 +33,11 @@ def cpp_room(path: str) -> str:
 
 
 def cpp_family(path: str) -> str:
-    """The family, its host code, kernels and public header together; the room of what belongs to none."""
+    """The family, its host code, kernels and public header together; the room of what belongs to none. kernels/common is below
+    the JIT, the host code of its one kernel above it."""
     found = re.match(r"csrc/families/(\w+)/|include/gdn_cuda/kernels/(\w+)/|include/gdn_cuda/(\w+)\.hpp$", path)
     name = next(filter(None, found.groups())) if found else ""
-    return name if name and (ROOT / "csrc/families" / name).is_dir() else cpp_room(path)
+    return name if name and name != "common" and (ROOT / "csrc/families" / name).is_dir() else cpp_room(path)
 
 
 def python_room(module: str) -> str:

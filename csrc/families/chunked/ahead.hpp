@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 #include <limits>
 
 #include "../../launch/spec.hpp"

@@ -22,7 +22,7 @@
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/chain.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/outputs.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead/records.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/records.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -10,7 +10,7 @@
 #include <gdn_cuda/kernels/chunked/state.cuh>
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/values.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead/handover.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
 
 namespace gdn_cuda::gdn {
 

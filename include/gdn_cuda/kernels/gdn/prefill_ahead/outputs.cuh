@@ -5,7 +5,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead/handover.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/state_owner.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 
 namespace gdn_cuda::gdn {
 

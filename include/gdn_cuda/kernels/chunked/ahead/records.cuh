@@ -4,7 +4,7 @@
 
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
 #include <gdn_cuda/kernels/chunked/records.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 
 namespace gdn_cuda::gdn {
 
