@@ -109,7 +109,7 @@ def test_fields_of_a_configuration() -> None:
 HEADERS = """
 enum class Direction { forward, backward };
 struct PrefillConfigs { int head_k = 7; };
-struct alignas(16) PrefillConfig {
+struct alignas(16) ChunkedConfig {
     static constexpr int tile = 64;  // int stages = 9;
     int head_k = 128, stages = 3, width;
     bool linked;
@@ -135,7 +135,7 @@ enum class DType : int { f32, bf16 };
     ],
 )  # fmt: skip
 def test_defaults_are_read_from_headers(member: str, value: str | None) -> None:
-    assert default_of(HEADERS, "PrefillConfig", member) == value
+    assert default_of(HEADERS, "ChunkedConfig", member) == value
     assert default_of(HEADERS, "Prefill", member) is None
 
 

@@ -17,7 +17,7 @@ inline i64 chunks_in(i64 tokens) {
 }
 
 // T, P and the factors of a chunk in global memory, in 32-bit words.
-inline constexpr i64 kCachedWords = sizeof(PrefillRecord<PrefillAheadConfig{128, DType::bf16}.block()>) / 4;
+inline constexpr i64 kCachedWords = sizeof(CachedChunk<PrefillAheadConfig{128, DType::bf16}.block()>) / 4;
 
 // How a problem is spread over blocks and launches, and its workspace in 32-bit words.
 struct AheadSchedule {
@@ -74,7 +74,7 @@ struct PrefillAhead {
     }
 
     // A launch for each window of chunks.
-    static void run(const Config& config, const AheadSchedule& schedule, const PrefillArgs& prefill, float* workspace,
+    static void run(const Config& config, const AheadSchedule& schedule, const ChunkedArgs& prefill, float* workspace,
                     unsigned* counts, const Target& target, const auto& why) {
         Args args{.prefill = prefill,
                   .records = workspace,
@@ -93,9 +93,9 @@ struct PrefillAhead {
 
   private:
     template <PrefillAheadConfig kConfig>
-    using Preparer = PrefillPreparerPlan<kConfig.block()>;
+    using Preparer = PreparerPlan<kConfig.block()>;
     template <PrefillAheadConfig kConfig>
-    using Owner = PrefillOwnerPlan<kConfig.block()>;
+    using Owner = OwnerPlan<kConfig.block()>;
     static constexpr auto kAll = std::make_index_sequence<kPrefillAheadConfigurations.size()>();
 };
 

@@ -10,16 +10,16 @@
 namespace gdn_cuda::gdn {
 
 inline constexpr std::array kPrefillConfigurations = [] {
-    std::array<PrefillConfig, 30> all{};
+    std::array<ChunkedConfig, 30> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const int head_k : {128, 96, 64}) {
             for (const int value_groups : {2, 1})
                 for (const bool is_chained : {false, true}) {
-                    all[n] = prefill_config(head_k, value_groups, io);
-                    all[n++].linked = is_chained;
+                    all[n] = chunked_config(head_k, value_groups, io);
+                    all[n++].chained = is_chained;
                 }
-            all[n] = prefill_config(head_k, 2, io);
+            all[n] = chunked_config(head_k, 2, io);
             all[n++].persistent = true;
         }
     return all;
@@ -28,7 +28,7 @@ inline constexpr std::array kPrefillConfigurations = [] {
 // Whether the grid is persistent: one block per multiprocessor takes sequences one after another (prefill_items.cuh). Packed
 // sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share such work better. The
 // loop over chunks has no room to store checkpoints, nor to leave outputs out.
-inline bool prefill_is_persistent(const PrefillConfig& config, i64 blocks, int segments, const GdnCall& call,
+inline bool prefill_is_persistent(const ChunkedConfig& config, i64 blocks, int segments, const GdnCall& call,
                                   const jit::DeviceTraits& device, const ChunkedPolicy& policy = kChunkedPolicy) {
     const bool equal_rows = call.dv <= config.rows_per_block() || call.dv % config.rows_per_block() == 0;
     return equal_rows && config.value_groups == 2 && segments == 1 &&
@@ -52,9 +52,9 @@ struct PrefillTensors {
 };
 
 struct Prefill {
-    using Config = PrefillConfig;
-    using Args = PrefillArgs;
-    static constexpr const char *family = "gdn", *name = "prefill", *config_type = "PrefillConfig", *args_type = "PrefillArgs";
+    using Config = ChunkedConfig;
+    using Args = ChunkedArgs;
+    static constexpr const char *family = "gdn", *name = "prefill", *config_type = "ChunkedConfig", *args_type = "ChunkedArgs";
     static constexpr const char* summary = "the chunked form on Hopper's tensor cores: prefill";
     static constexpr int min_capability = 90, max_capability = 90;
     static constexpr bool uses_cutlass = true;
@@ -62,8 +62,8 @@ struct Prefill {
     static std::span<const Config> configurations() { return kPrefillConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kPrefillConfigurations, PrefillSharedPlan>(config,
-                                                                     std::make_index_sequence<kPrefillConfigurations.size()>());
+        return plan_bytes<kPrefillConfigurations, ChunkedPlan>(config,
+                                                               std::make_index_sequence<kPrefillConfigurations.size()>());
     }
 
     // The last one of each thread is kept, as a model's layers call one after another with the same problem.
@@ -94,14 +94,14 @@ struct Prefill {
                 return fmt::format("{}; a block takes {} sequences and heads in turn", why(on),
                                    ceil_div(schedule.blocks, i64{on.multiprocessors}));
             };
-            args.items = static_cast<int>(schedule.blocks);
+            args.work_tiles = static_cast<int>(schedule.blocks);
             return launch<Prefill>(config, args, {device.multiprocessors, 1, 1}, target, why_persistent);
         }
         if (schedule.split.segments == 1 && schedule.ahead) return run_unsplit(problem, schedule, args, tensors, target, why);
         // First the launch that takes calls with a model's gates; in the other order it would wait.
         if (schedule.two_launches) {
             Args first = args;
-            first.takes = schedule.by_length ? PrefillTakes::short_sequences : PrefillTakes::if_one_remembers;
+            first.takes = schedule.by_length ? LaunchTakes::short_sequences : LaunchTakes::if_one_decays_slowly;
             if (schedule.by_length) first.segments = 1;
             run_unsplit(problem, schedule, first, tensors, target, [&](const auto&) {
                 return schedule.by_length ? "takes the sequences that are not split"
@@ -120,44 +120,44 @@ struct Prefill {
         const i64 readers = schedule.readers(tensors.in_place);
         unsigned* const have_summary = tensors.counts + readers;
         float* const transfers = tensors.workspace + schedule.state_words;
-        const PrefillLinks links{.states = tensors.workspace,
-                                 .transfers = transfers,
-                                 .have_summary = have_summary,
-                                 .have_state = have_summary + schedule.summaries,
-                                 .all = schedule.summaries,
-                                 .of_head = schedule.summaries_of_head,
-                                 .of_sequence = schedule.summaries_of_sequence,
-                                 .tokens = schedule.summary_tokens,
-                                 .records = schedule.cached_words > 0 ? transfers + schedule.transfer_words : nullptr,
-                                 .chunks = schedule.chunks,
-                                 .first = schedule.chain.first_length};
+        const Summaries summaries{.states = tensors.workspace,
+                                  .transfers = transfers,
+                                  .have_summary = have_summary,
+                                  .have_state = have_summary + schedule.summaries,
+                                  .count = schedule.summaries,
+                                  .per_head = schedule.summaries_of_head,
+                                  .per_sequence = schedule.summaries_of_sequence,
+                                  .spacing = schedule.summary_tokens,
+                                  .cached = schedule.cached_words > 0 ? transfers + schedule.transfer_words : nullptr,
+                                  .chunks = schedule.chunks,
+                                  .first_length = schedule.chain.first_length};
         const i64 columns = schedule.config.head_k, rows = schedule.config.key_tiles() * kChunk;
-        const jit::TiledTensor tiled{{transfers, rows * 2 * columns, 2 * columns, columns}, links.all, rows, 2, columns};
+        const jit::TiledTensor tiled{{transfers, rows * 2 * columns, 2 * columns, columns}, summaries.count, rows, 2, columns};
         return {.query = map(tensors.query),
                 .key = map(tensors.key),
                 .value = map(tensors.value),
                 .output = map(tensors.output),
-                .transfers = links.all > 0 ? map(tiled) : TensorMap{},
-                .recurrence = call,
+                .transfers = summaries.count > 0 ? map(tiled) : TensorMap{},
+                .call = call,
                 .state = problem.state,
                 .segments = schedule.split.segments,
                 .by_length = schedule.by_length,
                 .reach = schedule.reach,
-                .takes = !schedule.two_launches ? PrefillTakes::every_call
-                         : schedule.by_length   ? PrefillTakes::long_sequences
-                                                : PrefillTakes::if_all_forget,
-                .links = links,
+                .takes = !schedule.two_launches ? LaunchTakes::every_call
+                         : schedule.by_length   ? LaunchTakes::long_sequences
+                                                : LaunchTakes::if_all_decay_fast,
+                .summaries = summaries,
                 .decision = schedule.decides() ? tensors.counts + schedule.counts(tensors.in_place) - 1 : nullptr,
                 .readers = readers > 0 ? tensors.counts : nullptr,
-                .items = 0,
+                .work_tiles = 0,
                 .longest_first = prefill_takes_longest_first(schedule.blocks, schedule.split.segments, call,
                                                              jit::device_traits(target.ordinal)),
-                .spread = schedule.spread};
+                .uneven = schedule.uneven};
     }
 
     static void run_blocks(const Config& config, const Args& args, i64 parts, const Target& target, const auto& why) {
-        const i64 tiles = ceil_div(args.recurrence.dv, config.rows_per_block());
-        launch<Prefill>(config, args, {tiles, args.recurrence.heads, parts}, target, why, is_second_of_two(args.takes));
+        const i64 tiles = ceil_div(args.call.dv, config.rows_per_block());
+        launch<Prefill>(config, args, {tiles, args.call.heads, parts}, target, why, is_second_of_two(args.takes));
     }
 
     static void run_unsplit(const ChunkedProblem& problem, const ChunkedSchedule& schedule, Args args,
@@ -169,7 +169,7 @@ struct Prefill {
                                      tensors.counts + schedule.chain_counts(tensors.in_place), target, why);
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, schedule.unsplit.rows_per_block());
-        args.longest_first = prefill_takes_longest_first(blocks, 1, args.recurrence, device);
+        args.longest_first = prefill_takes_longest_first(blocks, 1, args.call, device);
         run_blocks(schedule.unsplit, args, problem.sequences, target, why);
     }
 };

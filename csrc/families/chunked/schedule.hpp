@@ -51,14 +51,14 @@ constexpr int longest_chain(int segments, int group) {
 struct ChunkedSchedule {
     // The launch that splits sequences into segments, or that has all of them unsplit.
     ChunkedSplit split;
-    PrefillConfig config;
+    ChunkedConfig config;
     i64 sequences;   // that are split, at most
     i64 blocks;      // per segment
     bool by_length;  // with `deterministic`: a launch for long sequences, split by their own length, and one for the others
     int reach;       // warm-up chunks up to which a segment is warm-started, as its head has a fast decay
-    PrefillSpread spread;
+    UnevenSplit uneven;
 
-    // Segments of a slow-decay head are chained (config.linked): summaries (M, L) between them, T and P cached for later
+    // Segments of a slow-decay head are chained (config.chained): summaries (M, L) between them, T and P cached for later
     // passes.
     ChunkedChain chain;
     i64 summaries, summaries_of_head;  // 0: a slow-decay head is not split
@@ -71,7 +71,7 @@ struct ChunkedSchedule {
     // A launch before it for what is not split: all heads, if one has a slow decay and they are not chained; or short
     // sequences.
     bool two_launches;
-    PrefillConfig unsplit;
+    ChunkedConfig unsplit;
     AheadSchedule ahead;  // if it is gdn/prefill_ahead's; without `two_launches`, this is the only launch
 
     i64 readers(bool in_place) const { return in_place && split.segments > 1 ? blocks : 0; }
@@ -82,7 +82,7 @@ struct ChunkedSchedule {
     i64 workspace() const { return chain_words() + ahead.workspace(); }  // in 32-bit words
 };
 
-constexpr PrefillConfig prefill_config(int dk, int value_groups, DType io) {
+constexpr ChunkedConfig chunked_config(int dk, int value_groups, DType io) {
     return {.head_k = dk <= 64   ? 64
                       : dk <= 96 ? 96
                                  : 128,
@@ -105,16 +105,16 @@ class ChunkedScheduler {
     ChunkedSchedule schedule() const {
         if (std::optional<ChunkedSchedule> schedule = by_length()) {
             ChunkedProblem others = problem_;  // that are not long
-            others.tokens = std::min<i64>(problem_.tokens, kLongestWhole * kChunk);
-            others.packed_tokens = std::min<i64>(problem_.packed_tokens, kLongestWhole * kChunk);
+            others.tokens = std::min<i64>(problem_.tokens, kLongestUnsplit * kChunk);
+            others.packed_tokens = std::min<i64>(problem_.packed_tokens, kLongestUnsplit * kChunk);
             return completed(*schedule, problem_.differ(), best_split(), {others, multiprocessors_, policy_});
         }
         ChunkedSchedule schedule{.split = best_split(), .sequences = problem_.sequences};
         const bool is_chained = estimate(schedule.split).is_chained;
-        schedule.config.linked = is_chained;
+        schedule.config.chained = is_chained;
         schedule.reach = reach(schedule.split);
         schedule.chain = chain(schedule.split);
-        if (is_chained) schedule.spread = spread(schedule.split, schedule.chain);
+        if (is_chained) schedule.uneven = spread(schedule.split, schedule.chain);
         return completed(schedule, !is_chained || problem_.sequences * problem_.heads == 0, unsplit(schedule.split), *this);
     }
 
@@ -198,10 +198,10 @@ class ChunkedScheduler {
     }
 
     // Where a sequence is alone, its slow-decay heads get more blocks than the others, so that all end at about the same time.
-    PrefillSpread spread(const ChunkedSplit& split, const ChunkedChain& chain) const {
-        const int warm_up[] = {PrefillSpread::kFewChunks, policy_.more_warm_up_chunks};  // of the other heads
-        PrefillSpread spread{};
-        if (problem_.sequences != 1 || problem_.heads >= PrefillSpread::kMostHeads) return spread;
+    UnevenSplit uneven(const ChunkedSplit& split, const ChunkedChain& chain) const {
+        const int warm_up[] = {UnevenSplit::kFewChunks, policy_.more_warm_up_chunks};  // of the other heads
+        UnevenSplit uneven{};
+        if (problem_.sequences != 1 || problem_.heads >= UnevenSplit::kMostHeads) return spread;
         const i64 blocks = static_cast<i64>(problem_.heads) * split.segments;
         const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks_ / kShortestSegment));
         for (const bool more : {false, true})
@@ -225,12 +225,12 @@ class ChunkedScheduler {
     }
 
     // With `deterministic`, the split of a long sequence: as if it were alone and of policy.deterministic_tokens, but with
-    // kShortestFixed chunks for each segment at least (kShortestUneven for heads that get more). `chain.first_length` and
+    // kShortestByLength chunks for each segment at least (kShortestUneven for heads that get more). `chain.first_length` and
     // `spread` say where segments begin, so those are the same for every call; the rows of a block, which change no bits,
     // follow from the call. None: no sequence is split.
     std::optional<ChunkedSchedule> by_length() const {
         const i64 chunks = chunks_in(problem_.longest());
-        if (!problem_.deterministic || chunks <= kLongestWhole || problem_.sequences == 0) return {};
+        if (!problem_.deterministic || chunks <= kLongestUnsplit || problem_.sequences == 0) return {};
         ChunkedProblem one = problem_;
         one.sequences = 1;
         one.tokens = policy_.deterministic_tokens;
@@ -241,15 +241,15 @@ class ChunkedScheduler {
         const Estimate estimate = alone.estimate(schedule.split);
         if (!estimate.is_chained || estimate.slow_decay > policy_.deterministic_share * alone.unsplit_ns(schedule.split))
             return {};
-        schedule.config.linked = true;
+        schedule.config.chained = true;
         schedule.chain = alone.chain(schedule.split);
-        const int most = static_cast<int>(std::min<i64>(schedule.split.segments, chunks / kShortestFixed));
-        if (most == schedule.split.segments) schedule.spread = alone.spread(schedule.split, schedule.chain);
+        const int most = static_cast<int>(std::min<i64>(schedule.split.segments, chunks / kShortestByLength));
+        if (most == schedule.split.segments) schedule.uneven = alone.spread(schedule.split, schedule.chain);
         schedule.split.segments = most;
         schedule.sequences =
-            problem_.differ() ? ceil_div(problem_.packed_tokens, i64{kLongestWhole * kChunk}) : problem_.sequences;
+            problem_.differ() ? ceil_div(problem_.packed_tokens, i64{kLongestUnsplit * kChunk}) : problem_.sequences;
         // Blocks of one value warpgroup are faster, as long as all fit at once.
-        const i64 segments = std::min(schedule.sequences * most, all_chunks() / kShortestFixed);
+        const i64 segments = std::min(schedule.sequences * most, all_chunks() / kShortestByLength);
         if (problem_.heads * row_tiles(1) * segments <= multiprocessors_) schedule.split.value_groups = 1;
         schedule.chain.is_cached = cached_words(schedule.split.value_groups) <= policy_.most_cached_words;
         if (schedule.sequences * schedule.split.segments > kMostBlocks[2]) return {};
@@ -263,7 +263,7 @@ class ChunkedScheduler {
             return fmt::format(
                 "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
                 "every {} tokens, at most {}{}; {} multiprocessors",
-                schedule->split.value_groups * kValueRows, kLongestWhole * kChunk, kShortestFixed * kChunk,
+                schedule->split.value_groups * kValueRows, kLongestUnsplit * kChunk, kShortestByLength * kChunk,
                 schedule->split.segments, explain(schedule->spread), multiprocessors_);
         const ChunkedSplit split = best_split(), other = best_split(3 - split.value_groups);
         return fmt::format("{}; against {}; {} multiprocessors", explain(split), explain(other), multiprocessors_);
@@ -305,15 +305,15 @@ class ChunkedScheduler {
     // Sizes and launches. `others`: what is not split, if there may be any; `beside`: its blocks.
     ChunkedSchedule completed(ChunkedSchedule schedule, bool leaves_some, const ChunkedSplit& beside,
                               const ChunkedScheduler& others) const {
-        const bool is_chained = schedule.config.linked;
+        const bool is_chained = schedule.config.chained;
         const int segments = schedule.split.segments;
-        schedule.config = prefill_config(problem_.dk, schedule.split.value_groups, problem_.io);
-        schedule.config.linked = is_chained;
-        schedule.unsplit = prefill_config(problem_.dk, beside.value_groups, problem_.io);
+        schedule.config = chunked_config(problem_.dk, schedule.split.value_groups, problem_.io);
+        schedule.config.chained = is_chained;
+        schedule.unsplit = chunked_config(problem_.dk, beside.value_groups, problem_.io);
         schedule.blocks = blocks(schedule.split.value_groups);
         schedule.chunks = all_chunks();
 
-        schedule.summaries_of_sequence = is_chained ? most_summaries(std::max(segments, schedule.spread.most())) : 0;
+        schedule.summaries_of_sequence = is_chained ? most_summaries(std::max(segments, schedule.uneven.most())) : 0;
         schedule.summary_tokens = schedule.by_length && problem_.differ() ? kSummaryTokens : 0;
         schedule.summaries_of_head = schedule.summary_tokens > 0 ? problem_.packed_tokens / schedule.summary_tokens
                                                                  : schedule.sequences * schedule.summaries_of_sequence;
@@ -333,7 +333,7 @@ class ChunkedScheduler {
         return schedule;
     }
 
-    static std::string explain(const PrefillSpread& spread) {
+    static std::string explain(const UnevenSplit& spread) {
         return spread.reach == 0 ? "" : fmt::format(", up to {} for slow-decay heads where others decay fast", spread.most());
     }
     std::string explain(const ChunkedSplit& split) const {

@@ -26,7 +26,7 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
                            nullptr};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
-    const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kMostBetweenScalars; };
+    const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
     const ChunkedProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),

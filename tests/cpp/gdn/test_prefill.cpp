@@ -30,7 +30,7 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
         const ChunkedScheduler scheduler(problem, multiprocessors);
         const ChunkedSchedule schedule = scheduler.schedule();
         const ChunkedSplit split = schedule.split;
-        const PrefillConfig config = schedule.config;
+        const ChunkedConfig config = schedule.config;
         ASSERT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
         ASSERT_GE(config.head_k, problem.dk);
         ASSERT_EQ(config.io, problem.io);
@@ -90,7 +90,7 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
     EXPECT_TRUE(alone.chain.is_cached);
     EXPECT_GT(alone.spread.most(), alone.split.segments);
     const auto expect_the_same = [&](const ChunkedSchedule& schedule, i64 chunks) {
-        EXPECT_EQ(schedule.split.segments, std::min<i64>(chunks / kShortestFixed, alone.split.segments));
+        EXPECT_EQ(schedule.split.segments, std::min<i64>(chunks / kShortestByLength, alone.split.segments));
         EXPECT_EQ(schedule.chain.first_length, alone.chain.first_length);
         EXPECT_EQ(schedule.spread.reach, schedule.split.segments == alone.split.segments ? alone.spread.reach : 0);
     };
@@ -106,7 +106,7 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
         problem.packed_tokens = tokens;
         const ChunkedSchedule packed = by_length().value();
         expect_the_same(packed, chunks_in(tokens));
-        EXPECT_EQ(packed.sequences, ceil_div(tokens, i64{kLongestWhole * kChunk}));
+        EXPECT_EQ(packed.sequences, ceil_div(tokens, i64{kLongestUnsplit * kChunk}));
         problem.packed_tokens = 0;
     }
     problem.sequences = 1;
@@ -114,7 +114,7 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
     EXPECT_EQ(by_length()->split.value_groups, 1) << "all blocks fit at once";
     problem.sequences = 2;
     EXPECT_EQ(by_length()->split.value_groups, 2);
-    problem.tokens = kLongestWhole * kChunk;
+    problem.tokens = kLongestUnsplit * kChunk;
     EXPECT_FALSE(by_length()) << "no sequence is split";
     problem.tokens = 32768;
     problem.sequences = 65535 / alone.split.segments + 1;
@@ -166,7 +166,7 @@ TEST(PrefillHeuristic, SlowDecayHeadsGetMoreBlocks) {
         const ChunkedScheduler scheduler = scheduler_of(problem);
         const ChunkedSplit split = scheduler.best_split();
         const ChunkedChain chain = scheduler.chain(split);
-        const PrefillSpread spread = scheduler.spread(split, chain);
+        const UnevenSplit spread = scheduler.spread(split, chain);
         for (const auto& warm_up : spread.segments) {
             int before = kMostSegments;
             for (int many = 1; many < heads; ++many) {
@@ -189,12 +189,12 @@ TEST(PrefillHeuristic, SlowDecayHeadsGetMoreBlocks) {
 
 TEST(PrefillHeuristic, TheGridIsPersistentFromThreeWavesOn) {
     const jit::DeviceTraits device;
-    const PrefillConfig wide = prefill_config(128, 2, DType::bf16);
+    const ChunkedConfig wide = chunked_config(128, 2, DType::bf16);
     const i64 wave = device.multiprocessors;
     const auto rows = [](int dv) { return GdnCall{.dv = dv, .values = dv, .outputs = dv}; };
     EXPECT_FALSE(prefill_is_persistent(wide, 2 * wave, 1, rows(128), device));
     EXPECT_TRUE(prefill_is_persistent(wide, 2 * wave + 1, 1, rows(128), device));
-    EXPECT_FALSE(prefill_is_persistent(prefill_config(128, 1, DType::bf16), 9 * wave, 1, rows(128), device));
+    EXPECT_FALSE(prefill_is_persistent(chunked_config(128, 1, DType::bf16), 9 * wave, 1, rows(128), device));
     EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 2, rows(128), device));
     for (const int dv : {72, 256}) EXPECT_TRUE(prefill_is_persistent(wide, 9 * wave, 1, rows(dv), device)) << dv;
     EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, rows(192), device)) << "every other block would have half the rows";
@@ -223,13 +223,13 @@ TEST(PrefillHeuristic, TheLongestPackedSequencesStartFirst) {
 
 // Those that run() makes of one that was chosen.
 TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
-    const auto expect_registered = [](const PrefillConfig& config) {
+    const auto expect_registered = [](const ChunkedConfig& config) {
         EXPECT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
     };
     for (const DType io : {DType::bf16, DType::f16})
         for (const int head_k : {64, 96, 128})
             for (const int value_groups : {1, 2}) {
-                PrefillConfig config = prefill_config(head_k, value_groups, io);
+                ChunkedConfig config = chunked_config(head_k, value_groups, io);
                 expect_registered(config);
                 config.linked = true;
                 expect_registered(config);

@@ -111,7 +111,7 @@ std::string launches_of(const Recorded& each, const ChunkedSchedule& schedule) {
     for (const ExplainedStep& step : explanation.steps) {
         const auto& [columns, rows, parts] = step.shape.grid;
         launches.push_back(fmt::format("{} {}x{}x{}", step.kernel.substr(step.kernel.find('/') + 1), columns, rows, parts));
-        if (const auto config = from_text<PrefillConfig>(step.configuration))
+        if (const auto config = from_text<ChunkedConfig>(step.configuration))
             launches.back() += fmt::format(" of {} rows{}{}", config->rows_per_block(), config->linked ? " chained" : "",
                                            config->persistent ? " persistent" : "");
     }

@@ -10,11 +10,11 @@ constexpr int kValueRows = 64;       // rows of the state per value warpgroup
 constexpr int kShortestSegment = 8;  // chunks
 // In chunks, where a sequence's own length decides how it is split: the longest that is not; the fewest for each segment, if
 // all heads get as many, and if some get more than others.
-constexpr int kLongestWhole = 80, kShortestFixed = 16, kShortestUneven = 12;
+constexpr int kLongestUnsplit = 80, kShortestByLength = 16, kShortestUneven = 12;
 constexpr int kMostByLength = 256;  // packed sequences that are ordered by their lengths
 
 // Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
-constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
+constexpr i64 kLongestScalarStride = (i64{1} << 31) / 8;
 
 // The order in which a block takes the chunks of its work.
 enum class Direction : int { forward, backward };
@@ -24,19 +24,19 @@ constexpr const char* word_of(Direction direction) {
                                               : "?";
 }
 
-struct PrefillConfig {
+struct ChunkedConfig {
     int head_k;          // 64, 96 or 128; shorter keys are zero-padded
     int value_groups;    // warpgroups with 64 rows of the state each
     int inverse_groups;  // warpgroups that invert I + A, in turn
     int stages;          // chunks in flight in shared memory
     DType io;
-    bool linked = false;      // a block may take several passes, to hand states from segment to segment (chunked/segments.cuh)
+    bool chained = false;     // a block may take several passes, to hand states from segment to segment (chunked/segments.cuh)
     bool persistent = false;  // one block per SM takes whole sequences one after another (chunked/persistent.cuh)
     Direction direction = Direction::forward;
 
-    constexpr bool operator==(const PrefillConfig&) const = default;
+    constexpr bool operator==(const ChunkedConfig&) const = default;
 
-    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, linked, persistent, direction)
+    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, chained, persistent, direction)
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

@@ -18,7 +18,7 @@ struct ScalarStream {
     __device__ __forceinline__ explicit ScalarStream(const Scalars& of)
         : type(of.values.type), token_stride(static_cast<int>(of.token) * bytes_of(type)) {}
     // offset: of the first chunk's tokens from the work's.
-    __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work, int offset) : ScalarStream(of) {
+    __device__ __forceinline__ ScalarStream(const Scalars& of, const ChunkedWork& work, int offset) : ScalarStream(of) {
         at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
              (work.start + offset + 2 * (threadIdx.x % 32)) * token_stride;
     }
@@ -73,14 +73,14 @@ __device__ __forceinline__ void store_key_exponents(Factors& factors, int token,
 template <class Factors>
 __device__ __forceinline__ void store_key_scales(Factors& factors, int token, float log_norm) {
     const float gate = factors.gate[token], end = factors.gate[kChunk - 1];
-    factors.of_key[token] = exp2_fast(gate + log_norm);
-    factors.of_update[token] = exp2_fast(end - gate + log_norm);
+    factors.key_scale[token] = exp2_fast(gate + log_norm);
+    factors.update_scale[token] = exp2_fast(end - gate + log_norm);
 }
 template <class Factors>
 __device__ __forceinline__ void store_query_factors(Factors& factors, int token, float log_norm, float scale) {
     const float gate = factors.gate[token];
     factors.query_row[token] = gate + log_norm + __log2f(fabsf(scale));
-    factors.of_query[token] = scale * exp2_fast(gate + log_norm);
+    factors.query_scale[token] = scale * exp2_fast(gate + log_norm);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -9,18 +9,16 @@
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig, bool kSpaced = false>
-struct PrefillInverse : Lane {
-    using Plan = PrefillSharedPlan<kConfig>;
+template <ChunkedConfig kConfig, bool kSpaced = false>
+struct InverseRole : Lane {
+    using Plan = ChunkedPlan<kConfig>;
     using Block = typename Plan::Block;
     using Factors = typename Plan::Factors;
 
     Plan& shared;
-    const PrefillArgs& args;
+    const ChunkedArgs& args;
 
-    __device__ __forceinline__ PrefillInverse(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
-        find_lane();
-    }
+    __device__ __forceinline__ InverseRole(Plan& shared, const ChunkedArgs& args) : shared(shared), args(args) { find_lane(); }
 
     __device__ __forceinline__ int index() const {  // among the inverse warpgroups
         return kConfig.inverse_groups == 1 ? 0 : group - 1;
@@ -43,7 +41,7 @@ struct PrefillInverse : Lane {
             const int token = 16 * warp + g + 8 * i;
             const float log_norm = log_inverse_norm(squares[i]);
             store_key_exponents(factors, token, log_norm);
-            factors.of_key[token] = log_norm;  // scores replaces it by the scale
+            factors.key_scale[token] = log_norm;  // scores replaces it by the scale
         }
     }
 
@@ -61,7 +59,7 @@ struct PrefillInverse : Lane {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float* x = &products[8 * column + 4 * (i % 2) + 2 * (i / 2)];
-                *reinterpret_cast<uint2*>(&blocks[column].numbers[halves[i % 2] + i / 2 * Block::kEightRows]) = {
+                *reinterpret_cast<uint2*>(&blocks[column].values[halves[i % 2] + i / 2 * Block::kEightRows]) = {
                     __float_as_uint(x[0]) + (sign[i / 2] + round), __float_as_uint(x[1]) + (sign[i / 2] + round)};
             }
         }
@@ -70,7 +68,7 @@ struct PrefillInverse : Lane {
     // (I + A)^-1 of this warp's diagonal block, in place: the two 8 x 8 diagonal blocks by substitution, one column per lane;
     // the one below by two products.
     __device__ __forceinline__ void invert_diagonal() {
-        float* diagonal = row_of_blocks(warp)[warp].numbers;
+        float* diagonal = row_of_blocks(warp)[warp].values;
         const int column = lane % 8;
         float* half = diagonal + (lane & 8) * 16;
         float* const halves[2] = {half + (lane & 8), half + (8 - (lane & 8))};  // for row pairs with even and odd index i / 2
@@ -127,7 +125,7 @@ struct PrefillInverse : Lane {
         for (int step = 0; step < 2; ++step)
 #pragma unroll
             for (int n = kLower ? step : 0; n < 2; ++n) {
-                const float2 pair = pair_at(&b.numbers[halves[step] + n * Block::kEightRows]);
+                const float2 pair = pair_at(&b.values[halves[step] + n * Block::kEightRows]);
                 mma_m16n8k8_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
             }
     }
@@ -136,7 +134,7 @@ struct PrefillInverse : Lane {
     template <class Visit>
     __device__ __forceinline__ void for_each_block_below(const Factors& factors, Visit&& visit) {
         Transposed x;
-        const float* diagonal = row_of_blocks(warp)[warp].numbers;
+        const float* diagonal = row_of_blocks(warp)[warp].values;
         const float* const halves[2] = {diagonal + Block::at(2 * t, g), diagonal + Block::at(2 * t, g + 8)};
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -209,8 +207,8 @@ struct PrefillInverse : Lane {
 
     __device__ __forceinline__ void run() {
         if constexpr (kConfig.persistent) {
-            run_items();
-        } else if (!kConfig.linked || !shared.work.imports) {
+            run_work_tiles();
+        } else if (!kConfig.chained || !shared.work.loads_cache) {
 #pragma unroll 1
             for (int chunk = index(); chunk < shared.work.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
         }
@@ -219,16 +217,16 @@ struct PrefillInverse : Lane {
   private:
     static constexpr int kPlanWarp = 3;  // its column of blocks is the shortest
 
-    enum Ends { no_item, item, block };
+    enum Ends { no_work_tile, work_tile, block };
 
-    __device__ __forceinline__ void run_items() {
-        if (!has_items(shared.items)) return;
+    __device__ __forceinline__ void run_work_tiles() {
+        if (!has_work_tiles(shared.work_tiles)) return;
 #pragma unroll 1
         for (int chunk = 0;; ++chunk) {
             const int ends = run_chunk(chunk);
-            if (ends == no_item) [[likely]]
+            if (ends == no_work_tile) [[likely]]
                 continue;
-            if (warp == kPlanWarp) plan_items(shared, args);
+            if (warp == kPlanWarp) plan_work_tiles(shared, args);
             if (ends == block) break;
         }
     }
@@ -248,14 +246,14 @@ struct PrefillInverse : Lane {
         start_token_products<kConfig>(products, stage.key, stage.key);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(products);
-        if (args.recurrence.qk_norm) {
+        if (args.call.qk_norm) {
             compute_key_exponents(products, factors);
             barrier(shared.factored[current.index]).arrive();
         }
         barrier(shared.factored[current.index]).wait(current.parity);
         decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
-        barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
+        barrier(shared.scratch_read[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
         store_blocks(products, factors.beta);
         __syncwarp();
         invert_diagonal();
@@ -270,12 +268,12 @@ struct PrefillInverse : Lane {
             store_rest(factors, matrices.inverse_rest);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
-        barrier(shared.walked[index()]).arrive();
+        barrier(shared.scratch_read[index()]).arrive();
         cutlass::arch::fence_view_async_shared();
-        int ends = no_item;
+        int ends = no_work_tile;
         if constexpr (kConfig.persistent) {  // before scores may overwrite it
-            const auto& known = shared.items.chunks[current.index];
-            ends = __any_sync(0xffffffffu, known.ends_item) + __any_sync(0xffffffffu, known.is_last);
+            const auto& known = shared.work_tiles.chunks[current.index];
+            ends = __any_sync(0xffffffffu, known.ends_work_tile) + __any_sync(0xffffffffu, known.is_last);
         }
         barrier(shared.ready[current.index]).arrive();
         return ends;

@@ -19,8 +19,8 @@ __device__ __forceinline__ void write_output_tile(const Owner& own, const TokenF
 }
 
 // By one thread; `rows`: the value warpgroup whose rows they are.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void start_tile_store(const PrefillArgs& args, const PrefillWork& work, int chunk, int rows,
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void start_tile_store(const ChunkedArgs& args, const ChunkedWork& work, int chunk, int rows,
                                                  const SwizzledTile& tile) {
     const int token = first_token<kConfig>(work, chunk), batch = batch_of(args, work);
     tma_store(args.output, {work.first_row + rows * kValueRows, work.head, token, batch}, tile.bytes);
@@ -43,17 +43,17 @@ __device__ __forceinline__ void store_output(const Owner& own, const TokenFragme
 }
 template <class Owner>
 __device__ __forceinline__ void store_output_without_tma(const Owner& own, int chunk) {
-    const GdnCall& all = own.args.recurrence;
-    const PrefillWork& work = own.work;
+    const GdnCall& call = own.args.call;
+    const ChunkedWork& work = own.work;
     const int first_row = work.first_row + own.index() * kValueRows;
     using Io = Storage<Owner::kIo>;
-    Io* to = static_cast<Io*>(all.output.data) +
-             (work.start + in_time<Owner::kConfig>(work, chunk) * kChunk) * all.output.token + work.head * all.output.head +
+    Io* to = static_cast<Io*>(call.output.data) +
+             (work.start + in_time<Owner::kConfig>(work, chunk) * kChunk) * call.output.token + work.head * call.output.head +
              first_row;
 #pragma unroll 1
     for (int i = own.thread; i < tokens_in<Owner::kConfig>(work, chunk) * 8; i += kWarpgroup)
-        if (first_row + i % 8 * 8 < all.outputs)
-            *reinterpret_cast<uint4*>(to + i / 8 * all.output.token + i % 8 * 8) =
+        if (first_row + i % 8 * 8 < call.outputs)
+            *reinterpret_cast<uint4*>(to + i / 8 * call.output.token + i % 8 * 8) =
                 load_shared(row_piece(tile_row(own.shared.output[own.index()].bytes, i / 8), i % 8));
 }
 

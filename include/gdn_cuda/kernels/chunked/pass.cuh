@@ -7,21 +7,21 @@ namespace gdn_cuda::gdn {
 
 template <class Owner>
 __device__ __forceinline__ void begin_pass(Owner& own) {
-    constexpr PrefillConfig kConfig = Owner::kConfig;
-    const PrefillWork& work = own.work;
-    if (kConfig.linked && work.from >= 0) {
-        const bool of_group = own.is_pass(PrefillPass::group_transfer) || own.is_pass(PrefillPass::group_summary);
+    constexpr ChunkedConfig kConfig = Owner::kConfig;
+    const ChunkedWork& work = own.work;
+    if (kConfig.chained && work.from >= 0) {
+        const bool of_group = own.is_pass(ChunkedPass::group_transfer) || own.is_pass(ChunkedPass::group_summary);
         if (own.thread == 0 && of_group)
-            await_summary<kConfig>(own.args.links, work.from, gridDim.x);
-        else if (own.thread == 0 && work.from < own.args.links.all)
-            await_state<kConfig>(own.args.links, work.from);
+            await_summary<kConfig>(own.args.summaries, work.from, gridDim.x);
+        else if (own.thread == 0 && work.from < own.args.summaries.count)
+            await_state<kConfig>(own.args.summaries, work.from);
         own.warpgroup_sync();
-        if (own.is_pass(PrefillPass::group_transfer))
+        if (own.is_pass(ChunkedPass::group_transfer))
             load_transfer(own, work.from);
         else
-            load_linked(own, work.from);
-        follow_links(own);
-    } else if (own.is_pass(PrefillPass::transfer)) {
+            load_chained_state(own, work.from);
+        apply_summaries(own);
+    } else if (own.is_pass(ChunkedPass::transfer)) {
         set_identity(own.state, own);
     } else {
         load_state(own, initial_state(own));
@@ -34,10 +34,10 @@ template <class Owner>
 __device__ __forceinline__ void end_pass(Owner& own) {
     own.find_lane();
     wait_for_readers(own);
-    if (own.is_pass(PrefillPass::transfer) || own.is_pass(PrefillPass::group_transfer))
+    if (own.is_pass(ChunkedPass::transfer) || own.is_pass(ChunkedPass::group_transfer))
         store_transfer(own);
-    else if (Owner::kConfig.linked && own.work.to >= 0)
-        store_linked(own, own.work.to);
+    else if (Owner::kConfig.chained && own.work.to >= 0)
+        store_chained_state(own, own.work.to);
     else
         store_state(own, final_state(own));
     signal_summary_written(own);

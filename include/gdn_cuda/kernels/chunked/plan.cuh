@@ -13,8 +13,8 @@ enum NamedBarriers : int {
 };
 static_assert(kKeysBarrier < kWarpgroupBarrier);
 
-template <PrefillConfig kConfig>
-struct PrefillSharedPlan {
+template <ChunkedConfig kConfig>
+struct ChunkedPlan {
     struct Stage {
         SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
     };
@@ -31,15 +31,15 @@ struct PrefillSharedPlan {
         float gate[kChunk], beta[kChunk];
         // Exponents: key-key and query-key products are multiplied by 2^(row - column).
         float key_row[kChunk], query_row[kChunk], column[kChunk];
-        float of_key[kChunk];     // exp(G) r: scales S k^T
-        float of_query[kChunk];   // scale exp(G) r
-        float of_update[kChunk];  // exp(G_end - G) r
+        float key_scale[kChunk];     // exp(G) r: scales S k^T
+        float query_scale[kChunk];   // scale exp(G) r
+        float update_scale[kChunk];  // exp(G_end - G) r
     };
     // A 16 x 16 block of -A; on the diagonal, later of the inverse. The 8-column halves of rows 2 and 3 of every 4 are swapped,
     // so that four rows of eight columns hit 32 different banks.
     struct alignas(16) Block {
         static constexpr int kEightRows = 8 * 16;
-        float numbers[16 * 16];
+        float values[16 * 16];
 
         GDN_HOST_DEVICE static constexpr int at(int row, int column) { return row * 16 + (column ^ (row >> 1 & 1) * 8); }
     };
@@ -54,41 +54,41 @@ struct PrefillSharedPlan {
     CancelFlags cancels[kConfig.stages - 1];
     Factors factors[kConfig.stages];
     float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
-    PrefillWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
+    ChunkedWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
     int passes_left;
     unsigned long long loaded[kConfig.stages], ready[kConfig.stages];
-    unsigned long long factored[kConfig.stages];        // exponents of keys, by scores, or with norms by the inverse
-    unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
-    unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
-    PrefillItemsIf<kConfig.persistent> items;
+    unsigned long long factored[kConfig.stages];              // exponents of keys, by scores, or with norms by the inverse
+    unsigned long long done[kConfig.stages];                  // by the value groups: stage and matrices are free
+    unsigned long long scratch_read[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
+    WorkTilesIf<kConfig.persistent> work_tiles;
 };
 
 // What a value role has to do at a time.
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
 struct WorkOfConfig {
-    using Type = PrefillWork;
+    using Type = ChunkedWork;
 };
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
     requires(kConfig.persistent)
 struct WorkOfConfig<kConfig> {
-    using Type = PrefillItem;
+    using Type = WorkTile;
 };
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
 using WorkOf = typename WorkOfConfig<kConfig>::Type;
 
 // A chunk's scalars as they are handed over: the factors, and what else depends on gates or entries of T.
-template <PrefillConfig kConfig>
-struct PrefillScalars : PrefillSharedPlan<kConfig>::Factors {
+template <ChunkedConfig kConfig>
+struct CachedFactors : ChunkedPlan<kConfig>::Factors {
     float decay;
-    typename PrefillSharedPlan<kConfig>::CancelFlags cancels;
+    typename ChunkedPlan<kConfig>::CancelFlags cancels;
     float unused[2];
 };
 
 // What helper roles compute of a chunk of a value head, in global memory.
-template <PrefillConfig kConfig>
-struct PrefillRecord {
+template <ChunkedConfig kConfig>
+struct CachedChunk {
     SwizzledTile inverse, scores, inverse_rest;  // the last only where an entry of T cancels
-    PrefillScalars<kConfig> scalars;
+    CachedFactors<kConfig> scalars;
 };
 
 }  // namespace gdn_cuda::gdn

@@ -20,10 +20,10 @@ __device__ __forceinline__ unsigned columns_that_cancel(const CancelFlags& cance
 }
 
 // By one thread: starts the copies of a chunk's matrices and factors.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void start_record_store(PrefillRecord<kConfig>& record,
-                                                   const typename PrefillSharedPlan<kConfig>::Matrices& matrices,
-                                                   const typename PrefillSharedPlan<kConfig>::Factors& factors, bool cancels) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void start_store(CachedChunk<kConfig>& record,
+                                            const typename ChunkedPlan<kConfig>::Matrices& matrices,
+                                            const typename ChunkedPlan<kConfig>::Factors& factors, bool cancels) {
     using Copy = cute::SM90_BULK_COPY_S2G;
     constexpr int kTile = sizeof(SwizzledTile);
     Copy::copy(&matrices.inverse, &record.inverse, kTile);
@@ -33,29 +33,29 @@ __device__ __forceinline__ void start_record_store(PrefillRecord<kConfig>& recor
 }
 
 // By one thread: starts keeping a chunk that helper roles have computed.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void start_export(const PrefillSharedPlan<kConfig>& shared, int chunk) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& shared, int chunk) {
     const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.stages - 1);
-    auto& record = static_cast<PrefillRecord<kConfig>*>(shared.work.records)[chunk];
+    auto& record = static_cast<CachedChunk<kConfig>*>(shared.work.cached)[chunk];
     const auto cancels = shared.cancels[slot];
     cutlass::arch::fence_view_async_shared();
-    start_record_store<kConfig>(record, shared.matrices[slot], shared.factors[stage], columns_that_cancel(cancels) != 0);
+    start_store<kConfig>(record, shared.matrices[slot], shared.factors[stage], columns_that_cancel(cancels) != 0);
     cute::tma_store_arrive();
     record.scalars.decay = shared.decay[stage];
     record.scalars.cancels = cancels;
 }
 
 // By the four warps that otherwise form scores: a warp each for records, values, queries and keys.
-template <PrefillConfig kConfig>
-struct PrefillImport {
-    using Plan = PrefillSharedPlan<kConfig>;
-    using Record = PrefillRecord<kConfig>;
+template <ChunkedConfig kConfig>
+struct CachedChunkLoader {
+    using Plan = ChunkedPlan<kConfig>;
+    using Record = CachedChunk<kConfig>;
     enum Producer : int { records, values, queries, keys };
     static constexpr int kTile = sizeof(SwizzledTile);
 
     Plan& shared;
-    const PrefillArgs& args;
-    const PrefillWork& work = shared.work;
+    const ChunkedArgs& args;
+    const ChunkedWork& work = shared.work;
 
     __device__ __forceinline__ void run(int warp) {
         if (threadIdx.x % 32 == 0) {
@@ -78,7 +78,7 @@ struct PrefillImport {
     __device__ __forceinline__ void load_records() {
         using Copy = cute::SM90_BULK_COPY_G2S;
         constexpr int kSlots = kConfig.stages - 1;
-        const auto* from = static_cast<const Record*>(work.records);
+        const auto* from = static_cast<const Record*>(work.cached);
         fence_proxy_async_global();
         Scalars next(from[0]);
 #pragma unroll 1

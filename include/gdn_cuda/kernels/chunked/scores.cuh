@@ -11,34 +11,33 @@
 namespace gdn_cuda::gdn {
 
 // kSpaced: of a block that prepares some of a segment's chunks, and needs no values.
-template <PrefillConfig kConfig, bool kSpaced = false>
-struct PrefillScores : Lane {
-    using Plan = PrefillSharedPlan<kConfig>;
+template <ChunkedConfig kConfig, bool kSpaced = false>
+struct ScoresRole : Lane {
+    using Plan = ChunkedPlan<kConfig>;
     static constexpr int kScalarWarp = 0;  // it has the fewest scores below the diagonal
 
     Plan& shared;
-    const PrefillArgs& args;
-    int item = 0;  // of the next chunk, where a block takes several
+    const ChunkedArgs& args;
+    int work_tile = 0;  // of the next chunk, where a block takes several
 
-    __device__ __forceinline__ PrefillScores(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
-        find_lane();
-    }
+    __device__ __forceinline__ ScoresRole(Plan& shared, const ChunkedArgs& args) : shared(shared), args(args) { find_lane(); }
 
-    __device__ __forceinline__ const auto& work_of(int item) const {
+    __device__ __forceinline__ const auto& work_of(int work_tile) const {
         if constexpr (kConfig.persistent)
-            return slot_of(shared.items, item);
+            return slot_at(shared.work_tiles, work_tile);
         else
             return shared.work;
     }
     // The item of a chunk, if that of the chunk before it is known.
-    __device__ __forceinline__ int item_of(int chunk, int item_before) const {
-        if constexpr (kConfig.persistent) return item_before + ends_before(slot_of(shared.items, item_before), chunk);
+    __device__ __forceinline__ int work_tile_of(int chunk, int work_tile_before) const {
+        if constexpr (kConfig.persistent)
+            return work_tile_before + ends_before(slot_at(shared.work_tiles, work_tile_before), chunk);
         return 0;
     }
 
     // By lane 0 of every warp but kScalarWarp.
-    __device__ __forceinline__ void load_tiles(int chunk, int item, const PipelineStage<kConfig.stages>& current) {
-        const auto& work = work_of(item);
+    __device__ __forceinline__ void load_tiles(int chunk, int work_tile, const PipelineStage<kConfig.stages>& current) {
+        const auto& work = work_of(work_tile);
         if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
         auto& stage = shared.stages[current.index];
         Barrier& loaded = barrier(shared.loaded[current.index]);
@@ -58,11 +57,11 @@ struct PrefillScores : Lane {
         for (RawNumber* raw : {gates.raw, betas.raw})
             raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
         if (kConfig.persistent && warp != kScalarWarp) return;
-        const int of = item_of(chunk, item);
+        const int of = work_tile_of(chunk, work_tile);
         const auto& work = work_of(of);
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         if constexpr (kConfig.persistent)
-            if (of != item || chunk == 0) [[unlikely]] {
+            if (of != work_tile || chunk == 0) [[unlikely]] {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
             }
@@ -73,7 +72,7 @@ struct PrefillScores : Lane {
     // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
     __device__ __forceinline__ void store_scalars(int chunk, const PipelineStage<kConfig.stages>& current, ScalarStream& gates,
                                                   ScalarStream& betas) {
-        if (warp != kScalarWarp || chunk >= work_of(item).chunks) return;
+        if (warp != kScalarWarp || chunk >= work_of(work_tile).chunks) return;
         auto& factors = shared.factors[current.index];
         bool resets;
         const float2 sums = cumulate(gates.values(), resets);
@@ -82,9 +81,9 @@ struct PrefillScores : Lane {
         if (lane == 31) shared.decay[current.index] = resets ? kResets : exp2_fast(sums.y);
         if constexpr (kConfig.persistent)
             if (lane == 0) {
-                const bool ends = chunk + 1 == work_of(item).chunks;
-                shared.items.chunks[current.index] = {static_cast<short>(tokens_in<kConfig>(work_of(item), chunk)), ends,
-                                                      ends && work_of(item + 1).chunks == PrefillItem::kNone};
+                const bool ends = chunk + 1 == work_of(work_tile).chunks;
+                shared.work_tiles.chunks[current.index] = {static_cast<short>(tokens_in<kConfig>(work_of(work_tile), chunk)),
+                                                           ends, ends && work_of(work_tile + 1).chunks == WorkTile::kNone};
             }
         barrier(shared.loaded[current.index]).arrive();
     }
@@ -95,7 +94,7 @@ struct PrefillScores : Lane {
         if (thread < kChunk)
             store_key_exponents(factors, token, 0.f);
         else
-            store_query_factors(factors, token, 0.f, args.recurrence.scale);
+            store_query_factors(factors, token, 0.f, args.call.scale);
     }
     // With norms: the factors of queries, by two threads each; the inverse role has the exponents of keys.
     __device__ __forceinline__ void compute_query_factors(const SwizzledTile* queries, typename Plan::Factors& factors) const {
@@ -109,22 +108,21 @@ struct PrefillScores : Lane {
                 add_squares<kConfig.io>(square, load_shared(row_piece(from, 4 * half + piece)));
         }
         square += __shfl_xor_sync(0xffffffffu, square, 1);
-        if (half == 0) store_query_factors(factors, token, log_inverse_norm(square), args.recurrence.scale);
+        if (half == 0) store_query_factors(factors, token, log_inverse_norm(square), args.call.scale);
         warpgroup_sync();
     }
 
     __device__ __forceinline__ void run() {
         if constexpr (kConfig.persistent) {
-            run(ScalarStream(args.recurrence.gate), ScalarStream(args.recurrence.beta));
+            run(ScalarStream(args.call.gate), ScalarStream(args.call.beta));
         } else {
-            if (kConfig.linked && shared.work.imports) return PrefillImport<kConfig>{shared, args}.run(warp);
-            if (kConfig.linked && links_to_follow(shared.work) > 0) {
-                if (thread == 0) load_maps(shared, args);
+            if (kConfig.chained && shared.work.loads_cache) return CachedChunkLoader<kConfig>{shared, args}.run(warp);
+            if (kConfig.chained && summaries_to_apply(shared.work) > 0) {
+                if (thread == 0) load_transfers(shared, args);
                 return __syncwarp();
             }
             const int offset = in_time<kConfig>(shared.work, 0) * kChunk;
-            run(ScalarStream(args.recurrence.gate, shared.work, offset),
-                ScalarStream(args.recurrence.beta, shared.work, offset));
+            run(ScalarStream(args.call.gate, shared.work, offset), ScalarStream(args.call.beta, shared.work, offset));
         }
     }
 
@@ -133,13 +131,13 @@ struct PrefillScores : Lane {
         issue_loads(0, gates, betas);
 #pragma unroll 1
         for (int chunk = 0, of = 0; chunk < kConfig.stages; ++chunk) {
-            of = item_of(chunk, of);
+            of = work_tile_of(chunk, of);
             load_tiles(chunk, of, PipelineStage<kConfig.stages>(chunk));
         }
         store_scalars(0, PipelineStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);
         bool more = true;
-        if constexpr (kConfig.persistent) more = has_items(shared.items);
+        if constexpr (kConfig.persistent) more = has_work_tiles(shared.work_tiles);
 #pragma unroll 1
         for (int chunk = 0; kConfig.persistent ? more : chunk < shared.work.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk), next(chunk + 1);
@@ -151,30 +149,30 @@ struct PrefillScores : Lane {
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
-            if (args.recurrence.qk_norm) {
+            if (args.call.qk_norm) {
                 compute_query_factors(stage.query, factors);
             } else {
                 compute_factors(factors);
                 barrier(shared.factored[current.index]).arrive();
             }
             barrier(shared.done[next.index]).wait(next.parity ^ 1);
-            if constexpr (kConfig.persistent) item += __any_sync(0xffffffffu, ends_before(work_of(item), chunk + 1));
-            if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, item, next);
+            if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
+            if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
             store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
             barrier(shared.factored[current.index]).wait(current.parity);
-            if (thread < kChunk) store_key_scales(factors, thread, args.recurrence.qk_norm ? factors.of_key[thread] : 0.f);
+            if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
             if (kConfig.persistent || chunk >= shared.work.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
-                if constexpr (kConfig.linked)
+                if constexpr (kConfig.chained)
                     lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // recomputed to save a register
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
-                                                args.recurrence.scale);
+                                                args.call.scale);
                 cutlass::arch::fence_view_async_shared();
             }
-            if constexpr (kConfig.persistent) more = is_followed(shared.items.chunks[current.index]);
+            if constexpr (kConfig.persistent) more = is_followed(shared.work_tiles.chunks[current.index]);
             barrier(shared.ready[current.index]).arrive();
         }
     }

@@ -12,7 +12,7 @@
 // A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
 // remembers. A head that forgets is taken apart; another one linked or whole, whichever the host's cost model prefers. All
 // blocks of a head reach the same decision independently (`one_remembers`). Where a sequence is alone and its heads differ,
-// those that are linked get more segments, and the others fewer (`PrefillSpread`). With `deterministic` this is done for every
+// those that are linked get more segments, and the others fewer (`UnevenSplit`). With `deterministic` this is done for every
 // sequence.
 //
 // With `deterministic`, how a sequence is split depends on its own length and gates alone (`segments_of_sequence`). Of packed
@@ -39,7 +39,7 @@ namespace gdn_cuda::gdn {
 constexpr float kForgottenLog2 = -80.f;
 
 // |k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
 __device__ __forceinline__ float key_squares(const GdnCall& args, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32, piece = lane % 16;
     const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
@@ -61,7 +61,7 @@ __device__ __forceinline__ float key_squares(const GdnCall& args, int sequence, 
 }
 
 // Prefetches keys, queries and values of a chunk into L2 while the block waits; called by the whole block.
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
 __device__ __forceinline__ void prefetch_chunk(const GdnCall& args, const Span& span, int sequence, int head, int chunk) {
     constexpr int kLine = 64, kLines = 2;  // elements per line; lines per row
     const int thread = static_cast<int>(threadIdx.x), token = chunk * kChunk + thread / kLines % kChunk,
@@ -75,7 +75,7 @@ __device__ __forceinline__ void prefetch_chunk(const GdnCall& args, const Span& 
 }
 
 // log2 of the bound on the growth of a state's norm over the 32 tokens from `first` on; by a warp.
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
 __device__ __forceinline__ float log_growth(const GdnCall& args, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32;
     const float square = args.qk_norm ? 1.f : key_squares<kConfig>(args, sequence, first, head);
@@ -91,7 +91,7 @@ __device__ __forceinline__ float log_growth(const GdnCall& args, int sequence, i
 
 // The chunk to start from so that nothing earlier matters at `chunk`; -1 if the bound does not show one within `most` chunks.
 // Called by the whole block; `growths`: one float per warp.
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
 __device__ __forceinline__ int first_that_matters(const GdnCall& args, const Span& span, int sequence, int head, int chunk,
                                                   int most, float* growths) {
     constexpr int kWarps = kConfig.threads() / 32, kWarpsAChunk = kChunk / 32;
@@ -114,18 +114,18 @@ __device__ __forceinline__ int first_that_matters(const GdnCall& args, const Spa
 }
 
 // Segments of a sequence, and chunks of each.
-__device__ __forceinline__ int segments_of_sequence(const PrefillArgs& args, int chunks) {
+__device__ __forceinline__ int segments_of_sequence(const ChunkedArgs& args, int chunks) {
     if (!args.by_length) return args.segments;
-    return chunks > kLongestWhole ? min(chunks / kShortestFixed, args.segments) : 1;
+    return chunks > kLongestUnsplit ? min(chunks / kShortestByLength, args.segments) : 1;
 }
-__device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int chunks) {
+__device__ __forceinline__ int chunks_in_segment(const ChunkedArgs& args, int chunks) {
     const int segments = segments_of_sequence(args, chunks);
     return max((chunks + segments - 1) / segments, kShortestSegment);
 }
 
 // A long packed sequence contains a token whose number is a multiple of kBetweenLong, and no other sequence contains that
 // token. The first such multiple, divided by kBetweenLong, identifies the sequence.
-constexpr int kBetweenLong = kLongestWhole * kChunk;
+constexpr int kBetweenLong = kLongestUnsplit * kChunk;
 __device__ __forceinline__ int number_of_long(const Span& span) {
     return static_cast<int>((span.start + kBetweenLong - 1) / kBetweenLong);
 }
@@ -148,72 +148,72 @@ __device__ __forceinline__ int sequence_at(const GdnCall& args, i64 token) {
 // border. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer sums give the same answer
 // in every configuration.
 constexpr float kRateUnit = 1 << 14;
-__device__ __forceinline__ i64 rate_of_chunk(const PrefillArgs& args, int sequence, const Span& span, int head, int ends) {
+__device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequence, const Span& span, int head, int ends) {
     constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens
-    const GdnCall& all = args.recurrence;
-    i64 at = sequence * all.gate.batch + (span.start + ends * kChunk - 1) * all.gate.token + head * all.gate.head;
+    const GdnCall& call = args.call;
+    i64 at = sequence * call.gate.batch + (span.start + ends * kChunk - 1) * call.gate.token + head * call.gate.head;
     unsigned raw[kLoads];
 #pragma unroll
     for (unsigned& number : raw) {
-        number = load_raw(all.gate.values, at);
-        at -= kGateStride * all.gate.token;
+        number = load_raw(call.gate.values, at);
+        at -= kGateStride * call.gate.token;
     }
     int sum = 0;
 #pragma unroll
     for (const unsigned number : raw) {  // NaN converts to 0: never forgotten
-        const float gate = number_of(number, all.gate.values.type) * (kLog2e * kRateUnit);
+        const float gate = number_of(number, call.gate.values.type) * (kLog2e * kRateUnit);
         sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kRateUnit));
     }
     return static_cast<i64>(sum) * kGateStride;
 }
 // Whether decay to 2^-80 takes more than `reach` chunks at this rate.
-__device__ __forceinline__ bool remembers_at(i64 rate, int reach) {
+__device__ __forceinline__ bool decays_slowly_at(i64 rate, int reach) {
     return rate * reach > static_cast<i64>(kForgottenLog2 * kRateUnit);
 }
 
 // Whether a head remembers at some segment border. Called by the whole block, for one head of a sequence or for all; then
 // neighbouring threads read neighbouring heads, whose gates share cache lines. Kept short: an SM's first block waits for the
 // instruction fetch.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_all, int sequence, int head) {
-    const GdnCall& all = args.recurrence;
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ bool one_decays_slowly(const ChunkedArgs& args, bool for_all, int sequence, int head) {
+    const GdnCall& call = args.call;
     // `wide` (a power of two) threads take consecutive (sequence, head) pairs.
-    const int wide = for_all ? 128 : 1, heads = for_all ? all.sequences * all.heads : 1;
+    const int wide = for_all ? 128 : 1, heads = for_all ? call.sequences * call.heads : 1;
     bool found = false;
 #pragma unroll 1
     for (int i = threadIdx.x % wide; i < heads; i += wide) {
         if (for_all) {
-            sequence = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(all.heads));
-            head = i - sequence * all.heads;
+            sequence = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(call.heads));
+            head = i - sequence * call.heads;
         }
-        const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
-        const int chunks = (span.length + kChunk - 1) / kChunk, share = chunks_of_segment(args, chunks);
+        const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
+        const int chunks = (span.length + kChunk - 1) / kChunk, segment_chunks = chunks_in_segment(args, chunks);
 #pragma unroll 1
-        for (int ends = (1 + threadIdx.x / wide) * share; ends < chunks; ends += kConfig.threads() / wide * share)
-            found |= remembers_at(rate_of_chunk(args, sequence, span, head, ends), args.reach);
+        for (int ends = (1 + threadIdx.x / wide) * segment_chunks; ends < chunks;
+             ends += kConfig.threads() / wide * segment_chunks)
+            found |= decays_slowly_at(rate_of_chunk(args, sequence, span, head, ends), args.reach);
     }
     return __syncthreads_or(found) != 0;
 }
 
 // The heads of a sequence that need more than so many warm-up chunks, a bit for each.
-struct HeadsThatRemember {
-    unsigned far, near, few;  // args.reach; args.spread.reach, which is mostly less; PrefillSpread::kFewChunks
+struct SlowHeads {
+    unsigned far, near, few;  // args.reach; args.spread.reach, which is mostly less; UnevenSplit::kFewChunks
 };
 // Called by the whole block; `masks`: three words per warp, not to be written before the block's next barrier.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ HeadsThatRemember heads_that_remember(const PrefillArgs& args, int sequence, const Span& span,
-                                                                 unsigned* masks) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ SlowHeads slow_heads(const ChunkedArgs& args, int sequence, const Span& span, unsigned* masks) {
     constexpr int kWarps = kConfig.threads() / 32;
-    const int heads = args.recurrence.heads, chunks = (span.length + kChunk - 1) / kChunk,
-              share = chunks_of_segment(args, chunks), borders = (chunks - 1) / share;
-    HeadsThatRemember found{};
+    const int heads = args.call.heads, chunks = (span.length + kChunk - 1) / kChunk,
+              segment_chunks = chunks_in_segment(args, chunks), borders = (chunks - 1) / segment_chunks;
+    SlowHeads found{};
 #pragma unroll 1
     for (int i = threadIdx.x; i < heads * borders; i += kConfig.threads()) {
         const int border = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(heads)), head = i - border * heads;
-        const i64 rate = rate_of_chunk(args, sequence, span, head, (1 + border) * share);
-        found.far |= static_cast<unsigned>(remembers_at(rate, args.reach)) << head;
-        found.near |= static_cast<unsigned>(remembers_at(rate, args.spread.reach)) << head;
-        found.few |= static_cast<unsigned>(remembers_at(rate, PrefillSpread::kFewChunks)) << head;
+        const i64 rate = rate_of_chunk(args, sequence, span, head, (1 + border) * segment_chunks);
+        found.far |= static_cast<unsigned>(decays_slowly_at(rate, args.reach)) << head;
+        found.near |= static_cast<unsigned>(decays_slowly_at(rate, args.uneven.reach)) << head;
+        found.few |= static_cast<unsigned>(decays_slowly_at(rate, UnevenSplit::kFewChunks)) << head;
     }
     const unsigned of_warp[] = {__reduce_or_sync(0xffffffffu, found.far), __reduce_or_sync(0xffffffffu, found.near),
                                 __reduce_or_sync(0xffffffffu, found.few)};

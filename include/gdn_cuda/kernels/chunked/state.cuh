@@ -15,30 +15,30 @@ struct StatePlace {
 
 template <class Owner>
 __device__ __forceinline__ StatePlace place_of_head(const Owner& own, const void* states) {
-    const i64 before = static_cast<i64>(own.work.head) * own.args.recurrence.dv * own.args.recurrence.dk;
+    const i64 before = static_cast<i64>(own.work.head) * own.args.call.dv * own.args.call.dk;
     auto* data = static_cast<char*>(const_cast<void*>(states));
     return {data == nullptr ? nullptr : data + before * bytes_of(own.args.state), own.args.state};
 }
 template <class Owner>
 __device__ __forceinline__ StatePlace initial_state(const Owner& own) {
-    const char* data = static_cast<const char*>(own.args.recurrence.initial.data);
+    const char* data = static_cast<const char*>(own.args.call.initial.data);
     return place_of_head(
         own, data == nullptr || !own.work.begins ? nullptr : data + own.work.initial_slot * bytes_of(own.args.state));
 }
 template <class Owner>
 __device__ __forceinline__ StatePlace final_state(const Owner& own) {
-    const char* data = static_cast<const char*>(own.args.recurrence.last.data);
+    const char* data = static_cast<const char*>(own.args.call.last.data);
     return place_of_head(own,
                          data == nullptr || !own.work.ends ? nullptr : data + own.work.last_slot * bytes_of(own.args.state));
 }
 // Where the state after a chunk is stored, if it is.
 template <class Owner>
 __device__ __forceinline__ StatePlace checkpoint(const Owner& own, int chunk) {
-    const PrefillWork& work = own.work;
+    const ChunkedWork& work = own.work;
     if (chunk < work.first_output || end_of<Owner::kConfig>(work, chunk) > work.length) return {};
     const int token = work.tokens_before + end_of<Owner::kConfig>(work, chunk) - 1;
     const auto step = [&]<class T>(T) {
-        return static_cast<const void*>(step_state<T>(own.args.recurrence, work.sequence, work.checkpoints_before, token));
+        return static_cast<const void*>(step_state<T>(own.args.call, work.sequence, work.checkpoints_before, token));
     };
     return place_of_head(own, own.args.state == DType::f32 ? step(float{}) : step(__nv_bfloat16{}));
 }
@@ -62,18 +62,18 @@ __device__ __forceinline__ void store_state(Owner& own, const StatePlace& to) {
 }
 
 // Counts readers of the initial state; where states are updated in place, the last segment waits for them before it writes.
-__device__ __forceinline__ unsigned* readers_of(const PrefillArgs& args, const PrefillWork& work) {
-    return args.readers + (static_cast<i64>(work.sequence) * args.recurrence.heads + work.head) * gridDim.x + blockIdx.x;
+__device__ __forceinline__ unsigned* readers_of(const ChunkedArgs& args, const ChunkedWork& work) {
+    return args.readers + (static_cast<i64>(work.sequence) * args.call.heads + work.head) * gridDim.x + blockIdx.x;
 }
 template <class Owner>
 __device__ __forceinline__ void signal_initial_state_read(const Owner& own) {
-    if (Owner::kConfig.persistent || own.args.readers == nullptr || !own.is_pass(PrefillPass::outputs)) return;
+    if (Owner::kConfig.persistent || own.args.readers == nullptr || !own.is_pass(ChunkedPass::outputs)) return;
     own.warpgroup_sync();
     if (own.thread == 0) red_release(readers_of(own.args, own.work));
 }
 template <class Owner>
 __device__ __forceinline__ void wait_for_readers(const Owner& own) {
-    if (!Owner::kConfig.persistent && own.is_pass(PrefillPass::outputs) && own.work.ends && own.args.readers != nullptr) {
+    if (!Owner::kConfig.persistent && own.is_pass(ChunkedPass::outputs) && own.work.ends && own.args.readers != nullptr) {
         if (own.thread == 0) wait_for_count(readers_of(own.args, own.work), own.work.readers);
         own.warpgroup_sync();
     }

@@ -10,21 +10,21 @@
 namespace gdn_cuda::gdn {
 
 // PlanType: the block's shared memory.
-template <PrefillConfig kBlockConfig, class PlanType = PrefillSharedPlan<kBlockConfig>>
+template <ChunkedConfig kBlockConfig, class PlanType = ChunkedPlan<kBlockConfig>>
 struct StateOwner : Lane {
-    static constexpr PrefillConfig kConfig = kBlockConfig;
+    static constexpr ChunkedConfig kConfig = kBlockConfig;
     static constexpr DType kIo = kConfig.io;
     static constexpr int kStateSteps = kConfig.head_k / 16;
     using Plan = PlanType;
 
     Plan& shared;
-    const PrefillArgs& args;
-    const PrefillWork& work;
+    const ChunkedArgs& args;
+    const ChunkedWork& work;
 
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
 
-    __device__ __forceinline__ StateOwner(Plan& shared, const PrefillArgs& args, const PrefillWork& work)
+    __device__ __forceinline__ StateOwner(Plan& shared, const ChunkedArgs& args, const ChunkedWork& work)
         : shared(shared), args(args), work(work) {
         find_lane();
     }
@@ -32,8 +32,8 @@ struct StateOwner : Lane {
     __device__ __forceinline__ int index() const {  // among the value warpgroups
         return kConfig.value_groups == 1 ? 0 : group - kConfig.first_value_group();
     }
-    __device__ __forceinline__ bool is_pass(PrefillPass pass) const {
-        return kConfig.linked ? work.pass == pass : pass == PrefillPass::outputs;
+    __device__ __forceinline__ bool is_pass(ChunkedPass pass) const {
+        return kConfig.chained ? work.pass == pass : pass == ChunkedPass::outputs;
     }
     // This warp has read the stage.
     __device__ __forceinline__ void release(int stage) const {
@@ -43,7 +43,7 @@ struct StateOwner : Lane {
     // The thread's first row of the state, and the state's extent (hopper/fragment.cuh).
     __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }
     __device__ __forceinline__ int rows() const { return work.rows; }
-    __device__ __forceinline__ int columns() const { return args.recurrence.dk; }
+    __device__ __forceinline__ int columns() const { return args.call.dk; }
 
     __device__ __forceinline__ void round_state() { round_to_operand<kIo>(rounded_state, state); }
 };

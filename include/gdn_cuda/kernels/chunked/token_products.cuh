@@ -8,7 +8,7 @@
 namespace gdn_cuda::gdn {
 
 // left (64 x k) right^T (k x 64), both tokens of a chunk.
-template <PrefillConfig kConfig>
+template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_token_products(float (&products)[32], const SwizzledTile* left,
                                                      const SwizzledTile* right) {
     const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);

@@ -7,60 +7,60 @@
 
 namespace gdn_cuda::gdn {
 
-__device__ __forceinline__ bool is_packed(const PrefillArgs& args) {
-    return args.recurrence.cu_seqlens.data != nullptr;
+__device__ __forceinline__ bool is_packed(const ChunkedArgs& args) {
+    return args.call.cu_seqlens.data != nullptr;
 }
 
 // A block counts its chunks in the order in which it takes them. Whatever asks which tokens a chunk has asks these functions.
 // Where it is in time:
-template <PrefillConfig kConfig>
-__device__ __forceinline__ int in_time(const PrefillWork& work, int chunk) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ int in_time(const ChunkedWork& work, int chunk) {
     if constexpr (kConfig.direction == Direction::backward) return work.chunks - 1 - chunk;
     return chunk;
 }
 // The one that may be short, as the sequence ends within it.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ int tail_chunk(const PrefillWork& work) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ int tail_chunk(const ChunkedWork& work) {
     return in_time<kConfig>(work, work.chunks - 1);
 }
 
 // Tokens from a chunk to the next in time of the block's. kSpaced: the block takes some of a segment's chunks
 // (prefill_ahead.cuh). Read from shared memory each time, to save registers.
 template <bool kSpaced>
-__device__ __forceinline__ int chunk_spacing(const PrefillWork& work) {
+__device__ __forceinline__ int chunk_spacing(const ChunkedWork& work) {
     if constexpr (kSpaced) return work.spacing;
     return kChunk;
 }
 // Tokens from a chunk to the next one that the block takes.
-template <PrefillConfig kConfig, bool kSpaced>
-__device__ __forceinline__ int tokens_to_next(const PrefillWork& work) {
+template <ChunkedConfig kConfig, bool kSpaced>
+__device__ __forceinline__ int tokens_to_next(const ChunkedWork& work) {
     return kConfig.direction == Direction::backward ? -chunk_spacing<kSpaced>(work) : chunk_spacing<kSpaced>(work);
 }
-template <PrefillConfig kConfig, bool kSpaced = false>
-__device__ __forceinline__ int first_token(const PrefillWork& work, int chunk) {
+template <ChunkedConfig kConfig, bool kSpaced = false>
+__device__ __forceinline__ int first_token(const ChunkedWork& work, int chunk) {
     return static_cast<int>(work.start) + in_time<kConfig>(work, chunk) * chunk_spacing<kSpaced>(work);
 }
 // Counted from the work's first token.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ int end_of(const PrefillWork& work, int chunk) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ int end_of(const ChunkedWork& work, int chunk) {
     return (in_time<kConfig>(work, chunk) + 1) * kChunk;
 }
-template <PrefillConfig kConfig, bool kSpaced = false>
-__device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
+template <ChunkedConfig kConfig, bool kSpaced = false>
+__device__ __forceinline__ int tokens_in(const ChunkedWork& work, int chunk) {
     return min(kChunk, work.length - in_time<kConfig>(work, chunk) * chunk_spacing<kSpaced>(work));
 }
 // Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ bool has_tail(const PrefillWork& work, int chunk) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ bool has_tail(const ChunkedWork& work, int chunk) {
     return tokens_in<kConfig>(work, chunk) < kChunk;
 }
 
-__device__ __forceinline__ int batch_of(const PrefillArgs& args, const PrefillWork& work) {
+__device__ __forceinline__ int batch_of(const ChunkedArgs& args, const ChunkedWork& work) {
     return is_packed(args) ? 0 : work.sequence;
 }
 
 // Zeroes keys and values past the end of a packed sequence, which are the next one's and may be infinite or NaN.
-template <PrefillConfig kConfig, int kThreads = kWarpgroup, class Stage>
+template <ChunkedConfig kConfig, int kThreads = kWarpgroup, class Stage>
 __device__ __forceinline__ void clear_tokens_from(Stage& stage, int thread, int count) {
     constexpr int kTiles = kConfig.key_tiles() + kConfig.value_groups;
 #pragma unroll 1

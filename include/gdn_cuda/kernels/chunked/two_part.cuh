@@ -64,7 +64,7 @@ __device__ __forceinline__ void add_scores_rest(const Owner& own, TokenFragment&
     wait_for_product(products);
     decay(products, own, factors.query_row, factors.column);
     SwizzledTile& tile = own.shared.output[own.index()];
-    store_scores<Owner::kIo, true>(products, own, tile, own.args.recurrence.scale);
+    store_scores<Owner::kIo, true>(products, own, tile, own.args.call.scale);
     cutlass::arch::fence_view_async_shared();
     own.warpgroup_sync();
     start_product<Owner::kIo>(output, x, &tile, true);

@@ -25,19 +25,19 @@
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ PrefillArgs args) {
+template <ChunkedConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ ChunkedArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
+    auto& shared = *reinterpret_cast<ChunkedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
 
     if constexpr (kConfig.persistent) {
-        run_persistent<GdnValues>(shared, args);
+        run_persistent<GdnValueRole>(shared, args);
     } else {
         // Two launches run concurrently: one of them does the work, or each takes its sequences. One block of the second waits
         // for the first to end, so that later work in the stream waits for both.
         if (is_first_of_two(args.takes)) launch_dependent_grids();
-        run_block<GdnValues>(shared, args);
+        run_block<GdnValueRole>(shared, args);
         if (is_second_of_two(args.takes) && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();
     }
 }

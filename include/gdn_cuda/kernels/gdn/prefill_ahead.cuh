@@ -16,28 +16,28 @@
 // 1,024 of which the tensor cores are busy (docs/kernels/gdn_prefill_ahead.md).
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/ahead/records.cuh>
 #include <gdn_cuda/kernels/chunked/block.cuh>
 #include <gdn_cuda/kernels/chunked/inverse.cuh>
 #include <gdn_cuda/kernels/chunked/scores.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/chain.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/outputs.cuh>
-#include <gdn_cuda/kernels/chunked/ahead/records.cuh>
 
 namespace gdn_cuda::gdn {
 
 // A block that prepares every args.preparers-th chunk of a pair, from its number among them on.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair,
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void prepare_chunks(PreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair,
                                                int number) {
     const int first = args.first_chunk + number;
-    PrefillBlock<kConfig> block(args.prefill, pair, 0);
-    bool remembers;
-    if (!block.takes_sequence() || !block.is_taken(remembers, args.first_chunk == 0)) return;
+    ChunkedBlock<kConfig> block(args.prefill, pair, 0);
+    bool decays_slowly;
+    if (!block.takes_sequence() || !block.is_taken(decays_slowly, args.first_chunk == 0)) return;
     const int last = min(block.chunks, args.first_chunk + args.window);
     if (block.place != Place::run || first >= last) return;
     if (threadIdx.x == 0) {
-        PrefillWork& work = shared.block.work;
+        ChunkedWork& work = shared.block.work;
         block.plan_outputs(work, first, last);
         work.chunks = (last - first + args.preparers - 1) / args.preparers;
         work.spacing = args.preparers * kChunk;
@@ -48,33 +48,33 @@ __device__ __forceinline__ void prepare_chunks(PrefillPreparerPlan<kConfig>& sha
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();
-        PrefillScores<kConfig, true>(shared.block, args.prefill).run();
+        ScoresRole<kConfig, true>(shared.block, args.prefill).run();
     } else if (group < kConfig.first_value_group()) {
         cutlass::arch::warpgroup_reg_dealloc<kConfig.inverse_registers()>();
-        PrefillInverse<kConfig, true>(shared.block, args.prefill).run();
+        InverseRole<kConfig, true>(shared.block, args.prefill).run();
     } else if (threadIdx.x % kWarpgroup < 32) {
-        PrefillExport<kConfig>{shared, PrefillRecords<kConfig>(args, pair), first, args.preparers}.run();
+        CachedChunkStore<kConfig>{shared, CachedChunks<kConfig>(args, pair), first, args.preparers}.run();
     }
 }
 
 // A block that owns 64 rows of a pair's state.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair, int tile) {
-    PrefillBlock<kConfig> block(args.prefill, pair, tile);
-    bool remembers;
-    if (!block.takes_sequence() || !block.is_taken(remembers, args.first_chunk == 0)) return;
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void own_rows(OwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair, int tile) {
+    ChunkedBlock<kConfig> block(args.prefill, pair, tile);
+    bool decays_slowly;
+    if (!block.takes_sequence() || !block.is_taken(decays_slowly, args.first_chunk == 0)) return;
     if (args.first_chunk == 0) block.finish_without_chunks();
     const int first = args.first_chunk, last = min(block.chunks, first + args.window);
     if (block.place != Place::run || first >= last) return;
     if (threadIdx.x == 0) {
         block.plan_outputs(shared.work, first, last);
         shared.by_tokens = false;
-        for (auto& word : shared.ready) barrier(word).init(PrefillAheadImport<kConfig>::kWarps);
+        for (auto& word : shared.ready) barrier(word).init(AheadLoader<kConfig>::kWarps);
         for (auto& word : shared.done) barrier(word).init(2 * 4);  // warps of the chain and of the outputs
-        for (auto* word : {&shared.state_given, &shared.state_taken, &shared.products_queued, &shared.values_given,
-                           &shared.values_taken, &shared.output_written})
+        for (auto* word : {&shared.state_full, &shared.state_empty, &shared.products_queued, &shared.values_full,
+                           &shared.values_empty, &shared.output_full})
             barrier(*word).init(4);
-        for (auto* word : {&shared.output_read, &shared.tail_loaded}) barrier(*word).init(1);
+        for (auto* word : {&shared.output_empty, &shared.tail_loaded}) barrier(*word).init(1);
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
@@ -84,10 +84,10 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kLoading>();
         const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-        if (warp == PrefillAheadImport<kConfig>::kWarps) {
+        if (warp == AheadLoader<kConfig>::kWarps) {
             if (threadIdx.x % 32 == 0) store_outputs<kConfig>(shared, args.prefill);
         } else {
-            PrefillAheadImport<kConfig>{shared, args.prefill, PrefillRecords<kConfig>(args, pair), first}.run(warp);
+            AheadLoader<kConfig>{shared, args.prefill, CachedChunks<kConfig>(args, pair), first}.run(warp);
         }
     } else if (group == 1) {
         cutlass::arch::warpgroup_reg_alloc<kOutputs>();
@@ -96,23 +96,23 @@ __device__ __forceinline__ void own_rows(PrefillOwnerPlan<kConfig>& shared, cons
         cutlass::arch::warpgroup_reg_dealloc<kIdle>();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kChain>();
-        const GdnCall& all = args.prefill.recurrence;
-        PrefillChain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * all.dv * all.dk).run();
+        const GdnCall& call = args.prefill.call;
+        GdnChain<kConfig>(shared, args.prefill, args.carried + static_cast<i64>(pair) * call.dv * call.dk).run();
     }
 }
 
 template <PrefillAheadConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) prefill_ahead(const __grid_constant__ PrefillAheadArgs args) {
-    constexpr PrefillConfig kBlock = kConfig.block();
+    constexpr ChunkedConfig kBlock = kConfig.block();
     extern __shared__ __align__(1024) unsigned char memory[];
-    static_assert(sizeof(PrefillPreparerPlan<kBlock>) <= 227 * 1024 && sizeof(PrefillOwnerPlan<kBlock>) <= 227 * 1024);
+    static_assert(sizeof(PreparerPlan<kBlock>) <= 227 * 1024 && sizeof(OwnerPlan<kBlock>) <= 227 * 1024);
     if (is_first_of_two(args.prefill.takes)) launch_dependent_grids();  // as in gdn/prefill
     const int each = args.preparers + args.tiles, pair = static_cast<int>(blockIdx.x) / each,
               number = static_cast<int>(blockIdx.x) - pair * each;
     if (number < args.preparers)
-        prepare_chunks<kBlock>(*reinterpret_cast<PrefillPreparerPlan<kBlock>*>(memory), args, pair, number);
+        prepare_chunks<kBlock>(*reinterpret_cast<PreparerPlan<kBlock>*>(memory), args, pair, number);
     else
-        own_rows<kBlock>(*reinterpret_cast<PrefillOwnerPlan<kBlock>*>(memory), args, pair, number - args.preparers);
+        own_rows<kBlock>(*reinterpret_cast<OwnerPlan<kBlock>*>(memory), args, pair, number - args.preparers);
 }
 
 }  // namespace gdn_cuda::gdn

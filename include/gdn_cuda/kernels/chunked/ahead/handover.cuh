@@ -1,13 +1,13 @@
 // Left operands from a warp of the chain to the same warp of the outputs, in registers' order, and the warps' signals.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/state_owner.cuh>
 #include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/state_owner.cuh>
 
 namespace gdn_cuda::gdn {
 
-template <PrefillConfig kConfig>
-using AheadOwner = StateOwner<kConfig, PrefillOwnerPlan<kConfig>>;
+template <ChunkedConfig kConfig>
+using AheadOwner = StateOwner<kConfig, OwnerPlan<kConfig>>;
 
 __device__ __forceinline__ void arrive_by_warp(const Lane& lane, unsigned long long& word) {
     __syncwarp();

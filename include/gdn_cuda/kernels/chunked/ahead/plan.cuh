@@ -15,22 +15,22 @@ struct PrefillAheadConfig {
 
     // Of both kinds of blocks: a block that prepares has the helper roles of a block of gdn/prefill, and one warp that hands
     // over; one that owns rows of the state has three warps that load, and two warpgroups.
-    GDN_HOST_DEVICE constexpr PrefillConfig block() const {
+    GDN_HOST_DEVICE constexpr ChunkedConfig block() const {
         return {.head_k = head_k, .value_groups = 1, .inverse_groups = 2, .stages = 3, .io = io};
     }
     GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
 };
 
-template <PrefillConfig kConfig>
-struct PrefillPreparerPlan {
-    PrefillSharedPlan<kConfig> block;
-    PrefillScalars<kConfig> scalars;  // on their way to global memory
+template <ChunkedConfig kConfig>
+struct PreparerPlan {
+    ChunkedPlan<kConfig> block;
+    CachedFactors<kConfig> scalars;  // on their way to global memory
 };
 
-template <PrefillConfig kConfig>
-struct PrefillOwnerPlan {
-    using Factors = PrefillScalars<kConfig>;
-    using CancelFlags = typename PrefillSharedPlan<kConfig>::CancelFlags;
+template <ChunkedConfig kConfig>
+struct OwnerPlan {
+    using Factors = CachedFactors<kConfig>;
+    using CancelFlags = typename ChunkedPlan<kConfig>::CancelFlags;
     struct Stage {
         SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[1];
         SwizzledTile inverse, scores;
@@ -47,19 +47,19 @@ struct PrefillOwnerPlan {
     SwizzledTile output[1];
     Fragments fragments;
     Factors factors[kConfig.stages];
-    PrefillWork work;
+    ChunkedWork work;
     alignas(4) bool by_tokens;  // the chunk's outputs come from the chain (prefill_reset.cuh)
     alignas(4) bool is_stored;  // the chunk's outputs, otherwise than by TMA from their tile
     unsigned long long ready[kConfig.stages], done[kConfig.stages];
     // A phase a chunk: left operands given and taken, the chain's X^T T^T put into the tensor cores' queue, the outputs' tile.
-    unsigned long long state_given, state_taken, products_queued, values_given, values_taken, output_written, output_read;
+    unsigned long long state_full, state_empty, products_queued, values_full, values_empty, output_full, output_empty;
     unsigned long long tail_loaded;  // keys and values of a chunk that ends the sequence within it
 };
 
 // One launch runs `window` chunks of every sequence, from `first_chunk` on.
 struct PrefillAheadArgs {
-    PrefillArgs prefill;
-    void* records;         // PrefillRecord (sequence and head, chunk of the window)
+    ChunkedArgs prefill;
+    void* records;         // CachedChunk (sequence and head, chunk of the window)
     unsigned* have;        // zeros (sequence and head, chunk of the sequence): 1 + the columns that cancel, as bits, times 2
     float* carried;        // states (sequence and head, dv, dk) from one launch to the next
     int pairs;             // of sequences and value heads

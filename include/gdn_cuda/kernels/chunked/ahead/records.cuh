@@ -2,30 +2,30 @@
 // through records in global memory, by bulk copies; a counter for each says that it is there.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
 #include <gdn_cuda/kernels/chunked/records.cuh>
-#include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
 
 namespace gdn_cuda::gdn {
 
 // A pair's records and counters; chunks are counted from the sequence's first.
-template <PrefillConfig kConfig>
-struct PrefillRecords {
-    PrefillRecord<kConfig>* records;
+template <ChunkedConfig kConfig>
+struct CachedChunks {
+    CachedChunk<kConfig>* records;
     unsigned* counters;
 
-    __device__ __forceinline__ PrefillRecords(const PrefillAheadArgs& args, int pair)
-        : records(static_cast<PrefillRecord<kConfig>*>(args.records) + static_cast<i64>(pair) * args.window - args.first_chunk),
+    __device__ __forceinline__ CachedChunks(const PrefillAheadArgs& args, int pair)
+        : records(static_cast<CachedChunk<kConfig>*>(args.records) + static_cast<i64>(pair) * args.window - args.first_chunk),
           counters(args.have + static_cast<i64>(pair) * args.most_chunks) {}
 };
 
 // By one warp of a block that prepares.
-template <PrefillConfig kConfig>
-struct PrefillExport {
-    using Plan = PrefillPreparerPlan<kConfig>;
+template <ChunkedConfig kConfig>
+struct CachedChunkStore {
+    using Plan = PreparerPlan<kConfig>;
 
     Plan& shared;
-    const PrefillRecords<kConfig> to;
+    const CachedChunks<kConfig> to;
     const int first, spacing;  // in chunks
 
     __device__ __forceinline__ void run() {
@@ -51,7 +51,7 @@ struct PrefillExport {
         shared.scalars.decay = block.decay[stage];
         shared.scalars.cancels = cancels;
         cutlass::arch::fence_view_async_shared();
-        start_record_store<kConfig>(record, block.matrices[slot], block.factors[stage], columns != 0);
+        start_store<kConfig>(record, block.matrices[slot], block.factors[stage], columns != 0);
         cute::SM90_BULK_COPY_S2G::copy(&shared.scalars.decay, &record.scalars.decay, 16);
         cute::tma_store_arrive();
         wait_for_bulk_stores();
@@ -60,17 +60,17 @@ struct PrefillExport {
 };
 
 // By three warps of a block that owns rows of the state.
-template <PrefillConfig kConfig>
-struct PrefillAheadImport {
-    using Plan = PrefillOwnerPlan<kConfig>;
+template <ChunkedConfig kConfig>
+struct AheadLoader {
+    using Plan = OwnerPlan<kConfig>;
     using Stage = typename Plan::Stage;
     static constexpr int kWarps = 3, kTile = sizeof(SwizzledTile);
 
     Plan& shared;
-    const PrefillArgs& args;
-    const PrefillRecords<kConfig> from;
+    const ChunkedArgs& args;
+    const CachedChunks<kConfig> from;
     const int first;  // chunk of the sequence
-    const PrefillWork& work = shared.work;
+    const ChunkedWork& work = shared.work;
 
     __device__ __forceinline__ void run(int warp) {
         if (threadIdx.x % 32 == 0) load_chunks(warp);
@@ -101,7 +101,7 @@ struct PrefillAheadImport {
     }
     __device__ __forceinline__ void load_record(int chunk, int at, unsigned columns, Barrier& ready) {
         using Copy = cute::SM90_BULK_COPY_G2S;
-        constexpr int kScalars = sizeof(PrefillScalars<kConfig>);
+        constexpr int kScalars = sizeof(CachedFactors<kConfig>);
         const auto& record = from.records[first + chunk];
         auto& stage = shared.stages[at];
         auto* mbarrier = reinterpret_cast<uint64_t*>(&ready);
@@ -145,17 +145,17 @@ struct PrefillAheadImport {
 };
 
 // By one thread: stores the outputs' tile of each chunk, which other warps have written.
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void store_outputs(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void store_outputs(OwnerPlan<kConfig>& shared, const ChunkedArgs& args) {
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
-        barrier(shared.output_written).wait(chunk & 1);
+        barrier(shared.output_full).wait(chunk & 1);
         if (!shared.is_stored) {
             cutlass::arch::fence_view_async_shared();
             start_tile_store<kConfig>(args, shared.work, chunk, 0, shared.output[0]);
             cute::tma_store_wait<0>();
         }
-        barrier(shared.output_read).arrive();
+        barrier(shared.output_empty).arrive();
     }
 }
 

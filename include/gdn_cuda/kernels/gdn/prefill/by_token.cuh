@@ -65,7 +65,7 @@ template <class Owner>
 __device__ __forceinline__ void run_tokens(Owner& own, int chunk) {
     using Io = Storage<Owner::kIo>;
     constexpr int kPairs = Owner::kConfig.head_k / 8;  // of a key's or query's elements, in each thread
-    const GdnCall& call = own.args.recurrence;
+    const GdnCall& call = own.args.call;
     auto& stage = own.shared.stages[PipelineStage<Owner::kConfig.stages>(chunk).index];
     SwizzledTile& outputs = own.shared.output[own.index()];
     const int count = tokens_in<Owner::kConfig>(own.work, chunk);

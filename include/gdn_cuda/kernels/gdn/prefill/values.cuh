@@ -24,18 +24,18 @@ __device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& valu
 
 // One thread writes records, in a pass that stores no outputs.
 template <class Owner>
-__device__ __forceinline__ bool writes_records(const Owner& own) {
-    return Owner::kConfig.linked && own.work.exports &&
+__device__ __forceinline__ bool caches_chunks(const Owner& own) {
+    return Owner::kConfig.chained && own.work.stores_cache &&
            opaque(static_cast<int>(threadIdx.x)) == Owner::kConfig.first_value_group() * kWarpgroup;
 }
 template <class Owner>
-__device__ __forceinline__ void start_record(const Owner& own, int chunk) {
-    if (writes_records(own)) start_export<Owner::kConfig>(own.shared, chunk);
+__device__ __forceinline__ void start_caching(const Owner& own, int chunk) {
+    if (caches_chunks(own)) start_cached_store<Owner::kConfig>(own.shared, chunk);
 }
 // Before the chunk is released.
 template <class Owner>
-__device__ __forceinline__ void finish_record(const Owner& own) {
-    if (writes_records(own)) cute::tma_store_wait<0>();
+__device__ __forceinline__ void finish_caching(const Owner& own) {
+    if (caches_chunks(own)) cute::tma_store_wait<0>();
 }
 
 // S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
@@ -50,10 +50,10 @@ __device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment&
     TokenOperand update;
     pack_scaled_tokens<Owner::kIo>(update, d, update_scale);
     start_update<Owner::kIo>(own.state, update, own.shared.stages[current.index].key);
-    start_record(own, chunk);
+    start_caching(own, chunk);
     wait_for_product(own.state);
     own.round_state();
-    finish_record(own);
+    finish_caching(own);
     own.release(current.index);
 }
 
@@ -72,7 +72,7 @@ __device__ __forceinline__ void replace_by_output(Owner& own, TokenFragment& d, 
     start_product<Owner::kIo>(d, own.rounded_state, stage.query);
     wait_for_product(d);
     TokenFactors query_scale;
-    read_factors(query_scale, factors.of_query, own.t);
+    read_factors(query_scale, factors.query_scale, own.t);
     scale_tokens(d, query_scale);
 #pragma unroll
     for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
@@ -91,7 +91,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
     const auto& matrices = own.shared.matrices[chunk % (Owner::kConfig.stages - 1)];
     const auto& factors = own.shared.factors[current.index];
     TokenOperand x, update;
-    if constexpr (kTwoPart) start_record(own, chunk);
+    if constexpr (kTwoPart) start_caching(own, chunk);
     if constexpr (kTwoPart) add_values_rest_to_state(own, d, update_scale, stage.key);
     pack_scaled_tokens<kIo>(update, d, update_scale);
     pack_tokens<kIo>(x, d);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
         store_output(own, output, chunk, by_tma);
         wait_for_product(own.state);
         own.round_state();
-        if constexpr (kTwoPart) finish_record(own);
+        if constexpr (kTwoPart) finish_caching(own);
         own.release(current.index);
     } else {
         start_update<kIo>(own.state, update, stage.key);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
         } else {
             start_product<kIo>(d, own.rounded_state, stage.query);
             TokenFactors query_scale;
-            read_factors(query_scale, factors.of_query, own.t);
+            read_factors(query_scale, factors.query_scale, own.t);
             wait_for_product(own.state);
             warpgroup_fence_operand(d);
             scale_tokens(d, query_scale);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
         own.round_state();
         start_product<kIo>(d, x, &matrices.scores, true);
         wait_for_product(d);
-        if constexpr (kTwoPart) finish_record(own);
+        if constexpr (kTwoPart) finish_caching(own);
         own.release(current.index);
         store_output(own, d, chunk, by_tma);
     }
@@ -135,11 +135,11 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
 // Matrix products may spread NaN over a chunk that resets the state: stops before one, unless it is `checked` already.
 template <class Owner>
 __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
-    constexpr PrefillConfig kConfig = Owner::kConfig;
+    constexpr ChunkedConfig kConfig = Owner::kConfig;
     constexpr DType kIo = Owner::kIo;
     auto& shared = own.shared;
-    const PrefillWork& work = own.work;
-    const GdnCall& all = own.args.recurrence;
+    const ChunkedWork& work = own.work;
+    const GdnCall& call = own.args.call;
     const int length = work.length;
     int chunk = first;
 #pragma unroll 1
@@ -160,9 +160,9 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         load_operand(x, stage.value[own.index()], own);
         const float decay = shared.decay[current.index];
         const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
-        if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.of_key, own.t);
+        if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);
         wait_for_product<kQueriesFirst<Owner>>(d);
-        if constexpr (kQueriesFirst<Owner>) read_factors(scales, factors.of_key, own.t);  // registers are short before
+        if constexpr (kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);  // registers are short before
         const bool warm_up = !kConfig.persistent && chunk < work.first_output;
         form_x<kIo>(x, x, d, scales);
         if (resets && chunk != checked) [[unlikely]] {
@@ -173,12 +173,12 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         start_product<kIo>(d, x, &matrices.inverse);
         const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
         if constexpr (kQueriesFirst<Owner>) {
-            read_factors(scales, factors.of_query, own.t);
+            read_factors(scales, factors.query_scale, own.t);
             wait_for_product<1>(output);
             scale_tokens(output, scales);
         }
         scale_fragment(own.state, decay);
-        read_factors(scales, factors.of_update, own.t);
+        read_factors(scales, factors.update_scale, own.t);
         wait_for_product(d);
         const bool without_tma = is_packed(own.args) && end_of<kConfig>(work, chunk) > length;
         if (two_part) [[unlikely]] {
@@ -191,26 +191,26 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         }
         if (without_tma && !warm_up) [[unlikely]]
             store_output_without_tma(own, chunk);
-        if (!kConfig.persistent && all.steps.data != nullptr) [[unlikely]]
+        if (!kConfig.persistent && call.steps.data != nullptr) [[unlikely]]
             store_state(own, checkpoint(own, chunk));
     }
     return chunk;
 }
 template <class Owner>
 __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
-    constexpr PrefillConfig kConfig = Owner::kConfig;
+    constexpr ChunkedConfig kConfig = Owner::kConfig;
     const bool stores = kConfig.persistent || chunk >= own.work.first_output;
     const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work, chunk) > own.work.length;
     own.find_lane();
     if (own.thread == 0) cute::tma_store_wait<0>();
     own.warpgroup_sync();
-    start_record(own, chunk);
+    start_caching(own, chunk);
     run_tokens(own, chunk);
     store_output_tile(own, chunk, stores && !without_tma);
     if (stores && without_tma) store_output_without_tma(own, chunk);
-    if (!kConfig.persistent && own.args.recurrence.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
+    if (!kConfig.persistent && own.args.call.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
     own.round_state();
-    finish_record(own);
+    finish_caching(own);
     own.release(PipelineStage<kConfig.stages>(chunk).index);
 }
 
@@ -219,37 +219,36 @@ __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
 template <class Owner>
 __device__ __forceinline__ void skip_chunks(Owner& own, int first) {
     signal_initial_state_read(own);
-    if (follows_links(own)) skip_links(own);
+    if (applies_summaries(own)) skip_summaries(own);
 #pragma unroll 1
     for (int chunk = first; chunk < own.work.chunks; ++chunk) {
         const PipelineStage<Owner::kConfig.stages> current(chunk);
         barrier(own.shared.ready[current.index]).wait(current.parity);
-        start_record(own, chunk);
-        finish_record(own);
+        start_caching(own, chunk);
+        finish_caching(own);
         own.release(current.index);
     }
     signal_summary_written(own);
 }
 
-template <PrefillConfig kConfig>
-struct GdnValues {
-    PrefillSharedPlan<kConfig>& shared;
-    const PrefillArgs& args;
+template <ChunkedConfig kConfig>
+struct GdnValueRole {
+    ChunkedPlan<kConfig>& shared;
+    const ChunkedArgs& args;
     const WorkOf<kConfig>& work;
 
-    __device__ __forceinline__ GdnValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args)
-        : GdnValues(shared, args, shared.work) {}
-    __device__ __forceinline__ GdnValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args,
-                                         const WorkOf<kConfig>& work)
+    __device__ __forceinline__ GdnValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args)
+        : GdnValueRole(shared, args, shared.work) {}
+    __device__ __forceinline__ GdnValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args, const WorkOf<kConfig>& work)
         : shared(shared), args(args), work(work) {}
 
     __device__ __forceinline__ void run() const {
         StateOwner<kConfig> own(shared, args, work);
         const int first = first_chunk<kConfig>(work);
         const bool past_rows = kConfig.value_groups > 1 && work.first_row + own.index() * kValueRows >= work.rows;
-        if (past_rows || own.is_pass(PrefillPass::records)) {
+        if (past_rows || own.is_pass(ChunkedPass::cache)) {
             skip_chunks(own, first);
-            if (writes_records(own)) wait_for_bulk_stores();
+            if (caches_chunks(own)) wait_for_bulk_stores();
             return;
         }
         begin_pass(own);
@@ -258,7 +257,7 @@ struct GdnValues {
             [&](int chunk) { run_chunk_by_tokens(own, chunk); });
         end_pass(own);
         if (!kConfig.persistent && own.thread == 0) cute::tma_store_wait<0>();
-        if (writes_records(own)) wait_for_bulk_stores();
+        if (caches_chunks(own)) wait_for_bulk_stores();
     }
 };
 

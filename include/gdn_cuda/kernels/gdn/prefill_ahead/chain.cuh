@@ -7,10 +7,10 @@
 // one would delay X. The rounded S and V' go there as left operands.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
 #include <gdn_cuda/kernels/chunked/state.cuh>
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/values.cuh>
-#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -18,12 +18,12 @@ namespace gdn_cuda::gdn {
 template <class Owner>
 __device__ __forceinline__ void hand_over_state(const Owner& own) {
     store_operand(own.shared.fragments.state, own.rounded_state, own.thread);
-    arrive_by_warp(own, own.shared.state_given);
+    arrive_by_warp(own, own.shared.state_full);
 }
 template <class Owner>
 __device__ __forceinline__ void hand_over_values(const Owner& own, const TokenOperand& x) {
     store_operand(own.shared.fragments.values, x, own.thread);
-    arrive_by_warp(own, own.shared.values_given);
+    arrive_by_warp(own, own.shared.values_full);
 }
 // In place of the warp's values, which the next TMA load overwrites.
 template <class Owner>
@@ -51,7 +51,7 @@ __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, in
     next.decay = load_shared_word(shared_address(&factors.decay));
     next.cancels = load_shared_word(shared_address(&factors.cancels));
     load_operand(next.values, own.shared.stages[at.index].value[0], own);
-    read_factors(next.key_scale, factors.of_key, own.t);
+    read_factors(next.key_scale, factors.key_scale, own.t);
 }
 
 // As run_chunks of gdn/prefill; a test of a barrier takes 60 cycles even where nobody waits.
@@ -81,10 +81,10 @@ __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
         if (resets && chunk != checked) [[unlikely]]
             break;
         start_product<kIo>(d, x, &stage.inverse);
-        barrier(shared.values_taken).wait(chunk & 1 ^ 1);  // so the outputs have seen the last phase of the next barrier
+        barrier(shared.values_empty).wait(chunk & 1 ^ 1);  // so the outputs have seen the last phase of the next barrier
         arrive_by_warp(own, shared.products_queued);
         TokenFactors update_scale;
-        read_factors(update_scale, factors.of_update, own.t);
+        read_factors(update_scale, factors.update_scale, own.t);
         scale_fragment(own.state, decay);
         wait_for_product(d);
         if (two_part) [[unlikely]] {
@@ -97,11 +97,11 @@ __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
         if (two_part) [[unlikely]]
             hand_over_rest(own, d, x, stage.value[0]);
         hand_over_values(own, x);
-        barrier(shared.state_taken).wait(chunk & 1);
+        barrier(shared.state_empty).wait(chunk & 1);
         if (chunk + 1 < chunks) read_ahead(own, ahead, chunk + 1);
         wait_for_product(own.state);
         own.round_state();
-        if (own.args.recurrence.steps.data != nullptr) [[unlikely]]
+        if (own.args.call.steps.data != nullptr) [[unlikely]]
             store_state(own, checkpoint(own, chunk));
         own.release(current.index);
         hand_over_state(own);
@@ -114,11 +114,11 @@ template <class Owner>
 __device__ __forceinline__ void run_chain_by_tokens(Owner& own, int chunk) {
     auto& shared = own.shared;
     const bool without_tma = is_packed(own.args) && end_of<Owner::kConfig>(own.work, chunk) > own.work.length;
-    barrier(shared.values_taken).wait(chunk & 1 ^ 1);
+    barrier(shared.values_empty).wait(chunk & 1 ^ 1);
     arrive_by_warp(own, shared.products_queued);
     if (own.thread == 0) shared.by_tokens = true;
-    arrive_by_warp(own, shared.values_given);
-    barrier(shared.values_taken).wait(chunk & 1);
+    arrive_by_warp(own, shared.values_full);
+    barrier(shared.values_empty).wait(chunk & 1);
     run_tokens(own, chunk);
     const bool stores = chunk >= own.work.first_output;
     store_output_tile(own, chunk, stores && !without_tma);
@@ -127,19 +127,19 @@ __device__ __forceinline__ void run_chain_by_tokens(Owner& own, int chunk) {
         cute::tma_store_wait<0>();
         shared.by_tokens = false;
     }
-    if (own.args.recurrence.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
+    if (own.args.call.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
     own.round_state();
-    barrier(shared.state_taken).wait(chunk & 1);
+    barrier(shared.state_empty).wait(chunk & 1);
     own.release(PipelineStage<Owner::kConfig.stages>(chunk).index);
     hand_over_state(own);
 }
 
-template <PrefillConfig kConfig>
-struct PrefillChain : AheadOwner<kConfig> {
+template <ChunkedConfig kConfig>
+struct GdnChain : AheadOwner<kConfig> {
     using Base = AheadOwner<kConfig>;
     const StatePlace carried;  // the state where a window of chunks begins or ends inside the sequence
 
-    __device__ __forceinline__ PrefillChain(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args, float* carried)
+    __device__ __forceinline__ GdnChain(OwnerPlan<kConfig>& shared, const ChunkedArgs& args, float* carried)
         : Base(shared, args, shared.work), carried{carried} {}
 
     __device__ __forceinline__ void run() {

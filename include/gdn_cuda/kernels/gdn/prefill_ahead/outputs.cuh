@@ -4,8 +4,8 @@
 // S q^T follows the chain's X^T T^T in the tensor cores' queue, and P V' the update of the state. Another warp stores the tile.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/two_part.cuh>
 #include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
+#include <gdn_cuda/kernels/chunked/two_part.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -14,15 +14,15 @@ template <class Owner>
 __device__ __forceinline__ void skip_outputs(const Owner& own, int chunk) {
     auto& shared = own.shared;
     const unsigned parity = chunk & 1;
-    barrier(shared.state_given).wait(parity);
-    arrive_by_warp(own, shared.state_taken);
+    barrier(shared.state_full).wait(parity);
+    arrive_by_warp(own, shared.state_empty);
     barrier(shared.products_queued).wait(parity);
-    barrier(shared.output_read).wait(parity ^ 1);
-    barrier(shared.values_given).wait(parity);
-    arrive_by_warp(own, shared.values_taken);
+    barrier(shared.output_empty).wait(parity ^ 1);
+    barrier(shared.values_full).wait(parity);
+    arrive_by_warp(own, shared.values_empty);
     own.release(PipelineStage<Owner::kConfig.stages>(chunk).index);
     if (own.thread == 0) shared.is_stored = true;
-    arrive_by_warp(own, shared.output_written);
+    arrive_by_warp(own, shared.output_full);
 }
 // Adds P V' and writes the tile; returns whether it was stored, too.
 template <class Owner>
@@ -33,7 +33,7 @@ __device__ __forceinline__ bool finish_outputs(const Owner& own, TokenFragment& 
     const auto& stage = shared.stages[at];
     TokenOperand x;
     load_operand(x, shared.fragments.values, own.thread);
-    arrive_by_warp(own, shared.values_taken);
+    arrive_by_warp(own, shared.values_empty);
     if (two_part) [[unlikely]] {
         TokenOperand rest;
 #pragma unroll
@@ -54,8 +54,8 @@ __device__ __forceinline__ bool finish_outputs(const Owner& own, TokenFragment& 
     return true;
 }
 
-template <PrefillConfig kConfig>
-__device__ __forceinline__ void run_outputs(PrefillOwnerPlan<kConfig>& shared, const PrefillArgs& args) {
+template <ChunkedConfig kConfig>
+__device__ __forceinline__ void run_outputs(OwnerPlan<kConfig>& shared, const ChunkedArgs& args) {
     AheadOwner<kConfig> own(shared, args, shared.work);
 #pragma unroll 1
     for (int chunk = 0; chunk < own.work.chunks; ++chunk) {
@@ -67,28 +67,28 @@ __device__ __forceinline__ void run_outputs(PrefillOwnerPlan<kConfig>& shared, c
         const auto& stage = shared.stages[current.index];
         const auto& factors = shared.factors[current.index];
         const unsigned parity = chunk & 1;
-        barrier(shared.state_given).wait(parity);
+        barrier(shared.state_full).wait(parity);
         load_operand(own.rounded_state, shared.fragments.state, own.thread);
-        arrive_by_warp(own, shared.state_taken);
+        arrive_by_warp(own, shared.state_empty);
         barrier(shared.products_queued).wait(parity);  // so the chain has seen the stage loaded
         TokenFragment output;
         TokenFactors query_scale;
         start_product<kConfig.io>(output, own.rounded_state, stage.query);
-        read_factors(query_scale, factors.of_query, own.t);
+        read_factors(query_scale, factors.query_scale, own.t);
         const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(factors.cancels), 0) != 0;
         wait_for_product(output);
         scale_tokens(output, query_scale);
-        barrier(shared.output_read).wait(parity ^ 1);  // of the chunk before
-        barrier(shared.values_given).wait(parity);
+        barrier(shared.output_empty).wait(parity ^ 1);  // of the chunk before
+        barrier(shared.values_full).wait(parity);
         const bool by_tokens = __shfl_sync(0xffffffffu, shared.by_tokens, 0);
         bool is_stored = by_tokens;
         if (by_tokens) [[unlikely]]
-            arrive_by_warp(own, shared.values_taken);
+            arrive_by_warp(own, shared.values_empty);
         else
             is_stored = finish_outputs(own, output, chunk, two_part);
         own.release(current.index);
         if (own.thread == 0) shared.is_stored = is_stored;
-        arrive_by_warp(own, shared.output_written);
+        arrive_by_warp(own, shared.output_full);
     }
 }
 
