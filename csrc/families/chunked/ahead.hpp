@@ -77,8 +77,8 @@ struct PrefillAhead {
     static void run(const Config& config, const AheadSchedule& schedule, const ChunkedArgs& prefill, float* workspace,
                     unsigned* counts, const Target& target, const auto& why) {
         Args args{.prefill = prefill,
-                  .records = workspace,
-                  .have = counts,
+                  .cached = workspace,
+                  .cached_count = counts,
                   .carried = workspace + schedule.cached_words,
                   .pairs = static_cast<int>(schedule.pairs),
                   .preparers = schedule.preparers,

@@ -1,7 +1,7 @@
-// The work of one block of gdn/prefill: its segment, where it starts, its passes, and what it sets up.
+// The work of one block: its segment, where it starts, its passes, and what it sets up.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/records.cuh>
+#include <gdn_cuda/kernels/chunked/cache.cuh>
 #include <gdn_cuda/kernels/chunked/segments.cuh>
 #include <gdn_cuda/kernels/chunked/summary.cuh>
 #include <gdn_cuda/kernels/recurrence/states.cuh>
@@ -97,9 +97,8 @@ struct ChunkedBlock {
         }
         return true;
     }
-    // Finds this block's head and segment where heads get different numbers of segments: blocks are numbered with the heads
-    // that remember first, segment by segment. False if nothing is left for it. If no head needs more than args.reach, none is
-    // linked.
+    // Finds this block's head and segment if heads get different numbers of segments: slow-decay heads have the first blocks,
+    // segment by segment. False if nothing is left for it. If no head needs more than args.reach, none is chained.
     __device__ __forceinline__ bool spread(const SlowHeads& heads, bool& decays_slowly) {
         const int many = __popc(heads.near), others = call.heads - many;
         const int wanted = args.uneven.segments[(heads.few & ~heads.near) != 0][many % UnevenSplit::kMostHeads],
@@ -124,7 +123,7 @@ struct ChunkedBlock {
         decays_slowly = slow >> head & 1;
         return true;
     }
-    // Where a linked segment begins: all are of one length but the first.
+    // Where a chained segment begins: all but the first have the same length.
     __device__ __forceinline__ int chained_begin(int segment) const {
         const int segments = min(this->segments, chunks / kShortestSegment);
         if (segment == 0) return 0;
@@ -137,7 +136,7 @@ struct ChunkedBlock {
         if (args.takes == LaunchTakes::short_sequences) return chunks <= kLongestUnsplit;
         return args.takes != LaunchTakes::long_sequences || (chunks > kLongestUnsplit && number_of_long(span) == number);
     }
-    // Whether this launch takes the block's head; also whether it, or any, remembers. decides: from the gates.
+    // Whether this launch takes the block's head; also whether its decay, or any head's, is slow. decides: from the gates.
     __device__ __forceinline__ bool is_taken(bool& decays_slowly, bool decides) {
         const bool for_all = args.takes == LaunchTakes::if_all_decay_fast || takes_unsplit(),
                    hands_over = for_all && args.decision != nullptr;
@@ -167,7 +166,7 @@ struct ChunkedBlock {
         return split == Split::chained && group > 1 && segment > 0 && segment % group == 0 &&
                chained_begin(segment + 3) < chunks;
     }
-    // The first segment has one pass, and no use for records.
+    // The first segment has one pass, and no use for a cache.
     __device__ __forceinline__ bool is_cached() const { return resumes() && args.summaries.cached != nullptr; }
 
     // Sequences that are skipped or poisoned, and tokens past the last sequence.
@@ -216,7 +215,7 @@ struct ChunkedBlock {
         const int recorded = opaque(is_cached()), summarized = opaque(summarizes());
         const int chains = follows_chain(), summaries = summarized | recorded,
                   tiles = max((call.dk - first_row + step - 1) / step, 0), transfers = summarized * tiles;
-        // The two blocks behind a group compute its L and its M.
+        // The two blocks after a group compute its L and its M.
         const int group_summary = ends_group(segment - 1), group_passes = ends_group(segment - 2) ? tiles : group_summary;
         const int first = call.outputs == 0 && summarized ? chains + 1 : 0;  // nobody reads the state before this segment
         const int last = chains + group_passes + summaries + transfers;
@@ -226,15 +225,15 @@ struct ChunkedBlock {
         shared.passes_left = last - first;
 #pragma unroll 1
         for (int i = last; i >= first; --i) {
-            const int of_group = i - chains - 1, own = of_group - group_passes, transfer = own - summaries;
-            const ChunkedPass pass = i == 0       ? ChunkedPass::outputs
+            const int in_group = i - chains - 1, own = in_group - group_passes, transfer = own - summaries;
+            const ChunkedPass pass = i == 0        ? ChunkedPass::outputs
                                      : i <= chains ? ChunkedPass::chain
-                                     : own < 0    ? (group_summary ? ChunkedPass::group_summary : ChunkedPass::group_transfer)
+                                     : own < 0     ? (group_summary ? ChunkedPass::group_summary : ChunkedPass::group_transfer)
                                      : transfer >= 0 ? ChunkedPass::transfer
                                      : summarized    ? ChunkedPass::summary
                                                      : ChunkedPass::cache;
             ChunkedWork& work = i == last ? shared.work : shared.passes[i - first];
-            const int tile = pass == ChunkedPass::group_transfer ? of_group : max(transfer, 0);
+            const int tile = pass == ChunkedPass::group_transfer ? in_group : max(transfer, 0);
             plan_pass(work, pass, first_row + tile * step);
             plan_summaries(work);
             if (pass == ChunkedPass::group_transfer && tile > 0) work.to = -1;
@@ -252,7 +251,7 @@ struct ChunkedBlock {
         return head * args.summaries.per_head + (between > 0 ? static_cast<i64>(static_cast<unsigned>(span.start) / between)
                                                              : static_cast<i64>(number) * args.summaries.per_sequence);
     }
-    // The links that a pass follows: groups that end before this segment and the segments behind them, or a group's.
+    // The summaries that a pass applies: of groups that end before this segment and of the segments after them, or a group's.
     __device__ __forceinline__ void plan_summaries(ChunkedWork& work) const {
         work.group_summaries = work.segment_summaries = 0;
         work.first_group_summary = first_summary() + segments - 1;
@@ -271,7 +270,7 @@ struct ChunkedBlock {
     __device__ __forceinline__ static bool is_of_group(ChunkedPass pass) {
         return pass == ChunkedPass::group_transfer || pass == ChunkedPass::group_summary;
     }
-    __device__ __forceinline__ CachedChunk<kConfig>* records() const {
+    __device__ __forceinline__ CachedChunk<kConfig>* cached_chunks() const {
         const i64 before =
                       call.cu_seqlens.data != nullptr ? span.start / kChunk + sequence : static_cast<i64>(sequence) * chunks,
                   first = (static_cast<i64>(head) * gridDim.x + blockIdx.x) * args.summaries.chunks;
@@ -292,7 +291,7 @@ struct ChunkedBlock {
         work.begins = begin == 0;
         work.ends = end == chunks;
         work.segment = segment;
-        work.cached = records();
+        work.cached = cached_chunks();
         const i64 state_before = summary - 1 + (segment > 1 ? args.summaries.count : 0);
         work.from = chain ? first_summary() : outputs && resumes() ? state_before : -1;
         work.to = chain ? state_before : pass == ChunkedPass::summary || (outputs && leaves_state()) ? summary : -1;
@@ -319,8 +318,8 @@ __device__ __forceinline__ void set_barriers(ChunkedPlan<kConfig>& shared) {
                chains = kConfig.chained && summaries_to_apply(shared.work) > 0;
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
-        // Producers of keys, queries and values, and the scalar warp's lanes; where records are read, the producers of the keys
-        // and values of a chunk with a tail; where links are followed, the producer of M.
+        // Producers of keys, queries and values, and the scalar warp's lanes; if the cache is loaded, the producers of the keys
+        // and values of a chunk with a tail; in a chain, the producer of M.
         set(shared.loaded[i], chains ? 1 : loads_cache ? 2 : 3 + 32);
         set(shared.factored[i], kWarpgroup);
         set(shared.ready[i], loads_cache ? 4 : 2 * kWarpgroup);
@@ -334,8 +333,8 @@ __device__ __forceinline__ void set_barriers(ChunkedPlan<kConfig>& shared) {
 // By the whole block, before the helper roles start: they write no zeros above the diagonal.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void clear_matrices(ChunkedPlan<kConfig>& shared) {
-    constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
-    for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
+    constexpr int kVectors = sizeof(shared.matrices) / sizeof(uint4);
+    for (int i = threadIdx.x; i < kVectors; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
     cutlass::arch::fence_view_async_shared();
 }
 

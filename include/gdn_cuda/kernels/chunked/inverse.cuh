@@ -1,4 +1,4 @@
-// The inverse role of gdn/prefill: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and block products (tf32).
+// The inverse role: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and block products (tf32).
 // It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 
@@ -28,7 +28,7 @@ struct InverseRole : Lane {
 
     // With norms: the diagonal of k k^T has their squares. Four lanes hold a row; one of them has its diagonal element.
     __device__ __forceinline__ void compute_key_exponents(const float (&products)[32], Factors& factors) const {
-        // By selections alone: ptxas serialises wgmmas whose accumulators are read behind a branch.
+        // By selections alone: ptxas serialises wgmmas whose accumulators are read after a branch.
         float squares[2] = {};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -230,7 +230,7 @@ struct InverseRole : Lane {
             if (ends == block) break;
         }
     }
-    // Returns what ends with the chunk, where a block takes several items.
+    // Returns what ends with the chunk, if the block is persistent.
     __device__ __forceinline__ int run_chunk(int chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
         find_lane();

@@ -10,8 +10,8 @@ __device__ __forceinline__ void begin_pass(Owner& own) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
     const ChunkedWork& work = own.work;
     if (kConfig.chained && work.from >= 0) {
-        const bool of_group = own.is_pass(ChunkedPass::group_transfer) || own.is_pass(ChunkedPass::group_summary);
-        if (own.thread == 0 && of_group)
+        const bool in_group = own.is_pass(ChunkedPass::group_transfer) || own.is_pass(ChunkedPass::group_summary);
+        if (own.thread == 0 && in_group)
             await_summary<kConfig>(own.args.summaries, work.from, gridDim.x);
         else if (own.thread == 0 && work.from < own.args.summaries.count)
             await_state<kConfig>(own.args.summaries, work.from);

@@ -1,10 +1,10 @@
-// Persistent blocks of gdn/prefill. An item of their work is a whole sequence, a value head and the rows of a block.
-// The pipeline of chunks goes on from item to item, so that helper roles load and prepare the next item's first chunks while
+// Persistent blocks. A work tile is an unsplit sequence, a value head and the rows of a block. The pipeline of chunks goes on
+// from one to the next, so that helper roles load and prepare the next tile's first chunks while
 // value warpgroups finish the last ones and exchange the state.
 //
-// Items are planned ahead, in eight slots. The inverse plans: at an item's end, and by a whole warp, as a branch of one lane
-// would take the chunk, and with it operands' descriptors, out of the uniform registers (a chunk took 10 % longer). What it
-// plans reaches the value warpgroups by `ready`, and scores by their `done`.
+// Work tiles are planned ahead, in eight slots. The inverse plans: at a tile's end, and by a whole warp, as a branch of one
+// lane would take the chunk, and with it operands' descriptors, out of the uniform registers (a chunk took 10 % longer). What
+// it plans reaches the value warpgroups by `ready`, and scores by their `done`.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>
@@ -21,7 +21,7 @@ __device__ __forceinline__ int first_chunk(const WorkOf<kConfig>& work) {
     if constexpr (kConfig.persistent) return __shfl_sync(0xffffffffu, work.first, 0);
     return 0;
 }
-// Whether a chunk belongs to a later item.
+// Whether a chunk belongs to a later work tile.
 __device__ __forceinline__ bool ends_before(const WorkTile& work_tile, int chunk) {
     return static_cast<unsigned>(chunk) >= static_cast<unsigned>(work_tile.chunks);  // kNone is the largest
 }
@@ -32,7 +32,7 @@ __device__ __forceinline__ bool has_work_tiles(const WorkTiles& work_tiles) {
 __device__ __forceinline__ bool is_followed(const WorkTiles::Chunk& chunk) {
     return !__any_sync(0xffffffffu, chunk.is_last);
 }
-// Of a chunk that has been loaded.
+// The tokens of a loaded chunk.
 template <ChunkedConfig kConfig, bool kSpaced>
 __device__ __forceinline__ int tokens_of(const ChunkedPlan<kConfig>& shared, int chunk, int stage) {
     if constexpr (kConfig.persistent)
@@ -41,7 +41,7 @@ __device__ __forceinline__ int tokens_of(const ChunkedPlan<kConfig>& shared, int
         return tokens_in<kConfig, kSpaced>(shared.work, chunk);
 }
 
-// By a whole warp: plans the next item that has chunks, or the end.
+// By a whole warp: plans the next work tile that has chunks, or the end.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
     auto& work_tiles = shared.work_tiles;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
     }
     __syncwarp();
 }
-// By a whole warp, before the first item and as each ends.
+// By a whole warp, before the first work tile and as each ends.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void plan_work_tiles(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
     auto& work_tiles = shared.work_tiles;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void plan_work_tiles(ChunkedPlan<kConfig>& shared, co
     while (work_tiles.planned_chunks < until) plan_work_tile(shared, args);
 }
 
-// By the whole block, for every gridDim.x-th item: outputs and states of empty, skipped and poisoned sequences.
+// By the whole block, for every gridDim.x-th work tile: outputs and states of empty, skipped and poisoned sequences.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void finish_work_tiles_without_chunks(const ChunkedArgs& args) {
     const GdnCall& call = args.call;

@@ -49,7 +49,7 @@ __device__ __forceinline__ void run_block(ChunkedPlan<kConfig>& shared, const Ch
     }
 }
 
-// The value role's loop over the block's items.
+// The value role's loop over the block's work tiles.
 template <class Role, ChunkedConfig kConfig>
 __device__ __forceinline__ void run_work_tiles(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
 #pragma unroll 1

@@ -1,10 +1,10 @@
-// The scores role of gdn/prefill: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms,
+// The scores role: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms,
 // and computes the scores q k^T. Norms of keys come from the inverse role, which has their squares on the diagonal of k k^T.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/cache.cuh>
 #include <gdn_cuda/kernels/chunked/factors.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
-#include <gdn_cuda/kernels/chunked/records.cuh>
 #include <gdn_cuda/kernels/chunked/summary.cuh>
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
 
@@ -28,7 +28,7 @@ struct ScoresRole : Lane {
         else
             return shared.work;
     }
-    // The item of a chunk, if that of the chunk before it is known.
+    // A chunk's work tile, given that of the chunk before it.
     __device__ __forceinline__ int work_tile_of(int chunk, int work_tile_before) const {
         if constexpr (kConfig.persistent)
             return work_tile_before + ends_before(slot_at(shared.work_tiles, work_tile_before), chunk);

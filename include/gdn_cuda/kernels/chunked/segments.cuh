@@ -1,27 +1,25 @@
-// Splits sequences of gdn/prefill into segments, where whole heads would leave SMs idle. A head is
+// Splits sequences into segments where unsplit heads would leave SMs idle. A head is
 //
-//     apart   a block starts with a zero state as many chunks before its segment as still matter, and stores no outputs
-//             before the segment (warm-up);
-//     linked  a segment starts from the final state of the one before. All but the first and the last compute their map
-//             S M + L first, L from a zero state and M from the identity with zero values, and every block follows the maps
-//             from the state after the first segment on. What a chunk needs in more than one pass is kept
-//             (prefill_records.cuh). Where there are many, the maps of a few neighbours are multiplied first, those of all
-//             groups at once, and blocks follow the groups' maps up to their own group;
-//     whole   one block takes the whole sequence.
+//     warm-started  a block starts from a zero state as many chunks before its segment as still matter, and stores no outputs
+//                   before the segment;
+//     chained       a segment starts from the final state of the one before. All but the first and the last compute their
+//                   summary (M, L) first: L from a zero state, M from the identity with zero values. Every block then applies
+//                   S <- S M + L from the state after the first segment on. T, P and factors that several passes need are
+//                   cached (chunked/cache.cuh). If there are many summaries, those of two or three adjacent segments are
+//                   composed first, all groups at once, and blocks apply the groups' summaries up to their own group;
+//     unsplit       one block takes the sequence.
 //
-// A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
-// remembers. A head that forgets is taken apart; another one linked or whole, whichever the host's cost model prefers. All
-// blocks of a head reach the same decision independently (`one_remembers`). Where a sequence is alone and its heads differ,
-// those that are linked get more segments, and the others fewer (`UnevenSplit`). With `deterministic` this is done for every
-// sequence.
+// The decay of a head is fast if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible;
+// else it is slow. A fast-decay head is warm-started; a slow-decay head is chained or unsplit, whichever the host's cost model
+// prefers. All blocks of a head reach the same decision independently (`one_decays_slowly`). If a sequence is alone and its
+// heads differ, chained heads get more segments and the others fewer (`UnevenSplit`); with `deterministic`, in every sequence.
 //
 // With `deterministic`, how a sequence is split depends on its own length and gates alone (`segments_of_sequence`). Of packed
-// sequences, one launch takes those that are long enough for segments, and another one takes the others, whole.
+// sequences, one launch takes those that are long enough for segments, and another one the others, unsplit.
 //
-// Where another configuration is faster on whole sequences, the host launches both and all blocks of a call agree: first that
-// one, which does the work if a head remembers, and then the splitting one, which does it if all heads forget. Sharing the
-// heads instead doubled the time per chunk: two kernels ran side by side (probably neighbouring SMs share an instruction
-// cache).
+// If another configuration is faster on unsplit sequences, the host launches both, and all blocks of a call agree: the first
+// launch does the work if a head has a slow decay, the second, which splits, if none has. Each launch taking its own heads
+// instead doubled the time per chunk: two kernels ran side by side (probably adjacent SMs have one instruction cache).
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), of norm exp(g) max(1, |1 - beta |k|^2|). Where the product over the
 // tokens before a segment is below 2^-80, the state before them changes no bit of the segment's results, except by a
@@ -36,21 +34,21 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr float kForgottenLog2 = -80.f;
+constexpr float kNegligibleLog2 = -80.f;
 
 // |k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ float key_squares(const GdnCall& args, int sequence, i64 first, int head) {
-    const int lane = threadIdx.x % 32, piece = lane % 16;
+    const int lane = threadIdx.x % 32, vector = lane % 16;
     const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
     const auto* keys = static_cast<const Storage<kConfig.io>*>(args.key.data) + sequence * args.key.batch +
-                       first * args.key.token + key_head * args.key.head + piece * 8;
+                       first * args.key.token + key_head * args.key.head + vector * 8;
     float mine = 0.f;
 #pragma unroll 8
     for (int pair = 0; pair < 32; pair += 2) {
         const int token = pair + lane / 16;
         float square = 0.f;
-        if (piece * 8 < args.dk)
+        if (vector * 8 < args.dk)
             add_squares<kConfig.io>(square, *reinterpret_cast<const uint4*>(keys + token * args.key.token));
 #pragma unroll
         for (int step = 8; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffffu, square, step);
@@ -83,7 +81,7 @@ __device__ __forceinline__ float log_growth(const GdnCall& args, int sequence, i
         return load_number(of.values, sequence * of.batch + (first + lane) * of.token + head * of.head);
     };
     const float change = fabsf(1.f - scalar(args.beta) * square);
-    float growth = fmaf(scalar(args.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never forgotten
+    float growth = fmaf(scalar(args.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never negligible
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) growth += __shfl_xor_sync(0xffffffffu, growth, step);
     return growth;
@@ -107,7 +105,7 @@ __device__ __forceinline__ int first_that_matters(const GdnCall& args, const Spa
         for (int i = 0; i < kWarps && back < chunk; i += kWarpsAChunk) {
             growth += growths[i] + growths[i + 1];
             ++back;
-            if (growth <= kForgottenLog2) return chunk - back;
+            if (growth <= kNegligibleLog2) return chunk - back;
         }
     }
     return -1;
@@ -160,7 +158,7 @@ __device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequen
     }
     int sum = 0;
 #pragma unroll
-    for (const unsigned number : raw) {  // NaN converts to 0: never forgotten
+    for (const unsigned number : raw) {  // NaN converts to 0: never negligible
         const float gate = number_of(number, call.gate.values.type) * (kLog2e * kRateUnit);
         sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kRateUnit));
     }
@@ -168,12 +166,12 @@ __device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequen
 }
 // Whether decay to 2^-80 takes more than `reach` chunks at this rate.
 __device__ __forceinline__ bool decays_slowly_at(i64 rate, int reach) {
-    return rate * reach > static_cast<i64>(kForgottenLog2 * kRateUnit);
+    return rate * reach > static_cast<i64>(kNegligibleLog2 * kRateUnit);
 }
 
-// Whether a head remembers at some segment border. Called by the whole block, for one head of a sequence or for all; then
-// neighbouring threads read neighbouring heads, whose gates share cache lines. Kept short: an SM's first block waits for the
-// instruction fetch.
+// Whether a head has a slow decay at some segment border. Called by the whole block, for one head of a sequence or for all;
+// then adjacent threads read adjacent heads, whose gates are in the same cache lines. Kept short: an SM's first block waits for
+// the instruction fetch.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ bool one_decays_slowly(const ChunkedArgs& args, bool for_all, int sequence, int head) {
     const GdnCall& call = args.call;
@@ -215,15 +213,15 @@ __device__ __forceinline__ SlowHeads slow_heads(const ChunkedArgs& args, int seq
         found.near |= static_cast<unsigned>(decays_slowly_at(rate, args.uneven.reach)) << head;
         found.few |= static_cast<unsigned>(decays_slowly_at(rate, UnevenSplit::kFewChunks)) << head;
     }
-    const unsigned of_warp[] = {__reduce_or_sync(0xffffffffu, found.far), __reduce_or_sync(0xffffffffu, found.near),
+    const unsigned by_warp[] = {__reduce_or_sync(0xffffffffu, found.far), __reduce_or_sync(0xffffffffu, found.near),
                                 __reduce_or_sync(0xffffffffu, found.few)};
     if (threadIdx.x % 32 == 0)
-        for (int i = 0; i < 3; ++i) masks[i * kWarps + threadIdx.x / 32] = of_warp[i];
+        for (int i = 0; i < 3; ++i) masks[i * kWarps + threadIdx.x / 32] = by_warp[i];
     __syncthreads();
-    const auto of_block = [&](int i) {
+    const auto by_block = [&](int i) {
         return __reduce_or_sync(0xffffffffu, masks[i * kWarps + min(static_cast<int>(threadIdx.x % 32), kWarps - 1)]);
     };
-    return {of_block(0), of_block(1), of_block(2)};
+    return {by_block(0), by_block(1), by_block(2)};
 }
 
 }  // namespace gdn_cuda::gdn

@@ -2,9 +2,9 @@
 // pass of a block follows them from segment to segment.
 //
 // One thread waits for each summary and has its M loaded, as far ahead of the value warpgroups as there is room, so that
-// neither its wait nor TMA's latency lies between two products. M comes in pieces of 64 rows, numbered through all links of the
+// neither its wait nor TMA's latency is between two products. M comes in parts of 64 rows, counted through all summaries of the
 // pass, each in the key and query tiles of the next stage: M rounded to bf16, and the rounding residual. `loaded` tells that a
-// piece has arrived, `done` that all have read it.
+// part has arrived, `done` that all have read it.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/state.cuh>
@@ -26,7 +26,7 @@ __device__ __forceinline__ void await_summary(const Summaries& summaries, i64 su
 __device__ __forceinline__ int summaries_to_apply(const ChunkedWork& work) {
     return work.group_summaries + work.segment_summaries;
 }
-// Where the pass's link `link` is among all. The links of groups come first.
+// Where the pass's summary `summary` is among all. Those of groups come first.
 __device__ __forceinline__ i64 summary_to_apply(const ChunkedWork& work, int summary) {
     return summary < work.group_summaries ? work.first_group_summary + summary
                                           : work.first_segment_summary + (summary - work.group_summaries);
@@ -40,8 +40,8 @@ struct PartOfTransfer : PipelineStage<kConfig.stages> {
 // Blocks that write a row tile of a group's L, and those that write one of its M.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ unsigned blocks_of_group(const ChunkedArgs& args) {
-    const unsigned of_transfer = (args.call.dk + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
-    return gridDim.x + min(gridDim.x, of_transfer);
+    const unsigned transfer_tiles = (args.call.dk + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
+    return gridDim.x + min(gridDim.x, transfer_tiles);
 }
 
 // By one thread.
@@ -51,19 +51,19 @@ __device__ __forceinline__ void load_transfers(ChunkedPlan<kConfig>& shared, con
     cutlass::arch::fence_view_async_shared();  // earlier passes wrote and read what is loaded now
 #pragma unroll 1
     for (int summary = 0; summary < summaries_to_apply(work); ++summary) {
-        const i64 of_all = summary_to_apply(work, summary);
-        await_summary<kConfig>(args.summaries, of_all,
+        const i64 index = summary_to_apply(work, summary);
+        await_summary<kConfig>(args.summaries, index,
                                summary < work.group_summaries ? blocks_of_group<kConfig>(args) : gridDim.x);
         fence_proxy_async_global();
 #pragma unroll 1
         for (int part = 0; part < kConfig.key_tiles(); ++part) {
-            const PartOfTransfer<kConfig> piece(summary, part);
-            auto& stage = shared.stages[piece.index];
-            Barrier& loaded = barrier(shared.loaded[piece.index]);
-            barrier(shared.done[piece.index]).wait(piece.parity ^ 1);
+            const PartOfTransfer<kConfig> at_stage(summary, part);
+            auto& stage = shared.stages[at_stage.index];
+            Barrier& loaded = barrier(shared.loaded[at_stage.index]);
+            barrier(shared.done[at_stage.index]).wait(at_stage.parity ^ 1);
             loaded.arrive_and_expect_tx(2 * kConfig.key_tiles() * static_cast<int>(sizeof(SwizzledTile)));
             for (int columns = 0; columns < kConfig.key_tiles(); ++columns) {
-                const TileAt at{columns * kTileElements, 0, part * kChunk, static_cast<int>(of_all)};
+                const TileAt at{columns * kTileElements, 0, part * kChunk, static_cast<int>(index)};
                 tma_load(stage.key[columns].bytes, args.transfers, at, loaded);
                 tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, loaded);
             }
@@ -148,12 +148,12 @@ __device__ __forceinline__ void signal_summary_written(const Owner& own) {
                                                   : own.args.summaries.have_summary + work.to);
 }
 
-// The stage that holds a piece of M, once it is there.
+// The stage that holds a part of M, once it is there.
 template <class Owner>
 __device__ __forceinline__ const auto& await_transfer(const Owner& own, int summary, int part) {
-    const PartOfTransfer<Owner::kConfig> piece(summary, part);
-    barrier(own.shared.loaded[piece.index]).wait(piece.parity);
-    return own.shared.stages[piece.index];
+    const PartOfTransfer<Owner::kConfig> at_stage(summary, part);
+    barrier(own.shared.loaded[at_stage.index]).wait(at_stage.parity);
+    return own.shared.stages[at_stage.index];
 }
 // After a reset M is 0, and S M must be 0 even where S is not finite.
 template <class Owner>
@@ -163,13 +163,13 @@ __device__ __forceinline__ void clear_state_if_transfer_is_zero(Owner& own, int 
 #pragma unroll
     for (int i = 0; i < kConfig.head_k / 2; ++i) sums[i % 4] = fmaf(own.state[i], 0.f, sums[i % 4]);
     if (!own.any_of_warpgroup(isnan(sums[0] + sums[1] + (sums[2] + sums[3])))) return;
-    constexpr int kPieces = sizeof(SwizzledTile) / sizeof(uint4);
+    constexpr int kVectors = sizeof(SwizzledTile) / sizeof(uint4);
     unsigned bits = 0;
 #pragma unroll 1
     for (int part = 0; part < kConfig.key_tiles(); ++part) {
         const auto* tiles = reinterpret_cast<const uint4*>(await_transfer(own, summary, part).key[0].bytes);
 #pragma unroll 1
-        for (int i = own.thread; i < kConfig.key_tiles() * kPieces; i += kWarpgroup) {
+        for (int i = own.thread; i < kConfig.key_tiles() * kVectors; i += kWarpgroup) {
             const uint4 x = tiles[i];
             bits |= (x.x | x.y | x.z | x.w) & 0x7fff7fffu;
         }
@@ -182,7 +182,7 @@ __device__ __forceinline__ void clear_state_if_transfer_is_zero(Owner& own, int 
 template <class Owner>
 __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
-    constexpr int kPieces = kConfig.key_tiles(), kSteps = Owner::kStateSteps;
+    constexpr int kParts = kConfig.key_tiles(), kSteps = Owner::kStateSteps;
     clear_state_if_transfer_is_zero(own, summary);
     unsigned rounded[kSteps][4], rest[kSteps][4];
     round_to_operand<DType::bf16>(rounded, rest, own.state);
@@ -191,7 +191,7 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
         clear_fragment(own.state);
     else
         load_chained_state(own, summary_to_apply(own.work, summary));
-    await_transfer(own, summary, kPieces - 1);
+    await_transfer(own, summary, kParts - 1);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -203,12 +203,12 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
         Product<DType::bf16, kConfig.head_k, false>::run(own.state, rounded[step], m, true);
         if ((step + 1) % kTokenSteps == 0 || step + 1 == kSteps) cute::warpgroup_commit_batch();
     }
-    cute::warpgroup_wait<kPieces - 1>();
+    cute::warpgroup_wait<kParts - 1>();
     own.release(PartOfTransfer<kConfig>(summary, 0).index);
     wait_for_product(own.state);
-    if (kPieces > 1) own.release(PartOfTransfer<kConfig>(summary, kPieces - 1).index);
+    if (kParts > 1) own.release(PartOfTransfer<kConfig>(summary, kParts - 1).index);
 }
-// From the state after the first segment to the one before this segment. Every block repeats the links before its own: all
+// From the state after the first segment to the one before this segment. Every block applies all summaries before its own: all
 // wait for the same summaries anyway, and the state stays in registers. Or from a group's first segment to its last.
 template <class Owner>
 __device__ __forceinline__ void apply_summaries(Owner& own) {

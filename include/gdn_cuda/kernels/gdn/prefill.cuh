@@ -10,10 +10,13 @@
 // right one, in shared memory as TMA left them. Two helper roles run ahead: one warpgroup issues the TMA loads and forms P,
 // others invert I + A. Norms, gates and scale are applied as row and column factors; q, k and v are never rewritten.
 //
-// Most blocks take one pass. Where states cross segment borders, earlier passes compute and link segment summaries
-// (prefill_segments.cuh). A chunk whose gates reset the state and that holds infinities or NaN is taken token by token
-// (prefill_reset.cuh). With three waves of blocks or more, the grid is persistent: one block per SM takes sequences
-// one after another (prefill_items.cuh).
+// Most blocks take one pass. Where states cross segment borders, earlier passes compute and apply summaries of segments
+// (chunked/segments.cuh). A chunk whose gates reset the state and that holds infinities or NaN is taken token by token
+// (prefill/by_token.cuh). With three waves of blocks or more, the grid is persistent: one block per SM takes sequences one
+// after another (chunked/persistent.cuh).
+//
+// kernels/chunked has what any rule of a chunked recurrence needs: loads, scores, inverse, products, state in and out,
+// segments. prefill/values.cuh is the rule's own step: what a chunk does to the state, and in which order.
 //
 // Bound: latency around the cycle of roles, and instruction issue; tensor cores are busy half of the time. On an H200 filled
 // with sequences, 53 to 62 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).

@@ -1,22 +1,22 @@
-// gdn/prefill_ahead: gdn/prefill's chunked form where whole heads leave SMs idle. What does not depend on the state, T and P of
-// a chunk and its factors, is computed by blocks of their own, which run ahead:
+// gdn/prefill_ahead: gdn/prefill's chunked form where unsplit heads leave SMs idle. What does not depend on the state, T and P
+// of a chunk and its factors, is computed by blocks of their own, which run ahead:
 //
-//     blocks that prepare       scores | inverse | inverse -> records in global memory, one a chunk
+//     blocks that prepare       scores | inverse | inverse -> cached chunks in global memory
 //     blocks that own 64 rows   loads, stores | outputs | chain S -> V' -> S
 //
 // A sequence is one chain of chunks: the time from one S to the next, times the chunks, is the time of a call. In a block of
-// gdn/prefill the owner of the state shares an SM with three warpgroups of helpers, and stores outputs between one S and the
-// next. Here an owner has its SM to itself, and another warpgroup takes outputs off the chain. The bits are gdn/prefill's.
+// gdn/prefill the owner of the state has its SM together with three warpgroups of helpers, and stores outputs between one S and
+// the next. Here an owner has its SM to itself, and another warpgroup takes outputs off the chain. The bits are gdn/prefill's.
 //
 // Blocks that prepare wait for nobody, and come in the grid before those that own rows of the same sequence and head, so that a
-// launch ends however few blocks are resident. Records are as many as a window of chunks needs; a longer sequence takes a
+// launch ends however few blocks are resident. The cache has room for a window of chunks; a longer sequence takes a
 // launch a window, and fp32 states go from one to the next.
 //
 // Bound: latency of the chain's three products and of the rounding between them. On an H200 a chunk takes 2,100 cycles, in
 // 1,024 of which the tensor cores are busy (docs/kernels/gdn_prefill_ahead.md).
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/ahead/records.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/cache.cuh>
 #include <gdn_cuda/kernels/chunked/block.cuh>
 #include <gdn_cuda/kernels/chunked/inverse.cuh>
 #include <gdn_cuda/kernels/chunked/scores.cuh>

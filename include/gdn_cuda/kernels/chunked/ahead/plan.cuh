@@ -1,4 +1,4 @@
-// Configuration, shared memory, records and arguments of gdn/prefill_ahead, for host and device.
+// Configuration, shared memory and arguments of gdn/prefill_ahead, for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/plan.cuh>
@@ -13,7 +13,7 @@ struct PrefillAheadConfig {
 
     GDN_FIELDS(head_k, io)
 
-    // Of both kinds of blocks: a block that prepares has the helper roles of a block of gdn/prefill, and one warp that hands
+    // For all blocks: one that prepares has the helper roles of a block of gdn/prefill, and one warp that hands
     // over; one that owns rows of the state has three warps that load, and two warpgroups.
     GDN_HOST_DEVICE constexpr ChunkedConfig block() const {
         return {.head_k = head_k, .value_groups = 1, .inverse_groups = 2, .stages = 3, .io = io};
@@ -48,10 +48,11 @@ struct OwnerPlan {
     Fragments fragments;
     Factors factors[kConfig.stages];
     ChunkedWork work;
-    alignas(4) bool by_tokens;  // the chunk's outputs come from the chain (prefill_reset.cuh)
+    alignas(4) bool by_tokens;  // the chunk's outputs come from the chain (prefill/by_token.cuh)
     alignas(4) bool is_stored;  // the chunk's outputs, otherwise than by TMA from their tile
     unsigned long long ready[kConfig.stages], done[kConfig.stages];
-    // A phase a chunk: left operands given and taken, the chain's X^T T^T put into the tensor cores' queue, the outputs' tile.
+    // A phase a chunk, full and empty: left operands, and the outputs' tile; the chain's X^T T^T put into the tensor cores'
+    // queue.
     unsigned long long state_full, state_empty, products_queued, values_full, values_empty, output_full, output_empty;
     unsigned long long tail_loaded;  // keys and values of a chunk that ends the sequence within it
 };
@@ -59,11 +60,11 @@ struct OwnerPlan {
 // One launch runs `window` chunks of every sequence, from `first_chunk` on.
 struct PrefillAheadArgs {
     ChunkedArgs prefill;
-    void* records;         // CachedChunk (sequence and head, chunk of the window)
-    unsigned* have;        // zeros (sequence and head, chunk of the sequence): 1 + the columns that cancel, as bits, times 2
-    float* carried;        // states (sequence and head, dv, dk) from one launch to the next
-    int pairs;             // of sequences and value heads
-    int preparers, tiles;  // blocks of a pair: that prepare, that own rows of the state
+    void* cached;            // CachedChunk (sequence and head, chunk of the window)
+    unsigned* cached_count;  // zeros (sequence and head, chunk of the sequence): 1 + the columns that cancel, as bits, times 2
+    float* carried;          // states (sequence and head, dv, dk) from one launch to the next
+    int pairs;               // of sequences and value heads
+    int preparers, tiles;    // blocks of a pair: that prepare, that own rows of the state
     int first_chunk, window, most_chunks;  // most_chunks: of a sequence
 };
 

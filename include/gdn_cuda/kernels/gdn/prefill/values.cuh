@@ -4,9 +4,9 @@
 //     d = S k^T    X = v - exp(G) d    V' = X T^T    S <- exp(G_C) S + (exp(G_C - G) V')^T k    o = scale exp(G) S q^T + V' P^T
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/cache.cuh>
 #include <gdn_cuda/kernels/chunked/pass.cuh>
 #include <gdn_cuda/kernels/chunked/persistent.cuh>
-#include <gdn_cuda/kernels/chunked/records.cuh>
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& valu
     });
 }
 
-// One thread writes records, in a pass that stores no outputs.
+// One thread caches chunks, in a pass that stores no outputs.
 template <class Owner>
 __device__ __forceinline__ bool caches_chunks(const Owner& own) {
     return Owner::kConfig.chained && own.work.stores_cache &&
@@ -214,7 +214,7 @@ __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
     own.release(PipelineStage<kConfig.stages>(chunk).index);
 }
 
-// For a warpgroup whose rows are all past the end, or a pass for records alone: it only arrives at the barriers, and leaves the
+// For a warpgroup whose rows are all past the end, or a pass that only caches: it only arrives at the barriers, and leaves the
 // SM to the others.
 template <class Owner>
 __device__ __forceinline__ void skip_chunks(Owner& own, int first) {

@@ -1,8 +1,8 @@
-// Records of chunks in global memory: what helper roles compute, T and P of a chunk and its factors, for a second use.
+// Cached T, P and factors of a chunk, which helper roles have computed, in global memory for a second use.
 //
-// A block of gdn/prefill that takes several passes over its segment keeps them in the first one, by a thread of a value
-// warpgroup, and has them read in the others, where a loader takes the place of the helper roles. gdn/prefill_ahead hands them
-// from block to block (prefill_ahead_records.cuh).
+// A block that takes several passes over its segment stores them in the first pass, by a thread of a value warpgroup; in the
+// others a loader takes the place of the helper roles. gdn/prefill_ahead passes them from block to block
+// (chunked/ahead/cache.cuh).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/tokens.cuh>
@@ -21,36 +21,36 @@ __device__ __forceinline__ unsigned columns_that_cancel(const CancelFlags& cance
 
 // By one thread: starts the copies of a chunk's matrices and factors.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ void start_store(CachedChunk<kConfig>& record,
+__device__ __forceinline__ void start_store(CachedChunk<kConfig>& cached,
                                             const typename ChunkedPlan<kConfig>::Matrices& matrices,
                                             const typename ChunkedPlan<kConfig>::Factors& factors, bool cancels) {
     using Copy = cute::SM90_BULK_COPY_S2G;
     constexpr int kTile = sizeof(SwizzledTile);
-    Copy::copy(&matrices.inverse, &record.inverse, kTile);
-    Copy::copy(&matrices.scores, &record.scores, kTile);
-    if (cancels) Copy::copy(&matrices.inverse_rest, &record.inverse_rest, kTile);
-    Copy::copy(&factors, &record.scalars, sizeof(factors));
+    Copy::copy(&matrices.inverse, &cached.inverse, kTile);
+    Copy::copy(&matrices.scores, &cached.scores, kTile);
+    if (cancels) Copy::copy(&matrices.inverse_rest, &cached.inverse_rest, kTile);
+    Copy::copy(&factors, &cached.scalars, sizeof(factors));
 }
 
 // By one thread: starts keeping a chunk that helper roles have computed.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& shared, int chunk) {
     const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.stages - 1);
-    auto& record = static_cast<CachedChunk<kConfig>*>(shared.work.cached)[chunk];
+    auto& cached = static_cast<CachedChunk<kConfig>*>(shared.work.cached)[chunk];
     const auto cancels = shared.cancels[slot];
     cutlass::arch::fence_view_async_shared();
-    start_store<kConfig>(record, shared.matrices[slot], shared.factors[stage], columns_that_cancel(cancels) != 0);
+    start_store<kConfig>(cached, shared.matrices[slot], shared.factors[stage], columns_that_cancel(cancels) != 0);
     cute::tma_store_arrive();
-    record.scalars.decay = shared.decay[stage];
-    record.scalars.cancels = cancels;
+    cached.scalars.decay = shared.decay[stage];
+    cached.scalars.cancels = cancels;
 }
 
-// By the four warps that otherwise form scores: a warp each for records, values, queries and keys.
+// By the four warps of the scores role: a warp each for cached chunks, values, queries and keys.
 template <ChunkedConfig kConfig>
 struct CachedChunkLoader {
     using Plan = ChunkedPlan<kConfig>;
-    using Record = CachedChunk<kConfig>;
-    enum Producer : int { records, values, queries, keys };
+    using Cached = CachedChunk<kConfig>;
+    enum Producer : int { chunks, values, queries, keys };
     static constexpr int kTile = sizeof(SwizzledTile);
 
     Plan& shared;
@@ -60,7 +60,7 @@ struct CachedChunkLoader {
     __device__ __forceinline__ void run(int warp) {
         if (threadIdx.x % 32 == 0) {
             cutlass::arch::fence_view_async_shared();  // earlier passes wrote and read what is loaded now
-            warp == records ? load_records() : load_tokens(warp);
+            warp == chunks ? load_cached() : load_tokens(warp);
         }
         __syncwarp();
         if (warp == keys && has_tail<kConfig>(work, tail_chunk<kConfig>(work))) clear_tail();
@@ -72,13 +72,13 @@ struct CachedChunkLoader {
         float decay;
         typename Plan::CancelFlags cancels;
 
-        __device__ __forceinline__ explicit Scalars(const Record& record)
-            : decay(record.scalars.decay), cancels(record.scalars.cancels) {}
+        __device__ __forceinline__ explicit Scalars(const Cached& cached)
+            : decay(cached.scalars.decay), cancels(cached.scalars.cancels) {}
     };
-    __device__ __forceinline__ void load_records() {
+    __device__ __forceinline__ void load_cached() {
         using Copy = cute::SM90_BULK_COPY_G2S;
         constexpr int kSlots = kConfig.stages - 1;
-        const auto* from = static_cast<const Record*>(work.cached);
+        const auto* from = static_cast<const Cached*>(work.cached);
         fence_proxy_async_global();
         Scalars next(from[0]);
 #pragma unroll 1
@@ -87,7 +87,7 @@ struct CachedChunkLoader {
             if (chunk + 1 < work.chunks) next = Scalars(from[chunk + 1]);
             const PipelineStage<kConfig.stages> current(chunk), before(chunk - kSlots);
             if (chunk >= kSlots) barrier(shared.done[before.index]).wait(before.parity);
-            const Record& record = from[chunk];
+            const Cached& cached = from[chunk];
             auto& matrices = shared.matrices[chunk % kSlots];
             auto& factors = shared.factors[current.index];
             Barrier& ready = barrier(shared.ready[current.index]);
@@ -96,10 +96,10 @@ struct CachedChunkLoader {
             shared.decay[current.index] = now.decay;
             shared.cancels[chunk % kSlots] = now.cancels;
             ready.arrive_and_expect_tx((1 + cancels + scores) * kTile + static_cast<int>(sizeof(factors)));
-            Copy::copy(&record.inverse, mbarrier, &matrices.inverse, kTile);
-            Copy::copy(&record.scalars, mbarrier, &factors, sizeof(factors));
-            if (cancels) Copy::copy(&record.inverse_rest, mbarrier, &matrices.inverse_rest, kTile);
-            if (scores) Copy::copy(&record.scores, mbarrier, &matrices.scores, kTile);
+            Copy::copy(&cached.inverse, mbarrier, &matrices.inverse, kTile);
+            Copy::copy(&cached.scalars, mbarrier, &factors, sizeof(factors));
+            if (cancels) Copy::copy(&cached.inverse_rest, mbarrier, &matrices.inverse_rest, kTile);
+            if (scores) Copy::copy(&cached.scores, mbarrier, &matrices.scores, kTile);
         }
     }
     __device__ __forceinline__ void load_tokens(int which) {

@@ -1,22 +1,22 @@
-// Chunks handed from blocks that prepare to blocks that own rows of the state, in gdn/prefill_ahead: matrices and scalars go
-// through records in global memory, by bulk copies; a counter for each says that it is there.
+// Cached chunks from blocks that prepare to blocks that own rows of the state, in gdn/prefill_ahead: matrices and factors pass
+// through global memory, by bulk copies; a counter for each chunk says that it is there.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/ahead/plan.cuh>
+#include <gdn_cuda/kernels/chunked/cache.cuh>
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
-#include <gdn_cuda/kernels/chunked/records.cuh>
 
 namespace gdn_cuda::gdn {
 
-// A pair's records and counters; chunks are counted from the sequence's first.
+// A pair's cached chunks and counters; chunks are counted from the sequence's first.
 template <ChunkedConfig kConfig>
 struct CachedChunks {
-    CachedChunk<kConfig>* records;
+    CachedChunk<kConfig>* chunks;
     unsigned* counters;
 
     __device__ __forceinline__ CachedChunks(const PrefillAheadArgs& args, int pair)
-        : records(static_cast<CachedChunk<kConfig>*>(args.records) + static_cast<i64>(pair) * args.window - args.first_chunk),
-          counters(args.have + static_cast<i64>(pair) * args.most_chunks) {}
+        : chunks(static_cast<CachedChunk<kConfig>*>(args.cached) + static_cast<i64>(pair) * args.window - args.first_chunk),
+          counters(args.cached_count + static_cast<i64>(pair) * args.most_chunks) {}
 };
 
 // By one warp of a block that prepares.
@@ -45,14 +45,14 @@ struct CachedChunkStore {
     __device__ __forceinline__ void store(int chunk, int stage) {
         auto& block = shared.block;
         const int slot = chunk % (kConfig.stages - 1), at = first + chunk * spacing;
-        auto& record = to.records[at];
+        auto& cached = to.chunks[at];
         const auto cancels = block.cancels[slot];
         const unsigned columns = columns_that_cancel(cancels);
         shared.scalars.decay = block.decay[stage];
         shared.scalars.cancels = cancels;
         cutlass::arch::fence_view_async_shared();
-        start_store<kConfig>(record, block.matrices[slot], block.factors[stage], columns != 0);
-        cute::SM90_BULK_COPY_S2G::copy(&shared.scalars.decay, &record.scalars.decay, 16);
+        start_store<kConfig>(cached, block.matrices[slot], block.factors[stage], columns != 0);
+        cute::SM90_BULK_COPY_S2G::copy(&shared.scalars.decay, &cached.scalars.decay, 16);
         cute::tma_store_arrive();
         wait_for_bulk_stores();
         red_release(to.counters + at, 1 + 2 * columns);
@@ -86,23 +86,23 @@ struct AheadLoader {
             auto& stage = shared.stages[current.index];
             Barrier& ready = barrier(shared.ready[current.index]);
             unsigned columns = 0;
-            if (warp == 0) columns = wait_for_record(chunk);
+            if (warp == 0) columns = wait_for_chunk(chunk);
             barrier(shared.done[current.index]).wait(current.parity ^ 1);
             if (warp == 0)
-                load_record(chunk, current.index, columns, ready);
+                load_cached(chunk, current.index, columns, ready);
             else if (warp == 1)
                 load_keys_and_values(chunk, stage, has_tail<kConfig>(work, chunk) ? barrier(shared.tail_loaded) : ready);
             else
                 load_queries(chunk, stage, ready);
         }
     }
-    __device__ __forceinline__ unsigned wait_for_record(int chunk) const {
+    __device__ __forceinline__ unsigned wait_for_chunk(int chunk) const {
         return wait_for_count(from.counters + first + chunk, 1) / 2;
     }
-    __device__ __forceinline__ void load_record(int chunk, int at, unsigned columns, Barrier& ready) {
+    __device__ __forceinline__ void load_cached(int chunk, int at, unsigned columns, Barrier& ready) {
         using Copy = cute::SM90_BULK_COPY_G2S;
         constexpr int kScalars = sizeof(CachedFactors<kConfig>);
-        const auto& record = from.records[first + chunk];
+        const auto& cached = from.chunks[first + chunk];
         auto& stage = shared.stages[at];
         auto* mbarrier = reinterpret_cast<uint64_t*>(&ready);
         fence_proxy_async_global();
@@ -110,12 +110,12 @@ struct AheadLoader {
             const PipelineStage<kConfig.stages> before(chunk - 2);
             if (chunk >= 2) barrier(shared.done[before.index]).wait(before.parity);
             ready.expect_transaction(kTile);
-            Copy::copy(&record.inverse_rest, mbarrier, &shared.inverse_rest[chunk % 2], kTile);
+            Copy::copy(&cached.inverse_rest, mbarrier, &shared.inverse_rest[chunk % 2], kTile);
         }
         ready.arrive_and_expect_tx(2 * kTile + kScalars);
-        Copy::copy(&record.scalars, mbarrier, &shared.factors[at], kScalars);
-        Copy::copy(&record.inverse, mbarrier, &stage.inverse, kTile);
-        Copy::copy(&record.scores, mbarrier, &stage.scores, kTile);
+        Copy::copy(&cached.scalars, mbarrier, &shared.factors[at], kScalars);
+        Copy::copy(&cached.inverse, mbarrier, &stage.inverse, kTile);
+        Copy::copy(&cached.scores, mbarrier, &stage.scores, kTile);
     }
     __device__ __forceinline__ void load_keys_and_values(int chunk, Stage& stage, Barrier& loaded) {
         loaded.arrive_and_expect_tx((kConfig.key_tiles() + 1) * kTile);
