@@ -25,9 +25,9 @@ inline constexpr std::array kPrefillConfigurations = [] {
     return all;
 }();
 
-// Whether the grid is persistent: one block per multiprocessor takes sequences one after another (prefill_items.cuh). Packed
-// sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share such work better. The
-// loop over chunks has no room to store checkpoints, nor to leave outputs out.
+// Whether the grid is persistent: one block per multiprocessor takes sequences one after another (chunked/persistent.cuh).
+// Packed sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share such work
+// better. The loop over chunks has no room to store checkpoints, nor to leave outputs out.
 inline bool prefill_is_persistent(const ChunkedConfig& config, i64 blocks, int segments, const GdnCall& call,
                                   const jit::DeviceTraits& device, const ChunkedPolicy& policy = kChunkedPolicy) {
     const bool equal_rows = call.dv <= config.rows_per_block() || call.dv % config.rows_per_block() == 0;
@@ -37,7 +37,7 @@ inline bool prefill_is_persistent(const ChunkedConfig& config, i64 blocks, int s
            call.steps.data == nullptr && call.outputs > 0;
 }
 
-// Whether blocks find the longest of packed sequences first (prefill_block.cuh): where all run at once, it is as good to start
+// Whether blocks find the longest of packed sequences first (chunked/block.cuh): where all run at once, it is as good to start
 // any.
 inline bool prefill_takes_longest_first(i64 blocks, int segments, const GdnCall& call, const jit::DeviceTraits& device) {
     return call.cu_seqlens.data != nullptr && call.sequences <= kMostByLength && segments == 1 &&

@@ -17,7 +17,7 @@ inline constexpr int kMostSegments = 32;
 // chunks; it needs n - 1 summaries for segments, and at most (n - 4) / 2 for groups.
 inline constexpr int kSummaryTokens = kShortestUneven * kChunk * 2 / 3;
 
-// Value warpgroups per block, of kValueRows state rows each, and segments per sequence (prefill_segments.cuh).
+// Value warpgroups per block, of kValueRows state rows each, and segments per sequence (chunked/segments.cuh).
 struct ChunkedSplit {
     int value_groups = 1, segments = 1;
 };

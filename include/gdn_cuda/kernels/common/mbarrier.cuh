@@ -1,6 +1,6 @@
 // mbarriers (sm_90): CUTLASS's, placed on words of a shared-memory plan. Its waits, arrivals, proxy fences and named barriers
 // have no "memory" clobbers: only that the compiler moves no access to memory across volatile asm keeps plain accesses on their
-// side, as in CUTLASS's own kernels: to shared memory, and to a link's L (gdn/prefill_state.cuh). Where such code changes,
+// side, as in CUTLASS's own kernels: to shared memory, and to a link's L (chunked/summary.cuh). Where such code changes,
 // compare the machine code with that of clobbers.
 #pragma once
 
