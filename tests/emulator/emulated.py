@@ -41,6 +41,9 @@ def library() -> ctypes.CDLL:
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
     loaded.emulator_launch.argtypes = (*(ctypes.c_char_p,) * 2, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
+    grid = ctypes.POINTER(ctypes.c_uint)
+    loaded.emulator_launch_grid.argtypes = (*(ctypes.c_char_p,) * 2, grid, *(ctypes.c_uint,) * 3, ctypes.c_void_p)
+    loaded.emulator_launch_grid.restype = ctypes.c_char_p
     loaded.emulator_set_loader(_load_kernel)
     return loaded
 

@@ -516,14 +516,19 @@ extern "C" std::size_t emulator_blocks(std::size_t first) {
     return blocks;
 }
 // Launches a kernel without an operator; returns its error, or an empty string.
-extern "C" const char* emulator_launch(const char* kernel, const char* configuration, unsigned blocks, unsigned threads,
-                                       unsigned shared_bytes, unsigned cluster, const void* args) {
+extern "C" const char* emulator_launch_grid(const char* kernel, const char* configuration, const unsigned* blocks,
+                                            unsigned threads, unsigned shared_bytes, unsigned cluster, const void* args) {
     static std::string text;
     text.clear();
     try {
-        emulator::launch(kernel, configuration, {{blocks, 1, 1}, threads, shared_bytes, cluster}, args);
+        emulator::launch(kernel, configuration, {{blocks[0], blocks[1], blocks[2]}, threads, shared_bytes, cluster}, args);
     } catch (const std::exception& error) {
         text = error.what();
     }
     return text.c_str();
+}
+extern "C" const char* emulator_launch(const char* kernel, const char* configuration, unsigned blocks, unsigned threads,
+                                       unsigned shared_bytes, unsigned cluster, const void* args) {
+    const unsigned grid[3] = {blocks, 1, 1};
+    return emulator_launch_grid(kernel, configuration, grid, threads, shared_bytes, cluster, args);
 }

@@ -281,7 +281,8 @@ struct ChunkedBlock {
         const bool transfers = pass == ChunkedPass::transfer || pass == ChunkedPass::group_transfer;
         const i64 summary = first_summary() + segment;
         work.pass = pass;
-        work.stores_cache = work.loads_cache = false;
+        work.stores_cache = kConfig.direction == Direction::backward && args.summaries.cached != nullptr;
+        work.loads_cache = false;
         work.start = span.start + begin * kChunk;
         work.length = min(span.length, end * kChunk) - begin * kChunk;
         work.chunks = chain || is_of_group(pass) ? 0 : end - begin;

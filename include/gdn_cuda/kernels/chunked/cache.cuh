@@ -36,7 +36,7 @@ __device__ __forceinline__ void start_store(CachedChunk<kConfig>& cached,
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& shared, int chunk) {
     const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.stages - 1);
-    auto& cached = static_cast<CachedChunk<kConfig>*>(shared.work.cached)[chunk];
+    auto& cached = static_cast<CachedChunk<kConfig>*>(shared.work.cached)[in_time<kConfig>(shared.work, chunk)];
     const auto cancels = shared.cancels[slot];
     cutlass::arch::fence_view_async_shared();
     start_store<kConfig>(cached, shared.matrices[slot], shared.factors[stage], columns_that_cancel(cancels) != 0);

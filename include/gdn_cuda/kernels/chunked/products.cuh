@@ -24,14 +24,15 @@ __device__ __forceinline__ void start_product(TokenFragment& d, const unsigned (
         Product<kIo, 64, true>::run(d, left[step], operand + k_major_step(step), add || step > 0);
     cute::warpgroup_commit_batch();
 }
-// state += left right, right MN-major: tokens.
+// d += or = left right, right MN-major: tokens, to update a state, or a matrix over tokens.
 template <DType kIo, int kElements>
-__device__ __forceinline__ void start_update(float (&state)[kElements], const TokenOperand& left, const SwizzledTile* right) {
+__device__ __forceinline__ void start_product_mn(float (&d)[kElements], const TokenOperand& left, const SwizzledTile* right,
+                                                 bool add = true) {
     const auto operand = tile_operand(right, sizeof(SwizzledTile));
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kTokenSteps; ++step)
-        Product<kIo, 2 * kElements, false>::run(state, left[step], operand + mn_major_step(step), true);
+        Product<kIo, 2 * kElements, false>::run(d, left[step], operand + mn_major_step(step), add || step > 0);
     cute::warpgroup_commit_batch();
 }
 template <int kPending = 0, int kElements>

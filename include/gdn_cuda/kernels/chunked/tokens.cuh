@@ -59,15 +59,19 @@ __device__ __forceinline__ int batch_of(const ChunkedArgs& args, const ChunkedWo
     return is_packed(args) ? 0 : work.sequence;
 }
 
-// Zeroes keys and values past the end of a packed sequence, which are the next one's and may be infinite or NaN.
+// Zeroes what a chunk has past the end of a packed sequence: the next one's tokens, which may be infinite or NaN. Forward needs
+// no zeros in queries, as their outputs are not stored; backward sums over all tokens of the chunk.
 template <ChunkedConfig kConfig, int kThreads = kWarpgroup, class Stage>
 __device__ __forceinline__ void clear_tokens_from(Stage& stage, int thread, int count) {
-    constexpr int kTiles = kConfig.key_tiles() + kConfig.value_groups;
+    constexpr int kKeyTiles = kConfig.key_tiles(), kFirstQuery = kKeyTiles + kConfig.value_groups,
+                  kTiles = kFirstQuery + (kConfig.direction == Direction::backward ? kKeyTiles : 0);
 #pragma unroll 1
     for (int i = thread; i < (kChunk - count) * kTiles * 8; i += kThreads) {
-        const int row = count + i / (kTiles * 8), piece = i % (kTiles * 8), tile = piece / 8;
-        auto& cleared = tile < kConfig.key_tiles() ? stage.key[tile] : stage.value[tile - kConfig.key_tiles()];
-        store_shared(row_piece(tile_row(cleared.bytes, row), piece % 8), uint4{});
+        const int row = count + i / (kTiles * 8), vector = i % (kTiles * 8), tile = vector / 8;
+        auto& cleared = tile < kKeyTiles     ? stage.key[tile]
+                        : tile < kFirstQuery ? stage.value[tile - kKeyTiles]
+                                             : stage.query[tile - kFirstQuery];
+        store_shared(row_piece(tile_row(cleared.bytes, row), vector % 8), uint4{});
     }
 }
 

@@ -4,10 +4,8 @@
 //     d = S k^T    X = v - exp(G) d    V' = X T^T    S <- exp(G_C) S + (exp(G_C - G) V')^T k    o = scale exp(G) S q^T + V' P^T
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/cache.cuh>
-#include <gdn_cuda/kernels/chunked/pass.cuh>
-#include <gdn_cuda/kernels/chunked/persistent.cuh>
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
+#include <gdn_cuda/kernels/chunked/value_role.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/by_token.cuh>
 
 namespace gdn_cuda::gdn {
@@ -22,22 +20,6 @@ __device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& valu
     });
 }
 
-// One thread caches chunks, in a pass that stores no outputs.
-template <class Owner>
-__device__ __forceinline__ bool caches_chunks(const Owner& own) {
-    return Owner::kConfig.chained && own.work.stores_cache &&
-           opaque(static_cast<int>(threadIdx.x)) == Owner::kConfig.first_value_group() * kWarpgroup;
-}
-template <class Owner>
-__device__ __forceinline__ void start_caching(const Owner& own, int chunk) {
-    if (caches_chunks(own)) start_cached_store<Owner::kConfig>(own.shared, chunk);
-}
-// Before the chunk is released.
-template <class Owner>
-__device__ __forceinline__ void finish_caching(const Owner& own) {
-    if (caches_chunks(own)) cute::tma_store_wait<0>();
-}
-
 // S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
 template <class Owner>
 constexpr bool kQueriesFirst = Owner::kConfig.value_groups == 1;
@@ -49,7 +31,7 @@ __device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment&
     const PipelineStage<Owner::kConfig.stages> current(chunk);
     TokenOperand update;
     pack_scaled_tokens<Owner::kIo>(update, d, update_scale);
-    start_update<Owner::kIo>(own.state, update, own.shared.stages[current.index].key);
+    start_product_mn<Owner::kIo>(own.state, update, own.shared.stages[current.index].key);
     start_caching(own, chunk);
     wait_for_product(own.state);
     own.round_state();
@@ -101,7 +83,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
             add_scores_rest(own, output, x, stage, factors);
         }
         start_product<kIo>(output, x, &matrices.scores, true);
-        start_update<kIo>(own.state, update, stage.key);
+        start_product_mn<kIo>(own.state, update, stage.key);
         wait_for_product<1>(output);
         store_output(own, output, chunk, by_tma);
         wait_for_product(own.state);
@@ -109,7 +91,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
         if constexpr (kTwoPart) finish_caching(own);
         own.release(current.index);
     } else {
-        start_update<kIo>(own.state, update, stage.key);
+        start_product_mn<kIo>(own.state, update, stage.key);
         if constexpr (kTwoPart) {
             wait_for_product(own.state);
             warpgroup_fence_operand(d);
@@ -214,51 +196,15 @@ __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
     own.release(PipelineStage<kConfig.stages>(chunk).index);
 }
 
-// For a warpgroup whose rows are all past the end, or a pass that only caches: it only arrives at the barriers, and leaves the
-// SM to the others.
-template <class Owner>
-__device__ __forceinline__ void skip_chunks(Owner& own, int first) {
-    signal_initial_state_read(own);
-    if (applies_summaries(own)) skip_summaries(own);
-#pragma unroll 1
-    for (int chunk = first; chunk < own.work.chunks; ++chunk) {
-        const PipelineStage<Owner::kConfig.stages> current(chunk);
-        barrier(own.shared.ready[current.index]).wait(current.parity);
-        start_caching(own, chunk);
-        finish_caching(own);
-        own.release(current.index);
-    }
-    signal_summary_written(own);
-}
-
-template <ChunkedConfig kConfig>
-struct GdnValueRole {
-    ChunkedPlan<kConfig>& shared;
-    const ChunkedArgs& args;
-    const WorkOf<kConfig>& work;
-
-    __device__ __forceinline__ GdnValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args)
-        : GdnValueRole(shared, args, shared.work) {}
-    __device__ __forceinline__ GdnValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args, const WorkOf<kConfig>& work)
-        : shared(shared), args(args), work(work) {}
-
-    __device__ __forceinline__ void run() const {
-        StateOwner<kConfig> own(shared, args, work);
-        const int first = first_chunk<kConfig>(work);
-        const bool past_rows = kConfig.value_groups > 1 && work.first_row + own.index() * kValueRows >= work.rows;
-        if (past_rows || own.is_pass(ChunkedPass::cache)) {
-            skip_chunks(own, first);
-            if (caches_chunks(own)) wait_for_bulk_stores();
-            return;
-        }
-        begin_pass(own);
+struct GdnRule {
+    template <class Owner>
+    __device__ __forceinline__ static void run(Owner& own, int first) {
         for_each_chunk(
             own, first, [&](int chunk, int checked) { return run_chunks(own, chunk, checked); },
             [&](int chunk) { run_chunk_by_tokens(own, chunk); });
-        end_pass(own);
-        if (!kConfig.persistent && own.thread == 0) cute::tma_store_wait<0>();
-        if (caches_chunks(own)) wait_for_bulk_stores();
     }
 };
+template <ChunkedConfig kConfig>
+using GdnValueRole = ValueRole<kConfig, GdnRule>;
 
 }  // namespace gdn_cuda::gdn

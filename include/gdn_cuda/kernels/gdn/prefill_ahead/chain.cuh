@@ -92,7 +92,7 @@ __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
             add_values_rest_to_state(own, d, update_scale, stage.key);
         }
         pack_scaled_tokens<kIo>(update, d, update_scale);
-        start_update<kIo>(own.state, update, stage.key);
+        start_product_mn<kIo>(own.state, update, stage.key);
         pack_tokens<kIo>(x, d);
         if (two_part) [[unlikely]]
             hand_over_rest(own, d, x, stage.value[0]);

@@ -1,0 +1,81 @@
+// The rule of the reversed chain: E, the gradient of the state, from the last chunk to the first,
+//
+//     dV' = P^T dO + exp(G_C - G) K E^T      dV = T^T dV'      E <- exp(G_C) E + (scale exp(G) dO)^T Q - (exp(G) dV)^T K,
+//
+// with T and P of gdn/prefill's helper roles, whose tiles are read in their other orientation. In the block's tensors dO stands
+// for values and dV for outputs; E starts as the gradient of the final state and ends as that of the initial one.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/outputs.cuh>
+#include <gdn_cuda/kernels/chunked/value_role.cuh>
+
+namespace gdn_cuda::gdn {
+
+// Rounded to a left operand: x times factors.
+template <DType kIo>
+__device__ __forceinline__ void scale_operand(TokenOperand& scaled, const TokenOperand& x, const TokenFactors& factors) {
+#pragma unroll
+    for (int step = 0; step < kTokenSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 pair = unpack<kIo>(x[step][i]), factor = factors[2 * step + i / 2];
+            scaled[step][i] = pack<kIo>(pair.x * factor.x, pair.y * factor.y);
+        }
+}
+
+struct GdnBackwardRule {
+    template <class Owner>
+    __device__ __forceinline__ static void run(Owner& own, int first) {
+#pragma unroll 1
+        for (int chunk = first; chunk < own.work.chunks; ++chunk) run_chunk(own, chunk);
+    }
+
+  private:
+    template <class Owner>
+    __device__ __forceinline__ static void run_chunk(Owner& own, int chunk) {
+        constexpr ChunkedConfig kConfig = Owner::kConfig;
+        constexpr DType kIo = Owner::kIo;
+        auto& shared = own.shared;
+        const PipelineStage<kConfig.stages> current(chunk);
+        const auto& stage = shared.stages[current.index];
+        const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
+        const auto& factors = shared.factors[current.index];
+        own.find_lane();
+        barrier(shared.ready[current.index]).wait(current.parity);
+        start_caching(own, chunk);
+
+        TokenOperand output_gradient, operand;
+        TokenFragment d;
+        TokenFactors scales;
+        start_product<kIo>(d, own.rounded_state, stage.key);
+        load_operand(output_gradient, stage.value[own.index()], own);
+        read_factors(scales, factors.update_scale, own.t);
+        wait_for_product(d);
+        scale_tokens(d, scales);
+        start_product_mn<kIo>(d, output_gradient, &matrices.scores);
+        wait_for_product(d);
+        pack_tokens<kIo>(operand, d);  // dV'
+        start_product_mn<kIo>(d, operand, &matrices.inverse, false);
+        scale_fragment(own.state, shared.decay[current.index]);
+        read_factors(scales, factors.query_scale, own.t);
+        scale_operand<kIo>(operand, output_gradient, scales);
+        wait_for_product(d);
+        start_product_mn<kIo>(own.state, operand, stage.query);
+        read_factors(scales, factors.key_scale, own.t);
+        for (float2& scale : scales) scale = {-scale.x, -scale.y};
+        TokenOperand update;
+        pack_scaled_tokens<kIo>(update, d, scales);
+        start_product_mn<kIo>(own.state, update, stage.key);
+        const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work, chunk) > own.work.length;
+        store_output(own, d, chunk, !without_tma);
+        if (without_tma) store_output_without_tma(own, chunk);
+        wait_for_product(own.state);
+        own.round_state();
+        finish_caching(own);
+        own.release(current.index);
+    }
+};
+template <ChunkedConfig kConfig>
+using GdnBackwardRole = ValueRole<kConfig, GdnBackwardRule>;
+
+}  // namespace gdn_cuda::gdn
