@@ -9,7 +9,7 @@ from typing import Any
 import conv_oracle as oracle
 import pytest
 import torch
-from causal_cases import LAYOUTS, WAYS, Inputs, for_oracle, inputs, laid_out, leaves
+from causal_cases import CASES, LAYOUTS, Inputs, for_oracle, inputs, laid_out, leaves
 from devices import Device
 from helpers import rel_rms
 
@@ -52,7 +52,7 @@ def check(device: Device, x: Inputs, multiprocessors: int = 132, final_states: b
 @EVERY_LAYOUT
 def test_options(layout: str, W: int, D: int, dtype: torch.dtype, device: Device, seed: int) -> None:
     """Rows of 10 or 34 channels are not whole vectors where channels are contiguous."""
-    for way in WAYS.values():
+    for way in CASES.values():
         check(device, inputs(1, device.size(D, D + 24), 208, W, seed, device=device.name, dtype=dtype, layout=layout, **way))
 
 
@@ -111,7 +111,7 @@ def test_every_kernel_gives_the_same_bits(W: int, device: Device, seed: int) -> 
     """The layouts take different kernels."""
     D, L = device.size((24, 264), (72, 2064))
     for way in ("biased, silu", "packed, states", "seq_idx"):
-        x = inputs(1, D, L, W, seed, device=device.name, dtype=torch.bfloat16, **WAYS[way])
+        x = inputs(1, D, L, W, seed, device=device.name, dtype=torch.bfloat16, **CASES[way])
         with device.kernels():
             first, *others = (causal_conv1d(**x | {"x": laid_out(x["x"], layout)}) for layout in LAYOUTS)
         assert all(torch.equal(first, other) for other in others), way
@@ -219,7 +219,7 @@ def test_invalid_offsets_touch_nothing_outside(offsets: list[int], layout: str, 
 def test_nothing_comes_from_other_sequences(
     bad: float, way: str, first: int, last: int, layout: str, device: Device, seed: int
 ) -> None:
-    x = inputs(1, 8, 200, 4, seed, device=device.name, layout=layout, **WAYS[way])
+    x = inputs(1, 8, 200, 4, seed, device=device.name, layout=layout, **CASES[way])
     spoilt = laid_out(x["x"].clone(), layout)
     spoilt[..., :first] = bad
     spoilt[..., last:] = bad

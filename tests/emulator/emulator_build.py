@@ -183,7 +183,7 @@ def _host_units() -> Iterator[Unit]:
     yield Unit(HERE / "operators.cpp", options)
     yield Unit(HERE / "tensor_map.cpp", options)
     folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]
-    sources = [*(each for folder in folders for each in sorted(folder.glob("*.cpp"))), ROOT / "csrc/kernels/spec.cpp"]
+    sources = [*(each for folder in folders for each in sorted(folder.glob("*.cpp"))), ROOT / "csrc/launch/spec.cpp"]
     for number, group in enumerate(_grouped(sources)):
         source = FOLDER / f"host_{number}.cpp"
         _write(source, "".join(f'#include "{each}"\n' for each in group))

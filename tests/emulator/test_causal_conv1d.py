@@ -9,7 +9,7 @@ import conv_oracle as oracle
 import pytest
 import scan_accuracy
 import torch
-from causal_cases import LAYOUTS, WAYS, inputs, laid_out
+from causal_cases import CASES, LAYOUTS, inputs, laid_out
 from causal_conv1d_on_device import *  # noqa: F403
 from causal_conv1d_on_device import BOTH_LAYOUTS, check
 from devices import Device
@@ -24,13 +24,13 @@ from gdn_cuda import causal_conv1d
 def test_many_tiles_per_block(way: str, layout: str, device: Device, seed: int) -> None:
     """On one multiprocessor a block takes several tiles, and a warp long segments."""
     B, D, L = (1, 264, 1304) if layout == "channels" else (1, 136, 1600) if "packed" in way else (11, 16, 1032)
-    check(device, inputs(B, D, L, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1)
+    check(device, inputs(B, D, L, 4, seed, layout=layout, **CASES[way]), multiprocessors=1)
 
 
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("way", ["plain", "packed", "seq_idx"])
 def test_gradients_without_states(way: str, layout: str, device: Device, seed: int) -> None:
-    check(device, inputs(1, 40, 1600, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1, final_states=False)
+    check(device, inputs(1, 40, 1600, 4, seed, layout=layout, **CASES[way]), multiprocessors=1, final_states=False)
 
 
 @BOTH_LAYOUTS

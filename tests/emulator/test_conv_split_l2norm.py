@@ -19,7 +19,7 @@ OTHERS = ((2, 3, 4, 5), (1, 2, 24, 8), (2, 1, 512, 16), (1, 3, 1, 70), (0, 2, 4,
 def emulated_check(x: Inputs, kernel: str) -> None:
     with emulated() as launched:
         check(x)
-    assert any(each.startswith(f"conv/{kernel}{{") for each in launched())
+    assert any(each.startswith(f"layers/{kernel}{{") for each in launched())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -34,7 +34,7 @@ def launch(source: Tensor, to: int, loads_vectors: bool, stores_vectors: bool, r
     arguments = Arguments(source.data_ptr(), to, batch, row, rows, columns, loads_vectors, stores_vectors)
     blocks = batches * -(-rows // 64) * -(-columns // 64)
     library().emulator_schedule(7, reverse)
-    kernel, configuration = b"scan/transposed_copy", f"{{.element_bytes = {source.element_size()}}}".encode()
+    kernel, configuration = b"common/transposed_copy", f"{{.element_bytes = {source.element_size()}}}".encode()
     threads = 64 * source.element_size()
     fault = library().emulator_launch(kernel, configuration, blocks, threads, 0, 1, ctypes.byref(arguments)).decode()
     assert not fault, with_lines(fault)
