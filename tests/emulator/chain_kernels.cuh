@@ -66,13 +66,13 @@ __global__ void backward(const __grid_constant__ Args args) {
 static const emulator::Kernel<backward> registered{"chain/backward", ""};
 
 // For the host side of the test.
-extern "C" int chain_shared_bytes() {
+extern "C" __attribute__((visibility("default"))) int chain_shared_bytes() {
     return sizeof(ChunkedPlan<kConfig>);
 }
-extern "C" int chain_threads() {
+extern "C" __attribute__((visibility("default"))) int chain_threads() {
     return kConfig.threads();
 }
-extern "C" int chain_cached_bytes() {
+extern "C" __attribute__((visibility("default"))) int chain_cached_bytes() {
     return sizeof(CachedChunk<kConfig>);
 }
 

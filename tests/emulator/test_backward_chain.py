@@ -1,4 +1,4 @@
-"""The reversed chain of training in the emulator: a second rule of the chunked core, against autograd of the recurrence in fp64."""
+"""The reversed chain of training, a second rule of the chunked core, against autograd of the recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -94,16 +94,17 @@ def run(
     library()
     host = ctypes.CDLL(str(kernel_library("chain/backward", "")))
     memory = Guarded()
-    guarded = {name: memory.copy(y.contiguous()) for name, y in x.items()}
+    guarded = {name: memory.copy(y) for name, y in x.items()}
     batch, tokens, heads, dv = x["output_gradient"].shape
     dk = x["query"].shape[-1]
     sequences = len(offsets) - 1 if offsets else batch
     chunks = tokens // CHUNK + sequences if offsets else batch * -(-tokens // CHUNK)
-    value_gradient = memory.copy(torch.full((batch, tokens, heads, dv), math.nan).bfloat16())
-    initial_gradient = memory.copy(torch.full((sequences, heads, dv, dk), math.nan))
+    value_gradient = memory.like(x["output_gradient"])
+    initial_gradient = memory.like(x["final_gradient"])
     tiles = -(-dv // ROWS)
-    cached = memory.copy(torch.zeros(heads, tiles, chunks, host.chain_cached_bytes(), dtype=torch.uint8))
-    lengths = memory.copy(torch.tensor(offsets or [0], dtype=torch.int32))
+    cached = memory.like(torch.empty(heads, tiles, chunks, host.chain_cached_bytes(), dtype=torch.uint8))
+    plain = torch.tensor(offsets or [0], dtype=torch.int32)
+    lengths = memory.copy(plain)
     room = ctypes.create_string_buffer(ctypes.sizeof(Arguments) + 64)
     arguments = Arguments.from_address(-(-ctypes.addressof(room) // 64) * 64)
     for name in ("query", "key", "output_gradient"):
@@ -123,7 +124,7 @@ def run(
     )
     assert not fault, with_lines(fault.decode())
     memory.check()
-    return value_gradient, initial_gradient, cached
+    return value_gradient.clone(), initial_gradient.clone(), cached.clone()
 
 
 def _set_map(into: TensorMap, x: Tensor) -> None:

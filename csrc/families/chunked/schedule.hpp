@@ -114,7 +114,7 @@ class ChunkedScheduler {
         schedule.config.chained = is_chained;
         schedule.reach = reach(schedule.split);
         schedule.chain = chain(schedule.split);
-        if (is_chained) schedule.uneven = spread(schedule.split, schedule.chain);
+        if (is_chained) schedule.uneven = uneven(schedule.split, schedule.chain);
         return completed(schedule, !is_chained || problem_.sequences * problem_.heads == 0, unsplit(schedule.split), *this);
     }
 
@@ -201,7 +201,7 @@ class ChunkedScheduler {
     UnevenSplit uneven(const ChunkedSplit& split, const ChunkedChain& chain) const {
         const int warm_up[] = {UnevenSplit::kFewChunks, policy_.more_warm_up_chunks};  // of the other heads
         UnevenSplit uneven{};
-        if (problem_.sequences != 1 || problem_.heads >= UnevenSplit::kMostHeads) return spread;
+        if (problem_.sequences != 1 || problem_.heads >= UnevenSplit::kMostHeads) return uneven;
         const i64 blocks = static_cast<i64>(problem_.heads) * split.segments;
         const int most = static_cast<int>(std::min<i64>(kMostSegments, chunks_ / kShortestSegment));
         for (const bool more : {false, true})
@@ -217,16 +217,16 @@ class ChunkedScheduler {
                 for (int segments = split.segments + 1; segments <= most && slow * segments + others <= blocks; ++segments)
                     if (const double now = ns(segments); now < least) {
                         least = now;
-                        spread.segments[more][slow] = static_cast<unsigned char>(segments);
-                        spread.reach = policy_.uneven_reach;
+                        uneven.segments[more][slow] = static_cast<unsigned char>(segments);
+                        uneven.reach = policy_.uneven_reach;
                     }
             }
-        return spread;
+        return uneven;
     }
 
     // With `deterministic`, the split of a long sequence: as if it were alone and of policy.deterministic_tokens, but with
     // kShortestByLength chunks for each segment at least (kShortestUneven for heads that get more). `chain.first_length` and
-    // `spread` say where segments begin, so those are the same for every call; the rows of a block, which change no bits,
+    // `uneven` say where segments begin, so those are the same for every call; the rows of a block, which change no bits,
     // follow from the call. None: no sequence is split.
     std::optional<ChunkedSchedule> by_length() const {
         const i64 chunks = chunks_in(problem_.longest());
@@ -244,7 +244,7 @@ class ChunkedScheduler {
         schedule.config.chained = true;
         schedule.chain = alone.chain(schedule.split);
         const int most = static_cast<int>(std::min<i64>(schedule.split.segments, chunks / kShortestByLength));
-        if (most == schedule.split.segments) schedule.uneven = alone.spread(schedule.split, schedule.chain);
+        if (most == schedule.split.segments) schedule.uneven = alone.uneven(schedule.split, schedule.chain);
         schedule.split.segments = most;
         schedule.sequences =
             problem_.differ() ? ceil_div(problem_.packed_tokens, i64{kLongestUnsplit * kChunk}) : problem_.sequences;
@@ -264,7 +264,7 @@ class ChunkedScheduler {
                 "{} value rows a block; with deterministic=True, sequences of more than {} tokens have a segment for "
                 "every {} tokens, at most {}{}; {} multiprocessors",
                 schedule->split.value_groups * kValueRows, kLongestUnsplit * kChunk, kShortestByLength * kChunk,
-                schedule->split.segments, explain(schedule->spread), multiprocessors_);
+                schedule->split.segments, explain(schedule->uneven), multiprocessors_);
         const ChunkedSplit split = best_split(), other = best_split(3 - split.value_groups);
         return fmt::format("{}; against {}; {} multiprocessors", explain(split), explain(other), multiprocessors_);
     }
@@ -333,8 +333,8 @@ class ChunkedScheduler {
         return schedule;
     }
 
-    static std::string explain(const UnevenSplit& spread) {
-        return spread.reach == 0 ? "" : fmt::format(", up to {} for slow-decay heads where others decay fast", spread.most());
+    static std::string explain(const UnevenSplit& uneven) {
+        return uneven.reach == 0 ? "" : fmt::format(", up to {} for slow-decay heads where others decay fast", uneven.most());
     }
     std::string explain(const ChunkedSplit& split) const {
         const Estimate ns = estimate(split);
@@ -342,7 +342,7 @@ class ChunkedScheduler {
                            split.value_groups * kValueRows, split.segments, split.segments == 1 ? "" : "s",
                            ns.fast_decay / 1000, ns.slow_decay / 1000,
                            split.segments == 1 ? ""
-                           : ns.is_chained     ? ", chained" + explain(spread(split, chain(split)))
+                           : ns.is_chained     ? ", chained" + explain(uneven(split, chain(split)))
                                                : ", unsplit");
     }
 

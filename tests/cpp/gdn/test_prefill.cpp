@@ -88,11 +88,11 @@ TEST(PrefillHeuristic, FixedSegmentsDependOnASequenceAlone) {
     const ChunkedSchedule alone = by_length().value();
     EXPECT_EQ(alone.split.segments, kMultiprocessors / 8);
     EXPECT_TRUE(alone.chain.is_cached);
-    EXPECT_GT(alone.spread.most(), alone.split.segments);
+    EXPECT_GT(alone.uneven.most(), alone.split.segments);
     const auto expect_the_same = [&](const ChunkedSchedule& schedule, i64 chunks) {
         EXPECT_EQ(schedule.split.segments, std::min<i64>(chunks / kShortestByLength, alone.split.segments));
         EXPECT_EQ(schedule.chain.first_length, alone.chain.first_length);
-        EXPECT_EQ(schedule.spread.reach, schedule.split.segments == alone.split.segments ? alone.spread.reach : 0);
+        EXPECT_EQ(schedule.uneven.reach, schedule.split.segments == alone.split.segments ? alone.uneven.reach : 0);
     };
     problem.sequences = 40;
     expect_the_same(by_length().value(), 512);
@@ -166,8 +166,8 @@ TEST(PrefillHeuristic, SlowDecayHeadsGetMoreBlocks) {
         const ChunkedScheduler scheduler = scheduler_of(problem);
         const ChunkedSplit split = scheduler.best_split();
         const ChunkedChain chain = scheduler.chain(split);
-        const UnevenSplit spread = scheduler.spread(split, chain);
-        for (const auto& warm_up : spread.segments) {
+        const UnevenSplit uneven = scheduler.uneven(split, chain);
+        for (const auto& warm_up : uneven.segments) {
             int before = kMostSegments;
             for (int many = 1; many < heads; ++many) {
                 const int segments = warm_up[many];
@@ -180,10 +180,10 @@ TEST(PrefillHeuristic, SlowDecayHeadsGetMoreBlocks) {
             }
         }
         for (int many = 1; many < heads; ++many)
-            EXPECT_LE(spread.segments[1][many], spread.segments[0][many]) << "others that need more get more";
-        EXPECT_EQ(spread.reach > 0, spread.most() > 0) << heads;
+            EXPECT_LE(uneven.segments[1][many], uneven.segments[0][many]) << "others that need more get more";
+        EXPECT_EQ(uneven.reach > 0, uneven.most() > 0) << heads;
         problem.sequences = 2;
-        EXPECT_EQ(scheduler_of(problem).spread(split, chain).reach, 0) << "one sequence's heads alone are compared";
+        EXPECT_EQ(scheduler_of(problem).uneven(split, chain).reach, 0) << "one sequence's heads alone are compared";
     }
 }
 
