@@ -28,15 +28,15 @@ track) is refused; under `torch.no_grad()` anything may be written. Compiled cod
 mode and torch.func's gradients are refused.
 """
 
-from .chunked_summary import chunked_summary
-from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
-from .pieces import (
+from .chunk_steps import (
     bf16_chunked_seq_state_update,
     bf16_gdn_chunked_compute_O,
     bf16_gdn_compute_u_w,
     chunk_local_cumsum_bf16,
     transpose_to_mn_major,
 )
+from .chunked_summary import chunked_summary
+from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
 __all__ = [

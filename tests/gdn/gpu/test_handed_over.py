@@ -1,4 +1,4 @@
-"""What engines hand over, on a GPU: see tests/gdn/handed_over.py."""
+"""What engines hand over, on a GPU: see tests/gdn/engine_calls.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from handed_over import (
+from engine_calls import (
     FORMS,
     LAYOUTS,
     Call,
@@ -19,7 +19,7 @@ from handed_over import (
     check_rank_4,
     check_rows,
 )
-from handed_over_indices import DESTINATIONS, check_drafts, check_lies, check_offsets_that_lie
+from engine_indices import DESTINATIONS, check_drafts, check_lies, check_offsets_that_lie
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_gates_plan.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
 

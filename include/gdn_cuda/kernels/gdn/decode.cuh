@@ -16,7 +16,7 @@
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
 

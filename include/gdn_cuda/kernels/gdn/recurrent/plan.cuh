@@ -1,8 +1,8 @@
 // Configuration and arguments of gdn/recurrent, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/row_layout.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
 

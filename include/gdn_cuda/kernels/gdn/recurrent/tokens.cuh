@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 #include <gdn_cuda/kernels/recurrence/states.cuh>
 
 namespace gdn_cuda::gdn {

@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/gdn/replay/plan.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
 

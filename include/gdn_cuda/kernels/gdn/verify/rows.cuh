@@ -2,8 +2,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
 #include <gdn_cuda/kernels/gdn/verify/plan.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
 

@@ -1,10 +1,10 @@
-"""What engines hand over, on CPU tensors: see handed_over.py."""
+"""What engines hand over, on CPU tensors: see engine_calls.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from handed_over import (
+from engine_calls import (
     FORMS,
     LAYOUTS,
     Call,
@@ -17,7 +17,7 @@ from handed_over import (
     check_rank_4,
     check_rows,
 )
-from handed_over_indices import DESTINATIONS, check_drafts
+from engine_indices import DESTINATIONS, check_drafts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)

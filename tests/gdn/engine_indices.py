@@ -1,11 +1,11 @@
-"""Indices of calls as engines make them (handed_over.py): slots, steps and counts of drafts, and indices that lie."""
+"""Indices of calls as engines make them (engine_calls.py): slots, steps and counts of drafts, and indices that lie."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from handed_over import BLOCK, LAYOUTS, Call, as_kv, gates_of, literal, near, on, with_gaps
+from engine_calls import BLOCK, LAYOUTS, Call, as_kv, gates_of, literal, near, on, with_gaps
 from torch import Tensor
 
 import gdn_cuda

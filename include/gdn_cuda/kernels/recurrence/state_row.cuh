@@ -2,8 +2,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/gdn/row_layout.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
 
