@@ -2,8 +2,10 @@
 // A call applies the accepted tokens j among them, writes that state back, and runs its own tokens t without writing a state:
 //
 //     S <- (product of decays) S + sum over j of (decays after j) w_j k_j^T
-//     v'_t = beta_t (v_t - D_t S k_t - sum over new j < t of (decays after j) v'_j (k_j.k_t))      D_t: product of decays up to
-//     t o_t = scale (D_t S q_t + sum over new j <= t of (decays after j) v'_j (k_j.q_t))
+//     v'_t = beta_t (v_t - D_t S k_t - sum over new j < t of (decays after j) v'_j (k_j.k_t))
+//     o_t = scale (D_t S q_t + sum over new j <= t of (decays after j) v'_j (k_j.q_t))
+//
+// where D_t is the product of the decays of new tokens up to t, and "decays after j" their product.
 //
 // So each row of S is loaded, updated and stored once, and multiplied with the keys and queries of all new tokens at once. A
 // group of lanes owns four rows; a round of shuffles sums the products of four rows and four vectors and leaves one sum in each

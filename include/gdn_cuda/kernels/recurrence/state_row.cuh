@@ -7,8 +7,7 @@
 
 namespace gdn_cuda::gdn {
 
-// One lane's slice of a row of dk elements: vectors `lane`, `lane + lanes`, ... With kExact, dk is what the layout was made
-// for.
+// One lane's slice of a row of dk elements: vectors `lane`, `lane + lanes`, ... With kExact, dk is the layout's head_k.
 template <class T, StateLayout kLayout, bool kAligned, bool kExact>
 struct RowSlice {
     Vector<T, kLayout.vector, kAligned> vectors[kLayout.vectors()];
@@ -65,8 +64,7 @@ __device__ __forceinline__ bool resets(const TokenScalars& scalars) {
     return scalars.decay == 0.f;
 }
 
-// Updates one row by one token and returns the row's output; s is the lane's slice of the row. With S the state before the
-// decay,
+// Updates one row by one token and returns the row's output; s is the lane's slice of the row. S is the state before the decay:
 //     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)        S <- e^g S + v' k^T
 // so S.k and S.q are summed in one round of shuffles. Where e^g is 0, the caller has cleared the row (`resets`): 0 times
 // infinity is NaN.
