@@ -9,8 +9,7 @@
 // It runs packed batches, odd head dimensions and strides, and chunked_forward where rows are not 16-byte aligned.
 //
 // Bound: with few tokens, memory, the state read and written once; with many, the latency of a token, as each needs the state
-// after the one before it. Its share was not measured: the benchmarks of
-// recurrent_forward run gdn/decode and gdn/verify.
+// after the one before it. Its share was not measured: the benchmarks of recurrent_forward run gdn/decode and gdn/verify.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>

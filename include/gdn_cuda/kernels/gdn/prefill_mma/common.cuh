@@ -13,7 +13,7 @@ struct MmaLane {
     int thread, warp, lane, g, t;
 
     // Recomputes the indices at the start of a phase where registers are short: if the compiler hoisted addresses out of the
-    // loop, dozens would spill. It cannot know that `first_thread`, in shared memory, stays 0.
+    // loop, dozens would spill. It does not, as it cannot know that `first_thread`, in shared memory, stays 0.
     template <int kHeadK>
     __device__ __forceinline__ void refresh(const volatile int& first_thread) {
         if (kHeadK >= 128) find_lane(threadIdx.x + first_thread);
