@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <gdn_cuda/gdn.hpp>
+#include <gdn_cuda/layers.hpp>
 
 namespace {
 

@@ -27,10 +27,9 @@ struct VerifyRows {
 
     __device__ __forceinline__ VerifyRows() : lane(threadIdx.x % kLanes), group(threadIdx.x / kLanes) {}
 
-    __device__ __forceinline__ int row_of(int r) const {
-        return group + r * (kConfig.threads() / kLanes);
-    }                                                                                        // index in the step
-    __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }  // lane of the layout
+    // The index in the step of the thread's r-th row, and the lane of the layout that has a part.
+    __device__ __forceinline__ int row_of(int r) const { return group + r * (kConfig.threads() / kLanes); }
+    __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }
 
     // Issues copies of the step's first `rows` rows, which start at `states`, to shared memory.
     __device__ __forceinline__ void fetch(Shared& shared, const State* states, int rows) const {
