@@ -1,4 +1,4 @@
-"""Gated Delta Net: decode, verify, prefill, and the pieces of the chunked form.
+"""Gated Delta Net: decode, verify, prefill, and the steps of the chunked form.
 
 The recurrence, for each token and value head h (which reads key head h // (Hv / Hk)):
 
@@ -10,33 +10,33 @@ to 256, and bf16, fp16 and fp32; fastest are 16-bit rows whose last dimension is
 more heads than value, Hq, a multiple of Hv: key then has Hv, and outputs, gates and states have Hq, of which head h reads head
 h // (Hq / Hv) of key and value. CUDA tensors run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`.
 
-CPU tensors may also be fp64, but not in the pieces of the chunked form: query, key and value together, beside which gates,
-weights and states have any of these dtypes. All is then computed in fp64, and what is fp32 by default (new states, gates,
+CPU tensors may also be fp64, except in the steps of the chunked form: then query, key and value are all fp64, and gates,
+weights and states have any of these dtypes. Everything is computed in fp64, and what is fp32 by default (new states, gates,
 summaries) is fp64.
 
 Wrong input raises ValueError, which names function, argument, expected and got, before anything is launched or written.
-`cu_seqlens` and slot indices on a GPU cannot be read without waiting for it: values out of range read and write nothing there,
-and each function says what it returns instead.
+The host cannot read `cu_seqlens` and slot indices on a GPU without waiting for it. There, values out of range read and write
+nothing, and each function's documentation says what it returns for them.
 
-What a call writes (`out`, a pool, the results of the pieces) must not share memory with its other arguments or overlap itself.
+What a call writes (`out`, a pool, the results of the steps) must not share memory with its other arguments or overlap itself.
 Interleaved slices share no memory: slots of a pool between other caches, or `out` beside the inputs in one buffer, are fine.
 
-Inference only; `gdn_cuda.reference` is differentiable. In grad mode, with an input that requires a gradient, a call computes
-the same, and backward through what it returns or writes raises an error that names the function and what has gradients. What
-autograd does not allow a call to write then (a leaf that requires a gradient, an inference tensor, a view that it does not
-track) is refused; under `torch.no_grad()` anything may be written. Compiled code leaves pools without that history. Forward
-mode and torch.func's gradients are refused.
+These functions have no gradients; `gdn_cuda.reference` has. In grad mode, with an input that requires a gradient, a call
+computes the same results, and backward through what it returns or writes raises an error that names the function and an
+alternative with gradients. Tensors that autograd does not allow a call to write then (a leaf that requires a gradient, an
+inference tensor, a view that it does not track) are refused; under `torch.no_grad()` any tensor may be written. Compiled code
+does not give pools this history. Forward mode and torch.func's gradients are refused.
 """
 
-from .chunked_summary import chunked_summary
-from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
-from .pieces import (
+from .chunk_steps import (
     bf16_chunked_seq_state_update,
     bf16_gdn_chunked_compute_O,
     bf16_gdn_compute_u_w,
     chunk_local_cumsum_bf16,
     transpose_to_mn_major,
 )
+from .chunked_summary import chunked_summary
+from .operators import InferenceMode, chunked_forward, fused_decode, recurrent_forward
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
 __all__ = [

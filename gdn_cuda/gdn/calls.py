@@ -1,4 +1,4 @@
-"""Typical calls of the family's operators, for the command `explain`: gdn_cuda/operators/calls.py says how they read."""
+"""Typical calls of the family's operators, for the command `explain`: gdn_cuda/operators/calls.py describes the format."""
 
 from ..operators.calls import typical
 

@@ -1,4 +1,4 @@
-"""What a part of a sequence does to the state before it: the operator, its reference, examples and benchmark."""
+"""The summary (M, L) of a part of a sequence, S ← S M + L: the operator, its reference, examples and benchmark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .reference_operators import _gates, _packed
 
 
 def _reference(x: Any) -> Tensor:
-    """A state of dv + dk rows, whose last dk rows begin as the identity and have values of zero."""
+    """The final state of dv + dk rows. The last dk rows start from the identity and have values of zero: they become M."""
     x = _packed(SimpleNamespace(**vars(x), query=x.key), "query", "key", "value", "beta", "gate")
     dk, dv = x.key.shape[-1], x.value.shape[-1]
     sequences = x.key.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
@@ -36,7 +36,7 @@ def _reference(x: Any) -> Tensor:
 
 
 def _new_summary(function: str, key: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Whatever else is wrong with the arguments is for the operator to refuse."""
+    """Checks only what the size needs; the operator refuses other wrong arguments."""
     require_tensors(function, key=key, value=value)
     offsets = cu_seqlens if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
     if min(key.dim(), value.dim()) < 2:
@@ -61,7 +61,7 @@ def chunked_summary(
     gate_is_linear: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """What a part of a sequence does to the state before it, S ← S M + L, for prefill of many parts at the same time.
+    """The summary (M, L) of a part of a sequence, for prefill of parts in parallel: S before the part becomes S M + L.
 
     Formula:
         L: the final state from a state of zeros
@@ -69,16 +69,16 @@ def chunked_summary(
 
     Shapes:
         key, value, beta, gate, cu_seqlens: as in `chunked_forward`; Hv is a multiple of Hk
-        summary: (B, Hv, dv + dk, dk), fp32 (of fp64 CPU tensors fp64): L in rows 0 to dv − 1 and M below
+        summary: (B, Hv, dv + dk, dk), fp32 (fp64 for fp64 CPU tensors): L in rows 0 to dv − 1 and M below
 
     Parameters:
         use_qk_l2norm: whether each row of k is divided by √(Σ x² + 1e-6)
         A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues: as in `chunked_forward`
         out: where the summary is written, contiguous; None allocates it
 
-    Two parts in a row are one part with L = L₁ M₂ + L₂ and M = M₁ M₂. So GPUs that have a part of a sequence each gather the
-    summaries, and each runs `chunked_forward` from the state before its part: docs/kernels/gdn_prefill.md does so. A sequence
-    has the same bits whatever it is batched or packed with.
+    Two consecutive parts together have L = L₁ M₂ + L₂ and M = M₁ M₂. So several GPUs can each have a part of a sequence: they
+    gather the summaries, and each runs `chunked_forward` from the state before its part (docs/kernels/gdn_prefill.md has an
+    example). The bits of a sequence do not depend on what it is batched or packed with.
 
     Edge cases:
         After a reset, a gate of −∞, M is 0. A part of no tokens has L = 0 and M = I.

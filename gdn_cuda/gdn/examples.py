@@ -16,7 +16,7 @@ from .reference import CHUNK
 
 HK, HV, DK, DV = 2, 4, 16, 8
 HEADS: Arguments = {"Hk": HK, "Hv": HV, "dk": DK, "dv": DV, "gate_range": (-8.0, 0.0)}
-LENGTHS = (70, 0, 3)  # of packed sequences: more than a chunk, none, a few
+LENGTHS = (70, 0, 3)  # packed sequences: of more than a chunk, of no tokens, of a few
 
 
 def gdn(B: int, T: int, seed: int, packed: bool = False, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Arguments:
@@ -94,7 +94,7 @@ def decode(
 
 
 def decode_steps_and_last(B: int, T: int, seed: int) -> Arguments:
-    """States after every token, and the last one to the pool, but for that of the first sequence."""
+    """States after every token to step_states, and the last one to the pool, except that of the first sequence."""
     inputs = decode(steps=True)(B, T, seed)
     written = inputs["state_indices"].clone()
     written[:1] = -1
@@ -102,7 +102,7 @@ def decode_steps_and_last(B: int, T: int, seed: int) -> Arguments:
 
 
 def decode_tree(B: int, T: int, seed: int) -> Arguments:
-    """Every token continues from one before it, or from the slot."""
+    """Every token continues from an earlier token, or from the slot."""
     tokens = min(T, 64)
     picked = torch.randint(0, 2**20, (B, tokens), generator=torch.Generator().manual_seed(seed))
     return decode(steps=True)(B, tokens, seed) | {"parents": (picked % (torch.arange(tokens) + 1) - 1).int()}
@@ -122,11 +122,11 @@ def chunked(
     return make
 
 
-# ---- What engines hand over
+# ---- Arguments as serving engines have them
 
 
-def gates_of_a_layer(inputs: Arguments, seed: int) -> Arguments:
-    """The same gates, raw."""
+def with_raw_gates(inputs: Arguments, seed: int) -> Arguments:
+    """The call with its gates read as a layer's projections: raw gates, and logits of beta."""
     heads = {"A_log": random(HV, seed=seed + 2), "dt_bias": random(HV, seed=seed + 3, dtype=torch.bfloat16)}
     return inputs | heads | {"beta_is_logit": True, "allow_negative_eigenvalues": True}
 
@@ -135,13 +135,13 @@ def has_initial_state(sequences: int) -> Tensor:
     return torch.arange(sequences) % 3 != 1
 
 
-def recurrent_handed_over(B: int, T: int, seed: int) -> Arguments:
-    inputs = gates_of_a_layer(gdn(B, T, seed), seed)
+def recurrent_by_engine(B: int, T: int, seed: int) -> Arguments:
+    inputs = with_raw_gates(gdn(B, T, seed), seed)
     final_state = torch.full_like(inputs["state"].mT, 7.0, dtype=torch.float16).mT  # [K, V]
     return inputs | {"has_initial_state": has_initial_state(B), "final_state": final_state}
 
 
-def decode_handed_over(B: int, T: int, seed: int) -> Arguments:
+def decode_by_engine(B: int, T: int, seed: int) -> Arguments:
     more = {"has_initial_state": has_initial_state(B), "write_indices": torch.arange(B) * T + 1}
     return decode()(B, T, seed) | more | {"allow_negative_eigenvalues": True}
 
@@ -151,20 +151,20 @@ def _rows(inputs: Arguments) -> Arguments:
     return inputs | {"checkpoint_every": CHUNK, "checkpoints": rows[:6], "states_before": rows[6:].half()}
 
 
-def chunked_handed_over(B: int, T: int, seed: int) -> Arguments:
+def chunked_by_engine(B: int, T: int, seed: int) -> Arguments:
     inputs = _rows(gdn(B, T, seed, packed=True))
-    given = {"gate": inputs["gate"].exp(), "gate_is_linear": True, "has_initial_state": has_initial_state(len(LENGTHS))}
-    return inputs | given | {"final_state": torch.full_like(inputs["state"], 7.0, dtype=torch.bfloat16)}
+    gates = {"gate": inputs["gate"].exp(), "gate_is_linear": True, "has_initial_state": has_initial_state(len(LENGTHS))}
+    return inputs | gates | {"final_state": torch.full_like(inputs["state"], 7.0, dtype=torch.bfloat16)}
 
 
-def chunked_pool_handed_over(B: int, T: int, seed: int) -> Arguments:
-    inputs = gates_of_a_layer(_rows(chunked_pool(packed=True)(B, T, seed)), seed)
+def chunked_pool_by_engine(B: int, T: int, seed: int) -> Arguments:
+    inputs = with_raw_gates(_rows(chunked_pool(packed=True)(B, T, seed)), seed)
     slots = torch.arange(len(LENGTHS))
     return inputs | {"has_initial_state": has_initial_state(len(LENGTHS)), "write_indices": (slots + 1) % len(LENGTHS)}
 
 
 def more_queries(make: Callable[[int, int, int], Arguments]) -> Callable[[int, int, int], Arguments]:
-    """The call with HV heads of query, and half of them of key and value."""
+    """The call with HV heads of query, and half as many of key and value."""
 
     def changed(B: int, T: int, seed: int) -> Arguments:
         inputs = make(B, T, seed)
@@ -174,7 +174,7 @@ def more_queries(make: Callable[[int, int, int], Arguments]) -> Callable[[int, i
     return changed
 
 
-CHUNKS = [-(-length // CHUNK) for length in LENGTHS]  # of each packed sequence
+CHUNKS = [-(-length // CHUNK) for length in LENGTHS]  # how many each packed sequence has
 
 
 def _pairs() -> Tensor:
@@ -201,7 +201,7 @@ def chunked_pool(packed: bool = False, pool: torch.dtype = torch.float32, **more
     return make
 
 
-# ---- layout, cumsum, and the pieces of the chunked form
+# ---- Layout, cumsum, and the steps of the chunked form
 
 
 def mn_major(dtype: torch.dtype, leading: bool = True, **more: Any) -> Callable[[int, int, int], Arguments]:
@@ -225,7 +225,7 @@ def cumsum(dtype: torch.dtype, head_first: bool, packed: bool) -> Callable[[int,
     return make
 
 
-def _piece_inputs(B: int, T: int, seed: int, packed: bool, gated: bool) -> Arguments:
+def _step_inputs(B: int, T: int, seed: int, packed: bool, gated: bool) -> Arguments:
     x = gdn(B, T, seed, packed)
     summed = gdn_cuda.reference.chunk_local_cumsum(x["gate"], cu_seqlens=x.get("cu_seqlens"))
     x["gate"] = gdn_cuda.transpose_to_mn_major(summed) if gated else None
@@ -239,7 +239,7 @@ def _offsets(x: Arguments, **hints: Tensor) -> Arguments:
 
 def compute_u_w(packed: bool = False, gated: bool = True) -> Callable[[int, int, int], Arguments]:
     def make(B: int, T: int, seed: int) -> Arguments:
-        x = _piece_inputs(B, T, seed, packed, gated)
+        x = _step_inputs(B, T, seed, packed, gated)
         w = x["value"].new_empty((*x["value"].shape[:-1], DK))
         results = {"u": poisoned(x["value"]), "w": poisoned(w)}
         return (
@@ -259,7 +259,7 @@ def _states(x: Arguments, packed: bool) -> Tensor:
 
 def state_update(packed: bool = False, initial: bool = False, gated: bool = True) -> Callable[[int, int, int], Arguments]:
     def make(B: int, T: int, seed: int) -> Arguments:
-        x = _piece_inputs(B, T, seed, packed, gated)
+        x = _step_inputs(B, T, seed, packed, gated)
         u, w = gdn_cuda.reference.compute_u_w(x["key"], x["value"], x["beta"], x["gate"], x.get("cu_seqlens"))
         states = {"state": _states(x, packed), "final_state": poisoned(x["state"]), "is_initial_state": initial}
         return (
@@ -273,7 +273,7 @@ def state_update(packed: bool = False, initial: bool = False, gated: bool = True
 
 def compute_o(packed: bool = False, gated: bool = True) -> Callable[[int, int, int], Arguments]:
     def make(B: int, T: int, seed: int) -> Arguments:
-        x = _piece_inputs(B, T, seed, packed, gated)
+        x = _step_inputs(B, T, seed, packed, gated)
         states = random(*_states(x, packed).shape, seed=seed)
         tensors = {"q": x["query"], "k": x["key"], "u": x["value"], "o": poisoned(x["value"]), "gate": x["gate"]}
         return tensors | {"state": states} | _offsets(x, chunk_indices=_pairs(), cu_chunks=_chunks_before())
@@ -315,17 +315,17 @@ def _cases() -> Iterator[Case]:
     pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=CHUNK)
     yield Case("chunked-pool-packed", gdn_cuda.chunked_forward, pool_packed, packed=True)
 
-    yield Case("recurrent-handed-over", gdn_cuda.recurrent_forward, recurrent_handed_over)
-    yield Case("decode-handed-over", gdn_cuda.fused_decode, decode_handed_over)
-    yield Case("chunked-handed-over", gdn_cuda.chunked_forward, chunked_handed_over, packed=True)
-    yield Case("chunked-pool-handed-over", gdn_cuda.chunked_forward, chunked_pool_handed_over, packed=True)
+    yield Case("recurrent-by-engine", gdn_cuda.recurrent_forward, recurrent_by_engine)
+    yield Case("decode-by-engine", gdn_cuda.fused_decode, decode_by_engine)
+    yield Case("chunked-by-engine", gdn_cuda.chunked_forward, chunked_by_engine, packed=True)
+    yield Case("chunked-pool-by-engine", gdn_cuda.chunked_forward, chunked_pool_by_engine, packed=True)
 
     yield Case("recurrent-more-queries", gdn_cuda.recurrent_forward, more_queries(recurrent(verify, state=bf16)))
     yield Case("decode-more-queries", gdn_cuda.fused_decode, more_queries(decode(null_slot=1)))
     yield Case("chunked-more-queries", gdn_cuda.chunked_forward, more_queries(chunked(checkpoint_every=CHUNK)))
 
-    yield Case("replay", gdn_cuda.replay_decode, replay_examples.of_any_call)
-    yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.of_first_call)
+    yield Case("replay", gdn_cuda.replay_decode, replay_examples.later_call)
+    yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.first_call)
     yield Case("replay-packed", gdn_cuda.replay_decode, replay_examples.packed, packed=True)
 
     yield Case("mn-major-fp32", gdn_cuda.transpose_to_mn_major, mn_major(fp32))

@@ -1,4 +1,4 @@
-"""Inputs of the Gated Delta Net: random ones that are hard on a delta rule, and those that benchmarks share."""
+"""Inputs of the Gated Delta Net: random ones that are numerically hard for a delta rule, and those that benchmarks share."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def make_gdn_inputs(
     """query, key, value, beta, gate and state, named as the operators name them.
 
     query, key and value have `dtype`; beta, gate and state have it if it is fp64, else fp32. All are drawn on the CPU in fp64,
-    so that a seed means the same values in every dtype and on every device, up to rounding.
+    so that a seed gives the same values in every dtype and on every device, up to rounding.
 
-    Gates lie in gate_range = (strongest, weakest): spread logarithmically over four decades, every tenth at an end of the
-    range. beta is uniform in [0, beta_max), every tenth at the top. Keys are unit vectors: random, one and the same
-    ("repeated"), every third one zero ("zero") or about one percent apart ("parallel"); "unnormalized" ones are for l2norm.
+    Gates are in gate_range = (strongest, weakest), distributed logarithmically over four decades; a tenth of them is at one end
+    of the range. beta is uniform in [0, beta_max), and a tenth is beta_max. Keys are unit vectors: random, all equal
+    ("repeated"), random with every third one zero ("zero"), or different by about one percent ("parallel"); "unnormalized" keys
+    need l2norm.
     """
     if key_mode not in KEY_MODES:
         raise ValueError(f"make_gdn_inputs: key_mode: expected one of {KEY_MODES}, got {key_mode!r}")
@@ -69,7 +70,7 @@ def make_gdn_inputs(
 def make_packed_gdn_inputs(
     lengths: list[int], *, cu_dtype: torch.dtype = torch.int32, device: torch.device | str = "cpu", **options: object
 ) -> dict[str, Tensor]:
-    """The same for sequences of the given lengths packed behind one another, with their cu_seqlens and one state each."""
+    """The same for packed sequences of these lengths, with cu_seqlens and one state each."""
     tokens = make_gdn_inputs(B=1, T=sum(lengths), device=device, **options)  # type: ignore[arg-type]
     state = make_gdn_inputs(B=len(lengths), T=0, device=device, **options)["state"]  # type: ignore[arg-type]
     packed = {name: x[0] for name, x in tokens.items() if name != "state"}
@@ -80,7 +81,7 @@ def make_packed_gdn_inputs(
 def projections(
     device: str, *leading: int, key_heads: int, value_heads: int, key_dim: int = 128, value_dim: int = 128
 ) -> Inputs:
-    """Query, key (both of unit length) and value."""
+    """Query and key, both of unit length, and value."""
 
     def unit() -> Tensor:
         drawn = torch.randn(*leading, key_heads, key_dim, device=device)

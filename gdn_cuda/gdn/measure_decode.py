@@ -1,4 +1,4 @@
-"""Benchmarks of decode: shapes, inputs, and the bytes that a call moves."""
+"""Benchmarks of decode: shapes, inputs, and how many bytes a call moves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fused_decode(device: str) -> Iterator[Case]:
 
 
 def decode_work(device: str, batch: int, tokens: int, key_heads: int, value_heads: int, state_dtype: torch.dtype) -> Work:
-    """With several tokens it is plain verify: the state after each goes to a slot of its own."""
+    """With several tokens, plain verify: the state after each token goes to a slot of its own."""
     from ..runtime import package as gdn_cuda
 
     x = projections(device, batch, tokens, key_heads=key_heads, value_heads=value_heads)

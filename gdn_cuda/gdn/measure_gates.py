@@ -1,11 +1,11 @@
-"""The gates that prefill is measured with.
+"""Gates for benchmarks of prefill.
 
-*fast* gates are uniform in (−1, 0): a state is forgotten within two chunks. *init* is how FLA and Mamba-2 initialise a model:
-−A dt of a head at every token, A uniform in 1 … 16 and dt log-uniform in 0.001 … 0.1. *mixed* has every second head fast, and
-the others keep 0.999 to 0.99999 of the state at a token.
+*fast* gates are uniform in (−1, 0): a state decays to nothing within two chunks. *init* gates are those of a model that FLA or
+Mamba-2 has just initialised: −A dt at every token of a head, with A uniform in 1 … 16 and dt log-uniform in 0.001 … 0.1. In
+*mixed*, every second head has fast decay, and the others slow decay: they keep 0.999 to 0.99999 of the state at each token.
 
-The heads of *init* are spread evenly over these distributions instead of drawn: the slowest one decides how much splitting a
-sequence gains, and draws of eight heads differ by a factor of two in time.
+The heads of *init* are spread evenly over these distributions instead of drawn at random: the head with the slowest decay
+decides how much time is saved by splitting a sequence, and random draws of eight heads differ by a factor of two in time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def gates(kind: str, leading: tuple[int, ...], heads: int, device: str) -> Tensor:
-    """(…, heads) logarithms of decays, fp32."""
+    """Logarithms of decays, (…, heads), fp32."""
     fast = -torch.rand(*leading, heads, device=device)
     if kind == "fast":
         return fast

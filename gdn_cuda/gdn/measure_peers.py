@@ -1,7 +1,7 @@
 """Other libraries' Gated Delta Net: FLA, FlashInfer and FlashQLA, each where it can be imported.
 
-An adapter returns a call and a function that converts its results, or raises Absent. Casts, transposes and whatever else a
-library needs before its call happen in the adapter, so that only the library's own work is timed.
+An adapter returns a call and a function that converts its results, or raises Absent. The adapter does the casts, transposes and
+whatever else a library needs before its call, so that only the library's own work is timed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _transposed(state: Tensor) -> Tensor:
 
 
 def _fla(name: str) -> Any:
-    # Otherwise FLA calls FlashQLA for chunk_gated_delta_rule where that is installed, and the table has one library twice.
+    # By default FLA calls FlashQLA, if it is installed, for chunk_gated_delta_rule: the table would have one library twice.
     os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
     return import_peer("fla.ops.gated_delta_rule", name)
 
 
 def fla_decode(x: Inputs) -> Peer:
-    """With l2 norm, gates and sigmoid in its kernel; every call writes a new state."""
+    """Its kernel computes l2 norm, gates and sigmoid; every call writes a new state."""
     if x["state_indices"].dim() == 2:
         raise Absent("its verify has another operator")
     if x["state_pool"].dtype != torch.float32:
@@ -74,7 +74,7 @@ def fla_chunked(x: Inputs) -> Peer:
 
 
 def _chunked_or_recurrent(forward: Any, x: Inputs) -> Peer:
-    """The signature that FLA gave these operators, and FlashQLA kept. Packed sequences are a batch of one."""
+    """FLA's signature of these operators, which FlashQLA has too. Packed sequences are a batch of one."""
     packed = x.get("cu_seqlens") is not None
     inputs = {
         name: x[ours].unsqueeze(0) if packed else x[ours]
@@ -100,14 +100,14 @@ def flashqla_chunked(x: Inputs) -> Peer:
     return _chunked_or_recurrent(import_peer("flash_qla", "chunk_gated_delta_rule"), x)
 
 
-# ---- FlashInfer 0.7: CuTe DSL. States are (dv, dk), as ours
+# ---- FlashInfer 0.7: CuTe DSL. States are (dv, dk), like ours
 
 
 def flashinfer_decode(x: Inputs) -> Peer:
-    """Of several tokens, states go to a buffer instead of slots."""
+    """With several tokens, it writes states to a buffer instead of slots."""
     verifies = x["state_indices"].dim() == 2
     pool, slots = x["state_pool"].clone(), x["state_indices"]
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "q": x["query"],
         "k": x["key"],
         "v": x["value"],
@@ -115,7 +115,7 @@ def flashinfer_decode(x: Inputs) -> Peer:
         "a": x["a"],
         "dt_bias": x["dt_bias"],
         "b": x["b"],
-        "output": torch.empty_like(x["value"]),  # without it, it would clear a new tensor
+        "output": torch.empty_like(x["value"]),  # otherwise it allocates and clears one
         "use_qk_l2norm": True,
         "initial_state": pool,
         "initial_state_indices": slots[:, 0].contiguous() if verifies else slots,
@@ -124,17 +124,17 @@ def flashinfer_decode(x: Inputs) -> Peer:
     if verifies and pool.dtype == torch.float32:
         name = "gated_delta_rule_mtp"
     else:
-        given["state"] = None
+        arguments["state"] = None
     decode = import_peer("flashinfer.gdn_decode", name)
     if not verifies:
-        return Peer(lambda: decode(**given), lambda returned: (returned[0], returned[1][slots]))
+        return Peer(lambda: decode(**arguments), lambda returned: (returned[0], returned[1][slots]))
     states = pool.new_empty(*slots.shape, *pool.shape[1:])
-    given |= {"intermediate_states_buffer": states, "disable_state_update": True}
-    return Peer(lambda: decode(**given), lambda returned: (returned[0], states))
+    arguments |= {"intermediate_states_buffer": states, "disable_state_update": True}
+    return Peer(lambda: decode(**arguments), lambda returned: (returned[0], states))
 
 
 def flashinfer_chunked(x: Inputs) -> Peer:
-    """Packed sequences only, the decay itself instead of its logarithm, and outputs that the caller allocates."""
+    """Its sequences are packed, its gate is the decay and not a logarithm, and its caller allocates the outputs."""
     _require_heads_of_128(x)
     forward = import_peer("flashinfer.gdn_prefill", "chunk_gated_delta_rule")
     leading = x["value"].shape[:-2]
@@ -144,7 +144,7 @@ def flashinfer_chunked(x: Inputs) -> Peer:
     if offsets is None:
         batch, length = leading
         offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=decay.device)
-    longest = int(offsets.diff().max())  # lets it launch smaller grids
+    longest = int(offsets.diff().max())  # with which it launches smaller grids
     output, final_state = torch.empty_like(tokens["value"]), torch.empty_like(x["state"])
 
     def call() -> Any:

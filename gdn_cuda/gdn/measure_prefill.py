@@ -1,4 +1,4 @@
-"""Benchmarks of prefill: shapes, inputs, and the bytes and operations of a call."""
+"""Benchmarks of prefill: shapes, inputs, and how many bytes a call moves and operations it needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Shape:
     value_dim: int = 128
     packed: bool = False
     gates: str = "fast"
-    l2norm: bool = False  # inside the call
+    l2norm: bool = False  # the call normalises query and key
     deterministic: bool = False
 
     @property
@@ -51,23 +51,24 @@ class Shape:
 
     @property
     def curve(self) -> tuple[str, int] | None:
-        """For one sequence with Qwen3-Next's heads: the curve of time against length."""
+        """The plot of time against length, and this shape's place on it; only one sequence with Qwen3-Next's heads has one."""
         plain = replace(self, gates="fast") == Shape(16, 32, (self.tokens,))
         return ("tokens of one sequence, 16/32 heads", self.tokens) if plain else None
 
     @property
     def bytes(self) -> int:
-        """bf16 query, key, value and output, fp32 beta and gate. The states, read and written once, are left out."""
-        of_token = 4 * (self.key_heads * self.key_dim + self.value_heads * self.value_dim) + 8 * self.value_heads
-        return of_token * self.tokens
+        """Bytes of bf16 query, key, value and output, and of fp32 beta and gate. States are not counted."""
+        per_token = 4 * (self.key_heads * self.key_dim + self.value_heads * self.value_dim) + 8 * self.value_heads
+        return per_token * self.tokens
 
     @property
     def flops(self) -> int:
-        """The chunked form's: 180,224 for a token and value head when dk = dv = 128.
+        """Operations of the chunked form: 180,224 for each token and value head when dk = dv = 128.
 
-        Products over the chunk: k kᵀ, q kᵀ and w = T k' of dk columns, u = T v' and the output's second term of dv columns.
-        Products with the state: w Sᵀ, q Sᵀ and v'ᵀ k. Triangles count whole. It is a yardstick, not a bound: a kernel that
-        forms v' = T (β v − β exp(G) k Sᵀ) saves one of the first five, and value heads that share a key head can share k kᵀ.
+        Products of tokens with tokens: k kᵀ, q kᵀ and w = T k' have dk columns, u = T v' and the output's second term dv.
+        Products with the state: w Sᵀ, q Sᵀ and v'ᵀ k. Triangles count as full squares. The count is for comparison and no lower
+        bound: a kernel that computes v' = T (β v − β exp(G) k Sᵀ) needs one product less, and value heads with the same key
+        head can share k kᵀ.
         """
         over_chunk = CHUNK * (3 * self.key_dim + 2 * self.value_dim)
         with_state = 3 * self.key_dim * self.value_dim
@@ -103,7 +104,7 @@ DETERMINISTIC = (
 
 
 def gpu_shapes() -> Iterator[Shape]:
-    """Every row with every kind of gates."""
+    """Every shape with all of measure_gates' gates."""
     inside = (replace(shape, l2norm=True) for shape in NORMS_INSIDE)
     for shape in (*PLAIN.values(), *DIMENSIONS, *inside, *(replace(shape, deterministic=True) for shape in DETERMINISTIC)):
         yield from (replace(shape, gates=kind) for kind in KINDS)
@@ -146,7 +147,7 @@ def prefill_work(shape: Shape, device: str) -> Work:
         x["cu_seqlens"] = torch.tensor([0, *accumulate(shape.lengths)], device=device, dtype=torch.int32)
     if shape.l2norm:
         x["use_qk_l2norm"] = True
-    # With weak gates the initial state and early tokens matter to the end, so that a wrong layout shows.
+    # With weak gates the initial state and early tokens affect all results, so that a wrong layout is noticed.
     checked = x | {"gate": x["gate"] / CHUNK}
     return Work(
         partial(gdn_cuda.chunked_forward, **x, deterministic=shape.deterministic), shape.bytes, shape.flops, x, outcome, checked

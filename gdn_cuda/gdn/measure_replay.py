@@ -13,7 +13,7 @@ from ..operators.measure import Case, Inputs, Outcome, Work, bench, draw, normal
 from .inputs import projections
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
-# ---- Benchmark: verify by replay, and beside it the verify that keeps every state
+# ---- Benchmark: verify by replay, and for comparison verify that stores every state
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -53,12 +53,12 @@ def _verify_work(call: Callable[..., Tensor], x: Inputs, moved: int) -> Work:
 
 
 def _replay_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:
-    """All tokens of the last call accepted."""
+    """All tokens of the last call are accepted."""
     x = _verify_inputs(device, batch, tokens, batch, state)
     buffers = replay_buffers(x["state_pool"], tokens, 16)
     buffers.updates.normal_(), buffers.keys.normal_(), buffers.decays.fill_(0.5)
     x |= buffers._asdict() | {"state_indices": torch.randperm(batch, device=device, dtype=torch.int32)}
-    # Of keys and decays, one bank is read and the other written.
+    # Keys and decays: one bank is read and the other written.
     return _verify_work(replay_decode, x, 2 * size(x["state_pool"], buffers.updates) + size(buffers.keys, buffers.decays))
 
 
@@ -78,12 +78,12 @@ _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 @sanitizes("replay")
 def _sanitized() -> None:
-    """Few and many tokens, exact and masked heads, rows that do not start on 16 bytes; slots, counts and offsets that lie."""
+    """Few and many tokens, exact and masked heads, rows that do not start on 16 bytes; invalid slots, counts and offsets."""
     types = product((torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16))
     for (io, state), (dk, dv), steps in product(types, ((128, 128), (96, 40), (256, 72), (40, 8)), (5, 16)):
         for packed in (False, True):
             _sanitized_call(io, state, dk, dv, steps, sequences=5, packed=packed)
-    _sanitized_call(torch.bfloat16, torch.float32, 128, 128, 4, sequences=60, packed=False)  # several row steps a block
+    _sanitized_call(torch.bfloat16, torch.float32, 128, 128, 4, sequences=60, packed=False)  # several row steps per block
 
 
 def _sanitized_call(io: torch.dtype, state: torch.dtype, dk: int, dv: int, steps: int, sequences: int, packed: bool) -> None:
@@ -91,7 +91,7 @@ def _sanitized_call(io: torch.dtype, state: torch.dtype, dk: int, dv: int, steps
     pool = draw(sequences + 2, 4, dv, dk, dtype=state)
     buffers = replay_buffers(pool, steps, 2, dtype=io)
     buffers.keys.normal_(), buffers.updates.normal_(), buffers.decays.fill_(0.5), buffers.banks.bernoulli_()
-    query = draw(*lengths, 2, dk + 1, dtype=io)[..., dk % 16 // 8 :][..., :dk]  # unaligned where dk is an odd number of units
+    query = draw(*lengths, 2, dk + 1, dtype=io)[..., dk % 16 // 8 :][..., :dk]  # unaligned if dk is an odd multiple of 8
     slots, accepted = (torch.tensor(_HOSTILE, device="cuda").repeat(sequences)[:sequences] for _ in range(2))
     slots[::2] = torch.arange(slots[::2].shape[0], device="cuda")
     offsets = torch.tensor([0, *_HOSTILE], device="cuda") if packed else None

@@ -1,4 +1,4 @@
-"""The public functions of Gated Delta Net, declared; `gdn_cuda.gdn` says what they have in common."""
+"""The declarations of Gated Delta Net's public functions; `gdn_cuda.gdn` describes what they have in common."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
 
 
 class InferenceMode(IntEnum):
-    """Which states `recurrent_forward` returns: PREFILL and DECODE the last one, SPEC_VERIFY the state after every token."""
+    """Which states `recurrent_forward` returns: the last one (PREFILL, DECODE) or those after every token (SPEC_VERIFY)."""
 
     PREFILL = 0
     DECODE = 1
     SPEC_VERIFY = 2
 
 
-# ---- Shapes of results, CPU implementations, and what is checked or returned around an operator
+# ---- Shapes of results, CPU implementations, checks before an operator and results after it
 
 
 def _output(function: str, query: Tensor, value: Tensor) -> Tensor:
-    """Like value, with the heads of query where that has more. Whatever else the two are is for the operator to refuse."""
+    """Shaped like value, but with query's head count if query has more heads. The operator checks everything else."""
     are_rows = isinstance(query, Tensor) and isinstance(value, Tensor) and query.dim() >= 2 and value.dim() >= 2
-    if are_rows and (query.is_nested or value.is_nested):  # which have no sizes
+    if are_rows and (query.is_nested or value.is_nested):  # nested tensors have no sizes
         require_tensors(function, query=query, value=value)
     if are_rows and query.size(-2) > value.size(-2):
         return value.new_empty((*value.shape[:-2], query.size(-2), value.size(-1)))
@@ -46,7 +46,7 @@ def _sequences(x: Any) -> Any:
 
 
 def _tokens(x: Any) -> tuple[Any, ...]:
-    """The dimensions of tokens, (B, T) or (N,); of packed (1, N, H, d) tensors (N,), too."""
+    """The dimensions of tokens: (B, T), or (N,) for packed tensors, (1, N, H, d) among them."""
     return tuple(x.query.shape[:2] if x.cu_seqlens is None else x.query.shape[-3:-2])
 
 
@@ -79,7 +79,7 @@ def _checkpoint_rows(x: Any) -> Any:
 
 
 def _chunked_shapes(x: Any) -> Any:
-    """Shapes of final state and checkpoints; with a pool of the checkpoints alone."""
+    """Shapes of final state and checkpoints; with a pool, of the checkpoints alone."""
     dtype = x.state_dtype or _dtype_of_states(x)
     checkpoints = _state(x, _checkpoint_rows(x), dtype=dtype)
     if x.state_indices is not None:
@@ -91,7 +91,7 @@ def _chunked_shapes(x: Any) -> Any:
 def _chunked_on_cpu(x: Any) -> Any:
     output, final_state, found = reference.chunked_forward(x)
     x.out.copy_(output)
-    # As many rows as on a GPU, which cannot count them in advance.
+    # As many rows as on a GPU, where the host cannot know how many are used.
     checkpoints = found.new_zeros((_checkpoint_rows(x), *found.shape[1:]), dtype=x.state_dtype or _dtype_of_states(x))
     if x.checkpoints is None:
         checkpoints[: found.shape[0]] = found
@@ -181,7 +181,7 @@ def recurrent_forward(
     final_state: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence token by token, with the state in registers from the first token to the last: `(output, new_state)`.
+    """The recurrence token by token, the state in registers from the first token to the last. Returns `(output, new_state)`.
 
     Formula:
         S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
@@ -189,12 +189,12 @@ def recurrent_forward(
     Shapes:
         query, key: (B, T, Hk, dk), or packed (N, Hk, dk) or (1, N, Hk, dk) with `cu_seqlens`; bf16, fp16 or fp32; normalised
           first with `is_qk_norm`
-        value, output: (…, Hv, dv), the dtype of query; Hv is a multiple of Hk. Or query has more heads, a multiple of Hv, and
-          key has Hv: then Hv in all other shapes, that of output too, is the number of heads of query
+        value, output: (…, Hv, dv), the dtype of query; Hv is a multiple of Hk. If query has more heads than value, a multiple
+          of Hv, key has Hv heads, and Hv in the shapes of output, gates and states means query's head count
         beta, gate: (…, Hv), bf16, fp16 or fp32: the gate is the logarithm of each token's decay; None for 1 and for 0
         state: (B, Hv, dv, dk), fp32, bf16 or fp16, not changed; None for zeros; a [K, V] state is given as its transposed view
-        new_state: (B, Hv, dv, dk), after every token (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, else
-          fp32; `final_state` itself where that is given, of any of these dtypes and of any strides
+        new_state: (B, Hv, dv, dk); with SPEC_VERIFY (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, or fp32
+          without a state; or the argument `final_state`, of any of these dtypes and any strides
         has_initial_state: (B,), bool: a sequence with False starts from zeros, and its state is not read
         cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
         num_accepted_tokens: (B,), int32 or int64: with SPEC_VERIFY, the step of `state` that a sequence starts from
@@ -205,14 +205,14 @@ def recurrent_forward(
         scale: dk^-0.5 if None
         A_log, dt_bias: (Hv,), fp32, bf16 or fp16: with A_log the gate is raw, `a` of `fused_gdn_gating`; dt_bias None is 0
         gate_is_linear: whether the gate is the decay itself, where 0 is a reset, and not its logarithm
-        beta_is_logit: whether beta is a logit, of which the sigmoid counts
-        allow_negative_eigenvalues: whether twice that sigmoid counts
+        beta_is_logit: whether beta is a logit, whose sigmoid is used
+        allow_negative_eigenvalues: whether twice the logit's sigmoid is used
         final_state: where the last state is written; None allocates it. Not with SPEC_VERIFY
         out: where the output is written; None allocates it
 
-    PREFILL and DECODE return the state after the last token, SPEC_VERIFY the state after every token. `state` may then be
-    what an earlier verify returned, (B, S, Hv, dv, dk), and `num_accepted_tokens` (B,) picks where sequence b starts: step
-    max(num_accepted_tokens[b], 1) − 1, at most S − 1. With one state per sequence there is nothing to pick.
+    PREFILL and DECODE return the state after the last token, SPEC_VERIFY the state after every token. With SPEC_VERIFY, `state`
+    may be what an earlier verify returned, (B, S, Hv, dv, dk); sequence b then starts from step
+    max(num_accepted_tokens[b], 1) − 1, at most S − 1. With one state per sequence, the counts have no effect.
 
     Edge cases:
         A gate of −∞ is an exact reset (docs/numerics.md).
@@ -276,35 +276,35 @@ def fused_decode(
         parents: (B, T), int32 or int64, T up to 64
 
     Parameters:
-        null_slot: a slot that stands for padding, as negative ones do; None: only those
+        null_slot: a slot that means padding, as negative ones do; None: only negative ones do
         update_state: False: the pool is only read
         scale: dk^-0.5 if None
         use_qk_l2norm: False: q and k are used as they are
         allow_negative_eigenvalues: whether beta is twice the sigmoid
-        replay: buffers that `replay_buffers` makes, for speculative verify that writes one state a call
+        replay: buffers from `replay_buffers`, for speculative verify that writes one state per call
         out: where the output is written; None allocates it
 
     Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead.
     For speculative verify, give `state_indices` (B, T) and `num_accepted_tokens`: the call reads slot
     state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot state_indices[n, t].
-    Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t],
-    and the pool is not written, but for the last state where there are `write_indices`; with `parents`, the tokens are a tree:
-    token t continues from the state after token parents[n, t], which is before it, or from the slot where that is −1. Or give
-    `replay`, buffers that `replay_buffers` makes: the call keeps its tokens there, and the next one applies the accepted ones
-    of them, so that a state is written once a call (`replay_decode`).
+    Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t], and the pool is
+    written only with `write_indices`, the last state. With `parents` too, the tokens are a tree: token t continues from the
+    state after token parents[n, t], an earlier token, or from the slot if that is −1. Or give `replay`, buffers from
+    `replay_buffers`: the call stores its tokens there, and the next call applies the accepted ones, so that one state is
+    written per call (`replay_decode`).
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 
     Edge cases:
-        Reading a slot that is negative or equal to `null_slot` skips the sequence: zero output, no slot touched. Such a slot is
-        not written either.
-        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the index cannot be read without
-        waiting for it, so the output of the sequence is NaN.
-        Two sequences on one slot race, also where one reads it and the other writes it.
-        A sequence of no tokens leaves the state it starts from, as in `chunked_forward`.
-        A token whose parent is itself, behind it, below −1 or without a state has an output of NaN, and no state is stored. A
-        parent that is not the last token computed is read from step_states, as it was rounded: a sequence whose row of these is
-        negative cannot branch.
+        A slot to read that is negative or equal to `null_slot` skips the sequence: its output is zero, and no slot is read or
+        written. A slot to write that is negative or equal to `null_slot` is not written.
+        A slot past the pool raises IndexError on CPU tensors. On a GPU, where the host cannot check it without waiting, nothing
+        is read or written for it, and the output of the sequence is NaN.
+        Two sequences on one slot race, also if one only reads it and the other writes it.
+        A sequence of no tokens writes the state it starts from, as in `chunked_forward`.
+        A token has an output of NaN, and no state is stored for it, if its parent is itself, a later token, below −1, or a
+        token without a state. The state after a parent that is not the token computed before is read from step_states, where it
+        was rounded, so a sequence with a negative row in step_slots cannot branch.
 
     Example:
         >>> query, key, value = torch.randn(3, 2, 1, 4, 16).bfloat16()  # two sequences, one token, 4 heads
@@ -456,41 +456,41 @@ def chunked_forward(
 
     Formula:
         S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
-        for 64 tokens at once: with T = (I + A)⁻¹, A_ij = beta_i (k_i·k_j) exp(G_i − G_j) below the diagonal, G the sum of gates
+        64 tokens at once, with T = (I + A)⁻¹, A_ij = beta_i (k_i·k_j) exp(G_i − G_j) below the diagonal, G the sum of gates
 
     Shapes:
         query, key, value, beta, gate, state, cu_seqlens, has_initial_state: as in `recurrent_forward`
-        final_state: (B, Hv, dv, dk), of `state_dtype`, else the state's dtype, else fp32; None with `output_final_state=False`.
-          A given one, of any float dtype and strides, is written and returned
-        state_indices: (B,), of any stride: `state` is then a pool (slots, Hv, dv, dk), read and written in place as in
+        final_state: (B, Hv, dv, dk), of `state_dtype`, or without that the state's dtype, or without a state fp32; None with
+          `output_final_state=False`. As an argument, of any float dtype and strides: it is written and returned
+        state_indices: (B,), of any stride: `state` is a pool (slots, Hv, dv, dk), read and written in place as in
           `fused_decode`, and returned as final_state
-        write_indices: (B,), int32 or int64: the slots to write, where they are not those of state_indices
-        states_before: (rows, Hv, dv, dk), written: the states before each block of `checkpoint_every` tokens, ceil(length / n)
-          rows a sequence in sequence order; the rest are 0
+        write_indices: (B,), int32 or int64: the slots to write, if they differ from state_indices
+        states_before: (rows, Hv, dv, dk): the call writes the states before each block of `checkpoint_every` tokens to it,
+          ceil(length / n) rows per sequence in sequence order, and 0 to the other rows
         checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.
           T // n rows per padded sequence; N // n rows packed, of which sequence i fills the next length_i // n, and the rest
-          are 0. A given one, of any float dtype and strides, is written as far as it goes, and returned
-        chunk_indices, cu_chunks: (sequence, chunk) pairs and (B + 1,): accepted, and not read, as the device derives them
+          are 0. As an argument, of any float dtype and strides: it is written, as many rows as it has, and returned
+        chunk_indices, cu_chunks: (sequence, chunk) pairs and (B + 1,): accepted and not read, as the device computes them
 
     Parameters:
         scale, A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues, out: as in `recurrent_forward`
         use_qk_l2norm: whether each row of q and k is divided by √(Σ x² + 1e-6)
-        output_final_state: False: None is returned as final_state; a pool is written all the same
+        output_final_state: False: None is returned as final_state; a pool is written nevertheless
         state_dtype: fp32, bf16 or fp16, for final_state and checkpoints that are allocated; with a pool None, or its dtype
-        checkpoint_every: a multiple of 64: how many tokens are between two checkpoints; 0: there are none
+        checkpoint_every: a multiple of 64, the number of tokens between checkpoints; 0: no checkpoints
         update_state: False, with state_indices: the pool is only read
         deterministic: whether a sequence has the same bits whatever it is batched or packed with
 
-    Chunks run on the tensor cores, from sm_80 on, where rows start on 16 bytes; other calls run token by token. Where heads
-    leave multiprocessors idle, sequences are split into segments. How many depends on the batch, and whether at all on its
-    gates: where states reach across segments, the result depends on both within its rounding. With `deterministic=True` a
-    sequence is split by its own length alone, and has the same bits whatever it is batched or packed with; what that costs
-    depends on the batch (docs/numerics.md).
+    Chunks run on the tensor cores, from sm_80 on, if rows start on 16 bytes; other calls run token by token. Sequences are
+    split into segments if unsplit heads would leave multiprocessors idle. The split depends on the batch and on its gates, so
+    the result does too, within its rounding, if decay is so slow that states carry over between segments. With
+    `deterministic=True` the split of a sequence depends on its length alone, and its bits do not depend on what it is batched
+    or packed with; what that costs depends on the batch (docs/numerics.md).
 
     Edge cases:
         A gate of −∞ is an exact reset (docs/numerics.md).
-        A sequence of no tokens returns the state it starts from. So a slot of a pool becomes 0 where has_initial_state is
-        False, and one of write_indices a copy of that state; otherwise no slot is touched.
+        A sequence of no tokens returns the state it starts from. Its slot in a pool becomes 0 if has_initial_state is False;
+        its slot in write_indices becomes a copy of that state; no other slot is read or written.
 
     Example:
         >>> query, key, value = torch.randn(3, 1, 130, 2, 16).bfloat16()  # one sequence, 130 tokens, 2 heads

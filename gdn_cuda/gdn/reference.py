@@ -1,16 +1,16 @@
 """The Gated Delta Net in plain torch: the literal recurrence, and its chunked form.
 
-Any device, any float dtype, differentiable. Arithmetic is in fp32, or in fp64 as soon as one input is fp64 or `compute_dtype`
-says so; results are returned in that dtype and callers round them.
+Any device, any float dtype, differentiable. Arithmetic is in fp32, or in fp64 if an input or `compute_dtype` is fp64; results
+are returned in that dtype and callers round them.
 
-Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk); packed tensors drop B, put all
-sequences behind one another on a first dimension N and come with cu_seqlens (B+1). Value head h reads key head h // (Hv / Hk).
+Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk). Packed tensors have no B: the tokens
+of all sequences in order are the first dimension N, and cu_seqlens (B+1) is given. Value head h reads key head h // (Hv / Hk).
 In the recurrence and the chunked form query may have more heads, Hq, a multiple of value's: key then has those of value, and
 everything else those of query; head h reads head h // (Hq / Hv) of key and value.
-Tokens behind cu_seqlens[-1] belong to no sequence: their output is zero.
+Tokens after cu_seqlens[-1] belong to no sequence: their output is zero.
 
-A gate whose exponential is 0 in the dtype of the arithmetic, such as -inf, is an exact reset: nothing of the state is left, not
-even infinities or NaN, and no gradient flows through.
+A gate whose exponential is 0 in the dtype of the arithmetic, for example -inf, is an exact reset: nothing is left of the state,
+neither infinities nor NaN, and no gradient passes it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .. import _C
 CHUNK = _C.GDN_CHUNK
 L2NORM_EPSILON = 1e-6
 _CHUNKS_AT_ONCE = 32  # bounds the memory of a long prefill; the result does not depend on it
-# Gates are clamped to this before they are cumulated: the exponential is 0 all the same, and the sum keeps the precision of
-# later gates. Powers of two, so that sums of resets are exact.
+# Gates are clamped to this before they are summed: their exponential is 0 anyway, and the sum keeps its precision for later
+# gates. These are powers of two, so that sums of resets are exact.
 LOWEST_GATE = {torch.float32: -128.0, torch.float64: -1024.0}
 
 
@@ -60,14 +60,14 @@ def sequence_spans(cu_seqlens: Tensor, tokens: int) -> list[tuple[int, int]]:
     return list(pairwise(offsets))
 
 
-def pack(pieces: list[Tensor], tokens: int, like: Tensor) -> Tensor:
+def pack(sequences: list[Tensor], tokens: int, like: Tensor) -> Tensor:
     """Joins tensors (1,L,…) of consecutive sequences to (tokens,…), with zeros after the last; other sizes as in `like`."""
-    rest = like.new_zeros(tokens - sum(x.shape[1] for x in pieces), *like.shape[1:])
-    return torch.cat([*(x[0] for x in pieces), rest])
+    rest = like.new_zeros(tokens - sum(x.shape[1] for x in sequences), *like.shape[1:])
+    return torch.cat([*(x[0] for x in sequences), rest])
 
 
 def decayed(state: Tensor, decay: Tensor) -> Tensor:
-    """decay · state, which broadcast; zero where decay is, whatever the state (0 · inf would be NaN, and so its gradients)."""
+    """decay · state, broadcast. Zero where decay is zero, whatever the state: 0 · inf and its gradients would be NaN."""
     return decay * state.masked_fill(decay == 0, 0)
 
 
@@ -104,7 +104,7 @@ def recurrent(
 
 
 class _Inputs(NamedTuple):
-    """Inputs of both forms: in one dtype, with as many heads each, a state and a scale."""
+    """Inputs of both forms, prepared: one dtype, the same head count for all, a state and a scale."""
 
     q: Tensor
     k: Tensor
@@ -146,7 +146,7 @@ def _prepare(
         q, k = l2norm(q), l2norm(k)
     heads, dk = heads_of(q, v), k.shape[-1]
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    # One zero in memory, however many sequences there are.
+    # The expanded zero takes the memory of one element, however many sequences there are.
     zeros = v.new_zeros(1, 1, 1, 1).expand(sequences, heads, v.shape[-1], dk)
     start = zeros if state is None else state.to(dtype)
     q, k, v = (repeat_heads(x, heads) for x in (q, k, v))
@@ -154,7 +154,7 @@ def _prepare(
 
 
 def _recurrence(x: _Inputs, keep_steps: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One padded batch."""
+    """The recurrence of a padded batch."""
     state, outputs, steps = x.state, [], []
     for t in range(x.v.shape[1]):
         q, k, v, beta, gate = x.q[:, t], x.k[:, t], x.v[:, t], x.beta[:, t], x.gate[:, t]
@@ -186,11 +186,11 @@ def chunked(
     chunk: int = CHUNK,
     output_final_state: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same function, `chunk` tokens at a time: `chunk_u_w`, `chunk_states` and `chunk_outputs` one after the other.
+    """The same results, `chunk` tokens at a time, by `chunk_u_w`, `chunk_states` and `chunk_outputs`.
 
     Returns output, final state and checkpoints (total,Hv,dv,dk): the states after every `checkpoint_every` tokens (a multiple
     of `chunk`; 0 means none), floor(length / checkpoint_every) for each sequence, in sequence order. Without
-    `output_final_state` the final state has no rows, and packed sequences without a state take memory for one at a time.
+    `output_final_state` the final state has no rows, and packed sequences without a state need memory for one state at a time.
     """
     if checkpoint_every % chunk:
         raise ValueError(f"chunked: checkpoint_every: expected a multiple of {chunk}, got {checkpoint_every}")
@@ -209,7 +209,7 @@ def chunked(
 
 
 def _chunked(x: _Inputs, checkpoint_every: int, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """One padded batch; checkpoints are (B, floor(T / checkpoint_every), Hv, dv, dk)."""
+    """The chunked form of a padded batch; checkpoints are (B, floor(T / checkpoint_every), Hv, dv, dk)."""
     state = x.state
     outputs, checkpoints = [torch.zeros_like(x.v[:, :0])], [state[:, None][:, :0]]
     tokens, span = x.v.shape[1], _CHUNKS_AT_ONCE * chunk
@@ -230,7 +230,7 @@ def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
     """Output of a padded batch, and the state after every chunk (B,chunks,H,dv,dk)."""
     tokens = x.v.shape[1]
     q, k, v, beta, gate = (to_chunks(part, chunk) for part in x[:5])
-    # fp64: the difference of two long sums of strong gates loses digits in fp32
+    # In fp32 the difference of two long sums of strong gates would lose digits.
     cumulated = gate.clamp(min=LOWEST_GATE[gate.dtype]).double().cumsum(-1)
     u, w = chunk_u_w(k, v, beta, cumulated)
     before, state, v_new = chunk_states(k, u, w, cumulated, x.state)
@@ -239,7 +239,7 @@ def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
-    """The same by the recurrence: in the chunked form infinities and NaN survive a reset in their chunk, as 0 · inf is NaN."""
+    """`_chunks_at_once` by the recurrence: in the chunked form infinities and NaN would pass a reset, as 0 · inf is NaN."""
     outputs, states = [], [x.state]
     for first in range(0, x.v.shape[1], chunk):
         output, state, _ = _recurrence(x.part(first, first + chunk, states[-1]), keep_steps=False)
@@ -248,10 +248,10 @@ def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs, dim=1), torch.stack(states[1:], dim=1)
 
 
-# The pieces below work on chunks: (B,chunks,H,C,…), key heads already repeated. G is the inclusive cumsum of the gate inside
-# each chunk. After the end of a sequence k, v, q and beta are zero and G keeps its last value, so nothing changes.
-# G may be -inf: then exp(G) is 0, and there is no decay between two such tokens. A token with exp(G) = 0 reads nothing
-# from the state before the chunk, and one with exp(G_C − G) = 0 adds nothing to the state after it.
+# The functions below have tensors in chunks, (B,chunks,H,C,…), with key heads repeated. G is the inclusive cumsum of the gate
+# within each chunk. After the end of a sequence k, v, q and beta are zero and G keeps its last value, so the state does not
+# change. G may be -inf: then exp(G) is 0, and there is no decay between two such tokens. A token with exp(G) = 0 reads nothing
+# from the state before the chunk, and a token with exp(G_C − G) = 0 adds nothing to the state after it.
 
 
 def to_chunks(x: Tensor, chunk: int, repeat_last: bool = False) -> Tensor:
@@ -269,12 +269,12 @@ def from_chunks(x: Tensor, tokens: int) -> Tensor:
 
 
 def _finite(cumulated: Tensor) -> Tensor:
-    """For use in differences: −inf − −inf would be NaN."""
+    """Sums of gates whose differences are not NaN, as −inf − −inf would be."""
     return cumulated.clamp(min=torch.finfo(cumulated.dtype).min)
 
 
 def _decay(cumulated: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(G_i − G_j) for i ≥ j, else 0: masked before exp, since exp(−G) alone overflows."""
+    """exp(G_i − G_j) for i ≥ j, else 0: masked before exp, which would overflow for other pairs."""
     cumulated = _finite(cumulated)
     differences = cumulated[..., :, None] - cumulated[..., None, :]
     later = torch.ones(differences.shape[-2:], dtype=torch.bool, device=differences.device).triu(1)
@@ -315,7 +315,7 @@ def chunk_outputs(q: Tensor, before: Tensor, k: Tensor, v_new: Tensor, cumulated
     wrong = ~v_new.isfinite()
     if not bool(wrong.any()):
         return scale * (carried + (q @ k.mT * decay) @ v_new)
-    # They do not show after a reset, where the decay is 0.
+    # Values that are not finite have no effect after a reset, where the decay is 0.
     poisoned = (decay != 0).to(q.dtype) @ wrong.to(q.dtype) > 0
     within = (q @ k.mT * decay) @ v_new.masked_fill(wrong, 0)
     return scale * (carried + within.masked_fill(poisoned, torch.nan))

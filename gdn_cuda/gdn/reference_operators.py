@@ -1,8 +1,8 @@
 """The Gated Delta Net operators on CPU tensors, by `gdn.recurrent` and `gdn.chunked`.
 
-Those that take one argument x read the public function's arguments from it, by name. Shapes and dtypes were checked by the C++
-operators; what depends on values (slots, accepted counts) is checked here, before anything is written. Results have the
-documented dtypes, except that fp64 inputs stay fp64 (gradcheck, oracles).
+Functions with one argument x read the public function's arguments from it by name. The C++ operators have checked shapes and
+dtypes; what depends on values (slots, accepted counts) is checked here, before anything is written. Results have the documented
+dtypes, except that fp64 inputs give fp64 results (gradcheck, oracles).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ SOFTPLUS_THRESHOLD = 20.0
 def _log_decay(A_log: Tensor, dt_bias: Tensor, a: Tensor) -> Tensor:
     """−exp(A_log) · softplus(a + dt_bias), softplus(x) = x above 20.
 
-    A gate of −∞ passes no gradient on: the decay is 0 there, and so are its derivatives by A_log, a and dt_bias in the limit.
+    A gate of −∞ has gradients of 0: its decay is 0, and the limits of the decay's derivatives by A_log, a and dt_bias are 0.
     """
     dtype = gdn.promoted_dtype(A_log, dt_bias, a)
     rate_log, x = torch.broadcast_tensors(A_log.to(dtype), a.to(dtype) + dt_bias.to(dtype))
     with torch.no_grad():
         is_reset = _gate_product(rate_log, x).isneginf()
-    # At a reset the product is that of zeros: its own derivatives are infinite, and infinity times a gradient of 0 is NaN.
+    # Where the gate is a reset, the product is computed from zeros: otherwise its derivatives would be infinite, and infinity
+    # times a gradient of 0 is NaN.
     product = _gate_product(rate_log.masked_fill(is_reset, 0), x.masked_fill(is_reset, 0))
     return product.masked_fill(is_reset, -torch.inf)
 
@@ -39,20 +40,22 @@ def _log_decay(A_log: Tensor, dt_bias: Tensor, a: Tensor) -> Tensor:
 def _gate_product(rate_log: Tensor, x: Tensor) -> Tensor:
     """−exp(rate_log) · softplus(x).
 
-    Where exp(rate_log) is infinite or softplus is lost below the smallest number, −exp(rate_log + ln softplus(x)), which is
-    −exp(rate_log + x) for such x: infinity times 0 would be NaN.
+    If exp(rate_log) overflows or softplus(x) underflows, it is computed as −exp(rate_log + ln softplus(x)), where ln
+    softplus(x)
+    is x for very negative x: infinity times 0 would be NaN.
     """
     limits = torch.finfo(x.dtype)
     largest, lowest = math.log(limits.max) - 1, math.log(limits.tiny) + 8
     by_logarithm, tiny = (rate_log > largest) | (x < lowest), x < lowest
-    # Both forms are evaluated everywhere; where one does not apply, its input is zero, so that its gradients stay finite.
+    # Both formulas are evaluated for all elements; those that a formula is not for are replaced by zero, so that its gradients
+    # stay finite.
     soft = F.softplus(x.masked_fill(tiny, 0), threshold=SOFTPLUS_THRESHOLD)
     logarithm = (rate_log + torch.where(tiny, x, soft.log())).masked_fill(~by_logarithm, 0)
     return -torch.where(by_logarithm, logarithm.exp(), rate_log.masked_fill(by_logarithm, 0).exp() * soft)
 
 
 def _log_of_linear(gate: Tensor) -> Tensor:
-    """ln gate, which passes no gradient on where it is −∞, as `_log_decay`."""
+    """ln gate, with gradients of 0 where it is −∞, as in `_log_decay`."""
     is_reset = gate == 0
     return gate.masked_fill(is_reset, 1).log().masked_fill(is_reset, -torch.inf)
 
@@ -70,32 +73,32 @@ _GATES = ("a", "b", "beta", "gate", "A_log", "dt_bias")
 
 
 def _with_wide_gates(x: Any) -> Any:
-    """What becomes of gates beside an fp64 value is not rounded to fp32 in between."""
+    """The call with gates in fp64 if value is fp64, so that intermediate results are not rounded to fp32."""
     if x.value.dtype != torch.float64:
         return x
-    given = {name: y for name, y in vars(x).items() if name in _GATES and y is not None}
-    return SimpleNamespace(**(vars(x) | {name: y.double() for name, y in given.items()}))
+    gates = {name: y.double() for name, y in vars(x).items() if name in _GATES and y is not None}
+    return SimpleNamespace(**(vars(x) | gates))
 
 
 def _packed(x: Any, *names: str) -> Any:
-    """The call with packed (1, N, …) tensors as (N, …), and beside an fp64 value with gates in fp64."""
+    """The call with packed (1, N, …) tensors as (N, …), and with gates in fp64 if value is."""
     x = _with_wide_gates(x)
     if x.cu_seqlens is None:
         return x
     rank = {"query": 4, "key": 4, "value": 4, "beta": 3, "gate": 3, "a": 3, "b": 3}
-    given = {name: getattr(x, name) for name in names}
-    flat = {name: y[0] for name, y in given.items() if y is not None and y.dim() == rank[name]}
+    tensors = {name: getattr(x, name) for name in names}
+    flat = {name: y[0] for name, y in tensors.items() if y is not None and y.dim() == rank[name]}
     return SimpleNamespace(**(vars(x) | flat))
 
 
 def _output_shape(x: Any) -> tuple[int, ...]:
-    """value's, with the heads of query where that has more."""
+    """The shape of value, but with query's head count if query has more heads."""
     *tokens, _, dv = x.value.shape
     return *tokens, gdn.heads_of(x.query, x.value), dv
 
 
 def _gates(x: Any) -> tuple[Tensor, Tensor]:
-    """(beta, the logarithm of the decay) of a call, whatever its gates are."""
+    """(beta, logarithm of the decay) of a call with gates in any form."""
     shape = _output_shape(x)[:-1]
     gate = x.value.new_zeros(shape, dtype=torch.float32) if x.gate is None else x.gate
     if x.A_log is not None:
@@ -116,14 +119,14 @@ def _initial(state: Tensor | None, has_initial_state: Tensor | None) -> Tensor |
 
 
 def _leaves_a_state(x: Any, lengths: Tensor) -> Tensor:
-    """Which sequences write their last state to a pool: those with tokens, and others whose slot does not hold it already."""
+    """Which sequences write their last state to a pool: those with tokens, and those whose slot does not hold it already."""
     if x.write_indices is not None:
         return torch.ones_like(lengths, dtype=torch.bool)
     return lengths > 0 if x.has_initial_state is None else (lengths > 0) | ~x.has_initial_state
 
 
 def _written(buffer: Tensor | None, states: Tensor) -> None:
-    """States into the caller's buffer, as far as it goes."""
+    """Writes states to the caller's buffer, as many as it has rows."""
     if buffer is not None:
         rows = min(buffer.shape[0], states.shape[0])
         buffer[:rows] = states[:rows].to(buffer.dtype)
@@ -159,20 +162,20 @@ def _lengths(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _zero_inactive(output: Tensor, active: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Zeros the output of the inactive sequences, NaN included."""
+    """The output with zeros for inactive sequences, even where it was NaN."""
     if cu_seqlens is None:
         return torch.where(active[:, None, None, None], output, 0)
-    of_token = active.repeat_interleave(cu_seqlens.diff().to(active.device))
-    of_token = F.pad(of_token, (0, output.shape[0] - of_token.shape[0]))
-    return torch.where(of_token[:, None, None], output, 0)
+    is_active = active.repeat_interleave(cu_seqlens.diff().to(active.device))
+    is_active = F.pad(is_active, (0, output.shape[0] - is_active.shape[0]))
+    return torch.where(is_active[:, None, None], output, 0)
 
 
 def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(output, final_state, checkpoints); the last as in `gdn.chunked`, empty without checkpoint_every.
 
-    The states have dtype `state_dtype`, else that of state, else fp32. With state_indices (N,), state is a pool
-    (slots,Hv,dv,dk), updated in place and returned as final_state; a negative index skips its sequence: output and checkpoints
-    are zero and no slot is touched.
+    The states have dtype `state_dtype`, or without that the dtype of state, or without a state fp32. With state_indices (N,),
+    state is a pool (slots,Hv,dv,dk), updated in place and returned as final_state; a negative index skips its sequence: output
+    and checkpoints are zero, and no slot is read or written.
     """
 
     output_shape = _output_shape(x)
@@ -215,7 +218,7 @@ def _rows_or(buffer: Tensor | None, found: Tensor) -> Tensor:
 
 
 def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) -> None:
-    """Checkpoints, and the states before blocks of tokens, into the caller's buffers."""
+    """Writes checkpoints, and the states before blocks of tokens, to the caller's buffers."""
     if not x.checkpoint_every:
         return
     dense = x.value.shape[0] if x.cu_seqlens is not None else x.value.shape[1]
@@ -236,7 +239,7 @@ def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) ->
 
 
 def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """state_indices, and the slots that sequences of fused_decode read and write. IndexError: one of them is out of range."""
+    """state_indices, and the slots that sequences of fused_decode read and write. Raises IndexError if one is out of range."""
     lengths, slot_count = _lengths(x.value, x.cu_seqlens), x.state_pool.shape[0]
     sequences, device = lengths.shape[0], x.value.device
     indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
@@ -260,9 +263,9 @@ def fused_decode(x: Any) -> Tensor:
 
     Sequence n reads slot indices[n] (n itself without indices) and writes its last state there. With indices (N,T) it reads
     indices[n, max(num_accepted_tokens[n], 1) − 1] (column 0 without counts) and writes the state after token t to
-    indices[n, t]. With step_states (rows,S,Hv,dv,dk) the state after token t goes to step_states[step_slots[n], t] instead and
-    the pool stays as it was, but for the last state of sequences with write_indices. A slot to read that is negative or
-    null_slot skips its sequence, with zero output; a slot to write that is so is not written. States are rounded when stored,
+    indices[n, t]. With step_states (rows,S,Hv,dv,dk) the state after token t goes to step_states[step_slots[n], t] instead, and
+    the pool is written only with write_indices, the last state. A slot to read that is negative or null_slot skips its
+    sequence, with zero output; a slot to write that is negative or null_slot is not written. States are rounded when stored,
     never between the tokens of one call.
     """
     output_shape = _output_shape(x)
@@ -294,14 +297,14 @@ def fused_decode(x: Any) -> Tensor:
             kept = rows >= 0
             x.step_states[rows[kept], token[kept]] = after[kept].to(x.step_states.dtype)
         else:
-            of_tokens = indices[sequence, token]
-            kept = is_slot(of_tokens, x.null_slot)
-            pool[of_tokens[kept]] = after[kept].to(pool.dtype)
+            token_slots = indices[sequence, token]
+            kept = is_slot(token_slots, x.null_slot)
+            pool[token_slots[kept]] = after[kept].to(pool.dtype)
     return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
 
 
 def _tree(x: Any, beta: Tensor, gate: Tensor, start: Tensor, lengths: Tensor, active: Tensor) -> Tensor:
-    """The output of tokens that continue from the states after their parents, which are stored."""
+    """The output of a tree of tokens, each from the state after its parent. Stores the state after each token."""
     output = torch.full(_output_shape(x), torch.nan, dtype=gdn.promoted_dtype(x.value, start))
     ends = lengths.cumsum(0)
     if x.cu_seqlens is not None:
@@ -313,7 +316,7 @@ def _tree(x: Any, beta: Tensor, gate: Tensor, start: Tensor, lengths: Tensor, ac
             if parent not in states or (row < 0 and parent not in (latest, -1)):
                 continue
             if 0 <= parent != latest:
-                states[parent] = x.step_states[row, parent][None]  # as it was rounded
+                states[parent] = x.step_states[row, parent][None]  # rounded when it was stored
             first = t if x.cu_seqlens is None else int(ends[n] - lengths[n]) + t
             token = [y[None] if x.cu_seqlens is not None else y[n : n + 1] for y in (x.query, x.key, x.value, beta, gate)]
             q, k, v, b, g = (y[:, first : first + 1] for y in token)
@@ -332,7 +335,7 @@ def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> N
 
 
 def _tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For every token of an active sequence: the sequence, the position in it, and the row among all tokens."""
+    """Each token of active sequences: its sequence, its position there, and its row among all tokens."""
     sequence = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths)
     row = torch.arange(sequence.shape[0], device=lengths.device)
     token = row - (lengths.cumsum(0) - lengths)[sequence]
@@ -341,10 +344,10 @@ def _tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def chunk_local_cumsum(input: Tensor, head_first: bool = False, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Inclusive cumsum in fp32 over time inside each chunk of 64 tokens; every sequence starts a chunk. Elements below
-    `gdn.LOWEST_GATE` count as that.
+    """Inclusive cumsum in fp32 over the tokens of each chunk of 64; every sequence starts a chunk. Elements below
+    `gdn.LOWEST_GATE` are clamped to it.
 
-    (B,T,H), with head_first (B,H,T), or packed (N,H) with cu_seqlens, head_first (H,N).
+    input: (B,T,H), with head_first (B,H,T); packed, with cu_seqlens: (N,H), with head_first (H,N).
     """
     x = input.to(gdn.promoted_dtype(input))
     x = x.clamp(min=gdn.LOWEST_GATE[x.dtype])
@@ -361,7 +364,7 @@ def _cumsum_in_chunks(x: Tensor) -> Tensor:
 
 
 def transpose_to_mn_major(x: Any) -> Tensor:
-    """The same values (…,M,K) with M contiguous; a column of M takes a multiple of `alignment` bytes, the padding is zero."""
+    """The same values (…,M,K) with M contiguous; a column of M is padded with zeros to a multiple of `alignment` bytes."""
     *batch, m, k = x.input.shape
     unit = x.alignment // x.input.element_size()
     columns = x.input.new_zeros(*batch, k, -(-m // unit) * unit)
@@ -369,7 +372,7 @@ def transpose_to_mn_major(x: Any) -> Tensor:
 
 
 def _chunks(x: Tensor, cu_seqlens: Tensor | None, repeat_last: bool = False) -> Tensor:
-    """(B,T,H,…) or packed (N,H,…) → (B,chunks,H,64,…), packed sequences one after the other with B = 1."""
+    """(B,T,H,…) or packed (N,H,…) → (B,chunks,H,64,…); the chunks of all packed sequences are one row, B = 1."""
     if cu_seqlens is None:
         return gdn.to_chunks(x, gdn.CHUNK, repeat_last)
     spans = gdn.sequence_spans(cu_seqlens, x.shape[0])
@@ -377,15 +380,15 @@ def _chunks(x: Tensor, cu_seqlens: Tensor | None, repeat_last: bool = False) -> 
 
 
 def _tokens(x: Tensor, cu_seqlens: Tensor | None, like: Tensor) -> Tensor:
-    """Back from `_chunks`; the number of tokens is that of `like`."""
+    """The inverse of `_chunks`, with as many tokens as `like`."""
     if cu_seqlens is None:
         return gdn.from_chunks(x, like.shape[1])
-    pieces, chunk = [], 0
+    sequences, chunk = [], 0
     for first, last in gdn.sequence_spans(cu_seqlens, like.shape[0]):
         count = -(-(last - first) // gdn.CHUNK)
-        pieces.append(gdn.from_chunks(x[:, chunk : chunk + count], last - first))
+        sequences.append(gdn.from_chunks(x[:, chunk : chunk + count], last - first))
         chunk += count
-    return gdn.pack(pieces, like.shape[0], gdn.from_chunks(x, 0)[0])
+    return gdn.pack(sequences, like.shape[0], gdn.from_chunks(x, 0)[0])
 
 
 def _promote(*tensors: Tensor) -> list[Tensor]:
@@ -397,8 +400,8 @@ def _cumulated(gate: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like[..., 0]) if gate is None else gate
 
 
-# The three pieces of the chunked form, on token layout. They return the dtype of the arithmetic; callers round.
-# The gate is cumulated already (chunk_local_cumsum); None means no decay.
+# The three steps of the chunked form, on tensors with tokens. Results have the dtype of the arithmetic; callers round them. The
+# gate is the result of chunk_local_cumsum; None means no decay.
 
 
 def compute_u_w(
@@ -420,22 +423,24 @@ def seq_state_update(
     initial: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of `gdn.chunk_states`: the states before each chunk ((B,chunks,Hv,dv,dk), packed (chunks,Hv,dv,dk)), the final state
-    (B,Hv,dv,dk) and v' (like u), from the state `initial` (B,Hv,dv,dk) or zero."""
+    """The results of `gdn.chunk_states`, from the state `initial` (B,Hv,dv,dk) or zero: the states before each chunk
+    (B,chunks,Hv,dv,dk) or packed (chunks,Hv,dv,dk), the final state (B,Hv,dv,dk), and v' (like u)."""
     k, u, w, gate = _promote(k, u, w, _cumulated(gate, u))
     k = gdn.repeat_heads(k, u.shape[-2])
     sequences = u.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     state = u.new_zeros(sequences, *u.shape[-2:], k.shape[-1]) if initial is None else initial.to(u.dtype)
 
-    def one(k: Tensor, u: Tensor, w: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def update(k: Tensor, u: Tensor, w: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         kc, uc, wc = (gdn.to_chunks(x, gdn.CHUNK) for x in (k, u, w))
         before, final_state, v_new = gdn.chunk_states(kc, uc, wc, gdn.to_chunks(gate, gdn.CHUNK, repeat_last=True), state)
         return before, final_state, gdn.from_chunks(v_new, u.shape[1])
 
     if cu_seqlens is None:
-        return one(k, u, w, gate, state)
+        return update(k, u, w, gate, state)
     spans = gdn.sequence_spans(cu_seqlens, u.shape[0])
-    runs = [one(k[None, i:j], u[None, i:j], w[None, i:j], gate[None, i:j], state[n : n + 1]) for n, (i, j) in enumerate(spans)]
+    runs = [
+        update(k[None, i:j], u[None, i:j], w[None, i:j], gate[None, i:j], state[n : n + 1]) for n, (i, j) in enumerate(spans)
+    ]
     before = torch.cat([state[:0], *(run[0][0] for run in runs)])
     final_state = torch.cat([state[:0], *(run[1] for run in runs)])
     return before, final_state, gdn.pack([run[2] for run in runs], u.shape[0], u)

@@ -1,4 +1,4 @@
-"""Speculative verify that keeps tokens instead of states: the operator, its buffers and its reference."""
+"""Speculative verify that stores tokens instead of states: the operator, its buffers and its reference."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _NAME = "replay_decode"
 
 
 class ReplayBuffers(NamedTuple):
-    """What `replay_decode` keeps beside a pool of states, made by `replay_buffers`: for every slot the keys, updates and decays
-    of the last call's tokens. Keys and decays have two banks, as blocks read the old ones while others store the new."""
+    """What `replay_decode` stores beside a pool of states: for every slot the keys, updates and decays of the last call's
+    tokens. `replay_buffers` makes them. Keys and decays have two banks: some blocks read the old ones while others store new
+    ones."""
 
     keys: Tensor
     updates: Tensor
@@ -33,7 +34,7 @@ class ReplayBuffers(NamedTuple):
 
 
 def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch.dtype = torch.bfloat16) -> ReplayBuffers:
-    """Buffers for `fused_decode(…, replay=buffers)` on a pool, with no steps in them.
+    """Buffers for `fused_decode(…, replay=buffers)` on a pool, with no tokens in them.
 
     Formula:
         bytes of a slot = steps · (2 · Hk · dk · size of dtype + 4 · Hv · dv + 8 · Hv) + 4 · Hv · ⌈dv / 8⌉
@@ -79,7 +80,7 @@ def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch
     )
 
 
-# ---- The reference: the literal recurrence, with the updates that it keeps
+# ---- The reference: the literal recurrence, which also stores updates
 
 
 def _accepted(x: Any, active: Tensor) -> Tensor:
@@ -93,10 +94,10 @@ def _accepted(x: Any, active: Tensor) -> Tensor:
 
 
 def _replayed(x: Any, slot: int, bank: int, accepted: int, dtype: torch.dtype) -> Tensor:
-    """The state of a slot after its accepted steps, which is stored."""
+    """The state of a slot after its accepted tokens, which is also stored."""
     state = x.state_pool[slot].to(dtype, copy=True)
     for j in range(accepted):
-        # Copies, as the buffers are written again before a backward.
+        # These are copies because the buffers are written again before a backward.
         key, update, decay = (
             y.to(dtype, copy=True) for y in (x.keys[slot, bank, j], x.updates[slot, j], x.decays[slot, bank, j])
         )
@@ -174,7 +175,7 @@ def replay_decode(
     allow_negative_eigenvalues: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Speculative verify that keeps tokens instead of states: `fused_decode(…, replay=ReplayBuffers(keys, …, banks))`. Returns
+    """Speculative verify that stores tokens instead of states: `fused_decode(…, replay=ReplayBuffers(keys, …, banks))`. Returns
     the output.
 
     Formula:
@@ -190,26 +191,26 @@ def replay_decode(
         keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32
         banks: (slots, Hv, ⌈dv / 8⌉), fp32; these four are made by `replay_buffers`, each slot contiguous
         state_indices: (B,), int32 or int64; None: sequence n has slot n
-        num_accepted_tokens: (B,), int32 or int64: of the tokens of the last call on the slot; None: none
+        num_accepted_tokens: (B,), int32 or int64: how many tokens of the last call on the slot are accepted; None: none
         cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
 
     Parameters:
         null_slot, use_qk_l2norm, allow_negative_eigenvalues, out: as in `fused_decode`
 
-    A state is read and written once a call, where `fused_decode` writes one for every token. It runs behind by the tokens of
-    the last call: `commit_replay` brings it up to date. Stored keys are exact; updates, decays and the state before tokens are
-    fp32, so that results differ from those of `fused_decode` by the roundings of fp32 sums. With a bf16 pool a call runs its
-    tokens from the state before it is rounded.
+    A state is read and written once per call, where `fused_decode` writes one for every token. The state in the pool lacks the
+    tokens of the last call: `commit_replay` applies them. Stored keys are exact; updates, decays and the state before tokens
+    are fp32, so that results differ from those of `fused_decode` by the roundings of fp32 sums. With a bf16 pool a call runs
+    its tokens from the state before it is rounded.
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' and counts' current
     values.
 
     Edge cases:
-        A slot that is negative or equal to `null_slot` skips the sequence: zero output, nothing of the slot is touched.
-        A slot past the pool, more than S accepted tokens, or a packed sequence of more than S tokens touches nothing: on CPU
-        tensors it raises IndexError; on a GPU the output of the sequence is NaN. A negative number of accepted tokens is 0.
-        No tokens: the accepted steps are applied and nothing is stored, so the next call has num_accepted_tokens 0.
-        A decay of 0 is an exact reset. Steps that were not accepted may hold anything, NaN included.
+        A slot that is negative or equal to `null_slot` skips the sequence: its output is zero, and no slot is read or written.
+        A slot past the pool, more than S accepted tokens, or a packed sequence of more than S tokens raises IndexError on CPU
+        tensors; on a GPU the output of the sequence is NaN, and nothing else is written. A negative count is 0.
+        Without new tokens, the accepted ones are applied and none is stored, so the next call has num_accepted_tokens 0.
+        A decay of 0 is an exact reset. Stored tokens that are not accepted are not read: they may be NaN.
         Two sequences on one slot race.
 
     Example:
@@ -260,13 +261,13 @@ def decode_by_replay(
     )
 
 
-def _of_buffers(argument: str) -> dict[str, str]:
-    """Names of buffers for whoever has them in one argument."""
+def _buffer_names(argument: str) -> dict[str, str]:
+    """The names in error messages of a function whose one argument has all buffers."""
     return {name: f"{argument}.{name}" for name in ReplayBuffers._fields}
 
 
-_decode_for_fused_decode = in_words_of_caller("fused_decode", **_of_buffers("replay"))(replay_decode)
-_decode_for_commit = in_words_of_caller("commit_replay", **_of_buffers("buffers"), query="buffers.keys", value="state_pool")(
+_decode_for_fused_decode = in_words_of_caller("fused_decode", **_buffer_names("replay"))(replay_decode)
+_decode_for_commit = in_words_of_caller("commit_replay", **_buffer_names("buffers"), query="buffers.keys", value="state_pool")(
     replay_decode
 )
 
@@ -283,8 +284,7 @@ def commit_replay(
     *,
     null_slot: int | None = None,
 ) -> Tensor:
-    """Brings slots of a pool up to date: applies the accepted ones of the steps that `fused_decode(…, replay=buffers)` stored.
-    Returns the pool.
+    """Applies accepted tokens that `fused_decode(…, replay=buffers)` stored to the slots of a pool. Returns the pool.
 
     Formula:
         S ← decay·S + update kᵀ for each of the first num_accepted_tokens stored steps
@@ -293,12 +293,12 @@ def commit_replay(
         state_pool, state_indices, num_accepted_tokens: as in `replay_decode`; without state_indices the first slots
 
     Parameters:
-        buffers: what `replay_buffers` made for the pool
+        buffers: from `replay_buffers` for the pool
         null_slot: as in `replay_decode`
 
     Edge cases:
-        What it does to slots and counts out of range is `replay_decode`'s, less the output.
-        The steps are used up: the next call on the slot has num_accepted_tokens 0.
+        Slots and counts out of range are treated as in `replay_decode`; there is no output.
+        The tokens are applied only once: the next call on the slot has num_accepted_tokens 0.
 
     Example:
         >>> pool = torch.zeros(2, 1, 8, 8)
@@ -311,7 +311,7 @@ def commit_replay(
     require_tensors(name, state_pool=state_pool)
     if not isinstance(buffers, ReplayBuffers):
         refuse(name, "buffers", "ReplayBuffers, which replay_buffers makes", type(buffers).__name__)
-    require_tensors(name, **{of: getattr(buffers, part) for part, of in _of_buffers("buffers").items()})
+    require_tensors(name, **{shown: getattr(buffers, part) for part, shown in _buffer_names("buffers").items()})
     require_tensors(name, num_accepted_tokens=num_accepted_tokens)
     assert num_accepted_tokens is not None
     keys = buffers.keys

@@ -11,10 +11,10 @@ from .replay import replay_buffers
 _HK, _HV, _DK, _DV, _STEPS = 2, 4, 16, 8, 5
 
 
-def _given(
+def _arguments(
     sequences: int, lengths: tuple[int, ...], seed: int, pool: torch.dtype, io: torch.dtype, index: torch.dtype = torch.int32
 ) -> Arguments:
-    """All tensors are strided views; every slot has steps stored, in either bank."""
+    """Strided views; every slot has steps stored in one of its two banks."""
     rows = drawn(*lengths, 2 * _HK * _DK + _HV * _DV + 2 * _HV, seed=seed, dtype=io)
     query, key, value, a, b = rows.split([_HK * _DK, _HK * _DK, _HV * _DV, _HV, _HV], dim=-1)
     slots = sequences + 2
@@ -45,16 +45,16 @@ def _given(
     }
 
 
-def of_any_call(B: int, T: int, seed: int) -> Arguments:
-    return _given(B, (B, min(T, _STEPS)), seed, torch.float32, torch.bfloat16)
+def later_call(B: int, T: int, seed: int) -> Arguments:
+    return _arguments(B, (B, min(T, _STEPS)), seed, torch.float32, torch.bfloat16)
 
 
-def of_first_call(B: int, T: int, seed: int) -> Arguments:
-    """The first call on its slots: nothing is accepted."""
-    x = _given(B, (B, min(T, _STEPS)), seed, torch.bfloat16, torch.float16, torch.int64)
+def first_call(B: int, T: int, seed: int) -> Arguments:
+    """No stored tokens are accepted."""
+    x = _arguments(B, (B, min(T, _STEPS)), seed, torch.bfloat16, torch.float16, torch.int64)
     return x | {"num_accepted_tokens": None, "null_slot": B + 1, "scale": 0.3, "allow_negative_eigenvalues": True}
 
 
 def packed(B: int, T: int, seed: int) -> Arguments:
     lengths = torch.tensor([0, 3, 0, 5])
-    return _given(3, (9,), seed, torch.float32, torch.bfloat16) | {"cu_seqlens": lengths.cumsum(0).to(torch.int32)}
+    return _arguments(3, (9,), seed, torch.float32, torch.bfloat16) | {"cu_seqlens": lengths.cumsum(0).to(torch.int32)}

@@ -28,7 +28,7 @@ def decode(tokens: int = 1, sequences: int = 3) -> None:
         pool = draw(sequences + 2, 16, dv, dk, dtype=state)
         gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), state_pool=pool, state_indices=slots)
 
-        if tokens > 1:  # more sequences than valid indices
+        if tokens > 1:  # slots and counts, most of them invalid
             slots = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences, tokens)[:, :tokens]
             accepted = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences)[:sequences]
             gates = {"a": a, "b": b, "A_log": draw(16), "dt_bias": draw(16)}
@@ -49,7 +49,7 @@ def packed(dk: int, dv: int, **options: Any) -> dict[str, Tensor]:
     return make_packed_gdn_inputs(lengths, dk=dk, dv=dv, dtype=torch.bfloat16, device="cuda", gate_range=(-2.0, 0.0), **options)
 
 
-# Malformed contents of device memory, for 271 tokens and 4 sequences; tests/gdn/gpu/test_fuzz.py has more of it.
+# Invalid offsets for 271 tokens and 4 sequences, and invalid indices; tests/gdn/gpu/test_fuzz.py draws more of them.
 HOSTILE_OFFSETS = (
     [0, 271, 0, 271, 0],
     [300, 200, 100, 0, -100],
@@ -68,8 +68,8 @@ def summarize(x: dict[str, Tensor]) -> None:
     gdn_cuda.chunked_summary(**{name: t for name, t in x.items() if name not in ("query", "state")})
 
 
-def spoilt_gates(x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Resets, and a state that is not finite before them: rare paths of the kernels."""
+def with_resets(x: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs with resets, and a state before them that is not finite, for the kernels' rare paths."""
     x["gate"][..., 40, :] = -torch.inf
     x["state"][:, 0] = torch.nan
     return x
@@ -94,43 +94,44 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
             summarize(x)
             gdn_cuda.chunked_forward(**x, checkpoint_every=64)
             gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"))
-        gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 150)))
-    # Blocks that take sequences one after another.
+        gdn_cuda.chunked_forward(**with_resets(padded(dk, dv, 150)))
+    # So many sequences that blocks process several.
     for dk, dv in (*dims, (128, 256)):
-        gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 70, B=20, Hk=8, Hv=16)))
+        gdn_cuda.chunked_forward(**with_resets(padded(dk, dv, 70, B=20, Hk=8, Hv=16)))
         gdn_cuda.chunked_forward(**padded(dk, dv, 130, B=20, Hk=8, Hv=16), use_qk_l2norm=True)
-    # Split sequences: with two heads and weak gates, states carry over between segments; with 32, one of two launches computes.
+    # Split sequences: with two heads and weak gates, states carry over between segments; with 32 heads, two kernels are
+    # launched and one of them computes.
     for heads, pace in ((2, 1e-4), (32, 1.0), (32, 1e-4)):
         split = padded(*dims[0], 5200, B=1, Hk=heads // 2, Hv=heads)
         split["gate"] *= pace
         gdn_cuda.chunked_forward(**split)
-    # Many segments, whose maps are multiplied in groups; heads that get different numbers of segments.
-    for heads, tokens, remembering in ((1, 9000, slice(None)), (8, 17000, slice(1))):
+    # Many segments, whose summaries are composed in groups; heads with different numbers of segments.
+    for heads, tokens, slow_decay in ((1, 9000, slice(None)), (8, 17000, slice(1))):
         split = padded(*dims[0], tokens, B=1, Hk=1, Hv=heads)
-        split["gate"][..., remembering] *= 1e-4
+        split["gate"][..., slow_decay] *= 1e-4
         gdn_cuda.chunked_forward(**split)
 
 
 @sanitizes()
 def prefill_ahead() -> None:
-    """Few heads and long sequences; offsets that lie about which of them there are."""
-    given: dict[str, Any] = {"Hk": 1, "Hv": 2, "dtype": torch.bfloat16, "device": "cuda", "gate_range": (-2.0, 0.0)}
+    """Few heads and long sequences; also with invalid offsets."""
+    options: dict[str, Any] = {"Hk": 1, "Hv": 2, "dtype": torch.bfloat16, "device": "cuda", "gate_range": (-2.0, 0.0)}
     for dk, dv in ((128, 128), (40, 72)):
-        x = make_packed_gdn_inputs([1600, 0, 70, 5000], dk=dk, dv=dv, **given)
+        x = make_packed_gdn_inputs([1600, 0, 70, 5000], dk=dk, dv=dv, **options)
         for offsets in (x["cu_seqlens"].tolist(), [0, 6670, 0, 6670, 0], [-(2**63), 2**63 - 1, 5, -(2**63), 2**62]):
             x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
             gdn_cuda.chunked_forward(**x, use_qk_l2norm=True, deterministic=True)
             summarize(x)
-        # Long ones are split by their own lengths, in a launch of gdn/prefill.
-        x = make_packed_gdn_inputs([5200, 70, 0, 10300], dk=dk, dv=dv, **given)
+        # Long sequences are split by their own lengths, in a launch of gdn/prefill.
+        x = make_packed_gdn_inputs([5200, 70, 0, 10300], dk=dk, dv=dv, **options)
         x["gate"] *= 1e-4
         for offsets in (x["cu_seqlens"].tolist(), [0, 15570, 0, 15570, 0], [5120, 15570, 5121, 10240, 15570]):
             x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
             gdn_cuda.chunked_forward(**x, deterministic=True)
         gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"), deterministic=True)
-        alone = make_gdn_inputs(B=1, T=1500, dk=dk, dv=dv, **given)
+        alone = make_gdn_inputs(B=1, T=1500, dk=dk, dv=dv, **options)
         gdn_cuda.chunked_forward(**alone, checkpoint_every=64, deterministic=True)
-        gdn_cuda.chunked_forward(**spoilt_gates(alone), deterministic=True)
+        gdn_cuda.chunked_forward(**with_resets(alone), deterministic=True)
 
 
 @sanitizes()
@@ -138,8 +139,8 @@ def prefill_mma() -> None:
     prefill(((192, 128), (256, 256)))
 
 
-def pool_of(x: dict[str, Any]) -> dict[str, Any]:
-    """Slots and flags of a hostile call, for a pool of as many states as it has sequences; [K, V] states."""
+def on_pool(x: dict[str, Any]) -> dict[str, Any]:
+    """The call with its states as a pool, and invalid slots among its indices."""
     flags = torch.tensor([True, False, True, False], device="cuda")
     slots = torch.tensor(HOSTILE_INDICES, device="cuda")
     return x | {"has_initial_state": flags, "state_indices": slots, "write_indices": slots.flip(0)}
@@ -153,33 +154,33 @@ def recurrent_any() -> None:
             states = x["state"].mT.contiguous().mT
             gdn_cuda.recurrent_forward(**(x | odd | {"state": states}), is_qk_norm=True)
             summarize(x | odd)
-            gdn_cuda.chunked_forward(**pool_of(x | odd | {"state": states}), checkpoint_every=64)
+            gdn_cuda.chunked_forward(**on_pool(x | odd | {"state": states}), checkpoint_every=64)
             grouped = x | {"query": torch.cat([x["query"], x["key"]], dim=-2), "value": x["value"][..., :2, :]}
             gdn_cuda.recurrent_forward(**grouped, is_qk_norm=True)
 
 
 @sanitizes("chunk_gates", "move_states")
-def handed_over() -> None:
+def converted_gates_and_states() -> None:
     for x in (packed(64, 72), *hostile(64, 72)):
         heads, rows = x["value"].shape[1], [torch.zeros(n, *x["state"].shape[1:], device="cuda") for n in (3, 9)]
         raw = {"A_log": draw(heads), "dt_bias": draw(heads), "beta_is_logit": True}
         buffers = {"checkpoints": rows[0].half(), "states_before": rows[1], "checkpoint_every": 64}
-        gdn_cuda.chunked_forward(**pool_of(x | {"state": x["state"].half()}), **raw, **buffers)
+        gdn_cuda.chunked_forward(**on_pool(x | {"state": x["state"].half()}), **raw, **buffers)
         gdn_cuda.chunked_forward(
             **(x | {"gate": None, "beta": None}), **buffers, final_state=x["state"].mT.contiguous().mT.clone()
         )
 
 
 @sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")
-def pieces() -> None:
+def chunk_steps() -> None:
     for dk, dv in ((128, 128), (96, 192)):
-        run_pieces(padded(dk, dv, 150), states=(2, 3))
-        run_pieces(spoilt_gates(padded(dk, dv, 150)), states=(2, 3))
+        run_chunk_steps(padded(dk, dv, 150), states=(2, 3))
+        run_chunk_steps(with_resets(padded(dk, dv, 150)), states=(2, 3))
         for x in hostile(dk, dv):
-            run_pieces(x, states=(5,))
+            run_chunk_steps(x, states=(5,))
 
 
-def run_pieces(x: dict[str, Tensor], states: tuple[int, ...]) -> None:
+def run_chunk_steps(x: dict[str, Tensor], states: tuple[int, ...]) -> None:
     k, v, q, offsets = x["key"], x["value"], x["query"], x.get("cu_seqlens")
     (heads, dv), dk, batch, tokens = v.shape[-2:], k.shape[-1], x["state"].shape[0], v.shape[-3]
     gate, beta = (gdn_cuda.transpose_to_mn_major(x[name]) for name in ("gate", "beta"))

@@ -1,7 +1,7 @@
 """The operators in plain torch: what runs on CPU tensors, and what the tests of the kernels compare with.
 
 Every declared operator that has a reference is here, with the signature that it has in `gdn_cuda`; `chunked_forward` always
-returns its checkpoints. The pieces of the chunked form return what the operators write. The oracles of structured matrices and
+returns its checkpoints. The steps of the chunked form return what the operators write. The oracles of structured matrices and
 of S4 are modules of their own.
 """
 

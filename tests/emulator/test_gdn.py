@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
-from handed_over import Call
-from handed_over_indices import DESTINATIONS, check_drafts
+from engine_calls import Call
+from engine_indices import DESTINATIONS, check_drafts
 from helpers import rel_rms
 from torch import Tensor
 

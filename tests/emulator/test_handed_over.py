@@ -1,4 +1,4 @@
-"""Arguments as engines pass them (tests/gdn/handed_over.py), in the emulator, token by token. test_prefill.py has chunks."""
+"""Arguments as engines pass them (tests/gdn/engine_calls.py), in the emulator, token by token. test_prefill.py has chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from emulated import emulated
-from handed_over import (
+from engine_calls import (
     FORMS,
     LAYOUTS,
     Call,
@@ -21,7 +21,7 @@ from handed_over import (
     check_rank_4,
     check_rows,
 )
-from handed_over_indices import DESTINATIONS, check_drafts, check_lies, check_offsets_that_lie
+from engine_indices import DESTINATIONS, check_drafts, check_invalid_indices, check_invalid_offsets
 
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 65)
 PLAIN = Call(SHORT, dk=16, dv=8, io=torch.bfloat16)
@@ -102,13 +102,13 @@ def test_drafts(call: Call, layout: str, to: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
 def test_invalid_indices(call: Call, layout: str) -> None:
-    check_lies(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cpu")
-    check_lies(replace(call, lengths=(1,) * 6), layout, "cpu")
+    check_invalid_indices(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cpu")
+    check_invalid_indices(replace(call, lengths=(1,) * 6), layout, "cpu")
 
 
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
 def test_invalid_offsets(call: Call) -> None:
-    check_offsets_that_lie(replace(call, lengths=(70, 0, 5)), "cpu")
+    check_invalid_offsets(replace(call, lengths=(70, 0, 5)), "cpu")
 
 
 @pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from emulated import counted_blocks, emulated
+from engine_calls import LAYOUTS, Call, check_empty_sequences, check_pool
 from gdn_inputs import take_sequence, to_double
 from guarded import bits
-from handed_over import LAYOUTS, Call, check_empty_sequences, check_pool
 from helpers import rel_rms
 from strong_gates import CASES, INF, NAN, ONE_GATE, SEVERAL, STATES, Case, check, check_other_heads_are_untouched, id_of
 from strong_gates import chunked_forward as poisoned_forward

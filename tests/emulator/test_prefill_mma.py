@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from emulated import emulated
+from engine_calls import FORMS, Call, check_gates
 from gdn_inputs import to_double
-from handed_over import FORMS, Call, check_gates
 from helpers import rel_rms
 from strong_gates import ONE_GATE, SEVERAL, STATES, Case, check, id_of
 from strong_gates import chunked_forward as poisoned_forward

@@ -44,14 +44,14 @@ def check_example(x: dict[str, Any], **changes: Any) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("make", [replay_examples.of_any_call, replay_examples.of_first_call, replay_examples.packed])
+@pytest.mark.parametrize("make", [replay_examples.later_call, replay_examples.first_call, replay_examples.packed])
 def test_examples(make: Any, seed: int) -> None:
     for B, T in ((4, 5), (1, 1), (7, 3), (3, 0), (0, 3), (1, 4)):
         check_example(make(B, T, seed))
 
 
 def test_any_value_in_banks(seed: int) -> None:
-    x = replay_examples.of_any_call(6, 4, seed)
+    x = replay_examples.later_call(6, 4, seed)
     x["banks"].copy_(torch.tensor([torch.nan, -3.0, torch.inf, 1e-40, 0.5, 2.0, 0.0, 1.0])[:, None, None])
     check_example(x)
 
@@ -60,7 +60,7 @@ def test_any_value_in_banks(seed: int) -> None:
 def test_a_reset_clears_states_that_are_not_finite(wrong: float, seed: int) -> None:
     """Among stored steps and among new tokens; values that are not finite stay in their rows until then."""
     for stored in (True, False):
-        x = replay_examples.of_any_call(4, 5, seed)
+        x = replay_examples.later_call(4, 5, seed)
         slots, accepted = x["state_indices"][[1, 3]].long(), x["num_accepted_tokens"]
         accepted.fill_(4)
         x["state_pool"][slots, :, 3] = wrong
@@ -76,7 +76,7 @@ def test_a_reset_clears_states_that_are_not_finite(wrong: float, seed: int) -> N
 
 
 def test_values_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
-    clean, spoilt = (replay_examples.of_any_call(3, 4, seed) for _ in range(2))
+    clean, spoilt = (replay_examples.later_call(3, 4, seed) for _ in range(2))
     spoilt["value"][1, 1, 2, 3] = torch.nan
     spoilt["state_pool"][int(spoilt["state_indices"][0]), 0, 5] = torch.inf
     outs = [decode(**x, out=torch.empty_like(x["value"].contiguous())) for x in (clean, spoilt)]

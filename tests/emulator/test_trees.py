@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulated import emulated
 from torch import Tensor
-from tree_cases import LIES, check_tree, draw_tree, random_trees
+from tree_cases import INVALID_PARENTS, check_tree, draw_tree, random_trees
 
 from gdn_cuda import fused_decode
 
@@ -29,8 +29,8 @@ def test_trees(dk: int, dv: int, state: torch.dtype, seed: int) -> None:
 
 
 def test_invalid_parents_give_nan_and_store_nothing(seed: int) -> None:
-    check_tree(draw_tree(seed, LIES), lambda **x: decode("recurrent", **x))
-    check_tree(draw_tree(seed, LIES, io=torch.float32), lambda **x: decode("recurrent_any", **x))
+    check_tree(draw_tree(seed, INVALID_PARENTS), lambda **x: decode("recurrent", **x))
+    check_tree(draw_tree(seed, INVALID_PARENTS, io=torch.float32), lambda **x: decode("recurrent_any", **x))
 
 
 @pytest.mark.parametrize("dk, dv", [(64, 24), (33, 7)])

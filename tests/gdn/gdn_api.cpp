@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <gdn_cuda/gdn.hpp>
+#include <gdn_cuda/layers.hpp>
 
 namespace {
 
@@ -46,7 +47,7 @@ Tensor replay_decode(const Tensor& query, const Tensor& key, const Tensor& value
                                     .num_accepted_tokens = accepted});
 }
 
-// The parts of the projections by name, and no slots.
+// The projections' parts are separate arguments, and there are no slots.
 Tensor gdn_decode_layer(const Tensor& qkvz, const Tensor& ba, const Tensor& z, const Tensor& a, const Tensor& conv_weight,
                         const Tensor& A_log, const Tensor& dt_bias, const Tensor& norm_weight, const Tensor& conv_pool,
                         const Tensor& state_pool, int64_t heads_k, int64_t heads_v, int64_t dk, int64_t dv) {
@@ -80,7 +81,7 @@ std::tuple<Tensor, Tensor> recurrent_forward(const Tensor& query, const Tensor& 
                                         .scale = 0.5});
 }
 
-// (output, final state, checkpoints), empty where there are none.
+// (output, final state, checkpoints); a tensor that the call does not return is empty.
 std::tuple<Tensor, Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                                    const Tensor& beta, const Tensor& gate, const OptionalTensor& state,
                                                    const OptionalTensor& state_indices, int64_t checkpoint_every, bool last) {
@@ -102,7 +103,7 @@ Tensor chunked_summary(const Tensor& key, const Tensor& value, const Tensor& bet
     return gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .cu_seqlens = cu_seqlens});
 }
 
-// What a call has to be given, left out.
+// A call without the required state_pool.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 Tensor decode_without_pool(const Tensor& x) {

@@ -1,4 +1,4 @@
-"""Calls of the Gated Delta Net's operators on CPU tensors, and what a refusal of them looks like."""
+"""Calls of the Gated Delta Net's operators on CPU tensors, and a check that a call is refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Arguments, Case
 
-# Other modules have tests of their own.
+# Operators of other modules are tested elsewhere.
 MODULES = (
-    *(f"gdn_cuda.gdn.{name}" for name in ("operators", "pieces", "replay", "chunked_summary")),
+    *(f"gdn_cuda.gdn.{name}" for name in ("operators", "chunk_steps", "replay", "chunked_summary")),
     "gdn_cuda.layers.gating",
 )
 CASES = {name: case for name, case in examples.load().items() if case.function.__module__ in MODULES}
@@ -24,8 +24,8 @@ MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+
 
 
 def output_of(arguments: Arguments) -> Tensor:
-    """A tensor for the output of a call: as value is, with the heads of query where that has more; of a call without queries, a
-    summary."""
+    """A tensor for the output of a call: shaped like value, but with query's head count if query has more heads; for a call
+    without query, a tensor for its summary."""
     value, key = arguments["value"], arguments["key"]
     heads, dv = value.shape[-2:]
     if "query" not in arguments:
@@ -36,9 +36,9 @@ def output_of(arguments: Arguments) -> Tensor:
 
 
 def arguments_of(case: Case, seed: int = 0) -> Arguments:
-    """Valid arguments of the case, with `out` where it takes one."""
+    """Valid arguments of the case, with `out` if it has one."""
     arguments = case.make(2, 3, seed)
-    if "accepted" in case.name:  # so that a state with one step less still has the accepted ones
+    if "accepted" in case.name:  # so that they stay valid for a state with one step less
         arguments["num_accepted_tokens"].clamp_(max=2)
     return arguments | ({"out": output_of(arguments).fill_(7.0)} if case.out_argument else {})
 
@@ -57,7 +57,7 @@ def refuses(case: Case, arguments: Arguments, error: type[Exception] = ValueErro
 
 
 def one_of_each() -> dict[str, Case]:
-    """One example for each GDN operator and set of arguments that it writes."""
+    """One example for each operator and each set of arguments that it writes."""
     found: dict[Any, str] = {}
     for name, case in CASES.items():
         if not case.packed:

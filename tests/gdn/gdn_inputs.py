@@ -1,4 +1,4 @@
-"""Inputs of the Gated Delta Net: a decode step on the GPU, the same values in fp64, one sequence of a packed call."""
+"""Inputs of the Gated Delta Net: a decode step on the GPU, any inputs in fp64, one sequence of packed inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test file once more, with other kernels of prefill than would be chosen."""
+"""Runs a test file again with GDN_PREFILL, for kernels of prefill that would not be chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHOSEN = os.environ.get("GDN_PREFILL", "auto")
 
 
 def check_with(kernels: str, file: str) -> None:
-    """In a process of its own: the variable is read once."""
+    """In a new process, as a process reads the variable once."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(file).resolve())]
     done = subprocess.run(command, env={**os.environ, "GDN_PREFILL": kernels}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""A server that verifies by replay, and what it has to compute: the literal recurrence in fp64 from the tokens it accepted."""
+"""A server that verifies by replay, and its expected results: the literal recurrence in fp64 over the accepted tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE_BOUND = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float64: 1e-13}
 
 
 def gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(beta, decay) of the heads of a token, in fp64."""
+    """(beta, decay) of a token for every head, in fp64."""
     raised = a.double() + dt_bias.double()
     softplus = torch.where(raised > 20, raised, raised.clamp(max=20).exp().log1p())
     return torch.sigmoid(b.double()), torch.exp(-A_log.double().exp() * softplus)
@@ -27,7 +27,7 @@ def gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor,
 def literal(
     state: Tensor, token: dict[str, Tensor], heads: dict[str, Tensor], scale: float, norm: bool, beta_factor: int
 ) -> tuple[Tensor, Tensor]:
-    """Output (Hv, dv) and state (Hv, dv, dk) after one token, in fp64; resets clear states that are not finite."""
+    """The output (Hv, dv) and the state (Hv, dv, dk) after one token, in fp64. A reset also clears infinities and NaN."""
     beta, decay = gates(token["a"], token["b"], **heads)
     output, after = torch.zeros_like(state[..., 0]), torch.zeros_like(state)
     for h in range(state.shape[0]):
@@ -42,8 +42,8 @@ def literal(
 
 
 class Server:
-    """Sequences in slots of a pool: `verify` runs tokens and checks outputs, `accept` says how many of them hold, and `commit`
-    checks the pool."""
+    """Sequences in slots of a pool: `verify` runs tokens and checks outputs, `accept` sets how many of them are accepted, and
+    `commit` checks the pool."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Server:
                 out, state = literal(self.after[n][-1], {name: y[at] for name, y in here.items()}, heads, scale, norm, factor)
                 expected[at] = out
                 self.after[n].append(state)
-        # A bf16 pool has rounded what came before.
+        # With a bf16 pool, earlier states were rounded.
         error, bound = rel_rms(output, expected), max(OUTPUT_BOUND[self.io], STATE_BOUND[self.pool.dtype])
         assert error <= bound, (error, bound)
         if packed:

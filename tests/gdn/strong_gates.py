@@ -1,4 +1,4 @@
-"""Gates that reset the state: the recurrence that defines them, inputs, and the checks that CPU and GPU tests share."""
+"""Gates that reset the state: the recurrence that defines their effect, inputs, and checks for CPU and GPU tests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TOKENS = 150
 
 
 def oracle(x: dict[str, Tensor], scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Output and final state of padded inputs: the recurrence token by token in fp64. A gate whose exponential is 0 in fp32
-    resets the state to zero."""
+    """The output and the final state of padded inputs by the recurrence, token by token in fp64. A gate whose exponential is 0
+    in fp32 resets the state to zero."""
     q, k, v, beta, gate, s = (x[name].double() for name in ("query", "key", "value", "beta", "gate", "state"))
     heads = torch.arange(v.shape[2]) // (v.shape[2] // k.shape[2])
     scale = k.shape[-1] ** -0.5 if scale is None else scale
@@ -35,31 +35,31 @@ def oracle(x: dict[str, Tensor], scale: float | None = None) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class Case:
-    """Gates that replace those of some tokens, and infinities or NaN before them."""
+    """Strong gates for some tokens, and infinities or NaN before them."""
 
     name: str
     gates: tuple[tuple[int, float], ...]
-    state: float = 0.0  # written into parts of the initial state, unless 0
-    token: tuple[str, int, float] | None = None  # (tensor, token, number to write)
+    state: float = 0.0  # unless 0, parts of the initial state have this value
+    token: tuple[str, int, float] | None = None  # (tensor, token, value to write)
 
     @property
     def clean_from(self) -> int:
-        """The first token that infinities and NaN cannot reach: the reset after them."""
+        """The first token with finite results: the first reset after infinities and NaN."""
         if self.state == 0 and self.token is None:
             return 0
         first = 0 if self.token is None else self.token[1] + 1
         return min(token for token, gate in self.gates if token >= first and gate < -104)
 
     def inputs(self, seed: int, **options: object) -> dict[str, Tensor]:
-        given = {"B": 2, "T": TOKENS, "Hk": 1, "Hv": 2, "dtype": torch.bfloat16, "gate_range": (-0.2, 0.0), "beta_max": 1.5}
-        x = make_gdn_inputs(seed=seed, **{**given, **options})  # type: ignore[arg-type]
+        defaults = {"B": 2, "T": TOKENS, "Hk": 1, "Hv": 2, "dtype": torch.bfloat16, "gate_range": (-0.2, 0.0), "beta_max": 1.5}
+        x = make_gdn_inputs(seed=seed, **{**defaults, **options})  # type: ignore[arg-type]
         for token, gate in self.gates:
             x["gate"][:, token] = gate
         if self.state != 0:
             x["state"][..., ::3, 1] = self.state
         if self.token is not None:
-            name, token, number = self.token
-            x[name][:, token, ..., :1] = number
+            name, token, element = self.token
+            x[name][:, token, ..., :1] = element
         return x
 
 
@@ -81,14 +81,14 @@ STATES = [
 STATES.append(Case("nan in the state, several resets", ((5, -INF), (9, -INF), (70, -1e6)), state=NAN))
 TOKEN_NAMES = ("key", "value", "beta", "gate")
 NOT_FINITE_TOKENS = [
-    Case(f"{number} in {name}, {gate} at 31", ((31, gate),), token=(name, 5, number))
+    Case(f"{element} in {name}, {gate} at 31", ((31, gate),), token=(name, 5, element))
     for name in TOKEN_NAMES
-    for number in (INF, NAN)
+    for element in (INF, NAN)
     for gate in (-1e4, -INF)
-    if (name, number) != ("gate", INF)
+    if (name, element) != ("gate", INF)
 ]
 NOT_FINITE_TOKENS += [
-    Case("nan behind a reset and before one", ((3, -INF), (31, -INF)), token=("value", 5, NAN)),
+    Case("nan after a reset and before one", ((3, -INF), (31, -INF)), token=("value", 5, NAN)),
     Case("nan in another chunk", ((100, -INF),), token=("key", 5, NAN)),
     Case("nan between two chunks", ((64, -INF),), token=("value", 63, NAN)),
 ]
@@ -100,7 +100,7 @@ def id_of(case: Case) -> str:
 
 
 def check(case: Case, out: Tensor, state: Tensor, x: dict[str, Tensor], bound: float, state_bound: float) -> None:
-    """Against the oracle: all tokens that should be finite, those from the first reset on, and the state."""
+    """Compares with the oracle: all outputs that should be finite, those from the first reset on, and the state."""
     expected, expected_state = oracle({name: t.cpu() for name, t in x.items()})
     out, state = out.cpu(), state.cpu()
     first_reset = min((token for token, gate in case.gates if token >= case.clean_from), default=0)
@@ -109,8 +109,9 @@ def check(case: Case, out: Tensor, state: Tensor, x: dict[str, Tensor], bound: f
     assert rel_rms(state, expected_state) < state_bound
 
 
-def from_pieces(x: dict[str, Tensor], cumulated: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Output and final state from the public pieces, with the gates' sum or the caller's own; outputs are poisoned first."""
+def from_chunk_steps(x: dict[str, Tensor], cumulated: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Output and final state by the steps of the chunked form, with `cumulated` in place of chunk_local_cumsum_bf16's sums if
+    given. Outputs are poisoned first."""
     q, k, v = x["query"], x["key"], x["value"]
     (B, T, Hv, dv), dk = v.shape, k.shape[-1]
 
@@ -132,18 +133,18 @@ def from_pieces(x: dict[str, Tensor], cumulated: Tensor | None = None) -> tuple[
 
 
 def sum_of_the_caller(gate: Tensor) -> Tensor:
-    """torch.cumsum in each chunk, which is -inf from the first -inf of a chunk on."""
+    """torch.cumsum in each chunk, as a caller may compute it: -inf from the first -inf of a chunk on."""
     chunks = [part.cumsum(1) for part in gate.split(64, dim=1)]
     return gdn_cuda.transpose_to_mn_major(torch.cat(chunks, dim=1))
 
 
-def forgotten_behind(gate: Tensor) -> Tensor:
-    """The gates that such a sum describes: no decay after the first -inf of a chunk."""
+def gates_of_that_sum(gate: Tensor) -> Tensor:
+    """The gates with the same effect as `sum_of_the_caller`: no decay after the first -inf of a chunk."""
     parts = []
     for part in gate.split(64, dim=1):
-        behind = (part == -INF).cumsum(1).roll(1, dims=1) > 0
-        behind[:, 0] = False
-        parts.append(part.masked_fill(behind, 0))
+        after_reset = (part == -INF).cumsum(1).roll(1, dims=1) > 0
+        after_reset[:, 0] = False
+        parts.append(part.masked_fill(after_reset, 0))
     return torch.cat(parts, dim=1)
 
 
@@ -151,7 +152,7 @@ def forgotten_behind(gate: Tensor) -> Tensor:
 
 
 def decode_inputs(x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """fused_decode's arguments for the same recurrence: with A_log = 0 the gate is -softplus(a); b is the logit of beta."""
+    """Arguments of fused_decode for the same recurrence: with A_log = 0 the gate is -softplus(a); b is the logit of beta."""
     heads = x["value"].shape[2]
     zeros = torch.zeros(heads, device=x["gate"].device)
     a = -x["gate"] + torch.log(-torch.expm1(x["gate"].double())).float()  # the inverse of softplus
@@ -169,7 +170,7 @@ def decode_inputs(x: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_decode(case: Case, x: dict[str, Tensor], bound: float, state_bound: float) -> None:
-    """All tokens in one call (a verify), and one after another (decoding)."""
+    """Runs all tokens in one call (verify), then one token per call (decode)."""
     together, stepwise = decode_inputs(x), decode_inputs(x)
     out = gdn_cuda.fused_decode(**together, use_qk_l2norm=False)
     check(case, out, together["state_pool"][1:], x, bound, state_bound)

@@ -1,4 +1,4 @@
-"""Trees of tokens for fused_decode, and what they have to give: every path from its root, as a sequence of its own, in fp64."""
+"""Trees of tokens for fused_decode, and their expected results: each path from the root as a sequence of its own, in fp64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw_tree(
     state: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """`heads` are those of query, key and value."""
+    """Arguments of fused_decode; `heads` are the head counts of query, key and value."""
     (Hq, Hk, Hv), H = heads, max(heads)
     sequences, tokens = parents.shape
     rng = torch.Generator().manual_seed(seed)
@@ -50,7 +50,7 @@ def draw_tree(
 
 
 def expected_tree(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Outputs and states (N, T, …) in fp64; NaN where a parent is none."""
+    """Outputs and states (N, T, …) in fp64; NaN for tokens with an invalid parent, and for tokens after them in the tree."""
     x = {name: y.cpu() for name, y in x.items()}
     heads = {"A_log": x["A_log"], "dt_bias": x["dt_bias"]}
     after = torch.full((*x["value"].shape[:2], *x["state_pool"].shape[1:]), torch.nan, dtype=torch.float64)
@@ -66,7 +66,7 @@ def expected_tree(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def check_tree(x: dict[str, Any], decode: Callable[..., Tensor]) -> None:
-    """Outputs, step states, and that nothing else is written."""
+    """Checks outputs and step states, and that nothing else is written."""
     expected, after = expected_tree(x)
     pool, steps = x["state_pool"].clone(), x["step_states"].clone()
     output = decode(**x, out=torch.zeros(expected.shape, dtype=x["value"].dtype, device=x["value"].device))
@@ -83,7 +83,7 @@ def check_tree(x: dict[str, Any], decode: Callable[..., Tensor]) -> None:
 
 
 def random_trees(seed: int, sequences: int, tokens: int) -> Tensor:
-    """Chains, stars and whatever lies between, also with several roots."""
+    """A chain, a star and random trees, some with several roots."""
     rng = torch.Generator().manual_seed(seed)
     parents = torch.randint(0, 2**20, (sequences, tokens), generator=rng) % (torch.arange(tokens) + 1) - 1
     parents[0] = torch.arange(tokens) - 1
@@ -91,4 +91,6 @@ def random_trees(seed: int, sequences: int, tokens: int) -> Tensor:
     return parents
 
 
-LIES = torch.tensor([[-1, 0, 2, 1, 3, 1], [-2, 0, 1, -1, 3, 4], [-1, 2**40, 0, -(2**63), 3, 2], [0, -1, 1, 7, 1, 2**63 - 1]])
+INVALID_PARENTS = torch.tensor(
+    [[-1, 0, 2, 1, 3, 1], [-2, 0, 1, -1, 3, 4], [-1, 2**40, 0, -(2**63), 3, 2], [0, -1, 1, 7, 1, 2**63 - 1]]
+)

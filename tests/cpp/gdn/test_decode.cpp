@@ -1,4 +1,4 @@
-// What gdn/decode is configured with: few configurations for many problems, all of them registered.
+// The heuristic of gdn/decode: few configurations for many problems, all of them registered.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -1,4 +1,4 @@
-// How gdn/prefill splits sequences, what it is configured with, and which kernel takes a prefill.
+// How gdn/prefill splits sequences, its configurations, and which kernel runs a prefill.
 #include <gtest/gtest.h>
 
 #include "families/chunked/launch.hpp"
@@ -150,7 +150,7 @@ TEST(PrefillHeuristic, MapsAreMultipliedInGroupsWhereThatSavesSteps) {
     EXPECT_GT(segments_in_group(24), 1);
 }
 
-// There are kShortestUneven chunks for each segment at least, but the last chunk may have one token.
+// Each segment has kShortestUneven chunks at least, but the last chunk may have only one token.
 TEST(PrefillHeuristic, ASequenceHasRoomForItsSummariesAmongItsTokens) {
     for (int segments = 2; segments <= kMostSegments; ++segments) {
         const i64 tokens = (kShortestUneven * segments - 1) * kChunk + 1;
@@ -221,7 +221,7 @@ TEST(PrefillHeuristic, TheLongestPackedSequencesStartFirst) {
         << "each block would compare too many";
 }
 
-// Those that run() makes of one that was chosen.
+// The heuristic chooses one configuration, and run() may change some of its fields.
 TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
     const auto expect_registered = [](const ChunkedConfig& config) {
         EXPECT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
@@ -258,13 +258,13 @@ TEST(PrefillHeuristic, SlowDecayHeadsLoseNothingBySplits) {
             if (split.segments == 1) continue;
             const int reach = scheduler.reach(split);
             ASSERT_GE(reach, 1);
-            const i64 share = ceil_div(chunks_in(tokens), split.segments);
-            EXPECT_LE(scheduler.chunks_ns(split, share + reach), slow_decay)
+            const i64 segment_chunks = ceil_div(chunks_in(tokens), split.segments);
+            EXPECT_LE(scheduler.chunks_ns(split, segment_chunks + reach), slow_decay)
                 << heads << " heads, " << tokens << " tokens, " << reach << " chunks";
         }
 }
 
-// Another card's times make another schedule.
+// With the times of another card, the schedule is another.
 TEST(PrefillHeuristic, TimesOfThePolicyDecide) {
     const ChunkedProblem problem{
         .sequences = 1, .tokens = 8192, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};

@@ -1,5 +1,5 @@
-// What gdn/prefill does for some hundreds of problems, as it was recorded in prefill_choices.txt: how sequences are split, the
-// launches, the workspace. It changes on purpose only: GDN_TEST_RECORD=1 writes the table anew.
+// The choices of gdn/prefill for some hundreds of problems, recorded in prefill_choices.txt: how sequences are split, the
+// launches, the workspace. They change only on purpose: GDN_TEST_RECORD=1 writes the file again.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -33,7 +33,7 @@ std::string text_of(const Recorded& each) {
                        name_of(x.io), each.multiprocessors, options);
 }
 
-// The same on every platform, which distributions of <random> are not.
+// Random picks that are the same on every platform; distributions of <random> are not.
 class Picks {
   public:
     template <class T>
@@ -46,7 +46,7 @@ class Picks {
     std::uint64_t state_ = 20261128;
 };
 
-// Every length and number of heads of one sequence; then picks from everything.
+// One sequence of each length and head count; then random picks of all parameters.
 std::vector<Recorded> recorded_problems() {
     std::vector<Recorded> all;
     for (const int heads : {1, 2, 4, 8, 16, 24, 32, 64})
@@ -82,7 +82,7 @@ std::vector<Recorded> recorded_problems() {
     return all;
 }
 
-// Of numbers that the kernel is called with and that the row does not name.
+// A hash of the kernel's arguments that a row of the file does not spell out.
 class Digest {
   public:
     template <class... Numbers>

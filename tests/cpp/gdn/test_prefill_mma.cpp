@@ -1,4 +1,4 @@
-// What gdn/prefill_mma is configured with: registered, and fit for every GPU.
+// The heuristic of gdn/prefill_mma: its configurations are registered and fit every GPU.
 #include <gtest/gtest.h>
 
 #include "families/gdn/prefill_mma.hpp"

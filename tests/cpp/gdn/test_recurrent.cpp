@@ -1,4 +1,4 @@
-// What gdn/recurrent is configured with: few configurations for many problems, all of them registered.
+// The heuristic of gdn/recurrent: few configurations for many problems, all of them registered.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -1,4 +1,4 @@
-"""What engines hand over, on a GPU: see tests/gdn/handed_over.py."""
+"""What engines hand over, on a GPU: see tests/gdn/engine_calls.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from handed_over import (
+from engine_calls import (
     FORMS,
     LAYOUTS,
     Call,
@@ -19,7 +19,7 @@ from handed_over import (
     check_rank_4,
     check_rows,
 )
-from handed_over_indices import DESTINATIONS, check_drafts, check_lies, check_offsets_that_lie
+from engine_indices import DESTINATIONS, check_drafts, check_invalid_indices, check_invalid_offsets
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
@@ -113,13 +113,13 @@ def test_drafts(call: Call, layout: str, to: str) -> None:
 @EACH_CALL
 @EACH_LAYOUT
 def test_indices_that_lie(call: Call, layout: str) -> None:
-    check_lies(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cuda")
-    check_lies(replace(call, lengths=(1,) * 6), layout, "cuda")
+    check_invalid_indices(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cuda")
+    check_invalid_indices(replace(call, lengths=(1,) * 6), layout, "cuda")
 
 
 @EACH_CALL
 def test_offsets_that_lie(call: Call) -> None:
-    check_offsets_that_lie(replace(call, lengths=(70, 0, 5)), "cuda")
+    check_invalid_offsets(replace(call, lengths=(70, 0, 5)), "cuda")
 
 
 @pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])

@@ -23,8 +23,8 @@ from strong_gates import (
     check_decode,
     check_other_heads_are_untouched,
     chunked_forward,
-    forgotten_behind,
-    from_pieces,
+    from_chunk_steps,
+    gates_of_that_sum,
     id_of,
     recurrent_forward,
     sum_of_the_caller,
@@ -133,20 +133,20 @@ def test_verify_and_staged_decode(gate: float, state: float, state_dtype: torch.
 @pytest.mark.parametrize("case", ONE_GATE + SEVERAL + STATES, ids=id_of)
 def test_pieces(case: Case, seed: int) -> None:
     x = case.inputs(seed, **GPU)
-    check(case, *from_pieces(x), x, PIECES_BOUND, PIECES_BOUND)
+    check(case, *from_chunk_steps(x), x, PIECES_BOUND, PIECES_BOUND)
 
 
 @pytest.mark.parametrize("dk,dv", [(64, 64), (96, 192), (256, 256), (40, 24)])
 @pytest.mark.parametrize("case", [ONE_GATE[-2], SEVERAL[2], STATES[-1], STATES[12]], ids=id_of)
 def test_head_dimensions_of_pieces(case: Case, dk: int, dv: int, seed: int) -> None:
     x = case.inputs(seed, device="cuda", dk=dk, dv=dv)
-    check(case, *from_pieces(x), x, PIECES_BOUND, PIECES_BOUND)
+    check(case, *from_chunk_steps(x), x, PIECES_BOUND, PIECES_BOUND)
 
 
 def test_pieces_with_gates_cumulated_by_the_caller(seed: int) -> None:
     x = Case("a sum with -inf", ((20, -INF), (40, -1.0), (100, -INF))).inputs(seed, **GPU)
-    out, state = from_pieces(x, sum_of_the_caller(x["gate"]))
-    behind = x | {"gate": forgotten_behind(x["gate"])}
+    out, state = from_chunk_steps(x, sum_of_the_caller(x["gate"]))
+    behind = x | {"gate": gates_of_that_sum(x["gate"])}
     check(Case("", ((20, -INF), (100, -INF))), out, state, behind, PIECES_BOUND, PIECES_BOUND)
 
 

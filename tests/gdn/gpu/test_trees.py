@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tree_cases import LIES, check_tree, draw_tree, random_trees
+from tree_cases import INVALID_PARENTS, check_tree, draw_tree, random_trees
 
 from gdn_cuda import fused_decode
 
@@ -18,7 +18,7 @@ def test_trees(tokens: int, dk: int, dv: int, state: torch.dtype, seed: int) -> 
 
 @pytest.mark.parametrize("io", [torch.bfloat16, torch.float32])
 def test_parents_that_lie_give_nan_and_store_nothing(io: torch.dtype, seed: int) -> None:
-    check_tree(draw_tree(seed, LIES, io=io, device="cuda"), fused_decode)
+    check_tree(draw_tree(seed, INVALID_PARENTS, io=io, device="cuda"), fused_decode)
 
 
 def test_trees_of_any_rows_and_states(seed: int) -> None:

@@ -17,7 +17,7 @@ SIZES = {"linear_num_key_heads": HK, "linear_num_value_heads": HV, "linear_key_h
 
 
 def theirs(model: str) -> torch.nn.Module:
-    """A layer of transformers on random weights; its first layer is a Gated Delta Net."""
+    """A layer of transformers with random weights, at an index where the model has a Gated Delta Net."""
     transformers = pytest.importorskip("transformers")
     import_models([model])
     config, layer, more = {
@@ -60,7 +60,7 @@ def test_prompts_and_tokens(model: str, dtype: torch.dtype, bound: float, seed: 
     assert not state.recurrent[[0, 1, 3]].any() and not state.conv[[0, 1, 3]].any()
 
 
-def test_packed_prompts_that_go_on(seed: int) -> None:
+def test_packed_prompts_that_are_continued(seed: int) -> None:
     torch.manual_seed(seed)
     layer = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV)
     x, state = torch.randn(1, 30, HIDDEN), layer.new_state(3)
@@ -75,7 +75,7 @@ def test_packed_prompts_that_go_on(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_verify(dtype: torch.dtype, seed: int) -> None:
-    """Two of three drafted tokens are accepted, and the next verify goes on behind them."""
+    """Two of three drafted tokens are accepted, and the next verify continues after them."""
     torch.manual_seed(seed)
     layer = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV, dtype=dtype)
     x = torch.randn(1, 9, HIDDEN).to(dtype)
@@ -112,7 +112,7 @@ def test_parameters_of_fla(bias: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dk,dv,state", [(20, 12, torch.float32), (64, 20, torch.float32), (64, 16, torch.float16)])
-def test_sizes_and_states_that_a_fused_step_does_not_take(dk: int, dv: int, state: torch.dtype, seed: int) -> None:
+def test_sizes_and_states_that_the_fused_step_does_not_support(dk: int, dv: int, state: torch.dtype, seed: int) -> None:
     torch.manual_seed(seed)
     layer, x = GatedDeltaNet(HIDDEN, (HK, HV), dk, dv, dtype=torch.bfloat16), torch.randn(2, 9, HIDDEN).bfloat16()
     pools = layer.new_state(2, dtype=state)

@@ -1,4 +1,4 @@
-"""The GDN operators have no gradients: their backward raises, and calls that are refused write nothing."""
+"""The GDN operators have no gradients: their backward raises, and refused calls write nothing."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_memory_that_autograd_cannot_track_is_refused_before_anything_is_written
 @pytest.mark.parametrize("name, argument", WRITES)
 @pytest.mark.parametrize("kind", ["leaf", "inference tensor", "view made in no_grad"])
 def test_outside_grad_mode_any_memory_may_be_written(name: str, argument: str, kind: str, seed: int) -> None:
-    """Whole, as kernels write it: not half, because a copy behind the others is refused."""
+    """All results are written, as by kernels: no copy of the CPU implementation is refused after others are done."""
     case, arguments = with_gradient(name, seed)
     expected = {n: copied(x.detach()) if isinstance(x, Tensor) else x for n, x in arguments.items()}
     case.function(**expected)
@@ -111,7 +111,7 @@ def test_outside_grad_mode_any_memory_may_be_written(name: str, argument: str, k
 
 
 def test_a_refused_decode_leaves_the_state_for_the_next_try(seed: int) -> None:
-    """Otherwise the next try would step from the state after the refused one."""
+    """Otherwise the next call would start from the state after the refused call."""
     arguments = arguments_of(CASES["decode"], seed)
     pool = arguments["state_pool"].clone()
     once = {n: copied(x) for n, x in arguments.items()}
@@ -142,7 +142,7 @@ def test_the_autograd_graph_of_a_pool_does_not_grow_with_each_call(seed: int) ->
 
 
 def test_backward_through_a_buffer_around_out_raises(seed: int) -> None:
-    """What was computed before is not reached through the part that a call has written."""
+    """No gradient reaches earlier computations through the part that a call has written."""
     _, arguments = with_gradient("decode", seed)
     weight = torch.ones((), requires_grad=True)
     buffer = weight * torch.ones(2, *arguments["out"].shape)

@@ -1,7 +1,7 @@
 """Wrong input raises an error that names function, argument, expected and actual value, and nothing is written.
 
-test_a_wrong_tensor_is_refused_by_name changes each tensor of valid calls in every way that can be wrong. WRONG_VALUES lists
-ranges, missing arguments and options by hand.
+test_a_wrong_tensor_is_refused_by_name changes rank, sizes, dtype and strides of each tensor of valid calls. WRONG_VALUES lists
+invalid ranges, missing arguments and options by hand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import gdn_cuda
 from gdn_cuda.gdn.examples import DK, DV, HV
 from gdn_cuda.operators.examples import Arguments, Case, poisoned
 
-# Calls that between them have every tensor argument.
+# Together, these calls have every tensor argument.
 TENSOR_CASES = [
     "gating",
     "gating-packed-fp16",
@@ -41,10 +41,10 @@ TENSOR_CASES = [
     "chunked_summary",
     "chunked_summary, gates of a layer",
     "chunked_summary, packed",
-    "recurrent-handed-over",
-    "decode-handed-over",
-    "chunked-handed-over",
-    "chunked-pool-handed-over",
+    "recurrent-by-engine",
+    "decode-by-engine",
+    "chunked-by-engine",
+    "chunked-pool-by-engine",
     "recurrent-more-queries",
     "mn-major-fp32",
     "mn-major-bf16",
@@ -57,7 +57,7 @@ TENSOR_CASES = [
     "compute-o",
     "compute-o-packed",
 ]
-# Arguments of a function, or of a case more, that may have any strides.
+# Arguments that may have any strides, by function or case.
 ANY_STRIDE = {
     "recurrent-more-queries": "out",
     "recurrent_forward": "query key value state final_state beta gate num_accepted_tokens",
@@ -69,18 +69,18 @@ ANY_STRIDE = {
     "chunk_local_cumsum_bf16": "input output",
 }
 UNREAD = {"chunk_indices", "cu_chunks"}
-# Sizes that may be one larger or smaller, mostly because there may be more room than needed, by argument and dimension.
+# Sizes that may be one larger or smaller, mostly because a tensor may have more room than needed, by argument and dimension.
 FLEXIBLE_SIZES = {
     ("cu_seqlens", 0): ["cumsum-head-first-packed", "u-w-packed", "compute-o-packed"],
-    ("state_pool", 0): ["decode", "decode-packed", "decode-verify", "decode-step-states", "decode-tree", "decode-handed-over"],
+    ("state_pool", 0): ["decode", "decode-packed", "decode-verify", "decode-step-states", "decode-tree", "decode-by-engine"],
     ("step_states", 0): ["decode-step-states", "decode-tree"],
     ("step_states", 1): ["decode-step-states", "decode-tree"],
     ("state", 1): ["recurrent-accepted", "recurrent-accepted-packed"],
-    ("state", 0): ["chunked-pool", "chunked-pool-handed-over", "state-update-packed", "compute-o-packed"],
-    ("checkpoints", 0): ["chunked-handed-over", "chunked-pool-handed-over"],
-    ("states_before", 0): ["chunked-handed-over", "chunked-pool-handed-over"],
+    ("state", 0): ["chunked-pool", "chunked-pool-by-engine", "state-update-packed", "compute-o-packed"],
+    ("checkpoints", 0): ["chunked-by-engine", "chunked-pool-by-engine"],
+    ("states_before", 0): ["chunked-by-engine", "chunked-pool-by-engine"],
 }
-# One key head for all value heads, and more room.
+# Other changed sizes that are valid: one key head for all value heads, or more room.
 LEGAL_SIZES = {
     ("chunked_summary", "key", 2, -1),
     ("chunked_summary, gates of a layer", "key", 2, -1),
@@ -98,7 +98,7 @@ LEGAL_SIZES |= {
 
 
 def tensor_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Those that are read."""
+    """The tensor parameters that the function reads."""
     return [p for p in inspect.signature(function).parameters.values() if "Tensor" in p.annotation and p.name not in UNREAD]
 
 
@@ -130,11 +130,11 @@ def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, 
 @pytest.mark.parametrize("name", TENSOR_CASES)
 def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
     case = CASES[name]
-    arguments = arguments_of(case)  # refused calls leave them as they are
+    arguments = arguments_of(case)  # refused calls do not change them
     anchor = next(argument for argument in ("query", "a", "input", "k", "key") if argument in arguments)
     failures = []
     for wrong, argument, x in wrong_tensors(case, arguments):
-        # It takes any leading dimensions.
+        # This function accepts any leading dimensions.
         if case.function is gdn_cuda.transpose_to_mn_major and wrong.startswith("rank") and x.dim() >= 2:
             continue
         where = f"{argument}: {wrong}"
@@ -143,7 +143,7 @@ def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
         except (AssertionError, pytest.fail.Exception) as failure:
             failures.append(f"{where}: {failure}")
             continue
-        # A wrong anchor or value makes the tensors that are compared with it look wrong: the error may name one of those.
+        # If the anchor or value is wrong, the tensors that are compared with it do not match: the error may name one of those.
         compared = (anchor, "value", "v", "u", "q", "cu_seqlens", *(["state_pool", "keys"] if "keys" in arguments else []))
         if named != argument and argument not in compared:
             failures.append(f"{where}: the error names {named}")
@@ -160,7 +160,7 @@ def test_every_tensor_parameter_is_tested_with_wrong_values() -> None:
 
 @pytest.mark.parametrize("name", TENSOR_CASES)
 def test_a_tensor_on_another_device_is_refused(name: str) -> None:
-    """A meta tensor among CPU tensors: the call, and the C++ checks alone."""
+    """A meta tensor among CPU tensors is refused by the call, and by the C++ checks alone."""
     case = CASES[name]
     operator, values = operator_call(case)
     validate = getattr(torch.ops.gdn_cuda, "validate_" + operator.name().split("::")[1]).default
@@ -184,7 +184,7 @@ def changing(**changes: Any) -> Callable[[Arguments], Arguments]:
 
 
 def dims(dk: int = DK, dv: int = DV, hv: int = HV) -> Callable[[Arguments], Arguments]:
-    """Tensors of recurrent_forward that agree with one another."""
+    """Replaces the tensors of recurrent_forward by ones of these dimensions, all consistent."""
 
     def change(arguments: Arguments) -> Arguments:
         B, T, Hk = arguments["query"].shape[:3]
@@ -197,7 +197,7 @@ def dims(dk: int = DK, dv: int = DV, hv: int = HV) -> Callable[[Arguments], Argu
 
 
 def heads(query: int, key: int, value: int, others: int) -> Callable[[Arguments], Arguments]:
-    """Tensors of recurrent_forward with so many heads each."""
+    """Replaces the tensors of recurrent_forward by ones with these head counts."""
 
     def change(arguments: Arguments) -> Arguments:
         B, T = arguments["query"].shape[:2]
@@ -259,29 +259,29 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("chunked-pool", "state", without("state")),
     # gates, states that are written, and the arguments that say so
     ("recurrent-PREFILL", "gate", changing(gate=None, gate_is_linear=True)),
-    ("recurrent-handed-over", "gate", changing(gate=None)),
-    ("recurrent-handed-over", "beta", changing(beta=None)),
-    ("recurrent-handed-over", "gate_is_linear", changing(gate_is_linear=True)),
-    ("recurrent-handed-over", "dt_bias", without("A_log")),
-    ("chunked-pool-handed-over", "allow_negative_eigenvalues", changing(beta_is_logit=False)),
-    ("recurrent-handed-over", "final_state", changing(inference_mode=2)),
-    ("recurrent-handed-over", "final_state", changing(final_state=torch.zeros(1, HV, DV, DK))),
-    ("recurrent-handed-over", "final_state", expanded("final_state")),
-    ("recurrent-handed-over", "has_initial_state", changing(has_initial_state=ints(1, 0))),
-    ("decode-handed-over", "write_indices", changing(update_state=False)),
-    ("decode-handed-over", "write_indices", without("state_indices")),
+    ("recurrent-by-engine", "gate", changing(gate=None)),
+    ("recurrent-by-engine", "beta", changing(beta=None)),
+    ("recurrent-by-engine", "gate_is_linear", changing(gate_is_linear=True)),
+    ("recurrent-by-engine", "dt_bias", without("A_log")),
+    ("chunked-pool-by-engine", "allow_negative_eigenvalues", changing(beta_is_logit=False)),
+    ("recurrent-by-engine", "final_state", changing(inference_mode=2)),
+    ("recurrent-by-engine", "final_state", changing(final_state=torch.zeros(1, HV, DV, DK))),
+    ("recurrent-by-engine", "final_state", expanded("final_state")),
+    ("recurrent-by-engine", "has_initial_state", changing(has_initial_state=ints(1, 0))),
+    ("decode-by-engine", "write_indices", changing(update_state=False)),
+    ("decode-by-engine", "write_indices", without("state_indices")),
     ("decode-tree", "write_indices", changing(write_indices=ints(0, 1))),
     ("decode-verify", "write_indices", changing(write_indices=ints(0, 1))),
     ("decode-steps-and-last", "write_indices", changing(update_state=False)),
     ("decode-verify", "update_state", changing(update_state=False)),
-    ("chunked-handed-over", "final_state", changing(output_final_state=False)),
-    ("chunked-handed-over", "state_dtype", changing(state_dtype=torch.float32)),
-    ("chunked-handed-over", "checkpoints", changing(checkpoint_every=0)),
-    ("chunked-handed-over", "states_before", changing(checkpoint_every=0, checkpoints=None)),
-    ("chunked-handed-over", "write_indices", changing(write_indices=ints(0, 1, 2))),
-    ("chunked-handed-over", "update_state", changing(update_state=False)),
-    ("chunked-pool-handed-over", "final_state", lambda x: x | {"final_state": torch.zeros(3, HV, DV, DK)}),
-    ("chunked-pool-handed-over", "write_indices", changing(update_state=False)),
+    ("chunked-by-engine", "final_state", changing(output_final_state=False)),
+    ("chunked-by-engine", "state_dtype", changing(state_dtype=torch.float32)),
+    ("chunked-by-engine", "checkpoints", changing(checkpoint_every=0)),
+    ("chunked-by-engine", "states_before", changing(checkpoint_every=0, checkpoints=None)),
+    ("chunked-by-engine", "write_indices", changing(write_indices=ints(0, 1, 2))),
+    ("chunked-by-engine", "update_state", changing(update_state=False)),
+    ("chunked-pool-by-engine", "final_state", lambda x: x | {"final_state": torch.zeros(3, HV, DV, DK)}),
+    ("chunked-pool-by-engine", "write_indices", changing(update_state=False)),
     # ranges
     ("recurrent-PREFILL", "inference_mode", changing(inference_mode=3)),
     ("recurrent-PREFILL", "inference_mode", changing(inference_mode=-1)),
@@ -423,7 +423,7 @@ def test_chunks_have_64_tokens(name: str, chunk_size: Any) -> None:
 
 
 def test_more_tokens_than_32_bits_hold_in_whole_chunks_are_refused() -> None:
-    """Kernels round the number of tokens up to chunks in 32 bits."""
+    """Kernels round the token count up to whole chunks in 32 bits."""
     T = 2**31 - 255
     rows, gates = torch.zeros(8, dtype=torch.bfloat16).expand(1, T, 1, 8), torch.zeros(1).expand(1, T, 1)
     with pytest.raises(ValueError, match=r"chunked_forward: query: expected at most 2147483392 tokens"):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 import gdn_cuda
 from gdn_cuda.operators.examples import Arguments, Case
 
-# One of every function, two where a variant mutates or returns something else. opcheck traces the others.
+# A case of every function, and of each variant that mutates or returns something else. opcheck traces the other cases.
 COMPILED = [
     "gating",
     "recurrent-PREFILL",
@@ -36,7 +36,7 @@ COMPILED = [
     "compute-o",
 ]
 
-SIZES = [(5, 131), (6, 200)]  # no size is another by chance, or the tracer would take it for a rule
+SIZES = [(5, 131), (6, 200)]  # no two sizes are equal, as the tracer would assume that they always are
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def tensors_after(function: Any, arguments: Arguments) -> list[Tensor]:
-    """What comes back and what is left in the arguments."""
+    """The results of a call, and its tensor arguments afterwards."""
     mine = {name: copied(x) for name, x in arguments.items()}
     results = function(mine)
     return [x for x in tree_leaves((results, mine)) if isinstance(x, Tensor)]
@@ -67,7 +67,7 @@ def test_every_function_is_among_the_compiled_cases() -> None:
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_one_full_graph_serves_changing_sizes(name: str, seed: int) -> None:
-    """One graph for all of them: sizes are symbols in the fake implementations."""
+    """One graph for all sizes, which are symbols in the fake implementations."""
     case: Case = CASES[name]
     counter = CompileCounterWithBackend("aot_eager")
 
@@ -92,7 +92,7 @@ def test_unread_tensors_whose_size_depends_on_data(seed: int) -> None:
 
 
 def layer(x: Arguments) -> Tensor:
-    """A decode step among ordinary operations, as a model has it: fused_decode with gates, norm and a residual around it."""
+    """A decode step between other operations, as in a model: fused_decode with gates, norm and a residual."""
     query = torch.nn.functional.silu(x["query"].float()).to(x["query"].dtype)
     output = gdn_cuda.fused_decode(**x | {"query": query})
     return output.float().sum(-1) + x["a"]
@@ -101,7 +101,7 @@ def layer(x: Arguments) -> Tensor:
 def test_inductor_compiles_a_decode_step(seed: int) -> None:
     compiled = torch.compile(layer, fullgraph=True, dynamic=False)
     arguments = CASES["decode-null-slot"].make(3, 1, seed)
-    # Scalar code around ours: finding out which vector instructions there are takes longer than all the rest.
+    # Inductor generates scalar code: testing which vector instructions the CPU has takes longer than all else here.
     with torch._inductor.config.patch({"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}):
         eager, traced = tensors_after(layer, arguments), tensors_after(compiled, arguments)
     for a, b in zip(eager, traced, strict=True):

@@ -1,4 +1,4 @@
-"""The C++ API of Gated Delta Net on CPU tensors, which it passes to the implementations that Python registers."""
+"""The C++ API of Gated Delta Net on CPU tensors, for which it calls the implementations that Python registers."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_gating(api: Any) -> None:
         assert torch.equal(ours, expected)
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_decode(api: Any, rows: tuple[Tensor, ...], given: bool) -> None:
+@pytest.mark.parametrize("with_out", [False, True])
+def test_decode(api: Any, rows: tuple[Tensor, ...], with_out: bool) -> None:
     query, key, value, a, b = (x[:, :1] for x in rows)
     pools = [torch.ones(3, 4, 24, 16) for _ in range(2)]
     slots = torch.tensor([2, 0], dtype=torch.int32)
-    out = torch.full_like(value.contiguous(), torch.nan) if given else None
+    out = torch.full_like(value.contiguous(), torch.nan) if with_out else None
     ours = api.fused_decode(query, key, value, a, b, a[0, 0], b[0, 0], pools[0], slots, out)
     expected = gdn_cuda.fused_decode(query, key, value, a, b, a[0, 0], b[0, 0], pools[1], slots)
     assert torch.equal(ours, expected)
     assert torch.equal(*pools)
-    assert not given or ours.data_ptr() == out.data_ptr()
+    assert not with_out or ours.data_ptr() == out.data_ptr()
 
 
 def test_a_layers_step(api: Any, seed: int) -> None:
@@ -92,7 +92,7 @@ def by_token(
     gate: Tensor,
     mode: gdn_cuda.InferenceMode = gdn_cuda.InferenceMode.PREFILL,
 ) -> tuple[Tensor, Tensor]:
-    """With the options that gdn_api.cpp gives."""
+    """recurrent_forward with the options that gdn_api.cpp passes."""
     return gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, inference_mode=mode, is_qk_norm=True, scale=0.5)
 
 

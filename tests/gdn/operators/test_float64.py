@@ -1,4 +1,4 @@
-"""float64 CPU tensors: operators compute in it throughout, as the literal recurrence does; on CUDA they refuse it by name."""
+"""float64 CPU tensors: operators compute in float64 throughout, like the literal recurrence; on CUDA tensors they refuse it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
 from gdn_cuda.operators.examples import Arguments, Case
 
 F64 = torch.float64
-BOUND = 1e-13  # a sum of some hundred products
-# What is left out has bf16 in its name, or prepares gates for what has.
+BOUND = 1e-13  # rounding errors of a sum of some hundred products
+# All operators except those with bf16 in their names, and those that prepare gates for these.
 IN_F64 = (
     gdn_cuda.fused_gdn_gating,
     gdn_cuda.recurrent_forward,
@@ -120,11 +120,11 @@ def test_float64_beside_float32_rows_is_refused(argument: str, function: Any, dt
         function(**x)
 
 
-# ---- The literal recurrence, one token and head after the other
+# ---- The literal recurrence, token by token and head by head
 
 
 def run(x: dict[str, Any], state: Tensor, tokens: range, scale: float, norm: bool) -> tuple[Tensor, list[Tensor]]:
-    """Output (T, Hv, dv) of tokens of the first sequence of x, or of packed ones, and the states before and after each."""
+    """The output (T, Hv, dv) of some tokens of x's first sequence, or of packed tokens; the states before and after each."""
     rows = {name: x[name] if x[name].dim() == rank else x[name][0] for name, rank in RANKS.items()}
     S, outputs, states = state.clone(), [], [state.clone()]
     for t in tokens:
@@ -196,7 +196,7 @@ def test_a_summary_is_that_of_the_literal_recurrence(seed: int) -> None:
 @pytest.mark.parametrize("factor", [1, 2])
 def test_decode_is_the_literal_recurrence(factor: int, seed: int) -> None:
     x = in_f64(CASES["decode"].make(2, 3, seed)) | {"allow_negative_eigenvalues": factor == 2}
-    x["dt_bias"] = x["dt_bias"].bfloat16()  # a narrower one takes part in fp64
+    x["dt_bias"] = x["dt_bias"].bfloat16()  # a narrower dtype, converted to fp64
     pool, slots = x["state_pool"].clone(), x["state_indices"].tolist()
     output = gdn_cuda.fused_decode(**x)
     for n, slot in enumerate(slots):

@@ -1,7 +1,7 @@
 """The GDN operators on random layouts, sizes, indices, devices and threads.
 
-The draws are the same in every run. Expected results come from elsewhere: sets of addresses for overlap, the reference on
-contiguous copies for values, a CPU call for what a meta or fake call refuses.
+The draws are the same in every run. Expected results are computed independently: overlap from sets of addresses, values by the
+reference on contiguous copies, refusals of meta and fake calls by a CPU call.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def test_a_call_is_refused_exactly_where_addresses_overlap(drawn: Any) -> None:
     memory = random(128, seed=1)
     x, out = (memory.as_strided(shape, strides, offset) for offset, strides in (read, written))
     mine, others = (addresses(offset, shape, strides) for offset, strides in (written, read))
-    meets = len(set(mine)) != len(mine) or bool(set(mine) & set(others))
+    overlaps = len(set(mine)) != len(mine) or bool(set(mine) & set(others))
     before, expected = memory.clone(), gdn_cuda.reference.chunk_local_cumsum(x.clone())
-    if meets:
+    if overlaps:
         with pytest.raises(ValueError, match="chunk_local_cumsum_bf16: output: expected memory"):
             gdn_cuda.chunk_local_cumsum_bf16(x, out, *shape)
         assert torch.equal(memory, before)
@@ -70,7 +70,7 @@ def test_a_call_is_refused_exactly_where_addresses_overlap(drawn: Any) -> None:
 
 @st.composite
 def tensors_of_a_decode(draw: st.DrawFn) -> Arguments:
-    """Arguments of fused_decode, some of them expanded, with sizes of 0 and 1 among them."""
+    """Arguments of fused_decode, some of them expanded, some sizes 0 or 1."""
     B, T = draw(st.sampled_from([0, 1, 1, 2, 3])), draw(st.sampled_from([0, 1, 1, 2]))
     heads = draw(st.sampled_from([(1, 1), (1, 2), (2, 2)]))
     seed = draw(st.integers(0, 99))
@@ -165,7 +165,7 @@ def test_meta_and_fake_tensors_are_refused_like_real_ones(call: Any) -> None:
 @drawn(60)
 @given(st.sampled_from(sorted(CASES)), st.data())
 def test_huge_sizes_are_checked_without_a_crash(name: str, data: st.DataObject) -> None:
-    """One dimension of one or all tensors huge, by expand: no memory, so the checks alone are called."""
+    """One dimension of one tensor or of all is huge, by expand, without memory. Only the checks are called."""
     operator, arguments = operator_call(CASES[name])
     huge = data.draw(st.sampled_from([2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**40]))
     tensors = [i for i, x in enumerate(arguments) if isinstance(x, Tensor) and x.dim()]
@@ -230,7 +230,7 @@ def test_malformed_indices_are_refused_and_nothing_is_written(which: tuple[str, 
 
 
 def test_eight_threads_get_the_results_of_one() -> None:
-    """Good and refused calls of every operator side by side, in and out of grad mode."""
+    """Valid and refused calls of every operator at the same time, in and out of grad mode."""
     names = sorted(CASES)
 
     def run(turn: int) -> list[Any]:

@@ -15,7 +15,7 @@ import gdn_cuda
 from gdn_cuda.gdn.examples import DK, DV, HK, HV
 from gdn_cuda.operators.examples import Arguments, Case, random
 
-# Calls that between them write every argument that is ever written.
+# Together, these calls write every argument that any call writes.
 WRITING = [
     "recurrent-PREFILL",
     "recurrent-accepted-packed",
@@ -26,10 +26,10 @@ WRITING = [
     "chunked",
     "chunked-pool",
     "chunked_summary, packed",
-    "recurrent-handed-over",
-    "decode-handed-over",
-    "chunked-handed-over",
-    "chunked-pool-handed-over",
+    "recurrent-by-engine",
+    "decode-by-engine",
+    "chunked-by-engine",
+    "chunked-pool-by-engine",
     "cumsum-packed",
     "u-w-packed",
     "state-update-packed",
@@ -37,7 +37,7 @@ WRITING = [
 ]
 
 
-def test_the_cases_write_every_argument_that_is_ever_written() -> None:
+def test_the_cases_write_every_argument_that_any_call_writes() -> None:
     def written(cases: Iterable[Case]) -> set[tuple[str, str]]:
         return {(case.function.__name__, argument) for case in cases for argument in written_by(case)}
 
@@ -50,13 +50,13 @@ def pairs() -> list[tuple[str, str, str]]:
         arguments = arguments_of(CASES[name])
         for written in written_by(CASES[name]):
             tensors = {other: x for other, x in arguments.items() if isinstance(x, Tensor) and x.numel()}
-            others = tensors.keys() - {written, "chunk_indices", "cu_chunks"}  # which are not read
+            others = tensors.keys() - {written, "chunk_indices", "cu_chunks"}  # these two are not read
             found += [(name, written, other) for other in others if written in arguments]
     return sorted(found)
 
 
 def over(memory: Tensor, x: Tensor) -> Tensor:
-    """x with the same values and strides in `memory`'s storage."""
+    """A copy of x with the same strides, in `memory`'s storage."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     storage = memory.untyped_storage()
     storage.resize_(max(storage.nbytes(), (last + 1) * x.element_size()))
@@ -114,7 +114,7 @@ def test_an_output_that_overlaps_itself_is_refused(name: str, argument: str, dim
 
 
 def interleaved(*tensors: Tensor) -> list[Tensor]:
-    """Copies as slices of one buffer, row by row, like those of a packed projection."""
+    """Copies of the tensors as slices of one buffer, interleaved row by row as in a packed projection."""
     rows = [x.reshape(*x.shape[:2], -1) for x in tensors]
     packed = torch.cat(rows, dim=-1)
     parts = packed.split([x.shape[-1] for x in rows], dim=-1)
@@ -130,33 +130,33 @@ def results(function: Any, x: Arguments) -> list[Tensor]:
 @pytest.mark.parametrize("name", ["recurrent-PREFILL", "decode", "chunked"])
 def test_out_may_be_a_slice_of_the_buffer_that_holds_the_inputs(name: str, seed: int) -> None:
     case = CASES[name]
-    apart = arguments_of(case, seed)
-    beside = {argument: copied(x) for argument, x in apart.items()}
-    names = [argument for argument in ("query", "key", "value", "out") if argument in apart]
-    beside |= dict(zip(names, interleaved(*(apart[argument] for argument in names)), strict=True))
-    assert beside["out"].data_ptr() < beside["query"].data_ptr() + beside["query"].stride(0) * 2  # inside its extent
-    for expected, got in zip(results(case.function, apart), results(case.function, beside), strict=True):
+    separate = arguments_of(case, seed)
+    beside = {argument: copied(x) for argument, x in separate.items()}
+    names = [argument for argument in ("query", "key", "value", "out") if argument in separate]
+    beside |= dict(zip(names, interleaved(*(separate[argument] for argument in names)), strict=True))
+    assert beside["out"].data_ptr() < beside["query"].data_ptr() + beside["query"].stride(0) * 2  # within query's address range
+    for expected, got in zip(results(case.function, separate), results(case.function, beside), strict=True):
         assert torch.equal(expected, got)
 
 
 def test_slots_may_interleave_with_other_caches(seed: int) -> None:
-    """One block of a paged cache holds a slot of the pool, a row of step states, and memory of others."""
-    apart = CASES["decode-step-states"].make(2, 3, seed)
-    beside = {argument: copied(x) for argument, x in apart.items()}
-    slots, (rows, steps) = apart["state_pool"].shape[0], apart["step_states"].shape[:2]
+    """A block of a paged cache holds a slot of the pool, a row of step_states, and memory of other caches."""
+    separate = CASES["decode-step-states"].make(2, 3, seed)
+    beside = {argument: copied(x) for argument, x in separate.items()}
+    slots, (rows, steps) = separate["state_pool"].shape[0], separate["step_states"].shape[:2]
     slot = HV * DV * DK
     blocks = random(max(slots, rows), slot + 7 + steps * slot, seed=seed)
-    beside["state_pool"] = blocks[:slots, :slot].unflatten(-1, (HV, DV, DK)).copy_(apart["state_pool"])
-    beside["step_states"] = blocks[:rows, slot + 7 :].unflatten(-1, (steps, HV, DV, DK)).copy_(apart["step_states"])
+    beside["state_pool"] = blocks[:slots, :slot].unflatten(-1, (HV, DV, DK)).copy_(separate["state_pool"])
+    beside["step_states"] = blocks[:rows, slot + 7 :].unflatten(-1, (steps, HV, DV, DK)).copy_(separate["step_states"])
     gap = blocks[:, slot : slot + 7].clone()
     function = gdn_cuda.fused_decode
-    for expected, got in zip(results(function, apart), results(function, beside), strict=True):
+    for expected, got in zip(results(function, separate), results(function, beside), strict=True):
         assert torch.equal(expected, got)
     assert torch.equal(blocks[:, slot : slot + 7], gap)
 
 
 def test_one_tensor_may_be_several_inputs(seed: int) -> None:
-    """Inputs may share memory: query as key, a as b, one vector for all heads."""
+    """For example query as key, a as b, or one vector expanded to all heads."""
     x = CASES["decode"].make(2, 1, seed)
     x |= {"key": x["query"], "b": x["a"], "dt_bias": x["A_log"]}
     assert gdn_cuda.fused_decode(**x).isfinite().all()

@@ -1,4 +1,4 @@
-"""Packed sequences without a state: nothing that a call allocates grows as their number times the size of a state."""
+"""Packed sequences without states: a call allocates no tensor as large as one state per sequence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def allocations() -> Iterator[Allocations]:
         yield seen
 
 
-# Short sequences, so that their states would be most of what there is: 4 Hv dv dk bytes each.
+# The sequences are short, so that a state for each, 4 Hv dv dk bytes, would be larger than all other tensors.
 SEQUENCES, HV, DIM = 40, 1, 64
 STATES = SEQUENCES * HV * DIM * DIM * 4
 
@@ -56,7 +56,7 @@ def test_a_call_on_the_cpu_has_one_state_at_a_time() -> None:
     assert seen.largest < STATES / 4
 
 
-def test_results_are_those_of_a_call_that_returns_states() -> None:
+def test_outputs_equal_those_of_a_call_that_returns_states() -> None:
     x = packed(8)
     output, final = gdn_cuda.chunked_forward(**x)
     alone, none = gdn_cuda.chunked_forward(**x, output_final_state=False)
@@ -65,8 +65,8 @@ def test_results_are_those_of_a_call_that_returns_states() -> None:
     assert final is not None and final.shape[0] == 8
 
 
-def test_states_that_are_asked_for_are_counted() -> None:
-    """So the numbers above would show one."""
+def test_allocations_of_returned_states_are_noticed() -> None:
+    """Otherwise the tests here could not fail."""
     x = packed(SEQUENCES)
     with allocations() as seen:
         gdn_cuda.reference.chunked_forward(**x)
@@ -87,7 +87,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("device", ["h200", "a100"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_a_call_on_a_gpu_allocates_no_state_a_sequence(options: dict[str, Any], dtype: torch.dtype, device: str) -> None:
+def test_a_call_on_a_gpu_allocates_no_state_per_sequence(options: dict[str, Any], dtype: torch.dtype, device: str) -> None:
     tokens, heads, dim = 2 * GPU_SEQUENCES, 16, 128
     meta = {"dtype": dtype, "device": "meta"}
     rows = {name: torch.empty(tokens, heads, dim, **meta) for name in ("query", "key", "value")}

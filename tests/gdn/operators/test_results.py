@@ -20,7 +20,8 @@ from gdn_cuda import InferenceMode, reference
 from gdn_cuda.gdn.examples import LENGTHS
 from gdn_cuda.operators.examples import Arguments, Case, poisoned
 
-ROUNDING = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}  # of a result stored once; fp32: of its sums
+# One rounding of a stored result; for fp32, the errors of its sums.
+ROUNDING = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}
 SIZES = [(2, 5), (1, 1), (3, 130), (0, 3), (2, 0)]
 WITH_OUT = {name: case for name, case in CASES.items() if case.out_argument}
 
@@ -73,7 +74,8 @@ def expected_chunked(x: Arguments) -> tuple[list[Tensor], Arguments]:
         rows = tokens // every * (1 if packed else x["value"].shape[0])
         if "checkpoints" in x:
             return [*results, checkpoints], written_by_chunked(x)
-        filled = checkpoints.new_zeros(rows, *checkpoints.shape[1:])  # packed: as many as there could be, zero behind the last
+        # Packed: as many rows as there could be, zero after the last checkpoint.
+        filled = checkpoints.new_zeros(rows, *checkpoints.shape[1:])
         filled[: checkpoints.shape[0]] = checkpoints
         results.append(filled)
     return results, written_by_chunked(x)
@@ -93,7 +95,7 @@ def expected_state_update(x: Arguments) -> Arguments:
     if x["is_initial_state"] and offsets is None:
         initial = x["state"][:, 0] if x["state"].shape[1] else torch.zeros_like(x["final_state"])
     elif x["is_initial_state"]:
-        firsts = torch.tensor([0, 2, 2])  # of LENGTHS: two chunks, none, one
+        firsts = torch.tensor([0, 2, 2])  # the sequences of LENGTHS have two chunks, none, one
         initial = x["state"][firsts]
         initial[1] = 0
     before, final_state, v_new = reference.seq_state_update(x["k"], x["u"], x["w"], x["gate"], initial, offsets)
@@ -152,7 +154,7 @@ def test_results_equal_the_reference_in_fp64(case: Case, seed: int) -> None:
         check_call(case, case.make(B, T, seed), None)
 
 
-# A summary is contiguous.
+# chunked_summary's out must be contiguous.
 OUTS = [
     (name, strided)
     for name, case in WITH_OUT.items()
@@ -206,8 +208,8 @@ def test_two_steps_equal_one_call_of_two_tokens(seed: int) -> None:
     one_by_one = arguments | {"state_pool": copied(arguments["state_pool"])}
     per_token = ("query", "key", "value", "a", "b")
     together = gdn_cuda.fused_decode(**arguments)
-    apart = [gdn_cuda.fused_decode(**one_by_one | {name: arguments[name][:, t : t + 1] for name in per_token}) for t in (0, 1)]
-    assert rel_rms(torch.cat(apart, dim=1), together) <= ROUNDING[torch.float32]
+    singly = [gdn_cuda.fused_decode(**one_by_one | {name: arguments[name][:, t : t + 1] for name in per_token}) for t in (0, 1)]
+    assert rel_rms(torch.cat(singly, dim=1), together) <= ROUNDING[torch.float32]
     assert rel_rms(one_by_one["state_pool"], arguments["state_pool"]) <= ROUNDING[torch.float32]
 
 
@@ -225,14 +227,14 @@ def test_packed_recurrence_equals_each_sequence_alone(mode: InferenceMode, seed:
 
 @pytest.mark.parametrize("pool", [False, True], ids=["dense", "pool"])
 def test_packed_checkpoints_fill_the_first_rows(pool: bool, seed: int) -> None:
-    """N // n rows, of which those of the sequences come first and the rest are zero."""
+    """N // n rows: first the checkpoints of the sequences in order, then zeros."""
     packed = CASES["chunked-packed"].make(0, 0, seed)
     if pool:
         packed["state_indices"] = torch.arange(len(LENGTHS))
     tensors = {name: x for name, x in packed.items() if isinstance(x, Tensor) and name != "state_indices"}
     alone = take_sequence(tensors, 0) | {"state": packed["state"][:1].clone()}
     *_, expected = gdn_cuda.chunked_forward(**alone, checkpoint_every=64)
-    # 57 more tokens behind the sequences: room for two checkpoints, of which there is one
+    # 57 more tokens after the sequences make room for two checkpoints; there is one.
     longer = {
         name: torch.cat([x, x[:57]]) if name in ("query", "key", "value", "beta", "gate") else x for name, x in packed.items()
     }
@@ -248,7 +250,7 @@ def test_the_pool_is_the_final_state(seed: int) -> None:
 
 
 @pytest.mark.parametrize("T", [0, 1])
-def test_returned_states_share_no_memory_with_the_given_ones(T: int, seed: int) -> None:
+def test_returned_states_share_no_memory_with_initial_states(T: int, seed: int) -> None:
     for name in ("recurrent-DECODE", "recurrent-PREFILL", "chunked"):
         arguments = CASES[name].make(2, T, seed)
         before = arguments["state"].clone()
@@ -265,7 +267,7 @@ def test_mn_major_pads_with_zeros(seed: int) -> None:
     assert torch.equal(storage[:, :21], arguments["input"].mT) and not storage[:, 21:].any()
 
 
-def test_gating_at_the_ends_of_its_range() -> None:
+def test_gating_of_very_small_and_very_large_inputs() -> None:
     wide = torch.tensor([[-200.0, 0.0, 20.5, 1e4]])
     heads: dict[str, Any] = {"A_log": torch.zeros(4), "dt_bias": torch.zeros(4)}
     beta, gate = gdn_cuda.fused_gdn_gating(**heads, a=wide, b=wide, is_var_len=True)
@@ -288,8 +290,8 @@ UNREAD: dict[str, Arguments] = {
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_what_is_accepted_and_not_read_changes_nothing(name: str, seed: int) -> None:
-    """Arguments that other libraries' functions need."""
+def test_arguments_that_are_not_read_change_no_result(name: str, seed: int) -> None:
+    """They exist because other libraries' functions need them."""
     case = CASES[name]
     results = []
     for changes in ({}, UNREAD[name]):

@@ -1,4 +1,4 @@
-"""Sizes beyond 32 bits reach the kernels untruncated or are refused. Expanded and meta tensors need no memory."""
+"""Sizes beyond 32 bits reach the kernels untruncated or are refused. The tensors are expanded or meta and need no memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda.operators.registration import check
 
-WRAPS = 2**32 + 1  # 1 in 32 bits
+WRAPS = 2**32 + 1  # truncated to 32 bits, this is 1
 BF16, FP32, INT = torch.bfloat16, torch.float32, torch.int32
 
 
@@ -59,7 +59,7 @@ def decode(**changes: Any) -> tuple[Any, ...]:
     return tuple((arguments | changes).values())
 
 
-PLAIN = (None, None, False, False, False, None, None)  # gates as they are, every state read, no buffer
+PLAIN = (None, None, False, False, False, None, None)  # log decays, every state read, no buffers
 
 
 def cumsum(x: Tensor, offsets: Tensor | None = None) -> tuple[Any, ...]:
@@ -130,7 +130,7 @@ def test_sizes_beyond_32_bits_are_refused_where_the_kernel_counts_in_32(name: st
 
 FITS = {
     "mn-major": ("transpose_to_mn_major", (read(2**31 - 1, 1, 1, device="cpu"), 16)),
-    "mn-major-rows": ("transpose_to_mn_major", (read(1, WRAPS, 1), 16)),  # the kernel's loops go over them
+    "mn-major-rows": ("transpose_to_mn_major", (read(1, WRAPS, 1), 16)),  # the kernel loops over rows
     "mn-major-columns": ("transpose_to_mn_major", (read(1, 1, WRAPS), 16)),
     "u-w": ("bf16_gdn_compute_u_w", u_w(2**16 - 1, 64, 2**15)),
     "compute-o": ("bf16_gdn_chunked_compute_O", outputs(2**16 - 1, 64, 2**15)),

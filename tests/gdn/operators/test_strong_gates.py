@@ -1,4 +1,4 @@
-"""Strong gates and resets through the public functions on CPU tensors; tests/gdn/gpu has the same for the kernels."""
+"""Strong gates and resets in the public functions on CPU tensors; tests/gdn/gpu has the same tests for the kernels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from strong_gates import (
     check,
     check_decode,
     chunked_forward,
-    forgotten_behind,
-    from_pieces,
+    from_chunk_steps,
+    gates_of_that_sum,
     id_of,
     recurrent_forward,
     sum_of_the_caller,
@@ -25,7 +25,7 @@ from strong_gates import (
 import gdn_cuda
 
 SMALL = {"dk": 16, "dv": 8, "T": 130}
-BF16 = 5e-3  # an output rounded once; the pieces round u, w and v' too
+BF16 = 5e-3  # an output rounded once; the steps of the chunked form round u, w and v' too
 FEW = ONE_GATE[::7] + SEVERAL[2:4] + STATES[::6] + NOT_FINITE_TOKENS[::5]
 
 
@@ -38,16 +38,16 @@ def test_chunked_and_recurrent_forward(case: Case, seed: int) -> None:
 
 
 @pytest.mark.parametrize("case", ONE_GATE[::7] + SEVERAL[:1] + STATES[::6], ids=id_of)
-def test_pieces(case: Case, seed: int) -> None:
+def test_steps_of_the_chunked_form(case: Case, seed: int) -> None:
     x = case.inputs(seed, dk=16, dv=8)
-    check(case, *from_pieces(x), x, 8e-3, 8e-3)
+    check(case, *from_chunk_steps(x), x, 8e-3, 8e-3)
 
 
-def test_pieces_with_gates_cumulated_by_the_caller(seed: int) -> None:
+def test_steps_of_the_chunked_form_with_gates_summed_by_the_caller(seed: int) -> None:
     case = Case("a sum with -inf", ((20, -INF), (40, -1.0), (100, -INF)))
     x = case.inputs(seed, dk=16, dv=8)
-    out, state = from_pieces(x, sum_of_the_caller(x["gate"]))
-    check(case, out, state, x | {"gate": forgotten_behind(x["gate"])}, 8e-3, 8e-3)
+    out, state = from_chunk_steps(x, sum_of_the_caller(x["gate"]))
+    check(case, out, state, x | {"gate": gates_of_that_sum(x["gate"])}, 8e-3, 8e-3)
 
 
 @pytest.mark.parametrize("case", ONE_GATE[4::10] + STATES[4::10], ids=id_of)

@@ -1,4 +1,4 @@
-"""The operator-level functions without slots: dtypes, modes, gating, cumsum, transpose, the pieces of the chunked form."""
+"""The operator-level functions without slots: dtypes, modes, gating, cumsum, transpose, the steps of the chunked form."""
 
 import math
 
@@ -185,7 +185,7 @@ def test_mn_major(shape, dtype, alignment, rng):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("with_gate", [False, True])
 @pytest.mark.parametrize("with_state", [False, True])
-def test_the_pieces_make_up_the_chunked_form(packed, with_gate, with_state, seed):
+def test_the_steps_make_up_the_chunked_form(packed, with_gate, with_state, seed):
     x = inputs(packed, seed, torch.float64)
     x["gate"] = x["gate"] if with_gate else torch.zeros_like(x["gate"])
     cu_seqlens = x.get("cu_seqlens")
@@ -226,7 +226,7 @@ def test_u_and_w_solve_their_triangular_system(seed):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_pieces_compute_in_fp32(packed, seed):
+def test_the_steps_compute_in_fp32(packed, seed):
     x = inputs(packed, seed, torch.bfloat16, gate_range=(-100.0, 0.0))
     cu_seqlens = x.get("cu_seqlens")
     gate = transpose_to_mn_major(chunk_local_cumsum(x["gate"], cu_seqlens=cu_seqlens))
@@ -236,11 +236,11 @@ def test_the_pieces_compute_in_fp32(packed, seed):
     o = compute_o(x["query"], states, x["key"], v_new, gate, cu_seqlens)
     assert {t.dtype for t in (u, w, states, final, v_new, o)} == {torch.float32}
     expected, expected_final, _ = recurrent(**to_double(x))
-    assert rel_rms(o, expected) < 1e-3  # the given fp32 cumsum reaches −6400 in a chunk, where it resolves 5e-4
+    assert rel_rms(o, expected) < 1e-3  # the fp32 cumsum reaches −6400 in a chunk, where fp32 resolves 5e-4
     assert rel_rms(final, expected_final) < 1e-3
 
 
-def test_the_pieces_of_no_tokens():
+def test_the_steps_of_no_tokens():
     nothing = torch.tensor([0, 0, 0])
     k, v, beta = torch.zeros(0, 1, 8), torch.zeros(0, 2, 4), torch.zeros(0, 2)
     u, w = compute_u_w(k, v, beta, None, nothing)

@@ -200,7 +200,7 @@ def test_scale(form, seed):
 def test_l2norm(form, seed):
     x = make_gdn_inputs(1, 70, 1, 2, 16, 4, seed=seed, gate_range=(-1.0, 0.0), key_mode="unnormalized")
     x["key"][:, ::5] = 0
-    x["key"][:, 1::5] *= 1e-3  # here the 1e-6 under the root counts
+    x["key"][:, 1::5] *= 1e-3  # so small that the 1e-6 under the root matters
     normal = {
         n: torch.stack([r / math.sqrt((r @ r).item() + 1e-6) for r in x[n].reshape(-1, 16)]).view_as(x[n])
         for n in ("query", "key")
@@ -258,7 +258,7 @@ def test_long_products_of_gates_do_not_overflow(form, key_mode, strongest, seed)
 
 @pytest.mark.parametrize("form", [recurrent, chunked])
 def test_orthonormal_keys_store_and_retrieve_exactly(form, rng):
-    """beta = 1, no decay: after n orthonormal keys, S = Σ v kᵀ, and a query with key j gives value j."""
+    """With beta = 1 and no decay, S = Σ v kᵀ after n orthonormal keys, so a query equal to key j returns value j."""
     n = 16
     keys = torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=torch.float64))[0]
     values = torch.randn(1, n, 1, 5, generator=rng, dtype=torch.float64)
@@ -281,7 +281,7 @@ def test_a_repeated_key_keeps_the_last_value(form, seed):
 
 
 @pytest.mark.parametrize("form", [recurrent, chunked])
-def test_a_gate_of_minus_100_forgets(form, seed):
+def test_a_gate_of_minus_100_erases_the_state(form, seed):
     x = make_gdn_inputs(1, 70, 1, 2, 16, 16, torch.float32, seed=seed, gate_range=(-100.0, -100.0))
     output, final, _ = form(**x, scale=1.0)
     k, v = (x["key"].expand(-1, -1, 2, -1), x["value"])
@@ -322,7 +322,7 @@ def test_checkpoints(seed):
 
 
 @pytest.mark.parametrize("form", [recurrent, chunked])
-def test_a_sequence_in_two_parts_equals_the_whole(form, seed):
+def test_a_sequence_in_two_parts_equals_the_unsplit_sequence(form, seed):
     x = make_gdn_inputs(2, 150, 1, 2, 16, 8, seed=seed, gate_range=(-2.0, 0.0), beta_max=2.0)
     state = x.pop("state")
     output, final, _ = form(**x, state=state)

@@ -1,4 +1,4 @@
-"""replay_decode and commit_replay on CPU tensors against a server's recurrence, written as a loop over tokens and heads."""
+"""replay_decode and commit_replay on CPU tensors against a server whose recurrence is a loop over tokens and heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from gdn_cuda import ReplayBuffers, commit_replay, fused_decode, replay_decode
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("io", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("Hk, Hv, dk, dv", [(1, 1, 8, 8), (2, 6, 24, 16), (1, 4, 64, 40)])
-def test_a_server(Hk: int, Hv: int, dk: int, dv: int, io: torch.dtype, state: torch.dtype, seed: int) -> None:
+def test_a_server_that_verifies_by_replay(
+    Hk: int, Hv: int, dk: int, dv: int, io: torch.dtype, state: torch.dtype, seed: int
+) -> None:
     server = Server(seed, sequences=3, steps=5, Hk=Hk, Hv=Hv, dk=dk, dv=dv, io=io, state=state, pace=0.5)
     for lengths in ([5, 5, 5], [2, 2, 2], [1, 1, 1]):
         server.verify(replay_decode, lengths)
@@ -30,7 +32,7 @@ def test_a_server(Hk: int, Hv: int, dk: int, dv: int, io: torch.dtype, state: to
 
 
 def test_in_fp64_the_reference_is_exact(seed: int) -> None:
-    """Two of three tokens are accepted each time."""
+    """Each call runs three tokens, of which two are accepted."""
     server = Server(seed, sequences=2, Hk=2, Hv=4, dk=16, dv=8)
     server.io, server.pool = torch.float64, server.pool.double()
     server.buffers = ReplayBuffers(*(stored.double() for stored in server.buffers))
@@ -44,8 +46,8 @@ def test_in_fp64_the_reference_is_exact(seed: int) -> None:
         server.accepted.fill_(2)
 
 
-def test_fused_decode_takes_buffers(seed: int) -> None:
-    """The same as replay_decode, in the reference too."""
+def test_fused_decode_with_buffers_equals_replay_decode(seed: int) -> None:
+    """In the reference too."""
     outs, pools = [], []
     for call in ("fused", "flat", "reference"):
         server = Server(seed, dk=16, dv=8)
@@ -72,7 +74,7 @@ def test_fused_decode_takes_buffers(seed: int) -> None:
         ({"step_slots": torch.zeros(1)}, "step_slots: expected None with replay, got Tensor"),
     ],
 )
-def test_what_fused_decode_does_not_take_with_buffers(changes: dict[str, Any], text: str, seed: int) -> None:
+def test_arguments_that_fused_decode_refuses_with_buffers(changes: dict[str, Any], text: str, seed: int) -> None:
     server = Server(seed, dk=16, dv=8)
     x = server.tokens(3, 4) | server.heads | {"state_pool": server.pool, "replay": server.buffers}
     with pytest.raises(ValueError) as caught:
@@ -91,7 +93,7 @@ def test_what_fused_decode_does_not_take_with_buffers(changes: dict[str, Any], t
         ({"state_pool": None}, "state_pool: expected a tensor, got None"),
     ],
 )
-def test_what_buffers_are_refused(changes: dict[str, Any], text: str) -> None:
+def test_arguments_that_replay_buffers_refuses(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError) as caught:
         gdn_cuda.replay_buffers(**{"state_pool": torch.zeros(2, 4, 16, 8), "steps": 2, "heads_k": 2} | changes)
     assert str(caught.value) == f"replay_buffers: {text}"

@@ -37,7 +37,7 @@ def make_request(lengths, seed, dtype=torch.bfloat16, pool_dtype=torch.float32, 
 
 
 def serve(request, lengths, reads, writes, l2norm=True, scale=DK**-0.5):
-    """What the engine expects, in fp64: the output, and the states by write target, where
+    """The results that an engine expects, in fp64: the output, and the states by the place they are written to, where
 
     reads[n] is a slot or None (skip), writes[n][t] a key of the returned dictionary or None (do not write)."""
     x = {name: t.double().numpy() for name, t in request.items() if torch.is_tensor(t)}
@@ -65,7 +65,7 @@ def serve(request, lengths, reads, writes, l2norm=True, scale=DK**-0.5):
 
 
 def check(request, lengths, reads, writes, tolerance=1e-5, **options):
-    """Runs fused_decode: the output, the slots it should have written and those it should have left alone."""
+    """Runs fused_decode and checks the output, the slots that it should write and those that it should not."""
     expected_output, written = serve(
         request, lengths, reads, writes, options.get("use_qk_l2norm", True), options.get("scale", DK**-0.5)
     )
@@ -113,7 +113,7 @@ def test_options(options, seed):
 @pytest.mark.parametrize("null_slot", [None, 0])
 def test_padding_rows_are_skipped(null_slot, seed):
     request = make_request([2] * 4, seed)
-    request["value"][1] = torch.nan  # what is in a padding row must not matter
+    request["value"][1] = torch.nan  # values in a padding row must have no effect
     request["state_indices"] = torch.tensor([5, -1, 0, 2])
     third = None if null_slot == 0 else 0
     check(request, [2] * 4, [5, None, third, 2], [[None, 5], [], [None, third], [None, 2]], null_slot=null_slot)
@@ -156,7 +156,7 @@ def test_empty_batch(seed):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("count_dtype", [torch.int32, torch.int64])
 def test_speculative_verify(packed, count_dtype, seed):
-    """Accepted counts 1, 3, 0 (taken as 1) and -2 (so too): from columns 0, 2, 0 and 0."""
+    """Accepted counts of 1, 3, 0 and -2 start from columns 0, 2, 0 and 0: a count below 1 is read as 1."""
     lengths = [3, 3, 3, 3]
     request = make_request(lengths, seed, slots=20, packed=packed)
     indices = torch.arange(12).view(4, 3) + 5
@@ -193,7 +193,7 @@ def test_indices_per_token_without_counts_read_the_first_column(seed):
 
 
 def test_verify_continues_where_the_accepted_tokens_ended(seed):
-    """Decoding 5 tokens one by one is: verify 3, accept 2, verify 3 more from there."""
+    """Verify 3 tokens, accept 2, verify 3 more from there: the same as decoding 5 tokens one by one."""
     one_by_one = make_request([5], seed, torch.float64, torch.float64)
     one_by_one["state_indices"] = torch.tensor([1])
     pool = one_by_one["state_pool"].clone()
@@ -214,7 +214,7 @@ def test_verify_continues_where_the_accepted_tokens_ended(seed):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("step_dtype", [torch.float32, torch.bfloat16])
-def test_step_states_leave_the_pool_alone(packed, step_dtype, seed):
+def test_with_step_states_the_pool_is_not_written(packed, step_dtype, seed):
     lengths = [2, 0, 3, 1] if packed else [3] * 4
     request = make_request(lengths, seed, packed=packed)
     request["state_indices"] = torch.tensor([3, 5, -1, 8])
@@ -242,7 +242,7 @@ def test_negative_step_slots_are_not_written(seed):
 
 
 def test_only_stored_values_are_rounded(seed):
-    """In a bf16 pool, eight tokens in one call are nearer to fp64 than eight calls of one token, which round eight times."""
+    """With a bf16 pool, one call of eight tokens is closer to fp64 than eight calls of one token, which round eight times."""
     request = make_request([8] * 4, seed, torch.float32, torch.bfloat16)
     request["A_log"] -= 6
     _, exact = serve(request, [8] * 4, range(4), [[None] * 7 + [n] for n in range(4)])

@@ -1,4 +1,4 @@
-"""Gates down to -inf in the reference: in both forms a reset erases all that came before it, exactly."""
+"""Gates down to -inf in the reference: in both forms a reset erases everything before it exactly."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def test_the_oracle_restarts_from_zero_at_a_reset(seed):
     case = Case("nan before a reset", ((31, -INF), (40, -1e6)), state=NAN, token=("value", 30, INF))
     x = to_double(case.inputs(seed, **SMALL))
     out, state = oracle(x)
-    behind = {name: t if name == "state" else t[:, 31:] for name, t in x.items()}
-    behind["gate"] = behind["gate"].clone()
-    behind["gate"][:, 0] = 0
-    fresh = oracle(behind | {"state": torch.zeros_like(x["state"])})
+    rest = {name: t if name == "state" else t[:, 31:] for name, t in x.items()}
+    rest["gate"] = rest["gate"].clone()
+    rest["gate"][:, 0] = 0
+    fresh = oracle(rest | {"state": torch.zeros_like(x["state"])})
     assert torch.equal(out[:, 31:], fresh[0]) and torch.equal(state, fresh[1])
     assert not out[:, :31].isfinite().all()
 
@@ -52,11 +52,11 @@ def test_gradients_are_finite_and_stop_at_a_reset(form, case, seed):
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_after_a_reset_equal_those_of_a_fresh_start(form, seed):
     x = Case("reset", ((40, -INF),)).inputs(seed, dtype=torch.float64, **SMALL)
-    behind = {name: t.clone() if name == "state" else t[:, 40:].clone() for name, t in x.items()}
-    behind["gate"][:, 0] = 0
-    behind["state"].zero_()
+    rest = {name: t.clone() if name == "state" else t[:, 40:].clone() for name, t in x.items()}
+    rest["gate"][:, 0] = 0
+    rest["state"].zero_()
     gradients = []
-    for inputs in (x, behind):
+    for inputs in (x, rest):
         leaves = {name: t.requires_grad_() for name, t in inputs.items()}
         out, state, _ = form(**leaves)
         (out[:, -110:].square().sum() + state.square().sum()).backward()
@@ -84,7 +84,7 @@ def test_cumulated_gates_keep_full_precision_after_a_reset():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gating_where_a_factor_overflows_or_underflows(dtype):
-    """-exp(A_log) softplus(x) with factors that are infinite or 0, in fp32 against fp64 and in fp64 against logarithms."""
+    """-exp(A_log) softplus(x) where a factor is infinite or 0: fp32 against fp64, and fp64 against a sum of logarithms."""
     A_log, x = (
         torch.tensor([90.0, 90.0, 90.0, 80.0, 0.0, 90.0, -90.0]),
         torch.tensor([-200.0, -80.0, -2.0, -90.0, -95.0, 5.0, 30.0]),
@@ -109,7 +109,7 @@ def _raw_gates(seed, T=6, Hv=2):
 
 @pytest.mark.parametrize("reset", ["a", "A_log", "dt_bias"])
 def test_gradients_of_raw_gates_stop_at_a_reset(reset, seed):
-    """Those of A_log, dt_bias and a, which are infinite where the gate is −∞, are those of a gate that is only very large."""
+    """With an infinite A_log, dt_bias or a, the gate is −∞, and the gradients are those of a very strong finite gate."""
     found = {}
     for size in (INF, 1e5 if reset != "A_log" else 12.0):
         x, A_log, dt_bias = _raw_gates(seed)
@@ -126,7 +126,7 @@ def test_gradients_of_raw_gates_stop_at_a_reset(reset, seed):
 
 
 def test_gradients_of_a_linear_gate_of_0(seed):
-    """As those of its logarithm, which is −∞."""
+    """They equal those of its logarithm, which is −∞."""
     x, _, _ = _raw_gates(seed)
     x["gate"] = torch.sigmoid(x["gate"])
     x["gate"][0, 3, 0] = 0.0

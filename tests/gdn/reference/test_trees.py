@@ -1,10 +1,10 @@
-"""fused_decode with parents on CPU tensors: trees of tokens against each of their paths."""
+"""fused_decode with parents on CPU tensors: trees of tokens, each path compared with a sequence."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tree_cases import LIES, check_tree, draw_tree, random_trees
+from tree_cases import INVALID_PARENTS, check_tree, draw_tree, random_trees
 
 from gdn_cuda import fused_decode
 
@@ -19,8 +19,8 @@ def test_trees_with_more_heads_of_query(seed: int) -> None:
     check_tree(draw_tree(seed, random_trees(seed, 3, 9), heads=(4, 2, 2), dk=16, dv=8), fused_decode)
 
 
-def test_parents_that_lie_give_nan_and_store_nothing(seed: int) -> None:
-    check_tree(draw_tree(seed, LIES, dk=16, dv=8), fused_decode)
+def test_invalid_parents_give_nan_and_store_nothing(seed: int) -> None:
+    check_tree(draw_tree(seed, INVALID_PARENTS, dk=16, dv=8), fused_decode)
 
 
 def test_a_chain_equals_a_call_without_parents(seed: int) -> None:
@@ -40,7 +40,7 @@ def test_packed_trees_equal_padded_ones(seed: int) -> None:
     assert torch.equal(packed["step_states"], x["step_states"])
 
 
-def test_without_rows_for_step_states_only_chains_go_on(seed: int) -> None:
+def test_without_rows_for_step_states_only_chains_are_continued(seed: int) -> None:
     x = draw_tree(seed, torch.tensor([[-1, 0, 0, -1, 3]]), dk=16, dv=8)
     x["step_slots"].fill_(-1)
     out = fused_decode(**x)
@@ -48,7 +48,7 @@ def test_without_rows_for_step_states_only_chains_go_on(seed: int) -> None:
     assert bool((x["step_states"] == 7).all())
 
 
-def test_what_is_refused(seed: int) -> None:
+def test_invalid_parents_tensors_are_refused(seed: int) -> None:
     x = draw_tree(seed, random_trees(seed, 2, 4), dk=16, dv=8)
     for changes, text in (
         ({"step_states": None, "step_slots": None}, r"parents: expected None without step_states, got a tensor"),

@@ -1,20 +1,20 @@
-// Shared by the kernels of one step of the chunked form: arguments, and lookup of a chunk's tokens and scalars.
+// What gdn/compute_u_w, gdn/seq_state_update and gdn/compute_o share: arguments, and where a chunk's tokens and scalars are.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
 
 namespace gdn_cuda::gdn {
 
-// Padded (batch, token, head, d), or packed with cu_seqlens. gate: cumulative sum within each chunk, or absent.
+// Tensors are padded (batch, token, head, d), or packed with cu_seqlens. `gate` is cumulated within each chunk, or absent.
 struct ChunkArgs {
-    Rows query, key, value, w, output;  // each kernel uses its own
+    Rows query, key, value, w, output;  // a kernel reads those of its operator
     Scalars beta, gate;
     int sequences, tokens, heads, heads_per_key, dk, dv;
     float scale;
     Tagged cu_seqlens;
 
     void* states;      // state before each chunk: (batch, chunks, Hv, dv, dk), or (chunks, Hv, dv, dk) packed; contiguous
-    i64 state_chunks;  // allocated; later chunks are not stored
+    i64 state_chunks;  // the rows that `states` has; states of later chunks are not stored
     void* final_state;
     DType states_type, final_type;
     bool has_initial, has_final;
@@ -32,7 +32,8 @@ __device__ __forceinline__ int chunks_of(const Span& span) {
     return static_cast<int>(ceil_div(span.length, kChunk));
 }
 
-// place_of_chunk by a whole warp, 32 sequences at a time: every block starts with it, over batches of hundreds.
+// place_of_chunk by a whole warp, 32 sequences at a time: every block starts with this search, also in batches of hundreds of
+// sequences.
 __device__ __forceinline__ ChunkPlace find_chunk(const ChunkArgs& args, int chunk) {
     if (args.cu_seqlens.data == nullptr) return place_of_chunk(args.cu_seqlens, args.sequences, args.tokens, kChunk, chunk);
     constexpr unsigned kAll = 0xffffffffu;
@@ -57,33 +58,34 @@ __device__ __forceinline__ ChunkPlace find_chunk(const ChunkArgs& args, int chun
     return {-1, 0, 0, 0};
 }
 
-// A sequence's first chunk, counted over all sequences; by a whole warp.
+// The index of a sequence's first chunk among the chunks of all sequences. A whole warp calls.
 __device__ __forceinline__ i64 first_chunk_of(const ChunkArgs& args, int sequence) {
     if (args.cu_seqlens.data == nullptr) return sequence * ceil_div(args.tokens, kChunk);
-    i64 chunks = 0;  // i64: overlapping spans can exceed an int
+    i64 chunks = 0;  // invalid offsets may overlap: the sum of their spans can exceed an int
     for (int n = threadIdx.x % 32; n < sequence; n += 32) chunks += chunks_of(span_of(args.cu_seqlens, n, args.tokens));
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) chunks += __shfl_xor_sync(0xffffffffu, chunks, step);
     return chunks;
 }
 
-// First row of a chunk's tokens, for one head.
+// The row of a chunk's first token, for one head.
 __device__ __forceinline__ __nv_bfloat16* rows_at(const Rows& rows, const ChunkPlace& place, int head) {
     return static_cast<__nv_bfloat16*>(rows.data) + place.sequence * rows.batch + (place.start + place.first) * rows.token +
            head * rows.head;
 }
 
-// Index of a token's scalar.
-__device__ __forceinline__ i64 scalar_at(const Scalars& from, const ChunkPlace& place, int head, int token) {
-    return place.sequence * from.batch + (place.start + place.first + token) * from.token + head * from.head;
+// The offset of a token's scalar.
+__device__ __forceinline__ i64 scalar_at(const Scalars& scalars, const ChunkPlace& place, int head, int token) {
+    return place.sequence * scalars.batch + (place.start + place.first + token) * scalars.token + head * scalars.head;
 }
 
-// A caller's cumulative gate may be -inf. As -FLT_MAX, its difference with another is 0 and e^(it - any other gate) is 0.
+// A caller's cumulative gate may be -inf, and -inf minus -inf is NaN. With -FLT_MAX in its place, the difference of two such
+// gates is 0, and exp of the difference to any other gate is 0.
 __device__ __forceinline__ float finite_sum(float gate) {
     return at_least(gate, -3.402823466e38f);
 }
 
-// Tokens past `count` repeat the last gate, so that differences stay finite.
+// Tokens past `count` have the last token's gate, so that differences stay finite.
 __device__ __forceinline__ const float* gate_at(const Scalars& gates, const ChunkPlace& place, int head, int count, int token) {
     return static_cast<const float*>(gates.values.data) + scalar_at(gates, place, head, min(token, count - 1));
 }

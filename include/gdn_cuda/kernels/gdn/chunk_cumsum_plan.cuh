@@ -5,13 +5,13 @@
 
 namespace gdn_cuda::gdn {
 
-// Lower gates are clamped to this: the exponential is 0 in fp32 in any case, and the sum keeps precision for later gates. A
-// power of two, so that sums of resets are exact.
+// Lower gates are clamped to this: their exponential is 0 in fp32 anyway, and the sum keeps its precision for later gates. It
+// is a power of two, so that sums of resets are exact.
 constexpr float kLowestGate = -128.f;
 
 struct ChunkCumsumConfig {
-    DType io;   // of the input; the output is fp32
-    int chunk;  // tokens
+    DType io;   // the input's; the output is fp32
+    int chunk;  // tokens per chunk
     int heads_per_block;
 
     constexpr bool operator==(const ChunkCumsumConfig&) const = default;

@@ -16,10 +16,10 @@ struct ChunkGatesConfig {
 };
 
 struct ChunkGatesArgs {
-    Scalars gate, beta;  // without data: 0, and 1
+    Scalars gate, beta;  // an absent gate is 0, an absent beta 1
     GateForms forms;
     Tagged A_log, dt_bias;
-    i64 sequences, tokens;  // of a padded batch; packed ones have one sequence
+    i64 sequences, tokens;  // a padded batch; packed sequences are one row of all tokens
     int heads;
     float *log_decay, *beta_out;  // (sequences, tokens, heads), contiguous
 };

@@ -1,13 +1,14 @@
 // (I + A)^-1 for the strictly lower triangular A of a 64-token chunk, in fp32, by four warps; needs only sm_80.
 //
-// Diagonal 16 x 16 blocks by substitution, one warp each. Then rows of blocks, in order:
+// Each warp inverts one 16 x 16 block of the diagonal by substitution. Then the warps compute their rows of blocks, in order:
 //     T_wj = -(T_ww A_wm) T_mj, summed over j <= m < w,
-// where the first factor is warp w's own and the second comes from earlier warps. Products are about as accurate as fp32 (three
-// tf32 products): with beta near 2 and repeated keys, entries alternate in sign and cancel, which magnifies errors made here.
+// where warp w has the first factor and earlier warps computed the second. Products are about as accurate as fp32 (three tf32
+// products): with beta near 2 and repeated keys, entries alternate in sign and cancel, which magnifies rounding errors.
 //
-// Use: warps 0..3 call it together, after each has written row `warp` of blocks (A below the diagonal; above it, in the
-// diagonal block, anything) and called __syncwarp or stronger. On return this warp may read row `warp` of the inverse; the
-// others may after the next barrier. `gather` is a barrier of the four warps, or of more that call it as often (kGathers).
+// Use: warps 0..3 call it together. Before, each has written row `warp` of blocks (A below the diagonal; what a diagonal block
+// holds above it is not read) and called __syncwarp or a stronger barrier. On return a warp may read row `warp` of the inverse,
+// and after the next barrier all rows. `gather` is a barrier of the four warps, or of more warps that call it as often
+// (kGathers).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
@@ -17,16 +18,16 @@ namespace gdn_cuda::gdn {
 constexpr int kInverseBlock = 16, kInverseWarps = kChunk / kInverseBlock;
 
 struct ChunkTriangle {
-    // Rows padded against bank conflicts.
+    // Rows are padded against bank conflicts.
     struct alignas(16) Block {
         float at[kInverseBlock][kInverseBlock + 4];
     };
     static constexpr int kBlocks = kInverseWarps * (kInverseWarps + 1) / 2;
     Block blocks[kBlocks];
 
-    // Index of a block by its row and column of blocks.
-    GDN_HOST_DEVICE static constexpr int number(int row, int column) { return row * (row + 1) / 2 + column; }
-    GDN_HOST_DEVICE Block& block(int row, int column) { return blocks[number(row, column)]; }
+    // Index in `blocks` of the block in a row and column of blocks.
+    GDN_HOST_DEVICE static constexpr int index_of(int row, int column) { return row * (row + 1) / 2 + column; }
+    GDN_HOST_DEVICE Block& block(int row, int column) { return blocks[index_of(row, column)]; }
     GDN_HOST_DEVICE float& at(int row, int column) {
         return block(row / kInverseBlock, column / kInverseBlock).at[row % kInverseBlock][column % kInverseBlock];
     }
@@ -51,7 +52,7 @@ struct ChunkInverse {
     __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp, int lane)
         : triangle(triangle), warp(warp), lane(lane) {}
 
-    // Lane c computes column c.
+    // Lane c, and lane c + 16 too, computes column c.
     __device__ __forceinline__ void invert_diagonal() const {
         Block& diagonal = triangle.block(warp, warp);
         const int column = lane % kInverseBlock;
@@ -76,8 +77,8 @@ struct ChunkInverse {
         __syncwarp();
     }
 
-    using Left = TwoParts[2][4];  // 16 x 16, two k steps: columns 8 step + 2 t and + 1
-    using Sums = float[2][4];     // 16 x 16, two halves of columns
+    using Left = TwoParts[2][4];  // a 16 x 16 left operand: two k steps of columns 8 step + 2 t and + 1
+    using Sums = float[2][4];     // a 16 x 16 accumulator: two halves of columns
 
     static __device__ __forceinline__ void as_factor(Left& left, const Sums& x, float sign) {
 #pragma unroll

@@ -1,13 +1,13 @@
-// A chunk's rows in shared memory, swizzled for ldmatrix, and their loads and stores.
+// Tiles of a chunk's rows in shared memory, swizzled for ldmatrix: addresses, loads and stores.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
 
 namespace gdn_cuda::gdn {
 
-// kChunk rows of bf16 in 16-byte pieces, XOR-swizzled within 128 bytes: free of bank conflicts both for eight rows of one piece
-// (ldmatrix) and for half rows of two rows (16 bytes per lane). The XORed bits are a row's lowest three, rotated, which no
-// cute::Swizzle can express.
+// kChunk rows of bf16. The 16-byte pieces of each 128 bytes are XOR-swizzled, so that neither ldmatrix (a piece of each of
+// eight rows) nor a warp that accesses half of each of two rows (16 bytes per lane) has bank conflicts. The XORed bits are the
+// three lowest of the row, rotated, which no cute::Swizzle can express.
 template <int kColumns>
 struct alignas(128) ChunkTile {
     static_assert(kColumns % 32 == 0);
@@ -25,7 +25,7 @@ struct alignas(128) ChunkTile {
 
 namespace gdn_cuda::gdn {
 
-// Shared-memory address of a piece.
+// The shared-memory address of a row's 16-byte piece.
 template <int kColumns>
 __device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, int row, int piece) {
     constexpr int kSwapped = ChunkTile<kColumns>::kPieces < 8 ? ChunkTile<kColumns>::kPieces - 1 : 7;
@@ -33,8 +33,8 @@ __device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, in
     return shared_address(tile.bytes) + row * ChunkTile<kColumns>::kRowBytes + (piece ^ swap) * 16;
 }
 
-// Addresses at constant offsets from one piece: rows a multiple of 8, pieces in bits that are 0 in the first. All of a lane's
-// addresses in a tile are then one register plus constants.
+// Addresses at constant offsets from a lane's first piece: all of the lane's addresses in a tile are one register plus
+// constants. `rows` is a multiple of 8, and `pieces` has no bit in common with the first piece's index.
 template <int kColumns>
 struct PiecesFrom {
     unsigned first;
@@ -49,7 +49,7 @@ struct PiecesFrom {
     }
 };
 
-// A warp's 16 rows of x y^T over tokens, in 16 x 16 blocks up to the diagonal.
+// A warp's 16 rows of x y^T (tokens x tokens), in 16 x 16 blocks up to the diagonal.
 using RowOfBlocks = float[kChunk / 16][2][4];
 template <int kColumns>
 __device__ __forceinline__ void add_token_products(RowOfBlocks& products, const ChunkTile<kColumns>& x,
@@ -85,11 +85,11 @@ __device__ __forceinline__ Row8 load_piece(const __nv_bfloat16* from) {
     return piece;
 }
 
-// The block loads `count` rows of `columns` elements (a multiple of 8) at `stride`, and zeroes the rest of the tile. With
-// 16-byte aligned rows by cp.async: the caller commits and waits.
+// The block loads `count` rows of `columns` elements (a multiple of 8) into a tile and zeroes the rest of it. Aligned rows are
+// loaded by cp.async: the caller commits and waits.
 template <bool kAligned, int kThreads, int kColumns>
-__device__ __forceinline__ void bring_tile(ChunkTile<kColumns>& tile, const __nv_bfloat16* rows, i64 stride, int count,
-                                           int columns) {
+__device__ __forceinline__ void load_tile(ChunkTile<kColumns>& tile, const __nv_bfloat16* rows, i64 stride, int count,
+                                          int columns) {
     constexpr int kPieces = ChunkTile<kColumns>::kPieces, kRowsAtOnce = kThreads / kPieces, kUnroll = kAligned ? 8 : 1;
     static_assert(kThreads % kPieces == 0 && kChunk % kRowsAtOnce == 0);
     int thread = threadIdx.x;
@@ -126,8 +126,8 @@ __device__ __forceinline__ void store_piece(__nv_bfloat16* to, const unsigned (&
     }
 }
 
-// 4 x 4 transpose over four neighbouring lanes: x[i] of this lane becomes x[lane] of lane i. Turns four MMA tiles with two
-// columns per lane into eight columns of one tile per lane: a 16-byte store.
+// 4 x 4 transpose over four adjacent lanes: x[i] of this lane becomes x[lane] of lane i. Four MMA tiles with two columns per
+// lane become one tile with eight columns per lane, which is a 16-byte store.
 __device__ __forceinline__ void transpose_quad(unsigned (&x)[4]) {
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {

@@ -2,11 +2,11 @@
 //
 //     o = scale (exp(G) q S^T + P v')      P_ij = (q_i.k_j) exp(G_i - G_j) for i >= j, else 0
 //
-// A block takes one chunk of one value head and up to 128 value dimensions. A warp computes 16 rows of P, shared through shared
-// memory, then the outputs of a quarter of the value dimensions for all tokens. Each row of S is used by one warp only, so S is
-// loaded from global memory straight into operand registers, eight elements per lane, the next ones before the present ones are
-// used. The order of key dimensions within a product is free: lane t's eight neighbours are pairs 2 t, 2 t + 1 of two MMAs, and
-// queries are read in the same order.
+// A block computes one chunk of one value head, up to 128 value dimensions. A warp computes 16 rows of P and puts them into
+// shared memory, then the outputs of a quarter of the value dimensions for all tokens. Only one warp uses a row of S, so S goes
+// from global memory straight into operand registers, eight elements per lane, loaded one step ahead. The order of key
+// dimensions within a product is free: the eight contiguous elements of lane t are columns 2 t and 2 t + 1 of the operands of
+// two MMAs, and queries are read in the same order.
 //
 // Bound: memory, mostly the states; 81 % of a copy's bandwidth at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
 #pragma once
@@ -18,9 +18,9 @@ namespace gdn_cuda::gdn {
 template <ComputeOConfig kConfig>
 struct ComputeOBlock {
     using Plan = ComputeOSharedPlan<kConfig>;
-    using Number = Storage<kConfig.state>;
+    using Element = Storage<kConfig.state>;
     static constexpr int kRowBlocks = kChunk / 16;
-    static constexpr int kTiles = kConfig.kValueColumns / 8 / 4;  // of eight value dimensions, per warp
+    static constexpr int kTiles = kConfig.kValueColumns / 8 / 4;  // tiles of eight value dimensions that a warp has
     static constexpr int kKeysAtOnce = 32;
 
     Plan& shared;
@@ -29,7 +29,7 @@ struct ComputeOBlock {
 
     __device__ __forceinline__ ComputeOBlock(Plan& shared, int columns) : shared(shared), columns(columns) {}
 
-    // Pairs of tiles are dealt to the warps in turn, so that few value dimensions are spread evenly.
+    // Warps have pairs of tiles in turn, so that few value dimensions are spread evenly over them.
     __device__ __forceinline__ int column_of(int tile) const { return 16 * (warp + tile / 2 * 4) + tile % 2 * 8; }
 
     __device__ __forceinline__ void form_scores() const {
@@ -57,23 +57,23 @@ struct ComputeOBlock {
         }
     }
 
-    // Eight neighbouring elements of a row of S for each of the warp's tiles.
+    // Eight contiguous elements of a row of S for each of the warp's tiles.
     struct StatePart {
-        Vector<Number, 8, kConfig.aligned> of_tile[kTiles];
+        Vector<Element, 8, kConfig.aligned> tiles[kTiles];
     };
-    __device__ __forceinline__ void load_state_part(StatePart& part, const Number* state, int rows_left, int dk,
+    __device__ __forceinline__ void load_state_part(StatePart& part, const Element* state, int rows_left, int dk,
                                                     int first_key) const {
         const int key = first_key + 8 * t;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const int row = column_of(tile) + g;
             if (row < rows_left && key < dk)
-                part.of_tile[tile].load_streaming(state + static_cast<i64>(row) * dk + key);
+                part.tiles[tile].load_streaming(state + static_cast<i64>(row) * dk + key);
             else
-                part.of_tile[tile].clear();
+                part.tiles[tile].clear();
         }
     }
-    static __device__ __forceinline__ void as_operand(unsigned (&pairs)[4], const Vector<Number, 8, kConfig.aligned>& eight) {
+    static __device__ __forceinline__ void as_operand(unsigned (&pairs)[4], const Vector<Element, 8, kConfig.aligned>& eight) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             if constexpr (kConfig.state == DType::bf16 && kConfig.aligned)
@@ -88,7 +88,7 @@ struct ComputeOBlock {
         unsigned right[kTiles][4];
         const PiecesFrom queries(shared.query, g, t);
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) as_operand(right[tile], part.of_tile[tile]);
+        for (int tile = 0; tile < kTiles; ++tile) as_operand(right[tile], part.tiles[tile]);
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block) {
             const uint4 upper = load_shared(queries.at(16 * block, first_key / 8));
@@ -103,7 +103,7 @@ struct ComputeOBlock {
         }
     }
 
-    // Where exp(G) is 0 the state's contribution is 0; 0 times infinity would be NaN.
+    // Where exp(G) is 0, the state's contribution is set to 0: 0 times infinity would be NaN.
     __device__ __forceinline__ void decay(Sums& sums) const {
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block)
@@ -118,9 +118,9 @@ struct ComputeOBlock {
             }
     }
 
-    // ---- Gates, and chunks that hold resets
+    // ---- Gates, and chunks with resets
 
-    // One thread per token; the barrier before reads of `gate` is the caller's.
+    // One thread per token. The caller syncs before `gate` is read.
     __device__ __forceinline__ void store_gate(int token, float gate, float gate_before) const {
         shared.gate[token] = gate;
         shared.kept[token] = exp_fast(gate);
@@ -136,10 +136,10 @@ struct ComputeOBlock {
         return static_cast<unsigned long long>(words[1]) << 32 | words[0];
     }
 
-    // Replaces non-finite v' by zeros, and marks their tokens.
+    // Replaces v' that are not finite by zeros, and marks their tokens.
     __device__ __forceinline__ void clear_nonfinite_values() const {
         constexpr int kPieces = ChunkTile<kConfig.kValueColumns>::kPieces;
-        constexpr unsigned kExponent = 0x7f80u;  // bf16 exponent: all ones if not finite
+        constexpr unsigned kExponent = 0x7f80u;  // all of a bf16's exponent is set if it is not finite
 #pragma unroll 1
         for (int i = threadIdx.x; i < kChunk * kPieces; i += kConfig.kThreads) {
             const int token = i / kPieces;
@@ -157,8 +157,8 @@ struct ComputeOBlock {
         }
     }
 
-    // Nothing before a reset may reach what follows it; but from a non-finite token to the next reset all is NaN: exp(G), by
-    // which the sums from the state are scaled, becomes NaN. By the whole block.
+    // Nothing before a reset may reach a token after it. But from a token that is not finite to the next reset all outputs are
+    // NaN: there exp(G), which scales the sums from the state, becomes NaN. The whole block calls.
     __device__ __forceinline__ void apply_resets() const {
         clear_nonfinite_values();
         __syncthreads();
@@ -179,7 +179,8 @@ struct ComputeOBlock {
             unsigned right[kTiles / 2][4];
 #pragma unroll
             for (int pair = 0; pair < kTiles / 2; ++pair)
-                ldmatrix_x4_trans(right[pair], values.at(16 * step, 8 * pair));  // 64 columns apart
+                ldmatrix_x4_trans(right[pair],
+                                  values.at(16 * step, 8 * pair));  // the warp's pairs of tiles are 64 columns apart
 #pragma unroll
             for (int block = step; block < kRowBlocks; ++block) {
                 unsigned scores[4];
@@ -195,7 +196,7 @@ struct ComputeOBlock {
     }
 
     __device__ __forceinline__ void store(const Sums& sums, float scale, __nv_bfloat16* rows, i64 stride, int count) const {
-        static_assert(kTiles == 4);  // transpose_quad: eight columns of one tile per lane
+        static_assert(kTiles == 4);  // as transpose_quad has
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block)
 #pragma unroll
@@ -228,14 +229,14 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
     const Block block(shared, args.dv - first);
 
     const auto load_rows = [&](auto& tile, const Rows& rows, const __nv_bfloat16* from, int columns) {
-        bring_tile<kConfig.aligned, kConfig.kThreads>(tile, from, rows.token, count, columns);
+        load_tile<kConfig.aligned, kConfig.kThreads>(tile, from, rows.token, count, columns);
     };
     load_rows(shared.query, args.query, rows_at(args.query, place, key_head), args.dk);
     load_rows(shared.key, args.key, rows_at(args.key, place, key_head), args.dk);
     cp_async_fence();
     load_rows(shared.value, args.value, rows_at(args.value, place, head) + first, args.dv - first);
     cp_async_fence();
-    const auto* state = static_cast<const typename Block::Number*>(args.states) +
+    const auto* state = static_cast<const typename Block::Element*>(args.states) +
                         ((static_cast<i64>(chunk) * args.heads + head) * args.dv + first) * args.dk;
     typename Block::StatePart part, next;
     block.load_state_part(part, state, args.dv - first, args.dk, 0);

@@ -17,7 +17,7 @@ struct ComputeOConfig {
 
     GDN_FIELDS(head_k, state, aligned)
 
-    // As many as registers allow: fp32 states, and elements loaded one by one, keep more registers in flight.
+    // As many blocks as registers allow: loads of fp32 states, and of single elements, keep more registers in flight.
     constexpr int blocks_per_multiprocessor() const {
         if (head_k > 128) return 1;
         if (!aligned) return head_k > 64 ? 2 : 3;
@@ -34,7 +34,7 @@ struct ComputeOSharedPlan {
     };
     ChunkTile<kConfig.kValueColumns> value;  // v'
     float gate[kChunk], kept[kChunk];        // G, exp(G)
-    // One bit per token: its own gate is a reset; some of its v' are not finite (set only for chunks with resets).
+    // A bit for each token: whether its own gate is a reset, and, in chunks with resets, whether some of its v' are not finite.
     unsigned resets[kChunk / 32], nonfinite[kChunk / 32];
 };
 

@@ -4,13 +4,13 @@
 //
 // G may be -inf (finite_sum).
 //
-// A block takes one chunk of one value head, each warp 16 of its tokens: their rows of A on tensor cores, their rows of T
-// together with the other warps (chunk_inverse.cuh), then their rows of u and w. beta and exp(G) scale T's columns, so k and v
-// are multiplied unscaled. T is split into two bf16 matrices, high and rest: repeated keys cancel in w, and rounding T once
-// would cost ten times the rounding of w. Later rows are longer, so row blocks rotate over the warps from block to block: no
-// SM sub-partition gets all the long ones.
+// A block computes one chunk of one value head, each warp 16 of its tokens: their rows of A on tensor cores, their rows of T
+// together with the other warps (chunk_inverse.cuh), then their rows of u and w. beta and exp(G) scale the columns of T, so k
+// and v are multiplied unscaled. T is the sum of two bf16 matrices, `high` and `rest`: where keys repeat, the terms of w
+// cancel, and one rounding of T would cost ten times the rounding of w. Later rows of T are longer, so the rows of a warp
+// rotate from block to block: no SM sub-partition gets all the long ones.
 //
-// Bound: memory, with k, v, u and w read or written once, as value heads that share keys are neighbours in the grid; 54 % of a
+// Bound: memory. k, v, u and w are read or written once, as value heads that share keys are adjacent in the grid. 54 % of a
 // copy's bandwidth at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md): the inversion takes long.
 #pragma once
 
@@ -27,7 +27,7 @@ struct ComputeUWBlock {
     Plan& shared;
     const ChunkPlace place;
     const int count;      // tokens in the chunk
-    const int row_block;  // this warp's
+    const int row_block;  // the warp's rows are tokens 16 row_block to 16 row_block + 15
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
     __device__ __forceinline__ ComputeUWBlock(Plan& shared, const ChunkPlace& place)
@@ -36,24 +36,24 @@ struct ComputeUWBlock {
           count(min(kChunk, place.length - place.first)),
           row_block((threadIdx.x / 32 + blockIdx.x) % kRowBlocks) {}
 
-    // Tokens past the end get beta 0: their rows of A are zero, and they do not affect other tokens.
+    // Tokens past the end have beta 0: their rows of A are zero, so they do not affect other tokens.
     __device__ __forceinline__ void load_scalars(const ChunkArgs& args, int head) {
         const int token = threadIdx.x;
         if (token >= kChunk) return;
         const float gate = gate_of(args.gate, place, head, count, token);
         const float beta = token < count ? load_number(args.beta.values, scalar_at(args.beta, place, head, token)) : 0.f;
         shared.gate[token] = gate;
-        shared.of_value[token] = beta;
-        shared.of_key[token] = beta * exp_fast(gate);
+        shared.beta[token] = beta;
+        shared.decayed_beta[token] = beta * exp_fast(gate);
     }
 
-    // Computes this warp's row of blocks of A.
+    // Computes the warp's row of blocks of A.
     __device__ __forceinline__ void form_row() {
         RowOfBlocks products = {};
         add_token_products(products, shared.key, shared.key, row_block, lane);
         const int row = 16 * row_block + g;
         const float gate[2] = {shared.gate[row], shared.gate[row + 8]};
-        const float beta[2] = {shared.of_value[row], shared.of_value[row + 8]};
+        const float beta[2] = {shared.beta[row], shared.beta[row + 8]};
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
             if (column > row_block) break;
@@ -70,7 +70,7 @@ struct ComputeUWBlock {
         }
     }
 
-    // This warp's rows of T diag(factors) as left operands.
+    // The warp's rows of T diag(factors) as left operands.
     struct Inverse {
         unsigned high[kRowBlocks][4], rest[kRowBlocks][4];
     };
@@ -90,7 +90,7 @@ struct ComputeUWBlock {
         }
     }
 
-    // Stores this warp's rows of T times a tile to `rows`.
+    // Stores the product of the warp's rows of T and a tile to `rows`.
     template <int kColumns>
     __device__ __forceinline__ void multiply(const Inverse& inverse, const ChunkTile<kColumns>& tile, __nv_bfloat16* rows,
                                              i64 stride, int columns) const {
@@ -105,7 +105,7 @@ struct ComputeUWBlock {
 #pragma unroll
                 for (int pair = 0; pair < 2; ++pair) ldmatrix_x4_trans(right[pair], from.at(16 * step, first / 8 + 2 * pair));
 #pragma unroll
-                for (int part = 0; part < 2; ++part)  // all tiles per part: back-to-back MMAs on one accumulator stall
+                for (int part = 0; part < 2; ++part)  // all tiles for each part: consecutive MMAs on one accumulator stall
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
                         mma_m16n8k16<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
@@ -136,13 +136,13 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     if (place.sequence < 0) return;
     ComputeUWBlock<kConfig> block(shared, place);
     const auto load_values = [&](int first) {
-        bring_tile<kConfig.aligned, kConfig.kThreads>(shared.value, rows_at(args.value, place, head) + first, args.value.token,
-                                                      block.count, args.dv - first);
+        load_tile<kConfig.aligned, kConfig.kThreads>(shared.value, rows_at(args.value, place, head) + first, args.value.token,
+                                                     block.count, args.dv - first);
         cp_async_fence();
     };
 
-    bring_tile<kConfig.aligned, kConfig.kThreads>(shared.key, rows_at(args.key, place, head / args.heads_per_key),
-                                                  args.key.token, block.count, args.dk);
+    load_tile<kConfig.aligned, kConfig.kThreads>(shared.key, rows_at(args.key, place, head / args.heads_per_key),
+                                                 args.key.token, block.count, args.dk);
     cp_async_fence();
     load_values(0);
     block.load_scalars(args, head);
@@ -153,10 +153,10 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     __syncwarp();
     invert_chunk(shared.triangle, block.row_block, [] { __syncthreads(); });
     typename ComputeUWBlock<kConfig>::Inverse inverse;
-    block.load_inverse(inverse, shared.of_key);
+    block.load_inverse(inverse, shared.decayed_beta);
     block.multiply(inverse, shared.key, rows_at(args.w, place, head), args.w.token, args.dk);
 
-    block.load_inverse(inverse, shared.of_value);
+    block.load_inverse(inverse, shared.beta);
     for (int first = 0; first < args.dv; first += kConfig.kValueColumns) {
         if (first > 0) {
             __syncthreads();

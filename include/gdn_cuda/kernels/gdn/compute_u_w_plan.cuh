@@ -8,7 +8,7 @@ namespace gdn_cuda::gdn {
 
 struct ComputeUWConfig {
     static constexpr int kThreads = 128;       // one warp per 16 tokens
-    static constexpr int kValueColumns = 128;  // value dimensions at a time
+    static constexpr int kValueColumns = 128;  // value dimensions in shared memory at a time
 
     int head_k;    // largest key dimension the tile holds: 64, 128 or 256
     bool aligned;  // rows are 16-byte aligned
@@ -24,8 +24,8 @@ struct ComputeUWSharedPlan {
     ChunkTile<kConfig.kValueColumns> value;
     ChunkTriangle triangle;  // A below the diagonal, then T
     float gate[kChunk];
-    float of_value[kChunk];  // beta
-    float of_key[kChunk];    // beta exp(G)
+    float beta[kChunk];
+    float decayed_beta[kChunk];  // beta exp(G)
 };
 
 }  // namespace gdn_cuda::gdn

@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of gdn/decode, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/row_layout.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -10,8 +10,8 @@ struct DecodeConfig {
     DType io;     // query, key, value, output
     DType state;  // the state in memory; registers hold fp32
     int warps;
-    int stages;        // row steps in flight in shared memory; 0: one step per block, straight to registers
-    bool fused_gates;  // gates from a, b, A_log and dt_bias; else beta and the log decay are given
+    int stages;        // row steps in flight in shared memory; 0: one step per block, loaded into registers
+    bool fused_gates;  // gates are computed from a, b, A_log and dt_bias; else the arguments are beta and the log decay
 
     constexpr bool operator==(const DecodeConfig&) const = default;
 
@@ -23,7 +23,7 @@ struct DecodeConfig {
     GDN_HOST_DEVICE constexpr int shared_bytes() const { return stages * threads() * layout().per_lane * bytes_of(state); }
 };
 
-// Each thread reads back only what it copied itself: no barriers.
+// A thread reads only what it copied itself, so there are no barriers.
 template <DecodeConfig kConfig>
 struct DecodeSharedPlan {
     struct alignas(16) Vector {
@@ -44,10 +44,10 @@ struct DecodeArgs {
     };
     Heads query, key, value, output;
     Gates beta, gate;   // with fused gates: b and a
-    float beta_factor;  // of fused gates' sigmoid
+    float beta_factor;  // fused gates: beta is this times a sigmoid
     Tagged A_log, dt_bias;
     int heads_per_key, dv;
-    int steps;  // of rows per block; at most the lanes of a row
+    int steps;  // row steps per block, no more than a row has lanes
     float scale;
     bool qk_norm;
 

@@ -1,8 +1,9 @@
-// gdn/mn_major: transposes the last two dimensions in memory, columns zero-padded to a multiple of the alignment.
+// gdn/mn_major: transposes the last two dimensions in memory, and pads columns with zeros to a multiple of the alignment.
 //
-// A tile in shared memory: read along the input's columns, written along its rows.
+// A block stages tiles in shared memory: it reads along the input's columns and writes along its rows.
 //
-// Bound: memory, each element read and written once; at usual sizes (gates of a few thousand tokens) the launch.
+// Bound: memory, each element read and written once; at usual sizes (gates of a few thousand tokens) the launch. The share of a
+// copy's bandwidth was not measured.
 #pragma once
 
 #include <gdn_cuda/kernels/common/bits_of.cuh>

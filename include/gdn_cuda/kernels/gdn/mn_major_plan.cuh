@@ -7,7 +7,7 @@ namespace gdn_cuda::gdn {
 
 struct MnMajorConfig {
     int element_bytes;  // 2 or 4: elements are copied as bits
-    int tile;           // side of the square a block takes per step
+    int tile;           // rows and columns that a block transposes at a time
     int threads;
 
     constexpr bool operator==(const MnMajorConfig&) const = default;
@@ -24,7 +24,7 @@ struct MnMajorArgs {
     static constexpr int kMaxLeading = 4;
     const void* input;
     void* output;      // (leading..., columns, padded_rows), contiguous
-    int leading_dims;  // of any strides
+    int leading_dims;  // dimensions before the last two, of any strides
     i64 leading_size[kMaxLeading], leading_stride[kMaxLeading];
     i64 rows, columns, padded_rows, row_stride, column_stride;
 };

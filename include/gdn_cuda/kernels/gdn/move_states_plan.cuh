@@ -6,12 +6,12 @@
 namespace gdn_cuda::gdn {
 
 enum class StatesMove : int {
-    gather,        // the call's initial states to dense ones, with zeros for what it does not read
-    scatter,       // dense states to where the call wants its last ones
-    first_before,  // the initial states to their rows among the states before blocks of tokens
-    other_before,  // checkpoints to theirs
-    copy,          // rows to rows
-    identity       // to dense states: zeros in rows with values, the identity in those below
+    gather,        // the call's initial states to a dense buffer; zeros for sequences that read no state
+    scatter,       // dense states to the slots or buffer of the call's last states
+    first_before,  // initial states to the states before each sequence's first block of tokens
+    other_before,  // checkpoints to the states before all other blocks
+    copy,          // row n to row n
+    identity       // fills dense states: zeros in the rows that have values, the identity in the dk rows below
 };
 
 struct MoveStatesConfig {
@@ -27,11 +27,11 @@ struct MoveStatesConfig {
 
 struct MoveStatesArgs {
     GdnCall call;
-    RecurrentStates from, to;  // the one that is not the call's own
-    i64 rows;                  // to visit: sequences, or states before blocks
-    i64 checkpoints;           // there are, for other_before
-    int block_tokens;          // of states before
-    i64* dense_slots;          // gather: n, or what makes a sequence skip or poison its output
+    RecurrentStates from, to;  // read unless the move reads or writes the call's initial or last states in its place
+    i64 rows;                  // states to move: one per sequence, or one per block of tokens
+    i64 checkpoints;           // other_before: how many `from` has
+    int block_tokens;          // first_before and other_before: tokens per block
+    i64* dense_slots;          // gather writes sequence n's dense slot: n, or an index that skips or poisons the sequence
 };
 
 }  // namespace gdn_cuda::gdn

@@ -2,14 +2,14 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// Rows of S (one value dimension each) are independent, so a group of lanes owns a few rows and keeps them from the first token
-// to the last: S is read and written once however many tokens there are (row.cuh). A block loads a batch of tokens into shared
-// memory for all its rows; the state arrives meanwhile.
+// Rows of S (one value dimension each) are independent, so a group of lanes owns a few rows and keeps them in registers from
+// the first token to the last: S is read and written once however many tokens there are (recurrence/state_row.cuh). A block
+// loads a batch of tokens into shared memory for all its rows, while loads of the state are in flight.
 //
-// Serves packed batches, odd shapes, and chunked_forward where rows are not 16-byte aligned.
+// It runs packed batches, odd head dimensions and strides, and chunked_forward where rows are not 16-byte aligned.
 //
-// Bound: with few tokens, the state's bytes, read and written once; with many, the latency of one token after another.
-// docs/benchmarks/decode.md has the shares reached.
+// Bound: with few tokens, memory, the state read and written once; with many, the latency of a token, as each needs the state
+// after the one before it. Its share was not measured: the benchmarks of recurrent_forward run gdn/decode and gdn/verify.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
     const int first_row = blockIdx.x * kConfig.rows_per_block();
     const int head = blockIdx.y;
-    const auto row_of = [&](int r) { return group + r * (kConfig.threads() / kLayout.lanes); };  // within the block
+    const auto row_of = [&](int r) { return group + r * (kConfig.threads() / kLayout.lanes); };  // index in the block
     const auto in_range = [&](int r) { return first_row + row_of(r) < args.dv; };
     const auto row_offset = [&](int r) { return (static_cast<i64>(head) * args.dv + first_row + row_of(r)) * args.dk; };
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         int first_step;
         const Place place = starting_slot(args, sequence, slot, first_step);
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens of no sequence
+        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens after the last sequence
             fill_outputs<kConfig>(args, sequence, span.start + span.length, args.tokens, head, first_row, 0.f);
         if (place != Place::run) {
             fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head, first_row,

@@ -1,19 +1,23 @@
-// gdn/replay: speculative verify that keeps tokens instead of states. A call applies the accepted ones of the tokens that the
-// last call stored, writes that state back, and runs its own tokens without writing a state:
+// gdn/replay: speculative verify that stores tokens instead of states. The last call stored w = v' and k of each of its tokens.
+// A call applies the accepted tokens j among them, writes that state back, and runs its own tokens t without writing a state:
 //
-//     S <- (product of decays) S + sum over j of (decays after j) w_j k_j^T                        stored: w = v' and its k
-//     v'_t = beta_t (v_t - D_t S k_t - sum over j < t of (decays after j) w_j (k_j.k_t))           new; D_t: all decays up to t
-//     o_t = scale (D_t S q_t + sum over j <= t of (decays after j) w_j (k_j.q_t))
+//     S <- (product of decays) S + sum over j of (decays after j) w_j k_j^T
+//     v'_t = beta_t (v_t - D_t S k_t - sum over new j < t of (decays after j) v'_j (k_j.k_t))
+//     o_t = scale (D_t S q_t + sum over new j <= t of (decays after j) v'_j (k_j.q_t))
 //
-// So each row of S is loaded, updated and stored once, and multiplied with the keys and queries of all new tokens at once: a
-// group of lanes owns four rows, and a round of shuffles scatters the sums of four rows and four vectors over the group, one a
-// lane. The small recurrence between tokens then takes a thread a row. Row steps are in flight by cp.async as in gdn/decode.
-// Products of the tokens with each other are the same code on other rows.
+// where D_t is the product of the decays of new tokens up to t, and "decays after j" their product.
 //
-// Blocks of other heads and rows read the stored keys and decays that one block replaces: hence two banks (replay/plan.cuh).
+// So each row of S is loaded, updated and stored once, and multiplied with the keys and queries of all new tokens at once. A
+// group of lanes owns four rows; a round of shuffles sums the products of four rows and four vectors and leaves one sum in each
+// lane. Then one thread per row computes the recurrence between tokens. cp.async keeps row steps in flight as in gdn/decode.
+// The products of tokens with each other are computed by the same code, on keys and queries in place of rows.
 //
-// Bound: memory, the state read and written once whatever the tokens; from about eight tokens on with bf16 states, arithmetic:
-// two multiply-adds a token and one a stored step for each element. docs/benchmarks/decode.md has the shares reached.
+// Blocks of other heads and rows read the stored keys and decays that one block replaces, so there are two banks of them
+// (replay/plan.cuh).
+//
+// Bound: memory, the state read and written once however many tokens there are: 77 % of a copy's bandwidth on an H200 with 64
+// sequences, 4 tokens and fp32 states, 88 % with 256. With bf16 states (47 %), and from about eight tokens on (57 %),
+// arithmetic: two multiply-adds per token and one per stored token for each element of the state (docs/benchmarks/decode.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -39,7 +43,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     if (stored < 0) return;
 
     const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
-    const auto row_of = [&](int step, int r) { return step * kConfig.rows_per_step() + group * kRows + r; };  // of the block
+    const auto row_of = [&](int step, int r) {
+        return step * kConfig.rows_per_step() + group * kRows + r;
+    };  // index in the block
     const auto in_range = [&](int step, int r) { return step < args.steps && place.first_row + row_of(step, r) < args.dv; };
     State* const states = static_cast<State*>(args.pool) + place.slot * args.pool_slot +
                           (static_cast<i64>(place.head) * args.dv + place.first_row) * args.dk;
@@ -54,7 +60,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                                 row_at(step, r) + StateSlice::column(i, lane));
         cp_async_fence();
     };
-    // All loads of the block are in flight before the first is waited for.
+    // All loads of the block are issued before the first wait.
     load_vectors(shared, args, place);
     if constexpr (kStages > 0)
 #pragma unroll 1

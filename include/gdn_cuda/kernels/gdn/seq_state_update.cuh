@@ -4,12 +4,12 @@
 //
 // Rows of S are independent, so a team of two warps keeps 16 of them in accumulators from the first chunk of a sequence to the
 // last, and computes everything transposed: S w^T and v'^T k have S or v' as the left operand, in registers, and w or k as the
-// right one, in shared memory. Each warp holds half of the key dimensions: it completes S w^T for half of the tokens with the
-// other warp's partial sums, and passes the resulting v' to the other for its half of the state update. The rest is loading by
-// cp.async: w and u of a chunk as soon as a stage is free, then its k. S and v' are rounded to bf16 as operands, v' in two
-// parts, since its errors stay in S.
+// right one, in shared memory. Each warp holds half of the key dimensions. It adds the other warp's partial sums to its own for
+// half of the tokens of S w^T, and passes the resulting v' to the other warp, which needs it for its half of the state update.
+// cp.async loads w and u of a chunk as soon as a stage is free, then its k. As operands, S is rounded to bf16 and v' is the sum
+// of two bf16 parts, because its errors stay in S.
 //
-// Bound: the chain of products from one chunk to the next; where blocks fill the GPU, memory, mostly the states: 67 % of a
+// Bound: latency of the products from one chunk to the next; where blocks fill the GPU, memory, mostly the states: 67 % of a
 // copy's bandwidth at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
 #pragma once
 
@@ -22,10 +22,10 @@ template <SeqStateUpdateConfig kConfig>
 struct SeqStateUpdateBlock {
     using Plan = SeqStateUpdateSharedPlan<kConfig>;
     static constexpr int kThreads = kConfig.teams * 64;
-    static constexpr int kKeyTiles = kConfig.head_k / 8 / 2;  // of eight key dimensions, per warp
+    static constexpr int kKeyTiles = kConfig.head_k / 8 / 2;  // tiles of eight key dimensions that a warp has
     static constexpr int kTilesAtOnce = kKeyTiles < 8 ? kKeyTiles : 8;
-    static constexpr int kTokenPairs = kChunk / 16, kOwnPairs = kTokenPairs / 2;  // of tiles of eight tokens
-    // cp.async groups of later chunks, which may be in flight when w, or k, of a chunk is needed.
+    static constexpr int kTokenPairs = kChunk / 16, kOwnPairs = kTokenPairs / 2;  // pairs of tiles of eight tokens
+    // How many cp.async groups, of later chunks, may be in flight when w or k of a chunk is needed.
     static constexpr int kLaterCopies = 2 * (kConfig.stages - 1);
 
     Plan& shared;
@@ -33,13 +33,13 @@ struct SeqStateUpdateBlock {
     const SequenceWork& work = shared.work;
     int team, side, lane, g, t;
 
-    float state[kKeyTiles][4] = {};  // 16 rows, half of the key dimensions
+    float state[kKeyTiles][4] = {};  // 16 rows x half of the key dimensions
 
     __device__ __forceinline__ SeqStateUpdateBlock(Plan& shared, const ChunkArgs& args) : shared(shared), args(args) {
         find_lane();
     }
 
-    // Recomputed for every chunk: hoisted out of the loop, dozens of addresses would spill.
+    // Recomputed for every chunk: if the compiler hoisted them out of the loop, dozens of addresses would spill.
     __device__ __forceinline__ void find_lane() {
         int thread = threadIdx.x;
         asm volatile("" : "+r"(thread));
@@ -55,7 +55,7 @@ struct SeqStateUpdateBlock {
     __device__ __forceinline__ void load_chunk_tile(ChunkTile<kColumns>& tile, const void* rows, i64 stride, int chunk,
                                                     int columns) {
         const auto* from = static_cast<const __nv_bfloat16*>(rows) + chunk * (kChunk * stride);
-        bring_tile<kConfig.aligned, kThreads>(tile, from, stride, tokens_in(chunk), columns);
+        load_tile<kConfig.aligned, kThreads>(tile, from, stride, tokens_in(chunk), columns);
     }
     __device__ __forceinline__ void load_w_and_u(int chunk) {
         if (chunk < work.chunks) {
@@ -63,7 +63,8 @@ struct SeqStateUpdateBlock {
             load_chunk_tile(shared.w[stage], work.w, args.w.token, chunk, args.dk);
             load_chunk_tile(shared.value[stage], work.value, args.value.token, chunk, args.dv - work.first_row);
             if (work.gate != nullptr && thread < kChunk) {
-                const i64 token = chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // repeats the last one
+                const i64 token =
+                    chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // tokens past the end have the last token's gate
                 cute::SM80_CP_ASYNC_CACHEALWAYS<float>::copy(work.gate[token * args.gate.token], shared.gate[stage][thread]);
             }
         }
@@ -77,26 +78,26 @@ struct SeqStateUpdateBlock {
         for (int i = threadIdx.x; i < kConfig.stages * kChunk; i += kThreads) shared.gate[i / kChunk][i % kChunk] = 0.f;
     }
 
-    // ---- This warp's part of S in global memory
+    // ---- The warp's half of 16 rows of S, in global memory
 
     __device__ __forceinline__ int row_of(int half) const { return work.first_row + 16 * team + g + 8 * half; }
     __device__ __forceinline__ i64 offset_of(i64 block, int half) const {
         return ((block * args.heads + work.head) * args.dv + row_of(half)) * args.dk + 8 * kKeyTiles * side;
     }
 
-    // Columns of this row in the warp's half.
+    // How many columns of a row are in the warp's half.
     __device__ __forceinline__ int columns_of(int half) const {
         return row_of(half) < args.dv ? args.dk - 8 * kKeyTiles * side : 0;
     }
 
-    template <class Number>
-    __device__ __forceinline__ void load_state(const Number* from, i64 block) {
+    template <class Element>
+    __device__ __forceinline__ void load_state(const Element* from, i64 block) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Number* row = from + offset_of(block, half) + 2 * t;
+            const Element* row = from + offset_of(block, half) + 2 * t;
 #pragma unroll
             for (int tile = 0; tile < kKeyTiles; ++tile) {
-                Vector<Number, 2, kConfig.aligned> pair;
+                Vector<Element, 2, kConfig.aligned> pair;
                 pair.clear();
                 if (8 * tile < columns_of(half)) pair.load(row + 8 * tile);
                 state[tile][2 * half] = pair[0];
@@ -111,7 +112,7 @@ struct SeqStateUpdateBlock {
             load_state(static_cast<const __nv_bfloat16*>(args.states), block);
     }
 
-    // Stores the state before a chunk, or after the last.
+    // Stores the state before a chunk or, with chunk == work.chunks, after the last.
     __device__ __forceinline__ void store_state(int chunk) const {
         const bool after = chunk == work.chunks;
         if (after ? !args.has_final : work.first_chunk + chunk >= args.state_chunks) return;
@@ -122,7 +123,7 @@ struct SeqStateUpdateBlock {
         else
             store_bf16(static_cast<__nv_bfloat16*>(to), block);
     }
-    // Neighbouring lanes swap, so that each holds four columns of one of two tiles: 64 contiguous bytes per row.
+    // Adjacent lanes exchange values, so that each holds four columns of one of two tiles: 64 contiguous bytes per row.
     __device__ __forceinline__ void store_fp32(float* to, i64 block) const {
         const int odd = t % 2;
 #pragma unroll
@@ -159,14 +160,14 @@ struct SeqStateUpdateBlock {
 
     // ---- One chunk
 
-    // First token of a pair of tiles; the warp's own pairs come first.
+    // The first token of a pair of tiles; the warp's own pairs come first.
     __device__ __forceinline__ int tokens_of(int pair) const { return 16 * ((kOwnPairs * side + pair) % kTokenPairs); }
-    // 16 bytes of this lane, shared with the same lane of the team's other warp.
+    // 16 bytes that this lane exchanges with the same lane of the team's other warp.
     __device__ __forceinline__ uint4& exchange(int side, int at) {
         return *reinterpret_cast<uint4*>(shared.exchange[team][side][at][lane]);
     }
 
-    // S w^T over half of the tokens and half of the key dimensions.
+    // Adds S w^T of half of the tokens, summed over the warp's half of the key dimensions.
     using Products = float[2 * kOwnPairs][4];
     __device__ __forceinline__ void multiply(Products& products, int stage, int first_pair) const {
         const PiecesFrom pieces(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
@@ -183,7 +184,7 @@ struct SeqStateUpdateBlock {
             }
         }
     }
-    // S w^T of the warp's tokens; the partial sums that the other warp waits for come first.
+    // Computes S w^T of the warp's tokens. The partial sums that the other warp waits for come first.
     __device__ __forceinline__ void predict(Products& predicted, int stage) {
         Products for_other = {};
         multiply(for_other, stage, kOwnPairs);
@@ -202,7 +203,7 @@ struct SeqStateUpdateBlock {
         }
     }
 
-    // Where exp(G) is 0 the state's contribution is 0; 0 times infinity would be NaN.
+    // Where exp(G) is 0, the state's contribution is set to 0: 0 times infinity would be NaN.
     __device__ __forceinline__ void clear_reset_products(Products& predicted, int stage) const {
 #pragma unroll
         for (int tile = 0; tile < 2 * kOwnPairs; ++tile) {
@@ -211,28 +212,28 @@ struct SeqStateUpdateBlock {
             if (exp_fast(gate.y) == 0.f) predicted[tile][1] = predicted[tile][3] = 0.f;
         }
     }
-    // Clears the halves of a packed pair whose factor exp(G_C - G) is 0, for the same reason.
+    // Masks out the halves of a packed pair whose factor exp(G_C - G) is 0, for the same reason.
     static __device__ __forceinline__ unsigned nonzero_mask(float2 kept) {
         return (kept.x == 0.f ? 0u : 0xffffu) | (kept.y == 0.f ? 0u : 0xffff0000u);
     }
 
-    // v' of the team's value dimensions and the warp's tokens: overwrites u in shared memory; and exp(G_C - G) v', high and
-    // rest, as left operands in the exchange buffer.
+    // Computes v' of the team's value dimensions and the warp's tokens. v' overwrites u in shared memory; exp(G_C - G) v' goes,
+    // in two parts, as left operands to the exchange buffer.
     __device__ __forceinline__ void form_values(int stage) {
         const int token_of_lane = tokens_of(0) + lane;
         const float end = finite_sum(shared.gate[stage][kChunk - 1]);
-        const bool forgets = exp_fast(end) == 0.f;
+        const bool resets = exp_fast(end) == 0.f;
         shared.kept[team][token_of_lane] = exp_fast(end - finite_sum(shared.gate[stage][token_of_lane]));
         Products predicted = {};
         predict(predicted, stage);
-        if (forgets) clear_reset_products(predicted, stage);
-        const PiecesFrom given(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
-        const PiecesFrom formed(shared.value[stage], tokens_of(0) + g, 2 * team);
+        if (resets) clear_reset_products(predicted, stage);
+        const PiecesFrom u_pieces(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
+        const PiecesFrom v_pieces(shared.value[stage], tokens_of(0) + g, 2 * team);
 #pragma unroll
         for (int pair = 0; pair < kOwnPairs; ++pair) {
-            unsigned u[4];  // two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
+            unsigned u[4];  // two tiles of tokens; of each, value dimensions g and g + 8 of tokens 2 t and 2 t + 1
             unsigned high[4], rest[4];
-            ldmatrix_x4_trans(u, given.at(16 * pair, 0));
+            ldmatrix_x4_trans(u, u_pieces.at(16 * pair, 0));
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int token = 16 * pair + 8 * n;
@@ -243,11 +244,11 @@ struct SeqStateUpdateBlock {
                     const float2 before = unpack<DType::bf16>(u[i]);
                     const float* product = &predicted[2 * pair + n][2 * half];
                     const float2 value{before.x - product[0], before.y - product[1]};
-                    store_shared(formed.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
+                    store_shared(v_pieces.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
                     const float2 factor{value.x * kept.x, value.y * kept.y};
                     high[i] = pack<DType::bf16>(factor.x, factor.y);
                     rest[i] = pack_rest<DType::bf16>(factor.x, factor.y, high[i]);
-                    if (!forgets) continue;
+                    if (!resets) continue;
                     high[i] &= nonzero_mask(kept);
                     rest[i] &= nonzero_mask(kept);
                 }
@@ -256,7 +257,7 @@ struct SeqStateUpdateBlock {
             exchange(side, 2 * pair + 1) = {rest[0], rest[1], rest[2], rest[3]};
         }
     }
-    // 32 bytes per token, from two lanes.
+    // Two lanes store 32 bytes of each token.
     __device__ __forceinline__ void store_values(int chunk) const {
         const int column = work.first_row + 16 * team + lane % 2 * 8;
         if (column >= args.dv) return;
@@ -286,8 +287,8 @@ struct SeqStateUpdateBlock {
         const PiecesFrom keys(shared.key[stage], PieceOfLane::straight(lane), 0, kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kTokenPairs; ++step) {
-            const int of = step / kOwnPairs, at = 2 * (step % kOwnPairs);
-            const uint4 parts[2] = {exchange(of, at + 1), exchange(of, at)};  // small products first
+            const int owner = step / kOwnPairs, at = 2 * (step % kOwnPairs);
+            const uint4 parts[2] = {exchange(owner, at + 1), exchange(owner, at)};  // the small part first
 #pragma unroll
             for (int first = 0; first < kKeyTiles; first += kTilesAtOnce) {
                 unsigned key[kTilesAtOnce / 2][4];
@@ -295,7 +296,7 @@ struct SeqStateUpdateBlock {
                 for (int pair = 0; pair < kTilesAtOnce / 2; ++pair)
                     ldmatrix_x4_trans(key[pair], keys.at(16 * step, first + 2 * pair));
 #pragma unroll
-                for (const uint4& part : parts) {  // all tiles per part: back-to-back MMAs on one accumulator stall
+                for (const uint4& part : parts) {  // all tiles for each part: consecutive MMAs on one accumulator stall
                     const unsigned left[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
                     for (int n = 0; n < kTilesAtOnce; ++n)
@@ -318,7 +319,7 @@ struct SeqStateUpdateBlock {
             const int stage = chunk % kConfig.stages;
             find_lane();
             cp_async_wait<kLaterCopies>();
-            __syncthreads();  // w and u have arrived, and the k before is used up
+            __syncthreads();  // w and u have arrived, and k of the last chunk is no longer read
             load_k(chunk + kConfig.stages - 1);
             store_state(chunk);
             if (chunk == work.chunks) return;
@@ -327,7 +328,7 @@ struct SeqStateUpdateBlock {
             __syncwarp();
             store_values(chunk);
             cp_async_wait<kLaterCopies>();
-            __syncthreads();  // k has arrived, and w and u are used up
+            __syncthreads();  // k has arrived, and w and u are no longer read
             load_w_and_u(chunk + kConfig.stages);
             update(stage, kept);
         }

@@ -3,14 +3,16 @@
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
 // A group of lanes owns some rows of the state, as in gdn/recurrent, and keeps them in registers from the first token to the
-// last. A block takes several steps of such rows; cp.async copies the next step's while one goes through the tokens. Tokens are
-// in shared memory in fp32, converted once for all rows of the block.
+// last. A block processes several steps of rows; cp.async copies the rows of the next step during the tokens of the present
+// one. Tokens are in shared memory in fp32, converted once for all rows of the block.
 //
-// With few sequences, latency bounds: the accepted count, the slot index and the state are loaded one after another. So the
-// loads of tokens are issued before the slot index is used, and the tokens are converted while the state is in flight.
+// Bound of many sequences: memory, the state read once and written once, or once per token if every state is kept. From about
+// eight tokens on arithmetic: four instructions per token for each element. On an H200 with 64 sequences of 32 heads and fp32
+// states, 82 % of a copy's bandwidth with 4 tokens and 68 % with 8; if every state is kept, 84 and 83 %
+// (docs/benchmarks/decode.md).
 //
-// Bound: the state's bytes, read once and written once (once per token where every state is kept); from about eight tokens on,
-// arithmetic: four instructions a token for each element. docs/benchmarks/decode.md has the shares reached.
+// Bound of few sequences: latency, as the accepted count, the slot index and the state are loaded one after another. So loads
+// of tokens are issued before the slot index is used, and tokens are converted while loads of the state are in flight.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
@@ -20,35 +22,36 @@
 namespace gdn_cuda::gdn {
 
 template <VerifyConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least()) verify(const __grid_constant__ VerifyArgs all) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    verify(const __grid_constant__ VerifyArgs args) {
     using State = Storage<kConfig.state>;
     constexpr int kStepRows = kConfig.rows_per_step();
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<VerifySharedPlan<kConfig>*>(memory);
-    const GdnCall& args = all.call;
+    const GdnCall& call = args.call;
 
     wait_on_dependent_grids();
     SlotInFlight slot_in_flight;
-    slot_in_flight.load_accepted(args, blockIdx.z);
-    const int first_row = blockIdx.x * all.steps * kStepRows;
+    slot_in_flight.load_accepted(call, blockIdx.z);
+    const int first_row = blockIdx.x * args.steps * kStepRows;
     const VerifyPlace place{.sequence = static_cast<int>(blockIdx.z),
                             .head = static_cast<int>(blockIdx.y),
                             .first_row = first_row,
-                            .rows = min(all.steps * kStepRows, args.dv - first_row)};
+                            .rows = min(args.steps * kStepRows, call.dv - first_row)};
     VerifyToken<kConfig> token;
-    token.load(args, place, 0);
-    const bool from_memory = has_initial_state(args, place.sequence);
-    slot_in_flight.load_slot(args);
+    token.load(call, place, 0);
+    const bool from_memory = has_initial_state(call, place.sequence);
+    slot_in_flight.load_slot(call);
     i64 slot;
-    if (const Place where = slot_in_flight.place(args, slot); where != Place::run) {
-        fill_rows<Storage<kConfig.io>>(args, place.sequence, 0, args.tokens, place.head, first_row, place.rows,
+    if (const Place where = slot_in_flight.place(call, slot); where != Place::run) {
+        fill_rows<Storage<kConfig.io>>(call, place.sequence, 0, call.tokens, place.head, first_row, place.rows,
                                        where == Place::skip ? 0.f : quiet_nan());
         return;
     }
 
-    const i64 first_element = (static_cast<i64>(place.head) * args.dv + first_row) * kConfig.head_k;
-    const State* initial = static_cast<const State*>(args.initial.data) + slot * args.initial.slot +
-                           slot_in_flight.step * args.initial.step + first_element;
+    const i64 first_element = (static_cast<i64>(place.head) * call.dv + first_row) * kConfig.head_k;
+    const State* initial = static_cast<const State*>(call.initial.data) + slot * call.initial.slot +
+                           slot_in_flight.step * call.initial.step + first_element;
     VerifyRows<kConfig> rows;
     const auto rows_of = [&](int step) { return place.rows - step * kStepRows; };
     const auto fetch = [&](int step) {
@@ -56,34 +59,34 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least()) 
         cp_async_fence();
     };
     fetch(0);
-    VerifyValues<kConfig>::load(shared, args, place);
+    VerifyValues<kConfig>::load(shared, call, place);
 #pragma unroll 1
     for (int first = 0;;) {
-        token.finish(shared, args, place, first);
+        token.finish(shared, call, place, first);
         first += VerifyToken<kConfig>::kAtOnce;
-        if (first >= args.tokens) break;
-        token.load(args, place, first);
+        if (first >= call.tokens) break;
+        token.load(call, place, first);
     }
-    const i64 last_slot = last_slot_of(args, place.sequence, slot);
-    State* const last = static_cast<State*>(args.last.data) + last_slot * args.last.slot + first_element;
-    State* const kept = static_cast<State*>(args.steps.data) + first_element;
+    const i64 last_slot = last_slot_of(call, place.sequence, slot);
+    State* const last = static_cast<State*>(call.last.data) + last_slot * call.last.slot + first_element;
+    State* const kept = static_cast<State*>(call.steps.data) + first_element;
     __syncthreads();
 
 #pragma unroll 1
-    for (int step = 0; step < all.steps; ++step) {
+    for (int step = 0; step < args.steps; ++step) {
         cp_async_wait<0>();
-        rows.take(shared, from_memory ? rows_of(step) : 0);
+        rows.read(shared, from_memory ? rows_of(step) : 0);
         fetch(step + 1);
         const int at = step * kStepRows;
 #pragma unroll 1
-        for (int t = 0; t < args.tokens; ++t) {
+        for (int t = 0; t < call.tokens; ++t) {
             rows.advance(shared, t, at);
             if (const i64 to = shared.kept[t]; to >= 0) rows.store(kept + to + at * kConfig.head_k, rows_of(step));
         }
         if (last_slot >= 0) rows.store(last + at * kConfig.head_k, rows_of(step));
     }
     __syncthreads();
-    VerifyValues<kConfig>::store(shared, args, place);
+    VerifyValues<kConfig>::store(shared, call, place);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,4 +1,4 @@
-// Shared by both halves of gdn/prefill_mma: lane indices and operand addresses.
+// Lane indices and operand addresses for both parts of gdn/prefill_mma (tokens.cuh, state.cuh).
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async.cuh>
@@ -12,8 +12,8 @@ namespace gdn_cuda::gdn {
 struct MmaLane {
     int thread, warp, lane, g, t;
 
-    // Recomputed for every phase where registers are short: hoisted out of the loop, dozens of addresses would spill. The
-    // compiler does not know that `first_thread`, in shared memory, stays 0.
+    // Recomputes the indices at the start of a phase where registers are short: if the compiler hoisted addresses out of the
+    // loop, dozens would spill. It does not, as it cannot know that `first_thread`, in shared memory, stays 0.
     template <int kHeadK>
     __device__ __forceinline__ void refresh(const volatile int& first_thread) {
         if (kHeadK >= 128) find_lane(threadIdx.x + first_thread);
@@ -31,13 +31,13 @@ struct MmaLane {
         t = lane % 4;
     }
     __device__ __forceinline__ void find_warp() {
-        warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
+        warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // tells the compiler that it is warp-uniform
     }
 
     // Bytes between blocks of 16 tokens in a tile, and between tiles of 64 elements.
     static constexpr int kRowBlockBytes = kInverseBlock * 128, kTileBytes = kChunk * 128;
 
-    // ldmatrix address of this lane (mma.cuh) in the first 16 rows and the 16 elements of k step `step`.
+    // The address that this lane passes to ldmatrix (mma.cuh), in the first 16 rows and the 16 elements of k step `step`.
     __device__ __forceinline__ unsigned piece_of(const void* tiles, const PieceOfLane& place, int step) const {
         return row_piece(row_piece(tile_row(tiles, place.row), place.piece), step % 4 * 2) + step / 4 * kTileBytes;
     }
@@ -48,10 +48,10 @@ struct MmaLane {
         return piece_of(tiles, PieceOfLane::crossed(lane), step);
     }
 
-    // sums += left x^T, x the 16 elements of k step `step` of the chunk's keys or queries.
-    using OfTokens = float[kChunk / 8][4];  // 16 rows x 64 tokens
+    // sums += left x^T, where x has the 16 elements of k step `step` of the chunk's keys or queries.
+    using TokenSums = float[kChunk / 8][4];  // accumulators of 16 rows x 64 tokens
     template <DType kIo>
-    __device__ __forceinline__ void add_token_products(OfTokens& sums, const unsigned (&left)[4], const void* tiles,
+    __device__ __forceinline__ void add_token_products(TokenSums& sums, const unsigned (&left)[4], const void* tiles,
                                                        int step) const {
 #pragma unroll
         for (int block = 0; block < kChunk / 16; ++block) {
@@ -62,12 +62,12 @@ struct MmaLane {
         }
     }
 
-    // Factors of tokens 8 n + 2 t and + 1.
+    // The factors of tokens 8 n + 2 t and + 1.
     __device__ __forceinline__ float2 pair_of(const float (&factors)[kChunk], int n) const {
         return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * t]);
     }
 
-    // Row g + 8 half and columns 8 piece + 2 t and + 1 of a block.
+    // Stores both parts of the elements in row g + 8 half and columns 8 piece + 2 t and + 1 of a block.
     template <DType kIo>
     __device__ __forceinline__ void store_parts(TwoPartBlock& block, int piece, int half, float x, float y) const {
         const int at = (g + 8 * half) * 32 + ((piece ^ g / 4) << 4) + 4 * t;
@@ -75,7 +75,7 @@ struct MmaLane {
         *reinterpret_cast<unsigned*>(block.parts[0] + at) = rounded;
         *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_rest<kIo>(x, y, rounded);
     }
-    // One part of a block as two right operands, transposed: rows of the block are their columns.
+    // Loads one part of a block as two right operands, transposed: rows of the block are their columns.
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {
         const PieceOfLane place = PieceOfLane::crossed(lane);
         ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.piece ^ place.row / 4 % 2) << 4));

@@ -1,6 +1,7 @@
-// The state half of gdn/prefill_mma: a warp keeps 16 rows of the state in registers and updates them chunk by chunk. Products
-// are transposed (value rows x tokens), so that the state, X and V' are left operands in registers. A warp's columns of the
-// value tile are its own: it loads them, reads them and overwrites them with the output without synchronising with others.
+// The part of gdn/prefill_mma with a state: a warp keeps 16 rows of the state in registers and updates them chunk by chunk.
+// Products are transposed (value rows x tokens), so that the state, X and V' are left operands in registers. Only one warp
+// accesses its columns of the value tile: it loads them, reads them and overwrites them with the output without a barrier with
+// other warps.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -21,8 +22,8 @@ struct MmaState : MmaLane {
     const typename Plan::Work& work = shared.work;
 
     float state[2 * kStateSteps][4];
-    unsigned x[kTokenSteps][4];  // v - exp(G) S k, as left operands
-    OfTokens output;
+    unsigned x[kTokenSteps][4];  // X as left operands
+    TokenSums output;
 
     __device__ __forceinline__ MmaState(Plan& shared, const PrefillMmaArgs& args)
         : shared(shared), args(args.recurrence), state_type(args.state) {}
@@ -30,14 +31,14 @@ struct MmaState : MmaLane {
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
     __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }
-    // First tile and piece of the warp's columns of the values.
+    // The tile and the first piece that have the warp's columns of the values.
     __device__ __forceinline__ auto& value_tile() const { return shared.value[warp / 4]; }
     __device__ __forceinline__ int value_piece() const { return warp % 4 * 2; }
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
-    // ---- the state in memory
+    // ---- The state in memory
 
-    // Calls visit(pair of elements, their offset in the slot, whether in range) for this lane's elements.
+    // Calls visit(element, next element, their offset in the slot, whether they exist) for this lane's elements.
     template <class Visit>
     __device__ __forceinline__ void for_each_pair(Visit&& visit) {
         refresh();
@@ -51,7 +52,7 @@ struct MmaState : MmaLane {
                 visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n, row < dv && 8 * n < dk);
         }
     }
-    // Out-of-range pairs are loaded from offset 0 and dropped: predicated loads would need second registers.
+    // Pairs that do not exist are loaded from offset 0 and dropped: predicated loads would need a second set of registers.
     __device__ __forceinline__ void load() {
         if (args.initial.data == nullptr) {
             for_each_pair([](float& a, float& b, i64, bool) { a = b = 0.f; });
@@ -95,9 +96,9 @@ struct MmaState : MmaLane {
         if (data != nullptr) store(data + work.last_slot * bytes_of(state_type));
     }
 
-    // ---- values and outputs in memory
+    // ---- Values and outputs in memory
 
-    // A lane's 16-byte pieces of the warp's columns: one of every 16 tokens, from token lane / 2 on.
+    // A lane's 16-byte pieces of the warp's columns: every 16th token from token lane / 2 on.
     struct Pieces {
         unsigned shared;
         int token, row;
@@ -142,15 +143,15 @@ struct MmaState : MmaLane {
             if (16 * i < count) eight[i].store_global(to + 16 * i * args.output.token);
     }
 
-    // ---- the chunk
+    // ---- One chunk
 
-    static __device__ __forceinline__ void clear(OfTokens& accumulators) {
+    static __device__ __forceinline__ void clear(TokenSums& accumulators) {
 #pragma unroll
-        for (auto& numbers : accumulators)
+        for (auto& tile : accumulators)
 #pragma unroll
-            for (float& number : numbers) number = 0.f;
+            for (float& element : tile) element = 0.f;
     }
-    // Otherwise the compiler would carry these across chunks.
+    // Warps without rows clear these: otherwise the compiler would keep their registers across chunks.
     __device__ __forceinline__ void clear_results() {
         clear(output);
 #pragma unroll
@@ -158,14 +159,14 @@ struct MmaState : MmaLane {
 #pragma unroll
             for (unsigned& pair : registers) pair = 0;
     }
-    // X = v - exp(G) k S^T, and output = scale exp(G) q S^T: one rounding of the state serves both, as there are no registers
-    // to keep it.
+    // X = v - exp(G) k S^T and output = scale exp(G) q S^T in one pass over the state, which is rounded once for both: there
+    // are no registers to keep the rounded state.
     __device__ __forceinline__ void apply_state(int chunk) {
         refresh();
         __syncwarp();  // every lane's values have arrived
         if (!has_rows()) return clear_results();
         const auto& factors = shared.factors;
-        OfTokens predicted;
+        TokenSums predicted;
         clear(predicted);
         clear(output);
         const auto* keys = shared.key[chunk % kConfig.key_stages];
@@ -183,28 +184,28 @@ struct MmaState : MmaLane {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int n = 2 * step + i / 2;
-                const float2 of_key = pair_of(factors.state_of_key, n), v = unpack<kIo>(values[i]);
-                x[step][i] = pack<kIo>(v.x - of_key.x * predicted[n][i % 2 * 2], v.y - of_key.y * predicted[n][i % 2 * 2 + 1]);
+                const float2 factor = pair_of(factors.key_state, n), v = unpack<kIo>(values[i]);
+                x[step][i] = pack<kIo>(v.x - factor.x * predicted[n][i % 2 * 2], v.y - factor.y * predicted[n][i % 2 * 2 + 1]);
             }
         }
 #pragma unroll
         for (int n = 0; n < 2 * kTokenSteps; ++n) {
-            const float2 of_query = pair_of(factors.state_of_query, n);
+            const float2 factor = pair_of(factors.query_state, n);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) output[n][i] *= i % 2 == 0 ? of_query.x : of_query.y;
+            for (int i = 0; i < 4; ++i) output[n][i] *= i % 2 == 0 ? factor.x : factor.y;
         }
     }
-    // 16 tokens of V' as the sum of two left operands.
-    static __device__ __forceinline__ void in_two_parts(unsigned (&parts)[2][4], const OfTokens& v, int step) {
+    // Splits 16 tokens of V' into the sum of two left operands.
+    static __device__ __forceinline__ void in_two_parts(unsigned (&parts)[2][4], const TokenSums& v, int step) {
         as_left<kIo>(parts[0], v[2 * step], v[2 * step + 1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             parts[1][i] = pack_rest<kIo>(v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1], parts[0][i]);
     }
-    // MMAs on one accumulator depend on each other, so those on others are placed between them.
+    // MMAs on one accumulator depend on each other, so the loops below issue MMAs on other accumulators between them.
 
     // V' = X^T T^T
-    __device__ __forceinline__ void multiply_inverse(OfTokens& v) {
+    __device__ __forceinline__ void multiply_inverse(TokenSums& v) {
         clear(v);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
@@ -218,8 +219,8 @@ struct MmaState : MmaLane {
                     mma_m16n8k16<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
                 }
     }
-    // output += V'^T P^T, without the product of both residuals
-    __device__ __forceinline__ void add_scores(const OfTokens& v) {
+    // output += V'^T P^T, without the product of the two rounding residuals
+    __device__ __forceinline__ void add_scores(const TokenSums& v) {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned parts[2][4], right[kTokenSteps][4];
@@ -228,7 +229,7 @@ struct MmaState : MmaLane {
             for (int part = 0; part < 2; ++part) {
 #pragma unroll
                 for (int block = step; block < kTokenSteps; ++block)
-                    load_part(right[block], shared.scores[ChunkTriangle::number(block, step)].parts[part]);
+                    load_part(right[block], shared.scores[ChunkTriangle::index_of(block, step)].parts[part]);
 #pragma unroll
                 for (int left = 0; left + part < 2; ++left)
 #pragma unroll
@@ -240,13 +241,13 @@ struct MmaState : MmaLane {
         }
     }
     // S <- exp(G_end) S + V'^T exp(G_end - G) k
-    __device__ __forceinline__ void update(OfTokens& v, const typename Plan::Tile* keys) {
+    __device__ __forceinline__ void update(TokenSums& v, const typename Plan::Tile* keys) {
         refresh();
         const float decay = shared.factors.decay;
 #pragma unroll
-        for (auto& numbers : state)
+        for (auto& tile : state)
 #pragma unroll
-            for (float& number : numbers) number *= decay;
+            for (float& element : tile) element *= decay;
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
 #pragma unroll
@@ -273,25 +274,25 @@ struct MmaState : MmaLane {
         }
     }
 
-    // ---- redoing a chunk whose reset must discard non-finite values
+    // ---- Computing a chunk again whose reset must drop values that are not finite
 
-    // Products with a reset's zero factors are NaN where the state, keys, values or gates before it are not finite or a product
-    // overflowed; V', the output or the state then shows it.
-    __device__ __forceinline__ bool is_finite(const OfTokens& v) const {
+    // Whether V', the output and the state are finite. They are not where a reset's factor of 0 was multiplied by something
+    // that is not finite: a state, key, value or gate before the reset, or a product that overflowed.
+    __device__ __forceinline__ bool is_finite(const TokenSums& v) const {
         float zero = 0.f;
-        const auto add = [&](const auto& all) {
+        const auto add = [&](const auto& tiles) {
 #pragma unroll
-            for (const auto& numbers : all)
+            for (const auto& tile : tiles)
 #pragma unroll
-                for (const float number : numbers) zero = fmaf(number, 0.f, zero);
+                for (const float element : tile) zero = fmaf(element, 0.f, zero);
         };
         add(v);
         add(output);
         add(state);
         return __all_sync(0xffffffffu, zero == 0.f);
     }
-    // Elements 8 n + 2 t and + 1 of a token's row, `row` starting at 2 t; zeros past its end. Volatile: otherwise keys read
-    // twice would stay in registers, and the state spill.
+    // Elements 8 n + 2 t and + 1 of a token's row, where `row` points to element 2 t; zeros past its end. The load is volatile:
+    // otherwise keys, which are read twice, would stay in registers, and the state would spill.
     __device__ __forceinline__ float2 pair_of_row(const Io* row, int n) const {
         unsigned pair;
         asm volatile(
@@ -305,18 +306,18 @@ struct MmaState : MmaLane {
             : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < args.dk)));
         return unpack<kIo>(pair);
     }
-    // Sum over the four lanes that share rows of the state.
+    // Sums over the four lanes that hold the same rows of the state.
     static __device__ __forceinline__ float row_sum(float x) {
         x += __shfl_xor_sync(0xffffffffu, x, 1);
         return x + __shfl_xor_sync(0xffffffffu, x, 2);
     }
-    // Value of row g + 8 half of the warp's 16.
+    // A token's value in row g + 8 half of the warp's 16 rows.
     __device__ __forceinline__ Io* value_of(int token, int half) const {
         const unsigned piece = row_piece(row_piece(tile_row(value_tile().bytes, token), value_piece()), half);
         return reinterpret_cast<Io*>(__cvta_shared_to_generic(piece)) + g;
     }
-    // The recurrence token by token; outputs overwrite the values, laid out as in stage_output. Rare, hence short: keys,
-    // queries and scalars are reloaded from global memory, as their shared memory may hold the next chunk already.
+    // Computes the recurrence token by token; outputs overwrite the values, as in stage_output. This path is rare, so its code
+    // is short. It reads keys, queries and scalars from global memory, as their shared memory may already hold the next chunk.
     __device__ __forceinline__ void advance_by_token(int chunk) {
         constexpr int kPairs = 2 * kStateSteps;
 #pragma unroll 1
@@ -361,8 +362,8 @@ struct MmaState : MmaLane {
             const float query_scale = args.scale * (args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float number = query_scale * row_sum(out[half]);  // every lane has read its values by now
-                if (t == 0) *value_of(token, half) = from_float<Io>(number);
+                const float output = query_scale * row_sum(out[half]);  // after its shuffles every lane has read the value
+                if (t == 0) *value_of(token, half) = from_float<Io>(output);
             }
         }
         __syncwarp();
@@ -371,12 +372,12 @@ struct MmaState : MmaLane {
     __device__ __forceinline__ void advance(int chunk) {
         refresh();
         if (!has_rows()) return;
-        OfTokens v;
+        TokenSums v;
         multiply_inverse(v);
         refresh();
         add_scores(v);
         refresh();
-        // The shuffles make the branches warp-uniform: otherwise `chunk` leaves the uniform registers.
+        // The shuffles tell the compiler that the branches are warp-uniform: otherwise `chunk` leaves the uniform registers.
         if (__shfl_sync(0xffffffffu, shared.factors.resets, 0))
             if (!__shfl_sync(0xffffffffu, is_finite(v), 0)) return advance_by_token(chunk);
         stage_output();

@@ -1,5 +1,5 @@
-// The stateless half of gdn/prefill_mma: loads keys and queries, and computes the factors of gates and norms, the inverse and
-// the scores.
+// The part of gdn/prefill_mma without a state: loads keys, queries, gates and beta, and computes the factors of gates and
+// norms, the inverse T and the scores P.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_mma/common.cuh>
@@ -18,14 +18,14 @@ struct MmaTokens : MmaLane {
     Plan& shared;
     const GdnCall& args;
     const typename Plan::Work& work = shared.work;
-    RawNumber raw_gates[2], raw_beta;  // of the next chunk, loaded long before use
+    RawNumber raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
 
     __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
     __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
-    // Zero-fills past the end of the sequence and past dk.
+    // Loads a chunk of keys or queries; zeros past the end of the sequence and past dk.
     template <int kThreads>
     __device__ __forceinline__ void load_rows(Tile* tiles, const void* head, i64 stride, int chunk) {
         refresh();
@@ -45,13 +45,14 @@ struct MmaTokens : MmaLane {
                 cp_async_16_zfill(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
             }
     }
-    // Tokens past the end get zeros: no decay, no update. So do those of a chunk past the end: no registers hold old values.
+    // Tokens past the end get zeros: no decay, no update. In a chunk past the end all tokens do, so that no register keeps an
+    // old value.
     __device__ __forceinline__ void issue_scalar_loads(int chunk) {
         refresh();
         const int count = tokens_in(chunk);
-        const auto issue_load = [&](RawNumber& raw, const Scalars& of, i64 first, int token) {
+        const auto issue_load = [&](RawNumber& raw, const Scalars& scalars, i64 first, int token) {
             raw = {};
-            if (token < count) raw.load(of.values, first + (chunk * kChunk + token) * of.token);
+            if (token < count) raw.load(scalars.values, first + (chunk * kChunk + token) * scalars.token);
         };
         issue_load(raw_gates[0], args.gate, work.gate, lane);
         issue_load(raw_gates[1], args.gate, work.gate, lane + 32);
@@ -64,7 +65,7 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void load_queries(int chunk) {
         if (chunk < work.chunks) load_rows<kConfig.threads()>(shared.query, work.query, args.query.token, chunk);
     }
-    // The next chunk's, once its buffers are free.
+    // Load the next chunk once its buffers are free.
     __device__ __forceinline__ void load_next_queries(int chunk) { load_queries(chunk + 1); }
     __device__ __forceinline__ void load_next_keys(int chunk) {
         if (kConfig.key_stages > 1) return;
@@ -73,7 +74,7 @@ struct MmaTokens : MmaLane {
         issue_scalar_loads(chunk + 1);
     }
 
-    // Cumulative gates (log2) of tokens lane and lane + 32, and whether one of the chunk is a reset.
+    // The cumulative gates (log2) of tokens lane and lane + 32; `resets`: whether a gate of the chunk is a reset.
     __device__ __forceinline__ float2 cumulated_gates(bool& resets) const {
         float sums[2];
 #pragma unroll
@@ -106,26 +107,26 @@ struct MmaTokens : MmaLane {
         }
         return -0.5f * __log2f(square + kNormEpsilon);
     }
-    // By four warps: half of the threads take one key each, the others one query.
+    // Four warps call: half of the threads have one key each, the others one query each.
     __device__ __forceinline__ void compute_factors(const Tile* keys) {
         auto& factors = shared.factors;
         const int token = thread % kChunk;
-        const bool of_key = warp % 4 < 2;
-        const float log_norm = args.qk_norm ? log_inverse_norm(of_key ? keys : shared.query, token) : 0.f;
+        const bool has_key = warp % 4 < 2;
+        const float log_norm = args.qk_norm ? log_inverse_norm(has_key ? keys : shared.query, token) : 0.f;
         bool resets;
         const float2 gates = cumulated_gates(resets);
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
-        if (of_key) {
+        if (has_key) {
             const float beta = raw_beta.number(args.beta.values.type);
             factors.gate[token] = gate;
             factors.column[token] = gate - log_norm;
             factors.beta[token] = beta;
-            factors.row_of_key[token] = beta * exp2_fast(log_norm);
-            factors.state_of_key[token] = exp2_fast(gate + log_norm);
+            factors.key_row[token] = beta * exp2_fast(log_norm);
+            factors.key_state[token] = exp2_fast(gate + log_norm);
             factors.update[token] = exp2_fast(end - gate + log_norm);
         } else {
-            factors.row_of_query[token] = args.scale * exp2_fast(log_norm);
-            factors.state_of_query[token] = args.scale * exp2_fast(gate + log_norm);
+            factors.query_row[token] = args.scale * exp2_fast(log_norm);
+            factors.query_state[token] = args.scale * exp2_fast(gate + log_norm);
             if (token == 0) {
                 factors.decay = exp2_fast(end);
                 factors.resets = resets;
@@ -133,8 +134,9 @@ struct MmaTokens : MmaLane {
         }
     }
 
-    // 16 token rows times all keys, past the diagonal too: branches cost more, as the compiler moves nothing across them.
-    __device__ __forceinline__ void multiply(OfTokens& products, const Tile* rows, int row_block, const Tile* keys) const {
+    // Multiplies 16 tokens with all keys, also above the diagonal: branches would cost more, as the compiler moves no
+    // instruction across them.
+    __device__ __forceinline__ void multiply(TokenSums& products, const Tile* rows, int row_block, const Tile* keys) const {
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n)
 #pragma unroll
@@ -146,33 +148,33 @@ struct MmaTokens : MmaLane {
             add_token_products<kIo>(products, left, keys, step);
         }
     }
-    // In place, times row factors and exp(G_i - G_j) r_j; undefined above the diagonal.
-    __device__ __forceinline__ void decay(OfTokens& products, int row_block, const float (&factors)[kChunk]) const {
-        const auto& of = shared.factors;
+    // Multiplies products by a factor of their row and by exp(G_i - G_j) r_j. Results above the diagonal are undefined.
+    __device__ __forceinline__ void decay(TokenSums& products, int row_block, const float (&factors)[kChunk]) const {
+        const auto& scalars = shared.factors;
         const int row = kInverseBlock * row_block + g;
-        const float gate[2] = {of.gate[row], of.gate[row + 8]}, factor[2] = {factors[row], factors[row + 8]};
+        const float gate[2] = {scalars.gate[row], scalars.gate[row + 8]}, factor[2] = {factors[row], factors[row + 8]};
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n) {
-            const float2 column = pair_of(of.column, n);
+            const float2 column = pair_of(scalars.column, n);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 products[n][i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
         }
     }
-    __device__ __forceinline__ void store_scores(OfTokens& products, int row_block) const {
-        decay(products, row_block, shared.factors.row_of_query);
+    __device__ __forceinline__ void store_scores(TokenSums& products, int row_block) const {
+        decay(products, row_block, shared.factors.query_row);
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n) {
             if (n / 2 > row_block) continue;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int distance = kInverseBlock * row_block + g + 8 * half - 8 * n - 2 * t;
-                store_parts<kIo>(shared.scores[ChunkTriangle::number(row_block, n / 2)], n % 2, half,
+                store_parts<kIo>(shared.scores[ChunkTriangle::index_of(row_block, n / 2)], n % 2, half,
                                  distance >= 0 ? products[n][2 * half] : 0.f, distance >= 1 ? products[n][2 * half + 1] : 0.f);
             }
         }
     }
-    __device__ __forceinline__ void store_to_invert(const OfTokens& products) const {
+    __device__ __forceinline__ void store_to_invert(const TokenSums& products) const {
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n) {
             if (n / 2 > warp) continue;
@@ -182,7 +184,7 @@ struct MmaTokens : MmaLane {
                     products[n][2 * half], products[n][2 * half + 1]};
         }
     }
-    // Converts a row of blocks from fp32 to two parts, in place.
+    // Multiplies a row of blocks of the inverse by diag(beta), and converts it from fp32 to two parts in place.
     __device__ __forceinline__ void round_inverse(int row) {
         float2 pairs[kBlocks][2][2];
 #pragma unroll
@@ -208,9 +210,9 @@ struct MmaTokens : MmaLane {
         }
     }
 
-    // Stores this warp's row of blocks of A; by four warps.
-    __device__ __forceinline__ void begin_inverse(OfTokens& products) {
-        decay(products, warp, shared.factors.row_of_key);
+    // Stores the warp's row of blocks of A. Four warps call.
+    __device__ __forceinline__ void begin_inverse(TokenSums& products) {
+        decay(products, warp, shared.factors.key_row);
         store_to_invert(products);
         __syncwarp();
     }
@@ -220,14 +222,15 @@ struct MmaTokens : MmaLane {
         const auto issue_early = [&] {
             if (kConfig.key_stages > 1) issue_scalar_loads(chunk + 1);
         };
-        const int score_row_block = kBlocks - 1 - warp % kInverseWarps;  // few blocks to invert, many scores
-        OfTokens products;
+        const int score_row_block =
+            kBlocks - 1 - warp % kInverseWarps;  // warps with few blocks of A have many blocks of scores
+        TokenSums products;
         if constexpr (kConfig.warps == kInverseWarps) {
             compute_factors(keys);
             issue_early();
             if (kConfig.key_stages > 1) load_keys(chunk + 1);
             multiply(products, keys, warp, keys);
-            __syncthreads();  // factors are complete
+            __syncthreads();  // the factors are complete
             begin_inverse(products);
             refresh();
             multiply(products, shared.query, score_row_block, keys);
@@ -244,7 +247,7 @@ struct MmaTokens : MmaLane {
             refresh();
             invert_chunk(shared.inverse, warp, [] { named_barrier_sync(kInverseWarps * 32, kInverseWarpsBarrier); }, lane);
             named_barrier_sync(kConfig.threads(), kInverseReady);
-        } else {  // the shorter task, and the factors for both
+        } else {  // scores take less time than the inverse, so these warps compute the factors for both
             compute_factors(keys);
             named_barrier_sync(kConfig.threads(), kFactorsReady);
             issue_early();
@@ -253,7 +256,8 @@ struct MmaTokens : MmaLane {
             if (kConfig.key_stages > 1) load_keys<kScoreThreads>(chunk + 1);
         }
     }
-    // The score warps have done apply_state before the inverse is complete; the inverse warps do it after.
+    // With eight warps, those of the scores round the inverse: they have called apply_state before it is complete, and the
+    // others call it afterwards.
     __device__ __forceinline__ void finish() {
         if (kConfig.warps == kInverseWarps || warp < kInverseWarps) return;
         named_barrier_sync(kConfig.threads(), kInverseReady);

@@ -6,18 +6,18 @@
 namespace gdn_cuda::gdn {
 
 struct RecurrentAnyConfig {
-    int head_k;  // key dimension held in registers: 64, 128 or 256; the tensors' may be smaller
+    int head_k;  // key dimension held in registers: 64, 128 or 256; that of the tensors may be smaller
 
     constexpr bool operator==(const RecurrentAnyConfig&) const = default;
 
     GDN_FIELDS(head_k)
 
-    struct Group {  // of lanes that have a row of the state
+    struct Group {  // the lanes that hold a row of the state
         int lanes, per_lane;
     };
     static constexpr int kThreads = 128;
     GDN_HOST_DEVICE constexpr int threads() const { return kThreads; }
-    // Asking for three blocks an SM makes the compiler give the registers that it otherwise spills.
+    // With a bound of three blocks per SM the compiler keeps in registers what it spills without one.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return 3; }
     GDN_HOST_DEVICE constexpr Group layout() const { return {8, head_k / 8}; }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return kThreads / layout().lanes; }
@@ -26,16 +26,16 @@ struct RecurrentAnyConfig {
 template <RecurrentAnyConfig kConfig>
 struct RecurrentAnyShared {
     static constexpr int kTokens = 8, kRows = kConfig.rows_per_block();
-    // The lanes of a warp, 8 in each of 4 neighbouring rows, are in 32 banks.
+    // The 32 lanes of a warp, 8 in each of 4 adjacent rows, access 32 banks.
     static constexpr int kPitch = kConfig.head_k + kConfig.layout().lanes;
     float state[kRows][kPitch];
     float query[kTokens][kConfig.head_k], key[kTokens][kConfig.head_k];
     TokenScalars scalars[kTokens];
-    float value[kTokens][kRows];  // a row's value, then its output
+    float value[kTokens][kRows];  // each row's value, overwritten by its output
 };
 
 struct RecurrentAnyArgs {
-    GdnCall call;  // heads: of states and outputs
+    GdnCall call;  // call.heads: those of states and outputs
     DType io;
     i64 query_d, key_d, value_d, output_d;  // strides of the last dimension
     int heads_per_query, heads_per_value;

@@ -1,17 +1,17 @@
 // Configuration and arguments of gdn/recurrent, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/row_layout.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
 
 struct RecurrentConfig {
     int head_k;           // key dimension held in registers: 64, 96, 128, 192 or 256
-    bool exact_k;         // head_k is exactly the tensors'; else the tail is masked
+    bool exact_k;         // the tensors have this key dimension; else theirs is smaller, and the tail is masked
     DType io;             // query, key, value, output
     DType state;          // the state in memory; registers hold fp32
-    int rows_per_thread;  // rows per group of lanes; they share a token's loads
+    int rows_per_thread;  // rows per group of lanes, for which a token is loaded once
     int warps;
     bool aligned;  // every row is 16-byte aligned
 
@@ -20,7 +20,8 @@ struct RecurrentConfig {
     GDN_FIELDS(head_k, exact_k, io, state, rows_per_thread, warps, aligned)
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
-    // On an SM. Without them the compiler spills a few registers of one row a thread, and gives two rows more than they need.
+    // Blocks per SM. Without this bound the compiler spills a few registers with one row per thread, and uses more registers
+    // than needed with two.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
         if (rows_per_thread == 1 || head_k == 64) return 3;
         return layout().per_lane <= 8 ? 4 : layout().per_lane <= 16 ? 3 : 1;
@@ -29,7 +30,7 @@ struct RecurrentConfig {
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return threads() / layout().lanes * rows_per_thread; }
 };
 
-// A batch of tokens in shared memory, read by all rows of a block.
+// A batch of tokens in shared memory, which all rows of a block read.
 template <auto kConfig>
 struct TokenBatch {
     static constexpr int kTokens = 16;
@@ -38,7 +39,7 @@ struct TokenBatch {
     };
     Row query[kTokens], key[kTokens];
     TokenScalars scalars[kTokens];
-    float value[kTokens][kConfig.rows_per_block()];  // a row's value, then its output
+    float value[kTokens][kConfig.rows_per_block()];  // each row's value, overwritten by its output
 };
 
 }  // namespace gdn_cuda::gdn

@@ -1,14 +1,15 @@
-// A batch of tokens in shared memory, for all rows of a block.
+// Loads a batch of tokens into shared memory for all rows of a block, applies one of them to rows, and stores outputs.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
+#include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 #include <gdn_cuda/kernels/recurrence/states.cuh>
 
 namespace gdn_cuda::gdn {
 
-// Loads tokens [first, first + count) of a sequence: keys and queries unconverted (zero past dk), values of this block's rows,
-// and the scalars, one group of lanes per token.
+// Loads tokens [first, first + count) of a sequence: keys and queries (unconverted, zero past dk), values of this block's rows,
+// and scalars, which one group of lanes per token computes.
 template <auto kConfig>
 __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const GdnCall& args, int sequence, i64 first,
                                             int count, int head, int first_row) {
@@ -36,11 +37,11 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const G
     }
     __syncthreads();
 #pragma unroll 1
-    for (int batch = 0; batch < count; batch += kGroups) {  // all lanes of a warp take part in the sums
+    for (int batch = 0; batch < count; batch += kGroups) {  // all lanes of a warp: sums use shuffles
         const int t = min(batch + static_cast<int>(threadIdx.x) / kLayout.lanes, count - 1);
         RawGates gates;
-        const auto number_at = [&](const Scalars& of) { return sequence * of.batch + (first + t) * of.token + head * of.head; };
-        gates.load(args, number_at(args.gate), number_at(args.beta), head, args.forms);
+        gates.load(args, scalar_offset(args.gate, sequence, first + t, head),
+                   scalar_offset(args.beta, sequence, first + t, head), head, args.forms);
         RowSlice<Io, kLayout, true, true> query, key;
         query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
         key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
@@ -52,7 +53,7 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const G
     __syncthreads();
 }
 
-// Stores the batch's outputs, which have overwritten its values.
+// Stores the batch's outputs, which overwrote its values.
 template <auto kConfig>
 __device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const GdnCall& args, int sequence, i64 first,
                                               int count, int head, int first_row) {
@@ -66,7 +67,7 @@ __device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared,
     }
 }
 
-// One token for a group's kRows rows: each row's output overwrites its value.
+// Applies one token to a group's kRows rows: each row's output overwrites its value.
 template <auto kConfig, int kRows, class State, class StateSlice, class RowOf, class Offset, class InRange>
 __device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t,
                                              float (&rows)[kRows][kConfig.layout().per_lane], int lane, State* steps, int dk,

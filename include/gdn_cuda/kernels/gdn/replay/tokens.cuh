@@ -1,18 +1,19 @@
-// The parts of gdn/replay around the state: where a block works, its tokens in shared memory, the recurrence between tokens,
-// and what is stored of them. replay.cuh has the formulas.
+// gdn/replay without the loop over rows of the state: a block's place, its tokens in shared memory, products with rows, the
+// recurrence between tokens, and what is stored for the next call. replay.cuh has the formulas.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/gdn/replay/plan.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
+#include <gdn_cuda/kernels/recurrence/raw_gates.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
 
-constexpr int kReplayPiece = 8;  // elements of 16 bytes
+constexpr int kReplayPiece = 8;  // elements in 16 bytes
 
-// A block's rows of one head of one sequence.
+// Where a block works: some rows of one head of one sequence.
 template <ReplayConfig kConfig>
 struct ReplayPlace {
     using Io = Storage<kConfig.io>;
@@ -20,15 +21,15 @@ struct ReplayPlace {
     i64 slot;
     i64 start;   // first token, along the token stride
     int length;  // new tokens
-    int bank;    // of the steps to read; the new ones go to the other
+    int bank;    // holds the stored tokens to read; new ones are written to the other bank
 
-    // The number of stored steps to apply; -1: the block has nothing to do, and has filled its outputs.
+    // Returns how many stored tokens to apply; -1: the block has nothing to compute, and has filled its outputs.
     __device__ __forceinline__ int find(const ReplayArgs& args) {
         const int tile_rows = args.steps * kConfig.rows_per_step();
         const unsigned tiles = static_cast<unsigned>(ceil_div(args.dv, tile_rows));
-        const unsigned tile = blockIdx.x % tiles, of_heads = blockIdx.x / tiles;
-        head = static_cast<int>(of_heads % static_cast<unsigned>(args.heads));
-        sequence = static_cast<int>(of_heads / static_cast<unsigned>(args.heads));
+        const unsigned tile = blockIdx.x % tiles, sequence_head = blockIdx.x / tiles;
+        head = static_cast<int>(sequence_head % static_cast<unsigned>(args.heads));
+        sequence = static_cast<int>(sequence_head / static_cast<unsigned>(args.heads));
         key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
         first_row = static_cast<int>(tile) * tile_rows;
         rows = min(tile_rows, args.dv - first_row);
@@ -38,7 +39,7 @@ struct ReplayPlace {
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
         start = span.start;
         length = span.length;
-        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens of no sequence
+        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens after the last sequence
             fill(args, start + length, args.tokens, 0.f);
         Place where = place_of(args, slot);
         if (where == Place::run && (accepted > args.stored_steps || length > args.stored_steps)) where = Place::poison;
@@ -52,8 +53,8 @@ struct ReplayPlace {
     }
 
     __device__ __forceinline__ float* banks(const ReplayArgs& args) const {
-        const int of_head = static_cast<int>(ceil_div(args.dv, kRowsPerBank));
-        return args.banks + slot * args.banks_slot + static_cast<i64>(head) * of_head + first_row / kRowsPerBank;
+        const int banks_per_head = static_cast<int>(ceil_div(args.dv, kRowsPerBank));
+        return args.banks + slot * args.banks_slot + static_cast<i64>(head) * banks_per_head + first_row / kRowsPerBank;
     }
     __device__ __forceinline__ Io* key_of(const ReplayArgs& args, int from_bank, int step) const {
         const i64 row = (static_cast<i64>(from_bank) * args.stored_steps + step) * (args.heads / args.heads_per_key) + key_head;
@@ -66,12 +67,12 @@ struct ReplayPlace {
     __device__ __forceinline__ float* updates_of(const ReplayArgs& args, int step) const {
         return args.updates + slot * args.updates_slot + (static_cast<i64>(step) * args.heads + head) * args.dv + first_row;
     }
-    __device__ __forceinline__ Io* row_of(const Rows& rows_of, int token, int of_head) const {
-        return static_cast<Io*>(rows_of.data) + sequence * rows_of.batch + (start + token) * rows_of.token +
-               of_head * rows_of.head;
+    __device__ __forceinline__ Io* row_of(const Rows& tensor, int token, int tensor_head) const {
+        return static_cast<Io*>(tensor.data) + sequence * tensor.batch + (start + token) * tensor.token +
+               tensor_head * tensor.head;
     }
 
-    // Fills this block's rows of the outputs of tokens [first, last).
+    // Fills the outputs of tokens [first, last) in this block's rows.
     __device__ __forceinline__ void fill(const ReplayArgs& args, i64 first, i64 last, float x) const {
         Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
 #pragma unroll 1
@@ -80,7 +81,7 @@ struct ReplayPlace {
     }
 };
 
-// Copies a row of keys or queries, zero past dk: 16 bytes of it, the `at`-th element first.
+// Copies 16 bytes of a key or query, from element `at` on; zeros past dk.
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void load_piece(void* to, const Storage<kConfig.io>* row, int at, int dk) {
     using Io = Storage<kConfig.io>;
@@ -98,7 +99,7 @@ __device__ __forceinline__ void load_piece(void* to, const Storage<kConfig.io>* 
     }
 }
 
-// Keys and queries of the new tokens.
+// Loads the keys and queries of the new tokens.
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void load_vectors(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                              const ReplayPlace<kConfig>& place) {
@@ -123,14 +124,14 @@ __device__ __forceinline__ void load_stored_keys(ReplaySharedPlan<kConfig>& shar
     }
 }
 
-// What the stored steps do to a row beside the sum of their updates, which starts at step `first`.
+// What the stored tokens do to a row, except that their updates from token `first` on are added.
 struct StoredSteps {
     float decay;
     int first;
-    bool cleared;  // by a reset among them, infinities and NaN included
+    bool cleared;  // one of them is a reset: the state before it, infinities and NaN included, is dropped
 };
 
-// What a thread loads for its row, all in flight at once.
+// The loads of a thread for its row, all in flight at once.
 template <ReplayConfig kConfig>
 struct RowLoads {
     unsigned short value[kConfig.tokens];
@@ -173,7 +174,7 @@ struct RowLoads {
     }
 };
 
-// The products of a group's rows with the first `count` vectors, to store(vector, row, product). A whole warp calls.
+// Multiplies a group's rows with the first `count` vectors, and calls store(vector, row, product). A whole warp calls.
 template <ReplayConfig kConfig, class Store>
 __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared, int count,
                                          const float (&rows)[ReplayConfig::kRowsPerThread][kConfig.layout().per_lane], int lane,
@@ -198,7 +199,8 @@ __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared
                 for (int r = 0; r < kRows; ++r) sums[v * kRows + r] = fmaf(rows[r][i], vector[i], sums[v * kRows + r]);
         }
         scatter_sums<kLayout.lanes>(sums, lane);
-        if (kSums < kLayout.lanes && lane % (kLayout.lanes / kSums) != 0) continue;  // lanes with the same sum
+        if (kSums < kLayout.lanes && lane % (kLayout.lanes / kSums) != 0)
+            continue;  // only one of the lanes that have the same sum stores it
 #pragma unroll
         for (int i = 0; i < kSumsPerLane; ++i) {
             const int sum = lane * kSums / kLayout.lanes + i;
@@ -207,7 +209,7 @@ __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared
     }
 }
 
-// Gates of the new tokens, a thread each.
+// The gates of the new tokens: one thread per token.
 template <ReplayConfig kConfig>
 struct GateLoads {
     RawGates raw;
@@ -217,11 +219,10 @@ struct GateLoads {
     }
 
     __device__ __forceinline__ void load(const ReplayArgs& args, const ReplayPlace<kConfig>& place) {
-        const auto number_at = [&](const Scalars& of) {
-            return place.sequence * of.batch + (place.start + threadIdx.x) * of.token + place.head * of.head;
-        };
+        const i64 token = place.start + threadIdx.x;
         if (static_cast<int>(threadIdx.x) < place.length)
-            raw.load(args, number_at(args.gate), number_at(args.beta), place.head, forms(args));
+            raw.load(args, scalar_offset(args.gate, place.sequence, token, place.head),
+                     scalar_offset(args.beta, place.sequence, token, place.head), place.head, forms(args));
     }
     __device__ __forceinline__ void finish(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                            const ReplayPlace<kConfig>& place) const {
@@ -233,7 +234,7 @@ struct GateLoads {
     }
 };
 
-// Scalars of the new tokens, and what each does to later ones. Ends with a barrier.
+// Computes the scalars of the new tokens, and the weight of each one's update in later ones. Ends with a barrier.
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                                const ReplayPlace<kConfig>& place) {
@@ -287,13 +288,13 @@ __device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared
 #pragma unroll 1
         for (int t = earlier + 1; t <= later; ++t) decay *= shared.token[t].decay;
         auto& to = shared.coefficients[later][earlier];
-        to.predicted = scale_of(2 * later) * decay * shared.gram[2 * later][2 * earlier];
-        to.answered = args.scale * scale_of(2 * later + 1) * decay * shared.gram[2 * later + 1][2 * earlier];
+        to.prediction = scale_of(2 * later) * decay * shared.gram[2 * later][2 * earlier];
+        to.output = args.scale * scale_of(2 * later + 1) * decay * shared.gram[2 * later + 1][2 * earlier];
     }
     __syncthreads();
 }
 
-// The recurrence between tokens, for the row of a thread: outputs and updates.
+// Computes the recurrence between tokens for a thread's row, and stores the row's outputs and updates.
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void finish_tokens(const ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                               const ReplayPlace<kConfig>& place) {
@@ -305,27 +306,28 @@ __device__ __forceinline__ void finish_tokens(const ReplaySharedPlan<kConfig>& s
     for (int t = 0; t < kConfig.tokens; ++t) {
         if (t >= place.length) continue;
         const ReplayToken token = shared.token[t];
-        float predicted = 0.f, answered = 0.f;
+        float prediction = 0.f, output = 0.f;
         if (token.first < 0) {
-            predicted = token.state_key * shared.products[2 * t][row];
-            answered = token.state_query * shared.products[2 * t + 1][row];
+            prediction = token.state_key * shared.products[2 * t][row];
+            output = token.state_query * shared.products[2 * t + 1][row];
         }
 #pragma unroll
         for (int earlier = 0; earlier < t; ++earlier) {
             if (earlier < token.first) continue;
-            const auto& of = shared.coefficients[t][earlier];
-            predicted = fmaf(of.predicted, updates[earlier], predicted);
-            answered = fmaf(of.answered, updates[earlier], answered);
+            const auto& coefficients = shared.coefficients[t][earlier];
+            prediction = fmaf(coefficients.prediction, updates[earlier], prediction);
+            output = fmaf(coefficients.output, updates[earlier], output);
         }
         const float value = to_float(*reinterpret_cast<const Io*>(&shared.value[t][row]));
-        updates[t] = token.beta * (value - predicted) * token.key_scale;
-        answered = fmaf(shared.coefficients[t][t].answered, updates[t], answered);
-        place.row_of(args.output, t, place.head)[place.first_row + row] = from_float<Io>(answered);
+        updates[t] = token.beta * (value - prediction) * token.key_scale;
+        output = fmaf(shared.coefficients[t][t].output, updates[t], output);
+        place.row_of(args.output, t, place.head)[place.first_row + row] = from_float<Io>(output);
         place.updates_of(args, t)[row] = updates[t];
     }
 }
 
-// Keys by the first block of a key head, decays by the first of a value head, banks by all: each of its own rows.
+// Stores the new tokens for the next call. The first block of a key head stores keys, the first block of a value head decays,
+// and each block the banks of its rows.
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                             const ReplayPlace<kConfig>& place) {

@@ -9,18 +9,18 @@ struct VerifyConfig {
     int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;
     DType state;
-    int rows_per_thread;  // per step; they share a thread's reads of a token, and their sums rounds of shuffles
+    int rows_per_thread;  // in a step: a thread reads a token once for all of them, and shuffles sum them together
     int warps;
 
     constexpr bool operator==(const VerifyConfig&) const = default;
 
     GDN_FIELDS(head_k, io, state, rows_per_thread, warps)
 
-    static constexpr int kTokens = 16;     // at most
-    static constexpr int kMostRows = 128;  // of a block
+    static constexpr int kTokens = 16;     // the most tokens of a sequence
+    static constexpr int kMostRows = 128;  // per block
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
-    // That share a row, with 16 or 24 elements each: those of several lanes of the layout.
+    // The lanes that hold a row, with 16 or 24 elements each, which are those of one or more lanes of the layout.
     GDN_HOST_DEVICE constexpr int lanes() const {
         int lanes = layout().lanes;
         while (head_k / lanes < 16) lanes /= 2;
@@ -28,11 +28,11 @@ struct VerifyConfig {
     }
     GDN_HOST_DEVICE constexpr int parts() const { return layout().lanes / lanes(); }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / lanes() * rows_per_thread; }
-    // Blocks per SM for __launch_bounds__: few enough that no register spills, and shared memory has room for them.
+    // Blocks per SM: with this bound no register spills, and shared memory has room for as many blocks.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return head_k > 128 ? 3 : 4; }
 };
 
-// Without register spills.
+// More rows than this would spill registers.
 constexpr int most_verify_rows_per_thread(int head_k) {
     return head_k == 96 || head_k == 192 ? 2 : 4;
 }
@@ -49,13 +49,13 @@ struct VerifySharedPlan {
     Vector state[kConfig.rows_per_thread][kConfig.parts()][kConfig.layout().vectors()][kConfig.threads()];
     Row query[kTokens], key[kTokens];
     TokenScalars scalars[kTokens];
-    i64 kept[kTokens];                                       // where the state after a token goes; negative: nowhere
-    unsigned short value[kTokens][VerifyConfig::kMostRows];  // the 16 bits of a row's value, later of its output
+    i64 kept[kTokens];  // offset of where the state after a token is stored; negative: it is not
+    unsigned short value[kTokens][VerifyConfig::kMostRows];  // the bits of each row's 16-bit value, overwritten by its output
 };
 
 struct VerifyArgs {
     GdnCall call;
-    int steps;  // of rows per block, at most VerifyConfig::kMostRows
+    int steps;  // row steps per block; their rows are at most VerifyConfig::kMostRows
 };
 
 }  // namespace gdn_cuda::gdn

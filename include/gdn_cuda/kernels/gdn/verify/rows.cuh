@@ -1,15 +1,15 @@
-// The rows of a thread in gdn/verify, and what a token does to them.
+// The state rows of a thread in gdn/verify: loads, stores, and the update by one token.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
 #include <gdn_cuda/kernels/gdn/verify/plan.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::gdn {
 
-// The sums over a row have the bits of gdn/decode's and gdn/recurrent's, which spread a row over more lanes (StateLayout). A
-// thread here holds the elements of several of those lanes, its *parts*: it sums each part, then adds the parts in the order of
-// the first shuffles there. The sums of all its rows, with the key and with the query, share the shuffles that remain
+// Sums over a row have the same bits as in gdn/decode and gdn/recurrent, which distribute a row over more lanes (StateLayout).
+// A thread here holds the elements of several of those lanes, its *parts*: it sums each part, then adds the parts in the order
+// of the first shuffles there. The shuffles that remain sum all its rows at once, with the key and with the query
 // (scatter_sums).
 template <VerifyConfig kConfig>
 struct VerifyRows {
@@ -22,15 +22,16 @@ struct VerifyRows {
                          kLanesPerSum = kSums > kLanes ? 1 : kLanes / kSums;
     using Slice = RowSlice<State, kLayout, true, true>;
 
-    int lane, group;  // of the row's lanes
+    int lane, group;  // the thread's lane in the group of lanes that holds a row, and the group
     float s[kRows][kParts][kPerPart];
 
     __device__ __forceinline__ VerifyRows() : lane(threadIdx.x % kLanes), group(threadIdx.x / kLanes) {}
 
-    __device__ __forceinline__ int row_of(int r) const { return group + r * (kConfig.threads() / kLanes); }  // within the step
-    __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }                  // of the layout
+    // The index in the step of the thread's r-th row, and the lane of the layout that has a part.
+    __device__ __forceinline__ int row_of(int r) const { return group + r * (kConfig.threads() / kLanes); }
+    __device__ __forceinline__ int lane_of(int part) const { return lane + part * kLanes; }
 
-    // Starts to copy the step's first `rows` rows, from `states` on, to shared memory.
+    // Issues copies of the step's first `rows` rows, which start at `states`, to shared memory.
     __device__ __forceinline__ void fetch(Shared& shared, const State* states, int rows) const {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
@@ -42,8 +43,8 @@ struct VerifyRows {
                         cp_async_16(shared.state[r][part][i][threadIdx.x].bytes,
                                     states + row_of(r) * kConfig.head_k + Slice::column(i, lane_of(part)));
     }
-    // From shared memory to registers; rows past `rows` are zero.
-    __device__ __forceinline__ void take(const Shared& shared, int rows) {
+    // Reads the step's rows from shared memory into registers; rows past `rows` are zero.
+    __device__ __forceinline__ void read(const Shared& shared, int rows) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -76,7 +77,8 @@ struct VerifyRows {
                 for (float& x : part) x = 0.f;
     }
 
-    // One token, as `advance` of row.cuh: each row's output overwrites its value. `first_row` is the first of the step.
+    // Updates the rows by one token, as `advance` of recurrence/state_row.cuh: each row's output overwrites its value.
+    // `first_row` is the first row of the step.
     __device__ __forceinline__ void advance(Shared& shared, int t, int first_row) {
         const TokenScalars scalars = shared.scalars[t];
         if (resets(scalars)) clear();
@@ -90,8 +92,8 @@ struct VerifyRows {
         }
         scatter_sums<kLanes>(sums, lane);
 
-        const int first = lane / kLanesPerSum * kSumsPerLane;  // of this lane's sums
-        const bool answers = first >= kRows;                   // those with the query
+        const int first = lane / kLanesPerSum * kSumsPerLane;  // this lane's first sum
+        const bool has_query_sums = first >= kRows;            // else it has sums with the key
         unsigned short* const values = &shared.value[t][first_row];
         float correction[kSumsPerLane];
 #pragma unroll
@@ -101,7 +103,7 @@ struct VerifyRows {
             correction[i] = scalars.beta * (to_float(value) - scalars.decay * state_key);
             const float other = __shfl_xor_sync(0xffffffffu, correction[i], kLanes / 2);
             const float out = fmaf(other, scalars.query_key, scalars.decay * state_query);
-            if (answers && lane % kLanesPerSum == 0) value = from_float<Io>(out);
+            if (has_query_sums && lane % kLanesPerSum == 0) value = from_float<Io>(out);
         }
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

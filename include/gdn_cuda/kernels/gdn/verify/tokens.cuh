@@ -1,4 +1,4 @@
-// What gdn/verify loads for a block: its tokens, and their values.
+// The tokens of a block of gdn/verify: loads of queries, keys, gates and values, and stores of outputs.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
@@ -6,22 +6,22 @@
 
 namespace gdn_cuda::gdn {
 
-// A block's rows of one head of one sequence.
+// Where a block works: some rows of one head of one sequence.
 struct VerifyPlace {
     int sequence, head, first_row, rows;
 
     template <class Io>
-    __device__ __forceinline__ Io* row_of(const Rows& of, int token, int of_head) const {
-        return static_cast<Io*>(of.data) + sequence * of.batch + token * of.token + of_head * of.head;
+    __device__ __forceinline__ Io* row_of(const Rows& tensor, int token, int tensor_head) const {
+        return static_cast<Io*>(tensor.data) + sequence * tensor.batch + token * tensor.token + tensor_head * tensor.head;
     }
 };
 
-// A token whose loads are in flight, in a group of as many lanes as StateLayout spreads a row over.
+// A token whose loads are in flight, in a group of as many lanes as StateLayout has for a row.
 template <VerifyConfig kConfig>
 struct VerifyToken {
     using Io = Storage<kConfig.io>;
     static constexpr StateLayout kLayout = kConfig.layout();
-    static constexpr int kAtOnce = kConfig.threads() / kLayout.lanes;  // tokens of a block
+    static constexpr int kAtOnce = kConfig.threads() / kLayout.lanes;  // tokens that a block loads at once
 
     RowSlice<Io, kLayout, true, true> query, key;
     RawGates gates;
@@ -32,10 +32,8 @@ struct VerifyToken {
         const int key_head = static_cast<unsigned>(place.head) / static_cast<unsigned>(args.heads_per_key);
         query.load(place.row_of<Io>(args.query, t, key_head), lane, kConfig.head_k);
         key.load(place.row_of<Io>(args.key, t, key_head), lane, kConfig.head_k);
-        const auto number_at = [&](const Scalars& of) {
-            return place.sequence * of.batch + t * of.token + place.head * of.head;
-        };
-        gates.load(args, number_at(args.gate), number_at(args.beta), place.head, args.forms);
+        gates.load(args, scalar_offset(args.gate, place.sequence, t, place.head),
+                   scalar_offset(args.beta, place.sequence, t, place.head), place.head, args.forms);
     }
 
     __device__ __forceinline__ void finish(VerifySharedPlan<kConfig>& shared, const GdnCall& args, const VerifyPlace& place,
@@ -65,13 +63,13 @@ struct VerifyToken {
     }
 };
 
-// Copies a block's values to shared memory, and its outputs from there; a thread copies one row's.
+// Copies a block's values to shared memory, and its outputs from there. A thread copies one row of several tokens.
 template <VerifyConfig kConfig>
 struct VerifyValues {
     using Io = Storage<kConfig.io>;
     static constexpr int kRows = kConfig.rows_per_thread == 1 ? kConfig.rows_per_step() : VerifyConfig::kMostRows;
-    static constexpr int kAtOnce = kConfig.threads() / kRows;               // tokens of a block
-    static constexpr int kInFlight = kConfig.rows_per_thread == 1 ? 1 : 4;  // of a thread
+    static constexpr int kAtOnce = kConfig.threads() / kRows;               // tokens that a block copies at once
+    static constexpr int kInFlight = kConfig.rows_per_thread == 1 ? 1 : 4;  // loads of a thread
 
     __device__ __forceinline__ static void load(VerifySharedPlan<kConfig>& shared, const GdnCall& args,
                                                 const VerifyPlace& place) {

@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of layers/decode_layer, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/row_layout.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::layers {
 

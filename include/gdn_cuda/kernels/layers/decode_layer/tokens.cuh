@@ -5,8 +5,8 @@
 #include <gdn_cuda/kernels/common/silu.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/conv/causal_step/common.cuh>
-#include <gdn_cuda/kernels/gdn/row.cuh>
 #include <gdn_cuda/kernels/layers/decode_layer/plan.cuh>
+#include <gdn_cuda/kernels/recurrence/state_row.cuh>
 
 namespace gdn_cuda::layers {
 

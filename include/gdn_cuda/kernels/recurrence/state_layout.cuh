@@ -1,12 +1,12 @@
-// How a row of the state (head_k elements) is split over lanes, and a head's scalars of a token; for host and device.
+// How a row of the state (head_k elements) is distributed over lanes, and a token's scalars; for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
 
 namespace gdn_cuda::gdn {
 
-// About 32 bytes per lane, in vectors of at most 16 bytes dealt to the lanes in turn. This alone fixes the summation order, so
-// every kernel and configuration of the recurrence gives the same bits, but for gdn/recurrent_any.
+// A lane has about 32 bytes of a row: every lanes-th vector of at most 16 bytes. This alone determines the order in which a row
+// is summed, so all kernels and configurations of the recurrence give the same bits, except gdn/recurrent_any.
 struct StateLayout {
     int lanes, per_lane, vector;
 
@@ -18,7 +18,7 @@ struct StateLayout {
     GDN_HOST_DEVICE constexpr int vectors() const { return per_lane / vector; }
 };
 
-// A head's scalars for one token; the l2 norms scale these instead of vectors.
+// The scalars of one token and head. l2 norms are factors here; queries and keys are not rewritten.
 struct alignas(16) TokenScalars {
     float decay, beta, key_scale, query_scale, query_key;
 };

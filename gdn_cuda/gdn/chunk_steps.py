@@ -1,5 +1,5 @@
-"""The chunked form of the Gated Delta Net in pieces, for research and as a check of the fused path: layout, cumulated gates,
-and three operators of which each writes what the next one reads."""
+"""The steps of the chunked form of the Gated Delta Net as operators, for research and to check the fused path: layout,
+cumulated gates, and three operators of which each writes what the next one reads."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
         result: (…, M, N), the same dtype
 
     Parameters:
-        alignment: a column takes M elements rounded up to a multiple of so many bytes
+        alignment: in bytes; the size of a column, M elements, is rounded up to a multiple of it
 
     Edge cases:
         The padding after each column is zero.
@@ -104,7 +104,7 @@ def chunk_local_cumsum_bf16(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> None:
-    """Writes the sum of gates from the start of each chunk of 64 tokens to `output`.
+    """Writes the cumulative sum of gates within each chunk of 64 tokens to `output`.
 
     Formula:
         output_t = Σ max(input_s, −128) over the tokens s ≤ t of t's chunk
@@ -113,14 +113,14 @@ def chunk_local_cumsum_bf16(
         input: (B, T, H), with `head_first` (B, H, T); packed (N, H) or (H, N) with `cu_seqlens`; bf16 or fp32, any strides
         output: as input, fp32
         cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
-        chunk_indices: (sequence, chunk) pairs: accepted, and not read, as the device derives them
+        chunk_indices: (sequence, chunk) pairs: accepted and not read, as the device computes them
 
     Parameters:
-        batch_size, seq_len, num_heads: accepted, and not read: the sizes are those of input and cu_seqlens
+        batch_size, seq_len, num_heads: accepted and not read, as input and cu_seqlens have the sizes
         head_first: whether heads come before tokens
 
     Edge cases:
-        An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements after it.
+        An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps its precision for later elements.
         Every packed sequence starts a new chunk.
 
     Example:
@@ -152,12 +152,12 @@ def bf16_gdn_compute_u_w(
     Shapes:
         k: (…, Hk, dk); v, u: (…, Hv, dv); w: (…, Hv, dk); all bf16
         beta: (…, Hv), MN-major (`transpose_to_mn_major`)
-        gate: (…, Hv), fp32, MN-major: G, the sum inside each chunk (`chunk_local_cumsum_bf16`); None for no decay
+        gate: (…, Hv), fp32, MN-major: G, the cumulative sum within each chunk (`chunk_local_cumsum_bf16`); None for no decay
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences
         chunk_indices: as in `chunk_local_cumsum_bf16`
 
     Parameters:
-        compiled_dims: accepted, and not read: head dimensions are always compiled in, sequence lengths never
+        compiled_dims: accepted and not read: head dimensions are always compiled in, sequence lengths never
 
     Edge cases:
         G may be −∞: exp(G) is then 0, and between two tokens that both have G = −∞ there is no decay.
@@ -166,7 +166,7 @@ def bf16_gdn_compute_u_w(
         >>> k, v, u, w = torch.randn(4, 1, 64, 2, 16).bfloat16()
         >>> beta = gdn_cuda.transpose_to_mn_major(torch.rand(1, 64, 2))
         >>> gdn_cuda.bf16_gdn_compute_u_w(k, v, u, w, beta)
-        >>> torch.allclose(u[0, 0].float(), (beta[0, 0, :, None] * v[0, 0]), rtol=1e-2)  # the first token sees no other
+        >>> torch.allclose(u[0, 0].float(), (beta[0, 0, :, None] * v[0, 0]), rtol=1e-2)  # no token comes before the first
         True
     """
 
@@ -185,10 +185,10 @@ def bf16_chunked_seq_state_update(
     cu_seqlens: Tensor | None = None,
     chunk_size: int = CHUNK,
 ) -> None:
-    """Runs the state over the chunks: writes the state before each to `state`, v' over u, and the last state to `final_state`.
+    """Updates the state chunk by chunk: writes states before chunks to `state`, v' over u, and the last state to `final_state`.
 
     Formula:
-        v' = u − w Sᵀ        S ← exp(G_C) S + Σ_t exp(G_C − G_t) v'_t k_tᵀ,  with G_C the sum of a whole chunk
+        v' = u − w Sᵀ        S ← exp(G_C) S + Σ_t exp(G_C − G_t) v'_t k_tᵀ,  with G_C the sum over the whole chunk
 
     Shapes:
         k, u, w, gate, cu_seqlens: as in `bf16_gdn_compute_u_w`
@@ -196,13 +196,13 @@ def bf16_chunked_seq_state_update(
         final_state: (B, Hv, dv, dk), fp32 or bf16
 
     Parameters:
-        is_initial_state: whether state[:, 0] (packed: the first chunk of each sequence) holds the state to start from, else 0
+        is_initial_state: whether sequences start from state[:, 0] (packed: from the row of their first chunk), or else from 0
         output_final_state: whether final_state is written
         compiled_dims: as in `bf16_gdn_compute_u_w`
         chunk_size: 64
 
     Edge cases:
-        Chunks end where a sequence does: the last one may have fewer than 64 tokens.
+        The last chunk of a sequence may have fewer than 64 tokens.
 
     Example:
         >>> k, u, w = torch.randn(3, 1, 64, 2, 16).bfloat16()
@@ -236,7 +236,7 @@ def bf16_gdn_chunked_compute_O(
         q, k: (…, Hk, dk); o: (…, Hv, dv); bf16
         state, u: as `bf16_chunked_seq_state_update` left them
         gate, cu_seqlens, chunk_indices: as in `bf16_gdn_compute_u_w`
-        cu_chunks: (sequences + 1,): accepted, and not read, as the device derives it
+        cu_chunks: (sequences + 1,): accepted and not read, as the device computes it
 
     Parameters:
         compiled_dims: as in `bf16_gdn_compute_u_w`

@@ -1,4 +1,4 @@
-"""Against an implementation from outside: the plain-torch functions of Qwen3-Next in transformers (4.57.6, 5.23.0 and 5.24.0).
+"""The reference against the plain-torch functions of Qwen3-Next in transformers (4.57.6, 5.23.0 and 5.24.0).
 
 Its conventions: gate is called g, heads are already repeated, the state is (B,Hv,dk,dv), scale is dk^-0.5, arithmetic is fp32,
 the output has the query's dtype, and l2norm runs in the dtype of the inputs.
@@ -14,7 +14,7 @@ from gdn_cuda.gdn.inputs import KEY_MODES, make_gdn_inputs
 from gdn_cuda.reference import chunked, fused_gdn_gating, recurrent
 
 with pytest.MonkeyPatch.context() as patch:
-    for package in ("fla", "causal_conv1d"):  # whose functions it would take, and which need a GPU
+    for package in ("fla", "causal_conv1d"):  # transformers would use their functions, which need a GPU
         patch.setitem(sys.modules, package, None)
     theirs = pytest.importorskip(
         "transformers.models.qwen3_next.modeling_qwen3_next", reason="transformers with Qwen3-Next is not installed"
@@ -46,7 +46,7 @@ def test_recurrent_and_chunked_forward_equal_qwen3_next(T, heads, l2norm, key_mo
 
 
 def test_gating_and_decode_equal_qwen3_next(seed, rng):
-    """Raw projections in, as the model's layer has them: g = −exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)."""
+    """From raw projections, as in the model's layer: g = −exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)."""
     x = make_gdn_inputs(2, 70, 2, 4, 32, 16, torch.float32, seed=seed)
     a, b = (torch.randn(2, 70, 4, generator=rng) for _ in range(2))
     A_log, dt_bias = torch.rand(4, generator=rng).mul(16).log(), torch.ones(4)

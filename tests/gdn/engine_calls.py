@@ -1,6 +1,6 @@
-"""Calls of the Gated Delta Net as engines make them, and what they should give: the recurrence in fp64, number by number.
+"""Calls of the Gated Delta Net with arguments in the forms that serving engines have, against a literal recurrence in fp64.
 
-A `Call` has what it computes from, plain numbers, and makes the arguments in a form that an engine has them in.
+A `Call` draws the values; the functions below put them into the forms, and `literal` computes the expected results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Call:
-    """Sequences of `lengths` tokens, packed behind one another; heads are those of query and value."""
+    """Packed sequences of `lengths` tokens; `heads` are the head counts of query and value."""
 
     lengths: tuple[int, ...]
     heads: tuple[int, int] = (2, 4)
@@ -52,7 +52,7 @@ class Call:
         return torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int64)
 
     def batch(self, tokens: dict[str, Any], device: str) -> dict[str, Any]:
-        """Packed tensors on a device, with cu_seqlens; where sequences have one length, a padded batch, (B, T, …)."""
+        """The tensors on a device: packed with cu_seqlens, or padded, (B, T, …), if all sequences have the same length."""
         on_device = on(device, tokens)
         if len(set(self.lengths)) > 1:
             return on_device | {"cu_seqlens": self.cu_seqlens().to(device)}
@@ -68,8 +68,8 @@ def literal(
     states: Tensor,
     norm: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Output (N, H, dv), and each sequence's states before its first token and after every one, (L + 1, H, dv, dk), where H is
-    the larger number of heads of query and value."""
+    """The output (N, H, dv), and for each sequence the states before its first token and after each token, (L + 1, H, dv, dk).
+    H is the larger head count of query and value."""
     query, key, value = (rows[name].double().cpu().numpy() for name in ("query", "key", "value"))
     decays, betas, starts = decay.double().cpu().numpy(), beta.double().cpu().numpy(), states.double().cpu().numpy()
     heads = starts.shape[1]
@@ -91,7 +91,7 @@ def literal(
     return torch.from_numpy(output), after
 
 
-# ---- Gates in every form: (arguments, the decay and the beta that they mean), fp64
+# ---- Gates in every form: (arguments, the decay they stand for, the beta they stand for), the last two in fp64
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -134,17 +134,17 @@ FORMS = ("none", "log", "linear", "raw", "raw-without-bias", "raw-logit", "raw-n
 
 
 def with_gaps(x: Tensor) -> Tensor:
-    """The same numbers with tokens contiguous, as convolutions leave them."""
+    """The same values with tokens contiguous in memory, which is the layout of convolutions' results."""
     return x.movedim(0, -1).contiguous().movedim(-1, 0) if x.dim() == 3 else x.transpose(1, -1).contiguous().transpose(1, -1)
 
 
 def as_kv(states: Tensor) -> Tensor:
-    """The transposed view of [K, V] states."""
+    """States stored as [K, V], as the transposed view that functions expect."""
     return states.mT.contiguous().mT
 
 
 def spread(states: Tensor) -> Tensor:
-    """A view with gaps between heads, rows and slots, whose gaps are NaN."""
+    """A view with gaps of NaN between heads, rows and slots."""
     slots, heads, dv, dk = states.shape
     memory = torch.full((slots, 2, heads, dv + 1, dk + 3), float("nan"), dtype=states.dtype, device=states.device)
     view = memory[:, 1, :, :dv, :dk]
@@ -155,11 +155,11 @@ def spread(states: Tensor) -> Tensor:
 LAYOUTS = {"contiguous": lambda x: x.clone(), "kv": as_kv, "spread": spread}
 
 
-# ---- Checks, on any device: in the emulator, too
+# ---- Checks on any device, and in the emulator
 
 
 def near(found: Tensor, expected: Tensor, io: torch.dtype, stored: torch.dtype = torch.float32) -> None:
-    """In relative RMS: what 16-bit inputs allow, and one rounding where a result is stored."""
+    """Compares by relative RMS. The bound is what 16-bit inputs allow, plus one rounding if the result is stored in 16 bits."""
     bound = 1e-5 if io == torch.float32 else 6e-3
     bound += {torch.float32: 0.0, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-8}[stored]
     assert found.dtype == stored
@@ -184,7 +184,7 @@ def check_gates(name: str, call: Call, form: str, dtype: torch.dtype, device: st
 
 
 def check_rank_4(name: str, call: Call, device: str, gaps: bool) -> None:
-    """(1, N, H, d) with cu_seqlens, the state (1, …) of results as for (N, H, d); tokens of no sequence, all NaN, behind."""
+    """Packed tensors as (1, N, H, d) give the results of (N, H, d); two tokens after the last sequence are NaN."""
     gates, decay, beta = gates_of(call, "log", torch.float32)
     expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
     given = on(device, {**call.rows(), **gates})
@@ -201,7 +201,7 @@ def check_rank_4(name: str, call: Call, device: str, gaps: bool) -> None:
 
 
 def check_buffers(name: str, call: Call, layout: str, stored: torch.dtype, device: str) -> None:
-    """Initial states in a layout, of which a sequence does not read its own; final ones into a buffer of another dtype."""
+    """Initial states in a layout, some of them not read; final states into a buffer of another dtype."""
     gates, decay, beta = gates_of(call, "log", torch.float32)
     fresh = torch.arange(len(call.lengths)) % 3 == 1
     starts = call.states().masked_fill(fresh[:, None, None, None], 0)
@@ -216,8 +216,8 @@ def check_buffers(name: str, call: Call, layout: str, stored: torch.dtype, devic
 
 
 def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: bool = True) -> None:
-    """A pool whose slots are read where has_initial_state says so and written where write_indices say so, by sequences without
-    tokens with what they start from. Slots that nobody names and what lies between slots stay as they are."""
+    """A pool whose slots are read according to has_initial_state and written according to write_indices; a sequence without
+    tokens writes the state that it starts from. Other slots, and the gaps between slots, are not written."""
     count = len(call.lengths)
     gates, decay, beta = gates_of(call, gate, torch.float32)
     indices = torch.arange(count).flip(0) + 1
@@ -247,8 +247,8 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
 
 
 def check_empty_sequences(call: Call, layout: str, device: str) -> None:
-    """In place, some sequences start from zeros: without tokens these clear their slots, and the others leave theirs to the
-    bit. Slots that nobody names stay as they are."""
+    """Sequences without tokens on a pool that is updated in place: those that start from zeros clear their slots, the others do
+    not change a bit of theirs. Other slots are not written."""
     count = len(call.lengths)
     indices = torch.arange(count).flip(0) + 1
     indices[-1] = -1
@@ -266,8 +266,8 @@ def check_empty_sequences(call: Call, layout: str, device: str) -> None:
         if name == "chunked":
             gdn_cuda.chunked_forward(**given, state=mine)
         else:
-            of_step = {"gate": "a", "beta": "b"}
-            given = {of_step.get(argument, argument): x for argument, x in given.items() if argument != "beta_is_logit"}
+            decode_names = {"gate": "a", "beta": "b"}
+            given = {decode_names.get(argument, argument): x for argument, x in given.items() if argument != "beta_is_logit"}
             gdn_cuda.fused_decode(**given, state_pool=mine)
         after = mine.cpu()
         assert not after[cleared].any(), name
@@ -275,7 +275,7 @@ def check_empty_sequences(call: Call, layout: str, device: str) -> None:
 
 
 def check_rows(call: Call, layout: str, stored: torch.dtype, device: str) -> None:
-    """Checkpoints and the states before blocks, into buffers that have some rows more or less."""
+    """Checkpoints and states before blocks, into buffers that have more rows than needed, or fewer."""
     gates, decay, beta = gates_of(call, "log", torch.float32)
     starts = call.states()
     _, after = literal(call.rows(), call.lengths, decay, beta, starts)
@@ -296,7 +296,7 @@ def check_rows(call: Call, layout: str, stored: torch.dtype, device: str) -> Non
 
 
 def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot: int | None = 0) -> None:
-    """fused_decode of packed sequences, from slots of a pool in a layout to others."""
+    """fused_decode from slots of a pool, in a layout, to other slots."""
     count = len(call.lengths)
     gates, decay, beta = gates_of(call, "raw-negative" if negative else "raw-logit", torch.float32)
     indices = torch.arange(count).flip(0) + 1
@@ -325,7 +325,7 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
 
 
 def check_more_queries(io: torch.dtype, device: str) -> None:
-    """Six heads of query, two of key and value: in every operator, gates, states and outputs have six."""
+    """Query has more heads than key and value: in every operator, gates, states and outputs have as many as query."""
     call, long = Call((3, 0, 1, 5, 2), (6, 2), 20, 7, io), Call((70, 0, 65), (4, 2), 8, 8, io)
     for name in ("recurrent", "chunked"):
         check_gates(name, call, "none", torch.float32, device)

@@ -1,11 +1,11 @@
-"""Indices of calls as engines make them (handed_over.py): slots, steps and counts of drafts, and indices that lie."""
+"""Indices as serving engines have them (engine_calls.py): slots, steps and counts of drafted tokens; and invalid indices."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from handed_over import BLOCK, LAYOUTS, Call, as_kv, gates_of, literal, near, on, with_gaps
+from engine_calls import BLOCK, LAYOUTS, Call, as_kv, gates_of, literal, near, on, with_gaps
 from torch import Tensor
 
 import gdn_cuda
@@ -14,9 +14,9 @@ DESTINATIONS = ("slots", "steps", "steps and a slot", "nowhere")
 
 
 def check_drafts(call: Call, layout: str, to: str, device: str, gaps: bool = True) -> None:
-    """fused_decode of drafts: states after every token go to a slot each or to steps, and the last one to a slot, too. What no
-    sequence may read is NaN: slots that are not named, those of sequences that start from zeros, steps. Sequences of one length
-    are a padded batch, others (1, N, H, d)."""
+    """fused_decode of drafted tokens. The state after each token goes to a slot or to step_states, the last one also to a slot.
+    What no sequence may read is NaN: unused slots, slots of sequences that start from zeros, step_states. Sequences of the same
+    length are a padded batch, others (1, N, H, d)."""
     count, width = len(call.lengths), max(call.lengths) + 1
     gates, decay, beta = gates_of(call, "raw-logit", torch.float16)
     by_token, null_slot = to in ("slots", "steps"), 3
@@ -76,29 +76,30 @@ def check_drafts(call: Call, layout: str, to: str, device: str, gaps: bool = Tru
             near(mine[changed], wanted[name][changed], call.io, call.state)
 
 
-# ---- What kernels are given and no CPU call takes: indices on a device cannot be checked in advance
+# ---- Invalid indices, which only kernels get: on CPU tensors they are refused, on a device the host cannot check them
 
 FAR = (2**63 - 1, -(2**63), 2**32, 2**32 + 1, -(2**31) - 1)
 
 
-def _lying(right: Tensor, room: int) -> Tensor:
-    """Every second one is none, or past the room."""
-    lies = right.clone().flatten()
-    lies[::2] = torch.tensor([*FAR, room] * right.numel())[: lies[::2].numel()]
-    return lies.view(right.shape)
+def _half_invalid(valid: Tensor, room: int) -> Tensor:
+    """The indices with every second one replaced by one outside of 0 to room − 1."""
+    indices = valid.clone().flatten()
+    indices[::2] = torch.tensor([*FAR, room] * valid.numel())[: indices[::2].numel()]
+    return indices.view(valid.shape)
 
 
-def _none(lies: Tensor, room: int) -> Tensor:
-    return torch.where((lies < 0) | (lies >= room), -1, lies)
+def _absent(indices: Tensor, room: int) -> Tensor:
+    """The indices with −1 in place of invalid ones."""
+    return torch.where((indices < 0) | (indices >= room), -1, indices)
 
 
 def _same(found: Tensor, expected: Tensor) -> None:
     assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
 
 
-def check_lies(call: Call, layout: str, device: str) -> None:
-    """Slots, slots to write, rows of steps and counts that lie do what -1 does, or the nearest count; but where the slot to
-    read is past the pool, the output is NaN."""
+def check_invalid_indices(call: Call, layout: str, device: str) -> None:
+    """An invalid slot, slot to write or row of step_states has the effect of −1, and an invalid count that of the nearest valid
+    one; but with a slot to read past the pool, the output is NaN."""
     count, width = len(call.lengths), max(call.lengths)
     gates, _, _ = gates_of(call, "raw-logit", torch.float32)
     rows = on(device, call.rows())
@@ -109,10 +110,10 @@ def check_lies(call: Call, layout: str, device: str) -> None:
     room, sequence = len(states), torch.arange(count).repeat_interleave(torch.tensor(call.lengths))
 
     def compare(run: Any, slots: Tensor, others: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """`others`: what lies, and what that means."""
+        """`others` has for each argument its invalid indices and valid ones with the same effect."""
         (found, mine), (expected, wanted) = (
             run(**on(device, {"state_indices": each, **{name: x[i] for name, x in others.items()}}))
-            for i, each in enumerate((slots, _none(slots, room)))
+            for i, each in enumerate((slots, _absent(slots, room)))
         )
         if slots.dim() == 2:
             slots = slots.gather(1, others["num_accepted_tokens"][1][:, None] - 1)[:, 0]
@@ -133,21 +134,21 @@ def check_lies(call: Call, layout: str, device: str) -> None:
         given = {**rows, "gate": gate, "beta": beta, **per_head, **offsets, "beta_is_logit": True, "deterministic": True}
         return gdn_cuda.chunked_forward(**given, state=pool, **more)[0], (pool,)
 
-    slots, targets = _lying(torch.arange(count), room), _lying(torch.arange(count) + count, room).flip(0)
-    written = {"write_indices": (targets, _none(targets, room))}
+    slots, targets = _half_invalid(torch.arange(count), room), _half_invalid(torch.arange(count) + count, room).flip(0)
+    written = {"write_indices": (targets, _absent(targets, room))}
     compare(decode, slots, {})
     compare(decode, slots, written)
     compare(prefill, slots, written)
-    step_rows = _lying(torch.arange(count).flip(0), room // width).roll(1)
-    compare(decode, slots, written | {"step_slots": (step_rows, _none(step_rows, room // width))})
+    step_rows = _half_invalid(torch.arange(count).flip(0), room // width).roll(1)
+    compare(decode, slots, written | {"step_slots": (step_rows, _absent(step_rows, room // width))})
     accepted = torch.tensor([*FAR, 0, 1] * count)[:count]
     counts = {"num_accepted_tokens": (accepted, accepted.clamp(1, width))}
-    compare(decode, _lying(torch.arange(count * width).view(count, width), room), counts)
+    compare(decode, _half_invalid(torch.arange(count * width).view(count, width), room), counts)
 
 
-def check_offsets_that_lie(call: Call, device: str) -> None:
-    """cu_seqlens that decrease, overlap or are out of range: nothing but the caller's tensors is read or written, which guards
-    around them or memcheck tell."""
+def check_invalid_offsets(call: Call, device: str) -> None:
+    """cu_seqlens that decrease, overlap or are out of range: only the caller's tensors are read or written. The emulator, guard
+    bands or memcheck notice other accesses."""
     gates, _, _ = gates_of(call, "log", torch.float32)
     count, N = len(call.lengths), call.tokens
     offsets = [

@@ -1,10 +1,10 @@
-"""What engines hand over, on CPU tensors: see handed_over.py."""
+"""Arguments in the forms that serving engines have, on CPU tensors (engine_calls.py)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from handed_over import (
+from engine_calls import (
     FORMS,
     LAYOUTS,
     Call,
@@ -17,7 +17,7 @@ from handed_over import (
     check_rank_4,
     check_rows,
 )
-from handed_over_indices import DESTINATIONS, check_drafts
+from engine_indices import DESTINATIONS, check_drafts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
@@ -47,7 +47,7 @@ def test_states_of_any_layout_and_dtype(name: str, layout: str, stored: torch.dt
 @pytest.mark.parametrize("update", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("lengths", [SHORT, LONG])
-def test_a_pool(lengths: tuple[int, ...], layout: str, update: bool) -> None:
+def test_states_in_a_pool(lengths: tuple[int, ...], layout: str, update: bool) -> None:
     check_pool(Call(lengths), layout, "cpu", update=update)
 
 
@@ -58,13 +58,12 @@ def test_empty_sequences(lengths: tuple[int, ...], layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_into_buffers(layout: str) -> None:
+def test_checkpoints_and_states_before_blocks_into_buffers(layout: str) -> None:
     check_rows(Call(LONG), layout, torch.bfloat16, "cpu")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_padded_batches(layout: str) -> None:
-    """(B, T, …), not packed."""
     call = Call((3, 3, 3, 3), dk=20, dv=7)
     for name in ("recurrent", "chunked"):
         check_gates(name, call, "raw-logit", torch.float16, "cpu")
@@ -76,13 +75,13 @@ def test_padded_batches(layout: str) -> None:
 
 @pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_decode_step(layout: str, negative: bool) -> None:
+def test_decode_from_slots_to_other_slots(layout: str, negative: bool) -> None:
     check_decode(Call(SHORT, dk=20), layout, "cpu", negative)
 
 
 @pytest.mark.parametrize("to", DESTINATIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_drafts(layout: str, to: str) -> None:
+def test_verify_of_drafted_tokens(layout: str, to: str) -> None:
     check_drafts(Call(SHORT, dk=20, dv=7, state=torch.float16), layout, to, "cpu")
     check_drafts(Call((2, 2, 2, 2), dk=16, dv=8, io=torch.bfloat16), layout, to, "cpu", gaps=False)
 

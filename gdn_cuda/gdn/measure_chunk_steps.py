@@ -1,4 +1,4 @@
-"""Benchmarks of the pieces of the chunked form: inputs, and the bytes that they move."""
+"""Benchmarks of the steps of the chunked form: inputs, and how many bytes a step moves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _cases(device: str, work: Callable[[str, int, int], Work]) -> Iterator[Case]
 
 
 def _tensors(device: str, batch: int, tokens: int) -> dict[str, Tensor]:
-    """All arguments of the pieces, by name; weak gates, states in fp32."""
+    """The arguments of all steps, by name; weak gates, states in fp32."""
     from ..runtime import package as gdn_cuda
 
     x = projections(device, batch, tokens, key_heads=KEY_HEADS, value_heads=VALUE_HEADS)

@@ -1,4 +1,4 @@
-// What the pieces of the chunked form are configured with.
+// The heuristics of the chunked form's steps.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -13,7 +13,7 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-TEST(PieceHeuristics, ChooseOnlyWhatIsRegisteredAndHoldsTheKeys) {
+TEST(ChunkStepHeuristics, ChooseOnlyWhatIsRegisteredAndHoldsTheKeys) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         const RandomShape drawn = random_shape(random);
@@ -32,7 +32,7 @@ TEST(PieceHeuristics, ChooseOnlyWhatIsRegisteredAndHoldsTheKeys) {
     }
 }
 
-TEST(PieceHeuristics, FewSequencesAreSpreadOverMoreBlocks) {
+TEST(ChunkStepHeuristics, FewSequencesAreSpreadOverMoreBlocks) {
     const jit::DeviceTraits device = device_of(132);
     const PieceProblem one{1, 32, 128, 128, DType::f32, true}, eight{8, 32, 128, 128, DType::f32, true};
     EXPECT_LT(seq_state_update_config(one, device).rows_per_block(), seq_state_update_config(eight, device).rows_per_block());

@@ -1,13 +1,13 @@
-// One row of the state and one token: shared by the kernels of the recurrence.
+// What one token does to one row of the state, which a group of lanes holds: shared by the kernels of the recurrence.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/gdn/row_layout.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
+#include <gdn_cuda/kernels/recurrence/state_layout.cuh>
 
 namespace gdn_cuda::gdn {
 
-// One lane's part of a row of dk elements: vectors `lane`, `lane + lanes`, ... kExact: dk is the layout's.
+// One lane's slice of a row of dk elements: vectors `lane`, `lane + lanes`, ... With kExact, dk is the layout's head_k.
 template <class T, StateLayout kLayout, bool kAligned, bool kExact>
 struct RowSlice {
     Vector<T, kLayout.vector, kAligned> vectors[kLayout.vectors()];
@@ -39,39 +39,7 @@ struct RowSlice {
     __device__ __forceinline__ float operator[](int i) const { return vectors[i / kLayout.vector][i % kLayout.vector]; }
 };
 
-// Raw gates: loaded early, converted once the state loads are in flight too.
-struct RawGates {
-    unsigned gate, beta, A_log, dt_bias;
-
-    // A missing gate is 0, a missing beta 1.
-    template <class Args>
-    __device__ __forceinline__ void load(const Args& args, i64 gate_at, i64 beta_at, int head, const GateForms& forms) {
-        gate = args.gate.values.data == nullptr ? 0u : load_raw(args.gate.values, gate_at);
-        beta = args.beta.values.data == nullptr ? __float_as_uint(1.f) : load_raw(args.beta.values, beta_at);
-        if (forms.gate != GateForms::raw) return;
-        A_log = load_raw(args.A_log, head);
-        dt_bias = args.dt_bias.data == nullptr ? 0u : load_raw(args.dt_bias, head);
-    }
-    // The gate as it was given or, if that was raw, the logarithm of its decay.
-    template <class Args>
-    __device__ __forceinline__ float gate_of(const Args& args, const GateForms& forms) const {
-        const float g = number_of(gate, args.gate.values.type);
-        if (forms.gate != GateForms::raw) return g;
-        return log_decay(number_of(A_log, args.A_log.type), g + number_of(dt_bias, args.dt_bias.type));
-    }
-    template <class Args>
-    __device__ __forceinline__ float beta_of(const Args& args, const GateForms& forms) const {
-        const float b = number_of(beta, args.beta.values.type);
-        return forms.beta_is_logit ? forms.beta_factor * sigmoid(b) : b;
-    }
-    template <class Args>
-    __device__ __forceinline__ void finish(const Args& args, const GateForms& forms, TokenScalars& scalars) const {
-        const float g = gate_of(args, forms);
-        scalars.decay = forms.gate == GateForms::decay ? g : expf(g);
-        scalars.beta = beta_of(args, forms);
-    }
-};
-
+// Sets what a token's query and key contribute to its scalars: the l2 norms, the scale, and q.k.
 template <auto kLayout, class Slice>
 __device__ __forceinline__ void set_products(TokenScalars& scalars, const Slice& query, const Slice& key, float scale,
                                              bool qk_norm) {
@@ -96,10 +64,10 @@ __device__ __forceinline__ bool resets(const TokenScalars& scalars) {
     return scalars.decay == 0.f;
 }
 
-// One token for one row s (this lane's part): updates it and returns its output. With S the state before the decay,
+// Updates one row by one token and returns the row's output; s is the lane's slice of the row. S is the state before the decay:
 //     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)        S <- e^g S + v' k^T
-// so S.k and S.q share one round of shuffles. Where e^g is 0 the caller has cleared the row (`resets`): 0 times infinity is
-// NaN.
+// so S.k and S.q are summed in one round of shuffles. Where e^g is 0, the caller has cleared the row (`resets`): 0 times
+// infinity is NaN.
 template <auto kLayout, class Slice>
 __device__ __forceinline__ float advance(float (&s)[kLayout.per_lane], const Slice& query, const Slice& key,
                                          const TokenScalars& scalars, float value) {
