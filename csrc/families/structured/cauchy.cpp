@@ -10,7 +10,7 @@
 #include "../../operators/operator.hpp"
 #include "cauchy_backward.hpp"
 #include "cauchy_batch.hpp"
-#include "lines.hpp"
+#include "broadcast.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

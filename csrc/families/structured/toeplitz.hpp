@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../operators/operator.hpp"
-#include "lines.hpp"
+#include "broadcast.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -8,7 +8,7 @@
 #include "toeplitz_gko.hpp"
 #include "toeplitz_pcg.hpp"
 #include "toeplitz_schur.hpp"
-#include "toeplitz_ways.hpp"
+#include "toeplitz_methods.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -11,7 +11,7 @@
 
 #include "../../operators/torch_math.hpp"
 #include "toeplitz.hpp"
-#include "toeplitz_ways.hpp"
+#include "toeplitz_methods.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/result_size.hpp"
-#include "lines.hpp"
+#include "broadcast.hpp"
 #include "vandermonde_moments.hpp"
 
 namespace gdn_cuda::structured {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "families/structured/toeplitz_ways.hpp"
+#include "families/structured/toeplitz_methods.hpp"
 #include "heuristics_tools.hpp"
 
 namespace gdn_cuda::structured {

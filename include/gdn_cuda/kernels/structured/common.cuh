@@ -3,7 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -103,7 +103,7 @@ struct LineBegin {
     const Lines& of;
     i64& at;
 };
-// One walk over the leading dimensions finds a line's offset in several operands. There are fewer than 2^31 lines (lines.hpp of
+// One walk over the leading dimensions finds a line's offset in several operands. There are fewer than 2^31 lines (broadcast.hpp of
 // csrc), so 32 bits do: a 64-bit division is a function call, which spills registers.
 template <class Args, class... Begins>
 __device__ __forceinline__ void begin_line(const Args& args, unsigned line, Begins... begins) {

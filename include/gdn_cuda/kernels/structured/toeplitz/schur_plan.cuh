@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/toeplitz_schur, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 

@@ -2,7 +2,7 @@
 // tensors.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 #include <limits>
 #include <span>
 #include <vector>
