@@ -62,7 +62,7 @@ TEST(ToeplitzMatvecHeuristic, SaysWhatItChooses) {
     ToeplitzMatvecProblem many = few;
     many.columns = 1000;
     EXPECT_EQ(explain_toeplitz_matvec(many, {}),
-              "transforms of 512 complex numbers for 300 rows, 31 right-hand sides a block behind one of the matrix");
+              "transforms of 512 complex values for 300 rows; a block transforms the matrix, then 31 right-hand sides");
     many.n = kToeplitzAlwaysSums;
     EXPECT_TRUE(toeplitz_by_sums(many, {})) << "short sums are exact where numbers are small integers";
 }

@@ -1,4 +1,4 @@
-// Toeplitz systems: which way they take, and what its kernels are configured with.
+// Toeplitz systems: which method they take, and what its kernels are configured with.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -96,15 +96,15 @@ TEST(ToeplitzSolverKernels, SharedMemoryIsThereOnEveryGpu) {
 }
 
 TEST(ToeplitzPlan, PositiveDefiniteWaysComeTheQuickestFirst) {
-    using enum ToeplitzPositiveWay;
-    const auto ways = [](i64 n) { return toeplitz_positive_ways(n); };
-    EXPECT_EQ(ways(1024), std::vector{schur});
-    EXPECT_EQ(ways(1025), (std::vector{pcg, schur}));
-    EXPECT_EQ(ways(4096), (std::vector{pcg, schur}));
-    EXPECT_EQ(ways(4097), std::vector{pcg});
-    EXPECT_EQ(ways(8192), std::vector{pcg});
-    EXPECT_EQ(ways(8193), std::vector{pcg_in_torch});
-    EXPECT_EQ(toeplitz_positive_ways(9, {.gko = 0, .schur = 8, .pcg_from = 0, .pcg_to = 8}), std::vector{pcg_in_torch});
+    using enum ToeplitzPositiveMethod;
+    const auto methods = [](i64 n) { return toeplitz_positive_methods(n); };
+    EXPECT_EQ(methods(1024), std::vector{schur});
+    EXPECT_EQ(methods(1025), (std::vector{pcg, schur}));
+    EXPECT_EQ(methods(4096), (std::vector{pcg, schur}));
+    EXPECT_EQ(methods(4097), std::vector{pcg});
+    EXPECT_EQ(methods(8192), std::vector{pcg});
+    EXPECT_EQ(methods(8193), std::vector{pcg_in_torch});
+    EXPECT_EQ(toeplitz_positive_methods(9, {.gko = 0, .schur = 8, .pcg_from = 0, .pcg_to = 8}), std::vector{pcg_in_torch});
 }
 
 TEST(ToeplitzPlan, ADenseLUHasAReason) {
