@@ -183,9 +183,9 @@ def gdn_decode_layer(
     Both pools are updated in place, bitwise as by a sequence of `causal_conv1d_update`, `fused_decode` and `rms_norm_gated`;
     only the output of the recurrence is not rounded in between. For speculative verify, with `state_indices` (B, T), the state
     is read from slot state_indices[n, max(accepted, 1) − 1], and the state after token t is written to slot
-    state_indices[n, t]. The previous inputs of the convolution are the 3 columns from max(accepted, 1) − 1 on of slot state_indices[n, 0]; its
-    first T + 2 columns then become the last 2 of these and the tokens. With `step_states`, `step_conv` and `step_slots`, the
-    states after token t go to row step_slots[n], step t, of both, and no slot is written.
+    state_indices[n, t]. The previous inputs of the convolution are the 3 columns from max(accepted, 1) − 1 on of slot
+    state_indices[n, 0]; its first T + 2 columns then become the last 2 of these and the tokens. With `step_states`, `step_conv`
+    and `step_slots`, the states after token t go to row step_slots[n], step t, of both, and no slot is written.
 
     A call does not synchronize and allocates only out, so it can be part of a CUDA graph. Within a graph the three operators
     are faster for one sequence and for 64 and more (docs/benchmarks/decode.md).

@@ -1,4 +1,4 @@
-// What structured/cauchy and its backward kernel are configured with: registered, and every output covered.
+// Configurations of structured/cauchy and its backward kernel: all registered, and every output covered.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
         ASSERT_EQ(config.io, problem.io);
         ASSERT_EQ(config.conj, problem.conj);
         ASSERT_TRUE(!config.one_tile || problem.poles <= config.tile);
-        ASSERT_EQ(problem.shared_rows % config.rows, 0) << "a block's rows lie over the same poles";
+        ASSERT_EQ(problem.shared_rows % config.rows, 0) << "a block's rows have the same poles";
         ASSERT_GE(cauchy_blocks(problem, config) * config.rows * config.points_per_block(), problem.rows * problem.points);
         const int turns = cauchy_turns(problem, config, device);
         ASSERT_GE(turns, 1);
@@ -79,7 +79,7 @@ TEST(CauchyHeuristic, CandidatesAreRightForTheirProblemAndTheHeuristicsOwnIsFirs
             if (choice.in_batches) continue;
             const CauchyConfig config = cauchy_config(problem, choice.rows, choice.points);
             ASSERT_TRUE(in(kCauchyConfigurations, config)) << to_text(config);
-            ASSERT_EQ(problem.shared_rows % choice.rows, 0) << "a block's rows lie over the same poles";
+            ASSERT_EQ(problem.shared_rows % choice.rows, 0) << "a block's rows have the same poles";
             ASSERT_TRUE(choice.turns >= 1 && choice.turns <= kMostCauchyTurns);
         }
         const CauchyChoice last = all.back();
@@ -94,7 +94,7 @@ TEST(CauchyHeuristic, CandidatesAreRightForTheirProblemAndTheHeuristicsOwnIsFirs
     }
 }
 
-TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryLine) {
+TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         const CauchyProblem like = random_cauchy(random);
