@@ -2,7 +2,7 @@
 
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
 
-#include "families/structured/toeplitz_ways.hpp"
+#include "families/structured/toeplitz_methods.hpp"
 
 namespace gdn_cuda {
 

@@ -1,7 +1,7 @@
 """Layers: the split convolution, gates and norm of a Gated Delta Net layer, and the layer between its projections.
 
 Wrong input raises ValueError, which names function, argument, expected and got, before anything is launched or written.
-`conv_split_l2norm` and `rms_norm_gated` have gradients; for the others `gdn_cuda.gdn` says what backward does.
+`conv_split_l2norm` and `rms_norm_gated` have gradients; `gdn_cuda.gdn` describes backward of the others.
 """
 
 from .conv_split_l2norm import conv_split_l2norm

@@ -36,7 +36,7 @@ WithGates = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _split(x: Any, y: Tensor) -> Split:
-    """(B, D, L) as q, k and v, views."""
+    """Views q, k and v of (B, D, L)."""
     keys = x.key_heads * x.dk
     q, k, v = y.mT.split((keys, keys, x.value_heads * x.dv), dim=-1)
     shape = (x.key_heads, x.dk)
@@ -60,7 +60,7 @@ def _no_gates(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _unrounded(x: Any, **more: Any) -> Any:
-    """The arguments of the convolution, whose output is not rounded."""
+    """Arguments of the convolution in fp64, so that its output is not rounded."""
     given = {"x": x.x.double(), "weight": x.weight, "bias": x.bias, "cu_seqlens": x.cu_seqlens, "seq_idx": None, "silu": True}
     return SimpleNamespace(**given | more)
 
@@ -79,13 +79,13 @@ def _prefill_on_cpu(x: Any) -> WithGates:
 
 
 def _backward_on_cpu(x: Any) -> Tensor:
-    """The gradient of y, what was split, in tokens layout: a transposed view of (B, L, D)."""
+    """The gradient of y, the tensor that was split, in tokens layout: a transposed view of (B, L, D)."""
     grads = [y.double() for y in (x.grad_query, x.grad_key, x.grad_value)]
     if x.l2norm:
         for i, y in enumerate(_split(x, x.y.double())[:2]):
             inverse = (y.square().sum(-1, keepdim=True) + x.eps).rsqrt()
             along = (y * grads[i]).sum(-1, keepdim=True) * inverse**2
-            # With one channel the difference cancels: this is what rounding would lose.
+            # With one channel rounding would cancel the difference, so it is computed directly.
             change = grads[i] * (x.eps * inverse**2) + 0 * along if x.dk == 1 else grads[i] - along * y
             grads[i] = inverse * change
     return torch.cat([y.flatten(2) for y in grads], 2).to(x.y.dtype).mT
@@ -103,14 +103,14 @@ def _shapes(x: Any) -> WithGates:
 
 
 def _gradients(x: Any, needs: Any, *grads: Tensor) -> dict[str, Any]:
-    """The convolution runs again: its output is larger than its input alone."""
-    grads, of_gates = grads[:3], {} if x.a is None else _gate_gradients(x, *grads[3:])
+    """The convolution is recomputed rather than saved: saving its output would more than double the memory."""
+    grads, gate_grads = grads[:3], {} if x.a is None else _gate_gradients(x, *grads[3:])
     given = (x.x, x.weight, x.bias, None, None, x.cu_seqlens, True)
     y, _ = _causal_conv(*given, False)
     heads = (x.key_heads, x.value_heads, x.dk, x.dv, x.l2norm, x.eps)
-    of_y = _backward(y, *(grad.contiguous() for grad in grads), *heads)
-    of_x, of_weight, of_bias, _ = _conv_backward(of_y, None, *given)
-    return of_gates | {"x": of_x, "weight": of_weight, "bias": of_bias if needs.bias else None}
+    dy = _backward(y, *(grad.contiguous() for grad in grads), *heads)
+    dx, dweight, dbias, _ = _conv_backward(dy, None, *given)
+    return gate_grads | {"x": dx, "weight": dweight, "bias": dbias if needs.bias else None}
 
 
 def _gate_gradients(x: Any, grad_beta: Tensor, grad_gate: Tensor) -> dict[str, Tensor]:
@@ -118,13 +118,13 @@ def _gate_gradients(x: Any, grad_beta: Tensor, grad_gate: Tensor) -> dict[str, T
     a, b, A_log, dt_bias = (y.to(wide) for y in (x.a, x.b, x.A_log, x.dt_bias))
     raw = x.a.contiguous()
     _, gate = fused_gdn_gating(x.A_log, x.dt_bias, raw, raw)
-    # A gate of −∞ passes no gradient on, as e^gate is 0 with all its derivatives; NaN passes, since 0 times it is NaN.
+    # A gate of −∞ has zero gradient, as e^gate and all its derivatives are 0; NaN propagates, since 0 · NaN is NaN.
     is_reset = gate.isneginf()
     by_A_log = gate.masked_fill(is_reset, 0)
     # ∂gate/∂a = −exp(A_log)·sigmoid(a + dt_bias); exp(A_log) alone may be infinite.
     by_a = -torch.exp(A_log + logsigmoid(a + dt_bias)).masked_fill(is_reset, 0)
-    of_a, of_b = grad_gate * by_a, grad_beta.to(wide) * torch.sigmoid(b) * torch.sigmoid(-b)
-    found = {"a": of_a, "b": of_b, "A_log": (grad_gate * by_A_log).sum((0, 1)), "dt_bias": of_a.sum((0, 1))}
+    da, db = grad_gate * by_a, grad_beta.to(wide) * torch.sigmoid(b) * torch.sigmoid(-b)
+    found = {"a": da, "b": db, "A_log": (grad_gate * by_A_log).sum((0, 1)), "dt_bias": da.sum((0, 1))}
     return {name: y.to(getattr(x, name).dtype) for name, y in found.items()}
 
 
@@ -170,15 +170,15 @@ def conv_split_l2norm(
     dt_bias: Tensor | None = None,
 ) -> Split | WithGates:
     """The short convolution of a GDN layer with silu, split into q, k and v, q and k normalised, and the layer's gates: all
-    that chunked_forward takes, from one kernel. Returns `(q, k, v)`, with a `(q, k, v, beta, gate)`.
+    inputs of chunked_forward, from one kernel. Returns `(q, k, v)`, with a `(q, k, v, beta, gate)`.
 
     Formula:
-        y = causal_conv1d(x, weight, bias, activation="silu"); q, k, v = the heads of y; q, k = q / √(Σ q² + eps), k alike
-        beta, gate = fused_gdn_gating(A_log, dt_bias, a, b)
+        y = causal_conv1d(x, weight, bias, activation="silu"); q, k, v = the heads of y; q = q / √(Σ q² + eps), and the same for
+        k beta, gate = fused_gdn_gating(A_log, dt_bias, a, b)
 
     Shapes:
         x: (B, D, L) with D = 2·key_heads·dk + value_heads·dv channels, those of q, of k and of v; fp32, bf16 or fp16; the
-          transposed view of (B, L, D) is fast, other strides are right
+          transposed view of (B, L, D) is fast, other strides work
         weight: (D, W), W from 1 to 32; bias: (D,); fp32, bf16 or fp16
         q, k: (B, L, key_heads, dk), v: (B, L, value_heads, dv), contiguous, of x's dtype
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
@@ -187,18 +187,18 @@ def conv_split_l2norm(
         beta: as b, in b's dtype; gate: as a, fp32; both contiguous
 
     Parameters:
-        key_heads, dk: how many heads q and k have each, and of which size
-        value_heads, dv: the same of v
+        key_heads, dk: number and size of the heads of q and of k
+        value_heads, dv: number and size of the heads of v
         l2norm: False: q and k are not normalised
         eps: added to the sum of squares of a row of q and of k
 
-    Nothing is rounded between convolution and norm. With conv_state there are no
-    gradients; without it there are, for which the convolution runs again. CPU tensors may also be fp64.
+    Nothing is rounded between convolution and norm. Calls without conv_state have gradients, for which the convolution is
+    recomputed; calls with it have none. CPU tensors may also be fp64.
 
     Edge cases:
-        Tokens behind the last packed sequence, and sequences with a negative state index, have zeros in q, k and v.
+        Tokens after the last packed sequence, and sequences with a negative state index, have zeros in q, k and v.
         A state index past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the sequence is NaN.
-        Every token has its gates, also those of no sequence. A gate of −∞ passes no gradient on to a, A_log and dt_bias.
+        Every token has its gates, even a token of no sequence. A gate of −∞ has zero gradients for a, A_log and dt_bias.
         A head of zeros stays zeros; with eps = 0 it is NaN. Squares whose sum exceeds fp32 give zeros.
 
     Example:
@@ -309,7 +309,7 @@ typical_call(
 
 @sanitizes("split_conv", "split_columns", "split_backward")
 def _sanitized() -> None:
-    """Heads that are lanes of a warp and others, one sequence and several with states."""
+    """Heads that fit lanes of a warp and others; one sequence, and several with states."""
     for dtype in (torch.bfloat16, torch.float32):
         for dk, dv, W in ((64, 24, 4), (256, 40, 3), (5, 7, 4)):
             heads: Arguments = {"key_heads": 2, "value_heads": 3, "dk": dk, "dv": dv}

@@ -35,18 +35,18 @@ _WEIGHTS = ("conv_weight", "conv_bias", "A_log", "dt_bias", "norm_weight")
 _READ = ("qkvz", "ba", *_WEIGHTS, "state_indices", "z", "a", "num_accepted_tokens")
 
 
-# ---- The reference, in fp64 whatever the inputs; query, key and value are rounded to their dtype behind the convolution
+# ---- The reference, in fp64 whatever the inputs; query, key and value are rounded to their dtype after the convolution
 
 
 class _Slots:
-    """Slots and columns of a call on CPU tensors; raises IndexError for values that the C++ checks do not see."""
+    """Slots and columns of a call on CPU tensors; raises IndexError for values that the C++ checks cannot read."""
 
     def __init__(self, x: Any):
         sequences, slots = x.qkvz.shape[0], x.state_pool.shape[0]
         given = torch.arange(sequences) if x.state_indices is None else x.state_indices.to(torch.int64)
         check_slots(_NAME, "state_indices", given, slots, x.null_slot)
         self.by_token = given.dim() == 2
-        self.of_tokens = given
+        self.token_slots = given
         self.state = self.conv = given
         self.first = torch.full((sequences,), x.conv_pool.shape[2] - (TAPS - 1))
         if self.by_token:
@@ -61,7 +61,7 @@ class _Slots:
 
 
 def _convolved(x: Any, mixed: Tensor, slots: _Slots) -> Tensor:
-    """What the convolution makes of (B, T, C), whose states it writes."""
+    """The convolution of (B, T, C); writes its states."""
     weight, out = x.conv_weight.double(), torch.zeros(mixed.shape, dtype=torch.float64)
     tokens = mixed.shape[1]
     for n in slots.runs.nonzero()[:, 0].tolist() if tokens else []:
@@ -81,14 +81,14 @@ def _convolved(x: Any, mixed: Tensor, slots: _Slots) -> Tensor:
 
 
 def _store_states(x: Any, slots: _Slots, states: Tensor) -> None:
-    """The states after every token (B, T, Hv, dv, dk) of sequences that run."""
+    """Stores the states after every token (B, T, Hv, dv, dk) of the sequences that run."""
     for n, t in product(slots.runs.nonzero()[:, 0].tolist(), range(states.shape[1])):
         if x.step_slots is not None:
             if (row := int(x.step_slots[n])) >= 0:
                 x.step_states[row, t] = states[n, t].to(x.step_states.dtype)
         elif slots.by_token:
-            if is_slot(slots.of_tokens[n, t], x.null_slot):
-                x.state_pool[slots.of_tokens[n, t]] = states[n, t].to(x.state_pool.dtype)
+            if is_slot(slots.token_slots[n, t], x.null_slot):
+                x.state_pool[slots.token_slots[n, t]] = states[n, t].to(x.state_pool.dtype)
         elif t + 1 == states.shape[1]:
             x.state_pool[slots.state[n]] = states[n, t].to(x.state_pool.dtype)
 
@@ -147,7 +147,7 @@ def gdn_decode_layer(
     a: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A whole layer's step but for its projections, in one launch: what goes into the output projection.
+    """A layer's step without its projections, in one launch. Returns the input of the output projection.
 
     Formula:
         q, k, v = activation(convolution of 4 taps of q, k, v);  q, k each divided by √(Σ x² + 1e-6)
@@ -157,9 +157,9 @@ def gdn_decode_layer(
 
     Shapes:
         qkvz: (B, T, 2 Hk dk + 2 Hv dv), ba: (B, T, 2 Hv), B sequences of T ≤ 16 tokens. By `layout`
-          "qwen3_next": for every key head its q, k, and v and z of all value heads that read it; its b, then its a
+          "qwen3_next": for every key head its q, k, and v and z of all its value heads; its b, then its a
           "qwen3_5": all q, k, v, then z; all b, then a
-          "split": qkvz has q, k, v alone, ba has b (B, T, Hv), and z (B, T, Hv dv) and a (B, T, Hv) are given
+          "split": qkvz has q, k, v alone, ba has b (B, T, Hv), and z (B, T, Hv dv) and a (B, T, Hv) are arguments
         qkvz, z: bf16 or fp16, last dimension contiguous; ba, a: bf16, fp16 or fp32, any strides; on the CPU all may be fp64
         heads: (Hk, Hv), Hv a multiple of Hk; dk: 64, 96, 128, 192 or 256; dv: a multiple of 8 up to 256
         conv_weight: (C, 4); conv_bias: (C,), or None for 0, with the channels of q, k, v in this order, C = 2 Hk dk + Hv dv
@@ -178,24 +178,24 @@ def gdn_decode_layer(
         norm_eps: added to the mean square of an output row
         allow_negative_eigenvalues: whether beta is twice the sigmoid
         scale: dk^-0.5 if None
-        null_slot: a slot that stands for padding, as negative ones do; None: only those
+        null_slot: a slot number for padding; None: only negative slots are padding
 
-    Both pools are updated in place, as `causal_conv1d_update`, `fused_decode` and `rms_norm_gated` in a row do, and states are
-    theirs to the bit; only the output of the recurrence is not rounded in between. For speculative verify, with `state_indices`
-    (B, T), the state is read from slot state_indices[n, max(accepted, 1) − 1] and that after token t written to slot
-    state_indices[n, t]; the inputs before are 3 columns from max(accepted, 1) − 1 on of slot state_indices[n, 0], whose first
-    T + 2 columns become these inputs but the first, and the tokens. With `step_states`, `step_conv` and `step_slots` what is
-    after token t goes to row step_slots[n], step t, of both, and no slot is written.
+    Both pools are updated in place, bitwise as by a sequence of `causal_conv1d_update`, `fused_decode` and `rms_norm_gated`;
+    only the output of the recurrence is not rounded in between. For speculative verify, with `state_indices` (B, T), the state
+    is read from slot state_indices[n, max(accepted, 1) − 1], and the state after token t is written to slot
+    state_indices[n, t]. The previous inputs of the convolution are the 3 columns from max(accepted, 1) − 1 on of slot
+    state_indices[n, 0]; its first T + 2 columns then become the last 2 of these and the tokens. With `step_states`, `step_conv`
+    and `step_slots`, the states after token t go to row step_slots[n], step t, of both, and no slot is written.
 
-    Nothing synchronizes or is allocated but out, so that a call can be part of a CUDA graph. Inside of one, the three operators
+    A call does not synchronize and allocates only out, so it can be part of a CUDA graph. Within a graph the three operators
     are faster for one sequence and for 64 and more (docs/benchmarks/decode.md).
 
     Edge cases:
         A slot that is negative or null_slot, of the state or of the convolution's inputs, skips the sequence: zero output,
-          nothing touched. A slot to write that is so is not written.
+          nothing touched. State written to a negative slot or null_slot is dropped.
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
-        A gate of −∞ is an exact reset. More accepted tokens than there are columns raise on CPU tensors, and are on a GPU the
-          highest number that there can be. Two sequences on one slot race.
+        A gate of −∞ is an exact reset. More accepted tokens than there are columns raise on CPU tensors; on a GPU they
+          count as the maximum. Two sequences on one slot race.
 
     Example:
         >>> Hk, Hv, dk, dv = 1, 2, 64, 8
@@ -221,7 +221,7 @@ def gdn_decode_layer(
 
 
 def by_operators(**x: Any) -> Tensor:
-    """The same by causal_conv1d_update, fused_decode and rms_norm_gated, one after the other, without step states."""
+    """The same by a sequence of causal_conv1d_update, fused_decode and rms_norm_gated, without step states."""
     sizes = heads, _, dv = check_heads(_NAME, x["heads"]), x["dk"], x["dv"]
     qkvz, ba, layout, slots = x["qkvz"], x["ba"], x.get("layout", "qwen3_next"), x.get("state_indices")
     check_parts(_NAME, qkvz, ba, x.get("z"), x.get("a"), *sizes, layout)
@@ -232,13 +232,13 @@ def by_operators(**x: Any) -> Tensor:
     for name in ("state_indices", "num_accepted_tokens"):
         if not isinstance(read[name], (Tensor, type(None))):
             raise ValueError(not_a_tensor(_NAME, name, read[name], optional=True))
-    accepted, of_conv = read["num_accepted_tokens"], slots
+    accepted, conv_slots = read["num_accepted_tokens"], slots
     if slots is not None and slots.dim() == 2:
         accepted = slots.new_ones(slots.shape[0]) if accepted is None else accepted
-        of_conv = slots[:, :1].squeeze(1).contiguous()
+        conv_slots = slots[:, :1].squeeze(1).contiguous()
     null_slot = x.get("null_slot")
     conv = (x["conv_pool"], x["conv_weight"], x.get("conv_bias"), x.get("activation", "silu"))
-    indices = {"conv_state_indices": of_conv, "num_accepted_tokens": accepted, "null_slot": null_slot}
+    indices = {"conv_state_indices": conv_slots, "num_accepted_tokens": accepted, "null_slot": null_slot}
     o = qkvz.new_empty(*qkvz.shape[:2], heads[1], dv)
     step = {"a": a, "b": b, "A_log": x["A_log"], "dt_bias": x["dt_bias"], "state_pool": x["state_pool"], "state_indices": slots}
     step |= {"num_accepted_tokens": accepted, "null_slot": null_slot, "scale": x.get("scale"), "out": o}
@@ -247,7 +247,7 @@ def by_operators(**x: Any) -> Tensor:
     norm["activation"] = x.get("gate_activation", "silu")
 
     def checks() -> None:
-        """Of what runs after the convolution has written its states. Its results are like its inputs."""
+        """Checks the operators that run after the convolution has written its states; shapes of results are those of inputs."""
         rows = dict(zip(("query", "key", "value"), split_heads(mixed, *sizes), strict=True))
         check_call("fused_decode", **rows, **step, update_state=True, use_qk_l2norm=True)
         if on_cpu(mixed):
@@ -339,7 +339,7 @@ def _step_states(B: int, T: int, seed: int) -> Arguments:
     }
 
 
-# Where `python -m gdn_cuda explain gdn_decode_layer B=64` starts: Qwen3-Next in a server.
+# Defaults of `python -m gdn_cuda explain gdn_decode_layer B=64`: Qwen3-Next in a server.
 typical_call(
     gdn_decode_layer,
     {"B": 64, "T": 1, "Q": 12288, "C": 8192, "W": 4, "S": 3, "Hk": 16, "Hv": 32, "G": 64, "dk": 128, "dv": 128, "slots": 1024},
@@ -348,7 +348,7 @@ typical_call(
 )
 
 
-# ---- Benchmarks, beside the operators one after the other
+# ---- Benchmarks, with the sequence of operators as peer
 
 
 def _operators(x: Inputs) -> Peer:
@@ -401,8 +401,8 @@ def layer_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
 
     one_state = size(x["state_pool"]) // slots
     states = batch * (1 + tokens) * one_state
-    of_conv = batch * channels * (TAPS - 1 + TAPS - 2 + tokens) * 2
-    moved = states + of_conv + size(x["qkvz"], x["ba"], x["out"], x["conv_weight"])
+    conv_bytes = batch * channels * (TAPS - 1 + TAPS - 2 + tokens) * 2
+    moved = states + conv_bytes + size(x["qkvz"], x["ba"], x["out"], x["conv_weight"])
     return Work(partial(gdn_decode_layer, **x), moved, 0, x, outcome, x)
 
 

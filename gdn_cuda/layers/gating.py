@@ -38,11 +38,11 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
         gate: as a, fp32
 
     Parameters:
-        is_var_len: accepted, and not read: a packed `a` has two dimensions
+        is_var_len: accepted and ignored: a packed `a` has two dimensions
 
     Edge cases:
         Where one factor of the gate leaves fp32's range, the gate is the limit of the product; infinity times 0, of a = −∞ and
-        A_log = ∞ or a = ∞ and A_log = −∞, is NaN. In gdn_cuda.reference a gate of −∞ passes no gradient on.
+        A_log = ∞ or a = ∞ and A_log = −∞, is NaN. In gdn_cuda.reference a gate of −∞ has zero gradient.
 
     Example:
         >>> a, b = torch.zeros(2, 1, 3, 4)  # one sequence, 3 tokens, 4 heads

@@ -1,4 +1,4 @@
-"""What a Gated Delta Net layer's projections consist of: gdn_decode_layer and gdn_prefill_layer say where."""
+"""The parts of a Gated Delta Net layer's projections; gdn_decode_layer and gdn_prefill_layer document the layouts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from ..operators.schema import not_a_tensor, refuse
 
 LAYOUTS = ("qwen3_next", "qwen3_5", "split")
-# What computes a layer with gradients.
+# Operators that compute a layer with gradients.
 DIFFERENTIABLE = "conv_split_l2norm without conv_state, gdn_cuda.reference.chunked_forward and rms_norm_gated"
 
 
 class LayerParts(NamedTuple):
-    mixed: Tensor  # (…, 2 Hk dk + Hv dv): query, key and value, as the convolution has its channels
+    mixed: Tensor  # (…, 2 Hk dk + Hv dv): query, key and value, the convolution's channels
     z: Tensor  # (…, Hv, dv)
     b: Tensor  # (…, Hv)
     a: Tensor  # (…, Hv)
@@ -32,7 +32,7 @@ def check_parts(
     dv: int,
     layout: str,
 ) -> None:
-    """What the operators would find in parts of the tensors only."""
+    """Checks that operators could otherwise only report for parts of these tensors."""
     if layout not in LAYOUTS:
         refuse(function, "layout", f"one of {', '.join(map(repr, LAYOUTS))}", repr(layout))
     if heads[0] < 1 or heads[1] % heads[0]:
@@ -59,7 +59,7 @@ def check_parts(
 def layer_parts(
     qkvz: Tensor, ba: Tensor, z: Tensor | None, a: Tensor | None, heads: tuple[int, int], dk: int, dv: int, layout: str
 ) -> LayerParts:
-    """Views, but for `mixed` of "qwen3_next", whose parts are not neighbours: that is a copy."""
+    """All parts are views, except `mixed` of "qwen3_next", whose parts are not contiguous: it is a copy."""
     heads_k, heads_v = heads
     per_key = heads_v // heads_k
     if layout == "qwen3_next":
@@ -76,7 +76,7 @@ def layer_parts(
 
 
 def split_heads(mixed: Tensor, heads: tuple[int, int], dk: int, dv: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query and key (…, Hk, dk) and value (…, Hv, dv) of what the convolution returned."""
+    """Query and key (…, Hk, dk) and value (…, Hv, dv) of the convolution's result."""
     heads_k, heads_v = heads
     query, key, value = mixed.split([heads_k * dk, heads_k * dk, heads_v * dv], -1)
     return query.unflatten(-1, (heads_k, dk)), key.unflatten(-1, (heads_k, dk)), value.unflatten(-1, (heads_v, dv))
@@ -89,7 +89,7 @@ def check_heads(function: str, heads: tuple[int, int]) -> tuple[int, int]:
 
 
 def is_silu(function: str, activation: str | None) -> bool:
-    """Whether the convolution's activation is silu, and not none."""
+    """Whether the convolution's activation is silu; otherwise there is none."""
     if activation not in (None, "silu", "swish"):
         refuse(function, "activation", "None, 'silu' or 'swish'", repr(activation))
     return activation is not None

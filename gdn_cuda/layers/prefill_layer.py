@@ -52,7 +52,8 @@ def gdn_prefill_layer(
     z: Tensor | None = None,
     a: Tensor | None = None,
 ) -> Tensor:
-    """A whole layer's prompts but for its projections, states of two pools in place: what goes into the output projection.
+    """A layer's prompts without its projections; states of two pools are updated in place. Returns the input of the output
+    projection.
 
     Formula:
         q, k, v = conv_split_l2norm(q, k, v);  beta and gate of b and a as in `gdn_decode_layer`
@@ -71,14 +72,14 @@ def gdn_prefill_layer(
         norm_eps, gate_activation, allow_negative_eigenvalues, scale, null_slot: as in `gdn_decode_layer`
         deterministic: as in `chunked_forward`
 
-    A sequence whose has_initial_state is False starts from zeros, and its slot is not read. Behind a prompt the last inputs are
-    in the last columns of `conv_pool`, as tokens without verify expect them; for a pool of verify, which begins with the first
-    columns, pass `conv_pool[..., :3]`. Three operators and nothing that synchronizes: a call can be part of a CUDA graph.
+    A sequence whose has_initial_state is False starts from zeros, and its slot is not read. After a prompt its last inputs are
+    in the last columns of `conv_pool`, as decode without verify expects; for verify, which expects them in the first columns,
+    pass `conv_pool[..., :3]`. A call runs three operators and does not synchronize, so it can be part of a CUDA graph.
 
     Edge cases:
         A slot that is negative or null_slot skips the sequence: output 0 for finite z, nothing touched.
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
-        Tokens behind the last packed sequence have the output 0.
+        Tokens after the last packed sequence have the output 0.
 
     Example:
         >>> Hk, Hv, dk, dv = 1, 2, 64, 8
@@ -132,7 +133,7 @@ def gdn_prefill_layer(
     norm = (parts.z, norm_weight, norm_eps, gate_activation)
 
     def checks() -> None:
-        """Of what runs after the convolution has written its states. Its results are like its inputs."""
+        """Checks the operators that run after the convolution has written its states; shapes of results are those of inputs."""
         plain = {"use_qk_l2norm": False, "checkpoint_every": 0, "gate_is_linear": False, "update_state": True}
         inputs = rows_and_out(*split_heads(parts.mixed, heads, dk, dv))
         check_call("chunked_forward_pool", **inputs, **recurrence, **plain)

@@ -21,12 +21,12 @@ _NAME = "rms_norm_gated"
 
 
 def _columns(x: Any) -> Any:
-    """The columns of a group."""
+    """Number of columns per group."""
     return x.x.shape[-1] if x.group_size is None else x.group_size
 
 
 def _grouped(y: Tensor, x: Any) -> Tensor:
-    """(…, groups, columns of a group)."""
+    """y as (…, groups, columns per group)."""
     columns = _columns(x)
     return y.unflatten(-1, (-1, columns)) if columns else y.unsqueeze(-2)
 
@@ -43,7 +43,7 @@ def _gate(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _inverse_rms(h: Tensor, x: Any) -> Tensor:
-    """Of every group, behind its columns."""
+    """1 / rms of every group, expanded to its columns."""
     squares = _grouped(h, x).square().mean(-1, keepdim=True)
     return (squares + x.eps).rsqrt().expand(_grouped(h, x).shape).flatten(-2)
 
@@ -65,25 +65,25 @@ def _backward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     h = y if x.norm_before_gate else y * a
     inverse = _inverse_rms(h, x)
     n = h * inverse
-    of_n = grad * weight * a if x.norm_before_gate else grad * weight
-    mean = _grouped(of_n * n, x).mean(-1, keepdim=True).expand(_grouped(h, x).shape).flatten(-2)
-    # With one column the difference cancels: this is what rounding would lose.
-    of_h = inverse * (of_n * (x.eps * inverse.square()) + 0 * n if _columns(x) == 1 else of_n - n * mean)
-    of_x = of_h if x.norm_before_gate else of_h * a
-    of_gate = slope * (grad * weight * n if x.norm_before_gate else of_h * y)
-    of_weight = grad * n * a if x.norm_before_gate else grad * n
+    dn = grad * weight * a if x.norm_before_gate else grad * weight
+    mean = _grouped(dn * n, x).mean(-1, keepdim=True).expand(_grouped(h, x).shape).flatten(-2)
+    # With one column rounding would cancel the difference, so it is computed directly.
+    dh = inverse * (dn * (x.eps * inverse.square()) + 0 * n if _columns(x) == 1 else dn - n * mean)
+    dx = dh if x.norm_before_gate else dh * a
+    dgate = slope * (grad * weight * n if x.norm_before_gate else dh * y)
+    dweight = grad * n * a if x.norm_before_gate else grad * n
     if y.dim() > 1:
-        of_weight = of_weight.flatten(0, -2).sum(0)
+        dweight = dweight.flatten(0, -2).sum(0)
     none = x.x.new_empty(0)
     return (
-        of_x.to(x.x.dtype).contiguous(),
-        none if x.gate is None else of_gate.to(x.gate.dtype).contiguous(),
-        x.x.new_empty(0, dtype=torch.float32) if x.weight is None else of_weight.to(_sum_dtype(x)),
+        dx.to(x.x.dtype).contiguous(),
+        none if x.gate is None else dgate.to(x.gate.dtype).contiguous(),
+        x.x.new_empty(0, dtype=torch.float32) if x.weight is None else dweight.to(_sum_dtype(x)),
     )
 
 
 def _sum_dtype(x: Any) -> torch.dtype:
-    """The weight's gradient as it is summed up."""
+    """The dtype in which the weight's gradient is summed."""
     return torch.float64 if x.weight is not None and x.weight.dtype == torch.float64 else torch.float32
 
 
@@ -91,23 +91,23 @@ def _sum_dtype(x: Any) -> torch.dtype:
 
 
 def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
-    of_gate = x.x.new_empty(0) if x.gate is None else x.gate.new_empty(x.gate.shape)
-    of_weight = x.x.new_empty((0,) if x.weight is None else x.weight.shape, dtype=_sum_dtype(x))
-    return x.x.new_empty(x.x.shape), of_gate, of_weight
+    dgate = x.x.new_empty(0) if x.gate is None else x.gate.new_empty(x.gate.shape)
+    dweight = x.x.new_empty((0,) if x.weight is None else x.weight.shape, dtype=_sum_dtype(x))
+    return x.x.new_empty(x.x.shape), dgate, dweight
 
 
 def _gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
-    of_x, of_gate, of_weight = _backward(grad, x.x, x.gate, x.weight, x.eps, x.activation, x.norm_before_gate, x.group_size)
+    dx, dgate, dweight = _backward(grad, x.x, x.gate, x.weight, x.eps, x.activation, x.norm_before_gate, x.group_size)
     return {
-        "x": of_x,
-        "gate": of_gate if needs.gate else None,
-        "weight": of_weight.to(x.weight.dtype) if needs.weight else None,
+        "x": dx,
+        "gate": dgate if needs.gate else None,
+        "weight": dweight.to(x.weight.dtype) if needs.weight else None,
     }
 
 
 def _mapped(operator: Differentiable, x: Any, dims: Any) -> Any:
-    """For torch.vmap: leading dimensions take what is mapped over, but a weight of its own, or a gradient of the weight, makes
-    it a call each."""
+    """For torch.vmap: the mapped dimension becomes a leading one; with a mapped weight, or a gradient of the weight, each index
+    is a call of its own."""
     names = [name for name in operator.schema.arguments if isinstance(getattr(x, name), Tensor)]
     count = next(getattr(x, name).shape[d] for name, d in vars(dims).items() if d is not None)
     first = {
@@ -164,21 +164,21 @@ def rms_norm_gated(
         out = norm(x) · a(gate), or norm(x · a(gate)) where not norm_before_gate; a(g) = g σ(g) for silu and σ(g) for sigmoid
 
     Shapes:
-        x, gate: (…, D), bf16, fp16 or fp32, each on its own; out is contiguous, of x's dtype
+        x, gate: (…, D), bf16, fp16 or fp32, independently; out is contiguous, of x's dtype
         weight: (D,), bf16, fp16 or fp32, or None for ones
 
     Parameters:
         eps: added to the mean square
-        activation: "silu", "swish", which is the same, or "sigmoid"
-        norm_before_gate: whether x is normalised, and not x · a(gate)
-        group_size: how many columns, a divisor of D, are normalised on their own; None: D
+        activation: "silu", "swish" (another name of silu) or "sigmoid"
+        norm_before_gate: whether x is normalised; otherwise x · a(gate)
+        group_size: number of columns that are normalised together, a divisor of D; None: D
 
-    Rows may have any strides, as views of a wider projection have, and are not copied. Without a gate this is the plain RMS
-    norm. CPU tensors may also be fp64.
+    Rows may have any strides, for example as views of a wider projection, and are not copied. Without a gate this is the plain
+    RMS norm. CPU tensors may also be fp64.
 
     Edge cases:
-        Squares that fp32 cannot hold do not matter: a row of 1e30 is as one of 1.
-        A row of zeros with eps = 0 is NaN, as its formula is. NaN stays in its row, and in the gradient of the weight.
+        Squares outside fp32's range are handled: a row of 1e30 has the result of a row of 1.
+        A row of zeros with eps = 0 is NaN, as in the formula. NaN stays in its row, and in the gradient of the weight.
         A gate of −∞ gives 0 with sigmoid, and NaN with silu.
         Gradients of gradients and forward mode raise RuntimeError.
 
@@ -284,7 +284,7 @@ typical_call(rms_norm_gated, {"B": 1, "T": 8192, "Hv": 32, "dv": 128}, "x, gate:
 
 @sanitizes("rms_norm", "rms_norm_backward")
 def _sanitized() -> None:
-    """Every way of sharing a row among threads, in vectors and element by element."""
+    """Every division of a row among threads, with vectors and with single elements."""
     for dtype in (torch.bfloat16, torch.float32):
         for D in (1, 64, 70, 128, 250, 256, 1024, 1030, 4096, 8200):
             x, wide = draw(37, D, dtype=dtype), draw(37, 2 * D, dtype=dtype)

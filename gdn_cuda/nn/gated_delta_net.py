@@ -17,7 +17,7 @@ from .dtypes import recurrence_dtype
 
 _FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
 _FUSED_HEAD_K, _FUSED_HEAD_V = (64, 96, 128, 192, 256), range(8, 257, 8)
-# Parameters under other names: those of Qwen3.5, of OLMo-Hybrid, and of FLA, whose projections are separate and in this order.
+# Names of separate parameters in Qwen3.5, OLMo-Hybrid and FLA, in the order in which they are concatenated.
 _SEPARATE = {
     "in_proj_qkvz.weight": (("in_proj_qkv", "in_proj_z"), ("q_proj", "k_proj", "v_proj", "g_proj")),
     "in_proj_ba.weight": (("in_proj_b", "in_proj_a"), ("b_proj", "a_proj")),
@@ -40,7 +40,7 @@ class GatedDeltaNet(nn.Module):
 
     Projections q, k, v, z, b and a of the input, `gdn_prefill_layer` or `gdn_decode_layer`, and the output projection.
 
-    It does not train: in grad mode a call computes the same, and backward through what it returns or writes raises. What has
+    It does not train: in grad mode a call computes the same, and backward through its results or states raises. Operators with
     gradients are `conv_split_l2norm` without a pool, `gdn_cuda.reference.chunked_forward` and `rms_norm_gated`. Run it under
     `torch.no_grad()`.
 
@@ -58,7 +58,7 @@ class GatedDeltaNet(nn.Module):
         hidden_size: D
         heads: (Hk, Hv), the numbers of key and of value heads
         head_k_dim, head_v_dim: dk, the size of a query or key; dv, that of a value
-        layout: how in_proj_qkvz and in_proj_ba are ordered: "qwen3_next" by key heads, or "qwen3_5" q, k, v, z and b, a
+        layout: order of in_proj_qkvz and in_proj_ba: "qwen3_next" by key heads, or "qwen3_5" q, k, v, z and b, a
         norm_eps: added to the mean square in the output's norm
         conv_bias: whether the convolution has a bias
         allow_negative_eigenvalues: whether beta is twice the sigmoid
@@ -108,10 +108,10 @@ class GatedDeltaNet(nn.Module):
         self.register_load_state_dict_pre_hook(_merge_parameters)
 
     def new_state(self, slots: int, columns: int = TAPS - 1, dtype: torch.dtype | None = None) -> GatedDeltaNetState:
-        """Zeros. `columns`: of the convolution's states, T + 2 where steps verify T tokens; `dtype`: of the recurrent ones, by
-        default fp32, or fp64 for parameters in fp64."""
+        """Pools of zeros. `columns`: columns of the convolution's states, T + 2 if steps verify T tokens; `dtype`: dtype of the
+        recurrent states, by default fp32, or fp64 for parameters in fp64."""
         weight = self.conv1d.weight
-        strides = columns * self.channels, 1, self.channels  # no view, which autograd would not let a call write
+        strides = columns * self.channels, 1, self.channels  # not a view: autograd would forbid a call to write it
         conv = torch.empty_strided((slots, self.channels, columns), strides, device=weight.device, dtype=weight.dtype).zero_()
         sizes = (slots, self.heads[1], self.head_v_dim, self.head_k_dim)
         return GatedDeltaNetState(conv, torch.zeros(sizes, device=weight.device, dtype=dtype or state_dtype(weight)))
@@ -126,7 +126,8 @@ class GatedDeltaNet(nn.Module):
         has_initial_state: Tensor | None = None,
         null_slot: int | None = None,
     ) -> Tensor:
-        """Prompts; arguments as of `gdn_prefill_layer`. Without a state, from zeros, and what is behind the prompts is lost."""
+        """Prompts; arguments as of `gdn_prefill_layer`. Without a state, prompts start from zeros and their states are
+        dropped."""
         self._check(x)
         if state is None:
             for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
@@ -146,8 +147,8 @@ class GatedDeltaNet(nn.Module):
         num_accepted_tokens: Tensor | None = None,
         null_slot: int | None = None,
     ) -> Tensor:
-        """A token or a few of every sequence; arguments as of `gdn_decode_layer`. What that does not take, such as fp32, is
-        computed by the operators one after the other."""
+        """A token or a few of every sequence; arguments as of `gdn_decode_layer`. Inputs that it does not support,
+        for example fp32, are computed by a sequence of operators."""
         self._check(x)
         more = {"state_indices": state_indices, "num_accepted_tokens": num_accepted_tokens, "null_slot": null_slot}
         dims_fit = self.head_k_dim in _FUSED_HEAD_K and self.head_v_dim in _FUSED_HEAD_V
@@ -194,7 +195,7 @@ class GatedDeltaNet(nn.Module):
 
 
 def _merge_parameters(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Replaces parameters under other names by those that the layer has."""
+    """Replaces separate parameters of other implementations by the layer's own."""
     for name, choices in _SEPARATE.items():
         for parts in choices:
             found = [f"{prefix}{part}.{name.rpartition('.')[2]}" for part in parts]

@@ -1,4 +1,4 @@
-"""The systems x' = A x + B u that S4, S4D and S5 begin as, in fp64: HiPPO-LegS, truncated Fourier, and diagonal ones."""
+"""Initial systems x' = A x + B u of S4, S4D and S5, in fp64: HiPPO-LegS, truncated Fourier, and diagonal systems."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class Modes(NamedTuple):
-    """A real system in the eigenbasis of the normal part of A = V (diag(eigenvalues) − P Pᴴ) Vᴴ: of each conjugate pair the
-    half with Im ≥ 0, complex128. Eigenvectors are scaled such that B and P are real and not negative, so both are unique."""
+    """A real system in the eigenbasis of the normal part of A = V (diag(eigenvalues) − P Pᴴ) Vᴴ: from each conjugate pair the
+    one with Im ≥ 0, complex128. Eigenvectors are scaled so that B and P are real and not negative, which makes both unique."""
 
     eigenvalues: Tensor
     B: Tensor
@@ -21,8 +21,8 @@ class Modes(NamedTuple):
 def diagonalized_hippo(size: int) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of the normal part of HiPPO-LegS, A + p pᵗ with p_n = √(n + ½); imaginary parts ascend.
 
-    A[n, k] = −√(2n + 1) √(2k + 1) below the diagonal, −(n + 1) on it. The sum is −½ on the diagonal, and but for that
-    skew-symmetric, so a Hermitian solver finds its eigenvalues exactly enough.
+    A[n, k] = −√(2n + 1) √(2k + 1) below the diagonal, −(n + 1) on it. The sum is −½ I plus a skew-symmetric matrix,
+    so a Hermitian solver computes its eigenvalues accurately.
     """
     n = torch.arange(size, dtype=torch.float64, device="cpu")
     root = torch.sqrt(2 * n + 1)
@@ -34,7 +34,7 @@ def diagonalized_hippo(size: int) -> tuple[Tensor, Tensor]:
 
 
 def legs(size: int) -> Modes:
-    """HiPPO-LegS of an even size: e^{tA} B holds √(2n + 1) e^{−t} P_n(2e^{−t} − 1), Legendre polynomials of the past."""
+    """HiPPO-LegS of an even size: e^{tA} B is √(2n + 1) e^{−t} P_n(2e^{−t} − 1), Legendre polynomials of the past."""
     eigenvalues, vectors = (x[..., size // 2 :] for x in diagonalized_hippo(size))
     root = torch.sqrt(2 * torch.arange(size, dtype=torch.float64, device="cpu") + 1)
     B = (vectors.mH @ root.to(vectors.dtype)).abs()
@@ -44,7 +44,7 @@ def legs(size: int) -> Modes:
 def fout(size: int) -> Modes:
     """S4-FouT of an even size: the coefficients of the last unit of time in 1, √2 cos 2πks and √2 sin 2πks, k < size / 2.
 
-    With p the basis at s = 0, x' = D x + p u(t) − p u(t − 1), D the derivatives of the basis. The series gives the mean of both
+    With p the basis at s = 0, x' = D x + p u(t) − p u(t − 1), D the derivatives of the basis. The series has the mean of both
     ends there, so u(t − 1) = 2 pᵗx − u(t), A = D − 2 p pᵗ and B = 2 p. The sine of k = 0 is a state that stays 0.
     """
     k = torch.arange(size // 2, dtype=torch.float64, device="cpu")
@@ -54,9 +54,9 @@ def fout(size: int) -> Modes:
 
 
 def diagonal(name: str, size: int) -> Modes:
-    """S4D-LegS, -Inv, -Lin for an even size, and -Real: λ of all states there, which are real.
+    """S4D-LegS, -Inv, -Lin for an even size, and -Real, which has the real λ of all states.
 
-    LegS is the normal part alone, with half of B: its basis functions tend to those of HiPPO-LegS as the size grows.
+    LegS is the normal part alone, with half of B: its basis functions converge to those of HiPPO-LegS as the size grows.
     """
     n = torch.arange(size if name == "real" else size // 2, dtype=torch.float64, device="cpu")
     ones = torch.ones_like(n) + 0j

@@ -1,4 +1,4 @@
-"""S4: the convolution kernel of a diagonal plus low-rank system, and the same system step by step."""
+"""S4: the convolution kernel of a diagonal plus low-rank system, and steps of the same system."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ logger = logging.getLogger("gdn_cuda")
 class S4Kernel(KnowsLength, SSMKernel):
     """S4's convolution kernel k_l = Re(C Ā^l B̄), of x' = dt (Λ − P Pᴴ) x + dt B u, discretized bilinearly.
 
-    A = −tr(A_real) − i tr(A_imag), dt = tr(inv_dt). The first call turns C, in place, into C̃ = C (I − Ā^L) for L = l_max or
-    what it is called for; a longer call doubles L until it suffices. `l_kernel`, in the state_dict beside C, says which C̃ it
-    is; kernels over one C share that.
+    A = −tr(A_real) − i tr(A_imag), dt = tr(inv_dt). The first call converts C, in place, to C̃ = C (I − Ā^L) for L = l_max or
+    its own length; a longer call doubles L until it suffices. `l_kernel`, next to C in the state_dict, is the L of C̃; all
+    kernels with the same C use the same L.
 
     Shapes:
         param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), P (rank, n_ssm, N, 2), inv_dt (H, 1)
           or (H, N); numbers N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_transform,
           imag_transform and dt_transform among none, exp, relu, sigmoid, softplus; dt_fast (sinh), is_real, deterministic,
-          verbose, fp64_sums (where poles are so near the imaginary axis that sums in fp32 cancel)
+          verbose, fp64_sums (for poles so near the imaginary axis that sums in fp32 cancel)
         the kernel: (channels, H, L)
 
     Parameters:
         d_model, channels: H and channels of param_config
-        l_max: the length of the kernel where a call has no L; None: the first call has one
+        l_max: the length of the kernel if a call has no L; None: the first call must have one
 
     Example:
         >>> H, N = 2, 4
@@ -64,8 +64,8 @@ class S4Kernel(KnowsLength, SSMKernel):
     def forward(self, state: Tensor | None = None, rate: float = 1.0, L: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Returns k (channels, H, L), and k_state (…, channels, H, L) for a state (…, H, N) or (…, H, 2N), else None.
 
-        L is by default l_max / rate, or the length of C̃. C̃ is made for rate 1: at another rate k is the kernel of nearly
-        the same C.
+        L is by default l_max / rate, or the length of C̃. C̃ is computed for rate 1: at another rate k is the kernel of
+        nearly the same C.
         """
         self._check_rate(rate)
         if state is not None:
@@ -84,14 +84,14 @@ class S4Kernel(KnowsLength, SSMKernel):
             k = kernel_by_cauchy(system, B, samples, sums)[..., :L].to(self._real)
         return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
 
-    def _shape_of_largest(self, L: int) -> tuple[int, ...]:
-        """Cauchy sums, complex at half as many points."""
+    def _largest_shape(self, L: int) -> tuple[int, ...]:
+        """Shape of the Cauchy sums: complex, at half as many points as the kernel has."""
         return self.H, 1 + self.rank, self.channels + self.rank, L
 
     # ---- C̃
 
     def _lengths(self, L: int | None, rate: float) -> tuple[int, int]:
-        """L, and the length of the C̃ that it needs at this rate."""
+        """L, and the length of C̃ that it requires at this rate."""
         length = self._length or self.l_max or 0
         if L is None:
             if length == 0:
@@ -133,10 +133,11 @@ class S4Kernel(KnowsLength, SSMKernel):
 
     @torch.no_grad()
     def _setup_step(self, mode: str = "dense") -> None:
-        """Makes what `step` needs: "dense" on (…,H,2N), "linear" in O(rank · N) on (…,H,N), "diagonal" in the eigenbasis.
+        """Computes the matrices of `step`: "dense" on (…,H,2N), "linear" in O(rank · N) on (…,H,N), "diagonal" in the
+        eigenbasis.
 
-        `step` does so itself where nobody has (dense), or where a parameter has changed (in the mode it was in). It does
-        not see writes to `.data` and to inference tensors, and when compiled no change at all.
+        `step` calls it if nobody has (dense), or if a parameter has changed (in the last mode). It does not detect writes to
+        `.data` and to inference tensors, and when compiled no changes at all.
         """
         if mode not in s4.STEP_MODES:
             raise ValueError(f"S4Kernel: mode: expected one of {s4.STEP_MODES}, got {mode!r}")
@@ -160,7 +161,7 @@ class S4Kernel(KnowsLength, SSMKernel):
         return torch.zeros(*batch, self.H, size, dtype=self._complex, device=self.C.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state as `default_state` makes it.
+        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state shaped as by `default_state`.
         Differentiable in these two; backward to parameters raises."""
         self._check_input(u, sequence=False)
         self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,), u.shape[:-1])
@@ -178,8 +179,8 @@ class S4Kernel(KnowsLength, SSMKernel):
         return torch.einsum("chn,...hn->...ch", dC, state).real, state
 
     def read(self, state: Tensor) -> Tensor:
-        """y (…, channels, H) of a state (…, H, N) or (…, H, 2N) after its input, which `step` returns with it; not of diagonal
-        steps. Differentiable in everything."""
+        """y (…, channels, H) of a state (…, H, N) or (…, H, 2N), as `step` returns it with that state; not for diagonal steps.
+        Differentiable in everything."""
         self._check_state(state, (self.N, 2 * self.N))
         system = self._system()
         C = s4.original_output(s4.discretized(system), system.C, self._length)

@@ -1,4 +1,4 @@
-"""Base class of S4Kernel and S4DKernel: the parameters shared with the parent, and the system that they describe."""
+"""Base class of S4Kernel and S4DKernel: parameters that belong to a parent module, and the system that they describe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tensors import keep
 
 PARAMETERS = ("A_real", "A_imag", "B", "C", "P", "inv_dt")
 FLAGS = ("dt_fast", "is_real", "deterministic", "verbose", "fp64_sums")
-NUMBERS = ("N", "H", "channels", "rank", "repeat")
+SIZES = ("N", "H", "channels", "rank", "repeat")
 NAMED_TRANSFORMS = ("real_transform", "imag_transform", "dt_transform")
 
 
@@ -28,9 +28,9 @@ def rows_of(state: Tensor) -> Tensor:
 
 
 class SSMKernel(nn.Module):
-    """A kernel over parameters that a parent shares with it: `nn.Parameter`s stay those, other tensors are buffers.
+    """A kernel with the parameters of a parent module: `nn.Parameter`s are registered as such, other tensors as buffers.
 
-    Parameters are read in fp64; what is computed from them is fp32, or fp64 as soon as one of them is.
+    Parameters are converted to fp64; results are fp32, or fp64 if any parameter is.
     """
 
     l_max: int | None
@@ -45,18 +45,18 @@ class SSMKernel(nn.Module):
         if l_max is not None and not (isinstance(l_max, Integral) and l_max >= 0):
             raise ValueError(f"{self._name}: l_max: expected None or a length, got {l_max!r}")
         self.d_model, self.l_max = d_model, l_max
-        self.dA = self.dB = self.dC = None  # used by steps, and not part of checkpoints
+        self.dA = self.dB = self.dC = None  # for steps; not part of checkpoints
         self._made_from: list[Any] | None = None
-        self._held: list[Tensor] = []  # so that no other tensor gets their addresses
+        self._held: list[Tensor] = []  # keeps other tensors from getting their addresses
 
     def _read(self, config: Mapping[str, Any]) -> None:
         optional = {"P", "A_imag"} if config.get("is_real") else {"P"}
-        needed = [key for key in (*PARAMETERS, *NUMBERS, *NAMED_TRANSFORMS) if key not in optional]
+        needed = [key for key in (*PARAMETERS, *SIZES, *NAMED_TRANSFORMS) if key not in optional]
         if missing := [key for key in needed if config.get(key) is None]:
             raise ValueError(
                 f"{self._name}: param_config: expected {', '.join(missing)} too, got {', '.join(map(str, config))}"
             )
-        for key in (*NUMBERS, *NAMED_TRANSFORMS):
+        for key in (*SIZES, *NAMED_TRANSFORMS):
             setattr(self, key, config[key])
         for key in FLAGS:
             setattr(self, key, bool(config.get(key, False)))
@@ -110,10 +110,10 @@ class SSMKernel(nn.Module):
             raise ValueError(f"{self._name}: L: expected an integer >= 0, got {L!r}")
 
     def _check_size(self, L: int) -> None:
-        """Before anything of this length is made."""
-        check_result_size(self._name, "L", self._shape_of_largest(L), self._real, self.C.device)
+        """Called before anything of this length is allocated."""
+        check_result_size(self._name, "L", self._largest_shape(L), self._real, self.C.device)
 
-    def _shape_of_largest(self, L: int) -> tuple[int, ...]:
+    def _largest_shape(self, L: int) -> tuple[int, ...]:
         return self.channels, self.H, L
 
     def _check_state(self, state: Tensor, sizes: tuple[int, ...], batch: tuple[int, ...] = ()) -> None:
@@ -133,10 +133,10 @@ class SSMKernel(nn.Module):
             raise ValueError(f"{self._name}: u: expected real numbers {expected}, got {u.dtype} {tuple(u.shape)}")
 
     def _unmoved(self, u: Tensor, state: Tensor) -> Tensor:
-        """The state after no inputs, broadcast over the batch of u."""
+        """The state after no input, broadcast over the batch of u."""
         return state.to(self._complex) + u.to(self._real).sum(-1, keepdim=True)
 
-    # ---- Steps: set up once, and again when a parameter has changed
+    # ---- Steps: set up once, and again after a parameter has changed
 
     dA: Any
     dB: Any
@@ -155,7 +155,7 @@ class SSMKernel(nn.Module):
         return constants(f"{self._name}.{function}", differentiable, made_from, made)
 
     def _is_current(self) -> bool:
-        if torch.compiler.is_compiling():  # which cannot read versions
+        if torch.compiler.is_compiling():  # compiled code cannot read versions
             return self.dA is not None
         return self._made_from is not None and self._made_from == self._versions()
 

@@ -19,12 +19,12 @@ from .s4 import S4Kernel
 from .s4_base import SSMKernel
 from .s4d import S4DKernel
 
-_LEAST_DECAY = 1e-4  # decays are kept as logarithms, and FouT's are 0
+_LEAST_DECAY = 1e-4  # decays are stored as logarithms, and FouT's are 0
 _TRANSFORMS = {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
 
 
 class StateSpaceLayer(KeepsRecurrence):
-    """What S4 and S4D share. A subclass names its initialisations, and calls `_make` at the end of its own `__init__`."""
+    """Base class of S4 and S4D. A subclass lists its initialisations and calls `_make` at the end of its `__init__`."""
 
     INITS: tuple[str, ...]
     kernel: Any
@@ -76,7 +76,7 @@ class StateSpaceLayer(KeepsRecurrence):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        """The kernel, which has a system for every channel, and all parameters."""
+        """Creates the kernel, with a system for every channel, and all parameters."""
         real = self.init == "real"
         H, N, pair = self.d_model, self.d_state if real else self.d_state // 2, () if real else (2,)
         sizes = {"N": N, "H": H, "channels": 2 if self.bidirectional else 1, "rank": 0, "repeat": 1} | options
@@ -93,7 +93,8 @@ class StateSpaceLayer(KeepsRecurrence):
         self.out_proj = None if self.output is None else nn.Linear(H, 2 * H if self.output == "glu" else H, **like)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew; those of the system on the CPU, where a seed gives the same ones for every device."""
+        """Draws new values for all parameters; those of the system on the CPU, so that a seed gives the same values on any
+        device."""
         self._draw()
         if self.out_proj is not None:
             self.out_proj.reset_parameters()
@@ -124,7 +125,7 @@ class StateSpaceLayer(KeepsRecurrence):
     # ---- Sequences and tokens
 
     def forward(self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False) -> Any:
-        """Returns y (B, L, d_model), or (y, last state); `state` is the one before the first token, or zeros."""
+        """Returns y (B, L, d_model), or (y, last state); `state` is the state before the first token, or zeros."""
         self._check("u", u, 3, "B, L, {}")
         if self.bidirectional and (state is not None or return_last_state):
             asked = "return_last_state" if state is None else "state"
@@ -134,7 +135,7 @@ class StateSpaceLayer(KeepsRecurrence):
         y = fft_causal_conv(tokens, k[0], self.D.to(tokens.dtype))
         if left is not None:
             y = y + left[:, 0]
-        if self.bidirectional:  # from the next token on, as k[0] has the current one
+        if self.bidirectional:  # from the next token on: k[0] has the current token
             later = fft_causal_conv(tokens.flip(-1), k[1])
             y = y + F.pad(later, (1, 0))[..., : u.shape[1]].flip(-1)
         y = self._output(y.mT, u)
@@ -143,13 +144,13 @@ class StateSpaceLayer(KeepsRecurrence):
         return y, self.kernel.forward_state(tokens, self.default_state(len(u)) if state is None else state)
 
     def default_state(self, *batch: int) -> Tensor:
-        """Zeros (…, d_model, N), of which one half of each conjugate pair is kept."""
+        """Zeros (…, d_model, N), one state per conjugate pair."""
         state: Tensor = self.kernel.default_state(*batch)
         return state
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns y (B, d_model) and the next state, for one token u (B, d_model). Without grad mode it is much faster, as
-        matrices of steps are kept."""
+        """Returns y (B, d_model) and the next state, for one token u (B, d_model). Without grad mode it is much faster,
+        since the matrices of a step are cached."""
         self._check("u", u, 2, "B, {}")
         if self.bidirectional:
             raise ValueError(f"{self._name}: bidirectional: expected False for steps, got True")
@@ -185,25 +186,26 @@ class S4(StateSpaceLayer):
 
     `init`: "legs", HiPPO-LegS; or "fout", the truncated Fourier basis of "How to Train Your HiPPO" (Gu et al., 2023). A is
     diagonal plus rank one, discretized bilinearly in steps that begin log-uniform in [dt_min, dt_max]. Sequences are convolved
-    with the kernel of `S4Kernel`, `kernel`, which keeps C for its length: `l_max`, or that of the first call, doubled when
-    longer ones come; so reach the longest in training early.
+    with the kernel of `S4Kernel`, `kernel`, which converts C for its length: `l_max`, or the length of the first call, doubled
+    when longer sequences come; so train on the longest sequences early.
 
-    `activation` is "gelu" or None. `output` is "glu", a projection to 2 d_model and a gated linear unit; "linear", one to
-    d_model; or None. `bidirectional` adds a convolution over the tokens that follow, and leaves no states or steps.
+    `activation` is "gelu" or None. `output` is "glu", a projection to 2 d_model and a gated linear unit; "linear", a
+    projection to d_model; or None. `bidirectional` adds a convolution over the following tokens; then there are no states or
+    steps.
 
     Shapes:
         u, y: (B, L, d_model), or (B, d_model) in a step
-        state: (B, d_model, d_state / 2), complex64, or complex128 for parameters in fp64; None stands for zeros
+        state: (B, d_model, d_state / 2), complex64, or complex128 for parameters in fp64; None means zeros
         parameters: kernel.{A_real, A_imag (d_model, d_state / 2), B, P (1, d_model, d_state / 2, 2), C (1 or 2 for both
           directions, d_model, d_state / 2, 2), inv_dt (d_model, 1)}, fp32 at least; D (d_model,); out_proj
 
     Parameters:
         d_model: channels of u and y
         d_state: states of a channel, N; even, as pairs of conjugates
-        init: the system that training begins from, as above
-        l_max: the length that the kernel's C is kept for; None: that of the first call
-        dt_min, dt_max: between which steps begin
-        bidirectional: whether a second kernel, of the same system, runs over the tokens that follow
+        init: the initial system, as above
+        l_max: the length for which the kernel's C is converted; None: that of the first call
+        dt_min, dt_max: range of initial steps
+        bidirectional: whether a second kernel, of the same system, runs over the following tokens
         activation: "gelu" or None, after the skip
         output: "glu", "linear" or None, the projection at the end
         device, dtype: of the parameters; those of the system are fp32 at least
@@ -234,7 +236,7 @@ class S4(StateSpaceLayer):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(d_model, d_state, init, dt_min, dt_max, bidirectional, activation, output)
-        # FouT's poles are on the imaginary axis, and so are the points of the transform.
+        # FouT's poles are on the imaginary axis, like the points of the transform.
         self._make(S4Kernel, l_max, {"rank": 1, "fp64_sums": init == "fout"}, device, dtype)
         self.kernel._step_mode = "linear"  # the cheapest, with the smallest state
 
@@ -251,19 +253,19 @@ class S4D(StateSpaceLayer):
     diagonal A, discretized by `disc`, "zoh" or "bilinear".
 
     `init`: "legs", λ of the normal part of HiPPO-LegS; "inv", λ_n = −½ + i (N/π) (N / (2n + 1) − 1); "lin", λ_n = −½ + iπn; or
-    "real", λ_n = −(n + 1), where every state is real and counts for itself. N is d_state. Other options are those of `S4`.
+    "real", λ_n = −(n + 1), where every state is real and has no conjugate. N is d_state. Other options are those of `S4`.
 
     Shapes:
         u, y: (B, L, d_model), or (B, d_model) in a step
         state: (B, d_model, d_state / 2), complex64, or complex128 for parameters in fp64; for "real" (B, d_model, d_state);
-          None stands for zeros
+          None means zeros
         parameters: kernel.{A_real, A_imag (d_model, d_state / 2), B (1, d_model, d_state / 2, 2), C (1 or 2 for both
           directions, d_model, d_state / 2, 2), inv_dt (d_model, 1)}, fp32 at least, for "real" without A_imag and pairs;
           D (d_model,); out_proj
 
     Parameters:
         d_state: states of a channel, N; even, as pairs of conjugates, but for "real"
-        init: the system that training begins from, as above
+        init: the initial system, as above
         disc: "zoh" or "bilinear"
         d_model, dt_min, dt_max, bidirectional, activation, output, device, dtype: as in `S4`
 

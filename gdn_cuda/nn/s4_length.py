@@ -1,4 +1,4 @@
-"""The length for which an output matrix C has been replaced by C̃ = C (I − Ā^length), known to all kernels that share C."""
+"""The length for which an output matrix C has been replaced by C̃ = C (I − Ā^length), common to all kernels with that C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MARK = "_gdn_cuda_length"
 
 
 class Length:
-    """Shared by all kernels over one C, so that none converts it a second time. 0: C is not converted."""
+    """One object for all kernels with the same C, so that none converts it a second time. 0: C is not converted."""
 
     def __init__(self, value: int = 0):
         self.value = value
@@ -64,7 +64,7 @@ class KnowsLength(nn.Module):
         if name == "C" and value is not None and (name in self._parameters or name in self._buffers):
             self._own_length = Length.of(self.C)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy, whose parameters have lost their marks
+    def __setstate__(self, state: dict[str, Any]) -> None:  # for a copy, whose parameters have lost their Length
         super().__setstate__(state)
         self._own_length.mark(self.C)
 

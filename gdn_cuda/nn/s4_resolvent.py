@@ -15,11 +15,11 @@ def kernel_by_cauchy(system: System, B: Tensor, length: int, dtype: torch.dtype)
     """(b,channels,H,length) for inputs B (b,H,N), from a system whose C is the C̃ of `length`; sums in `dtype`.
 
     k̂(ω) = 2/(1+ω) · [r₀₀ − r₀₁ (I + r₁₁)⁻¹ r₁₀], r = cauchy_conj([B;P] × [C̃;P̄] · dt, z, A·dt) at ω = e^{−iθ}, θ = 2πk/length.
-    There 2/(1+ω) = 1 + i tan(θ/2) and z = 2i tan(θ/2), so neither is ever a difference. At ω = −1, where both are infinite,
-    k̂ is Re Σ B C̃ dt: all sums fall like 1/z.
+    There 2/(1+ω) = 1 + i tan(θ/2) and z = 2i tan(θ/2), so neither is computed as a difference. At ω = −1, where both are
+    infinite, k̂ is Re Σ B C̃ dt: all sums fall like 1/z.
     """
     v = torch.cat([B, system.P])[:, None] * torch.cat([system.C, system.P.conj()]) * system.dt
-    v = v.permute(2, 0, 1, 3)  # (H,b+R,channels+R,N): rows over the same poles are adjacent and share reciprocals
+    v = v.permute(2, 0, 1, 3)  # (H,b+R,channels+R,N): rows over the same poles are adjacent, so the kernel reuses reciprocals
     b, channels = B.shape[0], system.C.shape[0]
     half_theta = torch.arange((length + 1) // 2, dtype=torch.float64, device=v.device) * (math.pi / length)
     tangent = half_theta.tan()
@@ -35,9 +35,9 @@ def kernel_by_cauchy(system: System, B: Tensor, length: int, dtype: torch.dtype)
 
 
 def _woodbury(r: Tensor, rank: int) -> Tensor:
-    """r₀₀ − r₀₁ (I + r₁₁)⁻¹ r₁₀, one rank after the other: elimination, whose pivots 1 + r have positive real parts.
+    """r₀₀ − r₀₁ (I + r₁₁)⁻¹ r₁₀ by elimination, a rank at a time; pivots 1 + r have positive real parts.
 
-    The Hermitian part of r₁₁ is not negative where A is stable and z imaginary, so none needs to be looked for.
+    The Hermitian part of r₁₁ is positive semidefinite if A is stable and z imaginary, so no pivot search is needed.
     """
     for _ in range(rank):
         r = r[:, :-1, :-1] - r[:, :-1, -1:] * r[:, -1:, :-1] / (1 + r[:, -1:, -1:])

@@ -11,10 +11,10 @@ from ..structured.reference_s4 import Discrete, System
 
 
 class LinearStep(NamedTuple):
-    """The parts of a step in O(rank · N), on one half of each conjugate pair.
+    """Coefficients of a step in O(rank · N), on one half of each conjugate pair.
 
     w = E s − P (Pᴴ s) + 2 B u, s ← D w − D P G (Pᴴ D w): D = 1/(2/dt − A), E = 2/dt + A, G = (I + Pᴴ D P)⁻¹. Products with Pᴴ
-    run over whole pairs, so they are twice the real part of those over halves.
+    sum over whole pairs, so they are twice the real part of sums over halves.
     """
 
     D: Tensor  # (H,N)
@@ -49,7 +49,7 @@ def linear_step(system: System) -> LinearStep:
 
 
 def forward_state(discrete: Discrete, u: Tensor, state: Tensor) -> Tensor:
-    """Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l for u (…,H,L) and s (…,H,M), in blocks of about √L steps: two products each."""
+    """Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l for u (…,H,L) and s (…,H,M), in blocks of about √L steps, with two products each."""
     L = u.shape[-1]
     block = 1 << (max(L, 1).bit_length() // 2)
     power, reach = discrete.A, discrete.B[..., None]  # Ā^n, and Ā^{n−1} B̄ … B̄

@@ -1,4 +1,4 @@
-"""S4D: the convolution kernel of a diagonal system, and the same system step by step."""
+"""S4D: the convolution kernel of a diagonal system, and steps of the same system."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class S4DKernel(SSMKernel):
 
     Parameters:
         d_model, channels: H and channels of param_config
-        l_max: the length of the kernel where a call has no L; None: every call has one
+        l_max: the length of the kernel if a call has no L; None: every call must have one
 
     Example:
         >>> H, N = 2, 4
@@ -74,7 +74,7 @@ class S4DKernel(SSMKernel):
 
     @torch.no_grad()
     def _setup_step(self) -> None:
-        """Makes dA, dB (H,N) and dC (channels,H,N) for `step`, which does so itself at first and when a parameter changed."""
+        """Computes dA, dB (H,N) and dC (channels,H,N) for `step`, which calls this at first and after a parameter changed."""
         system = self._system()
         discrete = s4d.discretized(system, self.disc)
         self._keep(discrete.A, discrete.B, system.C)
@@ -96,7 +96,7 @@ class S4DKernel(SSMKernel):
         return 2 * torch.einsum("chn,...hn->...ch", dC, state).real, state
 
     def read(self, state: Tensor) -> Tensor:
-        """y (…, channels, H) of a state after its input, which `step` returns with it. Differentiable in everything."""
+        """y (…, channels, H) of a state, as `step` returns it with that state. Differentiable in everything."""
         self._check_state(state, (self.N,))
         return 2 * torch.einsum("chn,...hn->...ch", self._system().C.to(self._complex), state.to(self._complex)).real
 

@@ -1,6 +1,6 @@
 """Toeplitz matrices, their inverses, and matrices given by their displacement as modules.
 
-A tensor that is given as an `nn.Parameter` becomes a parameter of the module; any other becomes a buffer.
+`nn.Parameter` arguments become parameters of the module, other tensors buffers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..structured.toeplitz import (
 from .tensors import keep_numbers
 
 
-def _keep_lines(module: nn.Module, c: Tensor, r: Tensor) -> None:
+def _keep_column_and_row(module: nn.Module, c: Tensor, r: Tensor) -> None:
     keep_numbers(module, "n", c=c, r=r)
     if c.shape[-1] != r.shape[-1]:
         expected = f"(…, {c.shape[-1]}) as c has"
@@ -36,7 +36,7 @@ class ToeplitzMV(nn.Module):
         c: (…, n); r: (…, m); x and the result as in `toeplitz_matvec`
 
     Parameters:
-        transpose: whether `forward` multiplies with Tᵀ
+        transpose: whether `forward` multiplies by Tᵀ
 
     Example:
         >>> gdn_cuda.nn.ToeplitzMV(torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1]))(torch.ones(3))
@@ -74,7 +74,7 @@ class ToeplitzSolve(nn.Module):
         if r is None:
             keep_numbers(self, "n", c=c)
         else:
-            _keep_lines(self, c, r)
+            _keep_column_and_row(self, c, r)
 
     def forward(self, b: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
         if self.symmetric:
@@ -82,7 +82,7 @@ class ToeplitzSolve(nn.Module):
         return toeplitz_solve(self.c, self.r, b, stream=stream, out=out)
 
     def solve_ex(self, b: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
-        """`(T⁻¹ b, info)`: raises nothing for singular matrices and does not wait, as `toeplitz_solve_ex`."""
+        """`(T⁻¹ b, info)`: does not raise for singular matrices and does not wait, as `toeplitz_solve_ex`."""
         if self.symmetric:
             return toeplitz_solve_symmetric_ex(self.c, b, stream=stream)
         return toeplitz_solve_ex(self.c, self.r, b, stream=stream)
@@ -94,7 +94,7 @@ class ToeplitzSolve(nn.Module):
 class ToeplitzInverse(nn.Module):
     """`forward(x)` is T⁻¹ x by Gohberg and Semencul's formula, four products per call.
 
-    Holds the first and the last column of T⁻¹, `gs_u` and `gs_v`, which the constructor solves for. If c or r is a parameter,
+    Holds the first and the last column of T⁻¹, `gs_u` and `gs_v`, which the constructor computes. If c or r is a parameter,
     it holds c and r instead and solves at every call, so that gradients reach them.
 
     Shapes:
@@ -108,7 +108,7 @@ class ToeplitzInverse(nn.Module):
     def __init__(self, c: Tensor, r: Tensor):
         super().__init__()
         self.learns = isinstance(c, nn.Parameter) or isinstance(r, nn.Parameter)
-        _keep_lines(self, c, r)
+        _keep_column_and_row(self, c, r)
         if not self.learns:
             with torch.no_grad():
                 u, v = gs_compute_generators(c, r)

@@ -1,18 +1,18 @@
 """Structured matrices: Cauchy sums over poles, sums of powers, Toeplitz matrices, and matrices of low displacement rank.
 
-Leading dimensions broadcast. Gradients flow to every input; second derivatives are right or refused. Forward mode, torch.func
+Leading dimensions broadcast. Every input has gradients; second derivatives are correct or raise. Forward mode, torch.func
 and torch.vmap work. Inputs are promoted to one dtype as torch does it; bfloat16 and float16 are computed in fp32. CUDA tensors
 run kernels compiled at first use, CPU tensors sums in fp64. Wrong input raises ValueError, which names function, argument,
 expected and got, before anything is launched or written.
 
 Toeplitz matrices have the first column c and the first row r; the corner is c[0], and r[0] is not read. A right-hand side with
-more dimensions than c and r is (…, n, k): k of them; any other is (…, n). Only ranks decide: for a batch of vectors under one
-matrix give c[None].
+more dimensions than c and r is (…, n, k), k columns; any other is (…, n). Ranks alone decide: for a batch of vectors with one
+matrix pass c[None].
 
-`stream`: where the work is queued, behind what the current stream holds at the call; None: the current one. The result is ready
-there, so `torch.cuda.current_stream().wait_stream(stream)` before it is used elsewhere. `out`: where the result goes,
-contiguous, of its shape and dtype, sharing no memory with the inputs (`log_vandermonde_transpose` copies it there); no
-gradients then.
+`stream`: the stream of the work, which waits for the current stream's work at the call; None: the current one. The result is
+ready there, so `torch.cuda.current_stream().wait_stream(stream)` before it is used elsewhere. `out`: tensor for the
+result, contiguous, of its shape and dtype, without memory in common with the inputs (`log_vandermonde_transpose` copies the
+result there); then there are no gradients.
 """
 
 from .cauchy import cauchy_conj, cauchy_kernel

@@ -17,7 +17,7 @@ _COMPUTED = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 def as_one(function: str, tensors: Mapping[str, Tensor], at_least: torch.dtype | None = None) -> tuple[Tensor, ...]:
-    """The tensors in the dtype that torch promotes them and `at_least` to; raises unless they share a device."""
+    """The tensors in the dtype that torch promotes them and `at_least` to; raises if they are on different devices."""
     first, like = next(iter(tensors.items()))
     _check_numbers(function, tensors)
     for argument, x in tensors.items():
@@ -38,7 +38,7 @@ def _check_numbers(function: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def direct(function: str, arguments: tuple[str, ...], operator: Callable[..., Any], *given: Any) -> Any:
-    """`operator(*given)`, whose first arguments are the tensors that the caller knows by these names."""
+    """Calls `operator(*given)`; `arguments` are the names of the first ones in the public function, for errors."""
     try:
         return operator(*given)
     except Exception as error:
@@ -47,7 +47,7 @@ def direct(function: str, arguments: tuple[str, ...], operator: Callable[..., An
 
 
 def _raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Exception) -> None:
-    """Raises nothing where the error is the function's own, or torch's about something else."""
+    """Returns without raising if the error is the function's own, or torch's about something else."""
     if isinstance(error, ValueError) and str(error).startswith(f"{function}: "):
         return
     require_tensors(function, **tensors)
@@ -56,7 +56,7 @@ def _raise_in_words_of(function: str, tensors: Mapping[str, Any], error: Excepti
 
 
 def as_they_are(*tensors: object) -> bool:
-    """Whether these are tensors of one dtype that kernels compute in."""
+    """Whether these are tensors of the same dtype, one that kernels support."""
     dtype = getattr(tensors[0], "dtype", None)
     if dtype not in _COMPUTED:
         return False
@@ -67,7 +67,7 @@ def as_they_are(*tensors: object) -> bool:
 
 
 def computed(function: str, tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, tuple[Tensor, ...]]:
-    """The dtype of the result, and each tensor in the dtype of the computation."""
+    """The dtype of the result, and the tensors in the dtype of the computation."""
     if as_they_are(*tensors.values()):
         return next(iter(tensors.values())).dtype, tuple(tensors.values())
     same = as_one(function, {argument: _floating(x, tensors) for argument, x in tensors.items()})
@@ -87,7 +87,7 @@ def _floating(x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def broadcast_leading(function: str, tensors: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
-    """The broadcast leading dimensions of tensors, each given with its number of other dimensions."""
+    """The broadcast leading dimensions of tensors, each paired with its number of other dimensions."""
     leading, before = torch.Size(), ""
     for argument, (x, last) in tensors.items():
         shape = x.shape[: x.dim() - last]
@@ -119,10 +119,10 @@ def call(
     out: Tensor | None,
     tensors: Mapping[str, Tensor],
 ) -> Tensor:
-    """`run(out)`, on `stream` if there is one.
+    """Calls `run(out)`, on `stream` if there is one.
 
-    The stream first waits for the current one, so inputs are ready. The allocator does not reuse tensors before the stream has
-    finished with them, nor the result before the current stream has.
+    The stream first waits for the current stream, so that inputs are ready. The allocator does not reuse tensors before the
+    stream has finished with them, nor the result before the current stream has.
     """
     if out is not None or stream is not None:
         _check_numbers(function, tensors)

@@ -28,8 +28,8 @@ def _gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
 
 
 def _tangent(x: Any, of: Any) -> Tensor:
-    """The sum is linear in v. Its derivative by a point is Σ −v/(ω − λ)², what a backward of ones gives conjugated; that by the
-    poles times their tangents the negative of the same sum with the residues v λ̇."""
+    """The sum is linear in v. Its derivative with respect to a point is Σ −v/(ω − λ)², the conjugate of a backward of ones. The
+    tangent of the poles contributes the negative of the same sum with residues v λ̇."""
 
     def slope(v: Tensor) -> Tensor:
         ones = torch.ones_like(x.points).expand(_shape(x))
@@ -46,7 +46,7 @@ def _batched(x: Any, dims: Any) -> Any:
 
 
 def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
-    wanted = ((x.v, x.of_v), (x.points, x.of_points), (x.poles, x.of_poles))
+    wanted = ((x.v, x.needs_dv), (x.points, x.needs_dpoints), (x.poles, x.needs_dpoles))
     return tuple(y.new_empty((*x.grad.shape[:-1], y.shape[-1]) if want else (0,)) for y, want in wanted)
 
 
@@ -58,7 +58,7 @@ def _batched_backward(x: Any, dims: Any) -> Any:
     grad, v, points, poles = leading_first(x, dims, {"grad": 1, "v": 1, "points": 1, "poles": 1})
     leading = broadcast_shapes(*(y.shape[:-1] for y in (grad, v, points, poles)))  # of the result, and so of grad
     grad, v = (y.expand(*leading, y.shape[-1]) for y in (grad, v))
-    of = x.of_v, x.of_points, x.of_poles
+    of = x.needs_dv, x.needs_dpoints, x.needs_dpoles
     return cauchy_backward(grad, v, points, poles, x.conj, *of), tuple(0 if want else None for want in of)
 
 
@@ -98,8 +98,9 @@ def cauchy_kernel(
         stream: the CUDA stream that computes, and on which the result is ready; None: the current one
 
     Edge cases:
-        Where a pole lies on a point, the limit of omega = lambd + ε for ε ↓ 0: the residues there are added up, and each part
-        of the sum that is not zero is infinite with its sign. The gradients of those residues, poles and points are NaN.
+        If a pole coincides with a point, the result is the limit of omega = lambd + ε for ε ↓ 0: the residues there are added
+        up, and each nonzero part of the sum is infinite with its sign. The gradients of those residues, poles and points are
+        NaN.
 
     Example:
         >>> gdn_cuda.cauchy_kernel(torch.ones(3), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0, 4.0]))
@@ -111,7 +112,7 @@ def cauchy_kernel(
 def cauchy_conj(
     v: Tensor, z: Tensor, w: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Cauchy sums over conjugate pairs of poles, one half of each pair given: S4's kernel.
+    """Cauchy sums over conjugate pairs of poles, with one pole of each pair as input: S4's kernel.
 
     Formula:
         out[…, l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]

@@ -1,4 +1,4 @@
-"""Products with a matrix that is given by its displacement, by Fourier transforms: no matrix is formed."""
+"""Products with a matrix defined by its displacement, by Fourier transforms: no matrix is formed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def displacement_matvec(
     stream: torch.cuda.Stream | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The product with a matrix given by its displacement, without forming the matrix.
+    """The product with a matrix defined by its displacement, without forming the matrix.
 
     Formula:
         y = A x,  where L A − A M = G Hᵀ; `DisplacementType` names (L, M)
@@ -56,8 +56,8 @@ def displacement_matvec(
     Takes 4 r + 2 Fourier transforms of length n and O(B r n) memory.
 
     Edge cases:
-        Where l_i = m_j (n places for each of the first two types), the entries are 0: the least norm among the nearest
-        solutions. r = 0 gives zeros.
+        Where l_i = m_j (n entries for each of the first two types), the entries are 0: the least-norm least-squares solution.
+        r = 0 gives zeros.
 
     Example:
         >>> first, last = torch.eye(3)[:, :1], torch.eye(3)[:, 2:]
@@ -100,7 +100,7 @@ def _check(function: str, G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> No
 
 def _multiply(G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> Tensor:
     n, real = G.shape[-2], not G.is_complex()
-    # On the CPU, as in the other structured operators, all is fp64 and rounded once.
+    # CPU tensors, as in the other structured operators, are computed in fp64 and rounded once.
     working = torch.complex128 if G.device.type == "cpu" else torch.promote_types(G.dtype, torch.complex64)
     left, right, vector = (y.to(working) for y in (G.mT, H.mT, x[..., None, :]))  # (…,r,n), (…,r,n), (…,1,n)
     if disp_type == DisplacementType.CYCLIC_ANTICYCLIC:
@@ -112,6 +112,6 @@ def _multiply(G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> Tensor:
         products = torch.cat([products[..., :1], products[..., 1:].flip(-1)], -1)
     sums = torch.fft.fft(torch.fft.ifft(products) * _symbol(disp_type, n, working, x.device))
     total = (torch.fft.fft(left) * sums).sum(-2) / n
-    # 1 / (l_i − m_j) has a factor 1 / l_i more: in the basis of x, a shift up.
+    # 1 / (l_i − m_j) has another factor 1 / l_i: in the basis of x, a shift up.
     y = torch.fft.ifft(total).roll(-1, -1)
     return y.real if real else y

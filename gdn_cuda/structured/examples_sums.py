@@ -31,7 +31,7 @@ def backward(conj: bool) -> Make:
     def make(B: int, T: int, seed: int) -> Arguments:
         x = cauchy(dtype, "points", "poles")(B, T, seed)
         grad = {"grad": draw(2, B, T, seed=seed + 3, dtype=dtype)}
-        return grad | x | {"conj": conj, "of_v": True, "of_points": conj, "of_poles": True}
+        return grad | x | {"conj": conj, "needs_dv": True, "needs_dpoints": conj, "needs_dpoles": True}
 
     return make
 

@@ -12,7 +12,7 @@ from ..runtime import package as gdn_cuda
 from .examples_sums import Make
 
 
-def lines(dtype: torch.dtype, right: str, columns: int | None) -> Make:
+def system(dtype: torch.dtype, right: str, columns: int | None) -> Make:
     def make(B: int, T: int, seed: int) -> Arguments:
         c = draw(2, B, 2 * T, seed=seed, dtype=dtype)[..., ::2].clone()
         c[..., :1] += 2 * T
@@ -24,7 +24,7 @@ def lines(dtype: torch.dtype, right: str, columns: int | None) -> Make:
 
 def symmetric(dtype: torch.dtype, **more: Any) -> Make:
     def make(B: int, T: int, seed: int) -> Arguments:
-        x = lines(dtype, "b", 2)(B, T, seed)
+        x = system(dtype, "b", 2)(B, T, seed)
         return {"c": x["c"], "b": x["b"]} | more
 
     return make
@@ -32,22 +32,22 @@ def symmetric(dtype: torch.dtype, **more: Any) -> Make:
 
 def regular(B: int, T: int, seed: int) -> Arguments:
     """Matrices whose inverses have columns with a first entry that is not zero."""
-    x = lines(torch.float32, "x", 2)(B, T, seed)
+    x = system(torch.float32, "x", 2)(B, T, seed)
     return {"c": x["c"] + 3 * (torch.arange(T) == 0), "r": x["r"]}
 
 
 def columns_of_inverse(B: int, T: int, seed: int) -> Arguments:
     x = regular(B, T, seed)
-    return {"gs_u": x["c"], "gs_v": x["r"], "x": lines(torch.float32, "x", 2)(B, T, seed)["x"], "epsilon": 1e-7}
+    return {"gs_u": x["c"], "gs_v": x["r"], "x": system(torch.float32, "x", 2)(B, T, seed)["x"], "epsilon": 1e-7}
 
 
 def general(B: int, T: int, seed: int) -> Arguments:
-    return lines(torch.complex64, "b", 2)(B, T, seed) | {"epsilon": 1e-7}
+    return system(torch.complex64, "b", 2)(B, T, seed) | {"epsilon": 1e-7}
 
 
-def sides(B: int, T: int, seed: int) -> Arguments:
-    """Generators, and what stands beside the matrix."""
-    shapes = {"left": (B, 2, T), "right": (B, 2, T), "numbers": (B, 3, T)}
+def elimination(B: int, T: int, seed: int) -> Arguments:
+    """Generators and right-hand sides."""
+    shapes = {"left": (B, 2, T), "right": (B, 2, T), "rhs": (B, 3, T)}
     drawn = {name: draw(*shape, seed=seed + i, dtype=torch.complex128) for i, (name, shape) in enumerate(shapes.items())}
     return drawn | {"configuration": -1}
 
@@ -55,9 +55,9 @@ def sides(B: int, T: int, seed: int) -> Arguments:
 def cases() -> Iterator[Case]:
     for dtype, columns in ((torch.float64, 3), (torch.bfloat16, None), (torch.complex64, None)):
         name = str(dtype).removeprefix("torch.")
-        yield Case(f"toeplitz-{name}", gdn_cuda.toeplitz_matvec, lines(dtype, "x", columns))
-        yield Case(f"toeplitz-transpose-{name}", gdn_cuda.toeplitz_matvec_transpose, lines(dtype, "x", columns))
-        yield Case(f"toeplitz-solve-{name}", gdn_cuda.toeplitz_solve_ex, lines(dtype, "b", columns))
+        yield Case(f"toeplitz-{name}", gdn_cuda.toeplitz_matvec, system(dtype, "x", columns))
+        yield Case(f"toeplitz-transpose-{name}", gdn_cuda.toeplitz_matvec_transpose, system(dtype, "x", columns))
+        yield Case(f"toeplitz-solve-{name}", gdn_cuda.toeplitz_solve_ex, system(dtype, "b", columns))
     yield Case("toeplitz-inverse", of_operator("toeplitz_inverse_apply"), columns_of_inverse)
     yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
     yield Case("toeplitz-schur", of_operator("toeplitz_schur"), symmetric(torch.float32, epsilon=1e-7))
@@ -65,5 +65,5 @@ def cases() -> Iterator[Case]:
     yield Case("toeplitz-positive", of_operator("toeplitz_solve_positive"), symmetric(torch.float64))
     yield Case("toeplitz-ends", of_operator("gs_compute_generators"), regular)
     yield Case("toeplitz-gko", of_operator("toeplitz_gko"), general)
-    yield Case("toeplitz-generators", of_operator("toeplitz_generators"), lines(torch.complex64, "b", 2))
-    yield Case("toeplitz-eliminate", of_operator("toeplitz_eliminate"), sides)
+    yield Case("toeplitz-generators", of_operator("toeplitz_generators"), system(torch.complex64, "b", 2))
+    yield Case("toeplitz-eliminate", of_operator("toeplitz_eliminate"), elimination)

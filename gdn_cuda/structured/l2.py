@@ -11,7 +11,7 @@ from ..operators.schema import require_tensor
 
 
 class CauchyPin:
-    """What `cauchy_pin_l2` returns: the tensors to call with, in L2 until `release()` or the end of a `with`.
+    """Handle of `cauchy_pin_l2`: has the tensors to call with, in L2 until `release()` or the end of a `with`.
 
     The window ends with its handle, so keep the handle.
     """
@@ -24,7 +24,7 @@ class CauchyPin:
         self._window = _C.L2Window(omega.device.index, stream.cuda_stream, base, size)
 
     def release(self) -> None:
-        """Gives the stream back the window it had. The tensors stay. Free when repeated."""
+        """Restores the stream's previous window. The tensors stay valid. Later calls do nothing."""
         self._window.release()
 
     def __enter__(self) -> CauchyPin:
@@ -38,18 +38,17 @@ def cauchy_pin_l2(omega: Tensor, lambd: Tensor) -> CauchyPin:
     """Keeps points and poles in the L2 persistence window of the current stream, for calls of `cauchy_kernel` on that stream.
 
     Formula:
-        Computes nothing: `pinned.omega` and `pinned.lambd` are the same numbers, for `cauchy_kernel`.
+        Computes nothing: `pinned.omega` and `pinned.lambd` have the same values, for `cauchy_kernel`.
 
     Shapes:
         omega: (…, L); lambd: (…, N): CUDA tensors of one dtype, which is not converted
 
-    A stream has one window, over one range of memory. Where both tensors lie without gaps and the range from the first to the
-    last byte fits, `pinned.omega` and `pinned.lambd` are the tensors themselves; otherwise they are copies side by side,
-    through which gradients flow.
+    A stream has one window, over one range of memory. If both tensors are dense and the range from the first to the last byte
+    fits, `pinned.omega` and `pinned.lambd` are the tensors themselves; otherwise they are adjacent copies, with gradients.
 
     Edge cases:
-        Raises RuntimeError where the device cannot set that much of its L2 aside, where the stream has such a window already,
-        and under graph capture.
+        Raises RuntimeError if the device cannot set that much of its L2 aside, if the stream already has a window, and under
+        graph capture.
 
     Example:
         >>> if torch.cuda.is_available():
@@ -80,7 +79,7 @@ def cauchy_pin_l2(omega: Tensor, lambd: Tensor) -> CauchyPin:
 
 
 def _range(*tensors: Tensor) -> tuple[int, int]:
-    """First byte and length of what dense tensors span; empty ones are nowhere."""
+    """First byte and length of the range that dense tensors span; empty tensors are ignored."""
     ends = [(x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in tensors if x.numel()]
     base = min((first for first, _ in ends), default=0)
     return base, max((last for _, last in ends), default=0) - base

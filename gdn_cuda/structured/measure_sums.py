@@ -1,6 +1,6 @@
 """Benchmarks of sums, forward and backward: shapes, inputs, and peers in plain torch.
 
-The roof of a row is the bytes it reads and writes. Outcomes are output and gradients, whichever pass is timed.
+The roof of a row is the bytes that it reads and writes. Outcomes are output and gradients, whichever pass is timed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _cases(
 
 
 def _points(kind: str, device: str, points: int) -> Tensor:
-    """S4's, which are on the imaginary axis; roots of unity; or right of that axis, so that no pole is close."""
+    """Points of S4, on the imaginary axis; roots of unity; or points to the right of the axis, with no pole close."""
     theta = math.pi * torch.arange(points, dtype=torch.float64, device=device) / points
     if kind == AXIS:
         z = torch.complex(torch.zeros_like(theta), 2 * torch.tan(0.5 * theta))
@@ -62,7 +62,7 @@ def _pairs_work(device: str, rows: int, poles: int, points: int, backward: bool,
 
 
 def _complex_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
-    """The same without the conjugates."""
+    """The same poles without their conjugates."""
     from ..runtime import package as gdn_cuda
 
     v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
@@ -71,7 +71,7 @@ def _complex_work(device: str, rows: int, poles: int, points: int, backward: boo
 
 
 def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
-    """One set of poles for all rows, between the points."""
+    """The same real poles for all rows, between the points."""
     from ..runtime import package as gdn_cuda
 
     omega = torch.arange(points, device=device, dtype=torch.float32)
@@ -81,8 +81,8 @@ def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) 
 
 
 def _powers_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
-    """Exponents that decay over the length, as S4D's, or that have powers on the unit circle, both with phases of which torch's
-    product keeps three digits; or any phases, and decays within a few steps."""
+    """Exponents that decay over the length, as in S4D, or whose powers are on the unit circle, both with phases of which
+    torch's product has three correct digits; or arbitrary phases that decay within a few steps."""
     from ..runtime import package as gdn_cuda
 
     if kind == ANYWHERE:
@@ -104,7 +104,7 @@ def _poles(device: str, rows: int, poles: int) -> Tensor:
 def work_of(
     function: Function, x: Inputs, differentiated: tuple[str, ...], backward: bool, checked: Inputs | None = None
 ) -> Work:
-    """`checked`: the inputs that differ where outcomes are compared."""
+    """`checked`: replacements of inputs for the comparison of outcomes."""
     x |= {"differentiated": differentiated, "backward": backward}
     read = [x[name] for name in x if isinstance(x[name], Tensor)]
     out = _call(function, x)
@@ -123,7 +123,7 @@ def _leaves(x: Inputs) -> dict[str, Tensor]:
 
 
 def timed(function: Function, x: Inputs) -> Call:
-    """What a row times: the call, or its backward pass."""
+    """The timed part of a row: the call, or its backward pass."""
     if not x["backward"]:
         return partial(_call, function, x)
     leaves = _leaves(x)
@@ -163,18 +163,18 @@ def naive_log_vandermonde(v: Tensor, x: Tensor, L: int) -> Tensor:
 
 
 def formed_cauchy_kernel(v: Tensor, omega: Tensor, lambd: Tensor) -> Tensor:
-    """For poles that all rows share: the matrix once, then a product."""
+    """For poles that are the same for all rows: forms the matrix once, then multiplies."""
     return v @ (1 / (omega[:, None] - lambd)).mT
 
 
 def in_torch(function: Function, x: Inputs) -> Peer:
-    """A call to time, and the outcome, whatever that call returned."""
+    """A call to time, and its outcome, independent of the call's result."""
     return Peer(timed(function, x), lambda returned: outcome(function, x))
 
 
 def _product(x: Inputs) -> Peer:
     if x["lambd"].dim() > 1:
-        raise Absent("it is for poles that all rows share")
+        raise Absent("it needs the same poles for all rows")
     return in_torch(formed_cauchy_kernel, x)
 
 
@@ -194,7 +194,7 @@ def cauchy_conj(device: str) -> Iterator[Case]:
     "gradients",
 )
 def cauchy_kernel(device: str) -> Iterator[Case]:
-    """Real poles that 16 rows share; poles and points of S4's sizes."""
+    """Real poles that are the same for 16 rows; poles and points of S4's sizes."""
     yield from _cases(device, GPU_REAL, _real_work)
     yield from _cases(device, (LARGE,), _complex_work, (AXIS, CIRCLE, ANYWHERE))
 

@@ -1,12 +1,12 @@
 """The Toeplitz operators: systems × rows, one right-hand side each in fp32, and the same in plain torch, forming the matrix.
 
 Solvers that raise wait for the device and cannot be captured: those rows are timed call by call ("eager"), as are all peers of
-solvers; beside them "graph" is the replay of what waits for nothing, `toeplitz_solve_ex`, and for symmetric matrices
+solvers. "graph" rows replay the functions that do not wait, `toeplitz_solve_ex` and, for symmetric matrices,
 `toeplitz_solve_symmetric_ex` with assume_positive. Backward rows time the gradients of matrix and right-hand side.
 
-Symmetric matrices are those of an exponential covariance, for which conjugate gradients end after six steps; and from the
-lengths on at which these are tried, those of a smooth one with a noise of 1e-3, a condition number of 2e5, for which the sixty
-steps that they may take are not enough ("steps do not end").
+Symmetric matrices are exponential covariances, for which conjugate gradients converge in six steps. At lengths at which
+conjugate gradients are tried, there are also smooth covariances with a noise of 1e-3, with a condition number of 2e5, for which
+the limit of sixty steps does not suffice ("steps do not end").
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def transforms(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
 
 
 def cholesky(c: Tensor, b: Tensor) -> Tensor:
-    """Does not read info, so that nothing waits."""
+    """Does not read info, so it does not wait."""
     factor = torch.linalg.cholesky_ex(_formed(c, c)).L
     return torch.cholesky_solve(b[..., None], factor).squeeze(-1)
 
@@ -124,11 +124,11 @@ def _scipy(name: str, x: Inputs) -> Peer:
         raise Absent("it has no gradients")
     function = import_peer("scipy.linalg", name)
     device, right = x["c"].device, "x" if "x" in x else "b"
-    columns, numbers = x["c"].cpu().numpy(), x[right].cpu().numpy()
+    columns, rhs = x["c"].cpu().numpy(), x[right].cpu().numpy()
     rows = x["r"].cpu().numpy() if "r" in x else columns
 
     def call() -> Any:
-        return [function((c, r), b) for c, r, b in zip(columns, rows, numbers, strict=True)]
+        return [function((c, r), b) for c, r, b in zip(columns, rows, rhs, strict=True)]
 
     return Peer(call, lambda found: (torch.stack([torch.from_numpy(one) for one in found]).to(device), None), on_host=True)
 

@@ -21,8 +21,8 @@ class Sums(Shape):
     points: int = 16384
 
 
-# Twice the error (relative RMS) that a result may have, as both compared results may have it: documented for fp32, one rounding
-# for narrower dtypes. Wrong indices cause far larger errors.
+# Twice the allowed error (relative RMS) of a result, since both compared results may have it: the documented error for fp32,
+# one rounding for narrower dtypes. Wrong indices cause far larger errors.
 CAUCHY_TOLERANCE = {"f32": 2e-6, "c64": 2e-6, "f64": 1e-12, "c128": 1e-12, "bf16": 2**-8, "f16": 2**-10}
 POWERS_TOLERANCE = {"c64": 2e-5, "c128": 1e-12}
 
@@ -40,7 +40,7 @@ def _cauchy_problem(conj: bool) -> Callable[[Sums, str, bool], str]:
     return problem
 
 
-def _apart(shape: Sums, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
+def _separated(shape: Sums, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
     """Points to the right and poles to the left, without cancellation, so that results can be compared."""
     real = torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
 
@@ -48,11 +48,11 @@ def _apart(shape: Sums, dtype: torch.dtype, shared: bool, device: str) -> dict[s
         part = sign * (1 + torch.rand(*size, device=device, dtype=torch.float64)).to(real)
         return torch.complex(part, 0.5 * torch.rand_like(part)) if dtype.is_complex else part
 
-    of_poles = (shape.poles,) if shared else (shape.rows, shape.poles)
+    pole_shape = (shape.poles,) if shared else (shape.rows, shape.poles)
     return {
         "v": draw(shape.rows, shape.poles, sign=1),
         "omega": draw(shape.points, sign=1),
-        "lambd": draw(*of_poles, sign=-1),
+        "lambd": draw(*pole_shape, sign=-1),
     }
 
 
@@ -89,7 +89,7 @@ tunable(
         Sums,
         CAUCHY_TOLERANCE,
         _cauchy_problem(False),
-        _apart,
+        _separated,
         owns=lambda problem: ".conj = false" in problem,
         shares_poles=True,
     ),

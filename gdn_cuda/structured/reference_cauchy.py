@@ -1,7 +1,7 @@
 """Cauchy sums in fp64, as they are defined: every quotient is formed. Differentiable in every input, real and complex.
 
-A pole on an evaluation point has the limit of ω = λ + ε for ε ↓ 0 as its answer: the residues of such poles are summed,
-and each part (real, imaginary) of the sum that is not zero becomes infinite with its own sign. Gradients of v_n, λ_n and ω_l
+If a pole coincides with a point, the result is the limit of ω = λ + ε for ε ↓ 0: the residues of these poles are summed, and
+each nonzero part (real, imaginary) of the sum becomes infinite with its sign. Gradients of v_n, λ_n and ω_l
 with λ_n = ω_l are NaN; all others are not affected.
 """
 
@@ -21,7 +21,7 @@ def cauchy_kernel(v: Tensor, omega: Tensor, lambd: Tensor) -> Tensor:
 
 
 def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
-    """out[…,l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]; v and w (…,N), z (…,L); complex whatever comes in."""
+    """out[…,l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]; v and w (…,N), z (…,L); always complex."""
     v, z, w = (x.to(torch.complex128) for x in widened("cauchy_conj", v=v, z=z, w=w))
     check_last("cauchy_conj", "w", w, v.shape[-1], "v")
     return _sum_over_poles(_with_conjugates(v), z, _with_conjugates(w))
@@ -30,7 +30,7 @@ def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
 def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, conj: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the inputs of `cauchy_kernel`, or with `conj` of `cauchy_conj`, by formulas; one dtype.
 
-    In grad's leading dimensions: where an input was broadcast, it is to be summed over.
+    Results have grad's leading dimensions: for a broadcast input, the caller sums over them.
     """
     wide = torch.complex128 if v.is_complex() else torch.float64
     grad, v, points, poles = (x.to(wide) for x in (grad, v, points, poles))
@@ -40,10 +40,10 @@ def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, con
     inverse = torch.where(difference == 0, torch.nan, 1 / difference)
     by_v = grad[..., :, None] * torch.conj_physical(inverse)
     by_poles = by_v * torch.conj_physical(v[..., None, :] * inverse)
-    of_v, of_poles = by_v.sum(-2), by_poles.sum(-2)
+    dv, dpoles = by_v.sum(-2), by_poles.sum(-2)
     if conj:
-        of_v, of_poles = (a + torch.conj_physical(b) for a, b in (x.chunk(2, -1) for x in (of_v, of_poles)))
-    return of_v, -by_poles.sum(-1), of_poles
+        dv, dpoles = (a + torch.conj_physical(b) for a, b in (x.chunk(2, -1) for x in (dv, dpoles)))
+    return dv, -by_poles.sum(-1), dpoles
 
 
 def _with_conjugates(x: Tensor) -> Tensor:
@@ -53,10 +53,10 @@ def _with_conjugates(x: Tensor) -> Tensor:
 
 def _sum_over_poles(v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
     v, difference = v[..., None, :], points[..., :, None] - poles[..., None, :]
-    meets = difference == 0
-    # The quotient 0 / 0 behind `where` makes the gradients NaN, as intended.
-    regular = torch.where(meets, 0.0, v / difference).sum(-1)
-    return _plus_quotient_by_zero(regular, torch.where(meets, v.detach(), 0.0).sum(-1))
+    coincides = difference == 0
+    # The quotient 0 / 0 that `where` discards makes the gradients NaN, as intended.
+    regular = torch.where(coincides, 0.0, v / difference).sum(-1)
+    return _plus_quotient_by_zero(regular, torch.where(coincides, v.detach(), 0.0).sum(-1))
 
 
 def _plus_quotient_by_zero(regular: Tensor, residue: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shared by the oracles of the structured operators: conversion to fp64, errors, and exact arithmetic.
+"""Parts of the structured operators' oracles: conversion to fp64, errors, and exact arithmetic.
 
 Results stay in float64 or complex128; callers round them.
 """
@@ -52,17 +52,17 @@ def check_last(function: str, argument: str, x: Tensor, size: int, like: str) ->
 
 
 def zeros_of(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
-    """An empty sum: zeros, whose gradients are zeros for every input, whatever it holds."""
+    """An empty sum: zeros with zero gradients for every input, whatever its values."""
     return torch.stack([x[..., :0].sum() for x in inputs]).sum() + inputs[0].new_zeros(shape)
 
 
 def exponents_of(size: Tensor) -> Tensor:
-    """Exponents of powers of two of that size, in fp64, limited so that their inverses are in range."""
+    """Exponents of the powers of two near `size`, in fp64, limited so that inverses are in range."""
     return torch.frexp(size).exponent.clamp(-1000, 1000).to(torch.float64)
 
 
 def near_one(x: Tensor, *dims: int) -> tuple[Tensor, Tensor]:
-    """x scaled by powers of two so that its largest numbers along `dims` are near 1, and the exponents that undo it."""
+    """x scaled by powers of two so that its largest values along `dims` are near 1, and the exponents that undo it."""
     size = x.detach().abs()
     largest = size.amax(dims, keepdim=True) if size.numel() else size.sum(dims, keepdim=True)
     exponents = exponents_of(largest)
@@ -93,8 +93,8 @@ def product_error(a: Tensor, b: Tensor) -> Tensor:
 def _sum_and_error(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """fl(a + b) and its rounding error (Knuth)."""
     total = a + b
-    of_b = total - a
-    return total, (a - (total - of_b)) + (b - of_b)
+    rounded_b = total - a
+    return total, (a - (total - rounded_b)) + (b - rounded_b)
 
 
 @torch.no_grad()

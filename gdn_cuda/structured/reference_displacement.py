@@ -1,4 +1,4 @@
-"""Products with a matrix that is given by its displacement, in fp64, on the dense matrix. Differentiable in G, H and x.
+"""Products with a matrix defined by its displacement, in fp64, with the dense matrix. Differentiable in G, H and x.
 
 Z_φ is the shift down with φ in its corner: Z_φ e_k = e_{k+1}, Z_φ e_{n−1} = φ e_0; Z = Z_1 is cyclic. F is the unitary DFT:
 F Z F⁻¹ = diag(e^{−2πi j/n}) and, with D = diag(e^{−πi k/n}), F D Z_{−1} (F D)⁻¹ = diag(e^{−πi (2j+1)/n}).
@@ -17,7 +17,7 @@ from .reference_common import check_last, roots_of_unity, same_dtype, widened
 
 
 class DisplacementType(IntEnum):
-    """Which equation G and H are the right-hand side of; Z is the cyclic shift down, Z_φ the shift with φ in its corner.
+    """The equation whose right-hand side is G Hᵀ; Z is the cyclic shift down, Z_φ the shift with φ in its corner.
 
     CYCLIC_TRANSPOSED: Z A − A Zᵀ = G Hᵀ. Hankel matrices have rank 2, those constant on cyclic antidiagonals 0.
     CYCLIC: Z A − A Z = G Hᵀ. Toeplitz matrices have rank 2, circulant ones 0.
@@ -40,9 +40,9 @@ def displacement_matvec(G: Tensor, H: Tensor, x: Tensor, disp_type: int = Displa
 def displacement_matrix(G: Tensor, H: Tensor, disp_type: int = DisplacementType.CYCLIC_TRANSPOSED) -> Tensor:
     """A (…,n,n) with L A − A M = G Hᵀ, (L, M) the pair that `disp_type` names.
 
-    In the bases in which L and M are diagonal its entries are (ĝ_i·ĥ_j) / (l_i − m_j). Where l_i = m_j (n places for each of
-    the first two types) they are 0: of all A that come nearest to the equation, the one with the least norm. It is an exact
-    solution only if those ĝ_i·ĥ_j are 0.
+    In the bases in which L and M are diagonal its entries are (ĝ_i·ĥ_j) / (l_i − m_j). Where l_i = m_j (n entries for
+    each of the first two types) they are 0: the least-norm least-squares solution of the equation. It is exact only if those
+    ĝ_i·ĥ_j are 0.
     """
     function = "displacement_matvec"
     G, H = same_dtype(*widened(function, G=G, H=H))
@@ -73,7 +73,7 @@ def _right_nodes(disp_type: int, places: Tensor) -> Tensor:
 
 
 def _node_differences(left: Tensor, right: Tensor, n: int) -> Tensor:
-    """e^{−πi l/n} − e^{−πi m/n} as −2i sin(π (l−m)/2n) e^{−πi (l+m)/2n}: exact for neighbouring nodes."""
+    """e^{−πi l/n} − e^{−πi m/n} as −2i sin(π (l−m)/2n) e^{−πi (l+m)/2n}: exact for adjacent nodes."""
     period = max(4 * n, 1)
     halves = (left[:, None] - right).remainder(period).to(torch.float64) * (2 * math.pi / period)
     return -2j * halves.sin() * roots_of_unity(left[:, None] + right, period)

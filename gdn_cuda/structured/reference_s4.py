@@ -26,7 +26,7 @@ TRANSFORMS = ("none", "exp", "relu", "sigmoid", "softplus")
 
 
 class System(NamedTuple):
-    """The continuous system, one row a feature, half of each conjugate pair."""
+    """The continuous system: a row per feature, half of each conjugate pair."""
 
     dt: Tensor
     A: Tensor
@@ -51,15 +51,15 @@ def transformed(parameter: Tensor, name: str) -> Tensor:
 
 
 def _complex(parameter: Tensor, rank: int) -> Tensor:
-    """(…,N,2) or, one dimension less, a real (…,N)."""
+    """A complex (…,N) from (…,N,2), or from a real (…,N) of one dimension less."""
     return from_pairs(parameter.double()) if parameter.dim() > rank else parameter.double().to(torch.complex128)
 
 
 def system_of(param_config: Mapping[str, Any], rate: float = 1.0) -> System:
     """A = −tr(A_real) − i·tr(A_imag) and dt = tr(inv_dt) · rate (with dt_fast tr(sinh(inv_dt))).
 
-    Feature h has system h mod n_ssm, as S4 has it. A real system (is_real) has no imaginary part, and counts twice like any
-    other pair.
+    Feature h has system h mod n_ssm, as in S4. A real system (is_real) has no imaginary part and counts twice, like any other
+    pair.
     """
     x = param_config
     A = torch.complex(
@@ -81,7 +81,7 @@ def with_conjugates(x: Tensor) -> Tensor:
 
 
 def _twice(dt: Tensor) -> Tensor:
-    """dt (…,1) for 2N states as for N."""
+    """dt for 2N states; (…,1) is unchanged."""
     return dt if dt.shape[-1] == 1 else torch.cat([dt, dt], -1)
 
 
@@ -134,7 +134,7 @@ def doubled_output(discrete: Discrete, C_tilde: Tensor, length: int) -> Tensor:
 
 
 def original_output(discrete: Discrete, C_tilde: Tensor, length: int) -> Tensor:
-    """C from C̃; torch's LinAlgError where an eigenvalue of Ā is a root of unity of that order. Length 0: C̃ is C."""
+    """C from C̃; torch's LinAlgError if an eigenvalue of Ā is a root of unity of that order. Length 0: C̃ is C."""
     if length == 0:
         return C_tilde
     power = torch.linalg.matrix_power(discrete.A, length)
@@ -154,7 +154,7 @@ def kernel_by_resolvent(
     """The result of `kernel_by_recurrence` for a system whose C is the C̃ of `length`; its first L steps (default: all).
 
     k̂(ω) = 2/(1+ω) · [r₀₀ − r₀₁ (I + r₁₁)⁻¹ r₁₀] with r = cauchy_conj([B;P] × [C̃;P̄] · dt, z, A·dt), z = 2(1−ω)/(1+ω). Here
-    every r is (1+ω)/2 · Σ v / ((1−ω) − (1+ω)/2 · A dt), which is the same and has a value at ω = −1, where z is infinite.
+    every r is (1+ω)/2 · Σ v / ((1−ω) − (1+ω)/2 · A dt), which is equal and finite at ω = −1, where z is infinite.
     """
     if not 0 <= (length if L is None else L) <= length:
         refuse("kernel_by_resolvent", "L", f"0 … length={length}", L)
@@ -198,7 +198,7 @@ def step_linear(system: System, C: Tensor, u: Tensor, state: Tensor) -> tuple[Te
     """The same in O(rank · N) on half of each pair, state (…,H,N):
 
     w = (2/dt + A) s − P (Pᴴ s) + 2 B u, s ← D w − D P (I + Pᴴ D P)⁻¹ Pᴴ D w with D = 1 / (2/dt − A), y = 2 Re(C s),
-    where the products with Pᴴ run over whole pairs, so they are twice the real part of those over halves.
+    where products with Pᴴ sum over whole pairs, so they are twice the real part of sums over halves.
     """
     P = system.P
     D = 1 / (2 / system.dt - system.A)
@@ -224,13 +224,13 @@ def diagonalized(discrete: Discrete, C: Tensor) -> tuple[Discrete, Tensor]:
 
 
 def step_diagonal(discrete: Discrete, C: Tensor, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """With what `diagonalized` returns; state (…,H,2N) in the eigenbasis."""
+    """A step with the results of `diagonalized`; state (…,H,2N) in the eigenbasis."""
     state = discrete.A * state + discrete.B * u[..., None]
     return torch.einsum("chn,...hn->...ch", C, state).real, state
 
 
 def forward_state(discrete: Discrete, u: Tensor, state: Tensor) -> Tensor:
-    """The state after u (…,H,L), step by step; (…,H,2N), or (…,H,N) where `state` has that."""
+    """The state after u (…,H,L), step by step; (…,H,2N), or (…,H,N) if `state` has that shape."""
     N = discrete.B.shape[-1] // 2
     half = state.shape[-1] == N
     state = full_state(state, N)

@@ -4,7 +4,7 @@
 
     zoh: Ā = e^{dtA}, B̄ = B (e^{dtA} − 1)/A (dt B at A = 0);   bilinear: Ā = (1 + dtA/2)/(1 − dtA/2), B̄ = B dt/(1 − dtA/2)
 
-Parameters are read as for S4, which has the shapes: `s4.system_of`, P left out.
+Parameters and shapes are those of S4 (`s4.system_of`), without P.
 """
 
 from __future__ import annotations

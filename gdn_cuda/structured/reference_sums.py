@@ -1,7 +1,7 @@
 """Sums on CPU tensors, in the dtypes of the public functions. The arguments of an operator are attributes of x.
 
-Shapes and dtypes were checked by the C++ operators. Sums are those of the oracles: formed in fp64 and rounded once; so many
-points at a time that what is formed stays within `BYTES`.
+Shapes and dtypes were checked by the C++ operators. Sums are those of the oracles, computed in fp64 and rounded once,
+with slices of points so that temporaries stay within `BYTES`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BYTES = 1 << 26
 def _slices(length: int, *others: Tensor) -> Iterator[slice]:
     """Slices of `length` points such that all pairs with `others` fit in `BYTES`; one empty slice for no points."""
     leading = broadcast_shapes(*(x.shape[:-1] for x in others))
-    numbers = math.prod(leading) * max(x.shape[-1] for x in others)
-    step = max(BYTES // (16 * max(numbers, 1)), 1)
+    rows = math.prod(leading) * max(x.shape[-1] for x in others)
+    step = max(BYTES // (16 * max(rows, 1)), 1)
     return (slice(first, min(first + step, length)) for first in range(0, max(length, 1), step))
 
 
@@ -36,14 +36,14 @@ def cauchy(x: Any) -> Tensor:
 
 
 def cauchy_backward(x: Any) -> tuple[Tensor, ...]:
-    """Gradients in grad's leading dimensions; an empty tensor in place of each that is not requested."""
+    """Gradients in grad's leading dimensions; empty tensors for gradients that are not requested."""
     by_points, total_v, total_poles = [], None, None
     for part in _slices(x.points.shape[-1], x.v, x.poles, x.grad[..., :1]):
         for_v, for_points, for_poles = cauchy_gradients(x.grad[..., part], x.v, x.points[..., part], x.poles, x.conj)
         by_points.append(for_points)
         total_v = for_v if total_v is None else total_v + for_v
         total_poles = for_poles if total_poles is None else total_poles + for_poles
-    wanted = ((total_v, x.of_v), (torch.cat(by_points, -1), x.of_points), (total_poles, x.of_poles))
+    wanted = ((total_v, x.needs_dv), (torch.cat(by_points, -1), x.needs_dpoints), (total_poles, x.needs_dpoles))
     return tuple(y.to(x.v.dtype) if want and y is not None else x.v.new_empty(0) for y, want in wanted)
 
 

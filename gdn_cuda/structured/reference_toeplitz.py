@@ -1,9 +1,8 @@
 """Toeplitz operators in fp64 on the dense matrix: T[i,j] = c[i−j] below and on the diagonal, r[j−i] above it.
 
-c is the first column (…,n) and r the first row (…,m), m = n but for products; r[0] is not read, and its gradient is zero. A
-right-hand side with more dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide, so nothing
-depends on n or k: a batch of vectors under one matrix needs c[None]. Differentiable in every input, real and complex; nothing
-is conjugated.
+c is the first column (…,n) and r the first row (…,m), m = n except for products; r[0] is not read, and its gradient is zero. A
+right-hand side with more dimensions than c and r is (…,n,k), k columns; any other is (…,n). Ranks alone decide, never n or k: a
+batch of vectors with one matrix needs c[None]. Differentiable in every input, real and complex; nothing is conjugated.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .reference_common import (
     working_epsilon,
 )
 
-_REFINEMENTS = 4  # each gains −log10(κ · 1e-16) digits
+_REFINEMENTS = 4  # each adds −log10(κ · 1e-16) correct digits
 
 
 def toeplitz(c: Tensor, r: Tensor) -> Tensor:
@@ -52,7 +51,7 @@ def _square(function: str, c: Tensor, r: Tensor) -> Tensor:
 def _on_columns(
     function: str, argument: str, generators: tuple[Tensor, ...], x: Tensor, run: Callable[[Tensor], Tensor], n: int
 ) -> Tensor:
-    """Calls `run`, which takes (…,n,k), with vectors or columns."""
+    """Calls `run`, whose argument is (…,n,k), with vectors or columns."""
     many = x.dim() > max(g.dim() for g in generators)
     if x.dim() < 1 or x.shape[-2 if many else -1] != n:
         refuse(function, argument, f"(…, {n}), or with more dimensions than the matrix (…, {n}, k)", tuple(x.shape))
@@ -84,7 +83,7 @@ def toeplitz_solve_symmetric(c: Tensor, b: Tensor) -> Tensor:
 
 
 def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(T⁻¹ b, info), and no error. info has an int32 for every matrix, as LAPACK's xGESVX: 0; or k, 1 ≤ k ≤ n: pivot k is
+    """(T⁻¹ b, info), without errors. info has an int32 per matrix, as LAPACK's xGESVX: 0; or k, 1 ≤ k ≤ n: pivot k is
     exactly zero and the solution is NaN; or n + 1: 1 / (‖T‖₁ ‖T⁻¹‖₁) is below the inputs' epsilon (fp32's at least)."""
     return _solve_ex("toeplitz_solve_ex", c, r, b)
 
@@ -92,12 +91,12 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _solve_ex(function: str, c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     epsilon = working_epsilon(c, r, b)
     matrix, right = same_dtype(_square(function, c, r), *widened(function, b=b))
-    matrix, of_matrix = near_one(matrix, -2, -1)
+    matrix, matrix_exponent = near_one(matrix, -2, -1)
     info = _info(matrix.detach(), epsilon)
 
     def run(right: Tensor) -> Tensor:
-        right, of_right = near_one(right, -2)
-        back = of_right - of_matrix  # in two parts: their sum may overflow where the solution does not
+        right, right_exponent = near_one(right, -2)
+        back = right_exponent - matrix_exponent  # applied in two parts: the sum may overflow where the solution does not
         half = (back / 2).floor()
         return _solution(matrix, right, info) * torch.exp2(half) * torch.exp2(back - half)
 
@@ -124,7 +123,7 @@ def _solution(matrix: Tensor, right: Tensor, info: Tensor) -> Tensor:
         x = torch.linalg.lu_solve(lu, pivots, right)
         for _ in range(_REFINEMENTS):
             x = x + torch.linalg.lu_solve(lu, pivots, residual(invertible, x, right))
-    # x + T⁻¹ (b − T x) is T⁻¹ b for any x: its derivatives of every order are right, and its value is that of the refined x.
+    # x + T⁻¹ (b − T x) is T⁻¹ b for any x: derivatives of every order are correct, and the value is that of the refined x.
     step = torch.linalg.solve(invertible, right - invertible @ x)
     return torch.where(zero_pivot, torch.nan, x + (step - step.detach()))
 
@@ -138,7 +137,7 @@ def _checked(function: str, x: Tensor, info: Tensor) -> Tensor:
 
 
 def gs_compute_generators(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """(u, v): the first and last column of T⁻¹, (…,n) each. They exist whenever T⁻¹ does, also where u_0 is zero."""
+    """(u, v): the first and last column of T⁻¹, (…,n) each. They exist whenever T⁻¹ does, even if u_0 is zero."""
     n = c.shape[-1]
     ends = torch.zeros(n, 2, dtype=torch.promote_types(c.dtype, r.dtype), device=c.device)
     if n:
@@ -152,8 +151,8 @@ def gs_compute_generators(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
 def toeplitz_inverse_apply(gs_u: Tensor, gs_v: Tensor, x: Tensor) -> Tensor:
     """T⁻¹ x = (1/u_0) [ L(u) L(Jv)ᵀ − L(Sv) L(SJu)ᵀ ] x, L(·) lower triangular Toeplitz, J reversal, S shift down.
 
-    u_0 is det of the leading minor of order n − 1 over det T. Where it is zero to working precision, |u_0| ≤ n ε max(|u|, |v|),
-    the formula does not exist, though T⁻¹ may: LinAlgError.
+    u_0 is det of the leading minor of order n − 1 over det T. If it is zero to working precision, |u_0| ≤ n ε max(|u|, |v|),
+    the formula is undefined, though T⁻¹ may exist: LinAlgError.
     """
     function = "toeplitz_inverse_apply"
     epsilon = working_epsilon(gs_u, gs_v)

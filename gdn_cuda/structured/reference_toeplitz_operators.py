@@ -1,6 +1,6 @@
 """The Toeplitz operators on CPU tensors, in the dtypes of the public functions.
 
-Operators' arguments are attributes of x; shapes and dtypes were checked in C++. Everything is computed in fp64 and rounded
+Arguments of operators are attributes of x; C++ has checked shapes and dtypes. Everything is computed in fp64 and rounded
 once.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from . import reference_toeplitz as oracle
 from .reference_common import broadcast_shapes, exponents_of, roots_of_unity, zeros_of
 
-_LARGEST_DENSE = 1024  # longer products go through transforms: nearly as exact, without n² numbers
+_LARGEST_DENSE = 1024  # longer products use transforms: nearly as exact, without a matrix of n² values
 
 
 def widened(x: Tensor) -> Tensor:
@@ -74,8 +74,8 @@ def solved(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def toeplitz_schur(x: Any) -> tuple[Tensor, Tensor]:
-    """T⁻¹ b in b's dtype and, for every leading index of it, info: as ever, or −k where the leading minor of order k is not
-    positive, and NaN for the solution."""
+    """T⁻¹ b in b's dtype and, for every leading index of it, info; −k if the leading minor of order k is not positive, and
+    the solution is NaN."""
     solution, info = oracle.toeplitz_solve_ex(x.c, x.c, x.b)
     failed = torch.linalg.cholesky_ex(oracle.toeplitz(x.c, x.c)).info
     many = x.b.dim() > x.c.dim()
@@ -85,8 +85,8 @@ def toeplitz_schur(x: Any) -> tuple[Tensor, Tensor]:
     return torch.where(fails[..., None] if many else fails, torch.nan, solution).to(x.b.dtype), told
 
 
-def of_matrices(info: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Reduces info from leading indices of the result to matrices, as right-hand sides of one matrix have the same."""
+def info_per_matrix(info: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Reduces info from leading indices of the result to one per matrix; right-hand sides of a matrix have the same info."""
     info = info.reshape((1,) * max(0, len(shape) - info.dim()) + info.shape)
     while info.dim() > len(shape):
         info = info[0] if info.shape[0] else info.new_zeros(info.shape[1:])
@@ -103,9 +103,9 @@ def _half_turns(n: int, device: torch.device) -> Tensor:
 
 
 def toeplitz_generators(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the kernel structured/toeplitz_generators does: Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F
-    the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹ and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what is
-    eliminated."""
+    """The equivalent of the kernel structured/toeplitz_generators: Z_1 T − T Z_{−1} has rank 2, its first row and last column;
+    with F the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹ and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is the
+    matrix to eliminate."""
     c, r, b = x.c, x.r, x.b
     n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
     right = b if many else b[..., None]
@@ -113,34 +113,34 @@ def toeplitz_generators(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if n == 0 or systems == 0:
         empty = (b.new_zeros((systems, rows, n), dtype=torch.complex128) for rows in (2, 2, right.shape[-1] + 1))
         return *empty, b.new_zeros((systems, 2), dtype=torch.float64)
-    column, row, numbers, scale = _scaled(c, r, right)
-    norm = torch.maximum(column.abs().sum(-1), row.abs().sum(-1))  # the last column has that of the row
+    column, row, rhs, scale = _scaled(c, r, right)
+    norm = torch.maximum(column.abs().sum(-1), row.abs().sum(-1))  # the sum of the last column is that of the first row
     first, last = torch.zeros_like(column), torch.zeros_like(column)
     first[:, :1] = last[:, -1:] = 1
     back = row[:, 1:].flip(-1)
-    of_rows = torch.stack([first, torch.cat([column[:, :1], back + column[:, 1:]], -1)], 1)
-    of_columns = torch.stack([torch.cat([column[:, 1:].flip(-1) - row[:, 1:], column[:, :1]], -1), last], 1)
-    sides = of_rows, of_columns * _half_turns(n, c.device), numbers.mT
+    row_generators = torch.stack([first, torch.cat([column[:, :1], back + column[:, 1:]], -1)], 1)
+    column_generators = torch.stack([torch.cat([column[:, 1:].flip(-1) - row[:, 1:], column[:, :1]], -1), last], 1)
+    sides = row_generators, column_generators * _half_turns(n, c.device), rhs.mT
     transforms = torch.fft.fft, torch.fft.ifft, torch.fft.fft
     found = (f(y.to(torch.complex128), norm="ortho") for f, y in zip(transforms, sides, strict=True))
     return *found, torch.stack([scale[:, 0], norm], -1)
 
 
 def _scaled(c: Tensor, r: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Column and row (S,n) in fp64, times powers of two, right-hand sides (S,n,k+1) with the probe behind them, and those
-    powers (S,1): nothing is rounded, and squares of pivots do not leave the range."""
+    """Column and row (S,n) in fp64, times powers of two, right-hand sides (S,n,k+1) with the probe as the last, and those
+    powers (S,1): nothing is rounded, and squares of pivots stay in range."""
     n = c.shape[-1]
     batch = broadcast_shapes(c.shape[:-1], r.shape[:-1], right.shape[:-2])
     column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
     row = torch.cat([column[:, :1], row[:, 1:]], -1)  # r[0] is not read
     largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
     scale = torch.exp2(-exponents_of(largest))[:, None]
-    numbers = widened(right).expand(*batch, *right.shape[-2:]).reshape(len(column), n, right.shape[-1])
-    return column * scale, row * scale, torch.cat([numbers, _probe(column)], -1), scale
+    rhs = widened(right).expand(*batch, *right.shape[-2:]).reshape(len(column), n, right.shape[-1])
+    return column * scale, row * scale, torch.cat([rhs, _probe(column)], -1), scale
 
 
 def _probe(column: Tensor) -> Tensor:
-    """One more right-hand side (S,n,1): signs, the same at every call, without a pattern that a matrix might have."""
+    """An additional right-hand side (S,n,1): fixed signs, without a pattern that a matrix might have."""
     places = torch.arange(column.shape[-1], device=column.device)
     mixed = (places * 2654435761 + 1013904223) % 4294967296
     signs = 1 - 2 * (mixed * mixed // 65536 % 2)
@@ -148,20 +148,22 @@ def _probe(column: Tensor) -> Tensor:
 
 
 def toeplitz_eliminate(x: Any) -> tuple[Tensor, Tensor]:
-    """The elimination of the kernels toeplitz_gko and toeplitz_eliminate, a row of torch operations a step.
+    """The elimination of the kernels toeplitz_gko and toeplitz_eliminate, each step in torch operations.
 
     C has (l_i − m_j) C_ij = Σ_s left_si right_sj with l_i = e^{−2πi i/n}, m_j = e^{−πi (2j+1)/n}; left and right (S,2,n),
-    numbers (S,R,n). C⁻¹ numbers and, for every system, 0 or the 1-based step that found a column of zeros.
+    rhs (S,R,n). Returns C⁻¹ rhs and, for every system, 0 or the 1-based step that found a column of zeros.
     """
     systems, _, n = x.left.shape
-    left, right, numbers = x.left.clone(), x.right.clone(), x.numbers.clone()
-    nodes = torch.arange(0, 2 * n, 2, device=left.device).expand(systems, n).clone()  # of rows; odd ones are the solution's
+    left, right, rhs = x.left.clone(), x.right.clone(), x.rhs.clone()
+    nodes = torch.arange(0, 2 * n, 2, device=left.device).expand(systems, n).clone()  # of rows; odd nodes are the solution's
     info = torch.zeros(systems, dtype=torch.int32, device=left.device)
     every, places = torch.arange(systems, device=left.device), torch.arange(n, device=left.device)
 
     def over_difference(sums: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        apart = (column - row).remainder(2 * n)  # in steps of half a node
-        cotangent = torch.where(apart == 0, 0.0, 1 / torch.tan(apart.clamp_min(1).to(torch.float64) * (torch.pi / (2 * n))))
+        distance = (column - row).remainder(2 * n)  # in steps of half a node
+        cotangent = torch.where(
+            distance == 0, 0.0, 1 / torch.tan(distance.clamp_min(1).to(torch.float64) * (torch.pi / (2 * n)))
+        )
         return sums * roots_of_unity(-row, 2 * n) * torch.complex(torch.full_like(cotangent, 0.5), -0.5 * cotangent)
 
     for k in range(n):
@@ -169,14 +171,14 @@ def toeplitz_eliminate(x: Any) -> tuple[Tensor, Tensor]:
         pivot = torch.where(nodes % 2 == 0, column.abs(), -1.0).argmax(-1)
         size = column[every, pivot]
         info = torch.where((info == 0) & ~(size.abs() > 0), k + 1, info).to(torch.int32)
-        of_left, of_numbers = left[every, :, pivot], numbers[every, :, pivot]
-        row = over_difference((of_left[:, :, None] * right).sum(1), nodes[every, pivot][:, None], 2 * places + 1)
+        pivot_left, pivot_rhs = left[every, :, pivot], rhs[every, :, pivot]
+        row = over_difference((pivot_left[:, :, None] * right).sum(1), nodes[every, pivot][:, None], 2 * places + 1)
         right = torch.where(places > k, right - right[:, :, k, None] * (row / size[:, None])[:, None], right)
         factor = column / size[:, None]
-        factor[every, pivot] = 1 / size  # of the row of the identity that takes the pivot's place
-        left[every, :, pivot], numbers[every, :, pivot] = 0, 0
-        left = left - of_left[:, :, None] * factor[:, None]
-        numbers = numbers - of_numbers[:, :, None] * factor[:, None]
+        factor[every, pivot] = 1 / size  # for the identity's row, which replaces the pivot's row
+        left[every, :, pivot], rhs[every, :, pivot] = 0, 0
+        left = left - pivot_left[:, :, None] * factor[:, None]
+        rhs = rhs - pivot_rhs[:, :, None] * factor[:, None]
         nodes[every, pivot] = 2 * k + 1
     order = ((nodes - 1) // 2).argsort(-1)
-    return -numbers.gather(2, order[:, None].expand_as(numbers)), info
+    return -rhs.gather(2, order[:, None].expand_as(rhs)), info

@@ -1,7 +1,7 @@
-"""Sums over powers e^{x_n l} in fp64, every power by itself. Differentiable in every tensor, real and complex.
+"""Sums over powers e^{x_n l} in fp64, each power computed separately. Differentiable in every tensor, real and complex.
 
-At a phase of 1e6 rad the product x·l, rounded to fp64, is 6e-11 rad off. Here the rounding error is computed exactly and put
-back, so a phase has its error of 1e-16 only from cos and sin, which reduce their argument exactly.
+At a phase of 1e6 rad the product x·l, rounded to fp64, has an error of 6e-11 rad. Here the rounding error is computed exactly
+and added back, so the error of 1e-16 comes only from cos and sin, which reduce their argument exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def log_vandermonde(v: Tensor, x: Tensor, L: int) -> Tensor:
 
 
 def log_vandermonde_transpose(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor:
-    """v_n Σ_l u_l e^{x_n l}, (…,N); u (…,L), v and x (…,N); complex whatever comes in."""
+    """v_n Σ_l u_l e^{x_n l}, (…,N); u (…,L), v and x (…,N); always complex."""
     u, v, x = (t.to(torch.complex128) for t in widened("log_vandermonde_transpose", u=u, v=v, x=x))
     check_last("log_vandermonde_transpose", "x", x, v.shape[-1], "v")
     if u.dim() < 1 or u.shape[-1] != L:

@@ -26,7 +26,7 @@ def with_gradients(function: Callable[..., Tensor], *given: Tensor | int) -> Non
 
 @sanitizes()
 def cauchy() -> None:
-    """Few points and many, one tile of poles and two, rows in fours and one by one."""
+    """Few and many points, one and two tiles of poles, four rows and one row per block."""
     for poles, (rows, points), dtype in product(
         (33, 70), ((4, 700), (3, 700), (12, 60000), (5, 60000)), (*REALS, *HALVES, *COMPLEX)
     ):
@@ -58,7 +58,7 @@ def cauchy_backward() -> None:
             v, z, w = (draw(*shape, dtype=dtype) for shape in shapes)
             with_gradients(gdn_cuda.cauchy_conj, v, z, w)
             with_gradients(gdn_cuda.cauchy_conj, v, torch.complex(torch.zeros_like(z.real), z.imag), w)  # on the axis
-            with_gradients(gdn_cuda.cauchy_conj, v, torch.where(z.real > 1, 1e9 * z, z), w)  # some far away
+            with_gradients(gdn_cuda.cauchy_conj, v, torch.where(z.real > 1, 1e9 * z, z), w)  # some of large magnitude
             with_gradients(gdn_cuda.cauchy_conj, v, w[:1].repeat(z.shape), w)  # on a pole
 
 
@@ -102,7 +102,7 @@ def toeplitz_sums() -> None:
 
 @sanitizes()
 def toeplitz_matvec() -> None:
-    """Many systems, as few would be computed by toeplitz_sums."""
+    """Many systems, since toeplitz_sums would compute few."""
     for dtype in REALS:
         for systems, n in ((300, 240), (100, 900), (100, 2000), (20, 4000), (10, 8000)):
             multiply(systems, n, 1, dtype)

@@ -1,7 +1,7 @@
-"""The public functions of Toeplitz matrices; `gdn_cuda.structured` says what c, r and right-hand sides are.
+"""The public functions of Toeplitz matrices; `gdn_cuda.structured` defines c, r and right-hand sides.
 
 Integers alone become torch's default dtype; results of bfloat16 and float16 have that dtype again. Complex matrices are not
-conjugated. What `out` gets is copied there, so it may be memory of an input.
+conjugated. Results are copied to `out`, so it may be memory of an input.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def toeplitz_matvec(
         stream: the CUDA stream that computes, and on which the result is ready; None: the current one
         out: where the result is written, contiguous; None allocates it
 
-    Where n ≠ m, a GPU multiplies with a square matrix of max(n, m) rows: zeros complete the shorter of c and r, which takes a
-    copy of it and of x or the result.
+    If n ≠ m, a GPU multiplies by a square matrix of max(n, m) rows: the shorter of c and r is padded with zeros, which copies
+    it and x or the result.
 
     Edge cases:
         r[0] is not read; empty sums are 0.
@@ -112,7 +112,7 @@ def _check_out(function: str, out: Tensor | None, shape: tuple[int, ...], dtype:
 
 
 def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
-    """Solves Toeplitz systems with pivoting: `(x, info)`; raises nothing for singular matrices and never waits for a GPU.
+    """Solves Toeplitz systems with pivoting: `(x, info)`; does not raise for singular matrices and never waits for a GPU.
 
     Formula:
         x = T⁻¹ b,  with T[i, j] = c[i − j] for i ≥ j, else r[j − i]
@@ -127,7 +127,7 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Str
 
     Edge cases:
         info, as of LAPACK's xGESVX, is 0; or k, 1 ≤ k ≤ n: pivot k is zero and the solution is NaN; or n + 1:
-        1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of the precision computed with, so no digit of the solution need be right.
+        1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of the computation's precision, so possibly no digit of the solution is correct.
 
     Example:
         >>> c, r = torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1])
@@ -153,15 +153,15 @@ def toeplitz_solve_symmetric_ex(
         info: (…), int32, one per matrix
 
     Parameters:
-        assume_positive: whether T is solved as a positive definite matrix; info says where it is none
+        assume_positive: whether T is solved as a positive definite matrix; info tells where it is not
         stream: the CUDA stream that computes, and on which the result is ready; None: the current one
 
     With `assume_positive` (real, at most 8192 rows on a GPU), one kernel for positive definite matrices solves the system,
     several times as fast.
 
     Edge cases:
-        info as in `toeplitz_solve_ex`. With `assume_positive`, it is −k where the leading minor of order k is not positive, and
-        the solution is NaN. Beyond 4096 rows it is −1 there, and where 60 steps of conjugate gradients are too few.
+        info as in `toeplitz_solve_ex`. With `assume_positive`, it is −k if the leading minor of order k is not positive, and
+        the solution is NaN. Beyond 4096 rows it is −1 in that case, and if 60 steps of conjugate gradients are too few.
 
     Example:
         >>> x, info = gdn_cuda.toeplitz_solve_symmetric_ex(torch.tensor([2.0, 1, 0]), torch.tensor([3.0, 4, 3]))
@@ -223,7 +223,7 @@ def toeplitz_solve(
         out: where the result is written, contiguous; None allocates it
 
     Edge cases:
-        Raises LinAlgError where a matrix is singular to working precision, and waits for a GPU to know it: under graph
+        Raises LinAlgError if a matrix is singular to working precision, for which it waits for a GPU: under graph
         capture and in compiled code call `toeplitz_solve_ex`.
 
     Example:
@@ -282,8 +282,8 @@ def _solve_or_raise(
 
 
 def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
-    """Which way a system of n rows in fp32 takes on this machine's GPU, or on an H200, and why. `gdn_cuda.explain` says it of
-    any call."""
+    """Which method solves a system of n rows in fp32 on this machine's GPU, or on an H200, and why. `gdn_cuda.explain` does so
+    for any call."""
     c = torch.empty(n, device="meta")
     return explain(toeplitz_solve_symmetric, c, c) if symmetric else explain(toeplitz_solve, c, c, c)
 
@@ -301,7 +301,7 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
         stream: the CUDA stream that computes, and on which the result is ready; None: the current one
 
     Edge cases:
-        Raises LinAlgError for singular matrices, so it waits for a GPU. u and v exist whenever T⁻¹ does, also where u[0] is
+        Raises LinAlgError for singular matrices, so it waits for a GPU. u and v exist whenever T⁻¹ does, even if u[0] is
         zero.
 
     Example:
@@ -312,7 +312,7 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
 
     def both(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         if needs_derivatives(c, r):
-            check_lines("gs_compute_generators", {"c": c, "r": r})
+            check_vectors("gs_compute_generators", {"c": c, "r": r})
             x, info = solve(c, r, ends(c, r), False, True)
             u, v = x[..., 0], x[..., 1]
         else:
@@ -325,10 +325,10 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
     return u, v.to(u.dtype)
 
 
-def check_lines(function: str, lines: Mapping[str, Tensor]) -> torch.Size:
-    """(…,n) each, one n. The leading dimensions that they have together."""
-    check_lengths(function, lines)
-    return broadcast_leading(function, {argument: (x, 1) for argument, x in lines.items()})
+def check_vectors(function: str, vectors: Mapping[str, Tensor]) -> torch.Size:
+    """The broadcast leading dimensions of vectors (…,n), after a check that n is the same."""
+    check_lengths(function, vectors)
+    return broadcast_leading(function, {argument: (x, 1) for argument, x in vectors.items()})
 
 
 def toeplitz_inverse_apply(
@@ -349,7 +349,7 @@ def toeplitz_inverse_apply(
         out: where the result is written, contiguous; None allocates it
 
     Edge cases:
-        Where u_0 is zero to working precision, |u_0| ≤ n ε max(|u|, |v|), the formula does not exist, though T⁻¹ may:
+        If u_0 is zero to working precision, |u_0| ≤ n ε max(|u|, |v|), the formula is undefined, though T⁻¹ may exist:
         LinAlgError for CPU tensors; NaN on a GPU, in compiled code and under torch.func, torch.vmap and forward mode.
 
     Example:
@@ -365,7 +365,7 @@ def toeplitz_inverse_apply(
             _check_out(function, out, solution_shape(function, {"gs_u": u, "gs_v": v}, "x", right, "generators"), dtype)
         epsilon = working_epsilon(
             *(y for y in (gs_u, gs_v) if y.is_floating_point() or y.is_complex())
-        )  # a wider x does not make them more exact
+        )  # a wider x does not make gs_u and gs_v more exact
         if right.device.type == "cpu":
             _require_first_entry(u, v, epsilon)
         apply = inverse_product if needs_derivatives(u, v, right) else inverse_apply.overload
@@ -411,7 +411,7 @@ def toeplitz_to_cauchy(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None
 
     def run(out: Tensor | None) -> Tensor:
         _, (column, row) = computed("toeplitz_to_cauchy", tensors)
-        check_lines("toeplitz_to_cauchy", tensors)
+        check_vectors("toeplitz_to_cauchy", tensors)
         column, row = torch.broadcast_tensors(column, row)
         n, working = column.shape[-1], torch.promote_types(column.dtype, torch.complex64)
         _check_out("toeplitz_to_cauchy", out, (*column.shape, n), working)

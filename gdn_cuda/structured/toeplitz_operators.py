@@ -18,45 +18,46 @@ from .reference_common import broadcast_shapes
 # ---- Shapes, checked
 
 
-def check_line(function: str, argument: str, x: Tensor) -> None:
+def check_vector(function: str, argument: str, x: Tensor) -> None:
     if x.dim() < 1:
         raise ValueError(f"{function}: {argument}: expected rank 1 or more, got ()")
 
 
-def check_lengths(function: str, lines: Mapping[str, Tensor]) -> None:
-    """(…,n) each, one n."""
-    first, like = next(iter(lines.items()))
-    for argument, x in lines.items():
-        check_line(function, argument, x)
+def check_lengths(function: str, vectors: Mapping[str, Tensor]) -> None:
+    """Checks that vectors (…,n) have the same n."""
+    first, like = next(iter(vectors.items()))
+    for argument, x in vectors.items():
+        check_vector(function, argument, x)
         if x.shape[-1] != like.shape[-1]:
             raise ValueError(f"{function}: {argument}: expected (…, {like.shape[-1]}) as {first} has, got {tuple(x.shape)}")
 
 
 def result_shape(
-    function: str, lines: Mapping[str, Tensor], argument: str, right: Tensor, sizes: tuple[Any, Any], matrix: str = "matrix"
+    function: str, vectors: Mapping[str, Tensor], argument: str, right: Tensor, sizes: tuple[Any, Any], matrix: str = "matrix"
 ) -> tuple[Any, ...]:
-    """The result's shape for right-hand sides (…,from) or (…,from,k) and matrices with these lines; `sizes` is (from, to)."""
+    """The result's shape for right-hand sides (…,from) or (…,from,k) and matrices with these first columns and rows; `sizes` is
+    (from, to)."""
     size, result = sizes
-    many = right.dim() > max(x.dim() for x in lines.values())
+    many = right.dim() > max(x.dim() for x in vectors.values())
     if right.dim() < 1 or right.shape[-2 if many else -1] != size:
         expected = f"(…, {size}), or with more dimensions than the {matrix} (…, {size}, k)"
         raise ValueError(f"{function}: {argument}: expected {expected}, got {tuple(right.shape)}")
     last = 2 if many else 1
-    leading = broadcast_leading(function, {name: (x, 1) for name, x in lines.items()} | {argument: (right, last)})
+    leading = broadcast_leading(function, {name: (x, 1) for name, x in vectors.items()} | {argument: (right, last)})
     return (*leading, result, *right.shape[right.dim() - last + 1 :])
 
 
 def product_shape(function: str, c: Tensor, r: Tensor, x: Tensor, transpose: bool) -> tuple[Any, ...]:
-    check_line(function, "c", c)
-    check_line(function, "r", r)
+    check_vector(function, "c", c)
+    check_vector(function, "r", r)
     sizes = (c.shape[-1], r.shape[-1]) if transpose else (r.shape[-1], c.shape[-1])
     return result_shape(function, {"c": c, "r": r}, "x", x, sizes)
 
 
-def solution_shape(function: str, lines: Mapping[str, Tensor], argument: str, right: Tensor, matrix: str = "matrix") -> Any:
-    check_lengths(function, lines)
-    n = next(iter(lines.values())).shape[-1]
-    return result_shape(function, lines, argument, right, (n, n), matrix)
+def solution_shape(function: str, vectors: Mapping[str, Tensor], argument: str, right: Tensor, matrix: str = "matrix") -> Any:
+    check_lengths(function, vectors)
+    n = next(iter(vectors.values())).shape[-1]
+    return result_shape(function, vectors, argument, right, (n, n), matrix)
 
 
 # ---- Derivatives of T
@@ -68,22 +69,23 @@ def _as_columns(c: Tensor, r: Tensor, x: Tensor, *others: Tensor) -> tuple[Tenso
     return tuple(y.mT if many else y[..., None, :] for y in (x, *others))
 
 
-def _cut_or_padded(x: Tensor, size: int) -> Tensor:
+def _resized(x: Tensor, size: int) -> Tensor:
     return x if x.shape[-1] == size else torch.nn.functional.pad(x, (0, size - x.shape[-1]))
 
 
 def _matrix_gradients(c: Tensor, r: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of c and r where that of T is Σ left rightᴴ, (…,k,n) and (…,k,m): sums of diagonals are Toeplitz products."""
+    """Gradients of c and r if T's gradient is Σ left rightᴴ, (…,k,n) and (…,k,m): sums of its diagonals, as Toeplitz
+    products."""
     rows, columns = left.shape[-1], right.shape[-1]
     if rows == 0 or columns == 0:
         return torch.zeros_like(c), torch.zeros_like(r)
     leading = broadcast_shapes(left.shape[:-1], right.shape[:-1])
     left, conjugate = left.expand(*leading, rows), torch.conj_physical(right).expand(*leading, columns)
-    # Σ_j left_{j+d} conj(right_j) for c, Σ_j left_j conj(right_{j+d}) for r: upper triangular matrices, times a vector.
-    of_c = _by_upper(_cut_or_padded(conjugate, rows), left)
-    of_r = _by_upper(_cut_or_padded(left, columns), conjugate)
-    of_r = torch.cat([torch.zeros_like(of_r[..., :1]), of_r[..., 1:]], -1)  # r[0] is not read
-    return of_c.sum(-2).sum_to_size(c.shape), of_r.sum(-2).sum_to_size(r.shape)
+    # Σ_j left_{j+d} conj(right_j) for c, Σ_j left_j conj(right_{j+d}) for r: upper triangular Toeplitz matrices times a vector.
+    dc = _by_upper(_resized(conjugate, rows), left)
+    dr = _by_upper(_resized(left, columns), conjugate)
+    dr = torch.cat([torch.zeros_like(dr[..., :1]), dr[..., 1:]], -1)  # r[0] is not read
+    return dc.sum(-2).sum_to_size(c.shape), dr.sum(-2).sum_to_size(r.shape)
 
 
 def _by_upper(row: Tensor, x: Tensor) -> Tensor:
@@ -91,16 +93,16 @@ def _by_upper(row: Tensor, x: Tensor) -> Tensor:
 
 
 def _sum(*terms: Tensor | None) -> Tensor | None:
-    """Of tangents, where there are some."""
+    """The sum of the tangents that are not None, or None."""
     known = [x for x in terms if x is not None]
     return sum(known[1:], known[0]) if known else None
 
 
-def _lines(c: Tensor, r: Tensor, of_c: Tensor | None, of_r: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def _matrix_tangent(c: Tensor, r: Tensor, dc: Tensor | None, dr: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """First column and row of the tangent of T, or None without one."""
-    if of_c is None and of_r is None:
+    if dc is None and dr is None:
         return None
-    return torch.zeros_like(c) if of_c is None else of_c, torch.zeros_like(r) if of_r is None else of_r
+    return torch.zeros_like(c) if dc is None else dc, torch.zeros_like(r) if dr is None else dr
 
 
 # ---- toeplitz_matvec
@@ -114,8 +116,8 @@ def _matvec_shape(x: Any) -> Tensor:
 def _matvec_gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
     found = {}
     if needs.x:
-        of_x = matvec(torch.conj_physical(x.c), torch.conj_physical(x.r), grad, not x.transpose)
-        found["x"] = of_x.sum_to_size(x.x.shape)
+        dx = matvec(torch.conj_physical(x.c), torch.conj_physical(x.r), grad, not x.transpose)
+        found["x"] = dx.sum_to_size(x.x.shape)
     if needs.c or needs.r:
         right, left = _as_columns(x.c, x.r, x.x, grad)
         if x.transpose:  # the gradient of Tᵀ is transposed
@@ -125,18 +127,18 @@ def _matvec_gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
 
 
 def _matvec_tangent(x: Any, of: Any) -> Tensor | None:
-    lines = _lines(x.c, x.r, of.c, of.r)
+    vectors = _matrix_tangent(x.c, x.r, of.c, of.r)
     return _sum(
-        None if lines is None else matvec(*lines, x.x, x.transpose),
+        None if vectors is None else matvec(*vectors, x.x, x.transpose),
         None if of.x is None else matvec(x.c, x.r, of.x, x.transpose),
     )
 
 
-def _batched_system(x: Any, dims: Any, lines: tuple[str, ...], right: str) -> list[Tensor]:
-    """Ranks tell vectors from columns, so they are taken from the tensors before mapping."""
-    ranks = {name: getattr(x, name).dim() - (getattr(dims, name) is not None) for name in (*lines, right)}
+def _batched_system(x: Any, dims: Any, vectors: tuple[str, ...], right: str) -> list[Tensor]:
+    """Ranks distinguish vectors from columns, so ranks before mapping are used."""
+    ranks = {name: getattr(x, name).dim() - (getattr(dims, name) is not None) for name in (*vectors, right)}
     columns = ranks.pop(right) > max(ranks.values())
-    return leading_first(x, dims, dict.fromkeys(lines, 1) | {right: 2 if columns else 1})
+    return leading_first(x, dims, dict.fromkeys(vectors, 1) | {right: 2 if columns else 1})
 
 
 def _batched_matvec(x: Any, dims: Any) -> Any:
@@ -183,16 +185,16 @@ def _solve_gradients(x: Any, needs: Any, grad: Tensor, _: Any) -> dict[str, Any]
 
 
 def _solve_tangent(x: Any, of: Any) -> tuple[Tensor | None, None]:
-    solution, lines = x.results[0], _lines(x.c, x.r, of.c, of.r)
-    by_matrix = None if lines is None else -matvec(*lines, solution, False)
+    solution, vectors = x.results[0], _matrix_tangent(x.c, x.r, of.c, of.r)
+    by_matrix = None if vectors is None else -matvec(*vectors, solution, False)
     moved = _sum(None if of.b is None else of.b.expand_as(solution), by_matrix)
     return None if moved is None else solve(x.c, x.r, moved, x.symmetric, False)[0], None
 
 
-def _batched_info(info: Tensor, x: Any, dims: Any, lines: tuple[str, ...]) -> tuple[Tensor, int | None]:
+def _batched_info(info: Tensor, x: Any, dims: Any, vectors: tuple[str, ...]) -> tuple[Tensor, int | None]:
     """Removes the leading dimensions that were inserted."""
-    mapped = any(getattr(dims, name) is not None for name in lines)
-    given = ((getattr(x, name), getattr(dims, name)) for name in lines)
+    mapped = any(getattr(dims, name) is not None for name in vectors)
+    given = ((getattr(x, name), getattr(dims, name)) for name in vectors)
     shapes = [tuple(size for i, size in enumerate(y.shape) if i != d)[:-1] for y, d in given]
     return info.reshape((*(info.shape[:1] if mapped else ()), *broadcast_shapes(*shapes))), 0 if mapped else None
 
@@ -203,8 +205,8 @@ def _batched_solve(x: Any, dims: Any) -> Any:
         expected = "a call outside torch.vmap, as it looks at values"
         raise ValueError(f"{function}: info: expected {expected}, got one that is mapped; {other} does not look")
     solution, info = solve(*_batched_system(x, dims, ("c", "r"), "b"), x.symmetric, False)
-    info, of_info = _batched_info(info, x, dims, ("c", "r"))
-    return (solution, info), (0, of_info)
+    info, info_dim = _batched_info(info, x, dims, ("c", "r"))
+    return (solution, info), (0, info_dim)
 
 
 solve = Differentiable(
@@ -218,7 +220,7 @@ solve = Differentiable(
 )
 
 
-# ---- toeplitz_solve_positive: the same for symmetric positive definite matrices
+# ---- toeplitz_solve_positive: for symmetric positive definite matrices
 
 
 def _positive_shapes(x: Any) -> tuple[Tensor, Tensor]:
@@ -228,7 +230,7 @@ def _positive_shapes(x: Any) -> tuple[Tensor, Tensor]:
 
 def _positive_on_cpu(x: Any) -> tuple[Tensor, Tensor]:
     solution, info = reference.toeplitz_schur(x)
-    return solution.contiguous(), reference.of_matrices(info, x.c.shape[:-1])
+    return solution.contiguous(), reference.info_per_matrix(info, x.c.shape[:-1])
 
 
 def _positive_gradients(x: Any, needs: Any, grad: Tensor, _: Any) -> dict[str, Any]:
@@ -236,8 +238,8 @@ def _positive_gradients(x: Any, needs: Any, grad: Tensor, _: Any) -> dict[str, A
     found = {"b": grad_b.sum_to_size(x.b.shape)}
     if needs.c:
         right, left = _as_columns(x.c, x.c, x.results[0], -grad_b)
-        of_column, of_row = _matrix_gradients(x.c, x.c, left, right)
-        found["c"] = of_column + of_row
+        dcolumn, drow = _matrix_gradients(x.c, x.c, left, right)
+        found["c"] = dcolumn + drow
     return found
 
 
@@ -250,8 +252,8 @@ def _positive_tangent(x: Any, of: Any) -> tuple[Tensor | None, None]:
 
 def _batched_positive(x: Any, dims: Any) -> Any:
     solution, info = solve_positive(*_batched_system(x, dims, ("c",), "b"))
-    info, of_info = _batched_info(info, x, dims, ("c",))
-    return (solution, info), (0, of_info)
+    info, info_dim = _batched_info(info, x, dims, ("c",))
+    return (solution, info), (0, info_dim)
 
 
 solve_positive = Differentiable(
@@ -265,7 +267,7 @@ solve_positive = Differentiable(
 )
 
 
-# ---- Gohberg and Semencul: without derivatives, for which toeplitz.py composes the operators above
+# ---- Gohberg and Semencul: no derivatives; for those toeplitz.py composes the operators above
 
 
 def _generator_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -290,8 +292,8 @@ def ends(c: Tensor, r: Tensor) -> Tensor:
 
 
 def _applied_shape(x: Any) -> Tensor:
-    lines = {"gs_u": x.gs_u, "gs_v": x.gs_v}
-    return x.x.new_empty(solution_shape("toeplitz_inverse_apply", lines, "x", x.x, "generators"))
+    vectors = {"gs_u": x.gs_u, "gs_v": x.gs_v}
+    return x.x.new_empty(solution_shape("toeplitz_inverse_apply", vectors, "x", x.x, "generators"))
 
 
 def inverse_product(gs_u: Tensor, gs_v: Tensor, x: Tensor, epsilon: float) -> Tensor:
@@ -326,16 +328,16 @@ inverse_apply = register(
 )
 
 
-# ---- CPU implementations of the solving kernels, with which tests run the plan of toeplitz_solve.cpp
+# ---- CPU equivalents of the solvers' kernels, with which tests run toeplitz_solve.cpp
 
 
-def _info_of_result(shape: tuple[Any, ...], right: Tensor, *lines: Tensor) -> tuple[Any, ...]:
-    return shape[: -2 if right.dim() > max(x.dim() for x in lines) else -1]
+def _result_info_shape(shape: tuple[Any, ...], right: Tensor, *vectors: Tensor) -> tuple[Any, ...]:
+    return shape[: -2 if right.dim() > max(x.dim() for x in vectors) else -1]
 
 
 def _symmetric_shapes(x: Any) -> tuple[Tensor, Tensor]:
     shape = solution_shape("toeplitz_solve_symmetric_ex", {"c": x.c}, "b", x.b)
-    return x.b.new_empty(shape), x.c.new_empty(_info_of_result(shape, x.b, x.c), dtype=torch.int32)
+    return x.b.new_empty(shape), x.c.new_empty(_result_info_shape(shape, x.b, x.c), dtype=torch.int32)
 
 
 def _pcg(x: Any) -> tuple[Tensor, Tensor]:
@@ -345,10 +347,10 @@ def _pcg(x: Any) -> tuple[Tensor, Tensor]:
 
 def _gko_shapes(x: Any) -> tuple[Tensor, Tensor]:
     shape = solution_shape("toeplitz_solve_ex", {"c": x.c, "r": x.r}, "b", x.b)
-    return x.b.new_empty(shape), x.c.new_empty(_info_of_result(shape, x.b, x.c, x.r), dtype=torch.int32)
+    return x.b.new_empty(shape), x.c.new_empty(_result_info_shape(shape, x.b, x.c, x.r), dtype=torch.int32)
 
 
-def _sides_shapes(x: Any) -> tuple[Tensor, ...]:
+def _generators_shapes(x: Any) -> tuple[Tensor, ...]:
     shape = solution_shape("toeplitz_solve_ex", {"c": x.c, "r": x.r}, "b", x.b)
     *batch, n, columns = shape if x.b.dim() > max(x.c.dim(), x.r.dim()) else (*shape, 1)
     systems = math.prod(batch)
@@ -357,11 +359,11 @@ def _sides_shapes(x: Any) -> tuple[Tensor, ...]:
 
 
 def _eliminated_shapes(x: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x.numbers), x.left.new_empty(x.left.shape[:1], dtype=torch.int32)
+    return torch.empty_like(x.rhs), x.left.new_empty(x.left.shape[:1], dtype=torch.int32)
 
 
 register("toeplitz_schur", shapes=_symmetric_shapes, reference=reference.toeplitz_schur)
 register("toeplitz_pcg", shapes=_symmetric_shapes, reference=_pcg)
 register("toeplitz_gko", shapes=_gko_shapes)
-register("toeplitz_generators", shapes=_sides_shapes, reference=reference.toeplitz_generators)
+register("toeplitz_generators", shapes=_generators_shapes, reference=reference.toeplitz_generators)
 register("toeplitz_eliminate", shapes=_eliminated_shapes, reference=reference.toeplitz_eliminate)

@@ -54,8 +54,8 @@ def _moments_gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
         raise RuntimeError("log_vandermonde, log_vandermonde_transpose: gradients of gradients are not computed")
     found = {}
     if needs.u:
-        of_u = 0.5 * vandermonde(torch.conj_physical(grad[0]), x.x, x.u.shape[-1])
-        found["u"] = of_u.sum_to_size(x.u.shape)
+        du = 0.5 * vandermonde(torch.conj_physical(grad[0]), x.x, x.u.shape[-1])
+        found["u"] = du.sum_to_size(x.u.shape)
     if needs.x:
         first = moments(x.u, x.x, 2)[1]
         found["x"] = (grad[0] * torch.conj_physical(first)).sum_to_size(x.x.shape)
@@ -63,7 +63,7 @@ def _moments_gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
 
 
 def _moments_tangent(x: Any, of: Any) -> Tensor:
-    """The derivative of Σ l^j u_l e^{x l} by x is the same sum of l u_l."""
+    """The derivative of Σ l^j u_l e^{x l} with respect to x is the same sum with l u_l."""
     total = moments(torch.zeros_like(x.u) if of.u is None else of.u, x.x, x.orders)
     return total if of.x is None else total + of.x * moments(_steps(x.u, x.u.shape[-1]) * x.u, x.x, x.orders)
 
@@ -94,7 +94,7 @@ _vandermonde_out = register("log_vandermonde_out", reference=reference.log_vande
 def log_vandermonde(
     v: Tensor, x: Tensor, L: int, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Sums of powers given by their logarithms: the product with a Vandermonde matrix, S4D's kernel.
+    """Sums of powers with logarithms as input: the product with a Vandermonde matrix, S4D's kernel.
 
     Formula:
         out[…, l] = 2·Re Σ_n v_n e^{x_n l},  l = 0 … L − 1
@@ -104,13 +104,13 @@ def log_vandermonde(
         out: (…, L), real
 
     Parameters:
-        L: how many sums, for the powers 0 to L − 1
+        L: number of sums, for the powers 0 to L − 1
         stream: the CUDA stream that computes, and on which the result is ready; None: the current one
 
     Phases are exact: x·l is never rounded.
 
     Edge cases:
-        The power 0 is 1 whatever x is, so x = −∞ stands for the logarithm of 0.
+        The power 0 is 1 for any x, so x = −∞ is the logarithm of 0.
         An entry with a power or term that overflows is infinite or NaN; underflow is 0.
         A result that is larger than memory is refused before it is allocated.
 
@@ -135,7 +135,7 @@ def log_vandermonde(
 def log_vandermonde_transpose(
     u: Tensor, v: Tensor, x: Tensor, L: int, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """The product with the transposed Vandermonde matrix, times v: what an input adds to the state of S4D.
+    """The product with the transposed Vandermonde matrix, times v: the contribution of an input to the state of S4D.
 
     Formula:
         out[…, n] = v_n Σ_l u_l e^{x_n l},  l = 0 … L − 1
@@ -160,7 +160,7 @@ def log_vandermonde_transpose(
 
     def run(out: Tensor | None) -> Tensor:
         _check_length(function, L)
-        require_tensors(function, **tensors)  # torch multiplies v even where it is sparse
+        require_tensors(function, **tensors)  # torch would multiply a sparse v too
         _, wide_v, wide_x = as_one(function, tensors, torch.complex64)
         if u.dim() < 1 or u.shape[-1] != L:
             raise ValueError(f"{function}: u: expected (…, L={L}), got {tuple(u.shape)}")
@@ -174,8 +174,8 @@ def log_vandermonde_transpose(
             require_no_transforms(function)
         real = torch.float32 if wide_x.dtype == torch.complex64 else torch.float64
         sums = [moments(part.to(real), wide_x, 1)[0] for part in ([u.real, u.imag] if u.is_complex() else [u])]
-        of_u = sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
-        return finished(wide_v * of_u, wide_v.dtype, out)
+        total = sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
+        return finished(wide_v * total, wide_v.dtype, out)
 
     return call(function, run, stream, out, tensors)
 

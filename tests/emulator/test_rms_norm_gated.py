@@ -9,7 +9,7 @@ from emulated import emulated
 from rms_norm_cases import inputs
 from rms_norm_on_device import *  # noqa: F403
 from rms_norm_on_device import BF16, F32, check_on
-from rms_norm_oracle import Way
+from rms_norm_oracle import NormOptions
 
 from gdn_cuda import rms_norm_gated
 
@@ -17,7 +17,7 @@ from gdn_cuda import rms_norm_gated
 @pytest.mark.parametrize("group_size", [5, 32, 160])
 def test_groups(group_size: int, device: Device, seed: int) -> None:
     """More groups than blocks."""
-    check_on(device, inputs(7, 480, seed=seed, dtypes=(BF16, BF16, BF16)), Way(group_size=group_size), seed, 1)
+    check_on(device, inputs(7, 480, seed=seed, dtypes=(BF16, BF16, BF16)), NormOptions(group_size=group_size), seed, 1)
 
 
 def test_rows_of_zeros(seed: int) -> None:

@@ -1,7 +1,7 @@
-"""A Gated Delta Net layer's step as its definition reads, in fp64, one sequence, token and head after the other in numpy.
-Nothing here but the names of arguments and the inputs drawn comes from the package.
+"""The definition of a Gated Delta Net layer's step, in fp64 numpy loops over sequences, tokens and heads. Only names of
+arguments and random inputs come from the package.
 
-Query, key and value are rounded to the dtype of the projections behind the convolution, and states when they are stored.
+Query, key and value are rounded to the dtype of the projections after the convolution, and states when they are stored.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 OUT_BOUND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 1e-13}
-# A query, key or value between two numbers of 16 bits may be rounded to the other one than here, one among thousands.
+# A query, key or value close to the middle of two 16-bit values may be rounded differently, about one in a thousand.
 STATE_BOUND = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-8, torch.float64: 1e-13}
 HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 
-def numbers(x: Tensor) -> Any:
+def float64(x: Tensor) -> Any:
     return x.detach().cpu().to(torch.float64).numpy().copy()
 
 
@@ -36,11 +36,11 @@ def parts(x: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """(channels of the convolution, z, b, a), the last three by value head."""
     (Hk, Hv), dk, dv = x["heads"], x["dk"], x["dv"]
     G, layout = Hv // Hk, x.get("layout", "qwen3_next")
-    qkvz, ba = numbers(x["qkvz"]), numbers(x["ba"])
+    qkvz, ba = float64(x["qkvz"]), float64(x["ba"])
     B, T = qkvz.shape[:2]
     channels = 2 * Hk * dk + Hv * dv
     if layout == "split":
-        return qkvz, numbers(x["z"]).reshape(B, T, Hv, dv), ba, numbers(x["a"])
+        return qkvz, float64(x["z"]).reshape(B, T, Hv, dv), ba, float64(x["a"])
     if layout == "qwen3_5":
         return qkvz[..., :channels], qkvz[..., channels:].reshape(B, T, Hv, dv), ba[..., :Hv], ba[..., Hv:]
     q, k, v, z, b, a = [], [], [], [], [], []
@@ -62,15 +62,15 @@ def is_slot(x: dict[str, Any], slot: int) -> bool:
 
 
 def step(x: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """(out, what each tensor that the call writes has after it); x stays as it is."""
+    """(out, the new values of each tensor that the call writes); does not change x."""
     (Hk, Hv), dk, dv = x["heads"], x["dk"], x["dv"]
     mixed, z, b, a = parts(x)
     B, T, C = mixed.shape
     io = x["qkvz"].dtype
     after = {
-        name: numbers(x[name]) for name in ("conv_pool", "state_pool", "step_conv", "step_states") if x.get(name) is not None
+        name: float64(x[name]) for name in ("conv_pool", "state_pool", "step_conv", "step_states") if x.get(name) is not None
     }
-    kept = {name: numbers(x[name]) for name in ("conv_pool", "state_pool")}
+    kept = {name: float64(x[name]) for name in ("conv_pool", "state_pool")}
     out = np.zeros((B, T, Hv * dv))
     for n in range(B):
         given = x.get("state_indices")
@@ -90,9 +90,9 @@ def step(x: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         steps = None if x.get("step_slots") is None else int(x["step_slots"][n])
         S = kept["state_pool"][slot]
         for t in range(T):
-            y = np.zeros(C) if x.get("conv_bias") is None else numbers(x["conv_bias"])
+            y = np.zeros(C) if x.get("conv_bias") is None else float64(x["conv_bias"])
             for tap in range(4):
-                y = y + numbers(x["conv_weight"])[:, tap] * inputs[t + tap]
+                y = y + float64(x["conv_weight"])[:, tap] * inputs[t + tap]
             y = rounded(y if x.get("activation", "silu") is None else y * sigmoid(y), io)
             S = np.array(S)
             for h in range(Hv):
@@ -101,8 +101,8 @@ def step(x: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
                 k = y[Hk * dk + key_head * dk : Hk * dk + (key_head + 1) * dk]
                 v = y[2 * Hk * dk + h * dv : 2 * Hk * dk + (h + 1) * dv]
                 q, k = q / np.sqrt((q * q).sum() + 1e-6), k / np.sqrt((k * k).sum() + 1e-6)
-                w = a[n, t, h] + numbers(x["dt_bias"])[h]
-                gate = -np.exp(numbers(x["A_log"])[h]) * (w if w > 20 else np.log1p(np.exp(w)))
+                w = a[n, t, h] + float64(x["dt_bias"])[h]
+                gate = -np.exp(float64(x["A_log"])[h]) * (w if w > 20 else np.log1p(np.exp(w)))
                 beta = sigmoid(b[n, t, h]) * (2 if x.get("allow_negative_eigenvalues") else 1)
                 decayed = np.exp(gate) * S[h] if np.exp(np.float32(gate)) > 0 else np.zeros_like(S[h])
                 S[h] = decayed + np.outer(beta * (v - decayed @ k), k)
@@ -110,7 +110,7 @@ def step(x: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
                 o = scale * (S[h] @ q)
                 g = z[n, t, h]
                 gain = sigmoid(g) if x.get("gate_activation", "silu") == "sigmoid" else g * sigmoid(g)
-                norm = o / np.sqrt((o * o).mean() + x.get("norm_eps", 1e-6)) * numbers(x["norm_weight"])
+                norm = o / np.sqrt((o * o).mean() + x.get("norm_eps", 1e-6)) * float64(x["norm_weight"])
                 out[n, t, h * dv : (h + 1) * dv] = norm * gain
             if x.get("step_slots") is not None:
                 assert steps is not None
@@ -131,7 +131,7 @@ def step(x: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def close(got: Tensor, expected: Any, bound: float, what: str) -> None:
     """Relative RMS within the bound, and NaN where NaN is expected."""
-    found = numbers(got)
+    found = float64(got)
     assert found.shape == expected.shape
     missing = np.isnan(expected)
     assert np.array_equal(np.isnan(found), missing), what
@@ -140,8 +140,8 @@ def close(got: Tensor, expected: Any, bound: float, what: str) -> None:
 
 
 def check(x: dict[str, Any], function: Callable[..., Tensor]) -> Tensor:
-    """Calls the function with an output full of NaN: the output and states are the definition's, the convolution's states to
-    the bit."""
+    """Calls the function with an output full of NaN and compares output and states with the definition, the convolution's
+    states bitwise."""
     out, after = step(x)
     Hv, dv = x["heads"][1], x["dv"]
     given = torch.full((*x["qkvz"].shape[:2], Hv * dv), torch.nan, dtype=x["qkvz"].dtype, device=x["qkvz"].device)
@@ -149,7 +149,7 @@ def check(x: dict[str, Any], function: Callable[..., Tensor]) -> Tensor:
     close(given, out, OUT_BOUND[given.dtype], "out")
     for name, expected in after.items():
         if name in ("conv_pool", "step_conv"):
-            assert np.array_equal(numbers(x[name]), expected, equal_nan=True), name
+            assert np.array_equal(float64(x[name]), expected, equal_nan=True), name
         else:
             close(x[name], expected, STATE_BOUND[x[name].dtype], name)
     return given

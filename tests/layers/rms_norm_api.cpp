@@ -1,4 +1,4 @@
-// rms_norm_gated of the C++ API as torch operators of its own, so that Python can call them: torch.ops.gdn_cuda_api.
+// Torch operators (torch.ops.gdn_cuda_api) that call the C++ API of rms_norm_gated, so that Python can test it.
 #include <torch/csrc/stable/library.h>
 
 #include <gdn_cuda/api.hpp>

@@ -1,4 +1,4 @@
-"""The C++ API of rms_norm_gated, callable from here: rms_norm_api.cpp built as a program's library would be."""
+"""The C++ API of rms_norm_gated, callable from here: rms_norm_api.cpp built as in a program that uses the library."""
 
 from __future__ import annotations
 

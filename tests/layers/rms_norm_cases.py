@@ -7,21 +7,25 @@ from typing import Any
 
 import torch
 from helpers import rel_rms
-from rms_norm_oracle import Way, oracle
+from rms_norm_oracle import NormOptions, oracle
 from torch import Tensor
 
 from gdn_cuda import rms_norm_gated
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOUND = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 3e-3, torch.float16: 4e-4}
-WAYS = (
-    Way(),
-    Way(activation="sigmoid", eps=1e-6),
-    Way(norm_before_gate=False),
-    Way(activation="sigmoid", norm_before_gate=False, eps=0.1),
+OPTIONS = (
+    NormOptions(),
+    NormOptions(activation="sigmoid", eps=1e-6),
+    NormOptions(norm_before_gate=False),
+    NormOptions(activation="sigmoid", norm_before_gate=False, eps=0.1),
 )
-# x / |x| is ±1 but for eps: what is left of its gradient is all that a difference of gradients would lose.
-ONE_COLUMN = (Way(group_size=1), Way(group_size=1, eps=1e-8, norm_before_gate=False), Way(group_size=1, eps=0.5))
+# x / |x| is ±1 but for eps: a difference of gradients would cancel its whole gradient.
+ONE_COLUMN = (
+    NormOptions(group_size=1),
+    NormOptions(group_size=1, eps=1e-8, norm_before_gate=False),
+    NormOptions(group_size=1, eps=0.5),
+)
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
@@ -34,7 +38,7 @@ def inputs(
     dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None],
     device: str = "cpu",
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """x, gate, weight, each of its dtype or absent."""
+    """x, gate and weight with their dtypes; None where a dtype is None."""
     x, gate, weight = dtypes
     return (
         drawn(*shape, seed=seed, dtype=x, device=device),
@@ -43,27 +47,29 @@ def inputs(
     )
 
 
-def run(given: tuple[Tensor, Tensor | None, Tensor | None], grad: Tensor, way: Way) -> tuple[Tensor, list[Tensor | None]]:
-    """The output and the gradients, None of what is not given. Views stay views."""
+def run(
+    given: tuple[Tensor, Tensor | None, Tensor | None], grad: Tensor, options: NormOptions
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The output and the gradients, None for absent tensors. Views stay views."""
     leaves = [None if y is None else y.detach().requires_grad_() for y in given]
-    out = rms_norm_gated(*leaves, **arguments(way))  # type: ignore[arg-type]
+    out = rms_norm_gated(*leaves, **arguments(options))  # type: ignore[arg-type]
     found = iter(torch.autograd.grad(out, [y for y in leaves if y is not None], grad))
     return out, [None if y is None else next(found) for y in leaves]
 
 
-def arguments(way: Way) -> dict[str, Any]:
-    return asdict(way)
+def arguments(options: NormOptions) -> dict[str, Any]:
+    return asdict(options)
 
 
-def check(given: tuple[Tensor, Tensor | None, Tensor | None], way: Way, seed: int) -> None:
-    """Results have the dtypes of what they belong to, and errors of a rounding."""
+def check(given: tuple[Tensor, Tensor | None, Tensor | None], options: NormOptions, seed: int) -> None:
+    """Results have the dtypes of their inputs, with errors of a single rounding."""
     x, gate, weight = given
     grad = drawn(*x.shape, seed=seed + 3, dtype=x.dtype, device=str(x.device))
-    out, (of_x, of_gate, of_weight) = run(given, grad, way)
-    expected = oracle(x, gate, weight, grad, way)
+    out, (dx, dgate, dweight) = run(given, grad, options)
+    expected = oracle(x, gate, weight, grad, options)
     assert out.is_contiguous() and out.shape == x.shape
     for name, mine, theirs, like in zip(
-        ("out", "x", "gate", "weight"), (out, of_x, of_gate, of_weight), expected, (x, x, gate, weight), strict=True
+        ("out", "x", "gate", "weight"), (out, dx, dgate, dweight), expected, (x, x, gate, weight), strict=True
     ):
         if like is None:
             assert mine is None

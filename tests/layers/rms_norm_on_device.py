@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from devices import Device
-from rms_norm_cases import DTYPES, ONE_COLUMN, WAYS, check, drawn, inputs
-from rms_norm_oracle import Way
+from rms_norm_cases import DTYPES, ONE_COLUMN, OPTIONS, check, drawn, inputs
+from rms_norm_oracle import NormOptions
 from torch import Tensor
 
 from gdn_cuda import rms_norm_gated
@@ -15,9 +15,9 @@ F32, BF16, F16 = DTYPES
 Arguments = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def check_on(device: Device, x: Arguments, way: Way, seed: int, multiprocessors: int = 132) -> None:
+def check_on(device: Device, x: Arguments, options: NormOptions, seed: int, multiprocessors: int = 132) -> None:
     with device.kernels(multiprocessors):
-        check(x, way, seed)
+        check(x, options, seed)
 
 
 # A row by part of a warp, by a warp, by a block, and in chunks; whole vectors and not.
@@ -30,24 +30,26 @@ def test_row_lengths(columns: int, dtype: torch.dtype, device: Device, seed: int
     weight = device.size(dtype, None if columns == 1 else dtype)
     x = inputs(device.size(few, many), columns, seed=seed, dtypes=(dtype, dtype, weight), device=device.name)
     for multiprocessors in device.size((132, 1), (132,)):
-        check_on(device, x, Way(), seed, multiprocessors)
+        check_on(device, x, NormOptions(), seed, multiprocessors)
     if columns >= 4096:
-        check_on(device, x, Way(norm_before_gate=False), seed, 1)
+        check_on(device, x, NormOptions(norm_before_gate=False), seed, 1)
 
 
-@pytest.mark.parametrize("way", [*WAYS, *ONE_COLUMN, Way(group_size=8), Way(norm_before_gate=False, group_size=24)], ids=str)
-def test_options(way: Way, device: Device, seed: int) -> None:
+@pytest.mark.parametrize(
+    "options", [*OPTIONS, *ONE_COLUMN, NormOptions(group_size=8), NormOptions(norm_before_gate=False, group_size=24)], ids=str
+)
+def test_options(options: NormOptions, device: Device, seed: int) -> None:
     for dtypes in (
         (BF16, BF16, F32), (F32, None, F32), (F32, None, BF16), (BF16, BF16, None), (BF16, F32, None), (F16, F32, BF16),
         (F32, F16, F16),
     ):  # fmt: skip
-        check_on(device, inputs(2, device.size(3, 33), 48, seed=seed, dtypes=dtypes, device=device.name), way, seed)
+        check_on(device, inputs(2, device.size(3, 33), 48, seed=seed, dtypes=dtypes, device=device.name), options, seed)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (1,), (1, 1), (0,), (16,)])
 def test_sizes_of_0_and_1(shape: tuple[int, ...], device: Device, seed: int) -> None:
     for eps in (1e-5, 20.0):
-        check_on(device, inputs(*shape, seed=seed, dtypes=(F32, F32, F32), device=device.name), Way(eps), seed)
+        check_on(device, inputs(*shape, seed=seed, dtypes=(F32, F32, F32), device=device.name), NormOptions(eps), seed)
 
 
 def test_strides(device: Device, seed: int) -> None:
@@ -56,12 +58,12 @@ def test_strides(device: Device, seed: int) -> None:
         wide = drawn(2, device.size(3, 30), 112, seed=seed, dtype=dtype, device=device.name)
         weight = drawn(32, seed=seed, dtype=F32, device=device.name)
         x, gate = (wide[..., at : at + 48].unflatten(-1, (3, 16)) for at in (0, 64))
-        check_on(device, (x, gate, weight[:16]), Way(), seed)
-        check_on(device, (x.transpose(0, 2), gate.transpose(0, 2), weight[::2]), Way(), seed)
-        check_on(device, (x.mT, gate.mT, weight[1:4]), Way(), seed)
-        check_on(device, (wide[..., 1:17], wide[..., 33:49], weight[1:17]), Way(), seed)
+        check_on(device, (x, gate, weight[:16]), NormOptions(), seed)
+        check_on(device, (x.transpose(0, 2), gate.transpose(0, 2), weight[::2]), NormOptions(), seed)
+        check_on(device, (x.mT, gate.mT, weight[1:4]), NormOptions(), seed)
+        check_on(device, (wide[..., 1:17], wide[..., 33:49], weight[1:17]), NormOptions(), seed)
         one_row = x[:, :, :1].expand(-1, -1, 5, 16), x.new_ones(1).expand(2, x.shape[1], 5, 16)
-        check_on(device, (*one_row, weight[:16]), Way(), seed)
+        check_on(device, (*one_row, weight[:16]), NormOptions(), seed)
 
 
 @pytest.mark.parametrize("size", [1e30, 3e38, 1e-30, 1e-38])

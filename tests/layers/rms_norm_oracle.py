@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Way:
+class NormOptions:
     eps: float = 1e-5
     activation: str = "silu"
     norm_before_gate: bool = True
@@ -32,42 +32,42 @@ def _gate(g: float, activation: str) -> tuple[float, float]:
     return g * s, s + g * s * (1 - s)
 
 
-def _numbers(x: Tensor | None, like: Tensor) -> np.ndarray:
+def _float64(x: Tensor | None, like: Tensor) -> np.ndarray:
     return np.ones(like.shape) if x is None else x.detach().cpu().double().numpy()
 
 
 @np.errstate(all="ignore")
 def oracle(
-    x: Tensor, gate: Tensor | None, weight: Tensor | None, grad: Tensor, way: Way
+    x: Tensor, gate: Tensor | None, weight: Tensor | None, grad: Tensor, options: NormOptions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output, and the gradients of x, the gate and the weight; of ones, where those are not given."""
+    """The output, and the gradients of x, the gate and the weight; absent gates and weights count as ones."""
     D = x.shape[-1]
-    columns = way.group_size or D
-    y, dy = _numbers(x, x), _numbers(grad, x)
+    columns = options.group_size or D
+    y, dy = _float64(x, x), _float64(grad, x)
     w = np.ones(D) if weight is None else weight.detach().cpu().double().numpy()
     a, slope = np.ones(x.shape), np.zeros(x.shape)
     if gate is not None:
-        g = _numbers(gate, x)
+        g = _float64(gate, x)
         for at in np.ndindex(*x.shape):
-            a[at], slope[at] = _gate(g[at], way.activation)
-    out, of_x, of_gate, of_weight = np.zeros(x.shape), np.zeros(x.shape), np.zeros(x.shape), np.zeros(D)
+            a[at], slope[at] = _gate(g[at], options.activation)
+    out, dx, dgate, dweight = np.zeros(x.shape), np.zeros(x.shape), np.zeros(x.shape), np.zeros(D)
     for row, group in product(np.ndindex(*x.shape[:-1]), range(D // columns if D else 0)):
         here = (*row, slice(group * columns, (group + 1) * columns))
         weights = w[here[-1]]
-        h = y[here] if way.norm_before_gate else y[here] * a[here]
-        rms = np.sqrt(np.sum(h * h) / columns + way.eps)
-        after = a[here] if way.norm_before_gate else np.ones(columns)
+        h = y[here] if options.norm_before_gate else y[here] * a[here]
+        rms = np.sqrt(np.sum(h * h) / columns + options.eps)
+        after = a[here] if options.norm_before_gate else np.ones(columns)
         out[here] = h / rms * weights * after
-        of_out = dy[here] * weights * after
-        # d(h_i / rms) / dh_j = δ_ij / rms − h_i h_j / (columns · rms³), which for one column is eps / rms³ without digits lost
-        of_h = of_out / rms - h * (np.sum(of_out * h) / columns / rms**3)
+        dn = dy[here] * weights * after
+        # d(h_i / rms) / dh_j = δ_ij / rms − h_i h_j / (columns · rms³), which for one column is eps / rms³ without cancellation
+        dh = dn / rms - h * (np.sum(dn * h) / columns / rms**3)
         if columns == 1:
-            of_h = of_out * way.eps / rms**3
-        of_weight[here[-1]] += dy[here] * h / rms * after
-        if way.norm_before_gate:
-            of_x[here] = of_h
-            of_gate[here] = dy[here] * h / rms * weights * slope[here]
+            dh = dn * options.eps / rms**3
+        dweight[here[-1]] += dy[here] * h / rms * after
+        if options.norm_before_gate:
+            dx[here] = dh
+            dgate[here] = dy[here] * h / rms * weights * slope[here]
         else:
-            of_x[here] = of_h * a[here]
-            of_gate[here] = of_h * y[here] * slope[here]
-    return torch.from_numpy(out), torch.from_numpy(of_x), torch.from_numpy(of_gate), torch.from_numpy(of_weight)
+            dx[here] = dh * a[here]
+            dgate[here] = dh * y[here] * slope[here]
+    return torch.from_numpy(out), torch.from_numpy(dx), torch.from_numpy(dgate), torch.from_numpy(dweight)

@@ -1,4 +1,4 @@
-// conv_split_l2norm of the C++ API as torch operators of its own, so that Python can call them: torch.ops.gdn_cuda_api.
+// Torch operators (torch.ops.gdn_cuda_api) that call the C++ API of conv_split_l2norm, so that Python can test it.
 #include <torch/csrc/stable/library.h>
 
 #include <gdn_cuda/api.hpp>

@@ -1,4 +1,4 @@
-"""The C++ API of conv_split_l2norm, callable from here: split_api.cpp built as a program's library would be."""
+"""The C++ API of conv_split_l2norm, callable from here: split_api.cpp built as in a program that uses the library."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from gdn_cuda import conv_split_l2norm
 
 GATES = ("a", "b", "A_log", "dt_bias")
 BOUND = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 3e-3, torch.float16: 4e-4}
-# The gradients go through an output of the convolution that is rounded.
+# Gradients include the rounding of the convolution's output.
 BACKWARD_BOUND = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
@@ -66,7 +66,7 @@ def inputs(
 
 
 def with_pool(given: Inputs, slots: list[int], count: int, seed: int, fresh: list[int], width: int = 0) -> Inputs:
-    """States in a pool, channels last, for each sequence its slot; `fresh` sequences do not continue from theirs."""
+    """States in a pool, channels last, with a slot per sequence; `fresh` sequences do not continue from their slot."""
     D, W = given.weight.shape
     states = torch.randn(count, W - 1 + width, D, generator=torch.Generator().manual_seed(seed + 9)).to(given.x.device)
     continues = torch.ones(len(slots), dtype=torch.bool)
@@ -80,7 +80,7 @@ def with_pool(given: Inputs, slots: list[int], count: int, seed: int, fresh: lis
 
 
 def with_gates(given: Inputs, seed: int, *, dtype: torch.dtype | None = None, views: bool = False) -> Inputs:
-    """A copy with a, b, A_log and dt_bias as models have them; with `views` a and b are every other number of one tensor."""
+    """A copy with a, b, A_log and dt_bias as models have them; with `views` a and b are alternating elements of one tensor."""
     B, _, L = given.x.shape
     heads, device = given.heads["value_heads"], given.x.device
     rng = torch.Generator().manual_seed(seed + 11)
@@ -145,17 +145,17 @@ def oracle(x: Inputs) -> tuple[list[Tensor], Tensor | None]:
     all_y = torch.stack([torch.stack([y.get((b, t), zeros) for t in range(L)]) for b in range(B)]) if B * L else rows.mT
     Hk, Hv, dk, dv = x.heads.values()
     found = []
-    for kind, (heads, size) in enumerate(((Hk, dk), (Hk, dk), (Hv, dv))):
-        start = kind * Hk * dk
+    for output, (heads, size) in enumerate(((Hk, dk), (Hk, dk), (Hv, dv))):
+        start = output * Hk * dk
         each = [all_y[..., start + h * size : start + (h + 1) * size] for h in range(heads)]
-        if kind < 2 and l2norm:
+        if output < 2 and l2norm:
             each = [h / torch.sqrt((h * h).sum(-1, keepdim=True) + eps) for h in each]
         found.append(torch.stack(each, 2) if heads else all_y.new_zeros(B, L, 0, size))
     return found, after
 
 
 def check(x: Inputs) -> None:
-    """The outputs, and the pool."""
+    """Checks the outputs and the pool."""
     expected, pool = oracle(x)
     found = x.call()
     if "a" in x.options:
@@ -194,12 +194,12 @@ def check_gradients(x: Inputs, seed: int) -> None:
         assert rel_rms(a, b) < max(BACKWARD_BOUND[x.x.dtype], BACKWARD_BOUND[like.dtype])
 
 
-# A_log and dt_bias of a head, and a of its tokens.
+# A_log and dt_bias of a head, and the a of its tokens.
 _ENDS = (
     (0.5, 0.1, (0.3, torch.inf, -torch.inf, 2.0)),
     (torch.inf, 0.1, (0.3, 30.0, -30.0, 2.0)),
     (-torch.inf, 0.1, (0.3, 30.0, -torch.inf, 2.0)),
-    (100.0, 0.0, (-101.0, 5.0, torch.inf, -120.0)),  # exp(A_log) is infinite in fp32, the gate not always
+    (100.0, 0.0, (-101.0, 5.0, torch.inf, -120.0)),  # exp(A_log) is infinite in fp32, some gates are not
     (0.5, torch.inf, (0.3, 30.0, -30.0, torch.inf)),
     (0.5, -torch.inf, (0.3, 30.0, -30.0, -torch.inf)),
     (3.0, 0.0, (-95.0, -110.0, 3e38, 88.0)),  # softplus is subnormal or 0
@@ -207,7 +207,7 @@ _ENDS = (
 
 
 def check_gates_at_the_ends(seed: int, device: str = "cpu") -> None:
-    """Gradients of gates whose factors are infinite or 0: finite, the limit, and none from a gate of −∞."""
+    """Gradients of gates whose factors are infinite or 0: finite, equal to the limit, and zero for a gate of −∞."""
     A_log, dt_bias, a = (torch.tensor(y) for y in zip(*_ENDS, strict=True))
     x = inputs(1, 4, (1, len(_ENDS), 8, 8), 4, seed, device=device)
     grad = torch.randn(1, 4, len(_ENDS), generator=torch.Generator().manual_seed(seed))
@@ -232,5 +232,5 @@ def check_gates_at_the_ends(seed: int, device: str = "cpu") -> None:
     for name, theirs in expected.items():
         torch.testing.assert_close(found[name].cpu().double(), theirs, rtol=1e-4, atol=1e-37, msg=name)
 
-    grad[0, 1, 0] = torch.nan  # not lost, although the gate there is −∞
+    grad[0, 1, 0] = torch.nan  # propagates, although the gate there is −∞
     assert all(bool(y.isnan().any()) for y in gradients().values())

@@ -234,15 +234,15 @@ def parts(length: int, long: int) -> Parts:
 def check(part: str, table: Parts, device: str, seed: int) -> None:
     """Prints a part of the table and compares it with the bounds."""
     cases, dtypes = table[part]
-    lines: dict[tuple[str, str], dict[torch.dtype, Errors]] = {}
+    rows: dict[tuple[str, str], dict[torch.dtype, Errors]] = {}
     for dtype in dtypes:
         for case in cases(dtype, seed):
-            lines.setdefault((case.operator, case.kind), {})[dtype] = case.errors(device, seed + 1)
+            rows.setdefault((case.operator, case.kind), {})[dtype] = case.errors(device, seed + 1)
     text = [f"| | inputs | {' | '.join(str(dtype)[6:] for dtype in dtypes)} |", "|---" * (2 + len(dtypes)) + "|"]
-    for (operator, kind), line in lines.items():
-        cells = [" · ".join(f"{error:.0e}" for error in line.get(dtype, ())) for dtype in dtypes]
+    for (operator, kind), row in rows.items():
+        cells = [" · ".join(f"{error:.0e}" for error in row.get(dtype, ())) for dtype in dtypes]
         text.append(f"| `{operator}` | {kind} | {' | '.join(cells)} |")
     print(f"\n{part[0].upper() + part[1:]}, {device}:\n", *text, sep="\n")
-    for name, line in lines.items():
-        for dtype, errors in line.items():
+    for name, row in rows.items():
+        for dtype, errors in row.items():
             assert all(e < bound for e, bound in zip(errors, BOUNDS[dtype], strict=False)), (*name, dtype, errors)

@@ -33,8 +33,8 @@ def test_both_scans_have_the_same_losses(example: ModuleType) -> None:
 
 def test_sequences_hold_what_belongs_in_the_blanks(example: ModuleType) -> None:
     tokens, wanted = example.draw(torch.Generator().manual_seed(0))
-    for row, remembered in zip(tokens.tolist(), wanted.tolist(), strict=True):
-        assert [x for x in row if x > example.BLANK] == remembered
+    for row, expected in zip(tokens.tolist(), wanted.tolist(), strict=True):
+        assert [x for x in row if x > example.BLANK] == expected
         assert row[-example.REMEMBERED :] == [example.BLANK] * example.REMEMBERED
 
 

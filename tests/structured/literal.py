@@ -1,7 +1,7 @@
 """The definitions of the structured operators as literal sums, independent of gdn_cuda.
 
-CPU tensors run gdn_cuda.reference, and long GPU products torch's transforms: neither can be the expected value of a test of
-itself. Sums are formed in x86's 80 bits, or in fp64 by short blocks."""
+CPU tensors run gdn_cuda.reference, and long GPU products torch's transforms: neither can be its own expected value. Sums are
+computed in x86's 80 bits, or in fp64 by short blocks."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def log_vandermonde_transpose(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor
 def toeplitz(c: Tensor, r: Tensor) -> Tensor:
     """The matrix (…,n,m), entry by entry: c[i − j] for i ≥ j, else r[j − i]."""
     leading = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
-    kind = torch.promote_types(torch.promote_types(c.dtype, r.dtype), torch.float64)
-    c, r = (y.to(kind).expand(*leading, y.shape[-1]) for y in (c, r))
-    matrix = torch.zeros(*leading, c.shape[-1], r.shape[-1], dtype=kind, device=c.device)
+    dtype = torch.promote_types(torch.promote_types(c.dtype, r.dtype), torch.float64)
+    c, r = (y.to(dtype).expand(*leading, y.shape[-1]) for y in (c, r))
+    matrix = torch.zeros(*leading, c.shape[-1], r.shape[-1], dtype=dtype, device=c.device)
     for i in range(c.shape[-1]):
         below = min(i + 1, r.shape[-1])
         matrix[..., i, :below] = c[..., i - below + 1 : i + 1].flip(-1)
@@ -81,13 +81,13 @@ def toeplitz_matvec(c: Tensor, r: Tensor, x: Tensor, transpose: bool = False) ->
     """T x or Tᵀ x in fp64, differentiable, on any device and for any n: panels of `BLOCK` rows and columns, added in order, so
     that the error of a sum stays below 10 epsilon."""
     many = x.dim() > max(c.dim(), r.dim())
-    kind = torch.promote_types(torch.promote_types(torch.promote_types(c.dtype, r.dtype), x.dtype), torch.float64)
-    c, r, x = c.to(kind), r.to(kind), (x if many else x[..., None]).to(kind)
+    dtype = torch.promote_types(torch.promote_types(torch.promote_types(c.dtype, r.dtype), x.dtype), torch.float64)
+    c, r, x = c.to(dtype), r.to(dtype), (x if many else x[..., None]).to(dtype)
     leading = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
     rows, columns = c.shape[-1], r.shape[-1]
     c, r = c.expand(*leading, rows), r.expand(*leading, columns)
-    # Element p of the line is on diagonal i − j = p − columns + 1.
-    line = torch.cat([r[..., 1:].flip(-1), c], -1)
+    # Element p of `diagonals` belongs to diagonal i − j = p − columns + 1.
+    diagonals = torch.cat([r[..., 1:].flip(-1), c], -1)
     to, of = (columns, rows) if transpose else (rows, columns)
     parts = []
     for first in range(0, to, BLOCK):
@@ -97,7 +97,7 @@ def toeplitz_matvec(c: Tensor, r: Tensor, x: Tensor, transpose: bool = False) ->
             width = min(BLOCK, of - start)
             i, j = (start, first) if transpose else (first, start)
             tall, wide = (width, height) if transpose else (height, width)
-            window = line[..., i - (j + wide - 1) + columns - 1 : i + tall - 1 - j + columns].unfold(-1, wide, 1).flip(-1)
+            window = diagonals[..., i - (j + wide - 1) + columns - 1 : i + tall - 1 - j + columns].unfold(-1, wide, 1).flip(-1)
             panel = window.mT if transpose else window
             total = total + panel @ x[..., start : start + width, :]
         parts.append(total)
@@ -107,7 +107,7 @@ def toeplitz_matvec(c: Tensor, r: Tensor, x: Tensor, transpose: bool = False) ->
 
 
 def backward_error(c: Tensor, r: Tensor, x: Tensor, b: Tensor) -> float:
-    """‖b − T x‖ / (‖T‖ ‖x‖), the largest of the systems, with the norm of the lines' sums for ‖T‖."""
+    """‖b − T x‖ / (‖T‖ ‖x‖), the maximum over the systems, with the norm of the sums of |c| and |r| for ‖T‖."""
     rest = b.to(torch.promote_types(b.dtype, torch.float64)) - toeplitz_matvec(c, r, x)
     many = b.dim() > max(c.dim(), r.dim())
     dims = (-1, -2) if many else (-1,)

@@ -42,10 +42,10 @@ def make_param_config(
         "P": 0.5 * normal(rank, systems, N, 2),
         "inv_dt": inv_dt.asinh() if dt_fast else inv_dt,
     }
-    numbers = {"N": N, "H": H, "channels": channels, "rank": rank, "repeat": repeat}
+    sizes = {"N": N, "H": H, "channels": channels, "rank": rank, "repeat": repeat}
     transforms = {"real_transform": transform, "imag_transform": "none", "dt_transform": transform}
     flags = {"dt_fast": dt_fast, "is_real": False, "deterministic": False, "verbose": False}
-    return {name: x.to(dtype) for name, x in parameters.items()} | numbers | transforms | flags | options
+    return {name: x.to(dtype) for name, x in parameters.items()} | sizes | transforms | flags | options
 
 
 def convolution(u: Tensor, k: Tensor) -> Tensor:

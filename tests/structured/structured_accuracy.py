@@ -1,5 +1,5 @@
-"""Errors (relative RMS) of the structured operators against literal sums and oracles, by class of input and dtype, beside those
-of dense torch (LAPACK, BLAS, sums) in the same precision. operators/ has the table for CPU tensors, gpu/ for kernels."""
+"""Errors (relative RMS) of the structured operators against literal sums and oracles, by class of input and dtype, and those of
+dense torch (LAPACK, BLAS, sums) in the same precision. operators/ has the table for CPU tensors, gpu/ for kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gdn_cuda.reference import structured_displacement as displacement_oracle
 from gdn_cuda.reference import structured_toeplitz as toeplitz_oracle
 
 REAL, COMPLEX = (torch.float32, torch.float64), (torch.complex64, torch.complex128)
-DRAWS = 3  # errors are averages, as those of one draw vary
+DRAWS = 3  # errors are averaged over draws
 
 Function = Callable[..., Tensor]
 
@@ -40,7 +40,7 @@ class Case:
     oracle: Function
     dense: Function  # computed in the dtype of the inputs
     bound: float
-    times_dense: float = 0.0  # this many times its error is allowed beside `bound`
+    times_dense: float = 0.0  # adds this multiple of the dense error to `bound`
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Errors:
 
 
 class Draw:
-    """Normal numbers in fp64, complex for a complex dtype."""
+    """Normally distributed values in fp64, complex for a complex dtype."""
 
     def __init__(self, dtype: torch.dtype, seed: int):
         self.dtype, self.single = dtype, dtype in (torch.float32, torch.complex64)
@@ -70,7 +70,7 @@ class Table:
 
     def __init__(self, cases: Callable[[Draw], Iterator[Case]], dtypes: tuple[torch.dtype, ...], device: str, seed: int):
         self.dtypes = dtypes
-        self.lines: dict[tuple[str, str], dict[torch.dtype, Errors]] = {}
+        self.rows: dict[tuple[str, str], dict[torch.dtype, Errors]] = {}
         for dtype in dtypes:
             draw = Draw(dtype, seed)
             last: Case | None = None
@@ -79,21 +79,21 @@ class Table:
                     expected = case.oracle(*case.inputs)
                     dense = rel_rms(case.dense(*case.inputs), expected)
                 last = case
-                errors = self.lines.setdefault((case.operator, case.kind), {}).setdefault(dtype, Errors())
+                errors = self.rows.setdefault((case.operator, case.kind), {}).setdefault(dtype, Errors())
                 errors.ours += rel_rms(case.ours(*(x.to(device) for x in case.inputs)), expected) / DRAWS
                 errors.dense += dense / DRAWS
                 errors.allowed += (case.bound + case.times_dense * dense) / DRAWS
 
     def __str__(self) -> str:
         text = [f"| | inputs | {' | '.join(str(dtype)[6:] for dtype in self.dtypes)} |", "|---" * (2 + len(self.dtypes)) + "|"]
-        for (operator, kind), line in self.lines.items():
-            cells = [f"{each.ours:.0e} ({each.dense:.0e})" if each else "" for each in map(line.get, self.dtypes)]
+        for (operator, kind), row in self.rows.items():
+            cells = [f"{each.ours:.0e} ({each.dense:.0e})" if each else "" for each in map(row.get, self.dtypes)]
             text.append(f"| `{operator}` | {kind} | {' | '.join(cells)} |")
         return "\n".join(text)
 
     def check(self) -> None:
-        for name, line in self.lines.items():
-            for dtype, errors in line.items():
+        for name, row in self.rows.items():
+            for dtype, errors in row.items():
                 assert errors.ours < errors.allowed, (*name, dtype, errors)
 
 
@@ -143,7 +143,7 @@ def toeplitz_products(n: int) -> Callable[[Draw], Iterator[Case]]:
 
 
 def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
-    """The plan of the GPU, on either device: its kernels have CPU implementations."""
+    """The methods of the GPU, on either device: its kernels have CPU equivalents."""
     ops, limits = torch.ops.gdn_cuda, (1024, 4096, 1025, 8192)
 
     def solution(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
@@ -178,8 +178,8 @@ def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
                     ("toeplitz_solve_symmetric", lambda c, r, b: ops.toeplitz_solve_within(c, c, b, True, True, limits)[0])
                 )
             given = c, r, draw(n).to(draw.dtype)
-            for operator, way in found:
-                yield Case(operator, kind, given, way, solution, by_lapack, 2 * torch.finfo(draw.dtype).eps,
+            for operator, solver in found:
+                yield Case(operator, kind, given, solver, solution, by_lapack, 2 * torch.finfo(draw.dtype).eps,
                            times_dense=0.0 if draw.single else 10.0)  # fmt: skip
 
     return cases
@@ -203,7 +203,7 @@ def displacements(n: int) -> Callable[[Draw], Iterator[Case]]:
             yield case(draw, disp_type, "random of rank 3", draw(n, 3), draw(n, 3))
         for kind, (c, r) in toeplitz_matrices(draw, n).items():
             if kind in ("SPD", "nonsymmetric"):
-                # Z_1 T − T Z_{−1} is zero but for its first row and its last column.
+                # Z_1 T − T Z_{−1} is zero except its first row and last column.
                 ends = torch.zeros(n, 2, dtype=draw.wide)
                 ends[0, 0] = ends[-1, 1] = 1
                 row = torch.cat([c[1:].flip(0) - r[1:], c[:1]])
@@ -227,7 +227,7 @@ def cauchy_sums(poles: int, points: int) -> Callable[[Draw], Iterator[Case]]:
         clustered = centres[torch.arange(poles) % 4] + 1e-4 * draw(poles)
         near = centres[torch.arange(points) % 4] + 1e-4 * draw(points)
         kinds = {
-            "poles apart": (draw(points), draw(poles)),
+            "separate poles": (draw(points), draw(poles)),
             "clustered poles": (torch.cat([draw(points - points // 2), near[: points // 2]]), clustered),
         }
         if draw.dtype.is_complex:
@@ -286,8 +286,8 @@ Parts = dict[str, tuple[Callable[[Draw], Iterator[Case]], tuple[torch.dtype, ...
 def parts(n: int, systems: tuple[int, ...], poles: int, points: int) -> Parts:
     """Parts of the table by name: Toeplitz matrices of n rows and of `systems`, `poles` poles and `points` points or steps."""
     every = REAL + COMPLEX
-    of_systems: Parts = {f"systems of {rows} rows": (toeplitz_systems(rows), every) for rows in systems}
-    return of_systems | {
+    system_parts: Parts = {f"systems of {rows} rows": (toeplitz_systems(rows), every) for rows in systems}
+    return system_parts | {
         f"products with {n} rows": (toeplitz_products(n), every),
         f"displacements of {n} rows": (displacements(n), every),
         f"Cauchy sums of {poles} poles at {points} points": (cauchy_sums(poles, points), every),

@@ -1,4 +1,4 @@
-// The C++ API of the structured operators as torch operators of its own, so that Python can call it: torch.ops.gdn_cuda_api.
+// Torch operators (torch.ops.gdn_cuda_api) that call the C++ API of the structured operators, so that Python can test it.
 #include <torch/csrc/stable/library.h>
 
 #include <gdn_cuda/api.hpp>
@@ -46,12 +46,12 @@ Tensor toeplitz_inverse_apply(const Tensor& gs_u, const Tensor& gs_v, const Tens
     return gdn_cuda::toeplitz_inverse_apply({.gs_u = gs_u, .gs_v = gs_v, .x = x});
 }
 
-// A sum while its points and poles are pinned, and them.
+// A sum with pinned points and poles, and these.
 std::tuple<Tensor, Tensor, Tensor> pinned_cauchy_kernel(const Tensor& v, const Tensor& omega, const Tensor& lambd) {
     gdn_cuda::CauchyPin pin = gdn_cuda::cauchy_pin_l2({.omega = omega, .lambd = lambd});
     const Tensor sum = gdn_cuda::cauchy_kernel({.v = v, .omega = pin.omega, .lambd = pin.lambd});
     gdn_cuda::CauchyPin moved = std::move(pin);
-    pin.release();  // holds nothing by now
+    pin.release();  // the window has already been released
     moved.release();
     moved.release();
     return {sum, moved.omega, moved.lambd};

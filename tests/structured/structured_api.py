@@ -1,4 +1,5 @@
-"""The C++ API of the structured operators, callable from here: structured_api.cpp built as a program's library would be."""
+"""The C++ API of the structured operators, callable from here: structured_api.cpp built as in a program that uses the
+library."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Draws:
 
 
 def same(api: Any, name: str, arguments: tuple[Any, ...]) -> None:
-    """What Python returns, also into `out`."""
+    """Checks that results are those of Python, also with `out`."""
     expected = getattr(gdn_cuda, name)(*arguments)
     assert torch.equal(getattr(api, name)(*arguments), expected)
     out = torch.full_like(expected, torch.nan)

@@ -1,4 +1,4 @@
-"""Overflow, powers beyond the last step, infinities and NaN. Shared by tests on a CPU and on a GPU."""
+"""Overflow, powers beyond the last step, infinities and NaN. For tests on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def check_growth(L: int, dtype: torch.dtype, device: str, seed: int) -> None:
     powers = structured_vandermonde.powers("", x.detach().to(torch.complex128), L)
     terms = u.double()[:, None, :] * powers
     assert ((out - terms.sum(-1)).abs() <= eps * terms.abs().sum(-1)).all()
-    (of_x,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    (dx,) = torch.autograd.grad(out, x, torch.ones_like(out))
     terms = torch.arange(L, device=device) * terms
-    assert ((of_x - terms.sum(-1).sum(0).conj()).abs() <= 4 * eps * terms.abs().sum((-1, 0)) + 1e-300).all()
+    assert ((dx - terms.sum(-1).sum(0).conj()).abs() <= 4 * eps * terms.abs().sum((-1, 0)) + 1e-300).all()
 
     out = log_vandermonde(v, x, L)
     grad = u[0]
     assert ((out - 2 * powers.real.sum(0)).abs() <= 2 * eps * powers.abs().sum(0)).all()
-    (of_v,) = torch.autograd.grad(out, v, grad)
+    (dv,) = torch.autograd.grad(out, v, grad)
     terms = grad * powers
-    assert ((of_v - 2 * terms.sum(-1).conj()).abs() <= 4 * eps * terms.abs().sum(-1)).all()
+    assert ((dv - 2 * terms.sum(-1).conj()).abs() <= 4 * eps * terms.abs().sum(-1)).all()
 
 
 def check_overflow(dtype: torch.dtype, device: str) -> None:
@@ -60,7 +60,7 @@ def check_overflow(dtype: torch.dtype, device: str) -> None:
     assert log_vandermonde_transpose(u, v, x, L).isfinite().tolist() == [[False, True], [True, True]]
 
 
-def check_not_numbers(dtype: torch.dtype, device: str) -> None:
+def check_nan(dtype: torch.dtype, device: str) -> None:
     """NaN gives NaN, except that e^{x 0} is 1."""
     nan = math.nan
     for x in (complex(nan, 1.0), complex(-0.1, nan), complex(-0.1, math.inf)):
@@ -79,12 +79,12 @@ def cauchy_cases(dtype: torch.dtype) -> dict[str, tuple[Any, Any, Any]]:
         "a point at infinity": ([1.0, 2.0], [math.inf, -math.inf], [1.0, -2.0]),
         "no residue at a pole too close for a reciprocal": ([0.0, 1.0], [0.0], [small / 16, 3.0]),
         "a residue there": ([small, 1.0], [0.0], [small / 16, 3.0]),
-        "a term too large": ([large] + [1.0] * 199, [1.0, 5.0], [0.9] + [3.0] * 199),
+        "a term that overflows": ([large] + [1.0] * 199, [1.0, 5.0], [0.9] + [3.0] * 199),
         "many of them": ([-large] * 200, [1.0, 5.0], [0.9] * 200),
         "not a number": ([math.nan] + [1.0] * 99, [1.0, 5.0], [0.5] * 100),
     }
-    if dtype in (torch.float32, torch.complex64):  # in fp64 nothing is wider
-        cases["two of them which cancel"] = ([large, -large] + [0.0] * 198, [1.0], [0.9, 0.9] + [3.0] * 198)
+    if dtype in (torch.float32, torch.complex64):  # there is nothing wider than fp64
+        cases["two overflowing terms that cancel"] = ([large, -large] + [0.0] * 198, [1.0], [0.9, 0.9] + [3.0] * 198)
     if dtype.is_complex:
         cases["a point at i times infinity"] = ([1.0, 2.0 + 1j], [complex(0.0, math.inf)], [1.0, -2.0 + 1j])
         cases["a large point"] = ([1.0, 2.0 + 1j], [complex(1e30, 1e30)], [1.0, -2.0 + 1j])
@@ -96,7 +96,7 @@ def check_cauchy(dtype: torch.dtype, device: str) -> None:
         x = [torch.tensor(part, dtype=dtype, device=device) for part in values]
         for function in (cauchy_kernel, cauchy_conj) if dtype.is_complex else (cauchy_kernel,):
             expected = getattr(structured_cauchy, function.__name__)(*x).to(dtype)
-            rounding = torch.finfo(dtype).max * 1e-14 if "cancel" in name else 0.0  # of terms ten times as large, in fp64
+            rounding = torch.finfo(dtype).max * 1e-14 if "cancel" in name else 0.0  # of larger terms in fp64
             torch.testing.assert_close(
                 function(*x), expected, rtol=1e-5, atol=rounding, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
             )
@@ -106,9 +106,9 @@ def check_cauchy_gradients_at_infinity(dtype: torch.dtype, device: str) -> None:
     """A point at infinity contributes nothing."""
     x = [torch.tensor(part, dtype=dtype, device=device).requires_grad_() for part in ([1.0, 2.0], [math.inf, 1.0], [3.0, -2.0])]
     out = cauchy_kernel(*x)
-    of_v, of_points, of_poles = torch.autograd.grad(out, x, torch.ones_like(out))
-    assert of_points[0] == 0 and all(part.isfinite().all() for part in (of_v, of_points, of_poles))
-    torch.testing.assert_close(of_v, 1 / (x[1][1] - x[2]))
+    dv, dpoints, dpoles = torch.autograd.grad(out, x, torch.ones_like(out))
+    assert dpoints[0] == 0 and all(part.isfinite().all() for part in (dv, dpoints, dpoles))
+    torch.testing.assert_close(dv, 1 / (x[1][1] - x[2]))
 
 
 PAIRS = [torch.complex64, torch.complex128]
@@ -128,8 +128,8 @@ class StructuredEdges:
         check_overflow(dtype, self.device)
 
     @pytest.mark.parametrize("dtype", PAIRS)
-    def test_exponents_that_are_no_numbers(self, dtype: torch.dtype) -> None:
-        check_not_numbers(dtype, self.device)
+    def test_nan_exponents(self, dtype: torch.dtype) -> None:
+        check_nan(dtype, self.device)
 
     @pytest.mark.parametrize("dtype", EVERY)
     def test_cauchy_sums_at_the_limits(self, dtype: torch.dtype) -> None:

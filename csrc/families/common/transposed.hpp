@@ -7,7 +7,7 @@
 
 namespace gdn_cuda::common {
 
-// A copy of `rows` (batch, channels, tokens) in `layout`; `rows` is contiguous along the other one of channels and tokens.
+// Copies `rows` (batch, channels, tokens), contiguous along channels or tokens, so that the other of the two is contiguous.
 inline Tensor transposed(const Tensor& rows, Layout layout, const Target& target) {
     const View from(rows);
     Tensor to = empty_rows(rows, layout);

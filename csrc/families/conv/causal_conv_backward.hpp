@@ -68,7 +68,7 @@ constexpr CausalConvConfig causal_few_taps_backward_config(const CausalProblem& 
     return with_index(causal_conv_config(with_states), args.forward.sequences);
 }
 
-// Shared by the two kernels for few taps.
+// Base of the Specs of both kernels for few taps.
 struct CausalFewTapsBackward {
     using Config = CausalConvConfig;
     using Args = CausalBackwardArgs;

@@ -1,4 +1,4 @@
-// Shared by the host sides of causal_conv1d's kernels.
+// The problem from which the kernels of causal_conv1d choose a configuration.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ struct CausalProblem {
     bool sequences;  // a row may have several sequences, or there are states
 };
 
-// The configurations that a choice can return: for every dtype, both layouts and these numbers of taps.
+// The configurations that a choice can return: for every dtype, both layouts and the given counts of taps.
 template <auto kConfigOf, size_t kCount>
 constexpr auto every_configuration(const std::array<i64, kCount>& taps) {
     std::array<decltype(kConfigOf(CausalProblem{})), 6 * kCount> all{};

@@ -19,7 +19,7 @@ inline Blocks causal_states_blocks(i64 sequences, i64 channels) {
     return {sequences * ceil_div(channels, causal_states_config(DType::f32).threads), 1, 1};
 }
 
-// Shared by both Specs.
+// Base of both Specs.
 struct CausalStatesSpec {
     using Config = CausalStatesConfig;
     static constexpr const char *family = "conv", *config_type = "CausalStatesConfig";

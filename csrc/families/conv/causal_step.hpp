@@ -68,8 +68,8 @@ inline Blocks causal_step_blocks(const CausalStepProblem& problem, const CausalS
             ceil_div(problem.channels, causal_step_block_channels(problem, choice.kernel)), 1};
 }
 
-// A block has as many sequences as leaves each SM its blocks: the sequences share taps, and the next one is prefetched while
-// one is computed.
+// As many sequences per block as still leave enough blocks for every SM: a block loads taps once for all its sequences, and
+// prefetches the next sequence while one is computed.
 inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
     const auto has = [](const auto& all, const auto& config) { return std::ranges::find(all, config) != all.end(); };
     const bool vectors =

@@ -1,4 +1,4 @@
-// Checks shared by the three Hyena operators, which also fill their kernels' arguments.
+// Checks of the three Hyena operators, which also fill their kernels' arguments.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena/plan.cuh>

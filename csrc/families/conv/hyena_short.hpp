@@ -44,7 +44,7 @@ inline std::string explain_hyena_short(const HyenaShortConfig& config, const cha
                        split.segment_tokens);
 }
 
-// Shared by both Specs.
+// Base of both Specs.
 struct HyenaShortCommon {
     using Config = HyenaShortConfig;
     using Args = HyenaArgs;

@@ -7,7 +7,7 @@
 
 namespace gdn_cuda::conv {
 
-// Shared by both Specs. The split gives the number of partial sums, so it is chosen before the launch.
+// Base of both Specs. The split gives the number of partial sums, so it is chosen before the launch.
 struct HyenaShortBackwardCommon {
     using Config = HyenaShortConfig;
     using Args = HyenaShortBackwardArgs;

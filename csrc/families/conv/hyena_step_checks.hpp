@@ -1,4 +1,4 @@
-// Checks shared by hyena_fir_step and hyena_modal_step: inputs (B, D) or (B, D, T), and states in slots of a pool.
+// Checks of hyena_fir_step and hyena_modal_step: inputs (B, D) or (B, D, T), and states in slots of a pool.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_step/plan.cuh>

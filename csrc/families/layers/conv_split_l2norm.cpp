@@ -1,5 +1,4 @@
-// conv_split_l2norm with a layer's gates, the same from and to slots of a pool of states, and the gradients of the split and
-// the norms.
+// conv_split_l2norm with a layer's gates, its variant with a pool of states, and the gradients of the split and the norms.
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
@@ -31,7 +30,7 @@ struct SplitBackwardCall {
     GDN_FIELDS(y, grad_query, grad_key, grad_value, key_heads, value_heads, dk, dv, l2norm, eps)
 };
 
-// Of `Call`: heads, their sizes, and whether q and k are normalised.
+// Checks heads, their sizes, and whether q and k are normalised.
 template <class Call>
 SplitHeads heads_of(const Checks& check, const Call& x, const View& rows, const char* argument) {
     for (const auto& [name, count] :
@@ -63,7 +62,7 @@ struct PreparedSplit {
     SplitArgs args() const { return {.conv = conv.args, .heads = heads, .gates = gates}; }
 };
 
-// Of `Call`: the gates, all of their tensors or none.
+// Checks the gates: all of their tensors or none.
 template <class Call>
 void set_gates(const Checks& check, const Call& x, PreparedSplit& prepared) {
     const bool given = x.a.has_value();
@@ -114,7 +113,7 @@ PreparedSplit prepare_prefill(const ConvSplitL2normPrefill& x) {
     return prepared;
 }
 
-// Whether rows are whole vectors, each of one of q, k and v, and a head's lanes are a power of two.
+// Whether rows consist of whole vectors, none of which spans two of q, k and v, and a head's lanes are a power of two.
 bool columns_can_split(const conv::PreparedCausal& prepared, const SplitHeads& heads) {
     const conv::CausalProblem& problem = prepared.problem;
     const int64_t keys = int64_t{heads.key_heads} * heads.dk, values = int64_t{heads.value_heads} * heads.dv;
@@ -132,13 +131,14 @@ using Split = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // q, k, v, b
 Split run_any(const PreparedSplit& prepared, const Tensor& x, const OptionalTensor& b, const Target& target) {
     const auto shapes = shapes_of(prepared.heads, prepared.conv.x);
     const int64_t B = prepared.conv.x.size(0), L = prepared.conv.x.size(2);
-    const std::vector<int64_t> of_gates = b ? std::vector<int64_t>{B, L, prepared.heads.value_heads} : std::vector<int64_t>{0};
+    const std::vector<int64_t> gate_shape =
+        b ? std::vector<int64_t>{B, L, prepared.heads.value_heads} : std::vector<int64_t>{0};
     SplitArgs args = prepared.args();
     const std::array<Tensor, 3> out{torch::stable::new_empty(x, shapes[0]), torch::stable::new_empty(x, shapes[1]),
                                     torch::stable::new_empty(x, shapes[2])};
     for (int i = 0; i < 3; ++i) args.out[i] = memory_of(out[i]);
-    const Tensor beta = torch::stable::new_empty(b.value_or(x), of_gates),
-                 gate = torch::stable::new_empty(x, of_gates, ScalarType::Float);
+    const Tensor beta = torch::stable::new_empty(b.value_or(x), gate_shape),
+                 gate = torch::stable::new_empty(x, gate_shape, ScalarType::Float);
     args.gates.beta = memory_of(beta);
     args.gates.gate = static_cast<float*>(memory_of(gate));
     if (columns_can_split(prepared.conv, prepared.heads))
@@ -157,7 +157,7 @@ Split run_prefill(const ConvSplitL2normPrefill& x) {
     const DeviceScope scope(prepared.conv.x.device_index);
     const Target target = target_of(kFunction, prepared.conv.x);
     Split out = run_any(prepared, x.x, x.b, target);
-    // After the convolution, which reads the states before them.
+    // After the convolution, which still reads the previous states.
     const conv::CausalArgs& conv = prepared.conv.args;
     conv::CausalFinalStates::run(prepared.conv.problem.io,
                                  {.x = conv.x,
@@ -206,11 +206,11 @@ Tensor run_backward(const SplitBackwardCall& x) {
     PreparedSplitBackward prepared = prepare_backward(x);
     const View& y = prepared.y;
     const std::vector<int64_t> shape{y.size(0), y.size(2), y.size(1)};
-    const Tensor of_y = torch::stable::new_empty(x.y, shape);
-    prepared.args.of_y = memory_of(of_y);
+    const Tensor dy = torch::stable::new_empty(x.y, shape);
+    prepared.args.dy = memory_of(dy);
     const DeviceScope scope(y.device_index);
     SplitBackward::run(prepared.io, prepared.args, target_of(x.name, y));
-    return torch::stable::transpose(of_y, 1, 2);
+    return torch::stable::transpose(dy, 1, 2);
 }
 
 GDN_REGISTER(ConvSplitL2norm, prepare_split, run_split)

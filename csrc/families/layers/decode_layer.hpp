@@ -15,20 +15,21 @@ struct DecodeLayerProblem {
     i64 sequences, tokens;
     int key_heads, heads_per_key, dk, dv;
     DType io, state;
-    bool plain;  // the convolution's tensors, in dtypes and strides
+    bool plain;  // dtypes and strides of the convolution's tensors allow vectors of four channels
 
     i64 groups() const { return sequences * key_heads; }
 };
 
-// Tokens have shared memory of their own, which row steps in flight then lack.
+// Capacities in tokens. Shared memory for tokens is lost to row steps in flight.
 inline constexpr std::array kLayerTokenRoom = {1, 4, kMostLayerTokens};
-inline constexpr int kMostLayerBlocks = 8;  // of a key head: every GPU with clusters has clusters of so many
-// Blocks on an SM up to which value heads are divided: more would run one after the other, each with its start and its end.
+inline constexpr int kMostLayerBlocks = 8;  // per key head: every GPU with clusters supports clusters of 8
+// Value heads are divided up to this many blocks per SM: more blocks would run in sequence, each with a prologue and an
+// epilogue.
 inline constexpr i64 kLayerBlocksAtOnce = 4;
 
 struct DecodeLayerChoice {
     DecodeLayerConfig config;
-    int heads_at_once, parts;  // of a key head, of a value head
+    int heads_at_once, parts;  // value heads of a key head at a time, blocks per value head
 
     int blocks() const { return heads_at_once * parts; }
 };
@@ -92,7 +93,7 @@ struct DecodeLayer {
         if (problem.groups() == 0 || problem.tokens == 0) return;
         const DecodeLayerChoice choice = decode_layer_choice(problem, jit::device_traits(target.ordinal));
         args.heads_at_once = choice.heads_at_once;
-        args.parts_log2 = choice.parts / 2;  // of 1, 2 or 4
+        args.parts_log2 = choice.parts / 2;  // for 1, 2 or 4 parts
         launch<DecodeLayer>(choice.config, args, {problem.sequences * choice.blocks(), problem.key_heads, 1}, target,
                             [&](const auto& device) { return explain_decode_layer(problem, device); });
     }

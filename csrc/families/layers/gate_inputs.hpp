@@ -1,4 +1,4 @@
-// The projections that a layer's gates are computed from.
+// Inputs of a layer's gates: projections and parameters.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +8,12 @@
 
 namespace gdn_cuda::layers {
 
-// A_log, dt_bias: (Hv,). a, b: (..., Hv), of one shape and dtype.
+// A_log, dt_bias: (Hv,). a, b: (..., Hv), with the same shape and dtype.
 struct GateInputs {
     View A_log, dt_bias, a, b;
 };
 
-// All but the shape of a; returns its dtype.
+// Checks all but the shape of a. Returns the dtype of a.
 inline DType check_gate_inputs(const Checks& check, const GateInputs& x) {
     const auto& [A_log, dt_bias, a, b] = x;
     GDN_REQUIRE(check, b.rank == a.rank && std::equal(b.sizes, b.sizes + b.rank, a.sizes), "b",

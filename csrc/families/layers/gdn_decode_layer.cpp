@@ -1,4 +1,4 @@
-// gdn_decode_layer: a layer's step between its projections, from and to slots of two pools.
+// gdn_decode_layer: a layer's step between its projections, with states in slots of two pools.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ struct PreparedLayer {
     DecodeLayerArgs args{};
 };
 
-// Sizes of a layer. `rows` are all value rows, `channels` those of the convolution.
+// Sizes of a layer. rows(): rows of all value heads; channels(): channels of the convolution.
 struct LayerSizes {
     int64_t sequences, tokens, key_heads, value_heads, dk, dv;
 
@@ -114,7 +114,7 @@ Tagged check_numbers(const Checks& check, const char* argument, const View& view
     return tagged(view);
 }
 
-// A stride that the kernel has in 32 bits, times a few.
+// Checks a stride that the kernel multiplies by small factors in 32 bits.
 int near_stride(const Checks& check, const char* argument, const View& view, int dimension) {
     constexpr int64_t kMost = int64_t{1} << 28;
     const int64_t stride = view.stride(dimension);
@@ -142,7 +142,7 @@ void set_weights(const Checks& check, const View& qkvz, const View& weight, cons
     args.norm_weight_row = norm.stride(0);
 }
 
-// States (slots, Hv, dv, dk), or (rows, tokens, Hv, dv, dk).
+// Checks states (slots, Hv, dv, dk) or (rows, tokens, Hv, dv, dk).
 void check_layer_states(const Checks& check, const char* argument, const View& states, int rank, const LayerSizes& sizes,
                         const View& qkvz) {
     check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(rows, tokens, Hv, dv, dk)");
@@ -208,8 +208,8 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     args.step_slot_count = check.count("step_states", "rows", steps.size(0));
 }
 
-// Whether the convolution can be read four channels at a time: all of one 16-bit dtype, on 8 bytes, and the state three columns
-// that are neighbours, or whose channels are.
+// Whether the convolution can be read four channels at a time: all tensors of one 16-bit dtype and 8-byte aligned, and a state
+// of three columns that is contiguous along columns or along channels.
 bool reads_units(DecodeLayerArgs& args, const View& weight, const View& bias, const View& qkvz, const View& z,
                  const View& conv) {
     constexpr uintptr_t kUnit = 8;

@@ -38,7 +38,7 @@ void check_like(const Checks& check, const char* argument, const View& view, con
     check.device(argument, view, x, "x");
 }
 
-// Whether vectors of eight can be loaded: 16 bytes of 16-bit elements, 32 of fp32.
+// Whether vectors of eight can be loaded: 16 bytes for 16-bit elements, 32 for fp32.
 bool has_vectors(const View& view) {
     return view.aligned16() && (view.stride(-1) == 1 || view.size(-1) == 1);
 }
@@ -47,7 +47,7 @@ struct Merged {
     const View* view;
     RmsNormTensor* to;
 };
-// Leading dimensions: neighbours that one stride describes in every tensor become one. Those of size 1 have none.
+// Leading dimensions: adjacent dimensions that one stride describes in every tensor are merged, those of size 1 dropped.
 void merge_rows(const Checks& check, RmsNormArgs& args, std::initializer_list<Merged> tensors) {
     const View& x = *tensors.begin()->view;
     int dims = 0;
@@ -145,15 +145,15 @@ Tensor run_rms_norm(const RmsNormGated& x) {
     return out;
 }
 
-// The gradients of x, the gate and the weight, the last in fp32; empty for what is not given.
+// Gradients of x, the gate and the weight (in fp32); empty for absent tensors.
 std::tuple<Tensor, Tensor, Tensor> run_rms_norm_backward(const RmsNormBackwardCall& call) {
     PreparedRmsNormBackward prepared = prepare_rms_norm_backward(call);
     const RmsNormGated& x = call.forward;
     const PreparedRmsNorm& forward = prepared.forward;
     const Target target = target_of(call.name, forward.x);
     const std::vector<int64_t> shape = forward.shape(), none{0};
-    const Tensor of_x = torch::stable::new_empty(x.x, shape),
-                 of_gate = x.gate ? torch::stable::new_empty(*x.gate, shape) : torch::stable::new_empty(x.x, none);
+    const Tensor dx = torch::stable::new_empty(x.x, shape),
+                 dgate = x.gate ? torch::stable::new_empty(*x.gate, shape) : torch::stable::new_empty(x.x, none);
     const Blocks blocks = forward.problem.rows == 0 || forward.problem.columns == 0
                               ? Blocks{0, 0, 0}
                               : RmsNormBackward::blocks(forward.problem, rms_norm_backward_config(forward.problem),
@@ -161,14 +161,14 @@ std::tuple<Tensor, Tensor, Tensor> run_rms_norm_backward(const RmsNormBackwardCa
     const std::vector<int64_t> partials_shape{blocks[0], forward.x.size(-1)};
     const Tensor partials = torch::stable::new_empty(x.x, x.weight ? partials_shape : none, ScalarType::Float);
     RmsNormBackwardArgs& args = prepared.args;
-    args.of_x = memory_of(of_x);
-    args.of_gate = memory_of(of_gate);
-    args.of_weight = x.weight ? static_cast<float*>(memory_of(partials)) : nullptr;
+    args.dx = memory_of(dx);
+    args.dgate = memory_of(dgate);
+    args.dweight = x.weight ? static_cast<float*>(memory_of(partials)) : nullptr;
     const DeviceScope scope(forward.x.device_index);
     RmsNormBackward::run(forward.problem, args, target);
-    if (!x.weight) return {of_x, of_gate, partials};
+    if (!x.weight) return {dx, dgate, partials};
     const int64_t over_blocks[] = {0};
-    return {of_x, of_gate, torch::stable::sum(partials, torch::headeronly::IntHeaderOnlyArrayRef(over_blocks, 1))};
+    return {dx, dgate, torch::stable::sum(partials, torch::headeronly::IntHeaderOnlyArrayRef(over_blocks, 1))};
 }
 
 GDN_REGISTER(RmsNormGated, check_rms_norm, run_rms_norm)

@@ -1,4 +1,4 @@
-// What layers/rms_norm and layers/rms_norm_backward have in common on the host: the choice of a configuration, and the grid.
+// Host side of both layers/rms_norm and layers/rms_norm_backward: configuration and grid.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@ namespace gdn_cuda::layers {
 
 struct RmsNormProblem {
     DType io;
-    bool vectors;  // rows in whole 16-byte units, all of one dtype
+    bool vectors;  // rows of whole 16-byte vectors, all of one dtype
     i64 rows, columns, groups;
 };
 
-// `most_per_lane`: elements of a thread where rows are long, 8 or 16, as the kernel has registers for.
+// `most_per_lane`: elements per thread for long rows, 8 or 16, limited by the kernel's registers.
 constexpr RmsNormConfig rms_norm_config(const RmsNormProblem& problem, int most_per_lane) {
     RmsNormConfig config{.io = problem.io, .vectors = problem.vectors, .lanes = 32, .per_lane = 8, .is_long = false};
     if (problem.columns > 4096 || (problem.columns > 256 && !problem.vectors)) {
@@ -47,7 +47,7 @@ constexpr auto every_rms_norm_configuration() {
     return all;
 }
 
-// No more blocks than run at a time: each reads its weights once, and leaves one partial sum of their gradient.
+// No more blocks than run at the same time: each block reads the weights once and writes one partial sum of their gradient.
 inline Blocks rms_norm_blocks(const RmsNormProblem& problem, const RmsNormConfig& config, int blocks_per_multiprocessor,
                               const jit::DeviceTraits& device) {
     const i64 most =

@@ -13,7 +13,7 @@ constexpr SplitColumnsConfig split_columns_config(DType io, const SplitHeads& he
             .head_lanes = heads.normalised && heads.dk < 32 * channels ? 0 : 32,
             .sequences = sequences};
 }
-// Whether there is more than rows that are one sequence each and begin with zeros.
+// Whether there are packed sequences or states; otherwise each row is one sequence that begins with zeros.
 inline bool has_sequences(const conv::CausalSequenceArgs& sequences) {
     return sequences.cu_seqlens.data != nullptr || sequences.initial.values.data != nullptr || sequences.slots.data != nullptr;
 }
@@ -32,7 +32,7 @@ struct SplitColumns {
     using Args = SplitArgs;
     static constexpr const char *family = "layers", *name = "split_columns", *config_type = "SplitColumnsConfig",
                                 *args_type = "SplitArgs";
-    static constexpr const char* summary = "layers/split_conv for 4 taps, where channels are neighbours";
+    static constexpr const char* summary = "layers/split_conv for 4 taps and contiguous channels";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

@@ -1,4 +1,4 @@
-// What layers/split_conv and layers/split_backward have in common on the host.
+// Host side of both layers/split_conv and layers/split_backward.
 #pragma once
 
 #include <array>
@@ -19,10 +19,10 @@ inline Blocks split_blocks(i64 rows, const SplitHeads& heads) {
     return {ceil_div(rows * heads.heads(), split_config(DType::f32).threads / 32), 1, 1};
 }
 
-// The grid of a kernel whose convolution has `blocks`, behind which are those of the gates.
+// Grid of a kernel: the convolution's `blocks`, then those of the gates.
 inline Blocks with_gates(SplitArgs& args, Blocks blocks, int threads) {
     args.gates.first_block = static_cast<unsigned>(blocks[0]);
-    blocks[0] += ceil_div(args.gate_count(), threads * SplitGates::of_thread);
+    blocks[0] += ceil_div(args.gate_count(), threads * SplitGates::per_thread);
     return blocks;
 }
 

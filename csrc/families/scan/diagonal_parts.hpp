@@ -25,7 +25,7 @@ struct DiagonalProblem {
 
 inline constexpr int kDiagonalThreads = 128, kDiagonalThreadsOfShort = 32;
 
-// One warp is enough for a short row, and waits for no other.
+// One warp suffices for a short row, and needs no block barrier.
 constexpr int diagonal_threads(const DiagonalProblem& problem) {
     return problem.length <= kDiagonalThreadsOfShort * kDiagonalTokens ? kDiagonalThreadsOfShort : kDiagonalThreads;
 }
@@ -39,7 +39,7 @@ struct DiagonalParts {
 };
 using DiagonalWinners = Winners<DiagonalProblem, DiagonalParts>;
 
-inline constexpr int kMostDiagonalParts = 64;  // a block applies the maps of the parts before it one by one
+inline constexpr int kMostDiagonalParts = 64;  // a block applies the maps of the previous parts one by one
 
 // Splits a row into at most `parts` parts of whole tiles, none of them empty.
 inline DiagonalParts parts_of_whole_tiles(const DiagonalProblem& problem, i64 parts) {
@@ -84,7 +84,7 @@ inline std::string explain_diagonal_parts(const DiagonalProblem& problem, const 
                        found.parts, found.part_tokens);
 }
 
-// For the command `tune`: forward and backward share one list of problems.
+// For the command `tune`: one list of problems for forward and backward.
 struct DiagonalTuning {
     using Problem = DiagonalProblem;
     using Choice = DiagonalParts;

@@ -13,7 +13,7 @@ struct DiagonalScanParts {
     using Args = DiagonalScanPartsArgs;
     static constexpr const char *family = "scan", *name = "diagonal_scan_parts", *config_type = "DiagonalScanPartsConfig",
                                 *args_type = "DiagonalScanPartsArgs";
-    static constexpr const char* summary = "maps of parts of a row, where several blocks share it";
+    static constexpr const char* summary = "maps of parts of a row that is split among blocks";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

@@ -1,4 +1,4 @@
-// What scan/rglru and scan/rglru_backward share on the host.
+// Host side of both scan/rglru and scan/rglru_backward.
 #pragma once
 
 #include <array>

@@ -18,8 +18,8 @@ struct SplitProblem {
     i64 states;  // per sequence
     int parts;   // floats per state
 };
-// A launch of the kernel. n blocks that share an SM take as long as n + waits blocks would at its full rate, as few blocks do
-// not hide its latencies.
+// A launch of the kernel. n blocks on one SM take as long as n + waits blocks would at its full rate, since few blocks do not
+// hide latencies.
 struct SplitLaunch {
     i64 blocks;    // with one segment per sequence
     int resident;  // blocks per SM

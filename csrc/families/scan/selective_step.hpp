@@ -79,7 +79,7 @@ constexpr int most_block_sequences(const SelectiveStepConfig& config, i64 blocks
 }
 
 // With few blocks latency is the bound, so the direct kernel runs. Otherwise a block has as many sequences as still fill the
-// GPU once: they share A, and loads of later ones overlap the computation of earlier ones.
+// GPU once: a block loads A once for all of them, and loads of later sequences overlap the computation of earlier ones.
 inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
                                                  const SelectiveStepWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
@@ -104,13 +104,13 @@ inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& pro
     return choice;
 }
 
-// Most sequences that fit a grid with the fewest items per block.
+// Most sequences that fit a grid with the fewest sequences per block.
 constexpr i64 most_sequences(i64 tokens) {
     constexpr int kFewestItems = 4;
     return kMostBlocks[2] * (tokens > 1 ? 1 : kFewestItems);
 }
 
-// The heuristic's choice first, then scan/selective_step with other numbers of sequences per block, and the direct kernel.
+// The heuristic's choice first, then scan/selective_step with other counts of sequences per block, and the direct kernel.
 inline std::vector<SelectiveStepChoice> selective_step_candidates(const SelectiveStepProblem& problem,
                                                                   const jit::DeviceTraits& device) {
     const SelectiveStepChoice own = selective_step_choice(problem, device);

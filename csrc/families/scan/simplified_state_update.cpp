@@ -48,10 +48,12 @@ PreparedSimplified prepare_simplified(const SimplifiedStateUpdate& arguments) {
         check.dtype("D", D, {DType::f32});
         check.device("D", D, state, "state");
     }
-    const Discretization kind = arguments.discretization;
-    GDN_REQUIRE(check, kind == Discretization::bilinear || kind == Discretization::zoh || kind == Discretization::dirac,
+    const Discretization discretization = arguments.discretization;
+    GDN_REQUIRE(check,
+                discretization == Discretization::bilinear || discretization == Discretization::zoh ||
+                    discretization == Discretization::dirac,
                 "discretization", "'bilinear', 'zoh' or 'dirac'",
-                fmt::format("'{}'", names_of(kind)[static_cast<size_t>(kind)]));
+                fmt::format("'{}'", names_of(discretization)[static_cast<size_t>(discretization)]));
 
     PreparedSimplified prepared{.state = state, .outputs = inputs};
     SimplifiedStepArgs& args = prepared.args;
@@ -63,7 +65,7 @@ PreparedSimplified prepare_simplified(const SimplifiedStateUpdate& arguments) {
     args.delta = check_steps(check, "dt", dt, state);
     args.delta_a = check_steps(check, "delta_a", delta_a, state);
     args.scale = arguments.conj_sym ? 2.f : 1.f;
-    args.discretization = kind;
+    args.discretization = discretization;
     args.sequences = sequences;
     args.states = check.count("state", "states", states);
     check.grid("state", {ceil_div(sequences * states, SimplifiedStep::kConfigurations.front().threads), 1, 1});

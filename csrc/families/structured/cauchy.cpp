@@ -8,9 +8,9 @@
 
 #include "../../launch/tuned.hpp"
 #include "../../operators/operator.hpp"
+#include "broadcast.hpp"
 #include "cauchy_backward.hpp"
 #include "cauchy_batch.hpp"
-#include "lines.hpp"
 
 namespace gdn_cuda::structured {
 namespace {
@@ -39,14 +39,14 @@ struct CauchyBackwardCall {
     static constexpr const char* name = "cauchy_backward";
     Given grad;
     CauchyCall sum;
-    bool of_v = false, of_points = false, of_poles = false;
+    bool needs_dv = false, needs_dpoints = false, needs_dpoles = false;
 
     static void fields(auto& x, auto&& visit) {
         visit("grad", x.grad);
         CauchyCall::fields(x.sum, visit);
-        visit("of_v", x.of_v);
-        visit("of_points", x.of_points);
-        visit("of_poles", x.of_poles);
+        visit("needs_dv", x.needs_dv);
+        visit("needs_dpoints", x.needs_dpoints);
+        visit("needs_dpoles", x.needs_dpoles);
     }
 };
 
@@ -63,7 +63,7 @@ struct PreparedCauchy {
     }
 };
 
-// Errors name the public function that was called.
+// Errors name the public function that the caller used.
 Checks checks_of(bool conj) {
     return {conj ? "cauchy_conj" : "cauchy_kernel"};
 }
@@ -104,12 +104,12 @@ PreparedCauchy prepare_cauchy_out(const CauchyOutCall& x) {
 PreparedCauchy prepare_cauchy_backward(const CauchyBackwardCall& x) {
     PreparedCauchy prepared = prepare_cauchy(x.sum);
     const Checks check = checks_of(x.sum.conj);
-    const View& given = prepared.grad = View(x.grad);
-    check.dtype("grad", given, {prepared.type});
-    check.device("grad", given, prepared.v, "v");
+    const View& grad = prepared.grad = View(x.grad);
+    check.dtype("grad", grad, {prepared.type});
+    check.device("grad", grad, prepared.v, "v");
     const std::vector<int64_t> expected = prepared.shape_with(prepared.points);
-    GDN_REQUIRE(check, std::ranges::equal(std::span(given.sizes, static_cast<size_t>(given.rank)), expected), "grad",
-                "the shape of the result", shape_text(given));
+    GDN_REQUIRE(check, std::ranges::equal(std::span(grad.sizes, static_cast<size_t>(grad.rank)), expected), "grad",
+                "the shape of the result", shape_text(grad));
     return prepared;
 }
 
@@ -151,15 +151,16 @@ std::tuple<Tensor, Tensor, Tensor> run_cauchy_backward(const CauchyBackwardCall&
     const auto result = [&](const View& like, bool wanted) {
         return torch::stable::new_empty(x.sum.v, wanted ? prepared.shape_with(like) : std::vector<int64_t>{0});
     };
-    std::tuple found{result(prepared.v, x.of_v), result(prepared.points, x.of_points), result(prepared.poles, x.of_poles)};
+    std::tuple found{result(prepared.v, x.needs_dv), result(prepared.points, x.needs_dpoints),
+                     result(prepared.poles, x.needs_dpoles)};
     const auto place = [](const Tensor& tensor, bool wanted) { return wanted ? tensor.data_ptr() : nullptr; };
     CauchyBackwardArgs args{.residues = operand(prepared.v),
                             .points = operand(prepared.points),
                             .poles = operand(prepared.poles),
                             .grad = operand(prepared.grad),
-                            .of_residues = place(std::get<0>(found), x.of_v),
-                            .of_points = place(std::get<1>(found), x.of_points),
-                            .of_poles = place(std::get<2>(found), x.of_poles),
+                            .dresidues = place(std::get<0>(found), x.needs_dv),
+                            .dpoints = place(std::get<1>(found), x.needs_dpoints),
+                            .dpoles = place(std::get<2>(found), x.needs_dpoles),
                             .pole_count = static_cast<int>(prepared.poles.size(-1)),
                             .point_count = static_cast<int>(prepared.points.size(-1))};
     set_leading(check, "v", prepared.shape.leading,
@@ -170,8 +171,9 @@ std::tuple<Tensor, Tensor, Tensor> run_cauchy_backward(const CauchyBackwardCall&
                 args);
     const DeviceScope scope(prepared.v.device_index);
     const Target target = target_of(check.function, prepared.v);
-    if (x.of_v || x.of_poles) CauchyBackward::run({args.rows, args.pole_count, prepared.type, conj, false}, args, target);
-    if (x.of_points) CauchyBackward::run({args.rows, args.point_count, prepared.type, conj, true}, args, target);
+    if (x.needs_dv || x.needs_dpoles)
+        CauchyBackward::run({args.rows, args.pole_count, prepared.type, conj, false}, args, target);
+    if (x.needs_dpoints) CauchyBackward::run({args.rows, args.point_count, prepared.type, conj, true}, args, target);
     return found;
 }
 

@@ -27,7 +27,7 @@ struct CauchyProblem {
 
 inline constexpr int kCauchyRows = 4, kCauchyThreads = 128, kCauchyTile = 64;
 
-// Points per thread, if there are enough: as many sums as registers hold without spilling.
+// Points per thread, if there are enough points: as many sums as registers hold without spilling.
 constexpr int cauchy_points(DType io, int rows) {
     return io == DType::c128 && rows == kCauchyRows ? 2 : 4;
 }
@@ -41,7 +41,7 @@ constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points, 
             .tile = kCauchyTile,
             .one_tile = one_tile};
 }
-// If one tile holds all poles, as in S4, a kernel without sums over tiles: a sixth block fits on an SM.
+// If one tile holds all poles, as in S4, the kernel has no sums over tiles and a sixth block fits on an SM.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int points) {
     const bool one_tile = problem.conj && problem.io == DType::c64 && problem.poles <= kCauchyTile;
     return cauchy_config(problem.io, problem.conj, rows, points, one_tile);
@@ -49,7 +49,8 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int po
 inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& config) {
     return problem.rows / config.rows * ceil_div(problem.points, config.points_per_block());
 }
-// Rows over the same poles share reciprocals. More points per thread read poles less often, if that leaves blocks for every SM.
+// Rows over the same poles use the same reciprocals. With more points per thread poles are read less often, but every SM must get
+// blocks.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
     const CauchyConfig many = cauchy_config(problem, rows, cauchy_points(problem.io, rows));
@@ -58,20 +59,20 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::Devic
 
 inline constexpr int kMostCauchyTurns = 8;
 
-// A block takes several tiles of points (turns) if that leaves blocks for every SM: it starts less often, and loads the poles
-// once for all turns where they fit one tile, as in S4. More poles are loaded again in every turn; the choice is the same.
+// A block computes several tiles of points in sequence (turns) if that leaves blocks for every SM. This saves block starts, and
+// loads of poles if they fit one tile, as in S4. With more tiles, poles are loaded again in every turn; the choice is the same.
 inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config, const jit::DeviceTraits& device) {
     return static_cast<int>(
         std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, kMostCauchyTurns));
 }
 
-// structured/cauchy_batch runs multiples of sixteen rows of real residues over the same poles.
+// structured/cauchy_batch computes multiples of sixteen rows of real residues over the same poles.
 inline bool cauchy_in_batches(const CauchyProblem& problem) {
     const bool narrow = problem.io == DType::f32 || problem.io == DType::bf16 || problem.io == DType::f16;
     return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
 }
 
-// Which kernel runs a problem, and how.
+// Which kernel runs a problem, with which parameters.
 struct CauchyChoice {
     bool in_batches;          // structured/cauchy_batch, which has no other choices
     int rows, points, turns;  // rows per block, points per thread, tiles of points per block
@@ -92,7 +93,7 @@ inline CauchyChoice cauchy_choice(const CauchyProblem& problem, const jit::Devic
     return {false, config.rows, config.points, cauchy_turns(problem, config, device)};
 }
 
-// Every valid choice that may be the fastest: the heuristic's own first.
+// Every valid choice that may be the fastest, starting with the heuristic's.
 inline std::vector<CauchyChoice> cauchy_candidates(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     std::vector<CauchyChoice> all{cauchy_choice(problem, device)};
     const auto add = [&](const CauchyChoice& choice) {
@@ -142,7 +143,7 @@ inline constexpr std::array kCauchyConfigurations = [] {
     return all;
 }();
 
-// What the command `tune` and ../tuned.hpp need.
+// Interface of ../../launch/tuned.hpp and the command `tune`.
 struct CauchyTuning {
     using Problem = CauchyProblem;
     using Choice = CauchyChoice;

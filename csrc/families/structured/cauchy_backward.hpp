@@ -10,39 +10,39 @@
 namespace gdn_cuda::structured {
 
 struct CauchyBackwardProblem {
-    i64 rows, lines;  // lines: poles or points per row
+    i64 rows, outputs;  // outputs: poles or points per row
     DType io;
-    bool conj, of_points;
+    bool conj, wrt_points;
 };
 
-inline constexpr int kCauchyBackwardLines = 8, kCauchyBackwardThreads = 128;
+inline constexpr int kCauchyBackwardOutputs = 8, kCauchyBackwardThreads = 128;
 
-constexpr CauchyBackwardConfig cauchy_backward_config(DType io, bool conj, bool of_points, int lines) {
-    return {.io = io, .conj = conj, .of_points = of_points, .lines = lines, .threads = kCauchyBackwardThreads};
+constexpr CauchyBackwardConfig cauchy_backward_config(DType io, bool conj, bool wrt_points, int outputs) {
+    return {.io = io, .conj = conj, .wrt_points = wrt_points, .outputs = outputs, .threads = kCauchyBackwardThreads};
 }
-inline i64 cauchy_backward_blocks(const CauchyBackwardProblem& problem, int lines) {
-    return problem.rows * ceil_div(problem.lines, lines);
+inline i64 cauchy_backward_blocks(const CauchyBackwardProblem& problem, int outputs) {
+    return problem.rows * ceil_div(problem.outputs, outputs);
 }
-// More lines per block read the other operand less often, if that leaves blocks for every SM.
+// With more outputs per block the other operand is read less often, but every SM must get blocks.
 inline CauchyBackwardConfig cauchy_backward_config(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
-    const bool many = cauchy_backward_blocks(problem, kCauchyBackwardLines) >= 2 * device.multiprocessors;
-    return cauchy_backward_config(problem.io, problem.conj, problem.of_points, many ? kCauchyBackwardLines : 1);
+    const bool many = cauchy_backward_blocks(problem, kCauchyBackwardOutputs) >= 2 * device.multiprocessors;
+    return cauchy_backward_config(problem.io, problem.conj, problem.wrt_points, many ? kCauchyBackwardOutputs : 1);
 }
 
 inline std::string explain_cauchy_backward(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
-    const int lines = cauchy_backward_config(problem, device).lines;
-    return fmt::format("{} {}{} a block give {} blocks for {} multiprocessors", lines, problem.of_points ? "point" : "pole",
-                       lines == 1 ? "" : "s", cauchy_backward_blocks(problem, lines), device.multiprocessors);
+    const int outputs = cauchy_backward_config(problem, device).outputs;
+    return fmt::format("{} {}{} a block give {} blocks for {} multiprocessors", outputs, problem.wrt_points ? "point" : "pole",
+                       outputs == 1 ? "" : "s", cauchy_backward_blocks(problem, outputs), device.multiprocessors);
 }
 
 inline constexpr std::array kCauchyBackwardConfigurations = [] {
     std::array<CauchyBackwardConfig, 32> all{};
     size_t n = 0;
-    for (const int lines : {1, kCauchyBackwardLines})
-        for (const bool of_points : {false, true}) {
+    for (const int outputs : {1, kCauchyBackwardOutputs})
+        for (const bool wrt_points : {false, true}) {
             for (const DType io : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128})
-                all[n++] = cauchy_backward_config(io, false, of_points, lines);
-            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_backward_config(io, true, of_points, lines);
+                all[n++] = cauchy_backward_config(io, false, wrt_points, outputs);
+            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_backward_config(io, true, wrt_points, outputs);
         }
     return all;
 }();
@@ -61,9 +61,9 @@ struct CauchyBackward {
     static int shared_bytes(const Config&) { return 0; }  // static shared memory
 
     static void run(const CauchyBackwardProblem& problem, const Args& args, const Target& target) {
-        if (problem.rows == 0 || problem.lines == 0) return;
+        if (problem.rows == 0 || problem.outputs == 0) return;
         const Config config = cauchy_backward_config(problem, jit::device_traits(target.ordinal));
-        launch<CauchyBackward>(config, args, {cauchy_backward_blocks(problem, config.lines), 1, 1}, target,
+        launch<CauchyBackward>(config, args, {cauchy_backward_blocks(problem, config.outputs), 1, 1}, target,
                                [&](const auto& device) { return explain_cauchy_backward(problem, device); });
     }
 };

@@ -1,8 +1,8 @@
-// Shared by the Toeplitz operators: argument checks, kernels, and the plan that combines them.
+// Declarations of the Toeplitz operators: argument checks, kernels, and the solver that combines them.
 #pragma once
 
 #include "../../operators/operator.hpp"
-#include "lines.hpp"
+#include "broadcast.hpp"
 
 namespace gdn_cuda::structured {
 
@@ -10,10 +10,10 @@ namespace gdn_cuda::structured {
 struct ToeplitzNames {
     const char *function, *column = "c", *row = "r", *right = "b", *matrix = "matrix";
 };
-inline ToeplitzNames names_of_matvec(bool transpose) {
+inline ToeplitzNames matvec_names(bool transpose) {
     return {.function = transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec", .right = "x"};
 }
-inline ToeplitzNames names_of_solve(bool symmetric, bool wait) {
+inline ToeplitzNames solve_names(bool symmetric, bool wait) {
     if (symmetric) return {.function = wait ? "toeplitz_solve_symmetric" : "toeplitz_solve_symmetric_ex"};
     return {.function = wait ? "toeplitz_solve" : "toeplitz_solve_ex"};
 }
@@ -23,7 +23,7 @@ enum class ToeplitzShape { square, rectangular, transposed };  // transposed: ap
 struct PreparedToeplitz {
     ToeplitzNames names;
     View column, row, right;
-    View lines;  // right-hand sides, without their last dimension if that is columns
+    View vectors;  // right-hand sides (..., n), without the dimension of columns
     DType type;
     Broadcast shape;  // of matrices and right-hand sides
     bool many;
@@ -68,7 +68,7 @@ struct ToeplitzMatvecCall {
 Tensor toeplitz_matvec(const ToeplitzMatvecCall& call);
 PreparedToeplitz prepare_toeplitz_matvec(const ToeplitzMatvecCall& call);
 
-// (T^-1 b, info), with an info per matrix. With `wait` info is on the CPU, and methods for positive definite matrices are tried
+// (T^-1 b, info), with an info per matrix. With `wait`, info is on the CPU and methods for positive definite matrices are tried
 // first.
 struct ToeplitzSolveCall {
     static constexpr const char* name = "toeplitz_solve";
@@ -109,10 +109,10 @@ struct ToeplitzInverseCall {
 Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call);
 PreparedToeplitz prepare_toeplitz_inverse_apply(const ToeplitzInverseCall& call);
 
-// ---- Kernels as operators; CPU tensors run the equivalent that Python registers. info has an entry for every leading index of
-// the result.
+// ---- Kernels as operators; for CPU tensors Python registers equivalents. info has an entry for every leading index of the
+// result.
 
-// For positive definite T, by the kernel called `name`.
+// Solve positive definite systems, by the kernel of that name.
 struct ToeplitzSchurCall {
     static constexpr const char* name = "toeplitz_schur";
     Given c, b;
@@ -134,20 +134,20 @@ struct ToeplitzGkoCall {
 
     GDN_FIELDS(c, r, b, epsilon)
 };
-// (left, right, numbers, scales) for flattened systems, with the probe behind their right-hand sides.
+// (left, right, rhs, scales) for flattened systems; the probe is the last right-hand side.
 struct ToeplitzGeneratorsCall {
     static constexpr const char* name = "toeplitz_generators";
     Given c, r, b;
 
     GDN_FIELDS(c, r, b)
 };
-// (C^-1 numbers, info) for left and right generators; `configuration` indexes the kernel's configurations, -1 chooses the best.
+// (C^-1 rhs, info) for left and right generators; `configuration` indexes the kernel's configurations, -1 chooses the best.
 struct ToeplitzEliminateCall {
     static constexpr const char* name = "toeplitz_eliminate";
-    Given left, right, numbers;
+    Given left, right, rhs;
     int64_t configuration = -1;
 
-    GDN_FIELDS(left, right, numbers, configuration)
+    GDN_FIELDS(left, right, rhs, configuration)
 };
 std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const ToeplitzGeneratorsCall& call);
 Solution toeplitz_eliminate(const ToeplitzEliminateCall& call);
@@ -159,15 +159,15 @@ Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& lik
 // Whether `toeplitz_eliminate` is the best kernel for these systems on their device.
 bool toeplitz_eliminate_pays_here(const PreparedToeplitz& prepared);
 
-// ---- Composed of torch operators, on any device
+// ---- Composed of torch operators, for any device
 
 // T x, or T^t x, for any number of rows.
 Tensor toeplitz_matvec_by_transforms(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose);
-// Column (S,n), numbers (S,n,k) in fp64; residuals may be `residual` ‖T‖ ‖x‖, the last one's (the probe's) `of_probe` ‖T‖ ‖x‖.
-// No tensor if T proves not positive definite, or the steps do not suffice. Synchronises with the device.
-std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& numbers, double residual, double of_probe);
+// Column (S,n), rhs (S,n,k) in fp64; residuals may be `residual` ‖T‖ ‖x‖, the last one's (the probe's) `probe_residual` ‖T‖
+// ‖x‖. No tensor if T proves not positive definite, or the steps do not suffice. Synchronises with the device.
+std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& rhs, double residual, double probe_residual);
 
-// Disables torch's gradient recording while alive: gradients of these operators are Python's.
+// Disables torch's gradient recording during its lifetime: Python defines the gradients of these operators.
 class WithoutGradients {
   public:
     WithoutGradients() : were_recorded_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }

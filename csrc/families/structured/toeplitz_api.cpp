@@ -1,5 +1,5 @@
-// The public C++ functions that solve Toeplitz systems. CUDA tensors go straight to the plan that Python's operators run,
-// others through torch's dispatcher to what Python registers for them, after checks under the name of the called function.
+// The public C++ functions that solve Toeplitz systems. CUDA tensors go directly to the implementation of Python's operators;
+// others are checked under the name of the called function and go through torch's dispatcher to Python's implementation.
 #include <gdn_cuda/structured.hpp>
 #include <limits>
 #include <span>

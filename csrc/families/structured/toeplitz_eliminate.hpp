@@ -16,8 +16,8 @@ struct ToeplitzEliminateProblem {
     int n;
 };
 
-// More threads with fewer slots each are slower: a step waits for chains of dependent arithmetic, not for its amount. Smaller
-// clusters are for many systems, more right-hand sides per cluster for many of those.
+// More threads with fewer slots each are slower: a step is bound by chains of dependent arithmetic, not by its amount. Smaller
+// clusters are for many systems, more right-hand sides per cluster for many right-hand sides.
 inline constexpr std::array kToeplitzEliminateConfigurations{
     ToeplitzEliminateConfig{8, 128, 1, 2}, ToeplitzEliminateConfig{4, 128, 2, 2},  ToeplitzEliminateConfig{2, 128, 4, 2},
     ToeplitzEliminateConfig{2, 128, 4, 4}, ToeplitzEliminateConfig{8, 128, 2, 2},  ToeplitzEliminateConfig{4, 128, 4, 2},
@@ -25,12 +25,13 @@ inline constexpr std::array kToeplitzEliminateConfigurations{
     ToeplitzEliminateConfig{8, 128, 4, 4}, ToeplitzEliminateConfig{16, 128, 4, 2}, ToeplitzEliminateConfig{16, 128, 4, 4}};
 inline constexpr int kToeplitzEliminateLongest = kToeplitzEliminateConfigurations.back().rows();
 
-// Measured on an H200, in ns per step: without rows, per row of a thread, for two more right-hand sides, and for stores to the
-// other half of a GPC.
+// Measured on an H200, in ns per step: fixed cost, cost per row of a thread, cost of two more right-hand sides, and cost of stores
+// to the other half of a GPC.
 inline constexpr int kToeplitzEliminateStep = 580, kToeplitzEliminateSlot = 95, kToeplitzEliminateColumns = 90,
                      kToeplitzEliminateFar = 60;
 
-// A cluster lies within one GPC, whose remaining SMs stay idle. Two blocks with few rows share an SM.
+// Clusters that run at the same time. A cluster is within one GPC, whose remaining SMs stay idle. Two blocks with few rows fit on
+// one SM.
 inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, const jit::DeviceTraits& device) {
     const i64 clusters = std::max(1, (device.multiprocessors - config.blocks) / config.blocks);
     return config.slots == 1 ? 2 * clusters : clusters;
@@ -42,9 +43,9 @@ inline i64 toeplitz_eliminate_cost(const ToeplitzEliminateProblem& problem, cons
                      (config.columns > 2 ? kToeplitzEliminateColumns : 0) + (config.blocks > 8 ? kToeplitzEliminateFar : 0);
     return ceil_div(clusters, toeplitz_eliminate_at_once(config, device)) * step;
 }
-// Every GPU with clusters has clusters of 8 blocks; some have larger ones.
+// Every GPU with clusters supports clusters of 8 blocks; some support larger ones.
 inline constexpr int kToeplitzEliminatePortable = 8, kToeplitzEliminateLongestPortable = 4096;
-// The cheapest configuration; of equal ones the first.
+// The cheapest configuration, the first if several cost the same.
 inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminateProblem& problem,
                                                          const jit::DeviceTraits& device, int most_blocks = 16) {
     const ToeplitzEliminateConfig* best = nullptr;
@@ -86,12 +87,12 @@ struct ToeplitzEliminate {
     }
     static int cluster(const Config& config, const Args&) { return config.blocks; }
 
-    // Whether the device can run clusters of this size, which loads the kernel at the first call. A MIG partition, or a GPU
-    // with disabled SMs, may not.
+    // Whether the device can run clusters of this size; a MIG partition or a GPU with disabled SMs may not. The first call loads
+    // the kernel.
     static bool fits(const Config& config, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         if (!runs_on<ToeplitzEliminate>(device)) return false;
-        if (target.is_explained())  // as the device it stands for; one that is not here is taken to be whole
+        if (target.is_explained())  // an explained device that is not installed counts as complete
             return device.ordinal == jit::kStandIn || fits(config, {device.ordinal, nullptr});
         const auto all = known_fits.lock();
         for (const Known& known : *all)

@@ -17,7 +17,7 @@ struct ToeplitzGenerators {
     using Args = ToeplitzGeneratorsArgs;
     static constexpr const char *family = "structured", *name = "toeplitz_generators",
                                 *config_type = "ToeplitzGeneratorsConfig", *args_type = "ToeplitzGeneratorsArgs";
-    static constexpr const char* summary = "Fourier transforms of a Toeplitz system, as sums: what toeplitz_eliminate takes";
+    static constexpr const char* summary = "Fourier transforms of a Toeplitz system, as sums: the input of toeplitz_eliminate";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -30,7 +30,7 @@ struct ToeplitzGenerators {
         const i64 blocks = args.rows * (args.columns / Config::kColumns + 1) * ceil_div(args.n, Config::kRows);
         launch<ToeplitzGenerators>({.io = io}, args, {blocks, 1, 1}, target, [&](const auto&) {
             return fmt::format(
-                "{} rows of {} systems, and {} right-hand sides with a probe each, as toeplitz_eliminate takes them", args.n,
+                "{} rows of {} systems, and {} right-hand sides with a probe each, for toeplitz_eliminate", args.n,
                 args.rows, args.columns);
         });
     }

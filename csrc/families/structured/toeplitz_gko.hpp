@@ -16,7 +16,8 @@ struct ToeplitzGkoProblem {
     DType io;
 };
 
-// A row and a column per thread while latency decides; two of each in the largest, where three right-hand sides would spill.
+// A row and a column per thread while latency is the bound; two of each in the largest configuration, where three right-hand
+// sides would spill.
 inline constexpr std::array kToeplitzGkoConfigurations = [] {
     std::array<ToeplitzGkoConfig, 20> all{};
     size_t at = 0;
@@ -29,7 +30,7 @@ inline constexpr std::array kToeplitzGkoConfigurations = [] {
 }();
 inline constexpr int kToeplitzGkoLongest = kToeplitzGkoConfigurations.back().rows();
 
-// Every block repeats the elimination, so few blocks with more right-hand sides each are best.
+// Every block repeats the elimination, so few blocks with more right-hand sides each are fastest.
 inline ToeplitzGkoConfig toeplitz_gko_config(const ToeplitzGkoProblem& problem) {
     const auto fits = [&](const ToeplitzGkoConfig& config) { return config.io == problem.io && config.rows() >= problem.n; };
     const auto* smallest = std::ranges::find_if(kToeplitzGkoConfigurations, fits);

@@ -1,19 +1,19 @@
-// The kernels that solve Toeplitz systems, as operators: CUDA tensors launch them, CPU tensors run the equivalent that Python
-// registers. toeplitz_solve.cpp chooses between them.
+// The kernels that solve Toeplitz systems, as operators; for CPU tensors Python registers equivalents. toeplitz_solve.cpp chooses
+// between them.
 #include <torch/csrc/stable/ops.h>
 
 #include "toeplitz.hpp"
 #include "toeplitz_eliminate.hpp"
 #include "toeplitz_generators.hpp"
 #include "toeplitz_gko.hpp"
+#include "toeplitz_methods.hpp"
 #include "toeplitz_pcg.hpp"
 #include "toeplitz_schur.hpp"
-#include "toeplitz_ways.hpp"
 
 namespace gdn_cuda::structured {
 
 PreparedToeplitz prepare_toeplitz_positive(const ToeplitzPositiveCall& x) {
-    PreparedToeplitz prepared = prepare_toeplitz(names_of_solve(true, false), x.c, x.c, x.b);
+    PreparedToeplitz prepared = prepare_toeplitz(solve_names(true, false), x.c, x.c, x.b);
     prepared.check().dtype("c", prepared.column, {DType::f32, DType::f64});
     return prepared;
 }
@@ -27,32 +27,31 @@ PreparedToeplitz prepare_toeplitz_pcg(const ToeplitzPcgCall& x) {
     return prepare_toeplitz_positive({x.c, x.b});
 }
 PreparedToeplitz prepare_toeplitz_gko(const ToeplitzGkoCall& x) {
-    return prepare_toeplitz(names_of_solve(false, false), x.c, x.r, x.b);
+    return prepare_toeplitz(solve_names(false, false), x.c, x.r, x.b);
 }
 PreparedToeplitz prepare_toeplitz_generators(const ToeplitzGeneratorsCall& x) {
-    PreparedToeplitz prepared = prepare_toeplitz(names_of_solve(false, false), x.c, x.r, x.b);
+    PreparedToeplitz prepared = prepare_toeplitz(solve_names(false, false), x.c, x.r, x.b);
     GDN_REQUIRE(prepared.check(), prepared.n() <= kToeplitzEliminateLongest, "c",
                 fmt::format("at most {} rows for this kernel", kToeplitzEliminateLongest), shape_text(prepared.column));
     return prepared;
 }
 
 struct PreparedElimination {
-    View left, right, numbers;
+    View left, right, rhs;
     ToeplitzEliminateProblem problem;
 };
 
 PreparedElimination prepare_toeplitz_eliminate(const ToeplitzEliminateCall& x) {
     const Checks check{x.name};
     const int64_t configuration = x.configuration;
-    PreparedElimination prepared{View(x.left), View(x.right), View(x.numbers), {}};
-    for (const auto& [name, view] :
-         {std::pair{"left", &prepared.left}, {"right", &prepared.right}, {"numbers", &prepared.numbers}}) {
+    PreparedElimination prepared{View(x.left), View(x.right), View(x.rhs), {}};
+    for (const auto& [name, view] : {std::pair{"left", &prepared.left}, {"right", &prepared.right}, {"rhs", &prepared.rhs}}) {
         check.dtype(name, *view, {DType::c128});
         check.device(name, *view, prepared.left, "left");
         check.rank(name, *view, 3, "(systems, 2 or columns, n)");
         GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", stride_text(*view));
     }
-    const int64_t systems = prepared.numbers.size(0), columns = prepared.numbers.size(1), n = prepared.numbers.size(2);
+    const int64_t systems = prepared.rhs.size(0), columns = prepared.rhs.size(1), n = prepared.rhs.size(2);
     check.shape("left", prepared.left, {systems, 2, n}, "(systems, 2, n)");
     check.shape("right", prepared.right, {systems, 2, n}, "(systems, 2, n)");
     const auto all = static_cast<int64_t>(kToeplitzEliminateConfigurations.size());
@@ -65,7 +64,7 @@ PreparedElimination prepare_toeplitz_eliminate(const ToeplitzEliminateCall& x) {
     return prepared;
 }
 
-// The arguments common to the kernels that solve systems; `info` has an entry for every leading index of the result.
+// Arguments of all kernels that solve systems. `info` has an entry for every leading index of the result.
 template <class Args>
 Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& out, const Tensor& info, double epsilon) {
     const Checks check = prepared.check();
@@ -73,7 +72,7 @@ Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& 
                 shape_text(prepared.column));
     Args args;
     args.column = operand(prepared.column);
-    args.right = operand(prepared.lines);
+    args.right = operand(prepared.vectors);
     args.right_column_stride = prepared.many ? prepared.right.stride(-1) : 0;
     args.out = out.data_ptr();
     args.info = info.data_ptr();
@@ -84,9 +83,9 @@ Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& 
     if constexpr (requires { args.row; }) {
         args.row = operand(prepared.row);
         set_leading(check, "c", leading,
-                    {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.right}}, args);
+                    {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.vectors, &args.right}}, args);
     } else {
-        set_leading(check, "c", leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+        set_leading(check, "c", leading, {{&prepared.column, &args.column}, {&prepared.vectors, &args.right}}, args);
     }
     return args;
 }
@@ -103,7 +102,7 @@ Solution toeplitz_schur_kernel(const PreparedToeplitz& prepared, const Tensor& l
     return {out, info};
 }
 
-// The same by conjugate gradients: info is -1 where they do not converge.
+// The same by conjugate gradients; info is -1 where they do not converge.
 Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon) {
     const Tensor out = torch::stable::new_empty(like, prepared.result());
     const Tensor info = torch::stable::new_zeros(like, prepared.shape.leading, ScalarType::Int);
@@ -149,22 +148,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const ToeplitzGen
     const Checks check = prepared.check();
     ToeplitzGeneratorsArgs args{.column = operand(prepared.column),
                                 .row = operand(prepared.row),
-                                .given = operand(prepared.lines),
-                                .given_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                                .input = operand(prepared.vectors),
+                                .input_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
                                 .n = static_cast<int>(prepared.n()),
                                 .columns = prepared.columns()};
     set_leading(check, "c", prepared.shape.leading,
-                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.given}}, args);
+                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.vectors, &args.input}}, args);
     const int64_t systems = args.rows, n = prepared.n();
     const Tensor left = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
     const Tensor right = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
-    const Tensor numbers = torch::stable::new_empty(c, {systems, args.columns + 1, n}, ScalarType::ComplexDouble);
+    const Tensor rhs = torch::stable::new_empty(c, {systems, args.columns + 1, n}, ScalarType::ComplexDouble);
     const Tensor scales = torch::stable::new_empty(c, {systems, 2}, ScalarType::Double);
-    args.left = left.data_ptr(), args.right = right.data_ptr(), args.numbers = numbers.data_ptr();
+    args.left = left.data_ptr(), args.right = right.data_ptr(), args.rhs = rhs.data_ptr();
     args.scales = scales.data_ptr();
     const DeviceScope scope(prepared.column.device_index);
     ToeplitzGenerators::run(prepared.type, args, target_of(check.function, prepared.column));
-    return {left, right, numbers, scales};
+    return {left, right, rhs, scales};
 }
 
 namespace {
@@ -180,21 +179,21 @@ ToeplitzEliminateConfig elimination_here(const ToeplitzEliminateProblem& problem
 }  // namespace
 
 Solution toeplitz_eliminate(const ToeplitzEliminateCall& x) {
-    const auto [of_rows, of_columns, given, problem] = prepare_toeplitz_eliminate(x);
+    const auto [row_generators, column_generators, rhs, problem] = prepare_toeplitz_eliminate(x);
     const Checks check{x.name};
     const int64_t configuration = x.configuration;
-    const DeviceScope scope(of_rows.device_index);
-    const Target target = target_of(check.function, of_rows);
+    const DeviceScope scope(row_generators.device_index);
+    const Target target = target_of(check.function, row_generators);
     const ToeplitzEliminateConfig config = configuration < 0
                                                ? elimination_here(problem, target)
                                                : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)];
     GDN_REQUIRE(check, ToeplitzEliminate::fits(config, target), "left",
                 fmt::format("a GPU with clusters of {} blocks", config.blocks), "one without");
-    const Tensor found = torch::stable::new_empty(x.numbers, {problem.systems, problem.columns, problem.n});
-    const Tensor info = torch::stable::new_zeros(x.numbers, {problem.systems}, ScalarType::Int);
-    const ToeplitzEliminateArgs args{.left = of_rows.data,
-                                     .right = of_columns.data,
-                                     .numbers = given.data,
+    const Tensor found = torch::stable::new_empty(x.rhs, {problem.systems, problem.columns, problem.n});
+    const Tensor info = torch::stable::new_zeros(x.rhs, {problem.systems}, ScalarType::Int);
+    const ToeplitzEliminateArgs args{.left = row_generators.data,
+                                     .right = column_generators.data,
+                                     .rhs = rhs.data,
                                      .found = found.data_ptr(),
                                      .info = info.data_ptr(),
                                      .n = problem.n,

@@ -16,7 +16,7 @@ constexpr int64_t kLongestToeplitz = int64_t{1} << 30;
 
 }  // namespace
 
-// Ranks alone decide whether right-hand sides are (..., n) or (..., n, k).
+// Right-hand sides are (..., n) or (..., n, k), depending on ranks alone.
 PreparedToeplitz prepare_toeplitz(const ToeplitzNames& names, const Tensor& c, const Tensor& r, const Tensor& right,
                                   ToeplitzShape shape) {
     const Checks check{names.function};
@@ -38,23 +38,23 @@ PreparedToeplitz prepare_toeplitz(const ToeplitzNames& names, const Tensor& c, c
     prepared.from = shape == ToeplitzShape::transposed ? rows : columns;
     prepared.to = shape == ToeplitzShape::transposed ? columns : rows;
     prepared.many = prepared.right.rank > std::max(prepared.column.rank, prepared.row.rank);
-    prepared.lines = prepared.right;
-    if (prepared.many) --prepared.lines.rank;
+    prepared.vectors = prepared.right;
+    if (prepared.many) --prepared.vectors.rank;
     GDN_REQUIRE(
-        check, prepared.lines.size(-1) == prepared.from, names.right,
+        check, prepared.vectors.size(-1) == prepared.from, names.right,
         fmt::format("(…, {}), or with more dimensions than the {} (…, {}, k)", prepared.from, names.matrix, prepared.from),
         shape_text(prepared.right));
     prepared.shape.add(check, names.column, prepared.column, names.column);
     prepared.shape.add(check, names.row, prepared.row, names.column);
-    if (prepared.lines.rank > 1) {  // the combined name is for an error alone
+    if (prepared.vectors.rank > 1) {  // the combined name is for an error alone
         const std::string both = fmt::format("{} and {}", names.column, names.row);
-        prepared.shape.add(check, names.right, prepared.lines, both.c_str());
+        prepared.shape.add(check, names.right, prepared.vectors, both.c_str());
     }
     return prepared;
 }
 
 PreparedToeplitz prepare_toeplitz_matvec(const ToeplitzMatvecCall& x) {
-    return prepare_toeplitz(names_of_matvec(x.transpose), x.c, x.r, x.x,
+    return prepare_toeplitz(matvec_names(x.transpose), x.c, x.r, x.x,
                             x.transpose ? ToeplitzShape::transposed : ToeplitzShape::rectangular);
 }
 
@@ -68,7 +68,7 @@ void check_out(const PreparedToeplitz& prepared, const Tensor& out) {
         .apart_from("x", prepared.right);
 }
 
-// Whether one block can multiply with the matrix.
+// Whether one block can multiply by the matrix.
 bool fits_kernel(const PreparedToeplitz& prepared) {
     return std::max(prepared.from, prepared.to) <= toeplitz_matvec_longest(prepared.type);
 }
@@ -76,9 +76,9 @@ bool fits_kernel(const PreparedToeplitz& prepared) {
 void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const Tensor& out) {
     const Checks check = prepared.check();
     ToeplitzMatvecOperands operands{
-        .column = operand(prepared.column), .row = operand(prepared.row), .x = operand(prepared.lines)};
+        .column = operand(prepared.column), .row = operand(prepared.row), .x = operand(prepared.vectors)};
     set_leading(check, prepared.names.column, prepared.shape.leading,
-                {{&prepared.column, &operands.column}, {&prepared.row, &operands.row}, {&prepared.lines, &operands.x}},
+                {{&prepared.column, &operands.column}, {&prepared.row, &operands.row}, {&prepared.vectors, &operands.x}},
                 operands);
     ToeplitzMatvecArgs args = toeplitz_matvec_args(operands, transpose);
     args.out = out.data_ptr();
@@ -95,7 +95,7 @@ void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const
         ToeplitzMatvec::run(problem, args, target);
 }
 
-// The kernels multiply with square matrices: the shorter dimension is padded with zeros, and the result cut to its length.
+// The kernels multiply by square matrices: the shorter dimension is padded with zeros and the result truncated.
 Tensor multiply_rectangular(const Tensor& c, const Tensor& r, const Tensor& x, const PreparedToeplitz& prepared,
                             bool transpose) {
     const int64_t order = std::max(prepared.from, prepared.to);
@@ -111,7 +111,7 @@ Tensor multiply_rectangular(const Tensor& c, const Tensor& r, const Tensor& x, c
     return torch::stable::contiguous(math::narrow(square, prepared.many ? -2 : -1, 0, prepared.to));
 }
 
-int64_t fast_length(int64_t least) {  // the next 2^a or 3 * 2^a
+int64_t fast_length(int64_t least) {  // the smallest 2^a or 3 * 2^a not below `least`
     const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(least, 1))));
     return power >= 4 && power * 3 / 4 >= least ? power * 3 / 4 : power;
 }
@@ -121,23 +121,23 @@ Tensor by_transforms(const PreparedToeplitz& prepared, const Tensor& c, const Te
     const WithoutGradients scope;
     if (prepared.systems() == 0 || prepared.columns() == 0 || prepared.to == 0 || prepared.from == 0)
         return math::zeros(x, prepared.result());
-    std::vector<int64_t> of_column = prepared.matrices(), of_row = of_column;
-    of_column.push_back(prepared.n()), of_row.push_back(prepared.row.size(-1));
-    const Tensor first = math::expand(c, of_column), other = math::expand(r, of_row);
+    std::vector<int64_t> column_shape = prepared.matrices(), row_shape = column_shape;
+    column_shape.push_back(prepared.n()), row_shape.push_back(prepared.row.size(-1));
+    const Tensor first = math::expand(c, column_shape), other = math::expand(r, row_shape);
     const Tensor corner = math::narrow(first, -1, 0, 1);
     const Tensor below = math::without_first(transpose ? other : first), above = math::without_first(transpose ? first : other);
     const int64_t length = fast_length(prepared.from + prepared.to - 1);
-    std::vector<int64_t> of_gap = prepared.matrices();
-    of_gap.push_back(length - (prepared.from + prepared.to - 1));
-    const Tensor around = math::cat({corner, below, math::zeros(c, of_gap), math::flip(above)}, -1);
+    std::vector<int64_t> gap_shape = prepared.matrices();
+    gap_shape.push_back(length - (prepared.from + prepared.to - 1));
+    const Tensor around = math::cat({corner, below, math::zeros(c, gap_shape), math::flip(above)}, -1);
     const bool real = prepared.type == DType::f32 || prepared.type == DType::f64;
     const char *const forward = real ? "aten::fft_rfft" : "aten::fft_fft", *const inverse =
                                                                                real ? "aten::fft_irfft" : "aten::fft_ifft";
     const Tensor right = prepared.many ? x : torch::stable::unsqueeze(x, -1);
     const Tensor product =
         math::mul(torch::stable::unsqueeze(math::transform(forward, around), -1), math::transform(forward, right, length, -2));
-    const Tensor all = math::narrow(math::transform(inverse, product, length, -2), -2, 0, prepared.to);
-    return math::reshape(torch::stable::contiguous(all), prepared.result());
+    const Tensor y = math::narrow(math::transform(inverse, product, length, -2), -2, 0, prepared.to);
+    return math::reshape(torch::stable::contiguous(y), prepared.result());
 }
 
 }  // namespace
@@ -176,7 +176,7 @@ Tensor toeplitz_matvec(const ToeplitzMatvecCall& x) {
 
 GDN_REGISTER(ToeplitzMatvecCall, prepare_toeplitz_matvec, toeplitz_matvec)
 
-// Used beyond the rows of one block; tests call it by name on any device.
+// For matrices with more rows than one block can process; tests call it by name on any device.
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     m.def("toeplitz_matvec_by_transforms(Tensor c, Tensor r, Tensor x, bool transpose) -> Tensor");
 }
@@ -187,7 +187,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CompositeExplicitAutograd, m) {
 namespace {
 
 Tensor product(const ToeplitzProduct& x, bool transpose) {
-    require_given(names_of_matvec(transpose).function, x);
+    require_given(matvec_names(transpose).function, x);
     const ToeplitzMatvecCall call{plain_on_cuda(x.c), plain_on_cuda(x.r), plain_on_cuda(x.x), transpose};
     const PreparedToeplitz prepared = prepare_toeplitz_matvec(call);
     if (x.out) check_out(prepared, *x.out);

@@ -13,7 +13,7 @@
 
 namespace gdn_cuda::structured {
 
-// The longest transforms with eight numbers per thread, limited by registers and shared memory, and with sixteen.
+// The longest transforms with eight transform_values per thread, limited by registers and shared memory, and with sixteen.
 constexpr int toeplitz_eight_each(DType io) {
     return io == DType::f32 || io == DType::c64 ? 4096 : 2048;
 }
@@ -24,7 +24,7 @@ constexpr ToeplitzMatvecConfig toeplitz_matvec_config(DType io, int transform) {
     const int each = transform > toeplitz_eight_each(io) ? 2 * kFftEach : kFftEach;
     return {.io = io, .transform = transform, .threads = transform / each};
 }
-// Each configuration is a capacity: a block takes the smallest that holds its transform.
+// Configurations differ in capacity: a block uses the smallest that holds its transform.
 inline constexpr std::array kToeplitzMatvecConfigurations = [] {
     std::array<ToeplitzMatvecConfig, 14> all{};
     size_t at = 0;
@@ -33,7 +33,7 @@ inline constexpr std::array kToeplitzMatvecConfigurations = [] {
             if (transform > 0) all[at++] = toeplitz_matvec_config(io, transform);
     return all;
 }();
-// The longest system a block can multiply with; the caller handles longer ones.
+// The longest system that a block can multiply by; the caller handles longer ones.
 constexpr int toeplitz_matvec_longest(DType io) {
     int longest = 0;
     for (const ToeplitzMatvecConfig& config : kToeplitzMatvecConfigurations)
@@ -51,15 +51,15 @@ inline ToeplitzMatvecConfig toeplitz_matvec_config(const ToeplitzMatvecProblem& 
     });
 }
 
-// Modelled like toeplitz_sums_us: latency for one block, throughput for many.
+// A model like toeplitz_sums_us: latency for one block, throughput for many.
 inline double toeplitz_matvec_us(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     const ToeplitzMatvecConfig config = toeplitz_matvec_config(problem);
-    const double numbers = toeplitz_transform_of(problem.io, problem.n) * config.groups(),
+    const double values = toeplitz_transform_of(problem.io, problem.n) * config.groups(),
                  blocks = static_cast<double>(problem.systems * problem.columns) / device.multiprocessors;
-    return std::max(1.6 + 1.8e-3 * numbers, blocks * (0.25 + 1.6e-3 * numbers));
+    return std::max(1.6 + 1.8e-3 * values, blocks * (0.25 + 1.6e-3 * values));
 }
 
-// Direct sums also have the smaller error, so short systems always take them.
+// Direct sums also have smaller errors, so short systems always use them.
 inline bool toeplitz_by_sums(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     return problem.n <= kToeplitzAlwaysSums ||
            toeplitz_sums_us(problem, toeplitz_sums_config(problem, device), device) <= toeplitz_matvec_us(problem, device);
@@ -69,23 +69,25 @@ inline i64 toeplitz_matvec_columns_per_block(const ToeplitzMatvecProblem& proble
 }
 inline std::string explain_toeplitz_matvec(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     if (toeplitz_by_sums(problem, device)) return explain_toeplitz_sums(problem, device);
-    return fmt::format("transforms of {} complex numbers for {} rows, {} right-hand sides a block behind one of the matrix",
-                       toeplitz_transform_of(problem.io, problem.n), problem.n,
-                       toeplitz_matvec_columns_per_block(problem, device));
+    return fmt::format(
+        "transforms of {} complex values for {} rows; a block transforms the matrix, then {} right-hand sides",
+        toeplitz_transform_of(problem.io, problem.n), problem.n, toeplitz_matvec_columns_per_block(problem, device));
 }
 
-// Operands as callers have them, with the same leading dimensions as the other kernels'.
+// Operands with all leading dimensions, as for the other kernels.
 struct ToeplitzMatvecOperands {
-    Lines column, row, x;
-    i64 size[Lines::kMaxLeading] = {};
+    BroadcastOperand column, row, x;
+    i64 size[BroadcastOperand::kMaxLeading] = {};
     int leading = 0;
     i64 rows = 0;  // systems
 };
 
 inline ToeplitzMatvecArgs toeplitz_matvec_args(const ToeplitzMatvecOperands& operands, bool transpose) {
-    const auto line = [](const Lines& from) { return ToeplitzLine{from.data, from.step, from.stride[0]}; };
-    const Lines &below = transpose ? operands.row : operands.column, &above = transpose ? operands.column : operands.row;
-    ToeplitzMatvecArgs args{.below = line(below), .above = line(above), .x = line(operands.x), .first_below = transpose};
+    const auto strided = [](const BroadcastOperand& from) { return ToeplitzOperand{from.data, from.step, from.stride[0]}; };
+    const BroadcastOperand &below = transpose ? operands.row : operands.column,
+                           &above = transpose ? operands.column : operands.row;
+    ToeplitzMatvecArgs args{
+        .below = strided(below), .above = strided(above), .x = strided(operands.x), .first_below = transpose};
     args.inner_count = std::max(0, operands.leading - 1);
     for (int d = 0; d < args.inner_count; ++d)
         args.inner[d] = {operands.size[d + 1], below.stride[d + 1], above.stride[d + 1], operands.x.stride[d + 1]};

@@ -27,14 +27,14 @@ inline constexpr int kToeplitzPcgLongest = kToeplitzPcgConfigurations.back().row
 inline ToeplitzPcgConfig toeplitz_pcg_config(const ToeplitzPcgProblem& problem) {
     return *std::ranges::find(kToeplitzPcgConfigurations, problem.io, &ToeplitzPcgConfig::io);
 }
-// As many blocks as run at once, each looping over right-hand sides: every block needs scratch memory.
+// As many blocks as run at the same time, each looping over right-hand sides, since every block needs scratch memory.
 inline i64 toeplitz_pcg_blocks(const ToeplitzPcgProblem& problem, const jit::DeviceTraits& device) {
     return std::min<i64>(problem.systems * (problem.columns + 1), device.multiprocessors);
 }
 inline std::string explain_toeplitz_pcg(const ToeplitzPcgProblem& problem, const jit::DeviceTraits& device) {
     const ToeplitzPcgConfig config = toeplitz_pcg_config(problem);
     return fmt::format(
-        "transforms of {} numbers for {} rows on {} threads; {} right-hand sides and a probe each of {} systems, in {} blocks",
+        "transforms of {} values for {} rows on {} threads; {} right-hand sides and a probe each of {} systems, in {} blocks",
         config.transform, problem.n, config.threads, problem.columns, problem.systems, toeplitz_pcg_blocks(problem, device));
 }
 

@@ -1,8 +1,8 @@
 // Large symmetric positive definite Toeplitz systems: preconditioned conjugate gradients with torch's FFTs, in O(n) memory.
 //
 // The preconditioner divides by the Fejér mean of T's generating function, sum over |d| < n of (1 - |d|/n) t_d e^{i w d} =
-// a^H T a / n with a_j = e^{i w j}, at the frequencies of a circulant matrix of order >= 2 n: positive wherever T is. So it is
-// a corner of the inverse of that matrix.
+// a^H T a / n with a_j = e^{i w j}, at the frequencies of a circulant matrix of order >= 2 n: positive if T is positive
+// definite. So the preconditioner is a corner of the inverse of that matrix.
 #include <bit>
 
 #include "../../operators/torch_math.hpp"
@@ -14,9 +14,9 @@ namespace {
 using math::number;
 
 constexpr int kMostSteps = 60, kStepsPerCheck = 5;  // a check synchronises with the device
-constexpr double kMinDivisor = 1e-300;              // smallest divisor
+constexpr double kMinDivisor = 1e-300;              // lower bound of the divisor
 
-// Products with a corner of a symmetric circulant matrix, and with one of the inverse of another.
+// Products with a corner of a symmetric circulant matrix, and with a corner of the inverse of another.
 class Corner {
   public:
     explicit Corner(const Tensor& column) : n_(column.size(-1)), order_(fast_order(n_)) {
@@ -66,21 +66,21 @@ std::pair<bool, bool> read(const Tensor& first, const Tensor& second) {
 
 }  // namespace
 
-// The caller scales both so that squares are in range. Residuals end below what is allowed, and are recomputed at the end.
-std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& numbers, double residual_of_x,
-                                            double residual_of_probe) {
+// The caller scales `column` and `rhs` so that squares are in range. Final residuals are below the tolerance and are recomputed at
+// the end.
+std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& rhs, double x_residual, double probe_residual) {
     const Corner corner(column);
     const Tensor definite = corner.mean_is_positive();
-    const int64_t columns = numbers.size(-1);
-    const std::vector<int64_t> of_x{1, columns - 1}, of_probe{1, 1};
+    const int64_t columns = rhs.size(-1);
+    const std::vector<int64_t> x_shape{1, columns - 1}, probe_shape{1, 1};
     const auto device = column.device();
     const auto filled = [&](const std::vector<int64_t>& shape, double value) {
         return torch::stable::full(shape, value, ScalarType::Double, std::nullopt, device);
     };
-    const Tensor share = math::cat({filled(of_x, residual_of_x), filled(of_probe, residual_of_probe)}, -1);
-    const Tensor twice_size = math::mul(math::sum(math::abs(column), -1, true), number(2));        // bounds ‖T‖
-    const Tensor allowed = math::mul(math::mul(twice_size, share), math::mul(twice_size, share));  // squared
-    const Tensor right = torch::stable::contiguous(math::transposed(numbers));
+    const Tensor tolerance = math::cat({filled(x_shape, x_residual), filled(probe_shape, probe_residual)}, -1);
+    const Tensor twice_size = math::mul(math::sum(math::abs(column), -1, true), number(2));                // bounds ‖T‖
+    const Tensor allowed = math::mul(math::mul(twice_size, tolerance), math::mul(twice_size, tolerance));  // squared
+    const Tensor right = torch::stable::contiguous(math::transposed(rhs));
 
     Tensor x = math::zeros(right, {right.size(0), right.size(1), right.size(2)}), residual = right;
     Tensor step = corner.preconditioned(residual), direction = step;
@@ -89,8 +89,8 @@ std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& 
         for (int i = 0; i < kStepsPerCheck; ++i) {
             const Tensor image = corner.times(direction);
             const Tensor curvature = product_of(direction, image);
-            // A converged right-hand side, such as zero, stays as it is; if curvature vanishes elsewhere, T is not definite,
-            // and numbers overflow.
+            // A converged right-hand side (zero, for example) does not change; if the curvature of another vanishes, T is not
+            // definite and values overflow.
             const Tensor length = math::div(energy, math::maximum(curvature, number(kMinDivisor)));
             x = math::add(x, math::mul(length, direction));
             residual = torch::stable::subtract(residual, math::mul(length, image));

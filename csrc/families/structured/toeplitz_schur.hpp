@@ -17,7 +17,8 @@ struct ToeplitzSchurProblem {
     DType io;
 };
 
-// A row per thread while latency decides. The longest configurations have registers for only one right-hand side and the probe.
+// A row per thread while latency is the bound. The largest configurations have registers for only one right-hand side and the
+// probe.
 inline constexpr std::array kToeplitzSchurConfigurations = [] {
     std::array<ToeplitzSchurConfig, 14> all{};
     size_t at = 0;
@@ -64,7 +65,7 @@ struct ToeplitzSchur {
         if (problem.systems == 0 || problem.n == 0) return;
         const Config config = toeplitz_schur_config(problem);
         const i64 blocks =
-            problem.systems * std::max<i64>(1, ceil_div(problem.columns, config.columns));  // info without columns too
+            problem.systems * std::max<i64>(1, ceil_div(problem.columns, config.columns));  // info is computed even without columns
         launch<ToeplitzSchur>(config, args, {blocks, 1, 1}, target,
                               [&](const auto&) { return explain_toeplitz_schur(problem); });
     }

@@ -1,8 +1,8 @@
-// How Toeplitz systems are solved: the choice of method, and what surrounds the kernels. Shared by Python and C++.
+// Solution of Toeplitz systems, for Python and C++: the choice of method, and the code around the kernels.
 //
-// All arithmetic is fp64, whatever the tensors' dtype: a step of an elimination waits for barriers and not for arithmetic, and
-// the result is as good as one with refinement. Only `wait` synchronises with the device. On CPU tensors the plan runs with
-// what Python registers for the kernels, which is how tests run it without a GPU.
+// All arithmetic is fp64, whatever the tensors' dtype: a step of an elimination is bound by barriers, not by arithmetic, and the
+// result is as accurate as one with refinement. Only `wait` synchronises with the device. For CPU tensors the same code calls
+// Python's equivalents of the kernels, so that tests run it without a GPU.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 #include "../../operators/torch_math.hpp"
 #include "toeplitz.hpp"
-#include "toeplitz_ways.hpp"
+#include "toeplitz_methods.hpp"
 
 namespace gdn_cuda::structured {
 namespace {
@@ -24,7 +24,7 @@ bool in_fp64(DType type) {
     return type == DType::f64 || type == DType::c128;
 }
 // The reciprocal condition number below which a matrix is singular to working precision; larger in fp64, where rounding alone
-// keeps singular ones a few digits away.
+// makes singular matrices regular by a few digits.
 double epsilon_of(DType type) {
     return in_fp64(type) ? 8 * std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
@@ -35,7 +35,7 @@ Tensor no_info(const Tensor& like, const std::vector<int64_t>& shape) {
     return torch::stable::new_zeros(like, shape, ScalarType::Int);
 }
 
-Tensor no_info_on_cpu(const Tensor& like) {  // in an explained call, whose info nobody computes
+Tensor no_info_on_cpu(const Tensor& like) {  // for explained calls, which compute no info
     return torch::stable::full(like.sizes(), 0, ScalarType::Int, std::nullopt, kCpu);
 }
 
@@ -48,21 +48,21 @@ struct System {
     double epsilon() const { return epsilon_of(prepared.type); }
     bool empty() const { return n() == 0 || prepared.systems() == 0; }
     ScalarType type() const { return c.scalar_type(); }
-    std::vector<int64_t> numbers_shape() const {  // (leading..., n, k)
+    std::vector<int64_t> rhs_shape() const {  // (leading..., n, k)
         std::vector<int64_t> shape = prepared.shape.leading;
         shape.push_back(n()), shape.push_back(prepared.columns());
         return shape;
     }
-    Tensor columns_of(const Tensor& right) const { return prepared.many ? right : torch::stable::unsqueeze(right, -1); }
-    // The same matrices with other right-hand sides of the result's shape.
+    Tensor as_columns(const Tensor& right) const { return prepared.many ? right : torch::stable::unsqueeze(right, -1); }
+    // The same matrices with other right-hand sides, of the result's shape.
     System with(const Tensor& right) const { return {c, r, prepare_toeplitz(prepared.names, c, r, right)}; }
 };
 
 // ---- info
 
-// info per matrix, where right-hand sides have leading dimensions that matrices lack: the smallest if any is negative, else the
-// largest.
-Tensor of_matrices(const Tensor& told, const System& system) {
+// Reduces info to one per matrix where right-hand sides have leading dimensions that matrices lack: the minimum if any is
+// negative, else the maximum.
+Tensor info_per_matrix(const Tensor& told, const System& system) {
     const std::vector<int64_t> wanted = system.prepared.matrices(), &all = system.prepared.shape.leading;
     if (wanted == all) return told;
     const size_t more = all.size() - wanted.size();
@@ -83,7 +83,7 @@ Tensor with_singular(const Tensor& info, const Tensor& conditioned, int64_t n) {
     return math::masked_fill(info, unknown, number(static_cast<double>(n + 1), ScalarType::Int));
 }
 
-// ---- Elimination by thread block clusters, between FFTs
+// ---- Elimination by thread block clusters, between two FFTs
 
 // e^{pi i k / n}
 Tensor half_turns(int64_t n, const Tensor& like) {
@@ -91,12 +91,12 @@ Tensor half_turns(int64_t n, const Tensor& like) {
     return math::turns(math::mul(places, number(std::numbers::pi / static_cast<double>(n))));
 }
 
-// The generators kernel flattens systems and puts a probe behind their right-hand sides, from which info is computed.
+// The generators kernel flattens systems and appends a probe to their right-hand sides, from which info is computed.
 Solution by_clusters(const System& system, const Tensor& b) {
     const int64_t n = system.n(), columns = system.prepared.columns();
     if (system.empty()) return {math::zeros(b, system.prepared.result()), no_info(b, system.prepared.shape.leading)};
-    const auto [left, right, numbers, scales] = call<ToeplitzGeneratorsCall, toeplitz_generators>({system.c, system.r, b});
-    const auto [found, steps] = call<ToeplitzEliminateCall, toeplitz_eliminate>({left, right, numbers});
+    const auto [left, right, rhs, scales] = call<ToeplitzGeneratorsCall, toeplitz_generators>({system.c, system.r, b});
+    const auto [found, steps] = call<ToeplitzEliminateCall, toeplitz_eliminate>({left, right, rhs});
     Tensor x = math::mul(math::transform("aten::fft_ifft", found, {}, -1, math::Scaled::both), half_turns(n, b));
     if (!is_complex(system.prepared.type)) x = math::real(x);
     const Tensor probe = math::amax(math::abs(math::narrow(x, 1, columns, 1)), {-1, -2});
@@ -110,17 +110,17 @@ Solution by_clusters(const System& system, const Tensor& b) {
             math::reshape(info, system.prepared.shape.leading)};
 }
 
-// ---- Solved by torch's operators
+// ---- Solutions by torch's operators
 
 struct Widened {
-    Tensor column, row, numbers;  // (S,n) in fp64, scaled by powers of two; (S,n,k+1) with the probe
-    Tensor scale;                 // those powers, (S,1): exact, and squares of pivots stay in range
+    Tensor column, row, rhs;  // (S,n) in fp64, scaled by powers of two; (S,n,k+1) with the probe
+    Tensor scale;             // those powers (S,1); exact, and keep squares of pivots in range
 };
 
-// The probe, one more right-hand side (S,n,1): fixed signs, without a pattern that a matrix might have.
-Tensor probe_of(const Tensor& column) {
-    const std::vector<int64_t> line{column.size(-1)};
-    Tensor steps = torch::stable::full(line, 2654435761.0, ScalarType::Long, std::nullopt, column.device());
+// The probe, an additional right-hand side (S,n,1): fixed signs, without a pattern that a matrix might have.
+Tensor make_probe(const Tensor& column) {
+    const std::vector<int64_t> shape{column.size(-1)};
+    Tensor steps = torch::stable::full(shape, 2654435761.0, ScalarType::Long, std::nullopt, column.device());
     Tensor first = math::narrow(steps, 0, 0, 1);
     torch::stable::fill_(first, 1013904223.0);
     const Tensor mixed =
@@ -141,26 +141,26 @@ Tensor inverse_power(const Tensor& size) {
 Widened widened(const System& system, const Tensor& b) {
     const int64_t n = system.n(), systems = system.prepared.systems();
     const ScalarType wide = widened(system.prepared.type);
-    std::vector<int64_t> lines = system.prepared.shape.leading;
-    lines.push_back(n);
-    const auto line = [&](const Tensor& y) {
-        return math::reshape(math::expand(math::converted(y, wide), lines), {systems, n});
+    std::vector<int64_t> shape = system.prepared.shape.leading;
+    shape.push_back(n);
+    const auto flattened = [&](const Tensor& y) {
+        return math::reshape(math::expand(math::converted(y, wide), shape), {systems, n});
     };
-    const Tensor column = line(system.c);
+    const Tensor column = flattened(system.c);
     const Tensor row =
-        math::cat({math::narrow(column, -1, 0, 1), math::without_first(line(system.r))}, -1);  // r[0] is not read
+        math::cat({math::narrow(column, -1, 0, 1), math::without_first(flattened(system.r))}, -1);  // r[0] is not read
     const Tensor largest = math::maximum(math::amax(math::abs(column), {-1}), math::amax(math::abs(row), {-1}));
     const Tensor scale = torch::stable::unsqueeze(inverse_power(largest), -1);
-    const Tensor right = math::expand(math::converted(system.columns_of(b), wide), system.numbers_shape());
-    const Tensor numbers = math::reshape(right, {systems, n, system.prepared.columns()});
-    return {math::mul(column, scale), math::mul(row, scale), math::cat({numbers, probe_of(column)}, -1), scale};
+    const Tensor right = math::expand(math::converted(system.as_columns(b), wide), system.rhs_shape());
+    const Tensor rhs = math::reshape(right, {systems, n, system.prepared.columns()});
+    return {math::mul(column, scale), math::mul(row, scale), math::cat({rhs, make_probe(column)}, -1), scale};
 }
 
 // n + 1 where 1 / (‖T‖_1 ‖T^-1 z‖_inf) is below epsilon, z random signs; like LAPACK's xGESVX, but with a lower bound of
 // ‖T^-1‖_1, since ‖T^-1‖_inf = ‖T^-1‖_1 for Toeplitz matrices.
-Tensor info_from_probe(const Widened& given, const Tensor& probed, const Tensor& info, const System& system) {
-    const Tensor row = math::abs(given.row);
-    const Tensor below = math::flip(math::cumsum(math::abs(given.column), -1));
+Tensor info_from_probe(const Widened& wide, const Tensor& probed, const Tensor& info, const System& system) {
+    const Tensor row = math::abs(wide.row);
+    const Tensor below = math::flip(math::cumsum(math::abs(wide.column), -1));
     const Tensor above = torch::stable::subtract(math::cumsum(row, -1), math::narrow(row, -1, 0, 1));
     const Tensor norm = math::amax(math::add(below, above), {-1});  // max column sum of |T|
     const Tensor size = math::mul(norm, math::amax(math::abs(probed), {-1, -2}));
@@ -174,11 +174,11 @@ Tensor rounded(const Tensor& x, const System& system) {
 Solution by_dense_lu(const System& system, const Tensor& b) {
     if (system.empty()) return {math::zeros(b, system.prepared.result()), no_info(b, system.prepared.shape.leading)};
     const int64_t n = system.n(), columns = system.prepared.columns();
-    const Widened given = widened(system, b);
-    const Tensor diagonals = math::cat({math::flip(math::without_first(given.row)), given.column}, -1);
-    const Tensor matrix = math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // no n² indices
+    const Widened wide = widened(system, b);
+    const Tensor diagonals = math::cat({math::flip(math::without_first(wide.row)), wide.column}, -1);
+    const Tensor matrix = math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // without n² indices
     const auto [lu, pivots, failed] = results_of_torch<3>("aten::linalg_lu_factor_ex", "", matrix, true, false);
-    // Some backends report the last zero pivot instead of the first, so the first is searched for.
+    // Some backends report the last zero pivot, so the first is searched for here.
     const Tensor pivot = of_torch("aten::diagonal", "", lu, int64_t{0}, int64_t{-2}, int64_t{-1});
     const Tensor zero = math::logical_not(math::greater(math::abs(pivot), number(0)));
     const Tensor before = of_torch("aten::zeros_like", "", math::narrow(zero, -1, 0, 1), std::optional<ScalarType>(),
@@ -186,16 +186,16 @@ Solution by_dense_lu(const System& system, const Tensor& b) {
                                    std::optional<bool>(), std::optional<torch::headeronly::MemoryFormat>());
     const Tensor at = math::argmax(math::converted(math::cat({before, zero}, -1), ScalarType::Int), -1);
     const Tensor info = math::converted(at, ScalarType::Int);
-    const Tensor found = of_torch("aten::linalg_lu_solve", "", lu, pivots, given.numbers, true, false);
+    const Tensor found = of_torch("aten::linalg_lu_solve", "", lu, pivots, wide.rhs, true, false);
 
-    const Tensor told = info_from_probe(given, math::narrow(found, -1, columns, 1), info, system);
-    const Tensor x = math::mul(math::narrow(found, -1, 0, columns), torch::stable::unsqueeze(given.scale, -1));
+    const Tensor told = info_from_probe(wide, math::narrow(found, -1, columns, 1), info, system);
+    const Tensor x = math::mul(math::narrow(found, -1, 0, columns), torch::stable::unsqueeze(wide.scale, -1));
     const Tensor broken = math::reshape(math::greater(info, number(0, ScalarType::Int)), {-1, 1, 1});
     return {rounded(math::masked_fill(x, broken, number(std::nan(""))), system),
             math::reshape(told, system.prepared.shape.leading)};
 }
 
-// Allowed residuals, relative to ‖T‖ ‖x‖: invisible in float32 solutions of any regular matrix; in float64 rounding decides.
+// Allowed residuals, relative to ‖T‖ ‖x‖: invisible in float32 solutions of any regular matrix; in float64 rounding dominates.
 double allowed_residual(DType type) {
     return std::ldexp(1.0, type == DType::f32 ? -47 : -51);
 }
@@ -204,11 +204,11 @@ double allowed_residual(DType type) {
 Solution by_pcg_in_torch(const System& system, const Tensor& b) {
     const Tensor none = no_info(b, system.prepared.shape.leading);
     if (system.empty()) return {math::zeros(b, system.prepared.result()), none};
-    const Widened given = widened(system, b);
-    const Tensor scale = torch::stable::unsqueeze(inverse_power(math::amax(math::abs(given.numbers), {1})), 1);
+    const Widened wide = widened(system, b);
+    const Tensor scale = torch::stable::unsqueeze(inverse_power(math::amax(math::abs(wide.rhs), {1})), 1);
     const double residual = allowed_residual(system.prepared.type);
-    const std::optional<Tensor> found = toeplitz_pcg_in_torch(given.column, math::mul(given.numbers, scale), residual,
-                                                              std::max(residual, system.epsilon() / 8));
+    const std::optional<Tensor> found =
+        toeplitz_pcg_in_torch(wide.column, math::mul(wide.rhs, scale), residual, std::max(residual, system.epsilon() / 8));
     if (!found) {
         Tensor x = math::zeros(b, system.prepared.result()), info = none;
         torch::stable::fill_(x, std::nan(""));
@@ -217,12 +217,12 @@ Solution by_pcg_in_torch(const System& system, const Tensor& b) {
     }
     const int64_t columns = system.prepared.columns();
     const Tensor probed = math::div(math::narrow(*found, -1, columns, 1), math::narrow(scale, -1, columns, 1));
-    const Tensor info = info_from_probe(given, probed, math::reshape(none, {-1}), system);
-    const Tensor x = math::mul(*found, math::div(torch::stable::unsqueeze(given.scale, -1), scale));
+    const Tensor info = info_from_probe(wide, probed, math::reshape(none, {-1}), system);
+    const Tensor x = math::mul(*found, math::div(torch::stable::unsqueeze(wide.scale, -1), scale));
     return {rounded(math::narrow(x, -1, 0, columns), system), math::reshape(info, system.prepared.shape.leading)};
 }
 
-// ---- Kernels; CPU tensors run their equivalents
+// ---- Kernels, or their equivalents for CPU tensors
 
 Solution by_gko(const System& system, const Tensor& b) {
     if (system.empty()) return {math::zeros(b, system.prepared.result()), no_info(b, system.prepared.shape.leading)};
@@ -242,8 +242,9 @@ Tensor product(const System& system, const Tensor& x) {
     return call<ToeplitzMatvecCall, toeplitz_matvec>({system.c, system.r, x});
 }
 
-// Growth of generators costs an elimination a digit or two, invisible in results rounded to fp32. In fp64 one step of iterative
-// refinement recovers them. FFTs overflow long before products of huge numbers do: such corrections are dropped.
+// Growth of generators costs the elimination a digit or two, invisible in results rounded to fp32. In fp64 one step of iterative
+// refinement recovers them. With huge values FFTs overflow long before direct products do: corrections that are not finite are
+// dropped.
 template <class Solve>
 Solution refined(const System& system, const Tensor& b, const Solve& solve) {
     auto [x, info] = solve(system, b);
@@ -253,7 +254,7 @@ Solution refined(const System& system, const Tensor& b, const Solve& solve) {
         const Tensor lost = math::logical_not(math::isfinite(correction));
         x = math::add(x, math::masked_fill(correction, lost, number(0)));
     }
-    return {x, of_matrices(info, system)};
+    return {x, info_per_matrix(info, system)};
 }
 
 Solution general(const System& system, const Tensor& b, const ToeplitzLimits& limits) {
@@ -262,32 +263,32 @@ Solution general(const System& system, const Tensor& b, const ToeplitzLimits& li
     if (system.n() <= limits.gko) return refined(system, b, by_gko);
     if (explaining()) remark(explain_dense_lu(system.n()));
     const auto [x, info] = by_dense_lu(system, b);
-    return {x, of_matrices(info, system)};
+    return {x, info_per_matrix(info, system)};
 }
 
-Solution by(ToeplitzPositiveWay way, const System& system, const Tensor& b) {
-    switch (way) {
-        case ToeplitzPositiveWay::schur:
+Solution by(ToeplitzPositiveMethod method, const System& system, const Tensor& b) {
+    switch (method) {
+        case ToeplitzPositiveMethod::schur:
             return refined(system, b, by_schur);
-        case ToeplitzPositiveWay::pcg: {
+        case ToeplitzPositiveMethod::pcg: {
             const auto [x, info] = by_pcg(system, b);
-            return {x, of_matrices(info, system)};
+            return {x, info_per_matrix(info, system)};
         }
-        case ToeplitzPositiveWay::pcg_in_torch:
+        case ToeplitzPositiveMethod::pcg_in_torch:
             break;
     }
     if (explaining()) remark(explain_pcg_in_torch(system.n()));
     const auto [x, info] = by_pcg_in_torch(system, b);
-    return {x, of_matrices(info, system)};
+    return {x, info_per_matrix(info, system)};
 }
 
 // Tries methods for positive definite matrices first, then pivoting; each attempt waits for one copy of info.
 Solution waited(const System& system, const Tensor& b, bool symmetric, const ToeplitzLimits& limits) {
     if (symmetric && !is_complex(system.prepared.type) && !system.empty())
-        for (const ToeplitzPositiveWay way : toeplitz_positive_ways(system.n(), limits)) {
-            const auto [x, told] = by(way, system, b);
+        for (const ToeplitzPositiveMethod method : toeplitz_positive_methods(system.n(), limits)) {
+            const auto [x, told] = by(method, system, b);
             if (explaining()) {
-                remark(explain_failure(way));
+                remark(explain_failure(method));
                 continue;
             }
             const Tensor info = torch::stable::to(told, kCpu);
@@ -306,13 +307,13 @@ Solution positive(const Tensor& c, const Tensor& b, const ToeplitzLimits& limits
     const System system{c, c, prepare_toeplitz_positive({c, b})};
     GDN_REQUIRE(system.prepared.check(), system.n() <= limits.positive(), "c",
                 fmt::format("at most {} rows with assume_positive", limits.positive()), shape_text(system.prepared.column));
-    return by(system.n() <= limits.schur ? ToeplitzPositiveWay::schur : ToeplitzPositiveWay::pcg, system, b);
+    return by(system.n() <= limits.schur ? ToeplitzPositiveMethod::schur : ToeplitzPositiveMethod::pcg, system, b);
 }
 
 }  // namespace
 
 PreparedToeplitz prepare_toeplitz_solve(const ToeplitzSolveCall& x) {
-    return prepare_toeplitz(names_of_solve(x.symmetric, x.wait), x.c, x.r, x.b);
+    return prepare_toeplitz(solve_names(x.symmetric, x.wait), x.c, x.r, x.b);
 }
 
 Solution toeplitz_solve(const ToeplitzSolveCall& x) {
@@ -327,15 +328,15 @@ Solution toeplitz_solve_positive(const ToeplitzPositiveCall& x) {
 }
 
 PreparedToeplitz prepare_toeplitz_ends(const ToeplitzEndsCall& x) {
-    return prepare_toeplitz({.function = x.name}, x.c, x.r, x.c);  // as right-hand side c fits in any case
+    return prepare_toeplitz({.function = x.name}, x.c, x.r, x.c);  // c as right-hand side, since its shape always fits
 }
 
 std::tuple<Tensor, Tensor, Tensor> toeplitz_ends(const ToeplitzEndsCall& call) {
     const WithoutGradients scope;
     const Tensor &c = call.c, &r = call.r;
-    const PreparedToeplitz lines = prepare_toeplitz_ends(call);
-    std::vector<int64_t> shape = lines.matrices();
-    const int64_t n = lines.n();
+    const PreparedToeplitz prepared = prepare_toeplitz_ends(call);
+    std::vector<int64_t> shape = prepared.matrices();
+    const int64_t n = prepared.n();
     Tensor ends = torch::stable::new_zeros(c, {n, 2});
     for (const int64_t k : {0, 1})
         if (n > 0) {
@@ -344,7 +345,7 @@ std::tuple<Tensor, Tensor, Tensor> toeplitz_ends(const ToeplitzEndsCall& call) {
         }
     shape.push_back(n), shape.push_back(2);
     const Tensor both = math::expand(ends, shape);
-    const auto [x, info] = waited({c, r, prepare_toeplitz(lines.names, c, r, both)}, both, false, {});
+    const auto [x, info] = waited({c, r, prepare_toeplitz(prepared.names, c, r, both)}, both, false, {});
     return {torch::stable::contiguous(torch::stable::select(x, -1, 0)),
             torch::stable::contiguous(torch::stable::select(x, -1, 1)), info};
 }
@@ -366,9 +367,9 @@ Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call) {
         return on_gpu(x) ? toeplitz_matvec({first, row, y, transpose})
                          : toeplitz_matvec_by_transforms(first, row, y, transpose);
     };
-    std::vector<int64_t> lines = prepared.matrices();
-    lines.push_back(n);
-    const Tensor first = math::expand(call.gs_u, lines), last = math::expand(call.gs_v, lines);
+    std::vector<int64_t> shape = prepared.matrices();
+    shape.push_back(n);
+    const Tensor first = math::expand(call.gs_u, shape), last = math::expand(call.gs_v, shape);
     const auto shifted = [&](const Tensor& y) {
         const std::vector<int64_t> one{1, -1};
         return torch::stable::pad(y, one);
@@ -384,7 +385,7 @@ Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call) {
 
 namespace {
 
-// For tests: the plan on any device with other limits: rows of gko and schur, the fewest and most rows of pcg.
+// For tests: solves on any device with other limits: rows of gko and schur, minimum and maximum rows of pcg.
 Solution toeplitz_solve_within(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait,
                                const std::vector<int64_t>& limits) {
     const WithoutGradients scope;
@@ -399,9 +400,9 @@ Solution toeplitz_solve_positive_within(const Tensor& c, const Tensor& b, const 
 Solution toeplitz_pcg_long(const Tensor& c, const Tensor& b) {
     const WithoutGradients scope;
     const System system{c, c, prepare_toeplitz_positive({c, b})};
-    return by(ToeplitzPositiveWay::pcg_in_torch, system, b);
+    return by(ToeplitzPositiveMethod::pcg_in_torch, system, b);
 }
-// CPU tensors run this in place of the kernel.
+// Equivalent of the kernel for CPU tensors.
 Solution gko_by_clusters(const ToeplitzGkoCall& x) {
     const WithoutGradients scope;
     return by_clusters(checked({x.c, x.r, x.b}), x.b);
@@ -421,7 +422,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl(ToeplitzGkoCall::name, &detail::run_boxed<ToeplitzGkoCall, gko_by_clusters>);
 }
 
-// Registers parts of the plan by name, for tests.
+// Registers parts of the solver by name, for tests.
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     m.def("toeplitz_solve_within(Tensor c, Tensor r, Tensor b, bool symmetric, bool wait, int[] limits) -> (Tensor, Tensor)");
     m.def("toeplitz_solve_positive_within(Tensor c, Tensor b, int[] limits) -> (Tensor, Tensor)");

@@ -18,7 +18,7 @@ struct ToeplitzMatvecProblem {
 
 inline constexpr int kToeplitzAlwaysSums = 64;
 
-// Complex numbers take short strips only: where long ones would win, transforms do.
+// Complex dtypes have short strips only: where long strips would be faster, transforms are faster still.
 inline constexpr std::array kToeplitzSumsConfigurations = [] {
     std::array<ToeplitzSumsConfig, 6> all{};
     size_t at = 0;
@@ -30,7 +30,7 @@ inline constexpr std::array kToeplitzSumsConfigurations = [] {
 inline i64 toeplitz_sums_blocks(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config) {
     return problem.systems * ceil_div(problem.n, config.rows());  // each with all right-hand sides of its system
 }
-// Time of the sums on an H200 without launch and memory latency, in microseconds: blocks that share an SM queue.
+// Modelled time of the sums on an H200 in microseconds, without launch and memory latency; blocks on the same SM queue.
 inline double toeplitz_sums_us(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config,
                                const jit::DeviceTraits& device) {
     constexpr double kBlock = 0.57, kFmaEach = 1 / 160e3;
@@ -38,7 +38,7 @@ inline double toeplitz_sums_us(const ToeplitzMatvecProblem& problem, const Toepl
     const int fmas = (is_complex(problem.io) ? 4 : 1) * (config.wide() ? 2 : 1);  // fp64 counts twice
     return std::max(1.0, blocks) * (kBlock + kFmaEach * fmas * config.rows() * problem.n);
 }
-// Short strips give more blocks with less work each.
+// Short strips give more blocks, with less work each.
 inline ToeplitzSumsConfig toeplitz_sums_config(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     const ToeplitzSumsConfig* best = nullptr;
     for (const ToeplitzSumsConfig& config : kToeplitzSumsConfigurations)
@@ -47,7 +47,7 @@ inline ToeplitzSumsConfig toeplitz_sums_config(const ToeplitzMatvecProblem& prob
             best = &config;
     return *best;
 }
-// As many right-hand sides per block as leave `wanted` blocks: T is loaded, or transformed, once per block.
+// As many right-hand sides per block as leave `wanted` blocks, since T is loaded or transformed once per block.
 inline i64 toeplitz_columns_per_block(i64 columns, i64 blocks, i64 wanted) {
     return std::max<i64>(1, ceil_div(columns, std::max<i64>(1, wanted / std::max<i64>(1, blocks))));
 }

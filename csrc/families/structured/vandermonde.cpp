@@ -1,4 +1,4 @@
-// log_vandermonde, and the moments that make up its transpose and the gradients of both.
+// log_vandermonde, and the moments from which its transpose and both gradients are computed.
 #include "vandermonde.hpp"
 
 #include <torch/csrc/stable/ops.h>
@@ -7,7 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/result_size.hpp"
-#include "lines.hpp"
+#include "broadcast.hpp"
 #include "vandermonde_moments.hpp"
 
 namespace gdn_cuda::structured {
@@ -137,11 +137,9 @@ Tensor run_moments(const MomentsCall& call) {
     const int64_t orders = call.orders;
     const Checks check{"log_vandermonde_transpose"};
     const i64 poles = prepared.x.size(-1), steps = prepared.u.size(-1);
-    VandermondeMomentsArgs args{.numbers = operand(prepared.u),
-                                .exponents = operand(prepared.x),
-                                .pole_count = static_cast<int>(poles),
-                                .steps = steps};
-    set_leading(check, "u", prepared.shape.leading, {{&prepared.u, &args.numbers}, {&prepared.x, &args.exponents}}, args);
+    VandermondeMomentsArgs args{
+        .values = operand(prepared.u), .exponents = operand(prepared.x), .pole_count = static_cast<int>(poles), .steps = steps};
+    set_leading(check, "u", prepared.shape.leading, {{&prepared.u, &args.values}, {&prepared.x, &args.exponents}}, args);
     const DeviceScope scope(prepared.x.device_index);
     const Target target = target_of(check.function, prepared.x);
     const VandermondeMomentsProblem problem{args.rows, steps, prepared.type, static_cast<int>(orders), poles};
@@ -179,13 +177,13 @@ Tensor log_vandermonde(const LogVandermonde& x) {
 Tensor log_vandermonde_transpose(const LogVandermondeTranspose& x) {
     using namespace structured;
     require_given("log_vandermonde_transpose", x);
-    const View of_v(x.v), of_x(x.x);
+    const View v(x.v), exponents(x.x);
     const Checks check{"log_vandermonde_transpose"};
-    GDN_REQUIRE(check, of_x.rank >= 1, "x", "rank 1 or more", shape_text(of_x));
-    GDN_REQUIRE(check, of_v.rank >= 1 && of_v.size(-1) == of_x.size(-1), "v", fmt::format("(…, {}) as x has", of_x.size(-1)),
-                shape_text(of_v));
-    check.dtype("v", of_v, {check.dtype("x", of_x, {DType::c64, DType::c128})});
-    check.device("v", of_v, of_x, "x");
+    GDN_REQUIRE(check, exponents.rank >= 1, "x", "rank 1 or more", shape_text(exponents));
+    GDN_REQUIRE(check, v.rank >= 1 && v.size(-1) == exponents.size(-1), "v",
+                fmt::format("(…, {}) as x has", exponents.size(-1)), shape_text(v));
+    check.dtype("v", v, {check.dtype("x", exponents, {DType::c64, DType::c128})});
+    check.device("v", v, exponents, "x");
     const Tensor moments = call<MomentsCall, run_moments>({.u = plain_on_cuda(x.u), .x = plain_on_cuda(x.x)});
     const int64_t first = 0;
     return of_torch("aten::mul", "Tensor", *x.v, torch::stable::select(moments, 0, first));

@@ -33,7 +33,7 @@ inline constexpr std::array kVandermondeConfigurations = [] {
 inline i64 vandermonde_blocks(const VandermondeProblem& problem, const VandermondeConfig& config) {
     return problem.rows * ceil_div(problem.steps, config.square());
 }
-// A large square computes more outputs from the same tables; a small one wastes less of the last square, and spreads few rows
+// A large square computes more outputs from the same tables; a small square wastes less of the last square and spreads few rows
 // over more SMs.
 inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device,
                                             const VandermondeWinners* winners = nullptr) {
@@ -47,7 +47,7 @@ inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, c
     return chosen;
 }
 
-// The heuristic's own choice, then the others.
+// The heuristic's choice, then the others.
 inline std::vector<VandermondeConfig> vandermonde_candidates(const VandermondeProblem& problem,
                                                              const jit::DeviceTraits& device) {
     std::vector<VandermondeConfig> all{vandermonde_config(problem, device)};

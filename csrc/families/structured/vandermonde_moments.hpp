@@ -10,7 +10,7 @@
 namespace gdn_cuda::structured {
 
 struct VandermondeMomentsProblem {
-    i64 rows, steps;  // of the summed numbers
+    i64 rows, steps;  // of the summed values
     DType io;
     int orders;
     i64 poles;
@@ -34,9 +34,9 @@ inline i64 vandermonde_moments_squares(const VandermondeMomentsConfig& config, i
 inline i64 vandermonde_moments_blocks(const VandermondeMomentsProblem& problem, const VandermondeMomentsConfig& config) {
     return problem.rows * vandermonde_moments_squares(config, problem.steps) * ceil_div(problem.poles, config.poles());
 }
-// A block multiplies all of its square, also what lies past the last step. A square of half the side has a quarter of the
-// numbers and takes somewhat more than a quarter of the time, so it is better where three of them suffice for each of the
-// larger; it also spreads few rows over more SMs.
+// A block multiplies all of its square, including the part past the last step. A square of half the side has a quarter of the
+// values and takes slightly more than a quarter of the time, so it is faster if three small squares suffice in place of a large
+// one; it also spreads few rows over more SMs.
 inline VandermondeMomentsConfig vandermonde_moments_config(const VandermondeMomentsProblem& problem,
                                                            const jit::DeviceTraits& device) {
     VandermondeMomentsConfig chosen{};
@@ -63,7 +63,7 @@ struct VandermondeMoments {
     using Args = VandermondeMomentsArgs;
     static constexpr const char *family = "structured", *name = "vandermonde_moments",
                                 *config_type = "VandermondeMomentsConfig", *args_type = "VandermondeMomentsArgs";
-    static constexpr const char* summary = "numbers summed against powers, and their multiples: vandermonde transposed";
+    static constexpr const char* summary = "values times powers, summed, and the same with step indices: vandermonde transposed";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

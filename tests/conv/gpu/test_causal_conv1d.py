@@ -85,7 +85,7 @@ def test_two_parts_equal_the_whole(layout: str, seed: int) -> None:
 
 @pytest.mark.parametrize("along", ["batch", "channel", "token"])
 def test_strides_beyond_2_to_the_31(along: str, seed: int) -> None:
-    """A view whose last element lies more than 2³¹ elements after its first."""
+    """A view whose last element is more than 2³¹ elements after its first."""
     shape, step = (2, 4, 40), 2**31 + 64
     strides = {"batch": (step, 40, 1), "channel": (40, 2**30, 1), "token": (4, 1, 2**26 + 64)}[along]
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1

@@ -143,10 +143,10 @@ def test_strides(seed: int) -> None:
 def test_out_may_be_x(layout: dict[str, Any], seed: int) -> None:
     for tokens in (None, 5):
         x = on_gpu(seed, tokens=tokens, batch=600, **layout)
-        apart = clone(x)
-        expected = causal_conv1d_update(**apart)
+        separate = clone(x)
+        expected = causal_conv1d_update(**separate)
         assert causal_conv1d_update(**x, out=x["x"]) is x["x"]
-        assert torch.equal(x["x"], expected) and torch.equal(x["conv_state"], apart["conv_state"])
+        assert torch.equal(x["x"], expected) and torch.equal(x["conv_state"], separate["conv_state"])
 
 
 @pytest.mark.parametrize("layout", STATE_LAYOUTS)

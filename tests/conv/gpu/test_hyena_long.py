@@ -79,7 +79,7 @@ def test_two_runs_give_the_same_bits(seed: int) -> None:
 
 
 def test_memory_is_that_of_the_results() -> None:
-    """No filter and no transforms: at most a MiB apart from y and the states."""
+    """No filter and no transforms: at most a MiB besides y and the states."""
     D, L = 1024, 65536
     x = torch.ones(1, D, L, dtype=torch.bfloat16, device="cuda")
     parameters = torch.ones(D, 16, device="cuda"), -torch.ones(D, 16, device="cuda"), torch.ones(D, device="cuda")

@@ -111,7 +111,7 @@ def test_poles_at_the_limits_of_their_range(log_pole: float, seed: int) -> None:
 
 
 def test_a_pool_of_more_than_2_31_values(seed: int) -> None:
-    """Slots far apart, by their stride."""
+    """Slots with a very large stride."""
     gap = 2**31 // 2 + 64
     for make in (fir_inputs, modal_inputs):
         x = make(seed, B=3, D=8, io=torch.bfloat16, state=torch.bfloat16, device="cuda")

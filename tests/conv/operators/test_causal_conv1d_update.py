@@ -117,10 +117,10 @@ def test_the_output_is_like_x(form: str, seed: int) -> None:
 
 def test_out_may_be_x(seed: int) -> None:
     x = draws(seed, tokens=4)
-    apart = x | {"x": x["x"].clone(), "conv_state": x["conv_state"].clone()}
-    expected = causal_conv1d_update(**apart)
+    separate = x | {"x": x["x"].clone(), "conv_state": x["conv_state"].clone()}
+    expected = causal_conv1d_update(**separate)
     assert causal_conv1d_update(**x, out=x["x"]) is x["x"]
-    assert torch.equal(x["x"], expected) and torch.equal(x["conv_state"], apart["conv_state"])
+    assert torch.equal(x["x"], expected) and torch.equal(x["conv_state"], separate["conv_state"])
 
 
 def test_no_gradient_is_computed(seed: int) -> None:

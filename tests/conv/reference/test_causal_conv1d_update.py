@@ -35,7 +35,7 @@ def test_several_calls_equal_torchs_convolution(W: int, window: str, seed: int) 
 
 @pytest.mark.parametrize("W", [2, 4, 7])
 def test_verify_continues_after_the_accepted_tokens(W: int, seed: int) -> None:
-    """Of four tokens a call some are accepted; the rejected ones have no effect."""
+    """Each call has four tokens, of which some are accepted; rejected tokens have no effect."""
     x = draws(seed, W=W, tokens=40, batch=1)
     drafts = x.pop("x").double()
     state = torch.zeros(1, 20, W - 2 + 4, dtype=torch.float64)

@@ -1,4 +1,4 @@
-// What common/transposed_copy moves by 16 bytes, and its grid.
+// When common/transposed_copy uses 16-byte vectors, and its grid.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -9,11 +9,11 @@
 namespace gdn_cuda::common {
 namespace {
 
-// Addresses that nobody reads.
+// Addresses that are never dereferenced.
 const void* address(uintptr_t at) {
     return reinterpret_cast<const void*>(at);
 }
-TransposedCopyArgs of_projection() {
+TransposedCopyArgs projection_args() {
     return {
         .from = address(1 << 20), .to = reinterpret_cast<void*>(1 << 21), .batch = 4096, .row = 128, .rows = 24, .columns = 64};
 }
@@ -24,7 +24,7 @@ std::pair<bool, bool> vectors(int element_bytes, TransposedCopyArgs args) {
 
 TEST(TransposedCopy, MovesVectorsWhereAllOfThemBeginOn16Bytes) {
     const auto changed = [](auto member, auto value) {
-        TransposedCopyArgs args = of_projection();
+        TransposedCopyArgs args = projection_args();
         args.*member = value;
         return args;
     };
@@ -32,7 +32,7 @@ TEST(TransposedCopy, MovesVectorsWhereAllOfThemBeginOn16Bytes) {
     for (const int bytes : {2, 4}) {
         const int less = 8 / bytes;  // elements of half a vector
         const std::pair both{true, true}, only_stores{false, true}, only_loads{true, false};
-        EXPECT_EQ(vectors(bytes, of_projection()), both);
+        EXPECT_EQ(vectors(bytes, projection_args()), both);
         EXPECT_EQ(vectors(bytes, changed(&Args::from, address((1 << 20) + 8))), only_stores);
         EXPECT_EQ(vectors(bytes, changed(&Args::batch, i64{4096} + less)), only_stores);
         EXPECT_EQ(vectors(bytes, changed(&Args::row, i64{128} + less)), only_stores);
@@ -40,7 +40,7 @@ TEST(TransposedCopy, MovesVectorsWhereAllOfThemBeginOn16Bytes) {
         EXPECT_EQ(vectors(bytes, changed(&Args::rows, 24 + less)), only_loads);
         EXPECT_EQ(vectors(bytes, changed(&Args::row, i64{0})), both) << "expanded";
     }
-    TransposedCopyArgs odd = of_projection();
+    TransposedCopyArgs odd = projection_args();
     odd.rows = 20, odd.columns = 60;
     EXPECT_EQ(vectors(4, odd), std::pair(true, true));
     EXPECT_EQ(vectors(2, odd), std::pair(false, false));

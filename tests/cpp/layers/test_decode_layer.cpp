@@ -1,4 +1,4 @@
-// What layers/decode_layer is configured with: blocks for a key head, shared memory for few tokens or many.
+// Configurations of layers/decode_layer: blocks per key head, shared memory for few or many tokens.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ TEST(DecodeLayerHeuristic, SharedMemoryIsThatOfEveryGpu) {
     for (const DecodeLayerConfig& config : kDecodeLayerConfigurations) {
         EXPECT_LE(DecodeLayer::shared_bytes(config), kSharedBytesEverywhere);
         EXPECT_GE(config.stages(), 2);
-        EXPECT_LE(config.tokens, config.threads());  // a thread has the gates of a token at most
+        EXPECT_LE(config.tokens, config.threads());  // a thread computes the gates of at most one token
     }
 }
 

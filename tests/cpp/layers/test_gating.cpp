@@ -1,4 +1,4 @@
-// What layers/gating is configured with.
+// Configurations of layers/gating.
 #include <gtest/gtest.h>
 
 #include "families/layers/gating.hpp"

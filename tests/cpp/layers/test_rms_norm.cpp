@@ -1,4 +1,4 @@
-// What layers/rms_norm and layers/rms_norm_backward are configured with.
+// Configurations of layers/rms_norm and layers/rms_norm_backward.
 #include <gtest/gtest.h>
 
 #include "families/layers/rms_norm.hpp"

@@ -1,4 +1,4 @@
-// What structured/cauchy and its backward kernel are configured with: registered, and every output covered.
+// Configurations of structured/cauchy and its backward kernel: all registered, and every output covered.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
         ASSERT_EQ(config.io, problem.io);
         ASSERT_EQ(config.conj, problem.conj);
         ASSERT_TRUE(!config.one_tile || problem.poles <= config.tile);
-        ASSERT_EQ(problem.shared_rows % config.rows, 0) << "a block's rows lie over the same poles";
+        ASSERT_EQ(problem.shared_rows % config.rows, 0) << "a block's rows have the same poles";
         ASSERT_GE(cauchy_blocks(problem, config) * config.rows * config.points_per_block(), problem.rows * problem.points);
         const int turns = cauchy_turns(problem, config, device);
         ASSERT_GE(turns, 1);
@@ -79,7 +79,7 @@ TEST(CauchyHeuristic, CandidatesAreRightForTheirProblemAndTheHeuristicsOwnIsFirs
             if (choice.in_batches) continue;
             const CauchyConfig config = cauchy_config(problem, choice.rows, choice.points);
             ASSERT_TRUE(in(kCauchyConfigurations, config)) << to_text(config);
-            ASSERT_EQ(problem.shared_rows % choice.rows, 0) << "a block's rows lie over the same poles";
+            ASSERT_EQ(problem.shared_rows % choice.rows, 0) << "a block's rows have the same poles";
             ASSERT_TRUE(choice.turns >= 1 && choice.turns <= kMostCauchyTurns);
         }
         const CauchyChoice last = all.back();
@@ -94,28 +94,28 @@ TEST(CauchyHeuristic, CandidatesAreRightForTheirProblemAndTheHeuristicsOwnIsFirs
     }
 }
 
-TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryLine) {
+TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         const CauchyProblem like = random_cauchy(random);
         const CauchyBackwardProblem problem{.rows = like.rows,
-                                            .lines = random.size(1 << 16),
+                                            .outputs = random.size(1 << 16),
                                             .io = like.io,
                                             .conj = like.conj,
-                                            .of_points = random.one_of({true, false})};
+                                            .wrt_points = random.one_of({true, false})};
         const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
         const CauchyBackwardConfig config = cauchy_backward_config(problem, device);
         ASSERT_TRUE(in(kCauchyBackwardConfigurations, config)) << to_text(config);
-        ASSERT_EQ(config.of_points, problem.of_points);
-        ASSERT_GE(cauchy_backward_blocks(problem, config.lines) * config.lines, problem.rows * problem.lines);
+        ASSERT_EQ(config.wrt_points, problem.wrt_points);
+        ASSERT_GE(cauchy_backward_blocks(problem, config.outputs) * config.outputs, problem.rows * problem.outputs);
         const std::string why = explain_cauchy_backward(problem, device);
-        ASSERT_EQ(why.find("point") != std::string::npos, problem.of_points) << why;
+        ASSERT_EQ(why.find("point") != std::string::npos, problem.wrt_points) << why;
     }
-    const CauchyBackwardProblem few{.rows = 1, .lines = 64, .io = DType::c64, .conj = true, .of_points = false};
-    EXPECT_EQ(cauchy_backward_config(few, {}).lines, 1);
+    const CauchyBackwardProblem few{.rows = 1, .outputs = 64, .io = DType::c64, .conj = true, .wrt_points = false};
+    EXPECT_EQ(cauchy_backward_config(few, {}).outputs, 1);
     CauchyBackwardProblem many = few;
     many.rows = 1024;
-    EXPECT_EQ(cauchy_backward_config(many, {}).lines, kCauchyBackwardLines);
+    EXPECT_EQ(cauchy_backward_config(many, {}).outputs, kCauchyBackwardOutputs);
 }
 
 }  // namespace

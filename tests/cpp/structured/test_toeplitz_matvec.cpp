@@ -1,4 +1,4 @@
-// Products with Toeplitz matrices: which kernel, which configuration, and the arguments.
+// Products with Toeplitz matrices: choice of kernel and configuration, and arguments.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ TEST(ToeplitzMatvecHeuristic, EverySizeIsHeldByARegisteredBlock) {
             ASSERT_LE(n, config.longest()) << to_text(config);
             const int transform = toeplitz_transform_of(io, n);
             ASSERT_LE(transform, config.transform);
-            ASSERT_GE(transform, is_complex(io) ? 2 * n : n) << "or the ends of the convolution meet";
+            ASSERT_GE(transform, is_complex(io) ? 2 * n : n) << "or the ends of the convolution overlap";
             ASSERT_LE(transform / kFftEach, config.threads * config.groups());
             for (const i64 columns : {1, 3000}) {
                 const ToeplitzSumsConfig sums = toeplitz_sums_config({.systems = 3, .columns = columns, .n = n, .io = io}, {});
@@ -30,13 +30,13 @@ TEST(ToeplitzMatvecHeuristic, EverySizeIsHeldByARegisteredBlock) {
                 ASSERT_EQ(sums.io, io);
             }
         }
-    EXPECT_EQ(toeplitz_matvec_longest(DType::f32), 8192) << "gdn_cuda/structured/toeplitz_operators.py says so too";
+    EXPECT_EQ(toeplitz_matvec_longest(DType::f32), 8192) << "the limit that gdn_cuda/structured/toeplitz_operators.py assumes";
     EXPECT_EQ(toeplitz_matvec_longest(DType::f64), 4096);
     EXPECT_EQ(toeplitz_matvec_longest(DType::c64), 2048);
     EXPECT_EQ(toeplitz_matvec_longest(DType::c128), 1024);
 }
 
-// What took the least time on an H200.
+// The fastest choices on an H200.
 TEST(ToeplitzMatvecHeuristic, ChoosesWhatWasMeasuredToBeFaster) {
     struct Measured {
         DType io;
@@ -62,9 +62,9 @@ TEST(ToeplitzMatvecHeuristic, SaysWhatItChooses) {
     ToeplitzMatvecProblem many = few;
     many.columns = 1000;
     EXPECT_EQ(explain_toeplitz_matvec(many, {}),
-              "transforms of 512 complex numbers for 300 rows, 31 right-hand sides a block behind one of the matrix");
+              "transforms of 512 complex values for 300 rows; a block transforms the matrix, then 31 right-hand sides");
     many.n = kToeplitzAlwaysSums;
-    EXPECT_TRUE(toeplitz_by_sums(many, {})) << "short sums are exact where numbers are small integers";
+    EXPECT_TRUE(toeplitz_by_sums(many, {})) << "short sums of small integers are exact";
 }
 
 TEST(ToeplitzMatvecHeuristic, EveryColumnHasABlockAndNoBlockIsEmpty) {

@@ -1,11 +1,11 @@
-// Toeplitz systems: which way they take, and what its kernels are configured with.
+// Toeplitz systems: choice of method, and configurations of its kernels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "families/structured/toeplitz_ways.hpp"
+#include "families/structured/toeplitz_methods.hpp"
 #include "heuristics_tools.hpp"
 
 namespace gdn_cuda::structured {
@@ -53,7 +53,7 @@ TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) 
         return toeplitz_eliminate_config({systems, columns, n}, device);
     };
     EXPECT_EQ(config(1, 2, 8192), (ToeplitzEliminateConfig{16, 128, 4, 2}));
-    EXPECT_EQ(config(1, 6, 8192).columns, 2) << "three clusters at once, and quicker ones";
+    EXPECT_EQ(config(1, 6, 8192).columns, 2) << "three clusters at once, with faster steps";
     EXPECT_EQ(config(20, 6, 8192).columns, 4) << "two waves for every three";
     EXPECT_EQ(config(1, 2, 2048), (ToeplitzEliminateConfig{8, 128, 2, 2}))
         << "stores to the other half take longer than a second row";
@@ -61,7 +61,7 @@ TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) 
     EXPECT_EQ(toeplitz_eliminate_config({1, 2, kToeplitzEliminateLongestPortable}, device, kToeplitzEliminatePortable),
               (ToeplitzEliminateConfig{8, 128, 4, 2}));
     EXPECT_TRUE(toeplitz_eliminate_pays({64, 2, 1024}, device));
-    EXPECT_FALSE(toeplitz_eliminate_pays({100, 2, 1024}, device)) << "they would queue, and one block can";
+    EXPECT_FALSE(toeplitz_eliminate_pays({100, 2, 1024}, device)) << "clusters would queue, and one block suffices";
     EXPECT_TRUE(toeplitz_eliminate_pays({100, 2, 1025}, device));
     EXPECT_FALSE(toeplitz_eliminate_pays({1, 2, 256}, device));
     EXPECT_EQ(explain_toeplitz_eliminate({4, 2, 4096}, toeplitz_eliminate_config({4, 2, 4096}, device), device),
@@ -75,7 +75,7 @@ TEST(ToeplitzPcgHeuristic, BlocksAreNoMoreThanRunAtOnceAndNotIdle) {
                 const ToeplitzPcgProblem problem{.systems = systems, .columns = columns, .n = kToeplitzPcgLongest, .io = io};
                 const ToeplitzPcgConfig config = toeplitz_pcg_config(problem);
                 EXPECT_EQ(config.io, io);
-                EXPECT_EQ(config.groups() * config.threads * kFftEach, config.transform) << "or numbers have no thread";
+                EXPECT_EQ(config.groups() * config.threads * kFftEach, config.transform) << "or some values have no thread";
                 const i64 blocks = toeplitz_pcg_blocks(problem, device_of(132));
                 EXPECT_EQ(blocks, std::min<i64>(systems * (columns + 1), 132));
                 EXPECT_NE(explain_toeplitz_pcg(problem, device_of(132)).find(fmt::format("in {} blocks", blocks)),
@@ -95,16 +95,16 @@ TEST(ToeplitzSolverKernels, SharedMemoryIsThereOnEveryGpu) {
         EXPECT_LE(ToeplitzPcg::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
 }
 
-TEST(ToeplitzPlan, PositiveDefiniteWaysComeTheQuickestFirst) {
-    using enum ToeplitzPositiveWay;
-    const auto ways = [](i64 n) { return toeplitz_positive_ways(n); };
-    EXPECT_EQ(ways(1024), std::vector{schur});
-    EXPECT_EQ(ways(1025), (std::vector{pcg, schur}));
-    EXPECT_EQ(ways(4096), (std::vector{pcg, schur}));
-    EXPECT_EQ(ways(4097), std::vector{pcg});
-    EXPECT_EQ(ways(8192), std::vector{pcg});
-    EXPECT_EQ(ways(8193), std::vector{pcg_in_torch});
-    EXPECT_EQ(toeplitz_positive_ways(9, {.gko = 0, .schur = 8, .pcg_from = 0, .pcg_to = 8}), std::vector{pcg_in_torch});
+TEST(ToeplitzPlan, TriesTheFastestPositiveDefiniteMethodFirst) {
+    using enum ToeplitzPositiveMethod;
+    const auto methods = [](i64 n) { return toeplitz_positive_methods(n); };
+    EXPECT_EQ(methods(1024), std::vector{schur});
+    EXPECT_EQ(methods(1025), (std::vector{pcg, schur}));
+    EXPECT_EQ(methods(4096), (std::vector{pcg, schur}));
+    EXPECT_EQ(methods(4097), std::vector{pcg});
+    EXPECT_EQ(methods(8192), std::vector{pcg});
+    EXPECT_EQ(methods(8193), std::vector{pcg_in_torch});
+    EXPECT_EQ(toeplitz_positive_methods(9, {.gko = 0, .schur = 8, .pcg_from = 0, .pcg_to = 8}), std::vector{pcg_in_torch});
 }
 
 TEST(ToeplitzPlan, ADenseLUHasAReason) {

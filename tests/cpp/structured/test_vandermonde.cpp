@@ -1,4 +1,4 @@
-// What structured/vandermonde and vandermonde_moments are configured with.
+// Configurations of structured/vandermonde and structured/vandermonde_moments.
 #include <gtest/gtest.h>
 
 #include <algorithm>

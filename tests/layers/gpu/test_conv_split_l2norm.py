@@ -33,7 +33,7 @@ HEADS = (
     (1, 2, 24, 8),
     (1, 1, 512, 70),
 )
-WAYS: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {"l2norm": False, "bias": False},
     {"packed": [0, 1, 1, 35, 200]},
     {"channels_last": False},
@@ -48,11 +48,11 @@ def test_heads(heads: tuple[int, int, int, int], W: int, dtype: torch.dtype, see
     check(inputs(2, 150, heads, W, seed, dtype=dtype, device="cuda"))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_ways(way: dict[str, Any], seed: int) -> None:
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options(options: dict[str, Any], seed: int) -> None:
     for heads in ((2, 3, 16, 8), (1, 2, 5, 3)):
         for W in (1, 4, 32):
-            check(inputs(1, 200, heads, W, seed, dtype=torch.bfloat16, device="cuda", **way))
+            check(inputs(1, 200, heads, W, seed, dtype=torch.bfloat16, device="cuda", **options))
 
 
 @pytest.mark.parametrize("L", [0, 1, 2, 3, 31, 32, 33, 128, 129, 260])
@@ -61,7 +61,7 @@ def test_lengths(L: int, seed: int) -> None:
 
 
 def test_a_layer(seed: int) -> None:
-    """Qwen3-Next's heads; a view of a wider projection has the same bits."""
+    """Qwen3-Next's heads; a view of a wider projection has bitwise the same result."""
     x = inputs(1, 600, (16, 32, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
     wide = torch.randn(1, 600, 8192 + 4096, device="cuda").bfloat16()
     wide[..., :8192] = x.x.mT
@@ -71,12 +71,12 @@ def test_a_layer(seed: int) -> None:
 
 
 def test_long_segments(seed: int) -> None:
-    """So many tokens that a warp takes 64 at a time: the bits of short pieces."""
+    """So many tokens that a warp takes 64 at a time: bitwise the results of short segments."""
     x = inputs(1, 9, (16, 32, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
     rows = torch.randn(1, 8200, 8192, device="cuda").bfloat16()
     whole = replace(x, x=rows.mT).call()
     for start in (0, 4095, 8000):
-        first = max(start - 3, 0)  # what a token sees
+        first = max(start - 3, 0)  # inputs of a token
         for mine, other in zip(replace(x, x=rows[:, first : start + 200].mT).call(), whole, strict=True):
             assert torch.equal(mine[:, start - first :], other[:, start : start + 200])
 
@@ -96,18 +96,18 @@ def test_slots_past_the_pool(heads: tuple[int, int, int, int], seed: int) -> Non
     pool = x.options["conv_state"].clone()
     expected = x.call()
     slots = torch.tensor([0, 2**40, 2], device="cuda")
-    lying = replace(x, options=x.options | {"conv_state": pool.clone(), "state_indices": slots})
-    for mine, theirs in zip(lying.call(), expected, strict=True):
+    invalid = replace(x, options=x.options | {"conv_state": pool.clone(), "state_indices": slots})
+    for mine, theirs in zip(invalid.call(), expected, strict=True):
         assert bool(mine[:, 10:30].isnan().all())
         assert torch.equal(mine[:, :10], theirs[:, :10]) and torch.equal(mine[:, 30:], theirs[:, 30:])
-    after = lying.options["conv_state"]
+    after = invalid.options["conv_state"]
     assert torch.equal(after[1], pool[1]) and torch.equal(after[[0, 2]], x.options["conv_state"][[0, 2]])
 
 
 @pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 50], [40, 0], [0, 0]])
 @pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 2, 5, 3)], ids=str)
-def test_offsets_that_lie_touch_nothing_outside(heads: tuple[int, int, int, int], offsets: list[int], seed: int) -> None:
-    """To be run under compute-sanitizer, too."""
+def test_invalid_offsets_touch_nothing_outside(heads: tuple[int, int, int, int], offsets: list[int], seed: int) -> None:
+    """Also run under compute-sanitizer."""
     x = inputs(1, 40, heads, 4, seed, packed=offsets, device="cuda")
     x.call()
     with_pool(x, [0] * (len(offsets) - 1), 2, seed, fresh=[]).call()
@@ -117,12 +117,12 @@ def test_offsets_that_lie_touch_nothing_outside(heads: tuple[int, int, int, int]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(2, 3, 16, 8), (1, 2, 5, 3), (1, 2, 128, 128)], ids=str)
 def test_gradients(heads: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> None:
-    for way in ({}, {"l2norm": False, "bias": False}, {"packed": [0, 7, 7, 60]}, {"channels_last": False}):
-        options: dict[str, Any] = way
+    cases: list[dict[str, Any]] = [{}, {"l2norm": False, "bias": False}, {"packed": [0, 7, 7, 60]}, {"channels_last": False}]
+    for options in cases:
         check_gradients(inputs(1, 80, heads, 4, seed, dtype=dtype, device="cuda", **options), seed)
 
 
-def test_two_runs_give_the_same_bits(seed: int) -> None:
+def test_runs_are_deterministic(seed: int) -> None:
     x = inputs(2, 500, (2, 4, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
     leaves = [y.requires_grad_() for y in (x.x, x.weight)]
     first, second = (torch.autograd.grad(sum(y.float().square().sum() for y in x.call()), leaves) for _ in range(2))
@@ -144,7 +144,7 @@ def test_graphs_and_compiled_code(seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 3, 5, 4), (16, 32, 128, 128)], ids=str)
 def test_gates(heads: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> None:
-    """Those of fused_gdn_gating, to the bit; q, k and v have the bits that they have without."""
+    """Gates are bitwise those of fused_gdn_gating; q, k and v are bitwise those without gates."""
     for L in (1, 37, 600):
         x = inputs(2, L, heads, 4, seed, dtype=dtype, device="cuda")
         alone = x.call()
@@ -182,12 +182,12 @@ def test_a_prefill_is_three_calls(seed: int) -> None:
     assert rel_rms(state, S[None]) < 1e-2 and rel_rms(y, expected) < 1e-2
 
 
-def test_gradients_of_gates_at_the_ends(seed: int) -> None:
+def test_gradients_of_extreme_gates(seed: int) -> None:
     check_gates_at_the_ends(seed, "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_of_heads_of_one_channel(dtype: torch.dtype, seed: int) -> None:
-    """q / |q| is ±1 but for eps: its gradient is all that a difference would lose."""
+    """q / |q| is ±1 but for eps: a difference would cancel its whole gradient."""
     for eps in (1e-6, 0.5):
         check_gradients(inputs(1, 40, (2, 3, 1, 5), 4, seed, dtype=dtype, eps=eps, device="cuda"), seed)

@@ -17,7 +17,7 @@ POOLS = ("conv_pool", "state_pool")
 
 
 def on_gpu(x: dict[str, Any]) -> dict[str, Any]:
-    """Tensors in GPU memory, of the same strides."""
+    """Copies in GPU memory, with the same strides."""
     moved = {}
     for name, y in x.items():
         moved[name] = y
@@ -73,7 +73,7 @@ def test_step_states(seed: int) -> None:
         check(on_gpu(x), gdn_decode_layer)
 
 
-def test_slots_that_lie(seed: int) -> None:
+def test_invalid_slots(seed: int) -> None:
     for T in (1, 4):
         for index in (torch.int64, torch.int32):
             slots = torch.tensor(HOSTILE).clamp(torch.iinfo(index).min, torch.iinfo(index).max).to(index)
@@ -96,7 +96,7 @@ def test_pools_and_weights_of_any_strides(conv_state: torch.dtype, seed: int) ->
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("B,T", [(1, 1), (64, 1), (300, 1), (2, 4), (64, 4)])
-def test_states_are_those_of_the_operators_to_the_bit(B: int, T: int, state: torch.dtype, seed: int) -> None:
+def test_states_are_bitwise_those_of_the_operators(B: int, T: int, state: torch.dtype, seed: int) -> None:
     x = layer_arguments(B, T, seed, "qwen3_next", (4, 8), 128, 128, columns=T + 2, slots=B * T, state=state)
     if T > 1:
         accepted = torch.arange(B) % (T + 1)
@@ -110,8 +110,8 @@ def test_states_are_those_of_the_operators_to_the_bit(B: int, T: int, state: tor
 
 @pytest.mark.parametrize("call", [gdn_decode_layer, by_operators])
 @pytest.mark.parametrize("B,T", [(1, 1), (64, 1), (2, 4), (64, 4)])
-def test_steps_in_a_row_wait_for_each_other(B: int, T: int, call: Callable[..., Tensor], seed: int) -> None:
-    """Each launch may start before the one in front of it has ended."""
+def test_consecutive_steps_wait_for_each_other(B: int, T: int, call: Callable[..., Tensor], seed: int) -> None:
+    """Each launch may start before the previous one has ended."""
     x = layer_arguments(B, T, seed, "qwen3_next", (8, 16), 128, 128, columns=T + 2, slots=B * T)
     if T > 1:
         x |= {"state_indices": torch.randperm(B * T).view(B, T), "num_accepted_tokens": torch.arange(B) % (T + 1)}
@@ -133,7 +133,7 @@ def test_steps_in_a_row_wait_for_each_other(B: int, T: int, call: Callable[..., 
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
-def test_a_sequence_has_the_same_bits_in_every_batch(seed: int) -> None:
+def test_results_are_bitwise_independent_of_the_batch(seed: int) -> None:
     x = on_gpu(layer_arguments(70, 1, seed, heads=(2, 4), dk=128, dv=128))
     alone, pools = x | copied(x), copied(x)
     out = gdn_decode_layer(**x | pools)

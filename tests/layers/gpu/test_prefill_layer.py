@@ -1,4 +1,4 @@
-"""gdn_prefill_layer on the GPU: prompts against the same call on the CPU, tokens behind them, and CUDA graphs."""
+"""gdn_prefill_layer on the GPU: prompts against the same call on the CPU, tokens after them, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_prompts_without_tokens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
-def test_tokens_behind_prompts(state: torch.dtype, seed: int) -> None:
+def test_tokens_after_prompts(state: torch.dtype, seed: int) -> None:
     x = prompts(seed, 80, "qwen3_5", 128, 128, state) | {"state_indices": torch.tensor([3])}
     on_gpu, found, expected = moved(x), [], []
     for first, last in ((0, 70), (70, 71), (71, 80)):

@@ -7,23 +7,23 @@ import torch
 from rms_norm_cases import DTYPES, check, drawn, inputs
 from rms_norm_on_device import *  # noqa: F403
 from rms_norm_on_device import BF16
-from rms_norm_oracle import Way
+from rms_norm_oracle import NormOptions
 
 from gdn_cuda import rms_norm_gated
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_very_long_rows(dtype: torch.dtype, seed: int) -> None:
-    check(inputs(17, 20000, seed=seed, dtypes=(dtype,) * 3, device="cuda"), Way(), seed)
+    check(inputs(17, 20000, seed=seed, dtypes=(dtype,) * 3, device="cuda"), NormOptions(), seed)
 
 
 def test_strides_beyond_32_bits(seed: int) -> None:
-    """The last row begins 2^32 elements behind the first."""
+    """The last row begins 2^32 elements after the first."""
     memory = torch.zeros(2**32 + 128, dtype=BF16, device="cuda")
     for columns in (128, 70):
         x = memory.as_strided((3, columns), (2**31, 1))
         x.copy_(drawn(3, columns, seed=seed, dtype=BF16))
-        check((x, x, None), Way(), seed)
+        check((x, x, None), NormOptions(), seed)
 
 
 def test_more_than_2_to_the_31_elements(seed: int) -> None:
@@ -35,7 +35,7 @@ def test_more_than_2_to_the_31_elements(seed: int) -> None:
     assert bool((out[: rows // 64 * 64].view(-1, 64, 128) == expected).all())
 
 
-def test_two_runs_give_the_same_bits(seed: int) -> None:
+def test_runs_are_deterministic(seed: int) -> None:
     leaves = [
         y.requires_grad_() for y in inputs(4000, 128, seed=seed, dtypes=(BF16, BF16, BF16), device="cuda") if y is not None
     ]

@@ -61,7 +61,7 @@ def test_a_slot_past_the_pool() -> None:
         conv_split_l2norm(X, WEIGHT, **HEADS, conv_state=torch.ones(2, 31, 3), state_indices=slots)
 
 
-def test_a_pool_that_shares_memory_with_x() -> None:
+def test_a_pool_that_overlaps_x() -> None:
     memory = torch.ones(2 * 31 * 6 + 31 * 3)
     x, pool = memory[: 2 * 31 * 6].view(2, 31, 6), memory[2 * 31 * 6 - 1 : -1].view(1, 31, 3)
     with pytest.raises(ValueError, match=r"^conv_split_l2norm: conv_state: expected"):

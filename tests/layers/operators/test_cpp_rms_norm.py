@@ -1,4 +1,4 @@
-"""The C++ API of rms_norm_gated on CPU tensors, which it passes to the implementation that Python registers."""
+"""The C++ API of rms_norm_gated on CPU tensors, for which it calls Python's implementation."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def case(layout: str = "qwen3_next") -> dict[str, Any]:
-    """With what can be given to one call: three tokens of verify."""
+    """A call with as many optional arguments as possible: three tokens of verify."""
     x = layer_arguments(2, 3, 0, layout, slots=8, columns=5)
     more = {"state_indices": torch.arange(6).view(2, 3), "num_accepted_tokens": torch.tensor([1, 3])}
     return x | more | {"out": torch.zeros(2, 3, 16, dtype=torch.bfloat16)}
@@ -44,7 +44,7 @@ def refused(x: dict[str, Any], argument: str, says: str = "", error: type[Except
 
 
 TENSORS = [(make, name) for make in (case, steps) for name, y in make().items() if isinstance(y, Tensor)]
-ROOM = {("conv_pool", 2), ("step_states", 1), ("step_conv", 1), ("state_indices", 1)}  # more of it than needed is fine
+MAY_BE_LARGER = {("conv_pool", 2), ("step_states", 1), ("step_conv", 1), ("state_indices", 1)}  # larger than necessary is valid
 
 
 @pytest.mark.parametrize("make, name", TENSORS)
@@ -54,7 +54,7 @@ def test_every_tensor_of_another_size_rank_device_or_dtype(make: Callable[[], di
         smaller, x = given.narrow(d, 0, given.shape[d] - 1), make()
         with pytest.raises(ValueError, match=r"gdn_decode_layer: \w+: expected .+, got"):
             gdn_decode_layer(**x | {name: smaller})
-        if (name, d) not in ROOM:
+        if (name, d) not in MAY_BE_LARGER:
             larger = torch.cat([given, given.narrow(d, 0, 1)], d)
             with pytest.raises(ValueError, match=r"gdn_decode_layer: \w+: expected .+, got"):
                 gdn_decode_layer(**x | {name: larger})
@@ -82,7 +82,7 @@ VALUES: list[tuple[str, Change, str, str]] = [
     ("tokens", lambda x: {"qkvz": torch.zeros(2, 17, 160).bfloat16()}, "qkvz", "at most 16 tokens"),
     ("accepted alone", lambda x: {"state_indices": torch.arange(2)}, "num_accepted_tokens", "rank-2 state_indices"),
     ("columns", lambda x: {"conv_pool": x["conv_pool"][..., :4]}, "conv_pool", "5 columns or more"),
-    ("rows that are not neighbours", lambda x: {"qkvz": x["qkvz"].mT.contiguous().mT}, "qkvz", "contiguous"),
+    ("rows that are not contiguous", lambda x: {"qkvz": x["qkvz"].mT.contiguous().mT}, "qkvz", "contiguous"),
     ("an unaligned pool", lambda x: {"state_pool": torch.zeros(8 * 1024 + 1)[1:].view(8, 2, 8, 64)}, "state_pool", "16 bytes"),
     ("a transposed pool", lambda x: {"state_pool": x["state_pool"].mT.contiguous().mT}, "state_pool", "contiguous"),
     ("a pool on itself", lambda x: {"state_pool": x["state_pool"][:1].expand(8, 2, 8, 64)}, "state_pool", ""),
@@ -104,7 +104,7 @@ def test_parts_of_a_split_layout() -> None:
         refused(x, name, "a tensor")
 
 
-def test_step_states_come_together() -> None:
+def test_step_states_and_step_conv_require_each_other() -> None:
     for name in ("step_states", "step_conv", "step_slots"):
         x = steps()
         del x[name]

@@ -35,7 +35,7 @@ def test_refused(change: dict[str, Any], message: str) -> None:
         rms_norm_gated(**({"x": ONES, "gate": ONES, "weight": torch.ones(4)} | change))
 
 
-def test_more_strides_than_the_kernels_take() -> None:
+def test_more_strides_than_kernels_support() -> None:
     x = torch.ones(*(3,) * 8)[..., ::2, :].permute(6, 5, 4, 3, 2, 1, 0, 7)
     with pytest.raises(ValueError, match=r"^rms_norm_gated: x: expected leading dimensions that 6 strides describe"):
         rms_norm_gated(x, None, None)

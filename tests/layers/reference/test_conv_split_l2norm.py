@@ -13,7 +13,7 @@ from gdn_cuda import conv_split_l2norm
 
 F64 = torch.float64
 HEADS = (2, 3, 4, 5)
-WAYS: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"channels_last": False, "bias": False},
     {"l2norm": False},
@@ -22,10 +22,10 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("W", [1, 2, 4, 7])
-def test_values_and_gradients(way: dict[str, Any], W: int, seed: int) -> None:
-    x = inputs(1 if "packed" in way else 2, 9, HEADS, W, seed, dtype=F64, **way)
+def test_values_and_gradients(options: dict[str, Any], W: int, seed: int) -> None:
+    x = inputs(1 if "packed" in options else 2, 9, HEADS, W, seed, dtype=F64, **options)
     check(x)
     check_gradients(x, seed)
 
@@ -59,7 +59,7 @@ def test_gradcheck(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
 def test_gates(dtype: torch.dtype, seed: int) -> None:
-    """Of tensors of their own, of views, and of another dtype than x."""
+    """Inputs of gates: separate tensors, views, and another dtype than x."""
     for gate_dtype, views in ((dtype, False), (dtype, True), (torch.float32, False)):
         x = with_gates(inputs(2, 9, HEADS, 4, seed, dtype=dtype), seed, dtype=gate_dtype, views=views)
         check(x)
@@ -73,7 +73,7 @@ def test_gates_of_sizes_0_and_1(B: int, L: int, value_heads: int, seed: int) -> 
     check(with_gates(inputs(B, L, (2, value_heads, 4, 5), 4, seed), seed))
 
 
-def test_gradients_of_gates_whose_factors_leave_the_range(seed: int) -> None:
+def test_gradients_of_gates_with_factors_out_of_range(seed: int) -> None:
     """exp(A_log) is infinite, softplus 0: the gradient is that of the product's limit."""
     x = with_gates(inputs(1, 1, (1, 2, 4, 4), 4, seed), seed)
     x.options |= {"A_log": torch.tensor([95.0, 120.0]), "a": torch.tensor([[[-100.0, -119.0]]]), "dt_bias": torch.zeros(2)}
@@ -94,12 +94,12 @@ def test_gates_gradcheck(seed: int) -> None:
     assert torch.autograd.gradcheck(gates, leaves)
 
 
-def test_gradients_of_gates_at_the_ends(seed: int) -> None:
+def test_gradients_of_extreme_gates(seed: int) -> None:
     check_gates_at_the_ends(seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
 def test_gradients_of_heads_of_one_channel(dtype: torch.dtype, seed: int) -> None:
-    """q / |q| is ±1 but for eps: its gradient is all that a difference would lose."""
+    """q / |q| is ±1 but for eps: a difference would cancel its whole gradient."""
     for eps in (1e-6, 0.5):
         check_gradients(inputs(1, 40, (2, 3, 1, 5), 4, seed, dtype=dtype, eps=eps), seed)

@@ -29,7 +29,7 @@ def test_layouts_and_heads(heads: tuple[int, int], layout: str, seed: int) -> No
 
 @pytest.mark.parametrize("layout", ["qwen3_next", "qwen3_5", "split"])
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
-def test_it_is_the_operators_one_after_the_other(layout: str, state: torch.dtype, seed: int) -> None:
+def test_equals_the_sequence_of_operators(layout: str, state: torch.dtype, seed: int) -> None:
     slots = torch.tensor([[5, 1, 4], [-1, 2, 3], [7, 6, 0], [3, -1, 2]], dtype=torch.int32)
     for T, indices in ((1, slots[:, 0].contiguous()), (3, slots[:, 0].contiguous()), (3, slots)):
         more = {"state_indices": indices, "null_slot": 0}

@@ -1,4 +1,4 @@
-"""gdn_prefill_layer on CPU tensors: prompts are their tokens one after the other, by gdn_decode_layer's definition."""
+"""gdn_prefill_layer on CPU tensors: prompts equal steps of their tokens by gdn_decode_layer's definition."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_oracle import numbers, step
+from layer_oracle import float64, step
 from torch import Tensor
 
 from gdn_cuda import gdn_decode_layer, gdn_prefill_layer
@@ -37,13 +37,13 @@ def by_steps(x: dict[str, Any], lengths: list[int], starts: list[bool]) -> tuple
 
 def relative(found: Tensor, expected: Any) -> float:
     wanted = torch.as_tensor(expected, dtype=torch.float64)
-    return float((torch.from_numpy(numbers(found)) - wanted).norm() / wanted.norm())
+    return float((torch.from_numpy(float64(found)) - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("layout", ["qwen3_next", "qwen3_5", "split"])
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 def test_packed_prompts(layout: str, state: torch.dtype, seed: int) -> None:
-    """Sequences of none, one and many tokens, padding, starts from zeros although slots are full of NaN, tokens of nobody."""
+    """Sequences of no, one and many tokens, padding, starts from zeros with slots full of NaN, and tokens of no sequence."""
     lengths, starts = [20, 0, 1, 3, 70, 0], [True, True, False, True, False, False]
     x = layer_arguments(1, 16, seed, layout, slots=6, state=state, columns=4)
     for name in PER_TOKEN:
@@ -61,7 +61,7 @@ def test_packed_prompts(layout: str, state: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.parametrize("more", [{"allow_negative_eigenvalues": True}, {"gate_activation": "sigmoid", "scale": 0.3}])
-def test_padded_prompts_and_the_tokens_behind_them(more: dict[str, Any], seed: int) -> None:
+def test_padded_prompts_and_the_tokens_after_them(more: dict[str, Any], seed: int) -> None:
     x = layer_arguments(2, 12, seed, "qwen3_5", (2, 6), 64, 24) | more
     whole = {name: y.clone(memory_format=torch.preserve_format) if isinstance(y, Tensor) else y for name, y in x.items()}
     expected, after = step(whole)
@@ -75,7 +75,7 @@ def test_padded_prompts_and_the_tokens_behind_them(more: dict[str, Any], seed: i
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_prompts_without_tokens(packed: bool, seed: int) -> None:
-    """Both pools have the state that a prompt starts from: the next call continues from the same in both."""
+    """Both pools keep the state that a prompt starts from, so the next call continues from it."""
     x = layer_arguments(1 if packed else 3, 1, seed, slots=5) | {"state_indices": torch.tensor([3, 0, 4])}
     before = {name: x[name].clone() for name in ("conv_pool", "state_pool")}
     none = {name: x[name][:, :0] for name in PER_TOKEN if name in x}
@@ -130,7 +130,7 @@ def test_wrong_input(changes: dict[str, Any], text: str, seed: int) -> None:
         ({"conv_weight": torch.zeros(9, 4)}, "gdn_prefill_layer: conv_weight: expected"),
     ],
 )
-def test_what_a_later_operator_refuses_is_refused_before_an_earlier_one_writes(
+def test_errors_of_later_operators_are_raised_before_the_first_operator_writes(
     changes: dict[str, Any], text: str, seed: int
 ) -> None:
     x = layer_arguments(2, 5, seed) | changes

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rms_norm_cases import DTYPES, ONE_COLUMN, WAYS, arguments, check, drawn, inputs
-from rms_norm_oracle import Way
+from rms_norm_cases import DTYPES, ONE_COLUMN, OPTIONS, arguments, check, drawn, inputs
+from rms_norm_oracle import NormOptions
 from torch import Tensor
 
 from gdn_cuda import rms_norm_gated
@@ -15,42 +15,44 @@ from gdn_cuda import rms_norm_gated
 F64 = torch.float64
 
 
-@pytest.mark.parametrize("way", [*WAYS, *ONE_COLUMN, Way(group_size=4), Way(norm_before_gate=False, group_size=3)], ids=str)
-def test_values_and_gradients(way: Way, seed: int) -> None:
-    check(inputs(2, 3, 12, seed=seed, dtypes=(F64, F64, F64)), way, seed)
-    check(inputs(5, 12, seed=seed, dtypes=(F64, F64, None)), way, seed)
-    check(inputs(12, seed=seed, dtypes=(F64, None, F64)), way, seed)
+@pytest.mark.parametrize(
+    "options", [*OPTIONS, *ONE_COLUMN, NormOptions(group_size=4), NormOptions(norm_before_gate=False, group_size=3)], ids=str
+)
+def test_values_and_gradients(options: NormOptions, seed: int) -> None:
+    check(inputs(2, 3, 12, seed=seed, dtypes=(F64, F64, F64)), options, seed)
+    check(inputs(5, 12, seed=seed, dtypes=(F64, F64, None)), options, seed)
+    check(inputs(12, seed=seed, dtypes=(F64, None, F64)), options, seed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mixed_dtypes(dtype: torch.dtype, seed: int) -> None:
     for gate in (*DTYPES, None):
         for weight in (*DTYPES, None):
-            check(inputs(3, 2, 10, seed=seed, dtypes=(dtype, gate, weight)), Way(), seed)
+            check(inputs(3, 2, 10, seed=seed, dtypes=(dtype, gate, weight)), NormOptions(), seed)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 3), (1,), (1, 1), (0,)])
 def test_sizes_of_0_and_1(shape: tuple[int, ...], seed: int) -> None:
-    for way in WAYS:
-        for eps in (way.eps, 0.5):
-            check(inputs(*shape, seed=seed, dtypes=(F64, F64, F64)), replace(way, eps=eps), seed)
+    for options in OPTIONS:
+        for eps in (options.eps, 0.5):
+            check(inputs(*shape, seed=seed, dtypes=(F64, F64, F64)), replace(options, eps=eps), seed)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_gradcheck(way: Way, seed: int) -> None:
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradcheck(options: NormOptions, seed: int) -> None:
     leaves = [y.requires_grad_() for y in inputs(2, 3, 6, seed=seed, dtypes=(F64, F64, F64)) if y is not None]
-    assert torch.autograd.gradcheck(lambda *given: rms_norm_gated(*given, **arguments(way)), leaves)
+    assert torch.autograd.gradcheck(lambda *given: rms_norm_gated(*given, **arguments(options)), leaves)
 
 
 def test_views_of_a_projection(seed: int) -> None:
     wide = drawn(2, 3, 4 * 20, seed=seed, dtype=torch.float32)
     x, gate = wide[..., 8:32].unflatten(-1, (3, 8)), wide[..., 40:64].unflatten(-1, (3, 8)).transpose(1, 2).transpose(1, 2)
     weight = drawn(16, seed=seed, dtype=torch.float32)[::2]
-    check((x, gate, weight), Way(), seed)
-    check((x.mT, gate.mT, weight[:3]), Way(), seed)
+    check((x, gate, weight), NormOptions(), seed)
+    check((x.mT, gate.mT, weight[:3]), NormOptions(), seed)
 
 
-def test_it_is_the_norm_of_others(seed: int) -> None:
+def test_equals_other_norms(seed: int) -> None:
     """torch's rms_norm without a gate, and the formulas of Qwen3-Next and Mamba-2."""
     x, gate, weight = (y for y in inputs(4, 5, 16, seed=seed, dtypes=(F64, F64, F64)))
     assert gate is not None and weight is not None
@@ -77,7 +79,7 @@ def test_squares_beyond_fp32(size: float, seed: int) -> None:
     torch.testing.assert_close(out, x.sign())
 
 
-def test_gates_at_the_ends() -> None:
+def test_extreme_gates() -> None:
     x, gate = torch.ones(1, 4), torch.tensor([[torch.inf, -torch.inf, torch.nan, -1e4]])
 
     def check(activation: str, expected: Tensor) -> None:
@@ -88,7 +90,7 @@ def test_gates_at_the_ends() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_stays_in_its_row(bad: float, seed: int) -> None:
+def test_nonfinite_values_stay_in_their_row(bad: float, seed: int) -> None:
     x, gate, weight = inputs(4, 8, seed=seed, dtypes=(F64, F64, F64))
     assert gate is not None
     clean = rms_norm_gated(x, gate, weight)

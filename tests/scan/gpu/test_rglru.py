@@ -76,7 +76,7 @@ def test_sizes(B: int, D: int, L: int, N: int, channels_last: bool, seed: int) -
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_definition_in_the_oracle(channels_last: bool, seed: int) -> None:
-    """Against the oracle, which shares nothing with the package."""
+    """Against the oracle, which is independent of the package."""
     x = inputs(1, 5, 300, 2, seed, device="cuda", channels_last=channels_last, packed=[0, 100, 300], initial=True, resets=True)
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
     expected, expected_last = oracle.rglru(x.u, x.delta, x.A, **x.options)

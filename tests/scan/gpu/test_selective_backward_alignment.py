@@ -115,7 +115,7 @@ def test_strides_of_4_gib_are_refused(seed: int) -> None:
     x = inputs(seed, batch=1, length=3, dim=2, N=2, dtype=torch.bfloat16)
     given = [x.get(argument) for argument in gdn_cuda.scan.selective._scan.schema.arguments[:-1]]
     states = torch.ops.gdn_cuda.selective_scan(*given, True)[2]
-    apart = torch.empty_strided((1, 2, 3), (1 << 32, 1 << 31, 1), dtype=torch.bfloat16, device="cuda").copy_(x["u"])
+    strided = torch.empty_strided((1, 2, 3), (1 << 32, 1 << 31, 1), dtype=torch.bfloat16, device="cuda").copy_(x["u"])
     message = "selective_scan_backward: u: expected strides below 4 GiB, got 2147483648 elements"
     with pytest.raises((ValueError, RuntimeError), match=message):
-        backward(x | {"u": apart}, states, *cotangents(x, seed, False))
+        backward(x | {"u": strided}, states, *cotangents(x, seed, False))

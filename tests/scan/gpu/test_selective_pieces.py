@@ -89,11 +89,11 @@ def test_memories_of_131072_tokens(rate: float, name: str, seed: int) -> None:
 
 
 @BY_ITSELF
-@pytest.mark.parametrize("pieces", ["2", "3", "7", "128"])
-def test_any_number_of_segments(pieces: str) -> None:
+@pytest.mark.parametrize("segments", ["2", "3", "7", "128"])
+def test_any_number_of_segments(segments: str) -> None:
     """In a new process, as the variable is read once per process."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env={**os.environ, "GDN_SCAN_PIECES": pieces}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "GDN_SCAN_PIECES": segments}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 

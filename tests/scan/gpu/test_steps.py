@@ -108,7 +108,7 @@ def test_mamba_2(groups: int | None, state: torch.dtype, seed: int) -> None:
 
 
 def test_strides(seed: int) -> None:
-    """Pools with room between slots, also such that rows do not start on 16 bytes, transposed rows, any index strides."""
+    """Pools with gaps between slots, rows that are not 16-byte aligned, transposed rows, any index strides."""
     for gap in (0, 1, 4):
         plain = on_gpu(seed, batch=5, heads=4, groups=2, slots=9)
         strided = {name: y.clone() if isinstance(y, Tensor) else y for name, y in plain.items()}
@@ -264,7 +264,7 @@ def test_slot_offsets_are_64_bit(seed: int) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     x = on_gpu(seed, batch=1, dim=5120, state=torch.bfloat16)
-    pool = torch.empty(27000, 5120, 16, dtype=torch.bfloat16, device="cuda")  # the last slot lies past 2^31 elements
+    pool = torch.empty(27000, 5120, 16, dtype=torch.bfloat16, device="cuda")  # the last slot is past 2^31 elements
     pool[26999] = x["state"][0]
     far = x | {"state": pool, "state_batch_indices": torch.tensor([26999], device="cuda")}
     assert torch.equal(selective_state_update(**far), selective_state_update(**x))

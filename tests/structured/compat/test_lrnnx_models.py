@@ -1,4 +1,4 @@
-"""lrnnx's own S4 and S4D, with nothing changed but an import: outputs, states, gradients and checkpoints of the original.
+"""lrnnx's own S4 and S4D with a changed import: outputs, states, gradients and checkpoints equal the original's.
 
 Needs `pip install --no-deps lrnnx` and einops; without a CUDA toolkit lrnnx installs without extensions and uses its fallbacks.
 """
@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
     found = importlib.util.find_spec("lrnnx")
     assert found is not None and found.submodule_search_locations
     folder = Path(next(iter(found.submodule_search_locations)))
-    # These packages import every extension of lrnnx when they are imported, S4's or not.
+    # Importing these packages imports every extension of lrnnx.
     for name in ("lrnnx.ops", "lrnnx.models", "lrnnx.models.lti"):
         package = ModuleType(name)
         package.__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
@@ -54,7 +54,7 @@ def changed(folder: Path, path: str, name: str, old: str, new: str) -> ModuleTyp
 
 
 def model_class(folder: Path, kind: str, kernels: str | None) -> Any:
-    """The peer's class; with `kernels`, over kernels that this line imports."""
+    """The peer's class; with `kernels`, an import line, with the kernels that it imports."""
     if kernels is None:
         return getattr(importlib.import_module(f"lrnnx.models.lti.{kind}"), MODELS[kind])
     changed(folder, "core/convolution.py", f"convolution_{kind}", KERNELS, kernels)
@@ -63,7 +63,7 @@ def model_class(folder: Path, kind: str, kernels: str | None) -> Any:
 
 
 def pair(folder: Path, kind: str, kernels: str, **options: Any) -> tuple[Any, Any]:
-    """The original and the changed model over the same parameters, in fp64: the fallbacks lose digits in fp32."""
+    """The original and the changed model with the same parameters, in fp64: the fallbacks lose digits in fp32."""
     arguments = {"d_model": H, "d_state": N, "l_max": L, "transposed": False, "verbose": False} | options
     torch.manual_seed(0)
     peer = model_class(folder, kind, None)(**arguments).double()

@@ -62,7 +62,7 @@ def test_vandermonde(peer: ModuleType, rng: torch.Generator) -> None:
 
 
 def test_the_calls_in_the_documentation_of_hotdog(rng: torch.Generator) -> None:
-    """With its words for arguments; sums and products against their definitions."""
+    """With its argument names; sums and products against their definitions."""
     v, omega, lambd = (draw(rng, size).real for size in (N, L, N))
     out = torch.full((L,), torch.nan, dtype=torch.float64)
     assert hotdog.cauchy_kernel_forward(out, v.requires_grad_(), omega, lambd) is None

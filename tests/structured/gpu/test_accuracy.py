@@ -1,4 +1,4 @@
-"""The table of structured_accuracy.py for kernels, which docs/numerics.md has; `pytest -s` prints it."""
+"""The table of structured_accuracy.py for kernels, as in docs/numerics.md; `pytest -s` prints it."""
 
 from __future__ import annotations
 

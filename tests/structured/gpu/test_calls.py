@@ -144,7 +144,7 @@ def test_cpp_api_by_conjugate_gradients(api: Any) -> None:
 
 @pytest.mark.parametrize("n", [1025, 5000, 8193, 9001])
 def test_cpp_api_beyond_one_block(api: Any, n: int, seed: int) -> None:
-    """Clusters of blocks, dense LU and torch's transforms give the results of Python, which has the same plan."""
+    """Clusters of blocks, dense LU and torch's transforms give the results of Python, which uses the same methods."""
     for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-12), (torch.complex128, 1e-12)):
         c, r, b = (draw(2, n, dtype=dtype) for _ in range(3))
         c[:, 0] += 4 * n**0.5
@@ -170,7 +170,7 @@ def test_cpp_api_refuses_what_python_refuses(api: Any) -> None:
         api.toeplitz_solve(0 * x[:9], 0 * x[:9], x[:9])
 
 
-def test_huge_numbers_get_no_correction_that_overflows(api: Any, seed: int) -> None:
+def test_corrections_of_huge_values_do_not_overflow(api: Any, seed: int) -> None:
     """n = 1100 with entries near 1e304: the transforms of T x overflow where T x does not."""
     generator = torch.Generator().manual_seed(seed)
     n, size = 1100, 1e304
@@ -224,7 +224,7 @@ def test_pinned_poles_give_the_same_sums(room: int) -> None:
     assert torch.equal(cauchy_kernel(v, pinned.omega, pinned.lambd), expected)
 
 
-def test_pinning_copies_strided_or_distant_tensors_side_by_side(room: int) -> None:
+def test_pinning_copies_strided_or_distant_tensors(room: int) -> None:
     buffer = torch.zeros(room // 4 + 4096, device="cuda")
     omega, lambd = buffer[:1000], buffer[-1000:]
     with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
@@ -246,7 +246,7 @@ def test_a_stream_has_one_l2_window_at_a_time(room: int) -> None:
     gdn_cuda.cauchy_pin_l2(omega, lambd).release()
 
 
-def test_what_cannot_be_pinned_is_refused(room: int) -> None:
+def test_tensors_that_cannot_be_pinned_are_refused(room: int) -> None:
     omega = draw(50)
     with pytest.raises(
         ValueError, match=r"^cauchy_pin_l2: lambd: expected torch.complex64, the dtype of omega, got torch.float32$"

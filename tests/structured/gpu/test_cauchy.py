@@ -66,7 +66,7 @@ def test_values_and_gradients(function, dtype: torch.dtype, shapes: tuple[tuple[
     wide = [y.detach().to(expected.dtype).requires_grad_() for y in x]
     exact = torch.autograd.grad(getattr(oracle, function.__name__)(*wide), wide, grad.to(expected.dtype))
     for ours, theirs in zip(torch.autograd.grad(out, x, grad), exact, strict=True):
-        coincide = theirs.isnan()  # random numbers in fp32 may coincide
+        coincide = theirs.isnan()  # random values in fp32 may coincide
         assert torch.equal(ours.isnan(), coincide) and rel_rms(ours[~coincide], theirs[~coincide]) < 10 * BOUNDS[dtype]
 
 
@@ -82,7 +82,7 @@ def test_points_of_s4(dtype: torch.dtype, L: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_poles_close_to_points_and_on_them(dtype: torch.dtype, seed: int) -> None:
+def test_poles_close_to_or_on_points(dtype: torch.dtype, seed: int) -> None:
     v, w = draw((64,), dtype, seed), draw((64,), dtype, seed + 1)
     z = torch.cat([w[:3] * (1 + 1e-6), w[3:6].conj(), w[6:9], w[9:12] * 1e12, w[12:15] * 1e-25])
     for function in (cauchy_kernel, cauchy_conj):
@@ -128,7 +128,7 @@ def test_strides_and_graphs(seed: int) -> None:
     ],
 )
 def test_many_rows_at_the_limits(case: str, seed: int) -> None:
-    """Inputs whose split parts, which the tensor cores multiply, overflow or underflow."""
+    """Inputs whose tf32 parts overflow or underflow."""
     v, points = draw((16, 300), torch.float32, seed), torch.arange(70.0, device="cuda")
     poles = torch.arange(300.0, device="cuda") + 0.25 + 0.5 * torch.rand(300, device="cuda")
     if case == "small residues":
@@ -169,7 +169,7 @@ def test_points_on_the_imaginary_axis(rows: int, case: str, sign: int, seed: int
 
 
 def pairs_case(case: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Points and poles for every way that pairs are summed in, and for their limits."""
+    """Points and poles for every formula of pairs, and for the limits of each."""
     z, w = draw((1500,), torch.complex128, seed), draw((3, 19), torch.complex128, seed + 1)
     on_axis = torch.complex(torch.zeros_like(z.real), z.imag)
     if case == "unit circle":
@@ -185,9 +185,9 @@ def pairs_case(case: str, seed: int) -> tuple[Tensor, Tensor]:
         z = w[0].repeat(79)[:1500] * (1 + 1e-5 * z)
     elif case == "out of reach":
         z = 1e6 * z
-    elif case == "one pole out of reach":
+    elif case == "one pole out of range":
         w[:, 3] *= 1e5
-    elif case == "small numbers":
+    elif case == "small values":
         z, w = 1e-12 * z, 1e-12 * w
     elif case == "one point off the axis, far away":
         z = torch.where(torch.arange(1500, device="cuda") == 5, 1e9 * (1 + 1j), on_axis)
@@ -209,8 +209,8 @@ PAIRS_CASES = [
     "real poles",
     "close to poles",
     "out of reach",
-    "one pole out of reach",
-    "small numbers",
+    "one pole out of range",
+    "small values",
     "one point off the axis, far away",
     "first on the axis, then not",
     "on the axis at the end",
@@ -220,7 +220,7 @@ PAIRS_CASES = [
 
 
 @pytest.mark.parametrize("case", PAIRS_CASES)
-@pytest.mark.parametrize("rows", [3, 600])  # one pole a block, or eight
+@pytest.mark.parametrize("rows", [3, 600])  # one or eight poles per block
 def test_pairs(case: str, rows: int, seed: int) -> None:
     z, w = pairs_case(case, seed)
     w = w.repeat(rows // 3, 1).requires_grad_()
@@ -236,12 +236,12 @@ def test_pairs(case: str, rows: int, seed: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 1e-27, 1e25, 1e30])
 @pytest.mark.parametrize("case", PAIRS_CASES)
-@pytest.mark.parametrize("rows", [1, 8])  # four rows share reciprocals
+@pytest.mark.parametrize("rows", [1, 8])  # four rows use the same reciprocals
 def test_pairs_with_residues_of_any_size(case: str, size: float, rows: int, seed: int) -> None:
     z, w = pairs_case(case, seed)
     v = draw((rows, w.numel()), torch.complex64, seed + 2) * size
     v[1:] /= 100
-    for repeats in (1, 3):  # poles in one tile, and in several
+    for repeats in (1, 3):  # poles in one tile and in several
         poles, own = w.flatten().repeat(repeats), v.repeat(1, repeats)
         out, expected = cauchy_conj(own, z, poles), oracle.cauchy_conj(own, z, poles)
         assert_entries(out, expected, size_of_terms(cauchy_conj, own, z, poles), 1e-6)

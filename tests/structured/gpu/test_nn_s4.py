@@ -14,7 +14,7 @@ from torch import nn
 from gdn_cuda.nn import S4DKernel, S4Kernel
 
 TENSORS = ("A_real", "A_imag", "B", "C", "P", "inv_dt")
-KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "s4": (S4Kernel, {}),
     "s4 rank 2": (S4Kernel, {"rank": 2, "H": 4, "repeat": 2}),
     "zoh": (S4DKernel, {"disc": "zoh"}),
@@ -24,8 +24,8 @@ L = 1000
 
 
 def kernels(kind: str, rng: torch.Generator) -> tuple[Any, Any]:
-    """The module on the GPU in fp32 and its copy on the CPU in fp64. Slow systems, so that all of L matters."""
-    module, options = KINDS[kind]
+    """The module on the GPU in fp32 and its copy on the CPU in fp64. Slow decays, so that all of L is significant."""
+    module, options = KERNELS[kind]
     config = make_param_config(rng, dtype=torch.float32, **options)
     config["inv_dt"].sub_(4)
     config |= {name: nn.Parameter(config[name]) for name in TENSORS}
@@ -33,7 +33,7 @@ def kernels(kind: str, rng: torch.Generator) -> tuple[Any, Any]:
     return copy.deepcopy(exact).cuda(), exact.double()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KERNELS)
 def test_kernel_state_and_gradients(kind: str, rng: torch.Generator) -> None:
     ours, exact = kernels(kind, rng)
     state = torch.randn(2, ours.H, ours.N, generator=rng, dtype=torch.complex64)
@@ -48,7 +48,7 @@ def test_kernel_state_and_gradients(kind: str, rng: torch.Generator) -> None:
             assert rel_rms(a.grad, b.grad) < 1e-3, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KERNELS)
 def test_steps_are_the_convolution(kind: str, rng: torch.Generator) -> None:
     ours, _ = kernels(kind, rng)
     u = torch.randn(2, ours.H, 60, generator=rng).cuda()
@@ -63,7 +63,7 @@ def test_steps_are_the_convolution(kind: str, rng: torch.Generator) -> None:
             assert rel_rms(ours.forward_state(u, ours.default_state(2)), state) < 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KERNELS)
 def test_graphs(kind: str, rng: torch.Generator) -> None:
     ours, _ = kernels(kind, rng)
     with torch.no_grad():

@@ -34,7 +34,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 @pytest.mark.parametrize("n", SIZES)
 def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
     c, r, x = (draw(shape, dtype, seed + i) for i, shape in enumerate(((2, 1, n), (3, n), (2, 3, n, 2))))
-    r[..., 0] = torch.nan  # is not read
+    r[..., 0] = torch.nan  # not read
     for function, transpose in ((toeplitz_matvec, False), (toeplitz_matvec_transpose, True)):
         expected = exact(c, r, x, transpose)
         out = function(c, r, x)
@@ -46,7 +46,7 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("n,m", [(5, 3), (3, 5), (1, 9), (9, 1), (64, 65), (700, 300), (300, 700), (2049, 1000), (1000, 8192),
                                  (8193, 10), (10, 8193), (9000, 9001), (20000, 300)])  # fmt: skip
 def test_rectangular(n: int, m: int, dtype: torch.dtype, seed: int) -> None:
-    """Padded with zeros up to the capacity of one block; torch's transforms take any size."""
+    """Padded with zeros up to the capacity of one block; torch's transforms support any size."""
     c, r = draw((2, 1, n), dtype, seed), draw((3, m), dtype, seed + 1)
     r[..., 0] = torch.nan
     for function, transpose, size in ((toeplitz_matvec, False, m), (toeplitz_matvec_transpose, True, n)):
@@ -80,7 +80,7 @@ def test_integers_and_transforms_of_torch_func(seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128])
 @pytest.mark.parametrize("n,systems", [(65, 2000), (128, 2000), (200, 2000), (512, 700), (700, 300), (1000, 300)])
 def test_many_systems(n: int, systems: int, dtype: torch.dtype, seed: int) -> None:
-    """Transforms of every length have the result of sums, which are chosen for few systems."""
+    """Transforms of every length equal sums, which are the choice for few systems."""
     c, r, x = (draw(shape, dtype, seed + i) for i, shape in enumerate(((systems, n), (n,), (systems, n))))
     for function, transpose in ((toeplitz_matvec, False), (toeplitz_matvec_transpose, True)):
         out, expected = function(c, r, x), exact(c, r, x, transpose)
@@ -90,7 +90,7 @@ def test_many_systems(n: int, systems: int, dtype: torch.dtype, seed: int) -> No
 
 @pytest.mark.parametrize("n", [1, 64, 300])
 def test_few_systems_are_summed_exactly(n: int, seed: int) -> None:
-    """With small integers sums are exact, and transforms would not be."""
+    """Sums of small integers are exact, transforms would not be."""
     c, r, x = (draw((2, n), torch.float32, seed + i).mul(8).round() for i in range(3))
     assert torch.equal(toeplitz_matvec(c, r, x).double(), exact(c, r, x, False).round())
 
@@ -124,7 +124,7 @@ def test_layouts(seed: int) -> None:
         (c[..., ::2], r[1::2], x.mT),
         (c[..., :300].expand(3, 4, 300), r[:300].flip(0), x.mT[..., :1]),
         (c[:1, :, 300:].expand(3, 1, 300), r[:300], x.permute(0, 1, 3, 2)[:, ::2]),
-        # Three leading dimensions that lie differently.
+        # Three leading dimensions with different strides.
         (c[:, 0, :300], r.view(2, 1, 1, 300), x.mT.permute(1, 0, 2, 3).expand(2, 4, 3, 300, 2)),
     ):
         expected = exact(column, row, right, False)

@@ -35,7 +35,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def well(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    """First columns that, with a random row, give condition numbers of a few."""
+    """First columns that, with a random row, give small condition numbers."""
     c = draw(shape, torch.complex128 if dtype.is_complex else torch.float64, seed)
     c[..., :1] += 4 * shape[-1] ** 0.5
     return c.to(dtype)
@@ -48,7 +48,7 @@ def positive(n: int, dtype: torch.dtype) -> Tensor:
 
 
 def solved(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-    """Dense LU in fp64: independent up to 8192 rows; beyond, where solvers use it too, `backward_error` decides."""
+    """Dense LU in fp64: independent up to 8192 rows; beyond, where solvers use it too, `backward_error` is the test."""
     matrix, right = oracle.toeplitz(c, r), widened(b)
     kind = torch.promote_types(matrix.dtype, right.dtype)
     many = b.dim() > max(c.dim(), r.dim())
@@ -59,9 +59,9 @@ def solved(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 513, 1023, 1024, 1025])
 def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Odd and even numbers of right-hand sides; 1025 rows take a cluster of blocks."""
+    """Odd and even numbers of right-hand sides; 1025 rows use a cluster of blocks."""
     c, r = well((2, 1, n), dtype, seed), draw((3, n), dtype, seed + 1)
-    r[..., 0] = torch.nan  # is not read
+    r[..., 0] = torch.nan  # not read
     for columns in (1, 4):
         b = draw((2, 3, n, columns), dtype, seed + 2)
         x, info = toeplitz_solve_ex(c, r, b)
@@ -73,8 +73,8 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
 @pytest.mark.parametrize("n", [1500, 3000, 4097, 8191, 8192, 8193])
 def test_every_long_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """These need pivots, as no diagonal dominates. 8193 rows are solved by dense LU, which is checked by literal sums of the
-    residual."""
+    """These need pivots, as no diagonal dominates. 8193 rows are solved by dense LU, whose residual is checked by literal
+    sums."""
     c, r, b = (draw((1, n), dtype, seed + i) for i in range(3))
     x, info = toeplitz_solve_ex(c, r, b)
     rounding = torch.finfo(dtype).eps
@@ -92,7 +92,7 @@ def generators(n: int, columns: int, seed: int) -> tuple[Tensor, Tensor, Tensor]
 
 @pytest.mark.parametrize("configuration", range(CONFIGURATIONS))
 def test_every_configuration_of_clusters(configuration: int, seed: int) -> None:
-    """With so few rows that most blocks have none."""
+    """So few rows that most blocks have none."""
     eliminate = torch.ops.gdn_cuda.toeplitz_eliminate
     for n, columns in ((1, 1), (2, 4), (33, 5), (200, 2)):
         given = generators(n, columns, seed)
@@ -109,7 +109,7 @@ def test_every_configuration_of_clusters(configuration: int, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 65, 256, 257, 1000, 1024, 1025, 2500, 4096, 4097, 6561, 8191, 8192, 8193])
 def test_every_positive_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Conjugate gradients beyond 4096 rows, in torch operations beyond 8192. `solved` pivots, which these algorithms do not."""
+    """Conjugate gradients beyond 4096 rows, in torch operations beyond 8192. `solved` pivots, unlike these algorithms."""
     c, b = positive(n, dtype), draw((3, 2, n, 3), dtype, seed)
     x, expected = toeplitz_solve_symmetric(c, b), solved(c, c, b)
     assert x.dtype == dtype and rel_rms(x, expected) < BOUNDS[dtype]
@@ -273,7 +273,7 @@ def test_layouts(seed: int) -> None:
         assert toeplitz_solve_ex(column, column, right)[0].numel() == 0
         assert toeplitz_solve_symmetric_ex(column, right, assume_positive=True)[0].numel() == 0
     none = torch.ones(2, 1100, 0, device="cuda")
-    for n in (4, 600, 1100):  # without columns, singular matrices are reported all the same
+    for n in (4, 600, 1100):  # singular matrices are reported even without columns
         first = torch.tensor([[0.0], [1.0]], device="cuda") * torch.eye(1, n, device="cuda")
         told = toeplitz_solve_ex(first, torch.zeros(n, device="cuda"), none[:, :n])[1]
         assert told.tolist() == [1, 0]
@@ -311,8 +311,8 @@ def test_calls_do_not_wait_for_the_device(n: int, seed: int) -> None:
     assert backward_error(c, r, there, b) < 1e-6 and not info.any()
 
 
-def test_equal_calls_give_equal_bits(seed: int) -> None:
-    """In every run, and whatever else is in the batch."""
+def test_results_are_deterministic(seed: int) -> None:
+    """Bitwise equal in every run, whatever else is in the batch."""
     c, r, b = well((5, 200), torch.float32, seed), draw((5, 200), torch.float32, seed + 1), draw((5, 200), torch.float32, seed)
     x = toeplitz_solve(c, r, b)
     spd = positive(200, torch.float32)[[0, 1, 1, 0, 0]]

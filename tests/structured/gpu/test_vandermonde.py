@@ -35,7 +35,7 @@ def exponents(shape: tuple[int, ...], phase: float, L: int, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("phase", [1e-5, 1e-3, 1e-1])
 def test_small_angles_keep_full_precision(phase: float, seed: int) -> None:
-    """With an imaginary residue the sum is one of sines, which are as small as the angles."""
+    """With imaginary residues the sum has only sines, which are as small as the angles."""
     L = 1000
     x = exponents((40, 1), phase, L, torch.complex64, seed)
     v = 1j * draw((40, 1), torch.float32, seed + 1)
@@ -43,7 +43,7 @@ def test_small_angles_keep_full_precision(phase: float, seed: int) -> None:
     assert bool(((out - expected).abs() <= 1e-6 * expected.abs()).all())
 
 
-def test_residues_near_the_largest_number() -> None:
+def test_residues_near_overflow() -> None:
     v, x = torch.tensor([2e38 + 0j], device="cuda"), torch.tensor([-1 + 0j], device="cuda")
     out = log_vandermonde(v, x, 40)
     expected = oracle.log_vandermonde(v.to(torch.complex128), x.to(torch.complex128), 40)
@@ -52,11 +52,11 @@ def test_residues_near_the_largest_number() -> None:
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("phase", [1.0, 1e3, 1e6, 5e7])
-@pytest.mark.parametrize("of_v,of_x,L", SHAPES)
+@pytest.mark.parametrize("v_shape,x_shape,L", SHAPES)
 def test_values_and_gradients(
-    of_v: tuple[int, ...], of_x: tuple[int, ...], L: int, phase: float, dtype: torch.dtype, seed: int
+    v_shape: tuple[int, ...], x_shape: tuple[int, ...], L: int, phase: float, dtype: torch.dtype, seed: int
 ) -> None:
-    v, x = draw(of_v, dtype, seed).requires_grad_(), exponents(of_x, phase, L, dtype, seed + 1).requires_grad_()
+    v, x = draw(v_shape, dtype, seed).requires_grad_(), exponents(x_shape, phase, L, dtype, seed + 1).requires_grad_()
     out, expected = log_vandermonde(v, x, L), oracle.log_vandermonde(v, x, L)
     assert out.shape == expected.shape
     if out.numel() == 0 or v.numel() == 0:
@@ -69,10 +69,10 @@ def test_values_and_gradients(
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("of_v,of_x,L", SHAPES[:4])
-def test_transpose(of_v: tuple[int, ...], of_x: tuple[int, ...], L: int, dtype: torch.dtype, seed: int) -> None:
-    v, x = draw(of_v, dtype, seed).requires_grad_(), exponents(of_x, 1e6, L, dtype, seed + 1).requires_grad_()
-    u = draw((*of_x[:-1], L), v.real.dtype, seed + 2).requires_grad_()
+@pytest.mark.parametrize("v_shape,x_shape,L", SHAPES[:4])
+def test_transpose(v_shape: tuple[int, ...], x_shape: tuple[int, ...], L: int, dtype: torch.dtype, seed: int) -> None:
+    v, x = draw(v_shape, dtype, seed).requires_grad_(), exponents(x_shape, 1e6, L, dtype, seed + 1).requires_grad_()
+    u = draw((*x_shape[:-1], L), v.real.dtype, seed + 2).requires_grad_()
     out, expected = log_vandermonde_transpose(u, v, x, L), oracle.log_vandermonde_transpose(u, v, x, L)
     assert rel_rms(out, expected) < 2 * BOUNDS[dtype]
     grad = draw(tuple(out.shape), out.dtype, seed + 3)

@@ -1,4 +1,4 @@
-"""The systems that S4, S4D and S5 begin as, against definitions in the time domain and general solvers, in fp64."""
+"""The initial systems of S4, S4D and S5, against definitions in the time domain and general solvers, in fp64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = [2, 8, 64]
 
 
 def real_kernel(modes: hippo.Modes, t: float) -> np.ndarray:
-    """e^{tA} B of the pairs' system, as Re and Im of the half that is kept."""
+    """e^{tA} B of the system of pairs, as Re and Im of the stored half."""
     whole = [torch.cat([x, x.conj()]).numpy() for x in modes]
     A = np.diag(whole[0]) - np.outer(whole[2], whole[2].conj())
     return (scipy.linalg.expm(t * A) @ whole[1])[: len(modes.B)]
@@ -51,20 +51,20 @@ def test_legs_is_normal_plus_low_rank(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("t", [0.0, 0.1, 1.0])
-def test_legs_remembers_in_legendre_polynomials(size: int, t: float) -> None:
+def test_legs_has_legendre_polynomials_as_response(size: int, t: float) -> None:
     """The impulse response √(2n+1) e^{−t} P_n(2e^{−t} − 1), rotated into the basis of `legs`."""
     n = np.arange(size)
     response = np.sqrt(2 * n + 1) * math.exp(-t) * scipy.special.eval_legendre(n, 2 * math.exp(-t) - 1)
     _, vectors = hippo.diagonalized_hippo(size)
     V = vectors[:, size // 2 :].numpy()
     rotated = V.conj().T @ response
-    start = V.conj().T @ np.sqrt(2 * n + 1)  # whose phases `legs` takes out
+    start = V.conj().T @ np.sqrt(2 * n + 1)  # `legs` removes its phases
     expected = rotated * np.exp(-1j * np.angle(start))
     assert np.allclose(real_kernel(hippo.legs(size), t), expected, rtol=0, atol=1e-9 * np.linalg.norm(response))
 
 
 def fout_matrix(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """As the paper has them: A = D − 2 p pᵗ and B = 2 p in 1, (nothing,) √2 cos 2πks, √2 sin 2πks."""
+    """As in the paper: A = D − 2 p pᵗ and B = 2 p in 1, (nothing,) √2 cos 2πks, √2 sin 2πks."""
     D, p = np.zeros((size, size)), np.zeros(size)
     p[0] = 1
     for k in range(1, size // 2):
@@ -88,7 +88,7 @@ def test_fout_is_its_matrix(size: int) -> None:
     assert np.allclose(found, A, rtol=0, atol=1e-13 * size) and np.allclose(whole @ start, B, rtol=0, atol=1e-13)
 
 
-def test_fout_holds_fourier_coefficients_of_the_last_unit_of_time() -> None:
+def test_fout_states_are_fourier_coefficients_of_the_last_unit_of_time() -> None:
     """A wave of the basis' period: after a while the states are its coefficients over (t − 1, t)."""
     A, B = fout_matrix(64)
     period, dt, steps = 0.5, 1 / 2048, 4 * 2048
@@ -121,13 +121,13 @@ def test_diagonal_systems_are_their_formulas() -> None:
 
 
 def test_inv_follows_the_spectrum_of_legs() -> None:
-    """Both are N² / (π (2n + 1)) but for something of the order of N."""
+    """Both are N² / (π (2n + 1)) up to terms of order N."""
     legs = np.sort(hippo.legs(256).eigenvalues.imag.numpy())[::-1]
     inv = hippo.diagonal("inv", 256).eigenvalues.imag.numpy()
     assert np.all(np.abs(inv - legs)[:16] < 256 / math.pi) and inv[0] > 20000
 
 
-def test_diagonal_legs_tends_to_legs() -> None:
+def test_diagonal_legs_converges_to_legs() -> None:
     """The theorem behind S4D-LegS: without its low rank, and with half of B, the first states have its response to e^{2it}."""
 
     def error(size: int) -> float:

@@ -23,7 +23,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one": {"N": 1, "H": 1, "channels": 1},
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-# fp32: of what C̃, z and the sums are rounded to. C̃ comes back through (I − Ā^L)⁻¹, which makes steps less exact.
+# fp32: C̃, z and the sums are rounded. C is recovered from C̃ by (I − Ā^L)⁻¹, which makes steps less exact.
 BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5}
 
 
@@ -38,7 +38,7 @@ def kernel_of(config: dict[str, Any], l_max: int | None = None) -> S4Kernel:
 
 
 def oracle(config: dict[str, Any], L: int, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """By the current C of `config`, so to be called before the module."""
+    """Uses the current C of `config`, so call it before the module."""
     system = s4.system_of({name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in config.items()})
     return s4.kernel_by_recurrence(s4.discretized(system), system.C, L, state)
 
@@ -91,19 +91,21 @@ def test_steps_convolution_and_recurrence_agree(
     state = kernel.default_state(2)
     assert state.dtype == (torch.complex64 if dtype == torch.float32 else torch.complex128)
     assert state.shape == (2, config["H"], config["N"] * (1 if mode == "linear" else 2))
-    half_way = None
+    middle_state = None
     for t in range(L):
         if t == 10:
-            half_way = state
+            middle_state = state
         y, state = kernel.step(u[..., t], state)
         assert y.dtype == dtype and y.shape == expected.shape[:-1]
         assert rel_rms(y, expected[..., t]) < 20 * bound
     assert rel_rms(kernel.forward_state(u, kernel.default_state(2)), state) < bound
-    assert half_way is not None
-    assert rel_rms(kernel.forward_state(u[..., 10:], half_way), state) < bound
-    nothing = kernel.forward_state(u[..., :0], half_way[0].to(torch.complex128))
+    assert middle_state is not None
+    assert rel_rms(kernel.forward_state(u[..., 10:], middle_state), state) < bound
+    unmoved = kernel.forward_state(u[..., :0], middle_state[0].to(torch.complex128))
     assert (
-        torch.equal(nothing, half_way[:1].expand_as(nothing)) and nothing.shape == state.shape and nothing.dtype == state.dtype
+        torch.equal(unmoved, middle_state[:1].expand_as(unmoved))
+        and unmoved.shape == state.shape
+        and unmoved.dtype == state.dtype
     )
 
 
@@ -157,7 +159,7 @@ def test_steps_are_set_up_at_first_use_and_after_parameters_change(rng: torch.Ge
     fresh, _ = kernel_of(config).step(u, kernel.default_state(3))
     assert torch.equal(changed, fresh)
     assert rel_rms(changed, first) > 1e-3
-    config["inv_dt"].data.add_(0.5)  # which cannot be detected
+    config["inv_dt"].data.add_(0.5)  # not detectable
     kernel._setup_step()
     assert torch.equal(kernel.step(u, kernel.default_state(3))[0], kernel_of(config).step(u, kernel.default_state(3))[0])
 
@@ -167,7 +169,7 @@ def test_steps_notice_a_new_parameter_at_the_address_of_an_old_one(rng: torch.Ge
     kernel, u = kernel_of(config), draw(rng, 3)
     kernel.step(u, kernel.default_state())
     place = config.pop("B").data_ptr()
-    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first one is freed
+    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first B is freed
     tries = [draw(rng, 1, 3, 4, 2)]
     while tries[-1].data_ptr() != place and len(tries) < 1000:
         tries.append(torch.randn_like(tries[-1]))
@@ -257,7 +259,7 @@ def test_gradients_under_activation_checkpointing(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 0.3])
 def test_rate(rate: float, rng: torch.Generator) -> None:
-    """The oracle's closed form at that rate, from the same C̃; the requested length is exact whatever is rounded."""
+    """The oracle's closed form at that rate, from the same C̃; the requested length is exact despite rounding."""
     config, length = config_of(rng, rank=2), 40
     kernel = kernel_of(config, length)
     k, _ = kernel(rate=rate)
@@ -286,7 +288,7 @@ def test_a_new_c_resets_the_stored_length(kind: Any, rng: torch.Generator) -> No
 
 
 @pytest.mark.parametrize("first", [0, 10], ids=["before the first call", "after it"])
-def test_tensors_given_by_functional_call_are_not_modified(first: int, rng: torch.Generator) -> None:
+def test_tensors_of_functional_call_are_not_modified(first: int, rng: torch.Generator) -> None:
     config = config_of(rng)
     expected, _ = oracle(config, 20)
     kernel, twin = kernel_of(config), kernel_of(config)
@@ -348,12 +350,12 @@ def test_gradients(shape: dict[str, Any], rng: torch.Generator) -> None:
     state = draw(rng, 2, config["H"], config["N"], dtype=torch.complex128).requires_grad_()
     kernel = kernel_of(config, L)
     k, k_state = kernel(state=state)
-    weights, of_state = draw(rng, *k.shape), draw(rng, *k_state.shape)
+    weights, state_weights = draw(rng, *k.shape), draw(rng, *k_state.shape)
     leaves = [state, *(config[name] for name in TENSORS if config[name].numel())]
-    ours = torch.autograd.grad((k * weights).sum() + (k_state * of_state).sum(), leaves)
+    ours = torch.autograd.grad((k * weights).sum() + (k_state * state_weights).sum(), leaves)
     system = s4.system_of(config)
     k, k_state = s4.kernel_by_resolvent(system, L, state=state)
-    theirs = torch.autograd.grad((k * weights).sum() + (k_state * of_state).sum(), leaves)
+    theirs = torch.autograd.grad((k * weights).sum() + (k_state * state_weights).sum(), leaves)
     for a, b in zip(ours, theirs, strict=True):
         assert rel_rms(a, b) < 1e-10
 

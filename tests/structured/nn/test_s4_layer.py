@@ -1,4 +1,4 @@
-"""nn.S4 and nn.S4D: against the literal recurrence of their parameters, in both directions, in parts, and as documented."""
+"""nn.S4 and nn.S4D: against the literal recurrence, in both directions, in segments, and as documented."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def layer_of(name: str, seed: int, **more: Any) -> Any:
 
 
 def convolved(layer: Any, u: Tensor) -> Tensor:
-    """y (B, channels, H, L) of the recurrence, one token after the other in fp64; before C is converted."""
+    """y (B, channels, H, L) by the recurrence over tokens in fp64; call it before C is converted."""
     names = ("A_real", "A_imag", "B", "C", "P", "inv_dt")
     config = {name: None if (x := getattr(layer.kernel, name)) is None else x.detach().clone() for name in names}
     config |= {"repeat": 1, "real_transform": "exp", "imag_transform": "none", "dt_transform": "exp", "dt_fast": False}
@@ -70,7 +70,7 @@ def test_a_layer_is_its_recurrence(name: str, options: dict[str, Any], seed: int
     expected = finished(layer, convolved(layer, u)[:, 0], u)
     assert rel_rms(layer(u), expected) < 3e-6
     assert rel_rms(layer(u[:, :20]), expected[:, :20]) < 3e-6
-    longer = torch.cat([u, torch.randn(2, 70, H)], 1)  # than what C was converted for
+    longer = torch.cat([u, torch.randn(2, 70, H)], 1)  # than the length of C̃
     assert rel_rms(layer(longer)[:, :50], expected) < 3e-6
 
 
@@ -83,7 +83,7 @@ def test_both_directions(name: str, seed: int) -> None:
 
 
 @EVERY
-def test_parts_and_steps_are_the_whole(name: str, seed: int) -> None:
+def test_segments_and_steps_equal_one_call(name: str, seed: int) -> None:
     layer, u = layer_of(name, seed), torch.randn(2, 40, H)
     whole, last = layer(u, return_last_state=True)
     first, state = layer(u[:, :13], return_last_state=True)
@@ -116,15 +116,15 @@ def test_parameters_begin_as_documented(name: str) -> None:
     if make is S4:
         assert torch.equal(torch.view_as_complex(kernel.P.detach()), modes.P.expand(1, 512, -1))
     size = kernel.C.square().mean()
-    assert 0.45 < size < 0.55  # of real and imaginary parts, or real numbers
+    assert 0.45 < size < 0.55  # of real and imaginary parts, or of real values
     assert abs(layer.D.square().mean() - 1) < 0.2
 
 
 @EVERY
-def test_drawn_anew_and_by_a_seed(name: str, seed: int) -> None:
+def test_reset_parameters_and_seeds(name: str, seed: int) -> None:
     layer, other = layer_of(name, seed), layer_of(name, seed + 1)
     u = torch.randn(1, 20, H)
-    expected = layer(u)  # which converts C of S4
+    expected = layer(u)  # converts C of S4
     assert not torch.equal(other(u), expected)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

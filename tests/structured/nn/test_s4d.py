@@ -22,7 +22,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 EVERY_DISC = pytest.mark.parametrize("disc", s4d.DISCRETIZATIONS)
-# fp32: log Ā is rounded once, and up to 25 rad of it times L = 24 make phases of 600 rad with an error of 6e-8 each.
+# fp32: log Ā is rounded once, and up to 25 rad of it times L = 24 give phases of 600 rad, each with an error of 6e-8.
 BOUNDS = {torch.float64: 1e-12, torch.float32: 4e-5}
 
 
@@ -89,8 +89,8 @@ def test_pairs_may_be_in_any_memory(rng: torch.Generator) -> None:
     expected, _ = kernel_of(config)()
     for name in ("B", "C"):
         pairs = config[name].detach()
-        apart = torch.cat([pairs, pairs[..., :1]], -1).flatten(-2)
-        memory = torch.cat([apart.new_zeros(*apart.shape[:-1], 1), apart], -1)
+        padded = torch.cat([pairs, pairs[..., :1]], -1).flatten(-2)
+        memory = torch.cat([padded.new_zeros(*padded.shape[:-1], 1), padded], -1)
         config[name] = memory[..., 1:].unflatten(-1, (-1, 3))[..., :2]
         assert config[name].stride(-2) % 2 or config[name].storage_offset() % 2
     assert torch.equal(kernel_of(config)()[0], expected)
@@ -105,7 +105,7 @@ def test_rate_and_length(rate: float, rng: torch.Generator) -> None:
     assert kernel_of(config)(L=0)[0].shape == (2, 3, 0)
 
 
-def test_bilinear_at_minus_two_keeps_nothing(rng: torch.Generator) -> None:
+def test_bilinear_at_minus_two_has_no_memory(rng: torch.Generator) -> None:
     config = config_of(rng, disc="bilinear", N=1, H=1, channels=1, transform="none")
     with torch.no_grad():
         config["A_real"].fill_(4), config["A_imag"].zero_(), config["inv_dt"].fill_(0.5)
@@ -124,7 +124,7 @@ def test_state_dict_round_trip_and_copies(rng: torch.Generator) -> None:
     loaded.load_state_dict(kernel.state_dict())
     assert set(kernel.state_dict()) == set(TENSORS)
     assert torch.equal(loaded()[0], kernel()[0])
-    after, _ = loaded.step(u, loaded.default_state())  # parameters changed under it
+    after, _ = loaded.step(u, loaded.default_state())  # after a change of its parameters
     assert torch.equal(after, kernel.step(u, kernel.default_state())[0]) and not torch.equal(after, before)
     assert torch.equal(copy.deepcopy(kernel)()[0], kernel()[0])
 

@@ -11,14 +11,14 @@ from gdn_cuda.nn import DisplacementMV, ToeplitzInverse, ToeplitzMV, ToeplitzSol
 from gdn_cuda.reference import structured_displacement, structured_toeplitz
 
 
-def lines(rng: torch.Generator, n: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def drawn(rng: torch.Generator, n: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     c, r, x = (torch.randn(n, generator=rng, dtype=torch.float64) for _ in range(3))
     c[0] += 4
     return c, r, x
 
 
 def test_results(rng: torch.Generator) -> None:
-    c, r, x = lines(rng)
+    c, r, x = drawn(rng)
     G, H = torch.randn(2, 6, 2, generator=rng, dtype=torch.float64)
     expected = structured_toeplitz.toeplitz_solve(c, r, x)
     assert rel_rms(ToeplitzMV(c, r)(x), structured_toeplitz.toeplitz_matvec(c, r, x)) < 1e-14
@@ -36,7 +36,7 @@ def test_results(rng: torch.Generator) -> None:
 
 
 def test_parameters_get_gradients_and_buffers_do_not(rng: torch.Generator) -> None:
-    c, r, x = lines(rng)
+    c, r, x = drawn(rng)
     for kind in (ToeplitzMV, ToeplitzSolve, ToeplitzInverse):
         module = kind(nn.Parameter(c.clone()), r)
         assert [name for name, _ in module.named_parameters()] == ["c"]
@@ -47,7 +47,7 @@ def test_parameters_get_gradients_and_buffers_do_not(rng: torch.Generator) -> No
 
 
 def test_state_dictionaries(rng: torch.Generator) -> None:
-    (c, r, x), (other, _, _) = lines(rng), lines(rng)
+    (c, r, x), (other, _, _) = drawn(rng), drawn(rng)
     for kind in (ToeplitzMV, ToeplitzSolve, ToeplitzInverse):
         module, loaded = kind(c, r), kind(other.clone(), r.clone())
         assert not torch.equal(module(x), loaded(x))

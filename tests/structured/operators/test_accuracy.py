@@ -1,4 +1,4 @@
-"""The table of structured_accuracy.py for CPU tensors and CPU implementations of kernels; `pytest -s` prints it."""
+"""The table of structured_accuracy.py for CPU tensors and the CPU equivalents of kernels; `pytest -s` prints it."""
 
 from __future__ import annotations
 

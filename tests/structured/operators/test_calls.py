@@ -1,4 +1,5 @@
-"""What all structured functions share: `out=`, `stream=`, devices, documented answers to bad and empty input. CPU tensors."""
+"""Properties of all structured functions: `out=`, `stream=`, devices, documented results for bad and empty input. CPU
+tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_a_wrong_out_is_refused_before_it_is_written(case: Case, bad: str, seed:
     assert out.device.type == "meta" or bool((out == 7).all())
 
 
-def test_out_must_be_contiguous_and_share_no_memory(seed: int) -> None:
+def test_out_must_be_contiguous_and_must_not_overlap(seed: int) -> None:
     x = without_out(CASES["cauchy-float64"], seed)
     wide = torch.zeros(2, 3, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^cauchy_kernel: out: expected a contiguous tensor, got strides \(24, 8, 2\)$"):
@@ -83,7 +84,7 @@ def test_an_out_that_is_a_view_or_not_a_tensor_is_refused() -> None:
         gdn_cuda.cauchy_kernel([1.0], x, x, out=out)  # type: ignore[arg-type]
 
 
-def test_an_out_that_overlaps_an_input_gives_the_right_result_where_it_is_copied() -> None:
+def test_an_out_that_overlaps_an_input_is_correct_where_results_are_copied() -> None:
     buffer, x = complex_(1, 2, 3, 4), complex_(0, 0)
     gdn_cuda.log_vandermonde_transpose(torch.ones(3), buffer[1:3], x, 3, out=buffer[2:])
     assert buffer.tolist() == [1, 2, 6, 9]
@@ -128,7 +129,7 @@ def test_pinning_needs_cuda_tensors() -> None:
 
 @EVERY_CASE
 def test_sums_over_slices_of_points_equal_the_whole(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long sums on CPU tensors are formed."""
+    """Long sums on CPU tensors are computed in slices."""
     x = {
         name: value.requires_grad_() if isinstance(value, Tensor) else value for name, value in without_out(case, seed).items()
     }
@@ -154,7 +155,7 @@ def test_gradients_of_gradients_are_refused(name: str, seed: int) -> None:
         torch.autograd.grad(sum(y.abs().sum() for y in first), leaves)  # type: ignore[arg-type]
 
 
-# ---- Documented answers (docs/structured.md)
+# ---- Documented results (docs/structured.md)
 
 
 def complex_(*values: complex) -> Tensor:
@@ -164,11 +165,11 @@ def complex_(*values: complex) -> Tensor:
 def test_a_pole_on_a_point_gives_the_limit() -> None:
     omega, lambd = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 2.0, 5.0])
     out = gdn_cuda.cauchy_kernel(torch.tensor([-1.0, 4.0, -4.0, 0.0]), omega, lambd)
-    assert out.tolist() == [-inf, -1.0, -0.5]  # at 2, the residues 4 and -4 meet and leave the other terms' sum
+    assert out.tolist() == [-inf, -1.0, -0.5]  # at 2, the residues 4 and -4 cancel, and the sum of the other terms remains
     at_i = gdn_cuda.cauchy_kernel(complex_(2 - 3j), complex_(1j), complex_(1j))
     assert (at_i.real.item(), at_i.imag.item()) == (inf, -inf)
     real_pole = gdn_cuda.cauchy_conj(complex_(1 + 5j), complex_(2), complex_(2))
-    assert (real_pole.real.item(), real_pole.imag.item()) == (inf, 0)  # v + v̄ meet there
+    assert (real_pole.real.item(), real_pole.imag.item()) == (inf, 0)  # the residues there are v + v̄
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])

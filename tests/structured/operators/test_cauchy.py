@@ -20,7 +20,7 @@ SHAPES = [
     ((4, 0), (3,), (4, 0)),
     ((4, 2), (4, 0), (2,)),
 ]
-KINDS = {"kernel": (cauchy_kernel, torch.float64), "complex": (cauchy_kernel, torch.complex128),
+FUNCTIONS = {"kernel": (cauchy_kernel, torch.float64), "complex": (cauchy_kernel, torch.complex128),
          "conj": (cauchy_conj, torch.complex128)}  # fmt: skip
 
 
@@ -28,13 +28,13 @@ def draw(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, rng: torch.Gen
     return [torch.randn(shape, generator=rng, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_values_and_gradients(kind: str, shapes: tuple[tuple[int, ...], ...], rng: torch.Generator) -> None:
-    function, dtype = KINDS[kind]
+def test_values_and_gradients(name: str, shapes: tuple[tuple[int, ...], ...], rng: torch.Generator) -> None:
+    function, dtype = FUNCTIONS[name]
     x = draw(shapes, dtype, rng)
     out, expected = function(*x), getattr(oracle, function.__name__)(*x)
-    assert rel_rms(out, getattr(literal, function.__name__)(*x)) < 1e-13  # `expected` is what CPU tensors run
+    assert rel_rms(out, getattr(literal, function.__name__)(*x)) < 1e-13  # independent: `expected` is the CPU implementation
     grad = torch.randn(out.shape, generator=rng, dtype=dtype)
     for ours, theirs in zip(torch.autograd.grad(out, x, grad), torch.autograd.grad(expected, x, grad), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
@@ -58,11 +58,11 @@ def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> 
     assert cauchy_conj(v.to(dtype), omega.to(dtype), lambd.to(dtype)).dtype == torch.complex64
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tracing(kind: str, rng: torch.Generator) -> None:
-    function, dtype = KINDS[kind]
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_tracing(name: str, rng: torch.Generator) -> None:
+    function, dtype = FUNCTIONS[name]
     x = draw(SHAPES[1], dtype, rng)
-    torch.library.opcheck(torch.ops.gdn_cuda.cauchy.default, (*x, kind == "conj"))
+    torch.library.opcheck(torch.ops.gdn_cuda.cauchy.default, (*x, name == "conj"))
     grad = torch.randn(3, 2, 7, generator=rng, dtype=dtype)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     eager, traced = (torch.autograd.grad(f(*x), x, grad) for f in (function, compiled))

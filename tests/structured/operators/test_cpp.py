@@ -1,4 +1,4 @@
-"""The C++ API of the structured operators on CPU tensors, which it passes to the implementations that Python registers."""
+"""The C++ API of the structured operators on CPU tensors, for which it calls Python's implementations."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_values_and_gradients(disp_type: int, shapes: tuple[tuple[int, ...], ...
         assert torch.autograd.gradcheck(lambda *x: displacement_matvec(*x, disp_type), x)
 
 
-def test_a_rank_of_zero_gives_zeros_whatever_x_holds() -> None:
+def test_a_rank_of_zero_gives_zeros_for_any_x() -> None:
     none, x = torch.zeros(3, 0), torch.tensor([torch.inf, 1, 2])
     assert displacement_matvec(none, none, x).tolist() == [0, 0, 0]
 
@@ -58,7 +58,7 @@ def test_generators_of_a_toeplitz_matrix_reproduce_its_products(n: int, rng: tor
 
 @pytest.mark.parametrize("disp_type", DisplacementType)
 def test_long_products_form_no_matrix(disp_type: int, rng: torch.Generator) -> None:
-    """A matrix of 60 000 rows would take 29 GB. Linear in x, as two halves show."""
+    """A matrix of 60 000 rows would take 29 GB. Two halves of x show linearity."""
     G, H = torch.randn(2, 60_000, 2, generator=rng)
     x, y = torch.randn(2, 60_000, generator=rng)
     one, two, both = (displacement_matvec(G, H, z, disp_type) for z in (x, y, x + y))

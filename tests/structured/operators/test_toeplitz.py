@@ -18,7 +18,7 @@ from gdn_cuda.structured.reference_toeplitz_operators import matvec_by_transform
 from gdn_cuda.structured.toeplitz import toeplitz_matvec, toeplitz_matvec_transpose
 
 PRODUCTS = (toeplitz_matvec, toeplitz_matvec_transpose)
-# of c, r and x
+# shapes of c, r and x
 SHAPES = [
     ((5,), (5,), (5,)),
     ((5,), (5,), (5, 3)),
@@ -56,7 +56,7 @@ def test_values_and_gradients(
         assert torch.autograd.gradgradcheck(function, x)
 
 
-# of c (…,n), r (…,m) and x, which has m numbers, or n for the transpose
+# shapes of c (…,n), r (…,m) and x, which has m elements, or n for the transpose
 RECTANGULAR = [
     ((5,), (3,), (3,), (5,)),
     ((3,), (5,), (5, 2), (3, 2)),
@@ -98,7 +98,7 @@ def test_rectangular_matrices_are_those_of_scipy(
             assert all(rel_rms(a, b) < 1e-13 for a, b in zip(ours, theirs, strict=True))
 
 
-def test_rectangular_matrices_as_matmul_toeplitz_has_them() -> None:
+def test_rectangular_matrices_of_matmul_toeplitz() -> None:
     c, r, x = torch.tensor([1, 3, 6, 10]), torch.tensor([1, -1, -2]), torch.tensor([[1, 2], [2, 3], [5, 7]])
     expected = scipy.linalg.matmul_toeplitz((c.numpy(), r.numpy()), x.numpy())
     torch.testing.assert_close(toeplitz_matvec(c, r, x), torch.from_numpy(expected).float(), rtol=0, atol=1e-12)
@@ -108,7 +108,7 @@ def test_rectangular_matrices_as_matmul_toeplitz_has_them() -> None:
 
 
 def test_integers_are_converted_to_the_default_dtype(rng: torch.Generator) -> None:
-    """With other tensors they get their dtype, as in torch's division."""
+    """With other tensors they are converted to the dtype of those, as in torch's division."""
     c, r, x = (torch.randint(-9, 9, (4,), generator=rng) for _ in range(3))
     expected = oracle.toeplitz_matvec(c.double(), r.double(), x.double())
     for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool):
@@ -161,7 +161,7 @@ def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("function", PRODUCTS)
-def test_long_products_go_through_transforms(function: Any, dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_long_products_use_transforms(function: Any, dtype: torch.dtype, rng: torch.Generator) -> None:
     """Beyond 1024 rows no matrix is formed."""
     c, r, x = (y.detach() for y in draw(((1100,), (1100,), (1100, 2)), dtype, rng))
     r[0] = torch.nan

@@ -1,4 +1,5 @@
-"""Toeplitz solvers as operators: values, gradients, info, dtypes, tracing, errors. CPU tensors, also through the GPU's plan."""
+"""Toeplitz solvers as operators: values, gradients, info, dtypes, tracing, errors. CPU tensors, also with the methods of the
+GPU."""
 
 from __future__ import annotations
 
@@ -30,22 +31,22 @@ LinAlgError = torch.linalg.LinAlgError
 DOUBLES = (torch.float64, torch.complex128)
 _ops = torch.ops.gdn_cuda
 
-# The GPU's plan (toeplitz_solve.cpp) on CPU tensors, with the kernels' CPU implementations. Limits in rows: the most of GKO and
-# of Schur's recursion, the fewest and the most of conjugate gradients in one kernel.
+# The GPU's methods (toeplitz_solve.cpp) on CPU tensors, with the kernels' CPU equivalents. Limits in rows: maxima of GKO and of
+# Schur's recursion, minimum and maximum of conjugate gradients in one kernel.
 DEFAULT_LIMITS = (1024, 4096, 1025, 8192)
 ALGORITHMS = {"gko": DEFAULT_LIMITS, "dense LU": (0, 4096, 1025, 8192)}
 
 
-def planned(c: Tensor, r: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
+def solved_within_limits(c: Tensor, r: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
     return _ops.toeplitz_solve_within(c, r, b, False, False, limits)  # type: ignore[no-any-return]
 
 
-def planned_symmetric(c: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
-    """Waits for the device: tries the algorithms for positive definite matrices first."""
+def solved_within_limits_symmetric(c: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
+    """Waits for the device: tries the methods for positive definite matrices first."""
     return _ops.toeplitz_solve_within(c, c, b, True, True, limits)  # type: ignore[no-any-return]
 
 
-def planned_positive(c: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
+def solved_within_limits_positive(c: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
     return _ops.toeplitz_solve_positive_within(c, b, limits)  # type: ignore[no-any-return]
 
 
@@ -115,15 +116,15 @@ def test_near_zero_u0_is_judged_in_the_precision_of_the_generators() -> None:
             toeplitz_inverse_apply(u, v, x)
 
 
-@pytest.mark.parametrize("of_c", [1e-300, 1e300])
-@pytest.mark.parametrize("of_b", [1e-300, 1.0, 1e300])
-def test_numbers_at_the_ends_of_the_range(of_c: float, of_b: float) -> None:
-    """Nonsingular matrices are solved where the solution itself is in range."""
+@pytest.mark.parametrize("matrix_scale", [1e-300, 1e300])
+@pytest.mark.parametrize("right_scale", [1e-300, 1.0, 1e300])
+def test_values_at_the_limits_of_the_range(matrix_scale: float, right_scale: float) -> None:
+    """Nonsingular matrices are solved whenever the solution is in range."""
     c, r = (torch.tensor(line, dtype=torch.float64) for line in ([4, 1, 0], [4, 2, 1]))
     b = torch.ones(3, dtype=torch.float64)
-    x, info = toeplitz_solve_ex(of_c * c, of_c * r, of_b * b)
+    x, info = toeplitz_solve_ex(matrix_scale * c, matrix_scale * r, right_scale * b)
     assert info == 0
-    expected = toeplitz_solve(c, r, b) / of_c * of_b
+    expected = toeplitz_solve(c, r, b) / matrix_scale * right_scale
     torch.testing.assert_close(x, expected, rtol=1e-14, atol=1e-323)
 
 
@@ -171,7 +172,7 @@ def test_info_and_errors_of_singular_matrices(rng: torch.Generator) -> None:
 @pytest.mark.parametrize("batch", [(), (2,), (0,)])
 def test_no_rows(batch: tuple[int, ...]) -> None:
     c, b = torch.zeros(*batch, 0), torch.zeros(*batch, 0, 3)
-    for solved in (toeplitz_solve_ex(c, c, b), toeplitz_solve_symmetric_ex(c, b), planned(c, c, b)):
+    for solved in (toeplitz_solve_ex(c, c, b), toeplitz_solve_symmetric_ex(c, b), solved_within_limits(c, c, b)):
         assert solved[0].shape == b.shape and solved[1].shape == batch and not solved[1].any()
     u, v = gs_compute_generators(c, c)
     assert u.shape == v.shape == toeplitz_inverse_apply(u, v, c).shape == c.shape
@@ -184,13 +185,13 @@ def test_tracing(dtype: torch.dtype, rng: torch.Generator) -> None:
     x = [t.requires_grad_() for t in (well(rng, 2, 1, 4, dtype=dtype), draw(rng, 3, 4, dtype=dtype), draw(rng, 2, 1, 4, 2, dtype=dtype))]  # fmt: skip  # noqa: E501
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_solve.default, (*x, False, False))
 
-    def all_of_it(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
+    def solver_results(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
         (x, info), (y, _) = toeplitz_solve_ex(c, r, b), toeplitz_solve_symmetric_ex(c, b)
         z = toeplitz_inverse_apply(x[..., 0], y[..., 0], b)
         return (x.sum((-1, -2)) + info).abs().sum() + z.abs().sum() + toeplitz_to_cauchy(c, r).abs().sum()
 
-    compiled = torch.compile(all_of_it, fullgraph=True, backend="aot_eager")
-    eager, traced = (torch.autograd.grad(f(*x), x) for f in (all_of_it, compiled))
+    compiled = torch.compile(solver_results, fullgraph=True, backend="aot_eager")
+    eager, traced = (torch.autograd.grad(f(*x), x) for f in (solver_results, compiled))
     for a, b in zip(eager, traced, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
@@ -216,13 +217,13 @@ def test_errors_say_what_is_wrong(name: str, rng: torch.Generator) -> None:
         toeplitz_inverse_apply(torch.ones(3), torch.ones(1), torch.ones(3))
     with pytest.raises(ValueError, match=r"^toeplitz_inverse_apply: x: expected \(…, 3\), .* got \(2, 3\)$"):
         toeplitz_inverse_apply(torch.ones(3), torch.ones(3), torch.ones(2, 3))
-    apart, x = (torch.ones(2, 3), torch.ones(4, 3)), torch.ones(3)
-    for call, argument in ((lambda: toeplitz_inverse_apply(*apart, x), "toeplitz_inverse_apply: gs_v"),
-                           (lambda: gs_compute_generators(*apart), "gs_compute_generators: r"),
-                           (lambda: toeplitz_to_cauchy(*apart), "toeplitz_to_cauchy: r"),
-                           (lambda: toeplitz_solve_ex(*apart, x), "toeplitz_solve_ex: r"),
-                           (lambda: toeplitz_inverse_apply(apart[0], x, apart[1]), "toeplitz_inverse_apply: x"),
-                           (lambda: toeplitz_solve_symmetric_ex(*apart), "toeplitz_solve_symmetric_ex: b")):  # fmt: skip
+    pair, x = (torch.ones(2, 3), torch.ones(4, 3)), torch.ones(3)
+    for call, argument in ((lambda: toeplitz_inverse_apply(*pair, x), "toeplitz_inverse_apply: gs_v"),
+                           (lambda: gs_compute_generators(*pair), "gs_compute_generators: r"),
+                           (lambda: toeplitz_to_cauchy(*pair), "toeplitz_to_cauchy: r"),
+                           (lambda: toeplitz_solve_ex(*pair, x), "toeplitz_solve_ex: r"),
+                           (lambda: toeplitz_inverse_apply(pair[0], x, pair[1]), "toeplitz_inverse_apply: x"),
+                           (lambda: toeplitz_solve_symmetric_ex(*pair), "toeplitz_solve_symmetric_ex: b")):  # fmt: skip
         with pytest.raises(ValueError, match=rf"^{argument}: expected leading dimensions that broadcast with .* got \(4, 3\)$"):
             call()
     with pytest.raises(ValueError, match=r"^toeplitz_to_cauchy: r: expected \(…, 3\) as c has, got \(1,\)$"):
@@ -233,12 +234,12 @@ def test_errors_say_what_is_wrong(name: str, rng: torch.Generator) -> None:
         toeplitz_solve_symmetric_ex(x.cfloat(), x, assume_positive=True)
 
 
-# ---- the GPU's plan with the kernels' CPU implementations
+# ---- the GPU's methods with the kernels' CPU equivalents
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_algorithms_of_the_gpu_equal_the_oracle(algorithm: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_methods_of_the_gpu_equal_the_oracle(algorithm: str, dtype: torch.dtype, rng: torch.Generator) -> None:
     single = dtype in (torch.float32, torch.complex64)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     for shapes in (
@@ -250,65 +251,72 @@ def test_algorithms_of_the_gpu_equal_the_oracle(algorithm: str, dtype: torch.dty
         c, r, b = (draw(rng, *shape, dtype=wide).to(dtype) for shape in shapes)
         c[..., 0] = 1e-6 if c.shape[-1] > 1 else 2  # a tiny leading minor
         r[..., 0] = torch.nan
-        (x, info), (expected, told) = planned(c, r, b, ALGORITHMS[algorithm]), oracle.toeplitz_solve_ex(c, r, b)
+        (x, info), (expected, told) = solved_within_limits(c, r, b, ALGORITHMS[algorithm]), oracle.toeplitz_solve_ex(c, r, b)
         assert x.dtype == dtype and x.shape == expected.shape and torch.equal(info, told)
         assert rel_rms(x, expected) < (1e-6 if single else 1e-11)
     for scale in (1e-30, 1e30) if single else (1e-200, 1e200):
         (x, info), (expected, _) = (
-            planned(c * scale, r * scale, b, ALGORITHMS[algorithm]),
+            solved_within_limits(c * scale, r * scale, b, ALGORITHMS[algorithm]),
             oracle.toeplitz_solve_ex(c * scale, r * scale, b),
         )
         assert not info.any() and rel_rms(x * scale, expected * scale) < (1e-5 if single else 1e-10)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_algorithms_of_the_gpu_report_singular_matrices(algorithm: str, rng: torch.Generator) -> None:
+def test_methods_of_the_gpu_report_singular_matrices(algorithm: str, rng: torch.Generator) -> None:
     c = torch.tensor([[2.0, 1, 0], [1, 1, 1], [0, 0, 0], [torch.nan, 0, 0], [1, 1 - 2.0**-23, 1 - 2.0**-21]])
     b = draw(rng, 5, 3).float()
     for dtype, nearly in ((torch.float32, 4), (torch.float64, 0)):
-        x, info = planned(c.to(dtype), c.to(dtype), b.to(dtype), ALGORITHMS[algorithm])
+        x, info = solved_within_limits(c.to(dtype), c.to(dtype), b.to(dtype), ALGORITHMS[algorithm])
         assert info[0] == 0 and rel_rms(x[0], oracle.toeplitz_solve(c[0], c[0], b[0])) < 1e-6
         assert info[1] in (2, 3, 4) and info[2] == 1 and x[2].isnan().all() and info[3] > 0 and info[4] == nearly
 
 
 def test_no_columns() -> None:
-    """Singular matrices are reported all the same."""
+    """Singular matrices are still reported."""
     c, b = torch.tensor([[2.0, 1, 0], [0, 0, 0]]), torch.zeros(2, 3, 0)
-    solved = [toeplitz_solve_ex(c, c, b), toeplitz_solve_symmetric_ex(c, b), planned_symmetric(c, b)]
-    for x, info in (*solved, *(planned(c, c, b, limits) for limits in ALGORITHMS.values())):
+    solved = [toeplitz_solve_ex(c, c, b), toeplitz_solve_symmetric_ex(c, b), solved_within_limits_symmetric(c, b)]
+    for x, info in (*solved, *(solved_within_limits(c, c, b, limits) for limits in ALGORITHMS.values())):
         assert x.shape == b.shape and info.tolist() == [0, 1]
     assert toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[1].tolist() == [0, -1]
-    assert planned_positive(c, b)[1].tolist() == [0, -1]
+    assert solved_within_limits_positive(c, b)[1].tolist() == [0, -1]
     assert _ops.toeplitz_pcg_long(c[0], b[0])[1] == 0
     assert _ops.toeplitz_pcg(c, b, 1e-7)[1].tolist() == [0, -1]
 
 
-def test_huge_numbers_get_no_correction_that_overflows(rng: torch.Generator) -> None:
-    """Entries near 1e304: the transforms of T x overflow though T x does not. There is no residual to refine with, so x is the
-    result of the elimination."""
+def test_corrections_of_huge_values_do_not_overflow(rng: torch.Generator) -> None:
+    """Entries near 1e304: the transforms of T x overflow though T x does not. There is no finite residual for refinement, so x
+    is the result of the elimination."""
     n, size = 1100, 1e304
     c, r, x = well(rng, n), draw(rng, n), draw(rng, n)
     c[0] += 4 * n**0.5
     b = size * oracle.toeplitz_matvec(c, r, x)
     assert b.isfinite().all()
     assert not toeplitz_matvec(size * c, size * r, x).isfinite().all()
-    found, info = planned(size * c, size * r, b, (n, *DEFAULT_LIMITS[1:]))
+    found, info = solved_within_limits(size * c, size * r, b, (n, *DEFAULT_LIMITS[1:]))
     assert info == 0 and rel_rms(found, x) < 1e-11
 
 
-def test_residuals_of_the_second_precision_are_used(rng: torch.Generator) -> None:
+def test_refinement_recovers_digits(rng: torch.Generator) -> None:
     """Generators that grow cost the elimination in fp64 some digits; one step of refinement restores them."""
     c, r, b = draw(rng, 400), draw(rng, 400), draw(rng, 400)
     expected, plain = oracle.toeplitz_solve_ex(c, r, b)[0], _ops.toeplitz_gko(c, r, b, 1e-15)[0]
-    assert rel_rms(planned(c, r, b)[0], expected) < 0.2 * rel_rms(plain, expected)
+    assert rel_rms(solved_within_limits(c, r, b)[0], expected) < 0.2 * rel_rms(plain, expected)
 
 
 def test_explanations_name_the_algorithm() -> None:
-    ways = ("toeplitz_gko", "toeplitz_eliminate", "dense LU", "toeplitz_schur", "toeplitz_pcg", "conjugate gradients in torch")
+    methods = (
+        "toeplitz_gko",
+        "toeplitz_eliminate",
+        "dense LU",
+        "toeplitz_schur",
+        "toeplitz_pcg",
+        "conjugate gradients in torch",
+    )
 
     def named(n: int, symmetric: bool = False) -> list[str]:
         text = explain_toeplitz_solve(n, symmetric)
-        return sorted((way for way in ways if way in text), key=text.index)
+        return sorted((method for method in methods if method in text), key=text.index)
 
     assert named(512) == ["toeplitz_gko"]
     assert named(513) == named(8192) == ["toeplitz_eliminate"] or torch.cuda.is_available(), "an H200's clusters"
@@ -323,7 +331,7 @@ def test_explanations_name_the_algorithm() -> None:
 
 
 def symmetric(n: int) -> Tensor:
-    """First columns: positive definite, barely so, indefinite, singular, NaN."""
+    """First columns: positive definite, nearly singular, indefinite, singular, NaN."""
     distance = torch.arange(n, dtype=torch.float64)
     first = distance == 0
     return torch.stack([0.9**distance + 0.1 * first, (-((distance / 3) ** 2)).exp() + 1e-5 * first,
@@ -352,27 +360,28 @@ def test_gradients_and_tracing_of_positive_definite_matrices(rng: torch.Generato
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("limits", [(4096, 1025, 8192), (4096, 0, 8192), (0, 0, 8192), (0, 0, 0)])
-def test_symmetric_algorithms_of_the_gpu_equal_the_oracle(
+def test_symmetric_methods_of_the_gpu_equal_the_oracle(
     limits: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     """If one matrix of a batch is not positive definite, all are solved by the general algorithm."""
     own = (1024, *limits)
     c, b = symmetric(40).to(dtype), draw(rng, 5, 40).to(dtype)
     for which in ([0, 1], [0, 2]):
-        x, info = planned_symmetric(c[which], b[which], own)
+        x, info = solved_within_limits_symmetric(c[which], b[which], own)
         expected = oracle.toeplitz_solve_symmetric(c[which], b[which])
         assert not info.any() and rel_rms(x, expected) < (1e-6 if dtype == torch.float32 else 1e-10)
-    assert planned_symmetric(c, b, own)[1][3:].all()
+    assert solved_within_limits_symmetric(c, b, own)[1][3:].all()
 
 
 def test_conjugate_gradients_in_one_block_report_no_convergence(rng: torch.Generator) -> None:
     c, b = symmetric(6)[None, :3], draw(rng, 4, 3, 6)
-    x, info = planned_positive(c, b, (1024, 0, 0, 8192))
+    x, info = solved_within_limits_positive(c, b, (1024, 0, 0, 8192))
     assert info.tolist() == [[0, 0, -1]] and x[:, 2].isnan().all() and x[:, :2].isfinite().all()
 
 
 def test_one_failing_right_hand_side_marks_its_matrix() -> None:
-    """Conjugate gradients in torch operations do not converge with infinities; those in one kernel solve the other sides."""
+    """Conjugate gradients in torch operations do not converge with infinities; those in one kernel solve the other right-hand
+    sides."""
     c, b = symmetric(6)[:1], torch.ones(4, 6, dtype=torch.float64)
     b[2, 3] = torch.inf
     x, info = _ops.toeplitz_pcg_long(c, b)
@@ -383,8 +392,8 @@ def test_one_failing_right_hand_side_marks_its_matrix() -> None:
 def test_no_right_hand_sides_of_a_matrix(limits: tuple[int, ...]) -> None:
     c = torch.tensor([[2.0, 1.0, 0.0]])
     for b in (torch.zeros(0, 3), torch.zeros(0, 3, 2)):
-        ways = [planned_symmetric(c, b, limits), planned(c, c, b, limits)]
-        for x, info in [*ways, planned_positive(c, b, limits)] if any(limits[1:]) else ways:
+        methods = [solved_within_limits_symmetric(c, b, limits), solved_within_limits(c, c, b, limits)]
+        for x, info in [*methods, solved_within_limits_positive(c, b, limits)] if any(limits[1:]) else methods:
             assert x.shape == b.shape and info.tolist() == [0]
 
 
@@ -392,7 +401,7 @@ def test_the_limit_of_assume_positive() -> None:
     with pytest.raises(
         ValueError, match=r"^toeplitz_solve_symmetric_ex: c: expected at most 8 rows with assume_positive, got \(9"
     ):
-        planned_positive(torch.ones(9), torch.ones(9), (0, 4, 2, 8))
+        solved_within_limits_positive(torch.ones(9), torch.ones(9), (0, 4, 2, 8))
 
 
 def test_columns_of_the_inverse_and_their_products_in_torch(rng: torch.Generator) -> None:
@@ -413,7 +422,7 @@ def test_columns_of_the_inverse_and_their_products_in_torch(rng: torch.Generator
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
 def test_integers_are_converted_to_the_default_dtype(dtype: torch.dtype) -> None:
-    """As scipy.linalg.solve_toeplitz takes them."""
+    """As in scipy.linalg.solve_toeplitz."""
     c, r, b = torch.tensor([4, 1, 0]).to(dtype), torch.tensor([4, 0, 1]).to(dtype), torch.tensor([1, 0, 1]).to(dtype)
     given = tuple(x.numpy().astype(float) for x in (c, r, b))
     expected = torch.from_numpy(scipy.linalg.solve_toeplitz(given[:2], given[2])).float()
@@ -432,9 +441,9 @@ def test_conjugate_gradients(rng: torch.Generator) -> None:
     x, info = torch.ops.gdn_cuda.toeplitz_pcg_long(c, b)
     assert info.tolist() == [0, 0] and not x[0, 0, :, 1].any()
     assert rel_rms(x, oracle.toeplitz_solve_symmetric(c, b)) < 1e-9
-    for of_c, of_b in ((1, 1e-170), (1e-165, 1e-165), (1e170, 1e200)):  # squares would leave the range
-        scaled = torch.ops.gdn_cuda.toeplitz_pcg_long(of_c * c, of_b * b)[0]
-        assert rel_rms(scaled * of_c / of_b, x) < 1e-9
+    for matrix_scale, right_scale in ((1, 1e-170), (1e-165, 1e-165), (1e170, 1e200)):  # squares would leave the range
+        scaled = torch.ops.gdn_cuda.toeplitz_pcg_long(matrix_scale * c, right_scale * b)[0]
+        assert rel_rms(scaled * matrix_scale / right_scale, x) < 1e-9
     single = torch.ops.gdn_cuda.toeplitz_pcg_long(c.float(), b.float())[0]
     assert rel_rms(single, oracle.toeplitz_solve_symmetric(c.float(), b.float())) < 1e-6
     assert torch.ops.gdn_cuda.toeplitz_pcg_long(symmetric(300)[2], b)[1].item() == -1

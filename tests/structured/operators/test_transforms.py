@@ -1,4 +1,5 @@
-"""Derivatives of the structured operators in forward mode, under torch.func and torch.vmap: right or refused, never silently 0.
+"""Derivatives of the structured operators in forward mode, under torch.func and torch.vmap: correct or refused, never silently
+0.
 
 Forward mode is compared with central differences in fp64, torch.func with backward(), torch.vmap with a loop."""
 
@@ -50,7 +51,7 @@ def displaced(G: Tensor, H: Tensor, x: Tensor) -> Tensor:
 
 
 REAL, COMPLEX = torch.float64, torch.complex128
-# Function, dtype, and shapes of its arguments; Toeplitz matrices are made nonsingular.
+# Function, dtype, and shapes of arguments; Toeplitz matrices are drawn nonsingular.
 CASES: dict[str, tuple[Callable[..., Tensor], torch.dtype, tuple[tuple[int, ...], ...]]] = {
     "cauchy": (gdn_cuda.cauchy_kernel, REAL, ((N,), (L,), (N,))),
     "cauchy complex": (gdn_cuda.cauchy_kernel, COMPLEX, ((2, 1, N), (3, L), (N,))),
@@ -84,7 +85,7 @@ def drawn(name: str, rng: torch.Generator, *leading: int) -> tuple[Callable[...,
 
 @EVERY
 def test_tangents_are_differences(name: str, rng: torch.Generator) -> None:
-    """In every argument alone and in all of them, by torch.func and by dual numbers."""
+    """With respect to each argument alone and to all of them, by torch.func and by dual numbers."""
     function, x = drawn(name, rng)
     tangents = [torch.randn(y.shape, generator=rng, dtype=y.dtype) for y in x]
     step = 1e-5
@@ -167,8 +168,8 @@ def test_vmap_of_info(rng: torch.Generator) -> None:
     b = torch.randn(4, 3, generator=rng)
     both = torch.vmap(gdn_cuda.toeplitz_solve_ex)(c, c, b[:2])[1]
     assert both.tolist() == gdn_cuda.toeplitz_solve_ex(c, c, b[:2])[1].tolist() == [0, 2]
-    of_one = torch.vmap(lambda b: gdn_cuda.toeplitz_solve_ex(c[1], c[1], b))(b)[1]
-    assert of_one.tolist() == [2] * 4
+    info = torch.vmap(lambda b: gdn_cuda.toeplitz_solve_ex(c[1], c[1], b))(b)[1]
+    assert info.tolist() == [2] * 4
     positive = torch.vmap(lambda c, b: gdn_cuda.toeplitz_solve_symmetric_ex(c, b, assume_positive=True))(c, b[:2])[1]
     assert positive.tolist() == [0, -2]
 
@@ -184,7 +185,7 @@ def test_functions_that_inspect_values_are_refused_under_vmap(name: str, rng: to
 
 
 def test_second_derivatives_of_sums_over_poles_are_refused(rng: torch.Generator) -> None:
-    """In every order of modes; for sums of powers only where backward refuses them too."""
+    """In every order of modes; for sums of powers only if backward refuses them too."""
     for name in ("cauchy", "cauchy_conj"):
         function, x = drawn(name, rng)
 

@@ -7,7 +7,7 @@ from helpers import rel_rms
 
 mpmath = pytest.importorskip("mpmath", reason="mpmath is not installed (it comes with torch's sympy)")
 EPSILON = 2.0**-52
-KINDS = ("spread", "close", "clustered", "unit circle")
+NODES = ("spread", "close", "clustered", "unit circle")
 inf, nan = float("inf"), float("nan")
 
 
@@ -15,14 +15,14 @@ def draw(rng, *shape, complex_=True):
     return torch.randn(*shape, generator=rng, dtype=torch.complex128 if complex_ else torch.float64)
 
 
-def nodes(kind, N, L, complex_, rng):
+def nodes(layout, N, L, complex_, rng):
     """omega (L) and lambd (N)."""
     omega, lambd = draw(rng, L, complex_=complex_), draw(rng, N, complex_=complex_)
-    if kind == "close":
+    if layout == "close":
         lambd = omega[torch.arange(N) % L] + 1e-12 * (1 + torch.rand(N, generator=rng, dtype=torch.float64))
-    elif kind == "clustered":
+    elif layout == "clustered":
         lambd = lambd[:1] + 1e-9 * lambd
-    elif kind == "unit circle":
+    elif layout == "unit circle":
         omega = torch.polar(torch.ones(L, dtype=torch.float64), 6 * torch.rand(L, generator=rng, dtype=torch.float64))
         lambd = omega.flip(0).repeat(N)[:N] * torch.polar(torch.ones(N).double(), torch.full((N,), 1e-7).double())
     return omega, lambd
@@ -35,15 +35,15 @@ def exactly(terms):
         return complex(mpmath.fsum(quotients)), float(mpmath.fsum([abs(q) for q in quotients]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", NODES)
 @pytest.mark.parametrize("complex_", [False, True])
 @pytest.mark.parametrize(("N", "L"), [(1, 1), (2, 3), (13, 7), (40, 5)])
-def test_sums_equal_mpmath_to_the_last_digits(kind, complex_, N, L, rng):
-    omega, lambd = nodes(kind, N, L, complex_, rng)
+def test_sums_equal_mpmath_to_the_last_digits(layout, complex_, N, L, rng):
+    omega, lambd = nodes(layout, N, L, complex_, rng)
     v = draw(rng, N, complex_=complex_)
     out = cauchy_kernel(v, omega, lambd)
     conj = cauchy_conj(v, omega, lambd)
-    assert out.is_complex() == (complex_ or kind == "unit circle")
+    assert out.is_complex() == (complex_ or layout == "unit circle")
     for l, point in enumerate(omega.tolist()):
         pairs = [(a, point, b) for a, b in zip(v.tolist(), lambd.tolist(), strict=True)]
         expected, size = exactly(pairs)
@@ -103,12 +103,12 @@ def test_gradients_at_a_pole_are_nan_and_the_others_untouched(rng):
     gradients = torch.autograd.grad(out, leaves, torch.ones_like(out))
     assert [g.isnan().nonzero().flatten().tolist() for g in gradients] == [[2], [1], [2]]
     kept = [0, 1, 3]
-    apart = [v[kept].detach(), omega.detach(), lambd[kept].detach()]
-    assert torch.autograd.gradcheck(cauchy_kernel, [x.requires_grad_() for x in apart])
-    beside = cauchy_kernel(*apart)
-    expected = torch.autograd.grad(beside[[0, 2]], apart[1], torch.ones(2, dtype=beside.dtype))[0]
+    separate = [v[kept].detach(), omega.detach(), lambd[kept].detach()]
+    assert torch.autograd.gradcheck(cauchy_kernel, [x.requires_grad_() for x in separate])
+    sums = cauchy_kernel(*separate)
+    expected = torch.autograd.grad(sums[[0, 2]], separate[1], torch.ones(2, dtype=sums.dtype))[0]
     poles = [0, 2]
-    rest = torch.autograd.grad(cauchy_kernel(*leaves)[poles], leaves[1], torch.ones(2, dtype=beside.dtype))[0]
+    rest = torch.autograd.grad(cauchy_kernel(*leaves)[poles], leaves[1], torch.ones(2, dtype=sums.dtype))[0]
     assert rest[1].isnan()  # 0 / 0, although the gradient of its output is 0
     third = v[2].detach() / (omega[poles].detach() - lambd[2].detach()) ** 2
     assert rel_rms(rest[poles], expected[poles] - third.conj()) < 1e-13

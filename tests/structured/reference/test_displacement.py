@@ -96,8 +96,8 @@ def test_each_type_represents_its_structured_matrices(n, rng):
 
 
 def test_nearly_equal_nodes_keep_full_precision():
-    """n = 1009: neighbouring roots are 3e-3 apart, and those of Z_{−1} half of it. A single pair of generators gives an A
-    whose displacement is an outer product again."""
+    """n = 1009: the distance of adjacent roots is 3e-3, and half of that to those of Z_{−1}. A single pair of generators gives
+    an A whose displacement is again an outer product."""
     n = 1009
     rng = torch.Generator().manual_seed(n)
     G, H, x = draw(rng, n, 1), draw(rng, n, 1), draw(rng, n)

@@ -1,4 +1,4 @@
-"""S4 (DPLR): closed form, recurrence, steps of three kinds and FFT convolution are one function."""
+"""S4 (DPLR): closed form, recurrence, three modes of steps and FFT convolution agree."""
 
 import math
 
@@ -121,7 +121,7 @@ def test_steps_convolution_and_kernel_agree(shape, rng):
 
 
 @pytest.mark.parametrize("length", [1, 5, 8])
-def test_output_for_a_length_grows_and_comes_back(length, rng):
+def test_output_for_a_length_doubles_and_is_undone(length, rng):
     system = s4.system_of(make_param_config(rng, rank=2))
     discrete = s4.discretized(system)
     C = s4.truncated_output(discrete, system.C, length)
@@ -136,8 +136,8 @@ def test_output_for_a_length_grows_and_comes_back(length, rng):
 
 @pytest.mark.parametrize("rate", [0.5, 2.0])
 def test_rate(rate, rng):
-    """C̃ belongs to rate 1. At another rate the closed form is the kernel of the C that C̃ comes from at *that* rate. For short
-    steps it is nearly the C of rate 1, for Ā^length at one rate is nearly Ā^(length/rate) at the other."""
+    """C̃ is for rate 1. At another rate the closed form is the kernel of the C that would give C̃ at *that* rate. For short steps
+    this is nearly the C of rate 1, since Ā^length at one rate is nearly Ā^(length/rate) at the other."""
     config, length, distances = make_param_config(rng), 64, []
     for halvings in (5, 6):
         shorter = config | {"inv_dt": config["inv_dt"] - halvings * math.log(2)}
@@ -176,7 +176,7 @@ def test_parameters(transform, dt_fast, rng):
         s4.system_of(config | {"dt_transform": "tanh"})
 
 
-def test_softplus_of_large_numbers_keeps_full_precision():
+def test_softplus_of_large_values_keeps_full_precision():
     x = torch.tensor([-40.0, 0.0, 20.5, 30.0, 800.0], dtype=torch.float64)
     expected = torch.where(x > 0, x + (-x).exp().log1p(), x.exp().log1p())
     assert rel_rms(s4.transformed(x, "softplus")[:4] - x[:4], expected[:4] - x[:4]) < 1e-15
@@ -184,7 +184,7 @@ def test_softplus_of_large_numbers_keeps_full_precision():
 
 
 def test_real_system(rng):
-    """Real pairs count twice; parameters may be real (…,N) or pairs of numbers (…,N,2)."""
+    """Real pairs count twice; parameters may be real (…,N) or (…,N,2)."""
     config = make_param_config(rng) | {"is_real": True}
     for name in ("B", "C", "P"):
         config[name][..., 1] = 0
@@ -252,8 +252,8 @@ def test_kernels_of_length_zero(rng):
         s4.kernel_by_resolvent(system, 4, 5)
 
 
-def test_an_undamped_root_of_unity_has_no_way_back(rng):
-    """A = 0 gives Ā = 1: C̃ = C (1 − 1) has forgotten that component."""
+def test_c_cannot_be_recovered_with_an_undamped_root_of_unity(rng):
+    """A = 0 gives Ā = 1: C̃ = C (1 − 1) has lost that component."""
     config = make_param_config(rng, rank=0, transform="none") | {"P": None}
     config["A_real"][1, 2] = config["A_imag"][1, 2] = 0
     system = s4.system_of(config)

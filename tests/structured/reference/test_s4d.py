@@ -1,4 +1,4 @@
-"""S4D: closed form, recurrence, steps and FFT convolution are one function; limits of both discretizations."""
+"""S4D: closed form, recurrence, steps and FFT convolution agree; limits of both discretizations."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_zoh_near_and_far_from_zero(dt_A):
     assert abs(got - expected) < 1e-15 * abs(expected)
 
 
-def test_bilinear_at_minus_two_keeps_nothing():
+def test_bilinear_at_minus_two_has_no_memory():
     """Ā = 0: the kernel is its first entry, in the closed form too, though log Ā is −∞."""
     system = one_state(-2)
     discrete, state = s4d.discretized(system, "bilinear"), torch.ones(1, 1, 1, dtype=torch.complex128)
@@ -100,7 +100,7 @@ def test_bilinear_at_two_is_not_finite():
 
 @pytest.mark.parametrize("disc", s4d.DISCRETIZATIONS)
 def test_large_phases(disc, rng):
-    """Im(dt A) l up to 1e6: against the same powers, by repeated multiplication in 40 digits."""
+    """Im(dt A) l up to 1e6, against repeated multiplication in 40 digits."""
     mpmath = pytest.importorskip("mpmath", reason="mpmath is not installed (it comes with torch's sympy)")
     L = 4096
     system = one_state(-1e-4 + 244.0j)

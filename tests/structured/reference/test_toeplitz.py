@@ -53,7 +53,7 @@ CLASSES = tuple(matrices(2, torch.Generator()))
 
 
 def exact_solution(matrix, b):
-    """By Fractions, so rounded once at the end."""
+    """Computed with Fractions and rounded once."""
     n = len(b)
     rows = [[Fraction(x) for x in row] + [Fraction(y)] for row, y in zip(matrix.tolist(), b.tolist(), strict=True)]
     for k in range(n):
@@ -82,7 +82,7 @@ def test_matrix_and_products_of_scipy(n, dtype, rng):
 
 
 def test_the_first_column_decides_the_diagonal(rng):
-    """Whatever r[0] is, NaN too, nothing changes, and it has no gradient."""
+    """r[0], even NaN, changes nothing and has no gradient."""
     c, r, b = draw(rng, 5), draw(rng, 5), draw(rng, 5)
     mismatched = torch.cat([torch.tensor([torch.nan]).double(), r[1:]])
     for function in (toeplitz_matvec, toeplitz_matvec_transpose, toeplitz_solve):
@@ -115,7 +115,7 @@ def test_one_lapack_solve_would_not_be_as_exact(rng):
 
 @pytest.mark.parametrize("n", [5, 12])
 def test_complex_solutions_are_exact_to_the_last_digits(n, rng):
-    """As the real system of twice the size."""
+    """Compared with the real system of twice the size."""
     c, r = (torch.complex(x, 0.3 * y) for x, y in zip(matrices(n, rng)["nearly singular"], draw(rng, 2, n) * 1e-9, strict=True))
     b, matrix = draw(rng, n, dtype=torch.complex128), toeplitz(c, r)
     real = torch.cat([torch.cat([matrix.real, -matrix.imag], 1), torch.cat([matrix.imag, matrix.real], 1)])
@@ -137,7 +137,7 @@ def test_solutions_of_scipy(dtype, rng):
     [
         ([0.0], [0.0], [1]),
         ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [2]),
-        ([0.0, 0.0], [0.0, 1.0], [1, 2]),  # either is allowed
+        ([0.0, 0.0], [0.0, 1.0], [1, 2]),  # both are valid
         ([0.1, -0.3, 0.2], [0.1, 0.2, -0.3], [3, 4]),  # circulant, rows sum to zero up to rounding
         ([torch.nan, 1.0], [0.0, 1.0], [3]),
         ([2.0, 1.0], [0.0, torch.inf], [3]),
@@ -169,7 +169,7 @@ def test_the_precision_of_the_inputs_decides_what_is_singular(rng):
     assert torch.equal(x, wide)
 
 
-def test_one_singular_matrix_does_not_spoil_its_batch(rng):
+def test_one_singular_matrix_does_not_affect_its_batch(rng):
     c, r, b = draw(rng, 4, 3), draw(rng, 4, 3), draw(rng, 4, 3)
     c[1], r[1] = 1, 1
     c[2], c[2, 2] = 0, 2
@@ -267,7 +267,7 @@ def test_real_matrix_and_complex_right_hand_side(rng):
 
 
 def test_ranks_decide_between_vectors_and_columns(rng):
-    """n = k: nothing but the number of dimensions tells (B,n) from (n,k)."""
+    """n = k: only the number of dimensions distinguishes (B,n) from (n,k)."""
     c, r, x = draw(rng, 3), draw(rng, 3), draw(rng, 3, 3)
     assert rel_rms(toeplitz_matvec(c, r, x), toeplitz(c, r) @ x) < 1e-14
     assert rel_rms(toeplitz_matvec(c[None], r, x), x @ toeplitz(c, r).T) < 1e-14

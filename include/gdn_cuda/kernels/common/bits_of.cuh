@@ -1,4 +1,4 @@
-// The unsigned type of so many bytes, for kernels that copy elements as bits.
+// Unsigned integer type of kBytes bytes, for kernels that copy elements as bits.
 #pragma once
 
 namespace gdn_cuda {

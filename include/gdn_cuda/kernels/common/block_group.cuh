@@ -1,5 +1,5 @@
-// Blocks that reach each other's shared memory: a thread block cluster (sm_90), or one block alone. Inline PTX: CUTLASS has no
-// plain store to another block.
+// A thread block cluster (sm_90), or a single block on older GPUs. Inline PTX: CUTLASS has no plain store to another block's
+// shared memory.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -8,7 +8,7 @@ namespace gdn_cuda {
 
 constexpr bool kHasClusters = kCompiledCapability >= 90 || kCompiledCapability == 0;  // 0: compiled for a CPU
 
-// `size` neighbours in x: group `index` of the grid. Every thread of every block arrives and then waits, in turn.
+// Group `index` of the grid: `size` adjacent blocks in x. Every thread of every block calls arrive() and wait() alternately.
 struct BlockGroup {
     int size, index, rank;
 
@@ -22,12 +22,12 @@ struct BlockGroup {
         if constexpr (kHasClusters)
             if (size > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
     }
-    // Until all have arrived. Behind it each sees what others stored before they arrived.
+    // Blocks until all threads have arrived; stores made before their arrivals are visible afterwards.
     __device__ __forceinline__ void wait() const {
         if constexpr (kHasClusters)
             if (size > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     }
-    // Into the variable `to` of the block `rank_of_block`, which must have begun and not ended.
+    // Stores x in the variable `to` of block `rank_of_block`, which must be running.
     __device__ __forceinline__ void store(double& to, int rank_of_block, double x) const {
         if (!kHasClusters || rank_of_block == rank) {
             to = x;

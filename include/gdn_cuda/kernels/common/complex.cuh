@@ -12,13 +12,14 @@ struct ComplexNumber {
     __device__ __forceinline__ ComplexNumber operator+(const ComplexNumber& y) const { return {re + y.re, im + y.im}; }
     __device__ __forceinline__ ComplexNumber operator-(const ComplexNumber& y) const { return {re - y.re, im - y.im}; }
     __device__ __forceinline__ ComplexNumber operator*(const ComplexNumber& y) const {
-        return {fma(-im, y.im, re * y.re), fma(im, y.re, re * y.im)};  // or each kernel would contract in its own way
+        return {fma(-im, y.im, re * y.re),
+                fma(im, y.re, re * y.im)};  // explicit fma: the compiler's contraction would differ between kernels
     }
     __device__ __forceinline__ ComplexNumber operator*(Real y) const { return {re * y, im * y}; }
     __device__ __forceinline__ ComplexNumber conjugate() const { return {re, -im}; }
     __device__ __forceinline__ Real square() const { return fma(im, im, re * re); }
 
-    // *this + x y and *this - x y: four FMAs each, where the operators take six operations.
+    // *this + x y and *this - x y in four FMAs each; the operators take six operations.
     __device__ __forceinline__ ComplexNumber plus(const ComplexNumber& x, const ComplexNumber& y) const {
         return {fma(x.re, y.re, fma(-x.im, y.im, re)), fma(x.re, y.im, fma(x.im, y.re, im))};
     }
@@ -27,7 +28,7 @@ struct ComplexNumber {
     }
 };
 
-// e^(i pi x), accurate to the last place for exact fractions of a turn.
+// e^(i pi x), accurate to an ulp.
 __device__ __forceinline__ ComplexNumber<float> unit_at(float half_turns) {
     float sine, cosine;
     sincospif(half_turns, &sine, &cosine);

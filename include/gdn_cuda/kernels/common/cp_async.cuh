@@ -1,6 +1,5 @@
-// cp.async (sm_80) through CUTLASS, for kernels that use tensor cores; the others use cp_async_ptx.cuh. Waits and copies are no
-// barriers for the compiler: between them and plain accesses to the same shared memory there must be a __syncthreads or
-// __syncwarp.
+// cp.async (sm_80) through CUTLASS, for kernels that use tensor cores; the others use cp_async_ptx.cuh. Waits and copies
+// have no "memory" clobbers: plain accesses to the same shared memory need a __syncthreads or __syncwarp in between.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass_sm80.cuh>

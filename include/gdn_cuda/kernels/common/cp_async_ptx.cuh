@@ -1,6 +1,6 @@
-// cp.async (sm_80) in inline PTX, for kernels without tensor cores. In gdn/decode and gdn/verify a thread reads what it copied
-// after no more than a wait, and in gdn/decode overwrites it: that takes "memory" clobbers, which CUTLASS's lack. Its headers
-// would also double the compile time of these kernels.
+// cp.async (sm_80) in inline PTX, for kernels without tensor cores. In gdn/decode and gdn/verify a thread reads the data that
+// it copied right after a wait, without a barrier, and gdn/decode then overwrites it. That requires "memory" clobbers, which
+// CUTLASS's wrappers lack. CUTLASS's headers would also double the compile time of these kernels.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

@@ -1,8 +1,9 @@
-// Programmatic dependent launch (sm_90): lets the next grid start; waits for the grid before to end. Inline PTX: CUTLASS's are
-// empty unless the whole build defines CUTLASS_ENABLE_GDC_FOR_SM90, and come with its GEMM dispatch policies.
+// Programmatic dependent launch (sm_90): lets the next grid start early; waits until the previous grid has ended. Inline PTX:
+// CUTLASS's wrappers are empty unless the whole build defines CUTLASS_ENABLE_GDC_FOR_SM90, and include its GEMM dispatch
+// policies.
 //
-// In a kernel whose Spec has `starts_early`, every thread waits before it accesses global memory. So a grid that has ended
-// comes after all grids before it, and a chain of such launches hides the start of each behind the end of the one before.
+// In a kernel whose Spec has `starts_early`, every thread waits before it accesses global memory. So when a
+// grid has ended, all earlier grids have ended too, and in a chain of these launches each start overlaps with the previous end.
 //
 // The next grid starts when every block has called launch_dependent_grids() or ended. Kernels bound by the latency of their
 // loads call it late or not at all: blocks of the next grid that are resident early are spread unevenly over the SMs

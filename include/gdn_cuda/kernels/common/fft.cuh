@@ -1,13 +1,13 @@
-// FFTs of 2^a numbers by one block, eight or sixteen numbers per thread in registers.
+// FFTs of 2^a complex values by one block, with eight or sixteen values per thread in registers.
 //
-// Radix-8 passes, and a last one of radix 2, 4 or 8. Forward transforms leave their numbers in the order of the last pass and
-// inverse ones start from it, so a convolution multiplies registers and never reorders. Between passes numbers are exchanged
-// through shared memory; each thread writes only where it has just read, so a pass costs one barrier, and an inverse transform
-// may follow a forward one, or the reverse, without another. Two of the same kind need a barrier between them. Forward
-// transforms of several arrays run side by side, sharing barriers and twiddles.
+// Radix-8 passes, and a last one of radix 2, 4 or 8. Forward transforms leave the values in the order of the last pass and
+// inverse transforms start from that order, so a convolution multiplies registers and never reorders. Passes exchange values
+// through shared memory; each thread writes only where it has just read, so a pass costs one barrier. An inverse transform may
+// follow a forward one, or the reverse, without another barrier; two forward or two inverse transforms need one between them.
+// Forward transforms of several arrays run together, with the same barriers and twiddles.
 //
-// Twiddles are e^(i pi x) of exact x for powers 1, 2 and 4, computed in place or read from a table; one product each gives the
-// others.
+// Twiddle powers 1, 2 and 4 are e^(i pi x) of exact x, computed where needed or read from a table; each other power is a
+// product of two of those.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -16,7 +16,7 @@
 
 namespace gdn_cuda {
 
-// 2^-log, built from its bits: a division would be a call.
+// 2^-log, built from its bits: a division would be a function call.
 template <class Real>
 __device__ __forceinline__ Real half_to_the(int log) {
     if constexpr (sizeof(Real) == sizeof(float))
@@ -80,14 +80,15 @@ struct ExactTwiddles {
         return {unit_at(half_turns), unit_at(2 * half_turns), unit_at(4 * half_turns)};
     }
 };
-// A table in shared memory, made while loads are in flight; kFirst: it includes the first pass's.
+// Twiddles in a shared-memory table, computed while loads are in flight. kFirst: the table includes those of the first pass.
 template <class Real, bool kFirst>
 struct KeptTwiddles {
     TwiddlePowers<Real>* table;  // fft_twiddles(size), or of size / 8
     int log_most;                // log2 of size, or of size / 8
 
     __device__ __forceinline__ TwiddlePowers<Real>& of(int log, int place) const { return table[(1 << (log - 3)) + place]; }
-    // By as many threads as hold numbers. The first forward pass reads its own thread's entries, and ends in a barrier.
+    // Called by all threads that hold values. In the first forward pass each thread reads only entries that it wrote itself,
+    // and that pass ends in a barrier.
     __device__ __forceinline__ void make() const {
         for (int log = log_most; log > 3; log -= 3)
             if (const int place = threadIdx.x; place < 1 << (log - 3)) of(log, place) = ExactTwiddles<Real>::at(log, place);
@@ -98,39 +99,40 @@ struct KeptTwiddles {
     }
 };
 
-// A thread holds kGroups groups of eight numbers: its own, and those of virtual threads kThreads apart.
+// A thread holds kGroups groups of eight values: groups threadIdx.x + g kThreads.
 //
-// With kApart only the first pass uses a block barrier. The parts after it are independent: each synchronises its own threads
-// by a named barrier, or within a warp (at most 256 numbers), so that some compute while others wait for shared memory.
-template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>, bool kApart = false>
+// With kSeparateParts only the first pass uses a block barrier. After it the parts of the transform are independent: each
+// synchronises its own threads by a named barrier, or by __syncwarp (at most 256 values), so that some compute while others
+// wait for shared memory.
+template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>, bool kSeparateParts = false>
 struct BlockFft {
     using Number = ComplexNumber<Real>;
     using Group = Number[kFftEach];
-    using Numbers = Group[kGroups];
+    using Values = Group[kGroups];
 
-    Number* exchange;  // shared memory: fft_padded(size) numbers per array transformed at once
+    Number* exchange;  // shared memory: fft_padded(size) values per array transformed at once
     int log_size;      // above 3
     Twiddles twiddles{};
 
     __device__ __forceinline__ int size() const { return 1 << log_size; }
-    __device__ __forceinline__ static int stands_for(int group) { return static_cast<int>(threadIdx.x) + group * kThreads; }
-    // Groups past the last number only take part in barriers.
-    __device__ __forceinline__ bool active(int group) const { return stands_for(group) < size() / kFftEach; }
-    // Natural-order index of x[group][i], before forward and after inverse transforms.
+    __device__ __forceinline__ static int butterfly(int group) { return static_cast<int>(threadIdx.x) + group * kThreads; }
+    // Groups past the last value only take part in barriers.
+    __device__ __forceinline__ bool active(int group) const { return butterfly(group) < size() / kFftEach; }
+    // Index of x[group][i] in natural order, before forward and after inverse transforms.
     __device__ __forceinline__ int natural(int group, int i) const { return at(log_size, group, i); }
 
     template <class... Others>
-    __device__ __forceinline__ void forward(Numbers& x, Others&... others) const {
+    __device__ __forceinline__ void forward(Values& x, Others&... others) const {
         int log = log_size;
 #pragma unroll 1
         for (; log > 3; log -= 3) {
             for_groups([&](int group) {
                 const TwiddlePowers<Real> powers = powers_at<false>(log, group);
                 Number* to = exchange;
-                const auto write = [&](Group& numbers) {
-                    transform8<false>(numbers);
-                    turn(numbers, powers);
-                    store(to, log, group, numbers);
+                const auto write = [&](Group& values) {
+                    transform8<false>(values);
+                    turn(values, powers);
+                    store(to, log, group, values);
                     to += fft_padded(size());
                 };
                 write(x[group]);
@@ -139,8 +141,8 @@ struct BlockFft {
             synchronize(log);
             for_groups([&](int group) {
                 const Number* from = exchange;
-                const auto read = [&](Group& numbers) {
-                    load(from, log - 3, group, numbers);
+                const auto read = [&](Group& values) {
+                    load(from, log - 3, group, values);
                     from += fft_padded(size());
                 };
                 read(x[group]);
@@ -153,7 +155,7 @@ struct BlockFft {
         });
     }
     // Unnormalised: the result is size() times the inverse.
-    __device__ __forceinline__ void inverse(Numbers& x) const {
+    __device__ __forceinline__ void inverse(Values& x) const {
         int log = (log_size - 1) % 3 + 1;
         for_groups([&](int group) { last<true>(log, x[group]); });
 #pragma unroll 1
@@ -169,11 +171,11 @@ struct BlockFft {
     }
 
   private:
-    // Barrier of the threads that share a part of 2^log numbers.
+    // Barrier of the threads that hold a part of 2^log values.
     __device__ __forceinline__ static void synchronize(int log) {
-        static_assert(!kApart || kThreads <= 64 * 15, "as many named barriers as there are");
+        static_assert(!kSeparateParts || kThreads <= 64 * 15, "a block has 15 named barriers");
         const int threads = 1 << (log - 3);
-        if (!kApart || threads >= kThreads)
+        if (!kSeparateParts || threads >= kThreads)
             __syncthreads();
         else if (threads <= 32)
             __syncwarp();
@@ -186,9 +188,9 @@ struct BlockFft {
         for (int group = 0; group < kGroups; ++group)
             if (active(group)) run(group);
     }
-    // Index in the pass over parts of 2^log numbers; in the last pass a thread holds eight consecutive numbers.
+    // Index in the pass over parts of 2^log values; in the last pass a thread holds eight consecutive values.
     __device__ __forceinline__ static int at(int log, int group, int i) {
-        const int thread = stands_for(group);
+        const int thread = butterfly(group);
         if (log <= 3) return thread * kFftEach + i;
         const int stride = log - 3;
         return ((thread >> stride) << log) + (thread & ((1 << stride) - 1)) + (i << stride);
@@ -203,7 +205,7 @@ struct BlockFft {
     }
     template <bool kInverse>
     __device__ __forceinline__ TwiddlePowers<Real> powers_at(int log, int group) const {
-        const TwiddlePowers<Real> powers = twiddles.at(log, stands_for(group) & ((1 << (log - 3)) - 1));
+        const TwiddlePowers<Real> powers = twiddles.at(log, butterfly(group) & ((1 << (log - 3)) - 1));
         if constexpr (kInverse) return {powers.one.conjugate(), powers.two.conjugate(), powers.four.conjugate()};
         return powers;
     }

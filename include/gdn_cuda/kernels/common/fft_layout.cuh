@@ -5,15 +5,15 @@
 
 namespace gdn_cuda {
 
-inline constexpr int kFftEach = 8;  // numbers per thread
+inline constexpr int kFftEach = 8;  // values per thread
 
-// XOR-swizzled index of number `at`; also the room that many numbers take, no more than unswizzled from 2^7 on. Passes access
-// 16 numbers at strides 1 to 8, all in different banks.
+// XOR-swizzled index of value `at`; also the size of a buffer for `at` values, which from 2^7 values on is no larger than
+// without the swizzle. A pass accesses 16 values at strides 1 to 8, all in different banks.
 GDN_HOST_DEVICE constexpr int fft_padded(int at) {
     return at ^ (at / kFftEach & 15);
 }
 
-// Twiddle table entries for passes over at most this many numbers.
+// Twiddle table entries for passes over at most `size` values.
 GDN_HOST_DEVICE constexpr int fft_twiddles(int size) {
     return size / 4;
 }

@@ -1,4 +1,4 @@
-// The root of norms.
+// Reciprocal square root, for norms.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>

@@ -1,7 +1,7 @@
 // mbarriers (sm_90): CUTLASS's, placed on words of a shared-memory plan. Its waits, arrivals, proxy fences and named barriers
-// have no "memory" clobbers: only that the compiler moves no access to memory across volatile asm keeps plain accesses on their
-// side, as in CUTLASS's own kernels: to shared memory, and to a link's L (chunked/summary.cuh). Where such code changes,
-// compare the machine code with that of clobbers.
+// have no "memory" clobbers. Plain accesses, to shared memory and to a summary's L in global memory, stay in place only because
+// the compiler moves no memory access across volatile asm, as in CUTLASS's own kernels. Where that code changes, compare the
+// machine code with a build that has clobbers.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
@@ -9,7 +9,7 @@
 namespace gdn_cuda {
 
 struct Barrier : cutlass::arch::ClusterTransactionBarrier {
-    // Before reinitialisation, while no thread uses it.
+    // Call before reinitialisation, while no thread uses the barrier.
     __device__ __forceinline__ void invalidate() const { ClusterBarrier::invalidate(&barrier_); }
 };
 

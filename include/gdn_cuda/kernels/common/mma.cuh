@@ -1,13 +1,13 @@
 // Warp MMAs of 16-bit elements with fp32 accumulators (mma.sync, sm_80), and how ldmatrix (matrix.cuh) loads their fragments.
 //
-// With (g, t) = (lane / 4, lane % 4), register i of a lane holds, of
-//     a left operand, 16 x 16     row g + 8 (i % 2), columns 8 (i / 2) + 2 t and + 1          unsigned[4]
-//     a right operand, 16 x 8     rows 8 i + 2 t and + 1, column g                            unsigned[2]
-//     the accumulator, 16 x 8     row g + 8 (i / 2), column 2 t + i % 2                       float[4]
-// Two neighbouring accumulators, packed in order, are therefore a left operand (`as_left`).
+// With (g, t) = (lane / 4, lane % 4), register i of a lane holds
+//     left operand, 16 x 16       row g + 8 (i % 2), columns 8 (i / 2) + 2 t and + 1          unsigned[4]
+//     right operand, 16 x 8       rows 8 i + 2 t and + 1, column g                            unsigned[2]
+//     accumulator, 16 x 8         row g + 8 (i / 2), column 2 t + i % 2                       float[4]
+// Two adjacent accumulators, packed in order, are therefore a left operand (`as_left`).
 //
-// One ldmatrix loads a left operand, or two neighbouring right operands (columns 0..7 and 8..15), from a tile of 16-byte pieces
-// of eight elements. Each lane addresses one piece, depending on the operand's layout in memory (m, n: its outer dimension; k:
+// One ldmatrix loads a left operand, or two adjacent right operands (columns 0..7 and 8..15), from a tile of 16-byte pieces
+// (eight elements). Each lane addresses one piece, depending on the operand's layout in memory (m, n: its outer dimension; k:
 // the summed one):
 //     left, rows of k (m x k)         ldmatrix_x4        PieceOfLane::straight, row m, piece along k
 //     left, rows of m (k x m)         ldmatrix_x4_trans  PieceOfLane::crossed,  row k, piece along m
@@ -19,7 +19,7 @@
 
 namespace gdn_cuda {
 
-// The row (0..15) and piece (0, 1) of a 16 x 16 matrix that a lane addresses.
+// Row (0..15) and 16-byte piece (0, 1) of a 16 x 16 matrix that a lane addresses.
 struct PieceOfLane {
     int row, piece;
 
@@ -27,7 +27,7 @@ struct PieceOfLane {
     static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
 
-// Transposes an 8 x 8 matrix held as (g, 2 t), (g, 2 t + 1) per lane.
+// Transposes an 8 x 8 matrix of which a lane holds elements (g, 2 t) and (g, 2 t + 1).
 __device__ __forceinline__ unsigned transposed(unsigned x) {
     unsigned result;
     cute::SM75_U32x1_MOVM_T::copy(x, result);

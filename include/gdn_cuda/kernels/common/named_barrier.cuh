@@ -1,5 +1,5 @@
-// Named barriers for sm_80 and up. Inline PTX: CUTLASS's NamedBarrier is a breakpoint below sm_90 and has no reduction. Number
-// 0 is __syncthreads().
+// Named barriers for sm_80 and up. Inline PTX: CUTLASS's NamedBarrier is a breakpoint below sm_90 and has no reduction.
+// Barrier 0 is __syncthreads().
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -10,13 +10,13 @@ namespace gdn_cuda {
 __device__ __forceinline__ void named_barrier_sync(int threads, int number) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// The same for a number known at compile time. With a number in a register, ptxas reserves all 16 barriers for a block, and
-// multiprocessors of sm_86, sm_89 and sm_120 have barriers for one or two such blocks.
+// The same with a barrier ID known at compile time. With the ID in a register, ptxas reserves all 16 barriers for the block,
+// and SMs of sm_86, sm_89 and sm_120 have barriers for one or two of these blocks.
 template <int kNumber>
 __device__ __forceinline__ void named_barrier_sync(int threads) {
     asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "r"(threads) : "memory");
 }
-// Also returns whether `found` holds for any of the threads.
+// Returns whether `found` is true for any of the threads.
 __device__ __forceinline__ bool named_barrier_or(int threads, int number, bool found) {
     unsigned any;
     asm volatile(

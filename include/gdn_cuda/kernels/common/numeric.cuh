@@ -54,7 +54,7 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
     return __float2half(x);
 }
 
-// Loads without converting and without a branch, so that several loads can be in flight.
+// Loads the bits without conversion and without a branch, so that several loads can be in flight.
 __device__ __forceinline__ unsigned load_raw(const Tagged& from, i64 at) {
     const bool wide = from.type == DType::f32;
     const char* address = static_cast<const char*>(from.data) + (at << (wide ? 2 : 1));
@@ -76,7 +76,8 @@ __device__ __forceinline__ float number_of(unsigned raw, DType type) {
     return type == DType::f16 ? half : __uint_as_float(type == DType::bf16 ? raw << 16 : raw);
 }
 
-// A load in flight. Wide and narrow loads use separate registers: in one, the second would wait for the first.
+// A load in flight. 32-bit and 16-bit loads write separate registers: with one register the second load would wait for the
+// first.
 struct RawNumber {
     unsigned wide = 0, narrow = 0;
 
@@ -102,7 +103,7 @@ __device__ __forceinline__ float load_number(const Tagged& from, i64 at) {
     return number_of(load_raw(from, at), from.type);
 }
 
-// Rounds to a dtype that is known at run time.
+// Rounds to a dtype known at run time.
 __device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
     if (type == DType::f32)
         static_cast<float*>(to)[at] = x;
@@ -138,7 +139,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// 1/x and the square root, to an ulp; 0 for what is subnormal.
+// 1/x and the square root, to an ulp; subnormal inputs and results are 0.
 __device__ __forceinline__ float reciprocal_fast(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -150,7 +151,7 @@ __device__ __forceinline__ float sqrt_fast(float x) {
     return y;
 }
 
-// (e^x - 1 - x) / x^2 for |x| < 1/2, such that e^x - 1 and its quotient by x have a relative error of 3e-7.
+// (e^x - 1 - x) / x^2 for |x| < 1/2, so that e^x - 1 and (e^x - 1) / x have a relative error of 3e-7.
 __device__ __forceinline__ float expm1_tail(float x) {
     float p = 1.f / 5040;
     p = fmaf(p, x, 1.f / 720);
@@ -206,10 +207,10 @@ __device__ __forceinline__ float softplus(float x) {
     return x > 20.f ? x : fmaxf(x, 0.f) + log1p_of_unit(exp_fast(-fabsf(x)));
 }
 
-// -exp(A_log) softplus(x) is computed as an fp32 product, unless exp(A_log) would overflow (infinity times 0 is NaN) or
-// softplus(x) lose digits below 2^-126.
+// -exp(A_log) softplus(x) is an fp32 product, unless exp(A_log) would overflow (infinity times 0 is NaN) or softplus(x) would
+// lose digits below 2^-126.
 constexpr float kLargestRateLog = 88.f, kLowestOfSoftplus = -80.f;
-// For those: -exp(A_log + ln softplus(x)), with the rounding error of that sum: 1e-5. `soft` is softplus(x).
+// Then: -exp(A_log + ln softplus(x)), with an error of 1e-5 from rounding the sum. `soft` is softplus(x).
 __device__ __forceinline__ float gate_by_logarithm(float A_log, float x, float soft) {
     return -expf(A_log + (x < kLowestOfSoftplus ? x : logf(soft)));
 }

@@ -1,4 +1,4 @@
-// Packed pairs of 16-bit numbers.
+// Packed pairs of 16-bit floats.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -24,7 +24,7 @@ __device__ __forceinline__ float2 unpack(unsigned pair) {
         return __half22float2(*reinterpret_cast<const __half2*>(&pair));
     }
 }
-// Per half, the maximum of `absolute` and |b|.
+// The maximum of `absolute` and |b| in each half.
 template <DType kType>
 __device__ __forceinline__ unsigned larger(unsigned absolute, unsigned b) {
     unsigned pair;
@@ -36,7 +36,7 @@ __device__ __forceinline__ unsigned larger(unsigned absolute, unsigned b) {
     return pair;
 }
 
-// The rounding residual of two floats whose rounded pair is `near`.
+// Rounding residuals of two floats whose rounded pair is `near`.
 template <DType kType>
 __device__ __forceinline__ unsigned pack_rest(float low, float high, unsigned near) {
     const float2 rounded = unpack<kType>(near);

@@ -1,4 +1,4 @@
-// Powers e^(x l) of complex numbers for integer l, with phases as exact as x itself, even after a million radians.
+// Powers e^(x l) of complex x for integer l, with phases as exact as x itself, even after a million radians.
 //
 // A phase is stored in turns, its fraction as 64 bits: multiplying by l then drops whole turns by wrap-around, without
 // rounding. It is divided by 2 pi once, in twice fp64 precision, so that its last bit causes less than l 2^-64 turns.
@@ -11,7 +11,7 @@ namespace gdn_cuda {
 struct Turns {
     unsigned long long fraction;  // of a turn, times 2^64
 
-    // For phases up to 1e15 radians; beyond that, fp64 does not resolve a turn.
+    // Valid for phases up to 1e15 radians; beyond that, fp64 does not resolve a turn.
     __device__ __forceinline__ static Turns of(double radians) {
         constexpr double kInverse = 0x1.45f306dc9c883p-3, kRest = -0x1.6b01ec5417056p-57;  // 1 / (2 pi)
         const double product = radians * kInverse, rest = fma(radians, kRest, fma(radians, kInverse, -product));
@@ -21,7 +21,7 @@ struct Turns {
     __device__ __forceinline__ void after(unsigned long long steps, double& sine, double& cosine) const {
         sincospi(static_cast<double>(static_cast<long long>(fraction * steps)) * 0x1p-63, &sine, &cosine);
     }
-    // To 2 ulp, by minimax polynomials over the quarter turn around a multiple of one.
+    // To 2 ulp, by minimax polynomials over a quarter turn centred on a multiple of a quarter turn.
     __device__ __forceinline__ void after(unsigned long long steps, float& sine, float& cosine) const {
         constexpr float kHalfPi = 0x1.921fb6p+0f, kRest = -0x1.777a5cp-25f;
         const unsigned long long turns = fraction * steps, nearest = turns + 0x20000000u;
@@ -38,12 +38,12 @@ struct Turns {
     }
 
   private:
-    // By absolute value, which may be small: added to 1 it would lose digits.
+    // Computed as an absolute value, which may be small: added to 1 it would lose digits.
     __device__ __forceinline__ static unsigned long long scaled(double turns) {
         const auto size = static_cast<unsigned long long>(fabs(turns) * 0x1p64);
         return turns < 0 ? -size : size;
     }
-    // Negated where the top bit is set.
+    // x, negated where the top bit is set.
     __device__ __forceinline__ static float with_sign(float x, unsigned bits) {
         return __uint_as_float(__float_as_uint(x) ^ (bits & 0x80000000u));
     }
@@ -80,9 +80,10 @@ struct Powers {
             const auto last = static_cast<float>(static_cast<unsigned>(steps) & 0xffffffu);
             float exponent = log2_size * last, left = fmaf(log2_size, last, -exponent) + rest * last;
             if (const auto most_steps = static_cast<unsigned>(steps >> 24)) [[unlikely]] {
-                const float most = static_cast<float>(most_steps) * 0x1p24f, of_most = log2_size * most, of_last = exponent;
-                exponent = of_most + of_last;
-                left += fmaf(log2_size, most, -of_most) + rest * most + (of_last - (exponent - of_most));
+                const float most = static_cast<float>(most_steps) * 0x1p24f, high_product = log2_size * most,
+                            low_product = exponent;
+                exponent = high_product + low_product;
+                left += fmaf(log2_size, most, -high_product) + rest * most + (low_product - (exponent - high_product));
             }
             const float size = exp2_fast(exponent);
             return fmaf(size, left * kLn2, size);

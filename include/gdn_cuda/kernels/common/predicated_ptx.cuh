@@ -5,7 +5,7 @@
 
 namespace gdn_cuda {
 
-// If !exists, x stays as it is.
+// If !exists, x is unchanged.
 __device__ __forceinline__ void load_if(bool exists, unsigned& x, const unsigned* from) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %1, 0;\n@exists ld.global.u32 %0, [%2];\n}"
                  : "+r"(x)

@@ -1,5 +1,6 @@
-// Shared-memory accesses by address, and swizzled tiles of 128-byte rows: 16-byte piece p of row r lies at p ^ (r % 8). By
-// hand: through cute::Swizzle<3, 4, 3>, 0.04 s of compile time, gdn/prefill and prefill_mma get other code of the same length.
+// Shared-memory accesses by address, and swizzled tiles of 128-byte rows: 16-byte piece p of row r is at p ^ (r % 8).
+// Written by hand: cute::Swizzle<3, 4, 3> costs 0.04 s of compile time and gives gdn/prefill and prefill_mma different code of
+// the same length.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -10,7 +11,8 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// No "memory" clobber: only for data read by other threads or tensor cores, as this thread's loads may be moved past it.
+// No "memory" clobber: the compiler may move this thread's loads across it, so only other threads or tensor cores may read the
+// data before a barrier.
 __device__ __forceinline__ void store_shared(unsigned address, unsigned x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x));
 }
@@ -31,8 +33,8 @@ __device__ __forceinline__ uint4 load_shared(unsigned address) {
     return x;
 }
 
-// A row of a swizzled tile, and one of its pieces. Tiles are 128-byte aligned (1024 for TMA and wgmma), so the swizzle is an
-// XOR of address bits.
+// Address of a row of a swizzled tile, and of one of its 16-byte pieces. Tiles are 128-byte aligned (1024 for TMA and wgmma),
+// so the swizzle is an XOR of address bits.
 __device__ __forceinline__ unsigned tile_row(const void* tile, int row) {
     return shared_address(tile) + row * 128 + ((row & 7) << 4);
 }

@@ -1,4 +1,4 @@
-// silu in few instructions.
+// Fast silu.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -14,7 +14,7 @@ __device__ __forceinline__ float silu_gate(float z) {
 __device__ __forceinline__ float silu(float z) {
     return z * silu_gate(z);
 }
-// Its derivative.
+// Derivative of silu.
 __device__ __forceinline__ float silu_slope(float z) {
     const float gate = silu_gate(z);
     return gate * fmaf(z, 1.f - gate, 1.f);

@@ -1,6 +1,6 @@
-// Warp MMAs of tf32 elements (mma.sync, sm_80). Inline PTX: CUTLASS's wrapper is volatile, and with it ptxas of CUDA 12.9
-// spills registers of structured/cauchy_batch on sm_120; its headers would also double the compile time of kernels that need no
-// others.
+// Warp MMAs of tf32 elements (mma.sync, sm_80). Inline PTX: CUTLASS's wrapper is volatile, which makes ptxas of CUDA
+// 12.9 spill registers of structured/cauchy_batch on sm_120; its headers would also double the compile time of kernels that
+// need nothing else from CUTLASS.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -16,16 +16,16 @@ __device__ __forceinline__ float round_tf32(float x) {
     return __uint_as_float(to_tf32(x) & 0xffffe000u);
 }
 // d (16 x 8) += a (16 x 8) b (8 x 8). With (g, t) = (lane / 4, lane % 4): a is (g, k0) (g + 8, k0) (g, k1) (g + 8, k1), b is
-// (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1). k0 and k1 may be any two columns of a, if they are
-// the same rows of b.
+// (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1). k0 and k1 may be any two columns of a, with the
+// same two rows of b.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A tf32 operand of nearly fp32 accuracy: what tf32 holds, and the rest, which the tensor cores truncate to tf32 in turn. Three
-// products of such parts (all but rest times rest) lose some 2^-20.
+// 3xTF32: an operand of nearly fp32 accuracy as two tf32 parts, `high` and the `rest`, which the tensor cores truncate to tf32.
+// Three products of parts (all but rest times rest) have a relative error of about 2^-20.
 struct TwoParts {
     unsigned high, rest;
 
@@ -33,8 +33,8 @@ struct TwoParts {
         const unsigned high = __float_as_uint(x) & 0xffffe000u;
         return {high, __float_as_uint(x - __uint_as_float(high))};
     }
-    // In four instructions, not two: both parts rounded to nearest, which loses some 2^-23 without bias. Scaling the rest up
-    // makes its truncation round on average; adding to its bits, as to_tf32 does, could turn NaN into a number.
+    // Four instructions, not two: both parts rounded to nearest, with an error of about 2^-23 and no bias. Scaling the rest up
+    // makes its truncation unbiased on average; adding to its bits, as to_tf32 does, could turn NaN into a finite value.
     static __device__ __forceinline__ TwoParts nearest(float x) {
         const float high = round_tf32(x);
         return {__float_as_uint(high), __float_as_uint((x - high) * 0x1.0016p+0f)};

@@ -16,7 +16,7 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, con
                                  at.batch);
 }
 
-// Joins the thread's open bulk group; elements outside the tensor are not written.
+// Adds the store to the thread's open bulk group. Elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store(const TensorMap& map, const TileAt& at, const void* shared) {
     cute::SM90_TMA_STORE_4D::copy(&map, shared, at.element, at.head, at.token, at.batch);
 }

@@ -1,4 +1,4 @@
-// Numbers of a short vector in fp32.
+// Converts the elements of a short vector to fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -10,7 +10,7 @@ __device__ __forceinline__ void to_floats(float* to, const Vector<T, kCount, tru
 #pragma unroll
     for (int i = 0; i < kCount; ++i) to[i] = from[i];
 }
-// The two bf16 numbers of a word take an instruction each.
+// Both bf16 elements of a word, one instruction each.
 template <int kCount>
 __device__ __forceinline__ void to_floats(float* to, const Vector<__nv_bfloat16, kCount, true>& from) {
     static_assert(kCount % 2 == 0);

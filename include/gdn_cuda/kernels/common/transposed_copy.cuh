@@ -1,9 +1,9 @@
 // common/transposed_copy: to[b, j, i] = from[b, i, j], bit for bit; `from` is contiguous along j, `to` along i.
 //
-// A block copies a tile of 64 rows i by 64 columns j. Its threads copy the rows to shared memory by cp.async, four vectors of
-// 16 bytes each, all in flight at once. Then a thread reads one word from each of as many consecutive rows as a vector has
-// elements. These words are a vector of `to`, or for 16-bit elements, of which a word holds two columns, two vectors. Shared
-// memory has no bank conflicts.
+// A block copies a tile of 64 rows i by 64 columns j. Each thread copies four 16-byte vectors of the rows to shared memory by
+// cp.async, all in flight at once. Then a thread reads one word from each of several consecutive rows, as many rows as a vector
+// has elements. With 32-bit elements these words form one vector of `to`; with 16-bit elements a word holds two columns and the
+// words form two vectors. There are no bank conflicts.
 //
 // If the vectors of `from` or of `to` are not 16-byte aligned, adjacent lanes load or store adjacent elements instead; the
 // stores then read shared memory with four-way bank conflicts.
@@ -26,14 +26,14 @@ struct TransposedTile {
     using Element = typename BitsOf<kConfig.element_bytes>::type;
 
     TransposedCopySharedPlan<kConfig>& shared;
-    const Element* from;  // the first element of the tile, also `to`
+    const Element* from;  // first element of the tile, as `to`
     Element* to;
     i64 row_stride;          // of `from`
     i64 column_stride;       // of `to`
-    unsigned rows, columns;  // how many exist from there on; may be more than kTile
+    unsigned rows, columns;  // remaining from the tile's start on; may exceed kTile
 
-    // The vectors of a row are swizzled by the row. Eight lanes write those of one row; a warp reads the four words of one
-    // vector from eight rows that are kPerVector apart. Both access different banks.
+    // Vectors are swizzled by their row. Eight lanes write the vectors of one row; a warp reads the four words of one vector
+    // from eight rows at stride kPerVector. Both hit different banks.
     __device__ __forceinline__ unsigned& word_at(unsigned row, unsigned word) {
         return shared.words[row][word ^ (row / kPerVector ^ row) % 8 * 4];
     }
@@ -87,7 +87,7 @@ struct TransposedTile {
             }
         }
     }
-    // Vector of element j of each word.
+    // The vector made of element j of each word.
     __device__ __forceinline__ static Vector<unsigned, 4, true> column_of(const unsigned (&words)[kPerVector], unsigned j) {
         Vector<unsigned, 4, true> column;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Types shared by host and device. Compiled by g++, nvcc and NVRTC: no standard library.
+// Types for host and device. Compiled by g++, nvcc and NVRTC, hence no standard library.
 #pragma once
 
 #include <gdn_cuda/fields.hpp>
@@ -22,7 +22,7 @@ inline constexpr int kFirstWithDependentLaunch = 90;  // capability; dependent_l
 
 using i64 = long long;
 
-// Dynamic shared memory that every GPU from sm_80 on allows a block.
+// Dynamic shared memory per block that every GPU from sm_80 on allows.
 inline constexpr int kSharedBytesEverywhere = 99 * 1024;
 
 enum class DType : int { f32, bf16, f16, i32, i64, f64, c64, c128 };
@@ -53,7 +53,8 @@ GDN_HOST_DEVICE constexpr i64 ceil_div(i64 a, i64 b) {
     return (a + b - 1) / b;
 }
 
-// A few scalars or indices per head or sequence: a run-time type tag saves a kernel instantiation per type.
+// Scalars or indices with a run-time type tag, which saves a kernel instantiation per type. For a few values per head or
+// sequence.
 struct Tagged {
     const void* data = nullptr;
     DType type = DType::f32;
@@ -65,7 +66,7 @@ struct Rows {
     i64 batch = 0, token = 0, head = 0;
 };
 
-// (batch, token, head) of scalars.
+// Scalars (batch, token, head); strides in elements.
 struct Scalars {
     Tagged values;
     i64 batch = 0, token = 0, head = 0;

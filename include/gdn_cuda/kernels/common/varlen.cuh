@@ -12,7 +12,7 @@ struct Span {
 
 // cu_seqlens.data == nullptr: padded, every sequence has `tokens` tokens and its own batch stride. Packed: spans are clamped to
 // the `tokens` of the batch, as the host cannot check cu_seqlens without a device synchronisation. Spans may overlap, so the
-// sum of lengths may exceed `tokens`: bound what is counted over sequences.
+// sum of lengths may exceed `tokens`: counts summed over sequences need a bound of their own.
 __device__ __forceinline__ Span span_of(const Tagged& cu_seqlens, int sequence, int tokens) {
     if (cu_seqlens.data == nullptr) return {0, tokens};
     const i64 last = tokens;
@@ -28,8 +28,8 @@ struct ChunkPlace {
     int length;    // tokens of the sequence
 };
 
-// Chunks are numbered over all sequences in order, ceil(length / chunk) each. Linear search: batches have a few hundred
-// sequences at most.
+// Chunks are numbered over all sequences in order; a sequence has ceil(length / chunk_size). Linear search: batches have a few
+// hundred sequences at most.
 __device__ __forceinline__ ChunkPlace place_of_chunk(const Tagged& cu_seqlens, int sequences, int tokens, int chunk_size,
                                                      int chunk) {
     if (cu_seqlens.data == nullptr) {

@@ -5,7 +5,7 @@
 
 namespace gdn_cuda {
 
-// load_streaming: state is read once per step; bypassing L1 leaves it to q and k, which every warp of a block reads.
+// load_streaming bypasses L1: state is read once per step, and L1 stays free for q and k, which every warp of a block reads.
 template <int kBytes>
 struct Raw;
 template <>
@@ -101,7 +101,7 @@ struct Vector {
     __device__ __forceinline__ void set(int i, float x) { items[i] = from_float<T>(x); }
 };
 
-// Sum over groups of kLanes neighbouring lanes; every lane gets it, in the same summation order.
+// Sum over groups of kLanes adjacent lanes. Every lane gets the sum, with the same summation order.
 template <int kLanes>
 __device__ __forceinline__ float group_sum(float x) {
 #pragma unroll
@@ -109,8 +109,8 @@ __device__ __forceinline__ float group_sum(float x) {
     return x;
 }
 
-// Adds up each of kCount numbers over groups of kLanes neighbouring lanes, and scatters the sums: lane l gets those from
-// kCount * l / kLanes on, in front. They are the bits of group_sum.
+// Reduce-scatter: sums each of kCount values over groups of kLanes adjacent lanes; lane l gets the sums from index
+// kCount * l / kLanes on, at the front of x. The sums are bitwise those of group_sum.
 template <int kLanes, int kCount>
 __device__ __forceinline__ void scatter_sums(float (&x)[kCount], int lane) {
     int count = kCount;

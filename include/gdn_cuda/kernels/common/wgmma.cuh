@@ -1,6 +1,6 @@
-// wgmma (sm_90a) through CUTLASS: bf16 or fp16 operands, fp32 accumulators. Fragments are as with mma.sync: of a 64 x N
-// accumulator, warp w holds rows 16 w ..., its lane (g = lane / 4, t = lane % 4) rows g and g + 8, columns 8 n + 2 t and + 1,
-// in the order [n][row][column]. Two such elements, rounded, are a register of the next product's left operand.
+// wgmma (sm_90a) through CUTLASS: bf16 or fp16 operands, fp32 accumulators. Fragments are as with mma.sync: warp w
+// holds rows 16 w ... of a 64 x N accumulator, its lane (g = lane / 4, t = lane % 4) rows g and g + 8, columns 8 n + 2 t and +
+// 1, in the order [n][row][column]. A pair of adjacent elements, rounded, is a register of the next product's left operand.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
@@ -8,9 +8,9 @@
 
 namespace gdn_cuda {
 
-// Shared-memory operands: tiles of swizzled 128-byte rows (shared.cuh), of which a register holds the descriptor's low half,
-// address and stride between 64-element columns in units of 16 bytes. Advancing adds to it and never carries. By hand:
-// cute::GmmaDescriptor's 16-bit fields take byte permutes, 30 instructions in gdn/prefill; one held whole adds in 64 bits.
+// Shared-memory operands: tiles of swizzled 128-byte rows (shared.cuh). A register holds the descriptor's low half: address and
+// stride between 64-element columns, in units of 16 bytes. Advancing adds to the register and never carries. Written by hand:
+// cute::GmmaDescriptor's 16-bit fields cost byte permutes, 30 instructions in gdn/prefill, and a whole descriptor 64-bit adds.
 constexpr int kSwizzledRowsStride = 1024, kDescriptorUnit = 16;
 struct TileOperand {
     unsigned low;
@@ -28,7 +28,7 @@ __device__ __forceinline__ TileOperand tile_operand(const void* shared, int colu
     return {(shared_address(shared) & 0x3ffff) / kDescriptorUnit | (column_stride / kDescriptorUnit) << 16};
 }
 
-// Keeps the compiler from holding or moving an accumulator across a wait.
+// Keeps the compiler from caching or moving an accumulator across a wait.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulator)[kCount]) {
 #pragma unroll

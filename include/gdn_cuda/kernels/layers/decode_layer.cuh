@@ -1,25 +1,25 @@
-// layers/decode_layer: a layer's step between its projections, for a token or a few of every sequence, states of pools updated
-// in place.
+// layers/decode_layer: a GDN layer's step between its projections, for one or a few tokens of every sequence; states in pools
+// are updated in place.
 //
 //     q, k, v <- silu(conv(q, k, v))        q, k <- l2 norm        S <- exp(g) S        v' = beta (v - S k)
 //     S <- S + v' k^T        o = scale S q        out = o / sqrt(mean(o^2) + epsilon) * weight * silu(z)
 //
-// A block has a value head of a sequence, or some quarters of its rows of S where few sequences leave SMs idle. It sends the
-// head's query, key and its own rows of the value through the convolution, runs the recurrence, and normalises. Blocks of a
-// key head are a cluster, for two reasons: each computes query and key, and only when all have read that part of the
-// convolution's state may one of them move it (they arrive early and wait late); and blocks of a value head add up their sums
-// of squares.
+// A block has a value head of a sequence, or some quarters of its rows of S if few sequences would leave SMs idle. It computes
+// the convolution of the head's query and key and of its own rows of the value, then the recurrence, and normalises. The blocks
+// of a key head form a cluster, for two reasons: all of them compute query and key, and a block may write that part of the
+// convolution's state only after all have read it (they arrive early and wait late); and the blocks of a value head add up
+// their sums of squares.
 //
-// Rows of S move as in gdn/decode: through a ring in shared memory that each thread fills and reads for itself, and that is on
-// its way while tokens are computed. Where a cluster has fewer blocks than a key head has value heads, blocks take several,
-// one after the other; the ring runs on.
+// Rows of S are loaded as in gdn/decode: through a ring in shared memory whose loads are in flight during the computation; each
+// thread reads only what it copied itself. If a cluster has fewer blocks than a key head has value heads, a block computes
+// several heads in sequence and the ring continues from one to the next.
 //
-// Query, key and value are rounded as causal_conv1d_update rounds them, and sums are those of gdn/decode, so that states are
-// those of the separate operators to the bit.
+// Query, key and value are rounded as causal_conv1d_update rounds them, and the order of summation is that of gdn/decode, so
+// states are bitwise those of the separate operators.
 //
-// Bound: memory, by the state's bytes, read and written once, beside which projections and the convolution's state are 4 %
-// (fp32 states of 128 x 128). Few sequences: latency, of the slot, of the state behind it, and of cold code, so code is short
-// rather than unrolled.
+// Bound: memory, the state read and written once; projections and the convolution's state are 4 % of the bytes (fp32 states of
+// 128 x 128). For few sequences: latency of loading the slot, then the state, and of instruction cache misses, so loops are
+// kept short rather than unrolled.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -29,7 +29,7 @@
 
 namespace gdn_cuda::layers {
 
-// Norms of query and key, and their product, of every token: by a group of lanes each.
+// Computes the norms of query and key, and their product, for every token; a group of lanes per token.
 template <DecodeLayerConfig kConfig>
 __device__ __forceinline__ void set_token_products(DecodeLayerSharedPlan<kConfig>& shared, const DecodeLayerArgs& args) {
     using Io = Storage<kConfig.io>;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void set_token_products(DecodeLayerSharedPlan<kConfig
     }
 }
 
-// Rows of the state on their way: steps of all heads of the block in turn, each copied by the threads that will use it.
+// Loads of state rows in flight: the row steps of the block's heads in sequence, each copied by the threads that will use it.
 template <DecodeLayerConfig kConfig>
 struct LayerRing {
     using State = Storage<kConfig.state>;
@@ -57,7 +57,7 @@ struct LayerRing {
 
     const DecodeLayerArgs& args;
     DecodeLayerSharedPlan<kConfig>& shared;
-    const State* rows;  // the block's, of head `head`
+    const State* rows;  // the block's rows of head `head`
     int count, head, step = 0, into = 0, from = 0;
 
     __device__ __forceinline__ void fetch() {
@@ -90,7 +90,8 @@ struct LayerRing {
     }
 };
 
-// The recurrence of the block's rows of a head, the outputs in place of the values. `states_after`: of the block's first row.
+// Runs the recurrence of the block's rows of a head; outputs replace the values. `states_after`: output states from the block's
+// first row on.
 template <DecodeLayerConfig kConfig>
 __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& shared, LayerRing<kConfig>& ring, int rows,
                                              typename LayerRing<kConfig>::State* states_after) {
@@ -139,8 +140,8 @@ __device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& sha
     }
 }
 
-// The sums of squares of the block's quarters of a head's outputs, for all its blocks. A warp has a quarter of a token. In
-// fp64, where no square of an fp32 number overflows or vanishes.
+// Computes the sums of squares of the block's quarters of a head's outputs and stores them in all blocks of the head. A warp
+// has a quarter of a token. fp64, in which no square of an fp32 value overflows or underflows.
 template <DecodeLayerConfig kConfig>
 __device__ __forceinline__ void add_squares(DecodeLayerSharedPlan<kConfig>& shared, const BlockGroup& group,
                                             const DecodeLayerArgs& args, const LayerPart& part, int buffer) {
@@ -162,7 +163,7 @@ __device__ __forceinline__ void add_squares(DecodeLayerSharedPlan<kConfig>& shar
     }
 }
 
-// 1 / sqrt(mean(o^2) + epsilon), as a product of two factors, as it may leave fp32's range.
+// 1 / sqrt(mean(o^2) + epsilon) as a product of two factors, since it may leave fp32's range.
 __device__ __forceinline__ float2 inverse_rms(const double (&squares)[kRowQuarters], int dv, float epsilon) {
     constexpr int kMost = 128;  // half the exponent of the largest square
     double sum = 0.;
@@ -188,24 +189,24 @@ __device__ __forceinline__ void store_outputs(const DecodeLayerSharedPlan<kConfi
     }
 }
 
-// Gates of a head's tokens, and what its outputs are multiplied by: neither waits for a slot. By the last threads first, as the
-// first ones have the convolution.
+// Computes the gates of a head's tokens and the gains of its outputs; neither depends on a slot. The last threads start, since
+// the first ones compute the convolution.
 template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ void set_gates(DecodeLayerSharedPlan<kConfig>& shared, const LayerChannels<kConfig>& all,
+__device__ __forceinline__ void set_gates(DecodeLayerSharedPlan<kConfig>& shared, const LayerChannels<kConfig>& channels,
                                           const LayerPart& part, int head) {
-    const DecodeLayerArgs& args = all.args;
+    const DecodeLayerArgs& args = channels.args;
     const int thread = kConfig.threads() - 1 - static_cast<int>(threadIdx.x);
-    if (thread < args.tokens) shared.gates[thread] = layer_gate(args, all.sequence, thread, all.key_head, head);
+    if (thread < args.tokens) shared.gates[thread] = layer_gate(args, channels.sequence, thread, channels.key_head, head);
 #pragma unroll 1
     for (int row = thread; row < part.rows; row += kConfig.threads()) {
-        const auto* z = all.row(args.z) + (head * args.dv + part.head_row + row);
+        const auto* z = channels.row(args.z) + (head * args.dv + part.head_row + row);
 #pragma unroll 1
         for (int t = 0; t < args.tokens; ++t)
             shared.gain[t][row] = layer_gain(args, to_float(z[t * args.z.token]), part.head_row + row);
     }
 }
 
-// Of a sequence without a state.
+// Fills the outputs of a sequence without a state.
 template <class Io>
 __device__ __forceinline__ void fill_outputs(const DecodeLayerArgs& args, const LayerPart& part, Io* outputs, float x) {
 #pragma unroll 1
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     const int sequence = group.index, key_head = static_cast<int>(blockIdx.y);
     LayerSlots slots;
     slots.load(args, sequence);
-    const LayerChannels<kConfig> all{args, sequence, key_head};
+    const LayerChannels<kConfig> channels{args, sequence, key_head};
     const LayerPart part(args, group.rank);
     const i64 first_row = (static_cast<i64>(key_head) * args.heads_per_key + part.first_head) * args.dv + part.head_row;
     Io* outputs = static_cast<Io*>(args.output) + sequence * args.output_batch + first_row;
@@ -242,17 +243,17 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 #pragma unroll 1
     for (int head = part.first_head, buffer = 0; head < args.heads_per_key; head += args.heads_at_once, buffer ^= 1) {
         const bool is_first = head == part.first_head;
-        LayerConvolution<kConfig> convolution(shared, all, part, head, is_first);
+        LayerConvolution<kConfig> convolution(shared, channels, part, head, is_first);
         convolution.load_inputs();
         if (is_first) {
-            // Padding, or an invalid index, which only the device can see.
+            // Padding or an invalid index, which only the device can detect.
             if (const Place place = slots.place(args); args.slots.data != nullptr && place != Place::run) {
                 fill_outputs(args, part, outputs, conv::output_without_state(place));
                 return;
             }
         }
         const i64 oldest = convolution.oldest(args, slots);
-        convolution.load_history(oldest);  // before the ring, which would keep it waiting
+        convolution.load_history(oldest);  // before the ring's loads, which would delay it
         if (is_first) {
             ring.rows += slots.state * args.state_slot;
 #pragma unroll 1
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             if (const int t = static_cast<int>(threadIdx.x); t < args.tokens)
                 shared.target[t] = target_of_token(args, sequence, slots.state, t);
         }
-        set_gates(shared, all, part, head);
+        set_gates(shared, channels, part, head);
         convolution.run(oldest);
         if (is_first) group.arrive();  // this block has read the convolution's state of query and key
         __syncthreads();

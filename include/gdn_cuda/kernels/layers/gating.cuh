@@ -2,7 +2,8 @@
 //
 // A thread keeps its heads' rate and bias in registers and loops over tokens. No shared memory.
 //
-// Bound: memory, 10 bytes per element for bf16 (a, b and beta 2 each, gate 4); docs/benchmarks/decode.md has the share reached.
+// Bound: memory, 10 bytes per element for bf16 (a, b and beta 2 each, gate 4); docs/benchmarks/decode.md has the measured
+// bandwidth.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
     const int head = static_cast<int>(thread % columns) * kVector;
 
     float rate[kVector], bias[kVector];
-    float lowest = kLowestOfSoftplus;  // a lower `a + dt_bias` needs gate_by_logarithm
+    float lowest = kLowestOfSoftplus;  // smaller `a + dt_bias` need gate_by_logarithm
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
         const float rate_log = load_number(args.A_log, head + i);
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
         b = next_b;
     }
     if (!by_logarithm) return;
-        // Rare, hence a second pass: in the loop it would cost registers.
+        // Rare, hence a second pass: inside the loop it would cost registers.
 #pragma unroll 1
     for (row = first_row; row < args.rows; row += row_step) {
         const i64 batch = args.one_batch ? 0 : row / args.tokens, token = row - batch * args.tokens;

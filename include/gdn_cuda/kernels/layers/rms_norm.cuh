@@ -1,14 +1,14 @@
-// layers/rms_norm: out = h / sqrt(mean(h^2) + eps) * weight * a(gate) with h = x, or, where the gate comes first,
+// layers/rms_norm: out = h / sqrt(mean(h^2) + eps) * weight * a(gate) with h = x, or, if the gate is applied before the norm,
 // out = h / sqrt(mean(h^2) + eps) * weight with h = x * a(gate); a is silu, the sigmoid, or 1 without a gate.
 //
-// A row, or a group of its columns, belongs to 8, 16 or 32 lanes of a warp or to a block, by its length. Blocks stay, keep
-// their weights in registers, and take one row after the other; loads of the next are in flight while one is computed. Rows
-// beyond the registers of a block are read twice, in chunks.
+// Depending on its length, a row (or a group of its columns) is computed by 8, 16 or 32 lanes of a warp or by a block. Blocks
+// are persistent: they keep their weights in registers and iterate over rows; loads of the next row are in flight while one is
+// computed. Rows that do not fit a block's registers are read twice, in chunks.
 //
-// Shared memory: sums of warps, where a row belongs to a block.
+// Shared memory: per-warp sums, if a block computes a row.
 //
-// Bound: memory, 6 bytes an element for bf16 (x, the gate and out). That leaves some 40 instructions an element at 4.3 TB/s on
-// an H200; rows of 128 take 28, two of them on the special-function unit.
+// Bound: memory, 6 bytes per element for bf16 (x, the gate and out). At 4.3 TB/s an H200 can issue some 40 instructions per
+// element; rows of 128 take 28, two of them on the special-function unit.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
@@ -33,17 +33,18 @@ struct RmsNormForward {
         place.load(x, args.x, exists ? place.offset(args.x, row) : 0, chunk, exists);
         if (has_gate()) place.load(next_gate, args.gate, exists ? place.offset(args.gate, row) : 0, chunk, exists);
     }
-    // What is normalised, in h. The gate of this row stays as it was loaded, and the registers of loads are free for the next.
+    // Computes h, the values to normalise. The row's gate stays packed, and the registers of x's loads are free for the next
+    // row.
     __device__ __forceinline__ void unpack() {
-        x.numbers(h, kConfig.io);
+        x.unpack(h, kConfig.io);
         gate = next_gate;
         if (has_gate() && !args.norm_before_gate) apply_gate<false>();
     }
-    // kNormalised: h is what the norm gives, so that a gate may lose digits where it is subnormal.
+    // kNormalised: h is the norm's result, so that subnormal gates may be flushed.
     template <bool kNormalised>
     __device__ __forceinline__ void apply_gate() {
         float g[kCount];
-        gate.numbers(g, args.gate.values.type);
+        gate.unpack(g, args.gate.values.type);
         if (args.activation == GateActivation::sigmoid) {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) h[i] *= gate_sigmoid<kConfig, kNormalised>(g[i]);
@@ -52,7 +53,7 @@ struct RmsNormForward {
             for (int i = 0; i < kCount; ++i) h[i] *= g[i] * gate_sigmoid<kConfig, kNormalised>(g[i]);
         }
     }
-    // Chunks of the row, one after the other; a row in one chunk is in registers.
+    // Iterates over chunks of the row; a row of one chunk is already in registers.
     template <class Each>
     __device__ __forceinline__ void for_chunks(unsigned row, const Each& each) {
         const int chunks = place.chunks();
@@ -77,7 +78,7 @@ struct RmsNormForward {
         reduction.sum(sum);
         return sum[0];
     }
-    // 1 / sqrt(mean(h^2) + eps). Squares that fp32 cannot hold are taken of a scaled row.
+    // 1 / sqrt(mean(h^2) + eps). If squares leave fp32's range, they are computed from a scaled row.
     __device__ __forceinline__ float inverse_rms(unsigned row) {
         const float mean = fmaf(sum_of_squares<false>(row, 1.f), args.inverse_columns, args.epsilon);
         float inverse = inverse_root(mean);
@@ -96,10 +97,10 @@ struct RmsNormForward {
     __device__ __forceinline__ void run() {
         const unsigned step = gridDim.x * kConfig.rows(), rows = args.rows;
         unsigned first = blockIdx.x * kConfig.rows();
-        load(first + place.row_of_block, 0);
+        load(first + place.row_in_block, 0);
         if constexpr (!kConfig.is_long) place.load_weight(weight, 0);
         for (; first < rows; first += step) {
-            const unsigned row = first + place.row_of_block;
+            const unsigned row = first + place.row_in_block;
             if (kConfig.is_long) load(row, 0);
             unpack();
             if (!kConfig.is_long) load(row + step, 0);  // in flight while this row is computed

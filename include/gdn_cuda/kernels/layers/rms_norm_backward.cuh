@@ -1,17 +1,18 @@
-// layers/rms_norm_backward: gradients of layers/rms_norm by x, the gate and the weight.
+// layers/rms_norm_backward: gradients of layers/rms_norm with respect to x, the gate and the weight.
 //
-// With n = h / rms, dn the gradient of n and c = mean(dn * n): dh = (dn - c n) / rms, and eps dn / rms^3 where a group has one
-// column, which is what the difference would lose to rounding. Where the norm comes first, h = x,
-// dn = grad * weight * a(gate), dgate = grad * weight * n * a'(gate), dweight = sum of grad * n * a(gate); where the gate does,
-// h = x a(gate), dn = grad * weight, dx = dh a(gate), dgate = dh x a'(gate), dweight = sum of grad * n.
+// With n = h / rms, dn the gradient of n and c = mean(dn * n): dh = (dn - c n) / rms. If a group has one column, dh =
+// eps dn / rms^3, since rounding would cancel the difference.
 //
-// Rows, threads and chunks are those of layers/rms_norm. One reduction gives mean(h^2) and mean(dn h) at once, so that nothing
-// is kept from the forward. A thread sums the weight's gradient over its rows in registers, or in memory where rows are long, a
-// block over its threads, and what blocks have is summed up behind the kernel: the order is the same in every run.
+//     norm first    h = x            dn = grad weight a(gate)    dgate = grad weight n a'(gate)    dweight = sum grad n a(gate)
+//     gate first    h = x a(gate)    dn = grad weight            dgate = dh x a'(gate)             dweight = sum grad n
 //
-// Shared memory: sums of warps, or of the weight's gradient where a block has several rows.
+// dx = dh, with the gate first dh a(gate). Rows, threads and chunks are those of layers/rms_norm. One reduction gives mean(h^2)
+// and mean(dn h) together, so nothing is saved by the forward. The weight's gradient is summed in a fixed order: by each thread
+// over its rows (in registers, for long rows in memory), by the block over its threads, and over blocks after the kernel.
 //
-// Bound: memory, 10 bytes an element for bf16 (x, gate, grad and two gradients).
+// Shared memory: per-warp sums, or sums of the weight's gradient if a block has several rows.
+//
+// Bound: memory, 10 bytes per element for bf16 (x, gate, grad and two gradients).
 #pragma once
 
 #include <gdn_cuda/kernels/layers/rms_norm/row.cuh>
@@ -23,25 +24,25 @@ struct RmsNormBackward {
     static constexpr int kCount = kConfig.per_lane;
     static constexpr bool kMayBeOneColumn = !kConfig.vectors && !kConfig.row_is_block();
 
-    const RmsNormBackwardArgs& all;
+    const RmsNormBackwardArgs& call;
     const RmsNormArgs& args;
     RmsNormBackwardSharedPlan<kConfig>& shared;
     RmsNormReduction<kConfig> reduction{shared.reduction};
     RmsNormPlace<kConfig> place{args};
     RmsNormRaw<kConfig, true> x_raw, grad_raw;
     RmsNormRaw<kConfig, false> gate_raw;
-    float x[kCount], grad[kCount], a[kCount], slope[kCount], weight[kCount], of_weight[kCount];
+    float x[kCount], grad[kCount], a[kCount], slope[kCount], weight[kCount], dweight[kCount];
 
     __device__ __forceinline__ bool has_gate() const { return args.gate.values.data != nullptr; }
     __device__ __forceinline__ void load(unsigned row, int chunk) {
         const bool exists = place.exists(row);
         place.load(x_raw, args.x, exists ? place.offset(args.x, row) : 0, chunk, exists);
-        place.load(grad_raw, all.grad, exists ? place.offset(all.grad, row) : 0, chunk, exists);
+        place.load(grad_raw, call.grad, exists ? place.offset(call.grad, row) : 0, chunk, exists);
         if (has_gate()) place.load(gate_raw, args.gate, exists ? place.offset(args.gate, row) : 0, chunk, exists);
     }
     __device__ __forceinline__ void unpack() {
-        x_raw.numbers(x, kConfig.io);
-        grad_raw.numbers(grad, kConfig.io);
+        x_raw.unpack(x, kConfig.io);
+        grad_raw.unpack(grad, kConfig.io);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             a[i] = 1.f;
@@ -49,11 +50,11 @@ struct RmsNormBackward {
         }
         if (has_gate()) args.norm_before_gate ? unpack_gate<true>() : unpack_gate<false>();
     }
-    // kNormalised: what is normalised has no gate, so that a gate may lose digits where it is subnormal.
+    // kNormalised: the normalised values have no gate, so that subnormal gates may be flushed.
     template <bool kNormalised>
     __device__ __forceinline__ void unpack_gate() {
         float g[kCount];
-        gate_raw.numbers(g, args.gate.values.type);
+        gate_raw.unpack(g, args.gate.values.type);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const Gated gated = gate_and_derivative<kConfig, kNormalised>(args.activation, g[i]);
@@ -61,12 +62,12 @@ struct RmsNormBackward {
             slope[i] = gated.derivative;
         }
     }
-    // What is normalised, and the gradient of what it is normalised to.
+    // h, the values to normalise, and dn, the gradient of the normalised values.
     __device__ __forceinline__ float h(int i) const { return args.norm_before_gate ? x[i] : x[i] * a[i]; }
-    __device__ __forceinline__ float of_normalised(int i) const {
+    __device__ __forceinline__ float dnormalised(int i) const {
         return grad[i] * weight[i] * (args.norm_before_gate ? a[i] : 1.f);
     }
-    // Chunks of the row, one after the other; a row in one chunk is in registers, and so are weights.
+    // Iterates over chunks of the row; a row of one chunk is already in registers, with its weights.
     template <class Each>
     __device__ __forceinline__ void for_chunks(unsigned row, const Each& each) {
         const int chunks = place.chunks();
@@ -79,7 +80,7 @@ struct RmsNormBackward {
             each(chunk);
         }
     }
-    // The sums over a row of (scale h)^2 and of (scale h) times the gradient of the normalised.
+    // Sums over a row of (scale h)^2 and of (scale h) dn.
     template <bool kScaled>
     __device__ __forceinline__ void sums_of(unsigned row, float scale, float (&sums)[2]) {
         sums[0] = sums[1] = 0.f;
@@ -88,13 +89,13 @@ struct RmsNormBackward {
             for (int i = 0; i < kCount; ++i) {
                 const float y = kScaled ? h(i) * scale : h(i);
                 sums[0] = fmaf(y, y, sums[0]);
-                sums[1] = fmaf(y, of_normalised(i), sums[1]);
+                sums[1] = fmaf(y, dnormalised(i), sums[1]);
             }
         });
         reduction.sum(sums);
     }
     struct Row {
-        float inverse, mean_product;  // 1 / rms; the mean of the normalised times its gradient
+        float inverse, mean_product;  // 1 / rms, mean(n dn)
     };
     __device__ __forceinline__ Row measure(unsigned row) {
         float sums[2];
@@ -118,73 +119,73 @@ struct RmsNormBackward {
         return place.exists(row) ? found : Row{0.f, 0.f};
     }
     __device__ __forceinline__ void write(unsigned row, int chunk, const Row& found, bool is_first) {
-        float of_x[kCount], of_gate[kCount], of_w[kCount];
+        float dx[kCount], dgate[kCount], dweight_term[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            const float n = h(i) * found.inverse, of_n = of_normalised(i);
-            float change = fmaf(-found.mean_product, n, of_n);
+            const float n = h(i) * found.inverse, dn = dnormalised(i);
+            float change = fmaf(-found.mean_product, n, dn);
             if constexpr (kMayBeOneColumn)
                 if (args.columns == 1)  // 0 n is 0 or, where h is not finite, NaN
-                    change = fmaf(n, 0.f, of_n * (args.epsilon * found.inverse * found.inverse));
-            const float of_h = found.inverse * change;
-            of_x[i] = args.norm_before_gate ? of_h : of_h * a[i];
-            of_gate[i] = slope[i] * (args.norm_before_gate ? grad[i] * weight[i] * n : of_h * x[i]);
-            of_w[i] = grad[i] * n * (args.norm_before_gate ? a[i] : 1.f);
+                    change = fmaf(n, 0.f, dn * (args.epsilon * found.inverse * found.inverse));
+            const float dh = found.inverse * change;
+            dx[i] = args.norm_before_gate ? dh : dh * a[i];
+            dgate[i] = slope[i] * (args.norm_before_gate ? grad[i] * weight[i] * n : dh * x[i]);
+            dweight_term[i] = grad[i] * n * (args.norm_before_gate ? a[i] : 1.f);
         }
         if (place.exists(row)) {
-            place.store(all.of_x, kConfig.io, row, chunk, of_x);
-            if (has_gate()) place.store(all.of_gate, args.gate.values.type, row, chunk, of_gate);
+            place.store(call.dx, kConfig.io, row, chunk, dx);
+            if (has_gate()) place.store(call.dgate, args.gate.values.type, row, chunk, dgate);
         }
         if constexpr (kConfig.is_long) {
-            // The columns of a chunk are this thread's in every row, so it may add to what it wrote before.
-            if (all.of_weight == nullptr) return;
+            // A thread has the same columns of a chunk in every row, so it may add to its own earlier sums.
+            if (call.dweight == nullptr) return;
 #pragma unroll
             for (int i = 0; i < kCount; ++i)
                 if (place.has(chunk, i)) {
                     float& sum = *partial(place.column(chunk, i));
-                    sum = is_first ? of_w[i] : sum + of_w[i];
+                    sum = is_first ? dweight_term[i] : sum + dweight_term[i];
                 }
         } else {
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) of_weight[i] += of_w[i];
+            for (int i = 0; i < kCount; ++i) dweight[i] += dweight_term[i];
         }
     }
     __device__ __forceinline__ float* partial(int column) const {
-        return all.of_weight + (static_cast<i64>(blockIdx.x) * args.groups + blockIdx.y) * args.columns + column;
+        return call.dweight + (static_cast<i64>(blockIdx.x) * args.groups + blockIdx.y) * args.columns + column;
     }
     __device__ __forceinline__ void write_weight() {
         if constexpr (kConfig.row_is_block()) {
 #pragma unroll
             for (int i = 0; i < kCount; ++i)
-                if (place.has(0, i)) *partial(place.column(0, i)) = of_weight[i];
+                if (place.has(0, i)) *partial(place.column(0, i)) = dweight[i];
         } else {
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) shared.of_weight[place.row_of_block][place.column(0, i)] = of_weight[i];
+            for (int i = 0; i < kCount; ++i) shared.dweight[place.row_in_block][place.column(0, i)] = dweight[i];
             __syncthreads();
             for (int column = threadIdx.x; column < args.columns; column += kConfig.threads()) {
                 float sum = 0.f;
 #pragma unroll 8
-                for (int row = 0; row < kConfig.rows(); ++row) sum += shared.of_weight[row][column];
+                for (int row = 0; row < kConfig.rows(); ++row) sum += shared.dweight[row][column];
                 *partial(column) = sum;
             }
         }
     }
     __device__ __forceinline__ void run() {
         constexpr bool kAhead = !kConfig.is_long;  // loads of the next row are in flight while this one is computed
-        const unsigned step = gridDim.x * kConfig.rows(), first_of_all = blockIdx.x * kConfig.rows(), rows = args.rows;
-        if constexpr (kAhead) load(first_of_all + place.row_of_block, 0);
+        const unsigned step = gridDim.x * kConfig.rows(), first_row = blockIdx.x * kConfig.rows(), rows = args.rows;
+        if constexpr (kAhead) load(first_row + place.row_in_block, 0);
         place.load_weight(weight, 0);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) of_weight[i] = 0.f;
-        for (unsigned first = first_of_all; first < rows; first += step) {
-            const unsigned row = first + place.row_of_block;
+        for (int i = 0; i < kCount; ++i) dweight[i] = 0.f;
+        for (unsigned first = first_row; first < rows; first += step) {
+            const unsigned row = first + place.row_in_block;
             if constexpr (!kAhead) load(row, 0);
             unpack();
             if constexpr (kAhead) load(row + step, 0);
             const Row found = measure(row);
-            for_chunks(row, [&](int chunk) { write(row, chunk, found, first == first_of_all); });
+            for_chunks(row, [&](int chunk) { write(row, chunk, found, first == first_row); });
         }
-        if (!kConfig.is_long && all.of_weight != nullptr) write_weight();
+        if (!kConfig.is_long && call.dweight != nullptr) write_weight();
     }
 };
 

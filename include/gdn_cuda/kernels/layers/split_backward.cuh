@@ -1,12 +1,12 @@
-// layers/split_backward: from the gradients of q, k and v those of what was split and, of q and k, normalised:
-// dy = (dn - n sum(n dn)) / norm with n = y / norm and norm = sqrt(sum(y^2) + eps), or eps dn / norm^3 where a head has one
-// channel, which is what the difference would lose to rounding; of v, dy = dn.
+// layers/split_backward: the gradient dy of the convolution's output y, from the gradients dn of q, k and v. For v, dy = dn.
+// For normalised q and k, dy = (dn - n sum(n dn)) / norm with n = y / norm and norm = sqrt(sum(y^2) + eps). If a head has one
+// channel, dy = eps dn / norm^3, since rounding would cancel the difference.
 //
-// A warp has one head of one token, and reads it twice; the second time it comes from the L1 cache.
+// A warp has one head of one token and reads it twice, the second time from the L1 cache.
 //
 // Shared memory: none.
 //
-// Bound: memory, 6 bytes an element for bf16.
+// Bound: memory, 6 bytes per element for bf16.
 #pragma once
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
@@ -25,11 +25,11 @@ __global__ void __launch_bounds__(kConfig.threads) split_backward(const __grid_c
     const int batch = static_cast<int>(row / args.tokens), token = static_cast<int>(row % args.tokens);
     const SplitHead head(args.heads, static_cast<int>(unit % args.heads.heads()));
     const T* const y = static_cast<const T*>(args.y.data) + batch * args.y.batch + token * args.y.token;
-    const T* const grad = static_cast<const T*>(args.grads[head.kind]) + head.offset(args.heads, row);
-    T* const of_y = static_cast<T*>(args.of_y) + row * args.heads.channels() + head.channel;
+    const T* const grad = static_cast<const T*>(args.grads[head.output]) + head.offset(args.heads, row);
+    T* const dy = static_cast<T*>(args.dy) + row * args.heads.channels() + head.channel;
     const auto input = [&](int c) { return to_float(y[(head.channel + c) * args.y.channel]); };
 
-    // 1 / norm; the product of the normalised with its gradient, over the norm; the factor of dn
+    // 1 / norm; sum(n dn) / norm; the factor of dn
     float inverse = 1.f, along = 0.f, left = 1.f;
     const bool normalised = head.is_normalised(args.heads);
     if (normalised) {
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kConfig.threads) split_backward(const __grid_c
     }
 #pragma unroll 4
     for (int c = lane; c < head.size; c += 32) {
-        const float of_normalised = to_float(grad[c]);
-        of_y[c] = from_float<T>(normalised ? inverse * fmaf(-along, input(c), left * of_normalised) : of_normalised);
+        const float dn = to_float(grad[c]);
+        dy[c] = from_float<T>(normalised ? inverse * fmaf(-along, input(c), left * dn) : dn);
     }
 }
 

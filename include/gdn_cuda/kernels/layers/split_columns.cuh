@@ -1,11 +1,10 @@
-// layers/split_columns: layers/split_conv for 4 taps, where channels are neighbours in memory and heads of q and k are some
-// lanes of a warp.
+// layers/split_columns: layers/split_conv for 4 taps, contiguous channels, and heads of q and k that fit a warp.
 //
-// A lane has 4 or 8 channels, of which the next 4 to 8 rows are in flight (causal_conv/channels_last_rows.cuh). The sum of
-// squares of a head goes through shuffles; warps whose channels are all of v have a walk without them.
+// A lane has 4 or 8 channels, with loads of the next 4 to 8 rows in flight (causal_conv/channels_last_rows.cuh). Shuffles
+// sum the squares of a head; warps with channels of v alone run a loop without them.
 //
-// Bound: memory, 4 bytes an element for bf16, as for the convolution alone; the W - 1 rows in front of a segment come from the
-// L2 cache.
+// Bound: memory, 4 bytes per element for bf16, as for the convolution alone; the W - 1 rows before a segment come from the L2
+// cache.
 #pragma once
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
@@ -15,36 +14,36 @@
 
 namespace gdn_cuda::layers {
 
-// Where a lane's channels go.
+// Destination of a lane's channels.
 struct SplitLane {
-    int keys, kind;   // channels of q; 0, 1, 2 for q, k, v
-    int step;         // numbers from a token to the next in the lane's tensor
-    bool normalised;  // whether its head is
+    int keys, output;  // channels of q; 0, 1, 2 for q, k, v
+    int step;          // stride of tokens in the lane's tensor, in elements
+    bool normalised;   // whether the lane's head is normalised
 
     __device__ __forceinline__ SplitLane(const SplitHeads& heads, int channel)
         : keys(heads.key_heads * heads.dk),
-          kind(keys > 0 ? min(channel / keys, 2) : 2),
-          step(kind < 2 ? keys : heads.value_heads * heads.dv),
-          normalised(kind < 2 && heads.normalised) {}
+          output(keys > 0 ? min(channel / keys, 2) : 2),
+          step(output < 2 ? keys : heads.value_heads * heads.dv),
+          normalised(output < 2 && heads.normalised) {}
     template <class T>
     __device__ __forceinline__ T* out(const SplitArgs& args, int batch, int channel) const {
-        return static_cast<T*>(args.out[kind]) + i64{batch} * args.conv.tokens * step + channel - kind * keys;
+        return static_cast<T*>(args.out[output]) + i64{batch} * args.conv.tokens * step + channel - output * keys;
     }
 };
 
-// kNormalised: heads of some lanes are.
+// kNormalised: some lanes have heads to normalise.
 template <SplitColumnsConfig kConfig, bool kNormalised>
 struct SplitOutputs {
     using T = Storage<kConfig.io>;
     static constexpr int kVector = kConfig.lane_channels;
-    using Items = Vector<T, kVector, true>;
+    using Elements = Vector<T, kVector, true>;
 
     const SplitHeads& heads;
     SplitLane lane;
     T* out;
     T* to = out;
 
-    // The factor of a token's outputs, from the lane's squares. All lanes take part.
+    // Factor of a token's outputs, from the lane's sum of squares. Called by all lanes of the warp.
     __device__ __forceinline__ float inverse_norm(float squares) const {
         if constexpr (kConfig.head_lanes > 0) {
             squares = group_sum<kConfig.head_lanes>(squares);
@@ -67,16 +66,16 @@ struct SplitOutputs {
 #pragma unroll
             for (int e = 0; e < kVector; ++e) y[e] *= inverse;
         }
-        Items items;
+        Elements elements;
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) items.set(e, y[e]);
-        if (is_written) items.store(to);
+        for (int e = 0; e < kVector; ++e) elements.set(e, y[e]);
+        if (is_written) elements.store(to);
         to += lane.step;
     }
     __device__ __forceinline__ void fill(float number) {
-        Items items;
-        items.fill(number);
-        items.store(to);
+        Elements elements;
+        elements.fill(number);
+        elements.store(to);
         to += lane.step;
     }
 };

@@ -1,13 +1,13 @@
 // layers/split_conv: a causal convolution with silu whose channels are the heads of q, k and v, each written to a tensor of its
-// own, those of q and k divided by sqrt(sum of squares + eps). For any number of taps, size of heads and strides.
+// own; q and k are divided by sqrt(sum of squares + eps). For any number of taps, head size and strides.
 //
-// A warp has one head of one token. It sums the taps of each channel from global memory, twice where the head is normalised, so
-// that no head is too long for registers; nothing is rounded in between. The inputs of neighbouring tokens come from the
-// caches.
+// A warp has one head of one token. It sums the taps of each channel from global memory, twice if the head is normalised, so
+// that heads of any size work without registers for them and nothing is rounded in between. Inputs that adjacent tokens have
+// already loaded come from the caches.
 //
 // Shared memory: none.
 //
-// Bound: loads from the L1 and L2 caches, one a tap and channel.
+// Bound: loads from the L1 and L2 caches, one per tap and channel.
 #pragma once
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kConfig.threads) split_conv(const __grid_const
         }
         inverse = inverse_root(group_sum<32>(squares) + args.heads.epsilon);
     }
-    T* const out = static_cast<T*>(args.out[head.kind]) + head.offset(args.heads, row);
+    T* const out = static_cast<T*>(args.out[head.output]) + head.offset(args.heads, row);
 #pragma unroll 1
     for (int c = lane; c < head.size; c += 32) out[c] = from_float<T>(output(c) * inverse);
 }

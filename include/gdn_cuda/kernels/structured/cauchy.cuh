@@ -1,19 +1,19 @@
-// structured/cauchy: Cauchy products, out_l = sum over n of v_n / (z_l - w_n), and with conj of v_n / (z_l - w_n) + conj(v_n) /
-// (z_l - conj(w_n)), for residues v, poles w and points z.
+// structured/cauchy: Cauchy sums out_l = sum over n of v_n / (z_l - w_n) for residues v, poles w and points z. With conj, each
+// pole also counts with its conjugate: the terms are v_n / (z_l - w_n) + conj(v_n) / (z_l - conj(w_n)).
 //
-// A thread holds a few points in registers; tiles of poles and residues are in shared memory, read by broadcast. One reciprocal
-// serves all rows of residues over the same poles, and both poles of a conjugate pair, which is one fraction:
+// A thread holds a few points in registers; tiles of poles and residues are in shared memory, read by broadcast. All rows of
+// residues over the same poles use the same reciprocal. So do both poles of a conjugate pair, which form one fraction:
 //
 //     a = Re z - Re w, b = Im z - Im w, c = Im z + Im w      den = (a + ib)(a + ic) = a^2 - bc + 2ia Im z
 //     num = v (a + ic) + conj(v) (a + ib) = 2 (Re v a - Im v Im w) + 2i Re v Im z
 //
 // b and c are the distances to the pole and to its conjugate along the imaginary axis; they are exact where they are small, so
-// a point close to either keeps its digits. Sums of tiles are added with Kahan compensation. Points are recomputed in fp64
-// where a sum of squares leaves the range, the point lies on a pole, or the sum is not finite.
+// a point close to either loses no digits. Sums of tiles are added with Kahan compensation. A point is recomputed in fp64 if a
+// sum of squares leaves the range, if the point coincides with a pole, or if the sum is not finite.
 //
 // For each tile, a warp decides from the ranges of its points and poles whether it can skip the range checks. In fp32 a
-// fraction is then 2 (Re v s - Im v Im w) R, with s = a + i Im z and R = 1 / den (cauchy/pairs.cuh); factors of the point
-// alone are applied once per tile.
+// fraction is then 2 (Re v s - Im v Im w) R, with s = a + i Im z and R = 1 / den (cauchy/pairs.cuh); factors that
+// depend on the point alone are applied once per tile.
 //
 // Points on the imaginary axis, z = iy as in S4, take fewer operations: divided by iy, a pair's fraction is (odd - i even / y)
 // / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w.
@@ -30,18 +30,18 @@ namespace gdn_cuda::structured {
 
 template <CauchyConfig kConfig>
 struct Cauchy {
-    using Io = Numbers<kConfig.io>;
+    using Io = ElementType<kConfig.io>;
     using Real = typename Io::Real;
     using Number = typename Io::Number;
     static constexpr bool kComplex = Io::kComplex;
     static constexpr int kParts = kConfig.parts();
     using Shared = CauchySharedPlan<kConfig, Real>;
-    using Numbers2D = Number[kConfig.rows][kConfig.points];
+    using PointSums = Number[kConfig.rows][kConfig.points];
 
     const CauchyArgs& args;
     i64 first_row;
 
-    // 1 / (z - w), with conj 1 / den. False where the sum of squares leaves the range.
+    // weight = 1 / (z - w), with conj 1 / den. Returns false if the sum of squares leaves the range.
     __device__ __forceinline__ static bool weigh(Number& weight, const Number& z, const Number& w) {
         const Real a = z.re - w.re;
         if constexpr (!kComplex) {
@@ -112,21 +112,22 @@ struct Cauchy {
         }
     };
 
-    // What shared memory holds. The only tile of poles is loaded once for all tiles of points.
+    // Content of shared memory. If one tile holds all poles, it is loaded once for all tiles of points.
     struct Resident {
-        enum { nothing, numbers, pairs } kind = nothing;
-        Range range;  // of pairs
-        bool fits;    // numbers: the poles are in reach of CauchyPairsAnywhere
+        enum { nothing, poles, pairs } content = nothing;
+        Range range;  // for `pairs`
+        bool fits;    // for `poles`: all are in the range of CauchyPairsAnywhere
     };
 
-    // Offsets of a block's poles and residues. Its rows over the same poles are consecutive in the last leading dimension.
+    // Offsets of a block's poles and residues. Rows over the same poles are consecutive in the last leading dimension.
     struct Tiles {
         i64 poles, residues, row_stride;
     };
-    // Loads a tile's poles and residues as they are; or, for points on the imaginary axis, the constants of their fractions.
+    // Loads a tile's poles and residues; for points on the imaginary axis (kAxis), stores the constants of their fractions
+    // instead.
     template <bool kAxis>
     __device__ __forceinline__ void load_tile(Shared& shared, const Tiles& tiles, int first, int count) const {
-        const auto load_from = [&](const Lines& from, i64 row, int n) {
+        const auto load_from = [&](const BroadcastOperand& from, i64 row, int n) {
             return Io::load(from.data, row + (first + n) * from.step);
         };
         for (int i = threadIdx.x; i < count * (1 + kConfig.rows); i += kConfig.threads) {
@@ -159,8 +160,8 @@ struct Cauchy {
             }
         }
     }
-    // A pole and its conjugate as one fraction, (even + i y odd) / (den + 2i a y) for z = iy, with range checks.
-    __device__ __forceinline__ static void add_axis_pair(Numbers2D& parts, unsigned& recompute, const Shared& shared, int n,
+    // Adds a pole and its conjugate as one fraction, (even + i y odd) / (den + 2i a y) for z = iy, with range checks.
+    __device__ __forceinline__ static void add_axis_pair(PointSums& parts, unsigned& recompute, const Shared& shared, int n,
                                                          const Number (&z)[kConfig.points]) {
         const auto pair = shared.pairs[n];
 #pragma unroll
@@ -176,9 +177,9 @@ struct Cauchy {
             }
         }
     }
-    // The same for a tile without range checks. With one row, registers suffice to sum the even parts separately, and factors
-    // of the point alone are applied last.
-    __device__ __forceinline__ static void add_axis_tile_unchecked(Numbers2D& parts, const Shared& shared, int count,
+    // The same for a tile, without range checks. With one row there are registers to sum the even parts separately, so factors
+    // that depend on the point alone are applied at the end.
+    __device__ __forceinline__ static void add_axis_tile_unchecked(PointSums& parts, const Shared& shared, int count,
                                                                    float floor, const Number (&z)[kConfig.points]) {
         constexpr bool kSeparate = kConfig.rows == 1;
         constexpr int kAtOnce = 2;
@@ -194,16 +195,17 @@ struct Cauchy {
 #pragma unroll
             for (int p = 0; p < kConfig.points; ++p) {
                 const Real t = y[p] - pair.im, u = (pair.a_squared - t * pair.im) * inverse[p] - t,
-                           one = reciprocal_in_range(u * u + pair.four_a_squared), of_u = u * one;
-                const Number of_even = kSeparate ? Number{of_u, one} : Number{of_u * inverse[p], one * inverse[p]};
+                           one = reciprocal_in_range(u * u + pair.four_a_squared), u_inverse = u * one;
+                const Number even_weight =
+                    kSeparate ? Number{u_inverse, one} : Number{u_inverse * inverse[p], one * inverse[p]};
 #pragma unroll
                 for (int row = 0; row < kConfig.rows; ++row) {
                     const auto v = shared.pair_residues[row][n];
                     Number& even = kSeparate ? even_sums[p] : parts[row][p];
-                    even.re += v.even * of_even.re;
-                    even.im -= v.even_2a * of_even.im;
+                    even.re += v.even * even_weight.re;
+                    even.im -= v.even_2a * even_weight.im;
                     parts[row][p].re += v.odd_2a * one;
-                    parts[row][p].im += v.odd * of_u;
+                    parts[row][p].im += v.odd * u_inverse;
                 }
             }
         };
@@ -248,9 +250,9 @@ struct Cauchy {
         }
         return __all_sync(~0u, fit);
     }
-    // Such a tile at any points. With one row, registers suffice to sum separately what is multiplied by the point's y last;
-    // several rows share s R.
-    __device__ __forceinline__ static void add_tile_unchecked(Numbers2D& parts, const Shared& shared, int count,
+    // Adds a tile at arbitrary points, without range checks. With one row there are registers for a separate sum of the terms
+    // with factor y, which is multiplied at the end; several rows use the same s R.
+    __device__ __forceinline__ static void add_tile_unchecked(PointSums& parts, const Shared& shared, int count,
                                                               const Number (&z)[kConfig.points]) {
         Number times_y[kConfig.points]{};
         Real two_y[kConfig.points];
@@ -264,18 +266,18 @@ struct Cauchy {
                 const CauchyPairsAnywhere::Reciprocal one(pole, z[p].re, z[p].im, two_y[p]);
                 if constexpr (kConfig.rows == 1) {
                     const auto v = shared.residues_anywhere[0][n];
-                    const Real num = v.re * one.a - v.of_im;
+                    const Real num = v.re * one.a - v.im_product;
                     parts[0][p].re += num * one.re;
                     parts[0][p].im -= num * one.im;
                     times_y[p].re += v.re * one.im;
                     times_y[p].im += v.re * one.re;
                 } else {
-                    const Number of_s{one.a * one.re + z[p].im * one.im, z[p].im * one.re - one.a * one.im};
+                    const Number s_inverse{one.a * one.re + z[p].im * one.im, z[p].im * one.re - one.a * one.im};
 #pragma unroll
                     for (int row = 0; row < kConfig.rows; ++row) {
                         const auto v = shared.residues_anywhere[row][n];
-                        parts[row][p].re += v.re * of_s.re - v.of_im * one.re;
-                        parts[row][p].im += v.re * of_s.im + v.of_im * one.im;
+                        parts[row][p].re += v.re * s_inverse.re - v.im_product * one.re;
+                        parts[row][p].im += v.re * s_inverse.im + v.im_product * one.im;
                     }
                 }
             }
@@ -289,7 +291,7 @@ struct Cauchy {
                 sum = {sum.re * CauchyPairsAnywhere::kUnit, sum.im * CauchyPairsAnywhere::kUnit};
             }
     }
-    __device__ __forceinline__ static void add_pole(Numbers2D& parts, unsigned& recompute, const Shared& shared, int n,
+    __device__ __forceinline__ static void add_pole(PointSums& parts, unsigned& recompute, const Shared& shared, int n,
                                                     const Number (&z)[kConfig.points]) {
         const Number w{shared.poles[0][n], shared.poles[kParts - 1][n]};
 #pragma unroll
@@ -303,23 +305,23 @@ struct Cauchy {
     }
     template <bool kAxis>
     __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
-                                               Numbers2D& sums, Numbers2D& compensations, Resident& resident) const {
-        constexpr auto kKind = kAxis ? Resident::pairs : Resident::numbers;
+                                               PointSums& sums, PointSums& compensations, Resident& resident) const {
+        constexpr auto kContent = kAxis ? Resident::pairs : Resident::poles;
         constexpr bool kAnywhere = !kAxis && kConfig.pairs_anywhere();
         const int poles_end = kConfig.one_tile ? kConfig.tile : args.pole_count;
         unsigned recompute = 0;
 #pragma unroll 1
         for (int first = 0; first < poles_end; first += kConfig.tile) {
             const int count = min(kConfig.tile, args.pole_count - first);
-            if (resident.kind != kKind || poles_end > kConfig.tile) {
+            if (resident.content != kContent || poles_end > kConfig.tile) {
                 __syncthreads();
                 load_tile<kAxis>(shared, tiles, first, count);
                 __syncthreads();
-                resident.kind = kKind;
+                resident.content = kContent;
                 if constexpr (kAxis) resident.range = Range::of(shared, count);
                 if constexpr (kAnywhere) resident.fits = poles_fit(shared, count);
             }
-            Numbers2D parts{};
+            PointSums parts{};
             if (kAxis && resident.range.holds(z)) {
                 add_axis_tile_unchecked(parts, shared, count, resident.range.floor, z);
             } else if (kAnywhere && resident.fits && points_fit(z)) {
@@ -341,10 +343,11 @@ struct Cauchy {
         return recompute;
     }
 
-    // A pole exactly on the point contributes residue * infinity, as if the point lay slightly to its right.
+    // A pole that coincides with the point contributes residue * infinity, as if the point were slightly to its right.
     __device__ __forceinline__ Number recompute_in_fp64(i64 row, int point) const {
-        const i64 poles = line_of(args, args.poles, row), residues = line_of(args, args.residues, row);
-        const auto z = Io::template load<double>(args.points.data, line_of(args, args.points, row) + point * args.points.step);
+        const i64 poles = row_offset(args, args.poles, row), residues = row_offset(args, args.residues, row);
+        const auto z =
+            Io::template load<double>(args.points.data, row_offset(args, args.points, row) + point * args.points.step);
         Complex<double> sum{}, coincident{};
         const auto add_one = [&](const Complex<double>& v, const Complex<double>& w) {
             const Complex<double> d{z.re - w.re, z.im - w.im};
@@ -372,7 +375,7 @@ struct Cauchy {
     __device__ __forceinline__ void run_points(Shared& shared, const Tiles& tiles, i64 points, int first_point,
                                                Resident& resident) const {
         Number z[kConfig.points];
-        Numbers2D sums{}, compensations{};
+        PointSums sums{}, compensations{};
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p)
             z[p] = Io::load(args.points.data,
@@ -395,7 +398,7 @@ struct Cauchy {
                 if (!isfinite(sums[row][p].re + sums[row][p].im)) recompute |= 1u << p;
             }
         }
-        // Last and in one place, when no sums occupy registers any more.
+        // At the end and in one place, when no sums occupy registers any more.
         while (recompute != 0) [[unlikely]] {
             const int point = first_point + (__ffs(recompute) - 1) * kConfig.threads;
             recompute &= recompute - 1;
@@ -406,27 +409,27 @@ struct Cauchy {
         }
     }
     __device__ __forceinline__ void run(Shared& shared) {
-        const unsigned points_of_all = kConfig.points_per_block() * args.turns,
-                       blocks_of_points = (args.point_count + points_of_all - 1) / points_of_all;
-        first_row = static_cast<i64>(blockIdx.x / blocks_of_points) * kConfig.rows;
-        const Tiles tiles{line_of(args, args.poles, first_row), line_of(args, args.residues, first_row),
+        const unsigned points_per_block = kConfig.points_per_block() * args.turns,
+                       point_blocks = (args.point_count + points_per_block - 1) / points_per_block;
+        first_row = static_cast<i64>(blockIdx.x / point_blocks) * kConfig.rows;
+        const Tiles tiles{row_offset(args, args.poles, first_row), row_offset(args, args.residues, first_row),
                           kConfig.rows > 1 ? args.residues.stride[args.leading - 1] : 0};
-        const i64 points = line_of(args, args.points, first_row);
+        const i64 points = row_offset(args, args.points, first_row);
         Resident resident{};
-        int first_point = static_cast<int>(blockIdx.x % blocks_of_points * points_of_all);
+        int first_point = static_cast<int>(blockIdx.x % point_blocks * points_per_block);
 #pragma unroll 1
         for (int turn = 0; turn < args.turns && first_point < args.point_count; ++turn) {
             run_points(shared, tiles, points, first_point + static_cast<int>(threadIdx.x), resident);
             first_point += kConfig.points_per_block();
         }
     }
-    __device__ __forceinline__ static void copy(Numbers2D& to, const Numbers2D& from) {
+    __device__ __forceinline__ static void copy(PointSums& to, const PointSums& from) {
 #pragma unroll
         for (int row = 0; row < kConfig.rows; ++row)
 #pragma unroll
             for (int p = 0; p < kConfig.points; ++p) to[row][p] = from[row][p];
     }
-    __device__ __forceinline__ static void add_all_kahan(Numbers2D& sums, Numbers2D& compensations, const Numbers2D& parts) {
+    __device__ __forceinline__ static void add_all_kahan(PointSums& sums, PointSums& compensations, const PointSums& parts) {
 #pragma unroll
         for (int row = 0; row < kConfig.rows; ++row)
 #pragma unroll
@@ -435,7 +438,7 @@ struct Cauchy {
                 if constexpr (kComplex) add_kahan(sums[row][p].im, compensations[row][p].im, parts[row][p].im);
             }
     }
-    // Kahan summation: sum += x, with the rounding error of the addition before in `rest`.
+    // Kahan summation: sum += x; `rest` has the rounding error of the previous addition.
     __device__ __forceinline__ static void add_kahan(Real& sum, Real& rest, Real x) {
         const Real y = x - rest, total = sum + y;
         rest = (total - sum) - y;

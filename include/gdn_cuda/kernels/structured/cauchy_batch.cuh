@@ -1,15 +1,15 @@
-// structured/cauchy_batch: structured/cauchy of real numbers for sixteen rows of residues at a time over the same poles and
-// points: the product of the residues with the matrix 1 / (point - pole), whose elements are computed as they are needed.
+// structured/cauchy_batch: real structured/cauchy for sixteen rows of residues at a time over the same poles and points: the
+// product of the residues with the matrix 1 / (point - pole), whose elements are computed on the fly.
 //
-// Tensor cores multiply, by 3xTF32 (tf32.cuh). A block has 32 points; each of its warps takes every sixteenth group of 32 poles
-// and stores their residues, split into two tf32 parts, to its own shared memory, while it prefetches the next group's into
-// registers. A lane computes the reciprocals of its own B fragment. Accumulators cover eight poles, start at 0 and are added up
-// here, rounded to nearest, since tensor cores truncate; sums of groups are added with Kahan compensation. The warps' sums are
-// added through shared memory, in a fixed order.
+// Tensor cores compute the product by 3xTF32 (tf32.cuh). A block has 32 points; each of its warps takes every sixteenth group
+// of 32 poles and stores their residues, split into two tf32 parts, to its own shared memory, while it prefetches the next
+// group's into registers. A lane computes the reciprocals of its own B fragment. Accumulators cover eight poles and start at 0;
+// they are summed in registers, rounded to nearest, since tensor cores truncate; sums of groups are added with Kahan
+// compensation. The warps' sums are added through shared memory, in a fixed order.
 //
-// Distances are exact where poles are close. Results are recomputed in fp64 for points that lie on poles or far from 0; for
-// sums that are not finite or close to 0, below 2^-22 if a residue is below 2^-100, of whose low part tf32 keeps too little;
-// and for all points of a block if a pole is far from 0, or is close to 0 and has such a residue.
+// Distances are exact where poles are close. Results are recomputed in fp64 for points that coincide with poles or are far
+// from 0; for sums that are not finite or close to 0 (below 2^-22 if a residue is below 2^-100, whose low part tf32 truncates
+// too much); and for all points of a block if a pole is far from 0, or is close to 0 with a residue below 2^-100.
 //
 // Bound: arithmetic. A warp takes 614 instructions for a group (fp32, sm_90a): 192 for 32 differences, reciprocals and their
 // splits a lane, 64 to split residues, 48 mma, 128 to add up their results, and the rest for loads, stores, range checks and
@@ -26,7 +26,7 @@ template <CauchyBatchConfig kConfig>
 struct CauchyBatch {
     using Shared = CauchyBatchSharedPlan;
     using Operand = CauchyBatchOperand;
-    using Io = Numbers<kConfig.io>;
+    using Io = ElementType<kConfig.io>;
     using One = Cauchy<CauchyConfig{.io = kConfig.io, .conj = false, .rows = 1, .points = 1, .threads = 1, .tile = 1}>;
     static constexpr int kRows = kConfig.kRows, kWarps = kConfig.kWarps, kPoints = kConfig.kPoints, kGroup = kConfig.kGroup;
     static constexpr int kColumns = kPoints / 8, kSteps = kGroup / Operand::kPoles;
@@ -40,7 +40,7 @@ struct CauchyBatch {
     struct PoleResidues {
         float residues[kRows], pole;
     };
-    // This lane's pole of a group and its residues. Past the last pole, residues and reciprocals are 0.
+    // This lane's pole of a group, and its residues. Past the last pole, residues and reciprocals are 0.
     __device__ __forceinline__ PoleResidues prefetch(i64 residues, i64 poles, int first) const {
         PoleResidues loaded{{}, __uint_as_float(0x7f800000u)};
         const int n = first + lane;
@@ -53,18 +53,18 @@ struct CauchyBatch {
     }
     __device__ __forceinline__ void store_group(const PoleResidues& loaded) {
         auto& group = shared.groups[warp];
-        const int step = lane / Operand::kPoles, of_lane = lane % Operand::kPoles / 2, which = lane % 2;
+        const int step = lane / Operand::kPoles, by_lane = lane % Operand::kPoles / 2, which = lane % 2;
 #pragma unroll
         for (int row = 0; row < kRows; row += 2) {
             const TwoParts a = TwoParts::nearest(loaded.residues[row]), b = TwoParts::nearest(loaded.residues[row + 1]);
-            *reinterpret_cast<uint2*>(group.high[step].of_lane[row / 2 * 4 + of_lane][which]) = {a.high, b.high};
-            *reinterpret_cast<uint2*>(group.rest[step].of_lane[row / 2 * 4 + of_lane][which]) = {a.rest, b.rest};
+            *reinterpret_cast<uint2*>(group.high[step].by_lane[row / 2 * 4 + by_lane][which]) = {a.high, b.high};
+            *reinterpret_cast<uint2*>(group.rest[step].by_lane[row / 2 * 4 + by_lane][which]) = {a.rest, b.rest};
         }
         group.poles[lane] = loaded.pole;
         check_range(loaded);
     }
-    // The part of a small residue that tf32 drops, at most 2^-112, matters where the sum is small too, or within 2^-66 of its
-    // pole: points lie that close only to poles within 2^-40 of 0.
+    // The part of a small residue that tf32 truncates, at most 2^-112, is significant where the sum is small too, or within
+    // 2^-66 of its pole: only poles within 2^-40 of 0 can have points that close.
     __device__ __forceinline__ void check_range(const PoleResidues& loaded) {
         bool recompute_all = fabsf(loaded.pole) > kFar && isfinite(loaded.pole);
         if constexpr (kConfig.io != DType::f16) {
@@ -79,12 +79,12 @@ struct CauchyBatch {
         }
         if (recompute_all) shared.recompute_all = true;
     }
-    // Eight poles of a group: parts holds row 2 g at points 2 t and 2 t + 1 of eight, then row 2 g + 1 (g = lane / 4, t = lane
-    // % 4).
+    // Multiplies eight poles of a group. `parts` holds row 2 g at points 2 t and 2 t + 1 of eight, then row 2 g + 1 (g = lane /
+    // 4, t = lane % 4).
     __device__ __forceinline__ void add_step(float (&parts)[kColumns][4], const float (&z)[kColumns], int step) const {
         const auto& group = shared.groups[warp];
-        const uint4 high = *reinterpret_cast<const uint4*>(group.high[step].of_lane[lane]),
-                    rest = *reinterpret_cast<const uint4*>(group.rest[step].of_lane[lane]);
+        const uint4 high = *reinterpret_cast<const uint4*>(group.high[step].by_lane[lane]),
+                    rest = *reinterpret_cast<const uint4*>(group.rest[step].by_lane[lane]);
         const float2 poles = *reinterpret_cast<const float2*>(&group.poles[step * Operand::kPoles + lane % 4 * 2]);
         const TwoParts residues[4] = {{high.x, rest.x}, {high.y, rest.y}, {high.z, rest.z}, {high.w, rest.w}};
 #pragma unroll
@@ -102,16 +102,16 @@ struct CauchyBatch {
         int first_point;
 
         __device__ __forceinline__ explicit Place(const CauchyArgs& args) {
-            const unsigned block = opaque(blockIdx.x), blocks_of_points = (args.point_count + kPoints - 1) / kPoints,
-                           rows = block / blocks_of_points;
+            const unsigned block = opaque(blockIdx.x), point_blocks = (args.point_count + kPoints - 1) / kPoints,
+                           rows = block / point_blocks;
             first_row = rows * kRows;
-            first_point = static_cast<int>(block - rows * blocks_of_points) * kPoints;
+            first_point = static_cast<int>(block - rows * point_blocks) * kPoints;
         }
     };
     __device__ __forceinline__ void run() {
         const auto [first_row, first_point] = Place(args);
-        const i64 poles = line_of(args, args.poles, first_row), residues = line_of(args, args.residues, first_row);
-        const auto load_point = [&, points = line_of(args, args.points, first_row)](int point) {
+        const i64 poles = row_offset(args, args.poles, first_row), residues = row_offset(args, args.residues, first_row);
+        const auto load_point = [&, points = row_offset(args, args.points, first_row)](int point) {
             return Io::load(args.points.data, points + min(point, args.point_count - 1) * args.points.step).re;
         };
         if (warp == 0) {
@@ -149,7 +149,7 @@ struct CauchyBatch {
         __syncthreads();
         finish();
     }
-    // One row per warp, one point per lane.
+    // Recomputation: one row per warp, one point per lane.
     __device__ __forceinline__ void finish() const {
         const Place place(args);
         const unsigned row = place.first_row + warp;

@@ -1,9 +1,9 @@
-// Shared by the structured kernels: real and complex arithmetic in fp32 or fp64, typed loads and stores, offsets of operand
-// lines.
+// Parts of all structured kernels: real and complex arithmetic in fp32 or fp64, typed loads and stores, row offsets of
+// operands.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 __device__ __forceinline__ double reciprocal(double x) {
     return 1.0 / x;
 }
-// For x known to be normal, with a normal reciprocal: .ftz saves the four instructions that handle subnormals.
+// For normal x with a normal reciprocal: .ftz saves the four instructions that handle subnormals.
 __device__ __forceinline__ float reciprocal_in_range(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -61,9 +61,9 @@ __device__ __forceinline__ Complex<double> quotient(const Complex<double>& x, co
     return {(x.re * ratio + x.im) * inverse, (x.im * ratio - x.re) * inverse};
 }
 
-// Numbers of type kIo in memory, computed with in fp32 or fp64. Real numbers have im = 0.
+// Elements of dtype kIo in memory, loaded as fp32 or fp64. Real elements have im = 0.
 template <DType kIo>
-struct Numbers {
+struct ElementType {
     static constexpr bool kComplex = is_complex(kIo), kWide = kIo == DType::f64 || kIo == DType::c128;
     using Real = typename RealOf<kWide>::type;
     using Number = Complex<Real>;
@@ -92,33 +92,33 @@ struct Numbers {
     }
 };
 
-// x, opaque to the compiler: what depends on x is computed here, not hoisted out of a loop, where it would hold registers.
+// Hides x from the compiler, so that expressions of x are computed here. Hoisted out of a loop they would occupy registers.
 __device__ __forceinline__ unsigned opaque(unsigned x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// Writes to `at` the offset of a line of operand `of`.
-struct LineBegin {
-    const Lines& of;
+// `at` receives the offset of a row of operand `of`.
+struct RowOffset {
+    const BroadcastOperand& of;
     i64& at;
 };
-// One walk over the leading dimensions finds a line's offset in several operands. There are fewer than 2^31 lines (lines.hpp of
-// csrc), so 32 bits do: a 64-bit division is a function call, which spills registers.
+// Computes the offset of a row in several operands, in one pass over the leading dimensions. There are fewer than 2^31 rows
+// (csrc's broadcast.hpp), so 32 bits suffice: a 64-bit division is a function call, which spills registers.
 template <class Args, class... Begins>
-__device__ __forceinline__ void begin_line(const Args& args, unsigned line, Begins... begins) {
+__device__ __forceinline__ void set_row_offsets(const Args& args, unsigned row, Begins... begins) {
     ((begins.at = 0), ...);
 #pragma unroll 1
     for (int d = args.leading - 1; d >= 0; --d) {
-        const auto size = static_cast<unsigned>(args.size[d]), rest = d == 0 ? 0 : line / size, i = line - rest * size;
+        const auto size = static_cast<unsigned>(args.size[d]), rest = d == 0 ? 0 : row / size, i = row - rest * size;
         ((begins.at += i * begins.of.stride[d]), ...);
-        line = rest;
+        row = rest;
     }
 }
 template <class Args>
-__device__ __forceinline__ i64 line_of(const Args& args, const Lines& operand, unsigned line) {
+__device__ __forceinline__ i64 row_offset(const Args& args, const BroadcastOperand& operand, unsigned row) {
     i64 at;
-    begin_line(args, line, LineBegin{operand, at});
+    set_row_offsets(args, row, RowOffset{operand, at});
     return at;
 }
 

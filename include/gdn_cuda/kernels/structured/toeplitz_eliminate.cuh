@@ -1,25 +1,26 @@
-// structured/toeplitz_eliminate: the elimination that structured/toeplitz_gko describes, by a thread block cluster, for systems
-// too long for one block. structured/toeplitz_generators computes its input; the caller transforms its output.
+// structured/toeplitz_eliminate: the elimination that toeplitz_gko.cuh explains, by a thread block cluster, for systems too
+// long for one block. structured/toeplitz_generators computes its input; the caller transforms its output.
 //
 // Half of a block's threads hold rows, the other half columns; generators and right-hand sides are in registers. Step k:
 //
 //     rows     wait for all blocks' candidates | choose the pivot | update | next column | best row per warp |
-//              named barrier | best row of the block, divided by the pivot, goes to every block's inbox
-//     columns  wait for the same | named barrier | column k + 2 is updated and goes to every block's inbox | other columns
+//              named barrier | send the block's best row, divided by the pivot, to every block's inbox
+//     columns  wait for the candidates | named barrier | update column k + 2, send it to every block's inbox | other columns
 //
-// So a step crosses between blocks once, without a cluster barrier: an mbarrier in the destination's shared memory counts the
-// bytes of st.async. A block that has all candidates of step k knows that every block has read those of step k - 1, so two
-// inboxes suffice. What step k needs of column k + 1, its right generators before that step, was sent in step k - 1 by the
-// threads that hold it; every thread updates these two numbers itself.
+// So blocks communicate once per step, without a cluster barrier: an mbarrier in the destination's shared memory counts the
+// bytes of st.async. When a block has all candidates of step k, every block has read those of step k - 1, so two inboxes
+// suffice. Step k needs the right generators of column k + 1 as they are before that step: the threads that hold the column
+// sent them in step k - 1, and every thread updates both generators itself.
 //
-// Left generators are premultiplied by the conjugate of their row's node and right ones halved, so an entry is their product
-// and one more fma per part; the extra work in their update is not on the way to the next column.
+// Left generators are premultiplied by the conjugate of their row's node and right generators halved, so an entry is their
+// product and one more fma per real or imaginary part; the extra work in the update is off the critical path to the next
+// column.
 //
 // info: 0, or k where pivot k is zero or NaN.
 //
-// Bound: latency of a step, some twenty dependent fp64 operations, two barriers and the transfer between blocks, which is a
-// quarter. On an H200 a step takes 0.68 us with 128 rows per block, 0.75 to 0.85 with 256 and 0.97 to 0.99 with 512, with the
-// fp64 units busy a third of the time; 8192 rows take 8.1 ms.
+// Bound: latency of a step, some twenty dependent fp64 operations, two barriers and the transfer between blocks, a quarter of
+// it. On an H200 a step takes 0.68 us with 128 rows per block, 0.75 to 0.85 with 256 and 0.97 to 0.99 with 512, with the fp64
+// units busy a third of the time; 8192 rows take 8.1 ms.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cluster.cuh>
@@ -47,14 +48,14 @@ struct ToeplitzEliminate {
     unsigned peer;                               // cluster address of the shared memory this lane sends to
     Number right[2];                             // right generators of the step's column, before its update
 
-    struct Row {  // of C or of the identity; left is multiplied by back, the node's conjugate
-        Number left[2], numbers[kColumns], back, entry;  // entry: in the step's column
+    struct Row {  // of C or of the identity; left is premultiplied by back, the node's conjugate
+        Number left[2], rhs[kColumns], back, entry;  // entry: in the step's column
         int node;
     };
     struct Column {
         Number right[2], back;
     };
-    // The pivot's row.
+    // Row of the pivot.
     struct Pivot {
         Number left[2];
         const typename Shared::Candidate* all;
@@ -73,30 +74,30 @@ struct ToeplitzEliminate {
 
     // Matrix entry from the generators of its row and column.
     __device__ __forceinline__ Number entry(const Number (&left)[2], int node, const Number (&right)[2], int column) const {
-        int apart = 2 * column + 1 - node;
-        if (apart < 0) apart += 2 * args.n;
-        const bool mirrored = apart > args.n;
-        const double near = shared.cotangents[mirrored ? 2 * args.n - apart : apart], cotangent = mirrored ? -near : near;
+        int distance = 2 * column + 1 - node;
+        if (distance < 0) distance += 2 * args.n;
+        const bool mirrored = distance > args.n;
+        const double near = shared.cotangents[mirrored ? 2 * args.n - distance : distance], cotangent = mirrored ? -near : near;
         const Number sum = (left[0] * right[0]).plus(left[1], right[1]);
         return {sum.re + sum.im * cotangent, sum.im - sum.re * cotangent};
     }
     __device__ __forceinline__ void update(Number (&of)[2], int column, const Pivot& pivot) const {
-        const Number share = entry(pivot.left, pivot.node, of, column);
-        of[0] = of[0].minus(right[0], share);
-        of[1] = of[1].minus(right[1], share);
+        const Number factor = entry(pivot.left, pivot.node, of, column);
+        of[0] = of[0].minus(right[0], factor);
+        of[1] = of[1].minus(right[1], factor);
     }
 
-    // Called by a whole warp: sends what one of its threads put into `outbox` to all blocks.
+    // Called by a whole warp: sends `outbox`, which one of its threads filled, to all blocks.
     template <class Sent>
     __device__ __forceinline__ void send_all(const Sent& from, const Sent& into, int k) const {
-        constexpr int kPieces = sizeof(Sent) / sizeof(Piece);
+        constexpr int kVectors = sizeof(Sent) / sizeof(Vector16);
         const auto there = [&](const void* here) { return peer + shared_address(here) - shared_address(&shared); };
         __syncwarp();
 #pragma unroll
-        for (int begin = 0; begin < kPieces; begin += kSenders) {
-            const int piece = begin + lane / kConfig.blocks;
-            if (piece < kPieces)
-                st_async(reinterpret_cast<const Piece*>(&from)[piece], there(&into) + piece * sizeof(Piece),
+        for (int begin = 0; begin < kVectors; begin += kSenders) {
+            const int vector = begin + lane / kConfig.blocks;
+            if (vector < kVectors)
+                st_async(reinterpret_cast<const Vector16*>(&from)[vector], there(&into) + vector * sizeof(Vector16),
                          there(&inbox_mbarrier(k)));
         }
         __syncwarp();
@@ -108,8 +109,8 @@ struct ToeplitzEliminate {
                                                    (k + 1 < args.n ? static_cast<int>(sizeof(typename Shared::Column)) : 0));
     }
 
-    // A row's key is the upper half of the larger part of its entry, which orders well enough; the low five bits hold the
-    // owner, so the first of nearly equal rows wins.
+    // A row's key is the upper half of max(|re|, |im|) of its entry, which is precise enough to choose a pivot. The low five
+    // bits hold the owner, so that the first of nearly equal rows wins.
     __device__ __forceinline__ static unsigned key_of(const Number& entry, int place) {
         const auto part = [](double x) { return static_cast<unsigned>(__double2hiint(x)) & 0x7fffffffu; };
         const unsigned size = part(entry.re) > part(entry.im) ? part(entry.re) : part(entry.im);
@@ -124,7 +125,7 @@ struct ToeplitzEliminate {
         return r;
     }
 
-    // `meanwhile` is work that the candidate needs and the search for it does not.
+    // `meanwhile` is work that the candidate depends on but the search for it does not.
     template <class Meanwhile>
     __device__ __forceinline__ void send_candidate(const Row (&rows)[kConfig.slots], int k, const Meanwhile& meanwhile) {
         unsigned key = 0;
@@ -132,9 +133,9 @@ struct ToeplitzEliminate {
         Number entry = rows[0].entry;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
-            const unsigned of_slot = key_of(rows[s].entry, lane);
-            if (rows[s].node % 2 == 0 && of_slot > key) {
-                key = of_slot;
+            const unsigned slot_key = key_of(rows[s].entry, lane);
+            if (rows[s].node % 2 == 0 && slot_key > key) {
+                key = slot_key;
                 mine = s;
                 entry = rows[s].entry;
             }
@@ -145,14 +146,14 @@ struct ToeplitzEliminate {
         const double square = entry.square();
         const Number inverse = entry.conjugate() * reciprocal(square);
         NamedBarrier::sync(2 * kConfig.threads, kCandidateBarrier);
-        unsigned of_block = 0;
+        unsigned block_key = 0;
 #pragma unroll
         for (int w = 0; w < kConfig.warps(); ++w)
-            of_block = max(of_block, (shared.keys[k % 2][w] & ~31u) + static_cast<unsigned>(31 - w));
-        if (static_cast<int>(31 - of_block % 32) != warp) return;
+            block_key = max(block_key, (shared.keys[k % 2][w] & ~31u) + static_cast<unsigned>(31 - w));
+        if (static_cast<int>(31 - block_key % 32) != warp) return;
         auto& outbox = shared.outbox.candidate;
         if (best == 0 ? lane == 0 : key == best) {
-            outbox.key = of_block & ~31u;
+            outbox.key = block_key & ~31u;
             outbox.fails = !(square > 0);
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s) {
@@ -164,7 +165,7 @@ struct ToeplitzEliminate {
                 for (int g = 0; g < 2; ++g) outbox.left[g] = stored(row.left[g] * inverse);
                 outbox.back = stored(row.back);
 #pragma unroll
-                for (int c = 0; c < kColumns; ++c) outbox.numbers[c] = stored(row.numbers[c] * inverse);
+                for (int c = 0; c < kColumns; ++c) outbox.rhs[c] = stored(row.rhs[c] * inverse);
             }
         }
         send_all(outbox, shared.inboxes[k % 2].candidates[rank], k);
@@ -178,7 +179,7 @@ struct ToeplitzEliminate {
         const auto& pivot = candidates[31 - best % 32];
         return {{number(pivot.left[0]), number(pivot.left[1])}, &pivot, pivot.node};
     }
-    // Updates the next step's column by this step.
+    // Applies this step's update to the next step's column.
     __device__ __forceinline__ void advance(Number (&next)[2], const Pivot& pivot, int k) {
         update(next, k + 1, pivot);
         right[0] = next[0];
@@ -200,8 +201,8 @@ struct ToeplitzEliminate {
 #pragma unroll
             for (int c = 0; c < kColumns; ++c)
                 if (first_column + c < args.columns)
-                    row.numbers[c] = number(static_cast<const Stored*>(
-                        args.numbers)[(static_cast<i64>(system) * args.columns + first_column + c) * args.n + i]);
+                    row.rhs[c] = number(static_cast<const Stored*>(
+                        args.rhs)[(static_cast<i64>(system) * args.columns + first_column + c) * args.n + i]);
             row.entry = entry(row.left, row.node, right, 0);
         }
         send_candidate(rows, 0, [] {});
@@ -230,23 +231,23 @@ struct ToeplitzEliminate {
 #pragma unroll
                 for (int g = 0; g < 2; ++g) row.left[g] = row.left[g].minus(left[g], turned);
             }
-            const auto update_numbers = [&] {
+            const auto update_rhs = [&] {
 #pragma unroll
                 for (int c = 0; c < kColumns; ++c) {
-                    const Number of_pivot = number(pivot.all->numbers[c]);
+                    const Number pivot_rhs = number(pivot.all->rhs[c]);
 #pragma unroll
-                    for (int s = 0; s < kConfig.slots; ++s) rows[s].numbers[c] = rows[s].numbers[c].minus(of_pivot, before[s]);
+                    for (int s = 0; s < kConfig.slots; ++s) rows[s].rhs[c] = rows[s].rhs[c].minus(pivot_rhs, before[s]);
                 }
             };
             if (k + 1 == args.n) {
-                update_numbers();
+                update_rhs();
                 break;
             }
             entering = number(column.back);
             advance(next, pivot, k);
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s) rows[s].entry = entry(rows[s].left, rows[s].node, right, k + 1);
-            send_candidate(rows, k + 1, update_numbers);
+            send_candidate(rows, k + 1, update_rhs);
         }
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
@@ -254,11 +255,11 @@ struct ToeplitzEliminate {
             for (int c = 0; c < kColumns; ++c)
                 if (rows[s].node != kNoNode && first_column + c < args.columns)
                     static_cast<Stored*>(args.found)[(static_cast<i64>(system) * args.columns + first_column + c) * args.n +
-                                                     rows[s].node / 2] = {-rows[s].numbers[c].re, -rows[s].numbers[c].im};
+                                                     rows[s].node / 2] = {-rows[s].rhs[c].re, -rows[s].rhs[c].im};
         if (first_column == 0 && rank == 0 && thread() == 0) static_cast<int*>(args.info)[system] = info;
     }
 
-    // Sends column j to all blocks for step j - 1, if this warp holds it in this slot.
+    // Sends column j to all blocks for step j - 1, if this warp holds it in slot s.
     __device__ __forceinline__ void send_column(const Column& column, int index, int j) const {
         if (j >= args.n || j / 32 != index / 32) return;
         auto& outbox = shared.outbox.columns[warp];
@@ -294,7 +295,7 @@ struct ToeplitzEliminate {
             const Pivot pivot = wait_for_pivot(k);
             const auto& column = shared.inboxes[k % 2].column;
             Number next[2]{number(column.right[0]), number(column.right[1])};
-            // Rows first: they share the fp64 units, and the next step waits for them.
+            // Rows first: rows and columns compete for the fp64 units, and the next step waits for the rows.
             NamedBarrier::sync(2 * kConfig.threads, kCandidateBarrier);
             while (first + 1 < kConfig.slots && ((first * kConfig.blocks + rank) * kConfig.warps() + warp) * 32 + 31 <= k + 1)
                 ++first;

@@ -1,14 +1,15 @@
 // structured/toeplitz_generators: computes structured/toeplitz_eliminate's input from a Toeplitz matrix and right-hand sides in
-// the caller's dtype: generators of C = F T (F D)^-1 (see structured/toeplitz_gko), F times the right-hand sides and, behind
-// those, F times the probe's random signs. T is scaled by a power of two, to keep squares of pivots in range. For fp64 input, T
-// and the right-hand sides are also scaled before they are summed, to keep the sums in range.
+// the caller's dtype: generators of C = F T (F D)^-1 (see toeplitz_gko.cuh), F times the right-hand sides, and as the last
+// column F times the condition probe's random signs. T is scaled by a power of two, to keep squares of pivots in range. For
+// fp64 input, T and the right-hand sides are also scaled before they are summed, to keep the sums in range.
 //
-// Transforms of any length are direct sums in fp64: n^2 terms are few beside the n dependent steps of the elimination. A block
-// has 64 indices of two right-hand sides, four threads per index: each multiplies every fourth stretch of terms by a twiddle of
-// its own, recomputed from the angle every few terms. Every block computes the scale itself.
+// Transforms of any length are direct sums in fp64: n^2 terms cost little compared with the n dependent steps of the
+// elimination. A block has 64 indices of two right-hand sides and four threads per index, which take interleaved stretches of
+// terms. Each thread advances a twiddle of its own and recomputes it from the angle every few terms. Every block computes the
+// scale itself.
 //
-// Bound: fp64 arithmetic, 14 operations per term of real numbers and 20 of complex ones. On an H200 0.2 ms for 8192 rows, a
-// third of that bound, beside 8.1 ms of elimination.
+// Bound: fp64 arithmetic, 14 operations per real term and 20 per complex one. On an H200 8192 rows take 0.2 ms, a third of that
+// bound; the elimination takes 8.1 ms.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/toeplitz/generators_plan.cuh>
@@ -19,7 +20,7 @@ namespace gdn_cuda::structured {
 template <ToeplitzGeneratorsConfig kConfig>
 struct ToeplitzGenerators {
     using Shared = ToeplitzGeneratorsSharedPlan<kConfig>;
-    using Io = Numbers<kConfig.io>;
+    using Io = ElementType<kConfig.io>;
     using Stored = typename Shared::Number;
     using Number = ComplexNumber<double>;
     using Terms = ToeplitzTerms<kConfig.io, kConfig.kColumns>;
@@ -34,7 +35,7 @@ struct ToeplitzGenerators {
 
     __device__ __forceinline__ static Number number(const Stored& x) { return {x.re, x.im}; }
     __device__ __forceinline__ static Stored stored(const Number& x) { return {x.re, x.im}; }
-    // sum + x * twiddle, without the zero products of real x.
+    // sum + x * twiddle, without the products with a zero imaginary part of real x.
     template <bool kComplex>
     __device__ __forceinline__ static Number plus(const Number& sum, const Stored& x, const Number& twiddle) {
         if constexpr (kComplex) return sum.plus(number(x), twiddle);
@@ -47,8 +48,8 @@ struct ToeplitzGenerators {
         const int i = min(first_index + each_of, n - 1);
         const Number step = unit_at(-2.0 * i / n);
         const double before = Terms::scale_before_sums(args, system, shared.reduced[0]);
-        const typename Terms::Rights rights{args.given, args.given_column_stride, first_column, before};
-        Number left{}, right{}, numbers[kColumns]{};
+        const typename Terms::Rights rights{args.input, args.input_column_stride, first_column, before};
+        Number left{}, right{}, rhs[kColumns]{};
         typename Terms::Size size;
 #pragma unroll 1
         for (int begin = 0; begin < n; begin += kThreads) {
@@ -64,7 +65,7 @@ struct ToeplitzGenerators {
                     left = plus<Io::kComplex>(left, staged.left, twiddle);
                     right = plus<true>(right, staged.right, twiddle.conjugate());
 #pragma unroll
-                    for (int c = 0; c < kColumns; ++c) numbers[c] = plus<Io::kComplex>(numbers[c], staged.numbers[c], twiddle);
+                    for (int c = 0; c < kColumns; ++c) rhs[c] = plus<Io::kComplex>(rhs[c], staged.rhs[c], twiddle);
                     twiddle = twiddle * step;
                 }
             }
@@ -74,7 +75,7 @@ struct ToeplitzGenerators {
         mine.left = stored(left);
         mine.right = stored(right);
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) mine.numbers[c] = stored(numbers[c]);
+        for (int c = 0; c < kColumns; ++c) mine.rhs[c] = stored(rhs[c]);
         size.over_block(shared.reduced);
         const double scale = size.scale();
         if (thread == 0 && first_index == 0 && first_column == 0) {
@@ -105,12 +106,12 @@ struct ToeplitzGenerators {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
             if (first_column + c <= args.columns)
-                static_cast<Stored*>(args.numbers)[(static_cast<i64>(system) * (args.columns + 1) + first_column + c) * n + i] =
-                    stored(sum([&](const auto& x) { return x.numbers[c]; }) * each);
+                static_cast<Stored*>(args.rhs)[(static_cast<i64>(system) * (args.columns + 1) + first_column + c) * n + i] =
+                    stored(sum([&](const auto& x) { return x.rhs[c]; }) * each);
     }
 };
 
-// At least two blocks per SM: otherwise ptxas allocates registers for four on sm_100a, and spills.
+// A minimum of two blocks per SM: otherwise ptxas limits registers for four on sm_100a, and spills.
 template <ToeplitzGeneratorsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.kThreads, 2)
     toeplitz_generators(const __grid_constant__ ToeplitzGeneratorsArgs args) {

@@ -4,26 +4,26 @@
 //
 //     (l_i - m_j) C_ij = left_i . right_j,  l_i = e^(-2 pi i i / n),  m_j = e^(-i pi (2 j + 1) / n)
 //
-// C is eliminated with partial pivoting on its generators, two numbers for each row and column (Gohberg, Kailath, Olshevsky).
-// The transforms, of any length, are direct sums: each thread multiplies a twiddle by its own step, and recomputes it from the
-// angle every few terms. T is scaled by a power of two, to keep squares of pivots in range.
+// C is eliminated with partial pivoting on its generators, two values for each row and column (Gohberg, Kailath, Olshevsky).
+// The transforms, of any length, are direct sums: each thread advances a twiddle by a constant factor and recomputes it from
+// the angle every few terms. T is scaled by a power of two, to keep squares of pivots in range.
 //
-// No factor is stored: [C b; I 0] is eliminated. The identity stands below C; its rows have zero generators and the nodes of
-// columns, and after n steps -C^-1 b stands beside them. Step k is the first to touch row k of the identity and the last to
-// touch its pivot's row, so the one replaces the other: there are n rows at any time, each with a node that is an even (row of
-// C) or an odd number of half steps along the circle, and differences of nodes come from one table:
+// No triangular factor is stored: [C b; I 0] is eliminated. The identity's rows, below C, have zero generators and the nodes of
+// columns, and after n steps their right-hand sides are -C^-1 b. Step k is the first to touch row k of the identity and the
+// last to touch the pivot's row, so one replaces the other: there are n rows at any time, each with a node that is an even (row
+// of C) or an odd (row of the identity) number of half steps along the circle, and differences of nodes come from one table:
 //
-//     1 / (l - m) = conj(l) / 2 (1 - i cot(pi t / 2 n)), t half steps apart
+//     1 / (l - m) = conj(l) / 2 (1 - i cot(pi t / 2 n)), a distance of t half steps
 //
 // A block has a system and a few right-hand sides; generators and right-hand sides are in registers. A step has one barrier:
-// each warp writes its best row, with the inverse of its pivot, to shared memory | all threads choose one of those | updates.
-// Shared buffers are double, for even and odd steps. Every thread updates the next column's generators itself, which saves a
+// each warp writes its best row, with the inverse of its pivot, to shared memory | all threads choose the best | updates.
+// Shared buffers are double-buffered by step parity. Every thread updates the next column's generators itself, which saves a
 // second barrier.
 //
 // info: 0; k where pivot k is zero or NaN, without a solution; n + 1 where 1 / (s |T^-1 z|_inf) is below epsilon, with s the
-// larger sum of |T|'s first and last column, and z random signs: the probe, one more right-hand side, behind the others. Both
-// are lower bounds of ‖T‖_1 and ‖T^-1‖_1, so no matrix is called singular that is not. The magnitude of a complex number is its
-// larger part here.
+// larger sum of |T|'s first and last column, and z random signs: the probe, an additional last right-hand side. Both
+// are lower bounds of ‖T‖_1 and ‖T^-1‖_1, so no regular matrix is reported as singular. Magnitudes of complex values are
+// max(|re|, |im|).
 //
 // Bound: latency of a step, and beyond 256 rows fp64 arithmetic, some 64 multiplies and adds per row. On an H200 0.8 us per
 // step at 256 rows and 1.7 at 1024 (docs/benchmarks/structured.md).
@@ -37,7 +37,7 @@ namespace gdn_cuda::structured {
 template <ToeplitzGkoConfig kConfig>
 struct ToeplitzGko {
     using Shared = ToeplitzGkoSharedPlan<kConfig>;
-    using Io = Numbers<kConfig.io>;
+    using Io = ElementType<kConfig.io>;
     using Stored = typename Shared::Number;
     using Number = ComplexNumber<double>;
     using Terms = ToeplitzTerms<kConfig.io, kConfig.columns>;
@@ -48,11 +48,11 @@ struct ToeplitzGko {
     Shared& shared;
     unsigned system;
     i64 first_column;
-    double scale, norm;  // factor applied to T; norm of T so scaled
+    double scale, norm;  // factor applied to T; norm of T after scaling
 
     // A slot holds a row of C or of the identity with its right-hand sides, and a column of C.
     struct Slot {
-        Number left[2], right[2], numbers[kColumns], back;  // back: the conjugate of the row's node
+        Number left[2], right[2], rhs[kColumns], back;  // back: the conjugate of the row's node
         int node;
     };
     Slot slots[kConfig.slots];
@@ -62,7 +62,7 @@ struct ToeplitzGko {
     __device__ __forceinline__ static int slot_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
     __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
     __device__ __forceinline__ bool has_probe() const { return first_column + kColumns > args.columns; }
-    // sum += x * twiddle, without the zero products of real x.
+    // sum += x * twiddle, without the products with a zero imaginary part of real x.
     template <bool kComplex>
     __device__ __forceinline__ static void add(Number& sum, const Stored& x, const Number& twiddle) {
         if constexpr (kComplex)
@@ -71,7 +71,7 @@ struct ToeplitzGko {
             sum = {sum.re + x.re * twiddle.re, sum.im + x.re * twiddle.im};
     }
 
-    // Generators and right-hand sides, transformed.
+    // Transforms generators and right-hand sides.
     __device__ __forceinline__ void load_and_transform() {
         const int n = args.n;
         const double before = Terms::scale_before_sums(args, system, shared.reduced[0]);
@@ -104,7 +104,7 @@ struct ToeplitzGko {
                         add<Io::kComplex>(slot.left[1], staged.left, twiddle);
                         add<true>(slot.right[0], staged.right, twiddle.conjugate());
 #pragma unroll
-                        for (int c = 0; c < kColumns; ++c) add<Io::kComplex>(slot.numbers[c], staged.numbers[c], twiddle);
+                        for (int c = 0; c < kColumns; ++c) add<Io::kComplex>(slot.rhs[c], staged.rhs[c], twiddle);
                         twiddle = twiddle * step;
                     }
                 }
@@ -127,7 +127,7 @@ struct ToeplitzGko {
             slot.right[0] = slot.right[0] * (scale * each);
             slot.right[1] = unit_at(static_cast<double>((n - 1) * (2 * i + 1) % (2 * n)) / n) * each;
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) slot.numbers[c] = slot.numbers[c] * each;
+            for (int c = 0; c < kColumns; ++c) slot.rhs[c] = slot.rhs[c] * each;
         }
         for (int t = threadIdx.x; t < 2 * n; t += kConfig.threads) {
             const Number at = unit_at(static_cast<double>(t) / (2 * n));
@@ -136,7 +136,7 @@ struct ToeplitzGko {
         for (int k = threadIdx.x; k < n; k += kConfig.threads) shared.tables.entering[k] = stored(back_from(2 * k + 1));
     }
 
-    // The inverse transform of what the elimination found.
+    // The inverse transform of the elimination's result.
     __device__ __forceinline__ void finish(int info) {
         const int n = args.n;
         __syncthreads();
@@ -144,7 +144,7 @@ struct ToeplitzGko {
         for (int s = 0; s < kConfig.slots; ++s)
 #pragma unroll
             for (int c = 0; c < kColumns; ++c)
-                if (slots[s].node != kNoNode) shared.found[c][slots[s].node / 2] = stored(slots[s].numbers[c]);
+                if (slots[s].node != kNoNode) shared.found[c][slots[s].node / 2] = stored(slots[s].rhs[c]);
         __syncthreads();
         const double each = -1 / sqrt(static_cast<double>(n));
         double largest = 0;
@@ -184,15 +184,16 @@ struct ToeplitzGko {
     // Matrix entry from the generators of its row and column.
     __device__ __forceinline__ Number entry(const Number (&left)[2], const Number& back, int node, const Number (&right)[2],
                                             int column) const {
-        int apart = 2 * column + 1 - node;
-        if (apart < 0) apart += 2 * args.n;
+        int distance = 2 * column + 1 - node;
+        if (distance < 0) distance += 2 * args.n;
         const Number sum = (left[0] * right[0] + left[1] * right[1]) * back;
-        const double cotangent = shared.tables.cotangents[apart];
+        const double cotangent = shared.tables.cotangents[distance];
         return {0.5 * (sum.re + sum.im * cotangent), 0.5 * (sum.im - sum.re * cotangent)};
     }
 
-    // A warp's best candidate for the pivot; rows of the identity are none. The key is the upper half of the squared magnitude,
-    // which orders well enough; the low five bits hold the owner, so the first of nearly equal rows wins.
+    // A warp's best candidate for the pivot; rows of the identity are excluded. The key is the upper half of the squared
+    // magnitude, which is precise enough to choose a pivot; the low five bits hold the owner, so the first of nearly equal rows
+    // wins.
     __device__ __forceinline__ static unsigned key_of(unsigned size, int place) {
         return (size & 0x7fffffe0u) + 32 + static_cast<unsigned>(31 - place);  // NaN may have its sign set
     }
@@ -202,9 +203,9 @@ struct ToeplitzGko {
         int mine = 0;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
-            const unsigned of_slot = key_of(static_cast<unsigned>(__double2hiint(column[s].square())), lane);
-            if (slots[s].node >= 0 && slots[s].node % 2 == 0 && of_slot > key) {
-                key = of_slot;
+            const unsigned slot_key = key_of(static_cast<unsigned>(__double2hiint(column[s].square())), lane);
+            if (slots[s].node >= 0 && slots[s].node % 2 == 0 && slot_key > key) {
+                key = slot_key;
                 mine = s;
             }
         }
@@ -225,7 +226,7 @@ struct ToeplitzGko {
 #pragma unroll
             for (int g = 0; g < 2; ++g) candidate.left[g] = stored(slot.left[g]);
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) candidate.numbers[c] = stored(slot.numbers[c]);
+            for (int c = 0; c < kColumns; ++c) candidate.rhs[c] = stored(slot.rhs[c]);
         }
     }
     __device__ __forceinline__ const typename Shared::Pivot& choose_pivot(int k) const {
@@ -236,14 +237,14 @@ struct ToeplitzGko {
     }
 
     __device__ __forceinline__ void update(const typename Shared::Pivot& pivot, Number (&column)[kConfig.slots], int k,
-                                           Number (&right_of_k)[2]) {
+                                           Number (&pivot_right)[2]) {
         const Number left[2]{number(pivot.left[0]), number(pivot.left[1])};
         const Number inverse = number(pivot.inverse), back = number(pivot.back);
         const int node = pivot.node, at = pivot.slot;
         const auto updated = [&](Number(&right)[2], int j) {
-            const Number share = entry(left, back, node, right, j) * inverse;
-            right[0] = right[0] - right_of_k[0] * share;
-            right[1] = right[1] - right_of_k[1] * share;
+            const Number factor = entry(left, back, node, right, j) * inverse;
+            right[0] = right[0] - pivot_right[0] * factor;
+            right[1] = right[1] - pivot_right[1] * factor;
         };
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
@@ -256,24 +257,24 @@ struct ToeplitzGko {
 #pragma unroll
                 for (int g = 0; g < 2; ++g) slot.left[g] = {};
 #pragma unroll
-                for (int c = 0; c < kColumns; ++c) slot.numbers[c] = {};
+                for (int c = 0; c < kColumns; ++c) slot.rhs[c] = {};
             }
             const Number factor = column[s] * inverse;
 #pragma unroll
             for (int g = 0; g < 2; ++g) slot.left[g] = slot.left[g] - left[g] * factor;
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) slot.numbers[c] = slot.numbers[c] - number(pivot.numbers[c]) * factor;
+            for (int c = 0; c < kColumns; ++c) slot.rhs[c] = slot.rhs[c] - number(pivot.rhs[c]) * factor;
             if (slot_at(s) > k) updated(slot.right, slot_at(s));
         }
         if (k + 1 < args.n) {
             Number next[2]{number(shared.column[(k + 1) % 2][0]), number(shared.column[(k + 1) % 2][1])};
             updated(next, k + 1);
-            right_of_k[0] = next[0];
-            right_of_k[1] = next[1];
+            pivot_right[0] = next[0];
+            pivot_right[1] = next[1];
         }
     }
 
-    // Stores the right generators of column j, as they are now, for all threads.
+    // Stores the current right generators of column j, for all threads.
     __device__ __forceinline__ void store_column(int j) {
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
@@ -288,19 +289,19 @@ struct ToeplitzGko {
         store_column(0);
         __syncthreads();
         int info = 0;
-        Number right_of_k[2]{number(shared.column[0][0]), number(shared.column[0][1])};
+        Number pivot_right[2]{number(shared.column[0][0]), number(shared.column[0][1])};
 #pragma unroll 1
         for (int k = 0; k < args.n; ++k) {
             Number column[kConfig.slots]{};
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s)
-                if (slots[s].node != kNoNode) column[s] = entry(slots[s].left, slots[s].back, slots[s].node, right_of_k, k);
+                if (slots[s].node != kNoNode) column[s] = entry(slots[s].left, slots[s].back, slots[s].node, pivot_right, k);
             store_candidate(column, k);
             store_column(k + 1);
             __syncthreads();
             const auto& pivot = choose_pivot(k);
             if (info == 0 && !(pivot.square > 0)) info = k + 1;
-            update(pivot, column, k, right_of_k);
+            update(pivot, column, k, pivot_right);
         }
         finish(info);
     }

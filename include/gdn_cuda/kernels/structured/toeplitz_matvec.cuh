@@ -1,15 +1,17 @@
 // structured/toeplitz_matvec: T x or T^t x, T[i, j] = column[i - j] on and below the diagonal, row[j - i] above, by Fourier
-// transforms in shared memory. toeplitz_sums does the same by direct sums.
+// transforms in shared memory. structured/toeplitz_sums computes the same by direct sums.
 //
-// T is a corner of a circulant matrix of order N = 2^a >= 2 n for complex numbers, and for real ones of a skew-circulant one of
-// order 2 M, M = 2^a >= n: of the products of polynomials modulo X^(2 M) + 1 = (X^M - i)(X^M + i) one factor is enough, so M
-// complex numbers do, x_j + i x_(M + j), each rotated by e^(i pi j / 2 M), which makes X^M - i cyclic. x has no upper half, and
-// the real part of the product is the result. The transform of T stays in registers for all right-hand sides of a block, in the
-// order in which the transform leaves it; where registers allow, the first right-hand side is transformed with T.
+// Complex dtypes: T is a corner of a circulant matrix of order N = 2^a >= 2 n. Real dtypes: T is a corner of a skew-circulant
+// matrix of order 2 M, M = 2^a >= n. Its products are products of polynomials modulo X^(2 M) + 1 = (X^M - i)(X^M + i), of which
+// one factor suffices. So a transform has M complex values x_j + i x_(M + j), each rotated by e^(i pi j / 2 M), which makes
+// X^M - i cyclic. x has no upper half, and the real part of the product is the result.
 //
-// Bound: for one right-hand side latency: T and x from memory, two transforms of up to 5 passes with a barrier each, the
-// result. For 64 systems of 1024 on an H200, 8200 cycles, a third is the wait for T and x, a third the two forward transforms
-// side by side. For many right-hand sides, shared memory.
+// The transform of T stays in registers for all right-hand sides of a block, in the order in which the transform leaves it;
+// where registers allow, the first right-hand side is transformed together with T.
+//
+// Bound: for one right-hand side, latency: loading T and x, two transforms of up to 5 passes with a barrier each, storing the
+// result. 64 systems of 1024 take 8200 cycles on an H200: a third is the wait for T and x, a third the two forward transforms,
+// which run together. For many right-hand sides: shared memory.
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft.cuh>
@@ -33,7 +35,7 @@ struct ToeplitzMatvec {
     const Fft fft;
     int n;
 
-    // e^(i pi j / 2 M) for the numbers of a group: the first from its angle, the others by constant factors.
+    // e^(i pi j / 2 M) for the values of a group: the first from its angle, the others by multiplication with constants.
     struct Rotations {
         Number first;
         Rotations() = default;
@@ -52,8 +54,8 @@ struct ToeplitzMatvec {
         }
     };
 
-    __device__ __forceinline__ int hop() const { return fft.size() / kFftEach; }  // between a thread's numbers
-    // Loads T: the lower half from the diagonal down, the upper one, the imaginary part for real numbers, from the corner down.
+    __device__ __forceinline__ int hop() const { return fft.size() / kFftEach; }  // distance of a thread's values
+    // Loads T: the lower half from the diagonal down, the upper half (the imaginary part for real dtypes) from the corner down.
     __device__ __forceinline__ void load_diagonals(int group, Group& spectrum) const {
         const int first = fft.natural(group, 0);
         typename Operands::Number upper[kFftEach], lower[kFftEach];
@@ -66,21 +68,21 @@ struct ToeplitzMatvec {
             else
                 spectrum[i] = {lower[i], -upper[i]};
     }
-    __device__ __forceinline__ void load_x(int group, Group& numbers, int k) const {
+    __device__ __forceinline__ void load_x(int group, Group& values, int k) const {
         typename Operands::Number x[kFftEach];
         operands.load_right(x, fft.natural(group, 0), hop(), k);
 #pragma unroll
         for (int i = 0; i < kFftEach; ++i)
             if constexpr (kComplex)
-                numbers[i] = x[i];
+                values[i] = x[i];
             else
-                numbers[i] = {x[i], Real{}};
+                values[i] = {x[i], Real{}};
     }
-    __device__ __forceinline__ static void rotate(const Rotations& rotations, Group& numbers) {
+    __device__ __forceinline__ static void rotate(const Rotations& rotations, Group& values) {
 #pragma unroll
-        for (int i = 0; i < kFftEach; ++i) numbers[i] = numbers[i] * rotations.of(i);
+        for (int i = 0; i < kFftEach; ++i) values[i] = values[i] * rotations.of(i);
     }
-    __device__ __forceinline__ void store(const Rotations& rotations, int group, const Group& numbers, int k) const {
+    __device__ __forceinline__ void store(const Rotations& rotations, int group, const Group& values, int k) const {
         const int first = fft.natural(group, 0);
         auto* const to = operands.result(first, k);
         const i64 step = hop() * operands.args.columns;
@@ -88,14 +90,14 @@ struct ToeplitzMatvec {
         for (int i = 0; i < kFftEach; ++i) {
             if (first + i * hop() >= n) continue;
             if constexpr (kComplex)
-                to[i * step] = numbers[i];
+                to[i * step] = values[i];
             else
-                to[i * step] = (numbers[i] * rotations.of(i).conjugate()).re;
+                to[i * step] = (values[i] * rotations.of(i).conjugate()).re;
         }
     }
 
     __device__ __forceinline__ void run(int count) const {
-        typename Fft::Numbers spectrum, numbers;
+        typename Fft::Values spectrum, values;
         Rotations kept;
         if constexpr (kTogether && !kComplex) kept = Rotations(fft, 0);
         const auto rotations_of = [&](int group) {
@@ -105,17 +107,17 @@ struct ToeplitzMatvec {
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
             load_diagonals(group, spectrum[group]);
-            if constexpr (kTogether) load_x(group, numbers[group], 0);
+            if constexpr (kTogether) load_x(group, values[group], 0);
             if (group == 0) fft.twiddles.make();
             const Real scale = half_to_the<Real>(fft.log_size);
             const Rotations rotations = rotations_of(group);
             if constexpr (!kComplex) rotate(rotations, spectrum[group]);
 #pragma unroll
             for (int i = 0; i < kFftEach; ++i) spectrum[group][i] = spectrum[group][i] * scale;
-            if constexpr (kTogether && !kComplex) rotate(rotations, numbers[group]);
+            if constexpr (kTogether && !kComplex) rotate(rotations, values[group]);
         }
         if constexpr (kTogether) {
-            fft.forward(spectrum, numbers);
+            fft.forward(spectrum, values);
         } else {
             fft.forward(spectrum);
             __syncthreads();  // before the next forward transform
@@ -125,18 +127,18 @@ struct ToeplitzMatvec {
             if (!kTogether || k > 0) {
 #pragma unroll
                 for (int group = 0; group < kGroups; ++group) {
-                    load_x(group, numbers[group], k);
-                    if constexpr (!kComplex) rotate(rotations_of(group), numbers[group]);
+                    load_x(group, values[group], k);
+                    if constexpr (!kComplex) rotate(rotations_of(group), values[group]);
                 }
-                fft.forward(numbers);
+                fft.forward(values);
             }
 #pragma unroll
             for (int group = 0; group < kGroups; ++group)
 #pragma unroll
-                for (int i = 0; i < kFftEach; ++i) numbers[group][i] = numbers[group][i] * spectrum[group][i];
-            fft.inverse(numbers);
+                for (int i = 0; i < kFftEach; ++i) values[group][i] = values[group][i] * spectrum[group][i];
+            fft.inverse(values);
 #pragma unroll
-            for (int group = 0; group < kGroups; ++group) store(rotations_of(group), group, numbers[group], k);
+            for (int group = 0; group < kGroups; ++group) store(rotations_of(group), group, values[group], k);
         }
     }
 };

@@ -1,13 +1,14 @@
 // structured/toeplitz_sums: T x or T^t x, T[i, j] = column[i - j] on and below the diagonal, row[j - i] above, by direct sums.
 //
-// A block has 32 strips of a system's rows, one per lane; its warps share the columns of T, a panel at a time in shared memory.
-// A strip of 4 rows and 4 columns has 7 diagonals, of which the next 4 columns reuse 3: a thread slides over them in registers,
-// so it reads 4 diagonals, and 4 numbers of x by broadcast, for 16 products; strips of 8 read half as much per product. The
-// warps' sums are added in a fixed order.
+// A block has 32 strips of a system's rows, one per lane; each warp takes a slice of T's columns, a panel of which is in
+// shared memory at a time.
+// A strip of 4 rows and 4 columns has 7 diagonals, of which the next 4 columns reuse 3: a thread keeps a sliding
+// window in registers, so it reads 4 diagonals, and 4 values of x by broadcast, for 16 products; strips of 8 read half as much
+// per product. The warps' sums are added in a fixed order.
 //
-// Bound: for few systems latency. For 4 systems of 256 on an H200, 3500 cycles, a quarter is the wait for the arguments, a
-// third the one for T and x, a quarter sums. For many, multiply-adds: 44 % of their rate for 256 systems of 1024 in strips of
-// 8.
+// Bound: for few systems, latency: 4 systems of 256 take 3500 cycles on an H200, a quarter waiting for the arguments, a third
+// waiting for T and x, a quarter summing. For many systems, multiply-adds: 256 systems of 1024 in strips of 8 reach 44 % of
+// their rate.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/toeplitz/matvec_common.cuh>
@@ -39,12 +40,12 @@ struct ToeplitzSums {
     using Strip = Number[kStrip];
     struct alignas(16) Vector16 {
         static constexpr int kCount = 16 / sizeof(Number);
-        Number numbers[kCount];
+        Number values[kCount];
     };
 
     const Operands& operands;
     Number *diagonals, *vector, *sums;
-    int first_row, n, share, columns;  // share: columns of a warp; columns: of a panel
+    int first_row, n, slice, columns;  // slice: columns per warp; columns: columns per panel
 
     __device__ __forceinline__ ToeplitzSums(const Operands& operands, Plan& shared, int first_row)
         : operands(operands),
@@ -53,11 +54,11 @@ struct ToeplitzSums {
           sums(reinterpret_cast<Number*>(shared.sums)),
           first_row(first_row),
           n(operands.args.n),
-          share((min(n, kPanel) + kWarps * kStep - 1) / (kWarps * kStep) * kStep),
-          columns(share * kWarps) {}
+          slice((min(n, kPanel) + kWarps * kStep - 1) / (kWarps * kStep) * kStep),
+          columns(slice * kWarps) {}
 
-    // ---- Between registers and shared memory: number p of the window is the diagonal of its first row and column plus p -
-    // columns.
+    // ---- Copies between registers and shared memory. Element p of `diagonals` is the diagonal at distance p - columns from
+    // that of the block's first row and the panel's first column.
 
     __device__ __forceinline__ static int place(int p) { return p / kStrip * kPitch + p % kStrip; }
     __device__ __forceinline__ void store_t(const Number (&loaded)[kTPerThread]) const {
@@ -75,7 +76,7 @@ struct ToeplitzSums {
         for (int i = 0; i < kStrip; i += Vector16::kCount) {
             const Vector16 got = *reinterpret_cast<const Vector16*>(from + i);
 #pragma unroll
-            for (int e = 0; e < Vector16::kCount; ++e) to[i + e] = got.numbers[e];
+            for (int e = 0; e < Vector16::kCount; ++e) to[i + e] = got.values[e];
         }
     }
     __device__ __forceinline__ static void store(Number* to, const Strip& from) {
@@ -83,21 +84,21 @@ struct ToeplitzSums {
         for (int i = 0; i < kStrip; i += Vector16::kCount) {
             Vector16 put;
 #pragma unroll
-            for (int e = 0; e < Vector16::kCount; ++e) put.numbers[e] = from[i + e];
+            for (int e = 0; e < Vector16::kCount; ++e) put.values[e] = from[i + e];
             *reinterpret_cast<Vector16*>(to + i) = put;
         }
     }
 
     // ---- Sums
 
-    // In steps of two strips of columns, with a sum each: one long sum has a larger error and a longer chain of dependent
+    // Each step adds two strips of columns to separate sums: a single sum has a larger error and a longer chain of dependent
     // additions.
     __device__ __forceinline__ void add(Strip& total, int lane, int warp) const {
         Strip high, middle, low, left, right, even = {}, odd = {};
-        const Number *window = diagonals + ((columns - warp * share) / kStrip + lane) * kPitch, *x = vector + warp * share;
+        const Number *window = diagonals + ((columns - warp * slice) / kStrip + lane) * kPitch, *x = vector + warp * slice;
         load(high, window);
 #pragma unroll 1
-        for (int steps = share / kStep; steps > 0; --steps) {
+        for (int steps = slice / kStep; steps > 0; --steps) {
             load(middle, window - kPitch);
             load(low, window - 2 * kPitch);
             load(left, x);
@@ -120,14 +121,14 @@ struct ToeplitzSums {
     }
     __device__ __forceinline__ void finish(int k) const {
         for (int i = threadIdx.x; i < min(kRows, n - first_row); i += kThreads) {
-            Number all = sums[place(i)];
+            Number total = sums[place(i)];
 #pragma unroll
-            for (int w = 1; w < kWarps; ++w) all = all + sums[place(i) + w * 32 * kPitch];
-            *operands.result(first_row + i, k) = all;
+            for (int w = 1; w < kWarps; ++w) total = total + sums[place(i) + w * 32 * kPitch];
+            *operands.result(first_row + i, k) = total;
         }
     }
-    // Loops over right-hand sides and their panels; the next panel is prefetched into registers while this one is summed. T
-    // stays in shared memory if it is one panel.
+    // Loops over right-hand sides and their panels; the next panel is prefetched into registers while the current one is
+    // summed. If T fits one panel, it stays in shared memory.
     __device__ __forceinline__ void run(int count) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = (n - 1) / kPanel;
         Number next_t[kTPerThread], next_x[kXPerThread];

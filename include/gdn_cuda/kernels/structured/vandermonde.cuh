@@ -1,13 +1,13 @@
 // structured/vandermonde: out_l = 2 Re sum over n of v_n e^(x_n l).
 //
-// With l = a T + b this is a product of two small tables, (v_n e^(x_n a T)) and (e^(x_n b)), over twice as many columns as
-// there are poles: few exponentials, and a matrix product of real numbers. Tables are made from 16 + T / 16 powers each, with
-// exact phases (phase.cuh). fp32 uses tensor cores, fp64 does not.
+// With l = a T + b this is a product of two small tables, (v_n e^(x_n a T)) and (e^(x_n b)), with an inner dimension of twice
+// the number of poles (real and imaginary parts): few exponentials and a real matrix product. Each table is computed from 16 +
+// T / 16 powers with exact phases (phase.cuh). fp32 uses tensor cores, fp64 does not.
 //
-// Bound: tensor cores, three tf32 products for each of two real ones per pole and output: 8 clocks of a scheduler for 1024
-// products with mma.sync. For 32 poles and T = 128, a warp's 2400 instructions are 384 of those, 512 additions of their
-// results, 560 for tables and 400 for powers. On an H200 half of that rate: both blocks of an SM make their powers at much the
-// same time.
+// Bound: tensor cores, three tf32 products for each of the two real products per pole and output; a scheduler needs 8 clocks
+// for the 1024 products of an mma.sync. For 32 poles and T = 128 a warp has 2400 instructions: 384 mma.sync, 512 additions of
+// their results, 560 for tables and 400 for powers. On an H200 the kernel reaches half of that rate, since both blocks of an SM
+// compute their powers at nearly the same time.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/vandermonde/fp32.cuh>
@@ -25,11 +25,11 @@ struct Vandermonde {
     const VandermondeArgs& args;
     VandermondeSharedPlan<kConfig>& shared;
 
-    // Loads exponents and residues. Residues past the last are 0.
+    // Loads exponents and residues; residues past the last pole are 0.
     __device__ __forceinline__ void load_poles(int first_pole) {
         if (threadIdx.x >= kConfig.poles) return;
         i64 residues, exponents;
-        begin_line(args, place().row, LineBegin{args.residues, residues}, LineBegin{args.exponents, exponents});
+        set_row_offsets(args, place().row, RowOffset{args.residues, residues}, RowOffset{args.exponents, exponents});
         Table::load_exponents(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
         const unsigned mine = opaque(threadIdx.x);
         const int pole = first_pole + static_cast<int>(mine);
@@ -37,7 +37,7 @@ struct Vandermonde {
         if (pole < args.pole_count) v = Io::load(args.residues.data, residues + pole * args.residues.step);
         Table::put(shared.residues[mine], {v.re, v.im});
     }
-    // The block's row and square of outputs, recomputed where needed: registers are full.
+    // The block's row and square of outputs, recomputed at each use since no registers are left to hold them.
     struct Place {
         unsigned row, square;
     };
@@ -52,7 +52,7 @@ struct Vandermonde {
 #pragma unroll 1
         for (int first = 0; first < Products::padded(args.pole_count); first += Products::kAtOnce) {
             const int among = first % kConfig.poles,
-                      left = args.pole_count - first;  // among those with powers
+                      left = args.pole_count - first;  // of the poles that have powers
             if (Products::kAtOnce == kConfig.poles || among == 0) {
                 load_poles(first);
                 __syncthreads();

@@ -1,15 +1,15 @@
 // structured/vandermonde_moments: sums over l of u_l e^(x_n l), and of l u_l e^(x_n l), for real u: the transpose of
 // structured/vandermonde, from which its gradients are computed.
 //
-// With l = a T + b, the first sums are over b for every a: a product of u, as a matrix, and the table of e^(x_n b) (and b
-// e^(x_n b)); then each is multiplied by e^(x_n a T) and summed over a. A block computes 32 complex sums, of 16 poles with both
-// orders, over a square of u; cp.async copies the next tile while this one is multiplied. A thread has 4 of the sums, of 8
-// leaps (in fp64 4) that are as many apart as the block has rows of threads: each leap's power is a coarse root times a fine
-// one. Sums of fewer steps take smaller squares, of which less lies past the last step.
+// With l = a T + b, u is first summed over b for every a: a product of u, as a matrix, with the table of e^(x_n b) (and b
+// e^(x_n b)). These sums are then multiplied by e^(x_n a T) and summed over a. A block computes 32 complex sums (16 poles if
+// both orders are computed) over a square of u; cp.async copies the next tile while the current one is multiplied. A thread has
+// 4 of the sums and 8 leaps (4 in fp64), at a stride of the block's rows of threads; the power of a leap is a coarse root times
+// a fine root. Short sums use smaller squares, of which a smaller part is past the last step.
 //
-// Bound: arithmetic, two (with both orders four) multiply-adds per pole and number. For T = 128, of a thread's 11,000
-// instructions 8192 are those, 1000 load operands and count, and 800 make tables. On an H200, 45 % of the multiply-add rate,
-// with the operations behind it (docs/benchmarks/structured.md).
+// Bound: arithmetic, two multiply-adds per pole and value (four with both orders). For T = 128, 8192 of a thread's 11,000
+// instructions are multiply-adds, 1000 load operands and count, and 800 compute tables. On an H200 the kernel reaches 45 % of
+// the multiply-add rate, including the torch operations after it (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -27,35 +27,35 @@ struct VandermondeMoments {
     using Number = typename Table::Number;
     using Plan = VandermondeMomentsSharedPlan<kConfig>;
     static constexpr int kPoles = kConfig.poles(), kOrders = kConfig.orders, kSums = Config::kSums,
-                         kMySums = Config::kSumsOfLane;
+                         kMySums = Config::kSumsPerLane;
     static constexpr int kRows = kConfig.rows(), kMyLeaps = kConfig.leaps(), kRoots = VandermondeConfig::kRoots;
     static_assert(kRoots % kRows == 0);
     static constexpr int kWidth = 16 / int(sizeof(Real)),
-                         kPieces = kConfig.tile / kWidth;  // numbers per piece, pieces per leap
+                         kVectors = kConfig.tile / kWidth;  // values per vector, vectors per leap
     static constexpr int kTiles = kConfig.side / kConfig.tile;
-    using Piece = Pack<Real, kWidth>;
+    using Vector = Pack<Real, kWidth>;
 
     const VandermondeMomentsArgs& args;
     Plan& shared;
 
     __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / Config::kLanes; }
-    // Index of a thread's sum among its block's, in pairs (fp32) 16 bytes wide.
+    // Index of a thread's sum i among the block's sums, which a lane owns in vectors of 16 bytes.
     __device__ __forceinline__ static int sum_of(int i) {
         return (i / (kWidth / 2) * Config::kLanes + static_cast<int>(threadIdx.x) % Config::kLanes) * (kWidth / 2) +
                i % (kWidth / 2);
     }
-    // XOR swizzle: a warp's four leaps read the same piece from different banks.
-    __device__ __forceinline__ static int piece(int leap, int at) { return (at ^ (leap & 3)) * kWidth; }
+    // XOR swizzle: a warp's four leaps read the same vector from different banks.
+    __device__ __forceinline__ static int swizzled(int leap, int at) { return (at ^ (leap & 3)) * kWidth; }
 
-    // Copies a tile by cp.async; `numbers` is the square, of which `count` exist.
-    __device__ __forceinline__ void copy_tile(int tile, const Real* numbers, int count, bool whole_pieces) {
-        constexpr int kLeaps = kConfig.threads() / kPieces;  // per iteration
-        static_assert(kLeaps % 4 == 0 && kConfig.side % kLeaps == 0, "a thread's piece is in the same place of all its leaps");
-        const int leap = static_cast<int>(threadIdx.x) / kPieces, at = static_cast<int>(threadIdx.x) % kPieces,
+    // Copies a tile by cp.async. `values` is the square, with `count` values.
+    __device__ __forceinline__ void copy_tile(int tile, const Real* values, int count, bool whole_vectors) {
+        constexpr int kLeaps = kConfig.threads() / kVectors;  // per iteration
+        static_assert(kLeaps % 4 == 0 && kConfig.side % kLeaps == 0, "a thread's vector has the same swizzle in all its leaps");
+        const int leap = static_cast<int>(threadIdx.x) / kVectors, at = static_cast<int>(threadIdx.x) % kVectors,
                   first = leap * kConfig.side + tile * kConfig.tile + at * kWidth;
-        Real* const to = &shared.numbers[tile % 2][leap][piece(leap, at)];
-        if (whole_pieces) {
-            const Real* const from = numbers + first;
+        Real* const to = &shared.values[tile % 2][leap][swizzled(leap, at)];
+        if (whole_vectors) {
+            const Real* const from = values + first;
             const unsigned address = shared_address(to);
 #pragma unroll
             for (int i = 0; i < kConfig.side; i += kLeaps)
@@ -67,12 +67,12 @@ struct VandermondeMoments {
 #pragma unroll
                 for (int j = 0; j < kWidth; ++j) {
                     const int number = first + i * kConfig.side + j;
-                    to[i * kConfig.tile + j] = number < count ? numbers[number * args.numbers.step] : Real{};
+                    to[i * kConfig.tile + j] = number < count ? values[number * args.values.step] : Real{};
                 }
         }
         cp_async_fence();
     }
-    // Past the last step, where u is 0, a power may be infinite or NaN: it is set to 0.
+    // Powers past the last step, where u is 0, may be infinite or NaN: they are set to 0.
     __device__ __forceinline__ void make_table(i64 steps) {
         constexpr int kSteps = kConfig.threads() / kPoles;  // per iteration
         static_assert(kRoots % kSteps == 0);
@@ -89,20 +89,20 @@ struct VandermondeMoments {
         }
     }
     __device__ __forceinline__ void multiply(Number (&sums)[kMyLeaps][kMySums], int tile) const {
-        const Real* const numbers = shared.numbers[tile % 2][row()];
+        const Real* const values = shared.values[tile % 2][row()];
 #pragma unroll 1
-        for (int at = 0; at < kPieces; ++at) {
-            Piece u[kMyLeaps];
+        for (int at = 0; at < kVectors; ++at) {
+            Vector u[kMyLeaps];
 #pragma unroll
             for (int leap = 0; leap < kMyLeaps; ++leap)
-                u[leap] = *reinterpret_cast<const Piece*>(numbers + piece(row(), at) + leap * kRows * kConfig.tile);
+                u[leap] = *reinterpret_cast<const Vector*>(values + swizzled(row(), at) + leap * kRows * kConfig.tile);
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) {
-                const auto& of_step = shared.powers[tile * kConfig.tile + at * kWidth + j];
+                const auto& step_powers = shared.powers[tile * kConfig.tile + at * kWidth + j];
                 Number powers[kMySums];
 #pragma unroll
                 for (int i = 0; i < kMySums; i += kWidth / 2) {
-                    const Piece both = *reinterpret_cast<const Piece*>(of_step[sum_of(i)]);
+                    const Vector both = *reinterpret_cast<const Vector*>(step_powers[sum_of(i)]);
 #pragma unroll
                     for (int k = 0; k < kWidth / 2; ++k) powers[i + k] = {both.at[2 * k], both.at[2 * k + 1]};
                 }
@@ -116,8 +116,8 @@ struct VandermondeMoments {
             }
         }
     }
-    // Multiplies this thread's leaps by their powers and adds them up. The second order's factor l is b plus the leap's first
-    // step. Leaps kRoots apart share a fine root, which multiplies their sum.
+    // Multiplies the sums of this thread's leaps by their powers and adds them up. The second order's factor l is b plus the
+    // leap's first step. Leaps at a distance of kRoots have the same fine root, which multiplies their sum.
     __device__ __forceinline__ void add_leaps(const Number (&sums)[kMyLeaps][kMySums], i64 first_leap) {
         constexpr int kMyPoles = kMySums / kOrders, kFine = kRoots / kRows;  // fine roots of a thread
         const i64 steps = args.steps - (first_leap + row()) * kConfig.side;  // from this thread's first leap on
@@ -155,18 +155,18 @@ struct VandermondeMoments {
     __device__ __forceinline__ void run() {
         const auto groups = static_cast<unsigned>((args.pole_count + kPoles - 1) / kPoles),
                    squares = static_cast<unsigned>((args.steps + kConfig.square() - 1) / kConfig.square());
-        const unsigned block = blockIdx.x / groups, row_of_numbers = block / squares, square = block - row_of_numbers * squares;
+        const unsigned block = blockIdx.x / groups, values_row = block / squares, square = block - values_row * squares;
         const int first_pole = static_cast<int>(blockIdx.x - block * groups) * kPoles;
         const i64 first_leap = static_cast<i64>(square) * kConfig.side, done = first_leap * kConfig.side,
                   rest = args.steps - done;
         i64 first_number, exponents;
-        begin_line(args, row_of_numbers, LineBegin{args.numbers, first_number}, LineBegin{args.exponents, exponents});
-        const Real* const numbers = static_cast<const Real*>(args.numbers.data) + first_number + done * args.numbers.step;
+        set_row_offsets(args, values_row, RowOffset{args.values, first_number}, RowOffset{args.exponents, exponents});
+        const Real* const values = static_cast<const Real*>(args.values.data) + first_number + done * args.values.step;
         const int count = static_cast<int>(rest < kConfig.square() ? rest : kConfig.square());
-        const bool whole_pieces =
-            args.numbers.step == 1 && count % kWidth == 0 && reinterpret_cast<unsigned long long>(numbers) % 16 == 0;
+        const bool whole_vectors =
+            args.values.step == 1 && count % kWidth == 0 && reinterpret_cast<unsigned long long>(values) % 16 == 0;
 
-        copy_tile(0, numbers, count, whole_pieces);
+        copy_tile(0, values, count, whole_vectors);
         if (threadIdx.x < kPoles) Table::load_exponents(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
         __syncthreads();
         Table::make_roots(shared.roots, kPoles, first_leap);
@@ -177,7 +177,7 @@ struct VandermondeMoments {
         for (int tile = 0; tile < kTiles; ++tile) {
             cp_async_wait<0>();
             __syncthreads();
-            if (tile + 1 < kTiles) copy_tile(tile + 1, numbers, count, whole_pieces);
+            if (tile + 1 < kTiles) copy_tile(tile + 1, values, count, whole_vectors);
             multiply(sums, tile);
         }
         __syncthreads();
@@ -192,8 +192,8 @@ struct VandermondeMoments {
                 const Number part = Table::get(shared.sums[i][threadIdx.x]);
                 sum = {sum.re + part.re, sum.im + part.im};
             }
-            const i64 at = ((static_cast<i64>(square) * kOrders + order) * args.rows + row_of_numbers) * args.pole_count +
-                           first_pole + pole;
+            const i64 at =
+                ((static_cast<i64>(square) * kOrders + order) * args.rows + values_row) * args.pole_count + first_pole + pole;
             static_cast<Number*>(args.out)[at] = sum;
         }
     }

@@ -1,5 +1,5 @@
-// layers/decode_layer's convolution: a block's channels, from the projections to query, key and value in shared memory, and the
-// state that it leaves behind the tokens.
+// layers/decode_layer's convolution of a block's channels: from the projections to query, key and value in shared memory, and
+// the convolution's state after the tokens.
 #pragma once
 
 #include <gdn_cuda/kernels/common/block_group.cuh>
@@ -8,11 +8,12 @@
 
 namespace gdn_cuda::layers {
 
-// What a block has: a value head, then those args.heads_at_once further; of each, some quarters of its rows.
+// The value heads of a block (first_head, first_head + args.heads_at_once, ...) and the quarters of their rows that it
+// computes.
 struct LayerPart {
     int first_head, part;
     int quarter_rows, quarters;
-    int head_row, rows;  // the block's, among a head's
+    int head_row, rows;  // the block's rows of a head
 
     __device__ __forceinline__ LayerPart(const DecodeLayerArgs& args, int rank)
         : first_head(rank >> args.parts_log2),
@@ -28,15 +29,15 @@ struct LayerPart {
     }
 };
 
-// Four channels of one thread: one load for a token's inputs, two for the taps, three for the state, whether channels are
-// neighbours in it or columns.
+// Four channels of one thread: one load for a token's inputs, two for the taps, three for the state, whether the state is
+// contiguous along channels or along columns.
 template <DecodeLayerConfig kConfig>
-struct LayerUnit {
+struct LayerFourUnit {
     static constexpr int kHistory = kLayerTaps - 1, kAhead = kConfig.tokens < 4 ? kConfig.tokens : 4;
     using Channels = LayerChannels<kConfig>;
     using Output = FourChannels;
 
-    int number;  // of the first channel, among those of all heads
+    int first_channel;  // index among the channels of all heads
     uint4 taps[2];
     FourChannels bias, history[kHistory], x[kAhead];
 
@@ -47,7 +48,7 @@ struct LayerUnit {
         const float2 low = unpack<kConfig.io>(four.low), high = unpack<kConfig.io>(four.high);
         x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
     }
-    // Infinite beyond fp16's range, where `pack` gives its largest number.
+    // Infinite beyond fp16's range, where `pack` saturates.
     __device__ __forceinline__ static unsigned pack_pair(float x, float y) {
         if constexpr (kConfig.io == DType::bf16)
             return pack<DType::bf16>(x, y);
@@ -58,40 +59,40 @@ struct LayerUnit {
         return {pack_pair(x[0], x[1]), pack_pair(x[2], x[3])};
     }
 
-    __device__ __forceinline__ void load_tokens(const Channels& all, int c, int first) {
+    __device__ __forceinline__ void load_tokens(const Channels& channels, int c, int first) {
         i64 stride;
-        const auto* from = all.inputs(c, stride);
+        const auto* from = channels.inputs(c, stride);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
-            if (kConfig.tokens == 1 || first + i < all.args.tokens) x[i] = at(from, (first + i) * stride);
+            if (kConfig.tokens == 1 || first + i < channels.args.tokens) x[i] = at(from, (first + i) * stride);
     }
-    __device__ __forceinline__ void load_inputs(const Channels& all, int c) {
-        number = all.number(c);
-        load_tokens(all, c, 0);
-        const auto* from = static_cast<const uint4*>(all.args.weight.data) + number / 2;
+    __device__ __forceinline__ void load_inputs(const Channels& channels, int c) {
+        first_channel = channels.index(c);
+        load_tokens(channels, c, 0);
+        const auto* from = static_cast<const uint4*>(channels.args.weight.data) + first_channel / 2;
         taps[0] = from[0], taps[1] = from[1];
         bias = {};
-        if (all.args.bias.data != nullptr) bias = at(all.args.bias.data, number);
+        if (channels.args.bias.data != nullptr) bias = at(channels.args.bias.data, first_channel);
     }
-    // `first`: the oldest input before the first token, of channel 0.
+    // `first`: offset of channel 0's oldest input before the first token.
     __device__ __forceinline__ void load_history(const DecodeLayerArgs& args, i64 first) {
-        const i64 from = first + number * args.conv.channel;
+        const i64 from = first + first_channel * args.conv.channel;
 #pragma unroll
         for (int i = 0; i < kHistory; ++i)
             history[i] = at(args.conv.values.data, from + i * (args.by_columns ? static_cast<i64>(args.conv.column) : 4));
     }
-    // Calls store(t, y) for every token, y rounded as the convolution alone rounds it, and leaves the state behind the tokens
+    // Calls store(t, y) for every token, y rounded as the convolution alone rounds it, and leaves the state after the tokens
     // in `history`.
     template <class Store>
-    __device__ __forceinline__ void run(const Channels& all, int c, const Store& store) {
-        const DecodeLayerArgs& args = all.args;
+    __device__ __forceinline__ void run(const Channels& channels, int c, const Store& store) {
+        const DecodeLayerArgs& args = channels.args;
         float last[kHistory][4], constant[4];
         unpack_histories(last, args.by_columns);
         unpack_four(constant, bias);
         const unsigned words[8] = {taps[0].x, taps[0].y, taps[0].z, taps[0].w, taps[1].x, taps[1].y, taps[1].z, taps[1].w};
 #pragma unroll 1
         for (int first = 0; first < (kConfig.tokens == 1 ? 1 : args.tokens); first += kAhead) {
-            if (kConfig.tokens > 1 && first > 0) load_tokens(all, c, first);
+            if (kConfig.tokens > 1 && first > 0) load_tokens(channels, c, first);
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
                 if (kConfig.tokens > 1 && first + i >= args.tokens) break;
@@ -122,19 +123,19 @@ struct LayerUnit {
         for (int i = 0; i < kHistory; ++i) shared.units[n / 4][i] = history[i];
     }
     // `first`: as above.
-    __device__ __forceinline__ static void store_kept(const DecodeLayerSharedPlan<kConfig>& shared, const Channels& all, int n,
-                                                      int c, const LayerSlots&, i64 first) {
-        const DecodeLayerArgs::ConvStates& conv = all.args.conv;
+    __device__ __forceinline__ static void store_kept(const DecodeLayerSharedPlan<kConfig>& shared, const Channels& channels,
+                                                      int n, int c, const LayerSlots&, i64 first) {
+        const DecodeLayerArgs::ConvStates& conv = channels.args.conv;
         unsigned short* to =
-            static_cast<unsigned short*>(const_cast<void*>(conv.values.data)) + first + all.number(c) * conv.channel;
+            static_cast<unsigned short*>(const_cast<void*>(conv.values.data)) + first + channels.index(c) * conv.channel;
 #pragma unroll
         for (int i = 0; i < kHistory; ++i)
-            *reinterpret_cast<FourChannels*>(to + i * (all.args.by_columns ? static_cast<i64>(conv.column) : 4)) =
+            *reinterpret_cast<FourChannels*>(to + i * (channels.args.by_columns ? static_cast<i64>(conv.column) : 4)) =
                 shared.units[n / 4][i];
     }
 
   private:
-    // Input i of channel j is number 4 i + j of the twelve, or 3 j + i.
+    // Input i of channel j is element 4 i + j of the twelve if by_columns, else 3 j + i.
     __device__ __forceinline__ void unpack_histories(float (&last)[kHistory][4], bool by_columns) const {
         float flat[kHistory][4];
 #pragma unroll
@@ -161,15 +162,15 @@ struct LayerUnit {
     }
 };
 
-// The same of one channel, of any dtypes and strides.
+// The same for one channel, with any dtypes and strides.
 template <DecodeLayerConfig kConfig>
-struct LayerSingle : LayerChannel<kConfig> {
+struct LayerSingleUnit : LayerChannel<kConfig> {
     using Output = Storage<kConfig.io>;
     float last[kLayerTaps - 1];
 
     template <class Store>
-    __device__ __forceinline__ void run(const LayerChannels<kConfig>& all, int c, const Store& store) {
-        LayerChannel<kConfig>::run(all, c, last, store);
+    __device__ __forceinline__ void run(const LayerChannels<kConfig>& channels, int c, const Store& store) {
+        LayerChannel<kConfig>::run(channels, c, last, store);
     }
     __device__ __forceinline__ static void store_floats(float* to, const Output& y) { *to = to_float(y); }
     __device__ __forceinline__ void keep(DecodeLayerSharedPlan<kConfig>& shared, int n) const {
@@ -177,44 +178,44 @@ struct LayerSingle : LayerChannel<kConfig> {
         for (int i = 0; i < kLayerTaps - 1; ++i) shared.history[n][i] = last[i];
     }
     __device__ __forceinline__ static void store_kept(const DecodeLayerSharedPlan<kConfig>& shared,
-                                                      const LayerChannels<kConfig>& all, int n, int c, const LayerSlots& slots,
-                                                      i64) {
-        store_history(all, c, slots, shared.history[n]);
+                                                      const LayerChannels<kConfig>& channels, int n, int c,
+                                                      const LayerSlots& slots, i64) {
+        store_history(channels, c, slots, shared.history[n]);
     }
 };
 template <DecodeLayerConfig kConfig, bool kPlain>
-struct LayerItemOf {
-    using Type = LayerUnit<kConfig>;
+struct LayerUnitOf {
+    using Type = LayerFourUnit<kConfig>;
 };
 template <DecodeLayerConfig kConfig>
-struct LayerItemOf<kConfig, false> {
-    using Type = LayerSingle<kConfig>;
+struct LayerUnitOf<kConfig, false> {
+    using Type = LayerSingleUnit<kConfig>;
 };
 template <DecodeLayerConfig kConfig, bool kPlain>
-using LayerItem = typename LayerItemOf<kConfig, kPlain>::Type;
+using LayerUnit = typename LayerUnitOf<kConfig, kPlain>::Type;
 
-// The channels of a block: those of query and key, if they are wanted, then those of its rows of a value head.
+// The channels of a block: those of query and key if with_pairs, then those of its rows of a value head.
 template <DecodeLayerConfig kConfig>
 struct LayerConvolution {
     static constexpr int kAtOnce = kConfig.plain ? 4 : 1;  // channels of a thread
     using Io = Storage<kConfig.io>;
-    using Item = LayerItem<kConfig, kConfig.plain>;
+    using Unit = LayerUnit<kConfig, kConfig.plain>;
 
     DecodeLayerSharedPlan<kConfig>& shared;
-    const LayerChannels<kConfig>& all;
-    int pairs, rows, first_value;  // how many; the first of the value's, among the key head's
+    const LayerChannels<kConfig>& channels;
+    int pairs, rows, first_value;  // counts; index of the value's first channel in the key head
     int n = static_cast<int>(threadIdx.x) * kAtOnce;
-    Item item;
+    Unit unit;
 
-    __device__ __forceinline__ LayerConvolution(DecodeLayerSharedPlan<kConfig>& shared, const LayerChannels<kConfig>& all,
+    __device__ __forceinline__ LayerConvolution(DecodeLayerSharedPlan<kConfig>& shared, const LayerChannels<kConfig>& channels,
                                                 const LayerPart& part, int head, bool with_pairs)
         : shared(shared),
-          all(all),
+          channels(channels),
           pairs(with_pairs ? kConfig.pairs() : 0),
           rows(part.rows),
-          first_value(kConfig.pairs() + head * all.args.dv + part.head_row) {}
+          first_value(kConfig.pairs() + head * channels.args.dv + part.head_row) {}
 
-    // Of the channels before the first token, channel 0's oldest input.
+    // Offset of channel 0's oldest input before the first token.
     __device__ __forceinline__ static i64 oldest(const DecodeLayerArgs& args, const LayerSlots& slots) {
         return slots.conv * args.conv.slot + slots.conv_first * static_cast<i64>(args.conv.column);
     }
@@ -222,37 +223,37 @@ struct LayerConvolution {
     __device__ __forceinline__ int channel() const { return n < pairs ? n : first_value + n - pairs; }
 
     __device__ __forceinline__ void load_inputs() {
-        if (exists()) item.load_inputs(all, channel());
+        if (exists()) unit.load_inputs(channels, channel());
     }
     __device__ __forceinline__ void load_history(i64 first) {
-        if (exists()) item.load_history(all.args, first);
+        if (exists()) unit.load_history(channels.args, first);
     }
-    // Computes these channels, and those behind them that are the thread's too.
+    // Computes the thread's channels; their inputs are already loading, those of further iterations are loaded here.
     __device__ __forceinline__ void run(i64 first) {
 #pragma unroll 1
         while (exists()) {
-            item.run(all, channel(), [&](int t, const auto& y) {
+            unit.run(channels, channel(), [&](int t, const auto& y) {
                 if (n >= pairs)
-                    item.store_floats(&shared.value[t][n - pairs], y);
+                    unit.store_floats(&shared.value[t][n - pairs], y);
                 else
-                    *reinterpret_cast<typename Item::Output*>(
+                    *reinterpret_cast<typename Unit::Output*>(
                         reinterpret_cast<Io*>(n < kConfig.head_k ? shared.query[t].bytes : shared.key[t].bytes) +
                         n % kConfig.head_k) = y;
             });
-            item.keep(shared, n);
+            unit.keep(shared, n);
             n += kConfig.threads() * kAtOnce;
             load_inputs();
             load_history(first);
         }
     }
-    // The state behind the tokens: of the rows of the value head, and a share of that of query and key, which no block reads
-    // any more.
+    // Stores the convolution's state after the tokens: for the rows of the value head, and for the block's slice of query and
+    // key, which no block reads any more.
     __device__ __forceinline__ void store_histories(const BlockGroup& group, const LayerSlots& slots) {
-        const int share = (pairs / kAtOnce + group.size - 1) / group.size * kAtOnce;
+        const int slice = (pairs / kAtOnce + group.size - 1) / group.size * kAtOnce;
 #pragma unroll 1
         for (n = static_cast<int>(threadIdx.x) * kAtOnce; exists(); n += kConfig.threads() * kAtOnce)
-            if (n >= pairs || (n >= group.rank * share && n < (group.rank + 1) * share))
-                Item::store_kept(shared, all, n, channel(), slots, oldest(all.args, slots));
+            if (n >= pairs || (n >= group.rank * slice && n < (group.rank + 1) * slice))
+                Unit::store_kept(shared, channels, n, channel(), slots, oldest(channels.args, slots));
     }
 };
 

@@ -6,9 +6,9 @@
 namespace gdn_cuda::layers {
 
 inline constexpr int kLayerTaps = 4;         // of the convolution
-inline constexpr int kMostLayerTokens = 16;  // of a sequence, in one call
+inline constexpr int kMostLayerTokens = 16;  // per sequence in one call
 inline constexpr int kMostHeadRows = 256;    // of a value head
-inline constexpr int kRowQuarters = 4;       // of a value head; blocks have one, two or all of them
+inline constexpr int kRowQuarters = 4;       // per value head; a block has one, two or four of them
 
 struct DecodeLayerConfig {
     int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
@@ -23,8 +23,8 @@ struct DecodeLayerConfig {
 
     GDN_HOST_DEVICE constexpr gdn::StateLayout layout() const { return gdn::StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
-    // On an SM, as registers allow: lanes have 8, 12, 16 or 24 elements of a row, and with one token keep query and key as
-    // floats.
+    // Minimum blocks per SM, limited by registers: a lane has 8, 12, 16 or 24 elements of a row, and with one token it keeps
+    // query and key as floats.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
         const int elements = layout().per_lane;
         if (state == DType::f32) return tokens > 1 ? 4 : elements == 12 ? 3 : head_k == 256 ? 4 : 5;
@@ -43,13 +43,13 @@ struct LayerGate {
     float decay, beta;
 };
 
-// Four neighbouring channels of 16 bits.
+// Four adjacent channels of 16 bits.
 struct alignas(8) FourChannels {
     unsigned low, high;
 };
 
-// The ring and the histories are read by the threads that fill them; the rest is for all threads, of
-// one value head at a time but for query and key. Squares come from all blocks of the head.
+// A thread reads only its own entries of the ring and the histories. All threads read the rest, which is for one value head at
+// a time, except query and key. All blocks of a head write the squares.
 template <DecodeLayerConfig kConfig>
 struct DecodeLayerSharedPlan {
     static constexpr int kChannels = kConfig.pairs() + kMostHeadRows;
@@ -64,22 +64,22 @@ struct DecodeLayerSharedPlan {
     Row query[kConfig.tokens], key[kConfig.tokens];
     gdn::TokenScalars products[kConfig.tokens];  // of query and key; the gates are
     LayerGate gates[kConfig.tokens];
-    i64 target[kConfig.tokens];  // where the state after a token goes; negative: nowhere
-                                 // The convolution's state behind the tokens.
+    i64 target[kConfig.tokens];  // offset of the state after a token; negative: it is not stored
+                                 // The convolution's state after the tokens.
     union {
         float history[kConfig.plain ? 1 : kChannels][kLayerTaps - 1];
         FourChannels units[kConfig.plain ? kChannels / 4 : 1][kLayerTaps - 1];
     };
-    alignas(16) float value[kConfig.tokens][kMostHeadRows];  // then the output
+    alignas(16) float value[kConfig.tokens][kMostHeadRows];  // later the output
     alignas(16) float gain[kConfig.tokens][kMostHeadRows];   // norm weight times the activated z
-    // Sums, of one head and the next: a block may be a head behind those that store here.
+    // Two buffers, since a block may still read the sums of one head while others store those of the next.
     double squares[2][kConfig.tokens][kRowQuarters];
 };
 
-// Strides in elements. C channels are those of query, key and value: 2 Hk dk + Hv dv.
+// Strides in elements. C = 2 Hk dk + Hv dv, the channels of query, key and value.
 struct DecodeLayerArgs {
-    Rows query, key, value, z;  // `head` is the stride of key heads; value and z have all rows of a key head in turn
-    struct Gates {              // (sequence, token, key head, value head of it)
+    Rows query, key, value, z;  // `head` is the stride of key heads; value and z have all rows of a key head consecutively
+    struct Gates {              // (sequence, token, key head, value head within the key head)
         Tagged values;
         i64 batch = 0, token = 0, key_head = 0, head = 0;
     };
@@ -93,8 +93,8 @@ struct DecodeLayerArgs {
     i64 output_batch = 0, output_token = 0;
 
     int sequences, tokens, key_heads, heads_per_key, dv;
-    // A group of heads_at_once * parts() blocks has a key head. heads_at_once divides heads_per_key, parts kRowQuarters.
-    int heads_at_once;  // value heads, each of parts() blocks; the others follow
+    // heads_at_once * parts() blocks compute a key head. heads_at_once divides heads_per_key, parts() divides kRowQuarters.
+    int heads_at_once;  // value heads at a time, with parts() blocks each
     int parts_log2;
     float scale, epsilon, beta_scale;
     bool silu;          // after the convolution
@@ -107,13 +107,13 @@ struct DecodeLayerArgs {
     };
     ConvStates conv;
     int conv_columns;
-    bool by_columns;       // in `conv`, neighbours are channels, not columns
-    ConvStates step_conv;  // the inputs before the next token, after every token; then `conv` is not written
+    bool by_columns;       // `conv` is contiguous along channels, not along columns
+    ConvStates step_conv;  // if given, receives the last inputs after every token, and `conv` is not written
 
     const void* state_in = nullptr;  // (slots, Hv, dv, dk)
     void* state_out = nullptr;       // the pool, or step states
     i64 state_slot = 0, out_slot = 0, out_step = 0;
-    // A sequence's state is in slots[n], with `by_token` in slots[n, accepted - 1]; its inputs are in slots[n, 0].
+    // Sequence n's state is in slots[n], with `by_token` in slots[n, accepted - 1]; its convolution state is in slots[n, 0].
     Tagged slots;
     i64 slots_sequence = 0, slots_token = 0;
     int slot_count, slot_steps;
@@ -122,7 +122,7 @@ struct DecodeLayerArgs {
     i64 null_slot;
     GDN_HOST_DEVICE int parts() const { return 1 << parts_log2; }
 
-    Tagged step_slots;  // rows of step states, if there are any
+    Tagged step_slots;  // rows of step_conv and step states, if given
     int step_slot_count;
 };
 

@@ -1,5 +1,5 @@
-// Rows of layers/rms_norm and layers/rms_norm_backward: where a thread's elements are, their loads and stores, sums over a row,
-// and the scale that keeps squares within the range of fp32.
+// Rows of layers/rms_norm and layers/rms_norm_backward: positions of a thread's elements, loads and stores, reductions over a
+// row, and the scale that keeps squares in fp32's range.
 #pragma once
 
 #include <gdn_cuda/kernels/common/inverse_root.cuh>
@@ -9,7 +9,7 @@
 
 namespace gdn_cuda::layers {
 
-// Mean squares between which no square that counts is subnormal and no sum infinite.
+// Range of mean squares in which no significant square is subnormal and no sum is infinite.
 inline constexpr float kLeastMeanSquare = 1e-30f, kMostMeanSquare = 1e30f;
 
 // 2^-e for the exponent e of x >= 0, between 2^-126 and 2^127.
@@ -21,8 +21,8 @@ __device__ __forceinline__ float inverse_magnitude(float x) {
 struct Gated {
     float value, derivative;
 };
-// The sigmoid of a gate; times g = -infinity it is NaN, as torch's silu is. kMayFlush: 0 for g below -87. For gates of 16 bits
-// the rounding error of g log2(e) does not count.
+// The sigmoid of a gate; its product with g = -infinity is NaN, like torch's silu. kMayFlush: 0 for g below -87. For 16-bit
+// gates the rounding error of g log2(e) is negligible.
 template <RmsNormConfig kConfig, bool kMayFlush>
 __device__ __forceinline__ float gate_sigmoid(float g) {
     return kMayFlush && kConfig.has_short_gate() ? silu_gate(g) : sigmoid(g);
@@ -37,28 +37,28 @@ __device__ __forceinline__ Gated gate_and_derivative(GateActivation activation, 
         power = exp_fast(at_most(-g, 88.f));
         s = __fdividef(1.f, 1.f + power);
     }
-    const float of_sigmoid = s * (power * s);  // s - s^2 would lose its digits for large g
-    if (activation == GateActivation::sigmoid) return {s, of_sigmoid};
-    return {g * s, fmaf(g, of_sigmoid, s)};
+    const float sigmoid_slope = s * (power * s);  // s - s^2 would lose its digits for large g
+    if (activation == GateActivation::sigmoid) return {s, sigmoid_slope};
+    return {g * s, fmaf(g, sigmoid_slope, s)};
 }
 
-// A thread's elements of one row of a tensor, as they were loaded.
+// A thread's elements of one row of a tensor, unconverted.
 template <RmsNormConfig kConfig, bool kIsIo>
 struct RmsNormRaw {
     static constexpr int kCount = kConfig.per_lane;
     static constexpr bool kVectors = kConfig.vectors;
     using T = Storage<kConfig.io>;
-    using Items = Vector<T, 8, true>;
+    using Elements = Vector<T, 8, true>;
 
-    // Vectors, or the bits of single elements, whose dtype is known at run time unless it is the configuration's.
-    Items vectors[kVectors ? kCount / 8 : 1];
+    // Vectors, or the bits of single elements with a run-time dtype (kIsIo: the configuration's dtype).
+    Elements vectors[kVectors ? kCount / 8 : 1];
     unsigned bits[kVectors ? 1 : kCount];
 
     __device__ __forceinline__ float number(int i, DType type) const {
         if constexpr (kVectors) return vectors[i / 8][i % 8];
         return number_of(bits[i], kIsIo ? kConfig.io : type);
     }
-    __device__ __forceinline__ void numbers(float (&to)[kCount], DType type) const {
+    __device__ __forceinline__ void unpack(float (&to)[kCount], DType type) const {
         if constexpr (kVectors) {
 #pragma unroll
             for (int i = 0; i < kCount; i += 8) to_floats(to + i, vectors[i / 8]);
@@ -76,14 +76,14 @@ struct RmsNormPlace {
 
     const RmsNormArgs& args;
     int lane = threadIdx.x % kConfig.lanes;
-    int row_of_block = static_cast<int>(threadIdx.x) / kConfig.lanes;
+    int row_in_block = static_cast<int>(threadIdx.x) / kConfig.lanes;
 
     __device__ __forceinline__ bool exists(unsigned row) const { return row < static_cast<unsigned>(args.rows); }
-    // Chunks of a row: more than one only where the configuration says so.
+    // Chunks per row; more than one only if kConfig.is_long.
     __device__ __forceinline__ int chunks() const {
         return kConfig.is_long ? static_cast<int>(ceil_div(args.columns, kConfig.columns())) : 1;
     }
-    // The column of element i: eight neighbours a thread for vectors, else neighbouring threads have neighbours.
+    // Column of element i: with vectors a thread has eight contiguous columns, else adjacent threads have adjacent columns.
     __device__ __forceinline__ int column(int chunk, int i) const {
         const int first = chunk * kConfig.columns();
         if constexpr (kConfig.vectors) return first + (i / 8 * kConfig.lanes + lane) * 8 + i % 8;
@@ -91,7 +91,7 @@ struct RmsNormPlace {
     }
     __device__ __forceinline__ bool has(int chunk, int i) const { return column(chunk, i) < args.columns; }
 
-    // The offset of a row's first element in the group of this block.
+    // Offset of a row's first element in this block's group of columns.
     __device__ __forceinline__ i64 offset(const RmsNormTensor& x, unsigned row) const {
         unsigned rest = row;
         i64 at = static_cast<i64>(blockIdx.y) * args.columns * x.column;
@@ -102,9 +102,9 @@ struct RmsNormPlace {
         }
         return at + rest * x.strides[0];
     }
-    __device__ __forceinline__ i64 offset_of_result(i64 row) const { return (row * args.groups + blockIdx.y) * args.columns; }
+    __device__ __forceinline__ i64 result_offset(i64 row) const { return (row * args.groups + blockIdx.y) * args.columns; }
 
-    // Elements behind the row, and rows that do not exist, are zeros.
+    // Elements past the row's end and rows past the last are zeros.
     template <bool kIsIo>
     __device__ __forceinline__ void load(RmsNormRaw<kConfig, kIsIo>& to, const RmsNormTensor& from, i64 at, int chunk,
                                          bool exists) const {
@@ -152,9 +152,9 @@ struct RmsNormPlace {
             for (int i = 0; i < 8; ++i) to[i] = number_of(narrow.items[i], from.type);
         }
     }
-    // To a contiguous result of the dtype `type`, which is the configuration's for vectors.
+    // Stores to a contiguous result of dtype `type`, which with vectors is the configuration's.
     __device__ __forceinline__ void store(void* to, DType type, i64 row, int chunk, const float (&from)[kCount]) const {
-        const i64 at = offset_of_result(row);
+        const i64 at = result_offset(row);
         if constexpr (kConfig.vectors) {
 #pragma unroll
             for (int i = 0; i < kCount; i += 8) {
@@ -171,7 +171,7 @@ struct RmsNormPlace {
     }
 };
 
-// Sums and maxima over the threads of a row, of up to two values; every thread gets them, in the same order of summation.
+// Sums and maxima of up to two values over the threads of a row; every thread gets them, with the same order of summation.
 template <RmsNormConfig kConfig>
 struct RmsNormReduction {
     RmsNormSharedPlan<kConfig>& shared;
@@ -210,11 +210,11 @@ struct RmsNormReduction {
     }
 };
 
-// Whether a row's squares were within the range of fp32, from their mean and eps.
+// Whether a row's squares were in fp32's range, judged by mean + eps.
 __device__ __forceinline__ bool in_range(float mean_square) {
     return mean_square > kLeastMeanSquare && mean_square < kMostMeanSquare;
 }
-// Whether those of a row of this warp were not: its rows are computed together.
+// Whether any row of this warp was out of range: the warp's rows are recomputed together.
 __device__ __forceinline__ bool out_of_range(float mean_square) {
     return __any_sync(0xffffffffu, !in_range(mean_square));
 }

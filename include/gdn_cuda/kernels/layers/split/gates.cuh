@@ -1,7 +1,8 @@
-// The gates of a layer beside its convolution: beta = sigmoid(b), gate = -exp(A_log) softplus(a + dt_bias).
+// A layer's gates, computed in the kernel of its convolution: beta = sigmoid(b), gate = -exp(A_log) softplus(a + dt_bias).
 //
-// They are less than a hundredth of the bytes of q, k and v, and read other tensors: so blocks behind those of the convolution
-// compute them, which run where these leave SMs idle. A thread has several gates, whose loads are in flight together.
+// The gates have less than 1 % of the bytes of q, k and v, and read other tensors. Separate blocks compute them; these come
+// after the convolution's blocks in the grid and fill SMs that those leave idle. A thread has several gates, whose loads are in
+// flight together.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -13,15 +14,15 @@ __device__ __forceinline__ i64 offset_of(const Scalars& scalars, i64 batch, i64 
     return batch * scalars.batch + token * scalars.token + head * scalars.head;
 }
 
-// Whether this block is one of the gates'; then they are written.
+// If this is a block for gates, writes its gates. Returns whether it is.
 template <int kThreads>
 __device__ __forceinline__ bool wrote_gates(const SplitArgs& args) {
-    constexpr int kGates = SplitGates::of_thread;
+    constexpr int kGates = SplitGates::per_thread;
     const SplitGates& gates = args.gates;
     if (blockIdx.x < gates.first_block) return false;
     const unsigned heads = args.heads.value_heads, tokens = args.conv.tokens;
     const i64 first = i64{blockIdx.x - gates.first_block} * (kThreads * kGates), row = first / heads, batch = row / tokens;
-    // From the block's first row on, 32 bits do.
+    // 32 bits suffice for rows relative to the block's first.
     const unsigned first_head = static_cast<unsigned>(first - row * heads),
                    first_token = static_cast<unsigned>(row - batch * tokens),
                    count = static_cast<unsigned>(min(args.gate_count() - first, i64{kThreads * kGates}));

@@ -1,19 +1,19 @@
-// Conjugate pairs of poles for structured/cauchy_backward in fp32: both poles of a pair, and the gradients of its residue and
-// of its pole, from one reciprocal. One formula is for points on the imaginary axis, as in S4, one for any points.
+// Conjugate pairs of poles for structured/cauchy_backward in fp32: the terms of both poles of a pair, for the gradients of its
+// residue and of its pole, from one reciprocal. CauchyAxisPairs is for points on the imaginary axis, as in S4.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy/pairs.cuh>
 
 namespace gdn_cuda::structured {
 
-// Any points. With w = r + im, a = Re z - r, s = a + iy and R = 1 / ((z - w) (z - w~)) = 1 / (s^2 + m^2), the two distances'
-// reciprocals have the sum 2 s R and the difference 2im R, and their squares the sum 2 R - 4 m^2 R^2 and the difference 4im s
-// R^2. So a pole's gradients are combinations of four sums,
+// Arbitrary points. With w = r + im, a = Re z - r, s = a + iy and R = 1 / ((z - w) (z - w~)) = 1 / (s^2 + m^2), the two
+// distances' reciprocals have the sum 2 s R and the difference 2im R, and their squares the sum 2 R - 4 m^2 R^2 and the
+// difference 4im s R^2. So a pole's gradients are combinations of four sums,
 //
 //     Re g~ (R, s R, R^2, s R^2)
 //
 // none of whose terms, with its factor, exceeds twice the larger of |g / (z - w)| and |g / (z - w~)|, or of their squares.
-// |R|^2 is the reciprocal itself, which saves an operation of R^2.
+// |R|^2 is the hardware reciprocal itself, which saves an operation in R^2.
 struct CauchyPairs : CauchyPairsAnywhere {
     enum Sum { kR, kSR, kRR, kSRR, kSums };
 
@@ -34,7 +34,7 @@ struct CauchyPairs : CauchyPairsAnywhere {
         sums[kRR] = fma(-point.im, rr_im, fma(point.re, rr, sums[kRR]));
         sums[kSRR] = fma(s_im, rr_im, fma(s, rr, sums[kSRR]));
     }
-    // The sums that CauchyBackward::run() calls first and second, of which it has some from other points.
+    // Adds these sums to CauchyBackward's `first` and `second`, which already have the sums over other points.
     __device__ __forceinline__ static void combine(Complex<float>& first, Complex<float>& second, const float* sums,
                                                    const Complex<float>& w) {
         const float m = w.im;
@@ -51,8 +51,8 @@ struct CauchyPairs : CauchyPairsAnywhere {
 //     Re g (h, h^2)     y^2 Re g (p, hp)     y Im g (p, h, h^2, hp)          h = den p
 //
 // No term exceeds a few times the larger of |g / (z - w)| and |g / (z - w~)|, or of their squares. den is one fma of y and
-// a sum kept in two parts, so a pole close to its point keeps its digits. The least pole's square keeps hp, of sixth powers,
-// from underflowing.
+// a sum kept in two parts, so a pole close to its point loses no digits. A lower bound for |w|^2 keeps hp, a term of degree
+// six, from underflow.
 struct CauchyAxisPairs : CauchyPairLimits {
     static constexpr float kLeastSquare = 0x1p-40f;
     enum Sum { kReH, kReHH, kReP, kReHP, kImP, kImH, kImHH, kImHP, kSums };

@@ -13,15 +13,15 @@ struct CauchyBatchConfig {
     GDN_FIELDS(io)
     static constexpr int kRows = 16;    // rows of residues
     static constexpr int kWarps = 16;   // each takes every sixteenth group of poles
-    static constexpr int kPoints = 32;  // per block; every warp has all of them
+    static constexpr int kPoints = 32;  // per block; every warp computes all of them
     static constexpr int kGroup = 32;   // poles per group; each lane loads one
     GDN_HOST_DEVICE static constexpr int threads() { return kWarps * 32; }
 };
 
-// A tf32 A fragment (mma.m16n8k8) of eight poles' residues: per lane, two poles of two neighbouring rows.
+// A tf32 A fragment (mma.m16n8k8) of eight poles' residues: per lane, two poles of two adjacent rows.
 struct CauchyBatchOperand {
     static constexpr int kPoles = 8;
-    float of_lane[32][2][2];
+    float by_lane[32][2][2];
     float unused[16];  // padding: stores of a warp's 32 poles hit different banks
 };
 

@@ -1,19 +1,19 @@
-// What the formulas for conjugate pairs of poles share, forward and backward, in fp32.
+// Formulas for conjugate pairs of poles, forward and backward, in fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/common.cuh>
 
 namespace gdn_cuda::structured {
 
-// Magnitudes are limited, and what is summed is scaled by a power of two, so that no term that matters underflows. Overflow, a
-// point on a pole included, leaves sums that are not finite; the caller then sums again in another way.
+// Magnitudes are bounded and terms are scaled by a power of two, so that no significant term underflows. Overflow, such as a
+// point on a pole, leaves sums that are not finite; the caller then recomputes them by a slower formula.
 struct CauchyPairLimits {
     static constexpr float kLargest = 16384, kUnit = 0x1p-32f;
 
     __device__ __forceinline__ static float scaled(float x) { return x * (1 / kUnit); }
 };
 
-// m^2 + rest, in two parts: a difference from it keeps the digits of a point close to a pole.
+// m^2 as square + rest: a difference from it loses no digits for a point close to a pole.
 struct SquareInParts {
     float square, rest;
 
@@ -21,7 +21,7 @@ struct SquareInParts {
     __device__ __forceinline__ explicit SquareInParts(float x) : square(__fmul_rn(x, x)), rest(fma(x, x, -square)) {}
 };
 
-// For points that are not known to be on the imaginary axis.
+// For arbitrary points, on the imaginary axis or off it.
 struct CauchyPairsAnywhere : CauchyPairLimits {
     __device__ __forceinline__ static bool takes(const Complex<float>& z) {
         return (fabs(z.re) <= kLargest) & (fabs(z.im) <= kLargest);
@@ -37,7 +37,7 @@ struct CauchyPairsAnywhere : CauchyPairLimits {
         }
     };
     // (z - w) (z - w~) = s^2 + m^2, with w = r + im, a = Re z - r and s = a + iy; and its reciprocal re - i im. The real part
-    // is a^2 plus one fma of y and of m^2 in two parts: a pole close to its point keeps its digits. `square` is |reciprocal|^2.
+    // is a^2 plus one fma of y and of m^2 in two parts: a pole close to its point loses no digits. `square` is |reciprocal|^2.
     struct Reciprocal {
         float a, re, im, square;
 

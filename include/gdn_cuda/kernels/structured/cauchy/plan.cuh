@@ -1,13 +1,13 @@
 // Configuration, shared memory and arguments of structured/cauchy, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
 struct CauchyConfig {
     DType io;    // of all operands; bf16 and f16 are computed in fp32
-    bool conj;   // every pole and residue also stands for its conjugate
+    bool conj;   // every pole and residue counts with its conjugate
     int rows;    // rows of residues per block, over the same poles and points
     int points;  // points per thread
     int threads;
@@ -18,11 +18,11 @@ struct CauchyConfig {
 
     GDN_FIELDS(io, conj, rows, points, threads, tile, one_tile)
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
-    // Whether pairs have a formula without range checks for points off the imaginary axis too.
+    // Whether pairs have a formula without range checks for points off the imaginary axis.
     GDN_HOST_DEVICE constexpr bool pairs_anywhere() const { return conj && io == DType::c64; }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
-    // Blocks per SM for __launch_bounds__. Without it ptxas spills a little to fit one more; with 1 it uses registers freely.
-    // S4's configurations are c64.
+    // Blocks per SM for __launch_bounds__. Without it ptxas spills a little to fit one more block; with 1 it uses registers
+    // freely. S4 uses the c64 configurations.
     GDN_HOST_DEVICE constexpr int least_blocks() const {
         if (io != DType::c64) return 1;
         return rows == 1 ? (one_tile ? 6 : 5) : points == 1 ? 4 : 3;
@@ -39,12 +39,12 @@ struct CauchySharedPlan {
     struct alignas(4 * sizeof(Real)) PairResidue {
         Real even, odd, even_2a, odd_2a;  // 2 (a Re v - Im v Im w), 2 Re v, and both times 2 a
     };
-    // The same for any points; the square is in two parts.
+    // The same for arbitrary points; the square of Im w is in two parts.
     struct alignas(16) PairAnywhere {
         float re, im_squared, rest;
     };
     struct alignas(8) ResidueAnywhere {
-        float re, of_im;  // 2 Re v and 2 Im v Im w, scaled
+        float re, im_product;  // 2 Re v and 2 Im v Im w, scaled
     };
     static constexpr int kRows = kConfig.conj ? kConfig.rows : 1, kPairs = kConfig.conj ? kConfig.tile : 1,
                          kPairsAnywhere = kConfig.pairs_anywhere() ? kConfig.tile : 1;
@@ -63,11 +63,11 @@ struct CauchySharedPlan {
 };
 
 struct CauchyArgs {
-    Lines residues, points, poles;
+    BroadcastOperand residues, points, poles;
     void* out = nullptr;  // (leading..., points), contiguous
-    i64 size[Lines::kMaxLeading] = {};
+    i64 size[BroadcastOperand::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
-    int turns = 1;  // tiles of points per block, one after another
+    int turns = 1;  // tiles of points that a block computes in sequence
     i64 rows = 0;
 };
 

@@ -7,8 +7,8 @@ namespace gdn_cuda::structured {
 
 struct ToeplitzEliminateConfig {
     int blocks;   // blocks per cluster
-    int threads;  // threads per block that hold rows; as many again hold columns
-    int slots;    // rows, or columns, per thread
+    int threads;  // threads per block that hold rows; the same number hold columns
+    int slots;    // rows (or columns) per thread
     int columns;  // right-hand sides per cluster
 
     constexpr bool operator==(const ToeplitzEliminateConfig&) const = default;
@@ -26,7 +26,7 @@ struct ToeplitzEliminateSharedPlan {
     struct alignas(16) Candidate {  // a block's pivot candidate
         unsigned key;               // 0 if it has none
         int node, place, fails;
-        Number left[2], back, numbers[kConfig.columns];  // all but `back` are divided by the pivot
+        Number left[2], back, rhs[kConfig.columns];  // all but `back` are divided by the pivot
     };
     struct alignas(16) Column {  // the next step's column, before this step's update
         Number right[2], back;
@@ -46,9 +46,9 @@ struct ToeplitzEliminateSharedPlan {
     double cotangents[kConfig.rows() + 1];  // cot(pi t / 2 n)
 };
 
-// Contiguous: left and right (systems, 2, n), numbers and found (systems, columns, n), all c128; info (systems), ints.
+// Contiguous: left and right (systems, 2, n), rhs and found (systems, columns, n), all c128; info (systems), ints.
 struct ToeplitzEliminateArgs {
-    const void *left = nullptr, *right = nullptr, *numbers = nullptr;
+    const void *left = nullptr, *right = nullptr, *rhs = nullptr;
     void *found = nullptr, *info = nullptr;
     int n = 0, columns = 0;
 };

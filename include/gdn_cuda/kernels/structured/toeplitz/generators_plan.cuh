@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/toeplitz_generators, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -20,19 +20,19 @@ struct ToeplitzGeneratorsSharedPlan {
         double re, im;
     };
     struct Sums {  // terms, or their sums
-        Number left, right, numbers[kConfig.kColumns];
+        Number left, right, rhs[kConfig.kColumns];
     };
     Sums staged[kConfig.kThreads], sums[kConfig.kParts][kConfig.kRows];
     double reduced[3][kConfig.kThreads / 32];
 };
 
 struct ToeplitzGeneratorsArgs {
-    Lines column, row, given;  // given: right-hand sides
-    i64 given_column_stride = 0;
+    BroadcastOperand column, row, input;  // input: right-hand sides
+    i64 input_column_stride = 0;
     // (systems, 2, n) twice, (systems, columns + 1, n), all c128; (systems, 2) doubles: the power of two that scales T, and a
-    // norm of T so scaled.
-    void *left = nullptr, *right = nullptr, *numbers = nullptr, *scales = nullptr;
-    i64 size[Lines::kMaxLeading] = {};
+    // norm of the scaled T.
+    void *left = nullptr, *right = nullptr, *rhs = nullptr, *scales = nullptr;
+    i64 size[BroadcastOperand::kMaxLeading] = {};
     int leading = 0, n = 0;
     i64 columns = 0, rows = 0;  // columns: without the probe; rows: systems
 };

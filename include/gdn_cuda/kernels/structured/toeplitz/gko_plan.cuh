@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/toeplitz_gko, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -25,12 +25,12 @@ struct ToeplitzGkoSharedPlan {
         double re, im;
     };
     struct Pivot {  // a warp's pivot candidate
-        Number left[2], inverse, back, numbers[kConfig.columns];
+        Number left[2], inverse, back, rhs[kConfig.columns];
         double square;
         int node, slot;
     };
     struct Staged {  // terms to be transformed
-        Number left, right, numbers[kConfig.columns];
+        Number left, right, rhs[kConfig.columns];
     };
     struct Tables {
         Number entering[kConfig.rows()];        // conjugate nodes of the identity's rows
@@ -41,7 +41,7 @@ struct ToeplitzGkoSharedPlan {
     unsigned keys[2][kConfig.warps()];
     Number column[2][2];  // right generators of the next step's column before this step's update
     double reduced[3][kConfig.warps()];
-    union {  // used one after the other
+    union {  // used in sequence
         Staged staged[kConfig.staged()];
         Tables tables;
         Number found[kConfig.columns][kConfig.rows()];
@@ -49,10 +49,10 @@ struct ToeplitzGkoSharedPlan {
 };
 
 struct ToeplitzGkoArgs {
-    Lines column, row, right;
+    BroadcastOperand column, row, right;
     i64 right_column_stride = 0;
     void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system
-    i64 size[Lines::kMaxLeading] = {};
+    i64 size[BroadcastOperand::kMaxLeading] = {};
     int leading = 0, n = 0;
     i64 columns = 0, rows = 0;  // columns: without the probe; rows: systems
     double epsilon = 0;

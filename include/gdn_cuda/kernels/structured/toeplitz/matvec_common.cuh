@@ -1,4 +1,4 @@
-// Shared by structured/toeplitz_matvec and structured/toeplitz_sums.
+// Loads of structured/toeplitz_matvec and structured/toeplitz_sums.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -8,11 +8,11 @@
 namespace gdn_cuda::structured {
 
 template <bool kComplex, class Real>
-struct NumberOf {
+struct ElementOf {
     using type = Real;
 };
 template <class Real>
-struct NumberOf<true, Real> {
+struct ElementOf<true, Real> {
     using type = ComplexNumber<Real>;
 };
 
@@ -20,8 +20,8 @@ struct NumberOf<true, Real> {
 template <DType kIo>
 struct ToeplitzOperands {
     static constexpr bool kComplex = is_complex(kIo);
-    using Real = typename Numbers<kIo>::Real;
-    using Number = typename NumberOf<kComplex, Real>::type;
+    using Real = typename ElementType<kIo>::Real;
+    using Number = typename ElementOf<kComplex, Real>::type;
 
     const ToeplitzMatvecArgs& args;
     const Number *below, *above, *x;
@@ -31,7 +31,7 @@ struct ToeplitzOperands {
         out = static_cast<Number*>(args.out) + static_cast<i64>(system) * args.n * args.columns + first;
         i64 at_below = 0, at_above = 0, at_x = first * args.x_column_stride;
 #pragma unroll 1
-        for (int d = args.inner_count - 1; d >= 0; --d) {  // systems have 32 bits: a 64-bit division is a function call
+        for (int d = args.inner_count - 1; d >= 0; --d) {  // 32-bit system indices: a 64-bit division is a function call
             const auto& inner = args.inner[d];
             const auto size = static_cast<unsigned>(inner.size), place = system % size;
             at_below += place * inner.below;
@@ -44,9 +44,9 @@ struct ToeplitzOperands {
         x = static_cast<const Number*>(args.x.data) + at_x + system * args.x.stride;
     }
 
-    // These loads are branch-free and multiply once per line, not per number: all loads of a thread are soon in flight.
+    // The loads are branch-free and multiply strides once per thread, not per element, so that all of them are soon in flight.
 
-    // Diagonals d = i - j from first on, hop apart; 0 outside the matrix.
+    // Loads diagonals d = i - j = first, first + hop, ...; 0 outside the matrix.
     template <int kCount>
     __device__ __forceinline__ void load_diagonals(Number (&to)[kCount], int first, int hop) const {
         const Number *lower = below + first * args.below.step, *upper = above - first * args.above.step;
@@ -60,7 +60,7 @@ struct ToeplitzOperands {
             upper -= hop * args.above.step;
         }
     }
-    // Numbers of a right-hand side from first on, hop apart; 0 past its end.
+    // Loads elements first, first + hop, ... of a right-hand side; 0 past its end.
     template <int kCount>
     __device__ __forceinline__ void load_right(Number (&to)[kCount], int first, int hop, int k) const {
         const Number* at = x + first * args.x.step + k * args.x_column_stride;
@@ -74,7 +74,7 @@ struct ToeplitzOperands {
     __device__ __forceinline__ Number* result(int i, int k) const { return out + i * args.columns + k; }
 };
 
-// Right-hand sides of a block: args.columns_per_block, or what is left of them.
+// Number of a block's right-hand sides: args.columns_per_block, or fewer in the last block.
 __device__ __forceinline__ int columns_of(const ToeplitzMatvecArgs& args, i64 first) {
     return static_cast<int>(min(args.columns_per_block, args.columns - first));
 }

@@ -2,22 +2,22 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft_layout.cuh>
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
 struct ToeplitzMatvecConfig {
     DType io;       // of all operands: f32, f64, c64 or c128
-    int transform;  // complex numbers of the longest transform
+    int transform;  // complex values of the longest transform
     int threads;
 
     constexpr bool operator==(const ToeplitzMatvecConfig&) const = default;
 
     GDN_FIELDS(io, transform, threads)
-    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers per thread
-    // Whether registers and shared memory suffice to transform T and a right-hand side at once, and to keep all twiddles.
+    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight values per thread
+    // Whether registers and shared memory suffice to transform T and a right-hand side together, and to keep all twiddles.
     GDN_HOST_DEVICE constexpr bool together() const { return groups() == 1; }
-    // A real system of order n takes a transform of n complex numbers, a complex one of 2 n.
+    // A real system of order n needs a transform of n complex values, a complex one of 2 n.
     GDN_HOST_DEVICE constexpr int longest() const { return is_complex(io) ? transform / 2 : transform; }
 };
 
@@ -31,19 +31,20 @@ struct ToeplitzMatvecSharedPlan {
 };
 
 // Strides in elements, 0 where a dimension is broadcast.
-struct ToeplitzLine {
+struct ToeplitzOperand {
     const void* data = nullptr;
-    i64 step = 0, stride = 0;  // between numbers, and of the outermost leading dimension
+    i64 step = 0, stride = 0;  // of elements, and of the outermost leading dimension
 };
-// What every block reads comes first: arguments come from memory, and 64 bytes take as long as one number.
+// Fields that every block reads come first: arguments are loaded from memory, and loading 64 bytes takes as long as loading
+// one.
 struct ToeplitzMatvecArgs {
-    static constexpr int kMostInner = Lines::kMaxLeading - 1;
+    static constexpr int kMostInner = BroadcastOperand::kMaxLeading - 1;
     struct Inner {
         i64 size = 1, below = 0, above = 0, x = 0;  // strides
     };
-    ToeplitzLine below, above, x;  // diagonals i - j > 0 and i - j < 0; row and column are swapped for T^t
-    void* out = nullptr;           // (leading..., n, columns), contiguous
-    int n = 0, first_below = 0,    // 0 if the main diagonal is below's first number; 1 if it is above's
+    ToeplitzOperand below, above, x;  // diagonals i - j > 0 and i - j < 0; row and column are swapped for T^t
+    void* out = nullptr;              // (leading..., n, columns), contiguous
+    int n = 0, first_below = 0,       // 0 if the main diagonal is the first element of `below`, 1 if of `above`
         log_transform = 0, inner_count = 0;
     i64 x_column_stride = 0, columns = 0, columns_per_block = 1;
     Inner inner[kMostInner] = {};  // all leading dimensions but the outermost

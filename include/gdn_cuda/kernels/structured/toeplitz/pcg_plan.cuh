@@ -2,19 +2,19 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft_layout.cuh>
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
 struct ToeplitzPcgConfig {
     DType io;       // f32 or f64
-    int transform;  // complex numbers per transform
+    int transform;  // complex values per transform
     int threads;
 
     constexpr bool operator==(const ToeplitzPcgConfig&) const = default;
 
     GDN_FIELDS(io, transform, threads)
-    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers per thread
+    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight values per thread
     GDN_HOST_DEVICE constexpr int rows() const { return 2 * transform; }
     // Scratch doubles per block: three spectra, solution, residual and direction.
     GDN_HOST_DEVICE constexpr int scratch() const { return 3 * transform + 3 * rows(); }
@@ -29,16 +29,16 @@ struct ToeplitzPcgSharedPlan {
     Number exchange[fft_padded(kPoints)], twiddles[kPoints / 4], roots[kPoints / kFftEach];
     struct {
         double column_size, right_scale, solution_scale, allowed;
-    } line;                     // of the current right-hand side
-    double sums[3][2][kWarps];  // per warp, two sums at a time; three buffers, so that one barrier per reduction does
+    } rhs;                      // of the current right-hand side
+    double sums[3][2][kWarps];  // per warp, two sums at a time; three buffers, so that a reduction needs one barrier
 };
 
 struct ToeplitzPcgArgs {
-    Lines column, right;
+    BroadcastOperand column, right;
     i64 right_column_stride = 0;
     void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int per system, zero before the launch
     double* scratch = nullptr;
-    i64 size[Lines::kMaxLeading] = {};
+    i64 size[BroadcastOperand::kMaxLeading] = {};
     int leading = 0, n = 0;
     i64 columns = 0, rows = 0;  // rows: systems
     double epsilon = 0;

@@ -1,13 +1,13 @@
 // Products with T and with its preconditioner for structured/toeplitz_pcg, by transforms over the whole block.
 //
-// They are products of polynomials at roots of X^M = e^(i theta), M half as many as the rows a block holds: v folds to M
-// numbers v_k + e^(i theta) v_(M + k), multiplying by e^(i theta k / M) makes them cyclic, and a spectrum that is real and even
-// in the angle needs one of two conjugate thetas. T is a corner of a skew-circulant matrix of order 4 M, theta = pi/4 and -3
-// pi/4. The preconditioner is a corner of the inverse of one of order 2 M, theta = pi/2, whose eigenvalues are the Fejer mean
-// of T's generating function, sum over |d| < n of (1 - |d|/n) t_d e^(i w d) = a^H T a / n with a_j = e^(i w j): positive
-// wherever T is.
+// They are products of polynomials at the roots of X^M = e^(i theta), with M half the number of rows that a block holds. v
+// folds to M values v_k + e^(i theta) v_(M + k), factors e^(i theta k / M) make the product cyclic, and a spectrum that is real
+// and even in the angle needs only one of two conjugate thetas. T is a corner of a skew-circulant matrix of order 4 M, theta =
+// pi/4 and -3 pi/4. The preconditioner is a corner of the inverse of one of order 2 M, theta = pi/2, whose eigenvalues are the
+// Fejer mean of T's generating function, sum over |d| < n of (1 - |d|/n) t_d e^(i w d) = a^H T a / n with a_j = e^(i w j):
+// positive wherever T is.
 //
-// A thread has the same rows of every vector, so only transforms need barriers.
+// A thread holds the same rows of every vector, so only transforms need barriers.
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft.cuh>
@@ -16,7 +16,7 @@
 
 namespace gdn_cuda::structured {
 
-// Keeps the first powers of all passes in shared memory and squares them for the others: many transforms use them.
+// Twiddles for many transforms: first powers of all passes in shared memory, second and fourth powers by squaring.
 struct FirstTwiddles {
     ComplexNumber<double>* table;  // a quarter of the transform's length
 
@@ -35,7 +35,7 @@ struct FirstTwiddles {
 
 template <ToeplitzPcgConfig kConfig>
 struct ToeplitzPcgProducts {
-    using Io = Numbers<kConfig.io>;
+    using Io = ElementType<kConfig.io>;
     using Shared = ToeplitzPcgSharedPlan<kConfig>;
     using Number = ComplexNumber<double>;
     using Fft = BlockFft<double, kConfig.threads, kConfig.groups(), FirstTwiddles, true>;
@@ -46,7 +46,7 @@ struct ToeplitzPcgProducts {
     const ToeplitzPcgArgs& args;
     Shared& shared;
     Fft fft;
-    double* spectra;  // three, followed by the vectors: scratch in L2, of which a thread reads and writes only its own elements
+    double* spectra;  // three spectra, then the vectors: scratch in L2; a thread accesses only its own elements
 
     __device__ __forceinline__ ToeplitzPcgProducts(const ToeplitzPcgArgs& args, Shared& shared)
         : args(args),
@@ -64,20 +64,21 @@ struct ToeplitzPcgProducts {
     __device__ __forceinline__ double* direction() const { return solution() + 2 * kConfig.rows(); }
     __device__ __forceinline__ static constexpr int log2(int x) { return x == 1 ? 0 : 1 + log2(x / 2); }
     __device__ __forceinline__ static unsigned row_at(int s) { return threadIdx.x + s * kConfig.threads; }
-    // The thread's rows that exist in the system.
+    // The thread's rows of the system.
     struct Rows {
         unsigned first;
         int left;
 
-        // Hides threadIdx from the compiler, which would compute rows once for all, and has no registers to keep them.
+        // Hides threadIdx from the compiler, which would otherwise compute all rows in advance and lacks registers to hold
+        // them.
         __device__ __forceinline__ explicit Rows(int n) : first(threadIdx.x) {
             asm volatile("" : "+r"(first));
             left = n - static_cast<int>(first);
         }
         __device__ __forceinline__ bool has(int s) const { return s * kConfig.threads < left; }
         __device__ __forceinline__ unsigned at(int s) const { return first + s * kConfig.threads; }
-        // 0 past the last row. Loads are branch-free, so all are in flight at once.
-        __device__ __forceinline__ double load(const Lines& operand, i64 from, int s) const {
+        // 0 past the last row. The loads are branch-free, so all are in flight at once.
+        __device__ __forceinline__ double load(const BroadcastOperand& operand, i64 from, int s) const {
             const double x = Io::template load<double>(operand.data, from + (has(s) ? at(s) : 0) * operand.step).re;
             return has(s) ? x : 0;
         }
@@ -129,17 +130,17 @@ struct ToeplitzPcgProducts {
         if constexpr (kQuarters == 2) return one * one;
         if constexpr (kQuarters == -3) return (one * one * one).conjugate();
     }
-    // Number i of a group is folded from two rows of the thread, and unfolds to them.
+    // Calls run(group, i, low, high): value i of a group folds from rows `low` and `high` of the thread, and unfolds to them.
     template <class Do>
-    __device__ __forceinline__ static void for_numbers(const Do& run) {
+    __device__ __forceinline__ static void for_values(const Do& run) {
 #pragma unroll
         for (int group = 0; group < kGroups; ++group)
 #pragma unroll
             for (int i = 0; i < kFftEach; ++i) run(group, i, i * kGroups + group, (i + kFftEach) * kGroups + group);
     }
     template <int kQuarters>
-    __device__ __forceinline__ void forward(const Slots& from, typename Fft::Numbers& to) const {
-        for_numbers([&](int group, int i, int low, int high) {
+    __device__ __forceinline__ void forward(const Slots& from, typename Fft::Values& to) const {
+        for_values([&](int group, int i, int low, int high) {
             const Number lower = root(kQuarters * i), upper = root(kQuarters * (i + kFftEach));
             to[group][i] = Number{from[low] * lower.re + from[high] * upper.re, from[low] * lower.im + from[high] * upper.im} *
                            root_of<kQuarters>(group);
@@ -149,36 +150,36 @@ struct ToeplitzPcgProducts {
     // Adds the product with a spectrum. Inverse transforms end where forward ones begin, so no barrier is needed between them.
     template <int kQuarters>
     __device__ __forceinline__ void convolve(const double* from, const double* spectrum, Slots& to) const {
-        typename Fft::Numbers numbers;
+        typename Fft::Values values;
         {
-            Slots given;
-            load(from, given);
-            forward<kQuarters>(given, numbers);
+            Slots input;
+            load(from, input);
+            forward<kQuarters>(input, values);
         }
-        for_numbers([&](int group, int i, int low, int) { numbers[group][i] = numbers[group][i] * spectrum[row_at(low)]; });
-        fft.inverse(numbers);
-        for_numbers([&](int group, int i, int low, int high) {
-            const Number turned = numbers[group][i] * root_of<kQuarters>(group).conjugate(), lower = root(kQuarters * i),
+        for_values([&](int group, int i, int low, int) { values[group][i] = values[group][i] * spectrum[row_at(low)]; });
+        fft.inverse(values);
+        for_values([&](int group, int i, int low, int high) {
+            const Number turned = values[group][i] * root_of<kQuarters>(group).conjugate(), lower = root(kQuarters * i),
                          upper = root(kQuarters * (i + kFftEach));
             to[low] += turned.re * lower.re + turned.im * lower.im;
             to[high] += turned.re * upper.re + turned.im * upper.im;
         });
     }
-    // Eigenvalues of the symmetric matrix with this first column, in the order of forward transforms.
+    // Eigenvalues of the symmetric matrix with first column `column`, in the order of forward transforms.
     template <int kQuarters>
     __device__ __forceinline__ void find_eigenvalues(const Slots& column, double first, Eigenvalues& to) const {
-        typename Fft::Numbers numbers;
-        forward<kQuarters>(column, numbers);
-        for_numbers([&](int group, int i, int, int) { to[group][i] = 2 * numbers[group][i].re - first; });
+        typename Fft::Values values;
+        forward<kQuarters>(column, values);
+        for_values([&](int group, int i, int, int) { to[group][i] = 2 * values[group][i].re - first; });
         __syncthreads();
     }
     // Stores the eigenvalues of T, whose column is in residual(), and the mean's reciprocal ones, both scaled for the
-    // unnormalized inverse transforms. False if the mean is not positive.
+    // unnormalized inverse transforms. Returns false if the mean is not positive.
     __device__ __forceinline__ bool transform_matrix(double first) const {
         Slots column;
         Eigenvalues found;
         const auto keep = [&](int part, double scale) {
-            for_numbers(
+            for_values(
                 [&](int group, int i, int low, int) { spectra[part * kPoints + row_at(low)] = found[group][i] * scale; });
         };
         load(residual(), column);
@@ -194,7 +195,7 @@ struct ToeplitzPcgProducts {
         for (int s = 0; s < kSlots; ++s) column[s] *= (rows.left - s * kConfig.threads) * each;
         find_eigenvalues<2>(column, first, found);
         bool positive = true;
-        for_numbers([&](int group, int i, int, int) {
+        for_values([&](int group, int i, int, int) {
             positive = positive && found[group][i] > 0;
             found[group][i] = 1 / found[group][i];
         });

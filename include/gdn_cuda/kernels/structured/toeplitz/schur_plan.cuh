@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/toeplitz_schur, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -15,14 +15,14 @@ struct ToeplitzSchurConfig {
 
     GDN_FIELDS(io, threads, slots, columns)
     GDN_HOST_DEVICE constexpr int rows() const { return threads * slots; }
-    GDN_HOST_DEVICE constexpr int numbers() const { return columns + 1; }
+    GDN_HOST_DEVICE constexpr int rhs_count() const { return columns + 1; }
 };
 
 template <ToeplitzSchurConfig kConfig>
 struct ToeplitzSchurSharedPlan {
     // Written by the thread of the next row. Double-buffered like `shifted`: one is written while the other is read.
     struct NextRow {
-        double reflection, numbers[kConfig.numbers()];
+        double reflection, rhs[kConfig.rhs_count()];
     };
     double sums[kConfig.threads / 32], largest[kConfig.threads / 32];  // per warp, for the final reductions
     NextRow next_row[2];
@@ -30,10 +30,10 @@ struct ToeplitzSchurSharedPlan {
 };
 
 struct ToeplitzSchurArgs {
-    Lines column, right;
+    BroadcastOperand column, right;
     i64 right_column_stride = 0;
     void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system
-    i64 size[Lines::kMaxLeading] = {};
+    i64 size[BroadcastOperand::kMaxLeading] = {};
     int leading = 0, n = 0;
     i64 columns = 0, rows = 0;  // rows: systems
     double epsilon = 0;

@@ -17,15 +17,15 @@ struct ToeplitzSumsConfig {
     GDN_HOST_DEVICE constexpr int warps() const { return threads / 32; }
     GDN_HOST_DEVICE constexpr int rows() const { return 32 * strip; }  // per block
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
-    // Blocks per SM for __launch_bounds__: without it ptxas keeps the addresses of the next right-hand side in twice the
-    // registers.
+    // Blocks per SM for __launch_bounds__: without it ptxas keeps the addresses of the next right-hand side and uses
+    // twice the registers.
     GDN_HOST_DEVICE constexpr int least_blocks() const { return 64 / strip / bytes_of(io) < 1 ? 1 : 64 / strip / bytes_of(io); }
 };
 
 template <ToeplitzSumsConfig kConfig>
 struct ToeplitzSumsSharedPlan {
     static constexpr int kNumber = bytes_of(kConfig.io), kStrip = kConfig.strip, kPanel = ToeplitzSumsConfig::kPanel;
-    // Strips of 16 bytes hit different banks; longer ones need 16 bytes of padding.
+    // Strips of 16 bytes hit different banks; longer strips need 16 bytes of padding.
     static constexpr int kPitch = kStrip + (kStrip * kNumber > 16 ? 16 / kNumber : 0);
     alignas(16) char diagonals[kNumber * kPitch * (kPanel / kStrip + 32)];
     alignas(16) char right[kNumber * kPanel];

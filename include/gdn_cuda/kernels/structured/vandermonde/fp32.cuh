@@ -1,10 +1,11 @@
 // structured/vandermonde's products in fp32, on tensor cores, by 3xTF32 (tf32.cuh).
 //
-// A k of eight is four poles, with real and imaginary parts: accumulators of that much start at 0 and are added up here,
-// rounded to nearest, since tensor cores truncate. The fragments' rows and columns are permuted so that a warp writes and reads
-// tables 512 bytes at a time, two neighbouring powers per lane, and a lane ends up with four neighbouring outputs of a row.
+// An mma's k of eight is the real and imaginary parts of four poles. Accumulators start at 0 for each of these k and are summed
+// in registers, rounded to nearest, since tensor cores truncate. The fragments' rows and columns are permuted so that a warp
+// writes and reads tables 512 bytes at a time, two adjacent powers per lane, and a lane ends up with four adjacent outputs of a
+// row.
 //
-// Tables of eight poles are made while those of the previous eight are multiplied.
+// Tables of eight poles are computed while those of the previous eight are multiplied.
 #pragma once
 
 #include <gdn_cuda/kernels/common/tf32.cuh>
@@ -21,7 +22,7 @@ struct VandermondeProducts<kConfig> {
     using Fragment = VandermondeFragment;
     static constexpr int kPoles = Tables::kPoles;
     static constexpr int kWarps = kConfig.threads() / 32, kSteps = Tables::kSteps, kFragments = Tables::kFragments;
-    // Warps along the leaps and along the steps of a square, and the fragments of each.
+    // Warps along the leaps and along the steps of a square, and the fragments per warp.
     static constexpr int kAlongLeaps = 2, kLeaps = kFragments / kAlongLeaps;
     static constexpr int kAlongSteps = kFragments < kWarps / kAlongLeaps ? kFragments : kWarps / kAlongLeaps,
                          kColumns = kFragments / kAlongSteps;
@@ -30,7 +31,7 @@ struct VandermondeProducts<kConfig> {
     VandermondeSharedPlan<kConfig>& shared;
     float sums[kLeaps][kColumns][2][4]{};
 
-    // Recomputed where needed: registers are full.
+    // Recomputed at each use, since no registers are left.
     struct Place {
         int warp, lane;
 
@@ -44,11 +45,11 @@ struct VandermondeProducts<kConfig> {
         __device__ __forceinline__ int first_column() const { return warp % kAlongSteps * kColumns; }
     };
 
-    // How many poles need roots if there are `poles`: all of a table.
+    // Number of poles that need roots if there are `poles`: whole tables.
     __device__ __forceinline__ static int padded(int poles) { return (poles + kPoles - 1) / kPoles * kPoles; }
 
-    // Called by all warps, for half of the next poles: `left` are left, starting with number `first` among those with roots.
-    // Half of the warps multiply first, so that each scheduler has one for its tensor core and one for the rest.
+    // Called by all warps, for half of the next poles; `left` remain, from index `first` of the poles with roots on. Half of
+    // the warps multiply first, so that each scheduler has one warp for its tensor core and one for other instructions.
     static constexpr int kAtOnce = kPoles / 2;
     __device__ __forceinline__ void add(int first, int left) {
         if (first == 0) make_tables(0);
@@ -59,13 +60,13 @@ struct VandermondeProducts<kConfig> {
         else if (first / kPoles * kPoles + kPoles < kConfig.poles && kPoles - half * kAtOnce < left)
             make_tables(first / kPoles * kPoles + kPoles);
     }
-    // A warp makes every kShare-th fragment of four poles' powers of steps or of leaps: products of the fragment's coarse root
-    // and fine ones.
+    // A warp computes every kWarpsPerStep-th fragment of four poles' powers of steps or of leaps: products of the fragment's
+    // coarse root and fine roots.
     __device__ __forceinline__ void make_tables(int first_pole) {
         const Place me;
-        constexpr int kShare = kWarps / (2 * kSteps);
-        const int step = me.warp / kShare % kSteps, pole = first_pole + step * Fragment::kPoles + me.lane % 4;
-        const bool leaps = me.warp / kShare / kSteps != 0;
+        constexpr int kWarpsPerStep = kWarps / (2 * kSteps);
+        const int step = me.warp / kWarpsPerStep % kSteps, pole = first_pole + step * Fragment::kPoles + me.lane % 4;
+        const bool leaps = me.warp / kWarpsPerStep / kSteps != 0;
         const Number v = Table::get(shared.residues[pole]);
         Number fine[2], turned[2];  // Re(x turned) is Im(x fine), negated for steps
 #pragma unroll
@@ -77,9 +78,9 @@ struct VandermondeProducts<kConfig> {
         const Number others[] = {fine[0], leaps ? fine[1] : turned[0], leaps ? turned[0] : fine[1], turned[1]};
         auto& to = shared.tables.at[first_pole / kPoles % 2][leaps][step];
 #pragma unroll
-        for (int i = 0; i < kFragments; i += kShare) {
+        for (int i = 0; i < kFragments; i += kWarpsPerStep) {
             asm volatile("" ::: "memory");
-            const int fragment = i + me.warp % kShare;
+            const int fragment = i + me.warp % kWarpsPerStep;
             const Number coarse = Table::coarse(shared.roots, pole, leaps, fragment);
             Fragment::OfLane high, rest;
 #pragma unroll
@@ -127,7 +128,7 @@ struct VandermondeProducts<kConfig> {
             }
         }
     }
-    // `out` is where the square begins; the row has `rest` outputs from there on.
+    // `out`: start of the square; the row has `rest` outputs from there on.
     __device__ __forceinline__ void store(float* out, i64 rest) const {
         const Place me;
         if (!me.multiplies()) return;

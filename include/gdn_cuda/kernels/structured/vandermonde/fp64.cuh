@@ -1,5 +1,5 @@
 // structured/vandermonde's products in fp64. A thread reads its rows and columns of both tables 16 bytes at a time, without
-// bank conflicts, and a warp writes whole lines.
+// bank conflicts, and a warp writes whole cache lines.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/vandermonde/powers.cuh>
@@ -21,15 +21,15 @@ struct VandermondeProducts<kConfig> {
     VandermondeSharedPlan<kConfig>& shared;
     Real sums[kMine][kMine]{};
 
-    // A thread's rows of a square are consecutive; its columns are vectors, a grid of vectors apart.
+    // A thread's rows of a square are consecutive; its columns are vectors at a stride of `grid` vectors.
     __device__ __forceinline__ static int first_row() { return static_cast<int>(threadIdx.x) / kConfig.grid * kMine; }
     __device__ __forceinline__ static int column(int i) {
         return i / kVector * kConfig.grid * kVector + static_cast<int>(threadIdx.x) % kConfig.grid * kVector;
     }
-    // How many poles need roots if there are `poles`.
+    // Number of poles that need roots if there are `poles`.
     __device__ __forceinline__ static int padded(int poles) { return poles; }
 
-    // Called by all threads, for the next poles: `left` are left, and all that have roots are taken.
+    // Called by all threads, for all of the next poles that have roots; `left` remain.
     static constexpr int kAtOnce = kPoles;
     __device__ __forceinline__ void add(int, int left) {
         const int poles = min(left, kPoles);
@@ -39,7 +39,7 @@ struct VandermondeProducts<kConfig> {
     }
     __device__ __forceinline__ void make_tables(int poles) {
         constexpr int kRound = Table::kLanes * kWidth, kRoots = Table::kRoots;  // entries per iteration of a group of lanes
-        const bool leaps = Table::of_leaps();
+        const bool leaps = Table::makes_leaps();
         const int first = static_cast<int>(threadIdx.x) % Table::kLanes * kWidth;
 #pragma unroll 1
         for (int pole = Table::first_of_group(); pole < poles; pole += Table::kGroups) {
@@ -67,10 +67,10 @@ struct VandermondeProducts<kConfig> {
             }
         }
     }
-    __device__ __forceinline__ static void load(Real (&to)[kMine], const Real* from, int apart) {
+    __device__ __forceinline__ static void load(Real (&to)[kMine], const Real* from, int stride) {
 #pragma unroll
         for (int i = 0; i < kMine; i += kVector) {
-            const Vector vector = *reinterpret_cast<const Vector*>(from + i / kVector * apart);
+            const Vector vector = *reinterpret_cast<const Vector*>(from + i / kVector * stride);
 #pragma unroll
             for (int j = 0; j < kVector; ++j) to[i + j] = vector.at[j];
         }
@@ -89,7 +89,7 @@ struct VandermondeProducts<kConfig> {
                     for (int b = 0; b < kMine; ++b) sums[a][b] += far[a] * near[b];
             }
     }
-    // `out` is where the square begins; the row has `rest` outputs from there on.
+    // `out`: start of the square; the row has `rest` outputs from there on.
     __device__ __forceinline__ void store(Real* out, i64 rest) const {
         const int first = first_row() * kConfig.side + column(0);
         Real* const mine = out + first;

@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/vandermonde, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -9,42 +9,42 @@ struct VandermondeConfig {
     DType io;   // c64 or c128
     int side;   // a block computes a square of outputs, side leaps of side steps
     int grid;   // grid x grid threads
-    int poles;  // poles whose powers are made at a time
+    int poles;  // poles whose powers are computed at a time
 
     constexpr bool operator==(const VandermondeConfig&) const = default;
 
     GDN_FIELDS(io, side, grid, poles)
     static constexpr int kRoots =
-        16;  // a power is the product of one of kRoots fine roots and one of side / kRoots coarse ones
+        16;  // a power is the product of one of kRoots fine roots and one of side / kRoots coarse roots
     GDN_HOST_DEVICE constexpr int threads() const { return grid * grid; }
     GDN_HOST_DEVICE constexpr int roots() const { return kRoots + side / kRoots; }
     GDN_HOST_DEVICE constexpr int square() const { return side * side; }
-    // Blocks per SM: one makes its tables while the other multiplies.
+    // Blocks per SM: one computes its tables while the other multiplies.
     GDN_HOST_DEVICE constexpr int least_blocks() const { return 2; }
 };
 
 // The real type of sums.
 template <DType kIo>
-struct VandermondeNumbers {
+struct VandermondeReal {
     using Real = float;
 };
 template <>
-struct VandermondeNumbers<DType::c128> {
+struct VandermondeReal<DType::c128> {
     using Real = double;
 };
 
-// A pole's exponent, as Powers holds it.
+// A pole's exponent in the form of Powers (phase.cuh).
 template <class Real>
 struct VandermondePole {
     unsigned long long turns;
     Real log2_size, rest;
 };
 
-// Per pole: powers of single steps and of kRoots steps at once, then the same of leaps. One unused entry spreads the poles over
-// the banks.
+// Per pole: fine roots (0 to kRoots - 1 steps) and coarse roots (multiples of kRoots steps), then the same for leaps. An unused
+// entry spreads the poles over the banks.
 template <VandermondeConfig kConfig>
 struct VandermondeRoots {
-    using Real = typename VandermondeNumbers<kConfig.io>::Real;
+    using Real = typename VandermondeReal<kConfig.io>::Real;
     VandermondePole<Real> exponents[kConfig.poles];
     alignas(2 * sizeof(Real)) Real at[2][kConfig.poles][kConfig.roots() | 1][2];
 };
@@ -57,7 +57,7 @@ struct VandermondeTables {
 };
 
 // fp32: tables of eight poles (or sixteen), double-buffered. Sixteen powers of four poles are an A fragment of mma.m16n8k8, or
-// two B fragments: per lane, the real and imaginary parts of two neighbouring powers, in the fragment's order.
+// two B fragments: per lane, the real and imaginary parts of two adjacent powers, in the fragment's order.
 struct VandermondeFragment {
     static constexpr int kPoles = 4, kPowers = 16;
     struct alignas(16) OfLane {
@@ -76,16 +76,16 @@ struct VandermondeTables<kConfig> {
 
 template <VandermondeConfig kConfig>
 struct VandermondeSharedPlan {
-    using Real = typename VandermondeNumbers<kConfig.io>::Real;
+    using Real = typename VandermondeReal<kConfig.io>::Real;
     VandermondeTables<kConfig> tables;
     VandermondeRoots<kConfig> roots;
     alignas(2 * sizeof(Real)) Real residues[kConfig.poles][2];
 };
 
 struct VandermondeArgs {
-    Lines residues, exponents;
+    BroadcastOperand residues, exponents;
     void* out = nullptr;  // (leading..., steps), contiguous
-    i64 size[Lines::kMaxLeading] = {};
+    i64 size[BroadcastOperand::kMaxLeading] = {};
     int leading = 0, pole_count = 0;
     i64 rows = 0, steps = 0;
 };

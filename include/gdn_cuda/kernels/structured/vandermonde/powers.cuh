@@ -1,5 +1,5 @@
 // The powers of structured/vandermonde and structured/vandermonde_moments: e^(x_n b) and e^(x_n a T), as products of a few
-// exact ones. Eight lanes compute a pole's.
+// exact powers. Eight lanes compute the powers of a pole.
 #pragma once
 
 #include <gdn_cuda/kernels/common/phase.cuh>
@@ -8,7 +8,7 @@
 
 namespace gdn_cuda::structured {
 
-// Numbers for one vector access.
+// Elements for one vector access.
 template <class Real, int kCount>
 struct alignas(kCount * sizeof(Real)) Pack {
     Real at[kCount];
@@ -16,24 +16,25 @@ struct alignas(kCount * sizeof(Real)) Pack {
 
 template <VandermondeConfig kConfig, int kThreads = kConfig.threads()>
 struct VandermondePowers {
-    using Io = Numbers<kConfig.io>;
+    using Io = ElementType<kConfig.io>;
     using Real = typename Io::Real;
     using Number = typename Io::Number;
     using Roots = VandermondeRoots<kConfig>;
     static constexpr int kRoots = VandermondeConfig::kRoots, kCoarse = kConfig.side / kRoots;
     static constexpr int kLanes = 8,
-                         kGroups = kThreads / 2 / kLanes;  // groups of lanes that make powers of steps, and of leaps
+                         kGroups =
+                             kThreads / 2 / kLanes;  // groups of lanes for powers of steps, and as many for powers of leaps
 
     __device__ __forceinline__ static Number product(const Number& x, const Number& y) {
         return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
     }
-    // Whether this thread makes powers of leaps, and the first pole of its group of lanes.
-    __device__ __forceinline__ static bool of_leaps() { return threadIdx.x >= kThreads / 2; }
+    // Whether this thread computes powers of leaps (else of steps), and the first pole of its group of lanes.
+    __device__ __forceinline__ static bool makes_leaps() { return threadIdx.x >= kThreads / 2; }
     __device__ __forceinline__ static int first_of_group() { return static_cast<int>(threadIdx.x) % (kThreads / 2) / kLanes; }
 
-    // Loads exponents, by the first threads of a block. Poles past the last are 0.
-    __device__ __forceinline__ static void load_exponents(Roots& roots, const Lines& exponents, i64 row, int first_pole,
-                                                          int pole_count) {
+    // Called by the first threads of a block: loads exponents; 0 past the last pole.
+    __device__ __forceinline__ static void load_exponents(Roots& roots, const BroadcastOperand& exponents, i64 row,
+                                                          int first_pole, int pole_count) {
         const auto pole = static_cast<int>(opaque(threadIdx.x));
         Complex<double> x{};
         if (first_pole + pole < pole_count)
@@ -41,9 +42,9 @@ struct VandermondePowers {
         const auto powers = Powers<Real>::of(x.re, x.im);
         roots.exponents[pole] = {powers.turns.fraction, powers.log2_size, powers.rest};
     }
-    // Makes the roots of the first `poles`, after load_exponents() and a barrier. Leaps count from `first_leap`.
+    // Computes the roots of the first `poles`, after load_exponents() and a barrier. Leaps count from `first_leap`.
     __device__ __forceinline__ static void make_roots(Roots& roots, int poles, i64 first_leap) {
-        const bool leaps = of_leaps();
+        const bool leaps = makes_leaps();
         const unsigned long long step = leaps ? kConfig.side : 1, first = leaps ? first_leap : 0;
         constexpr int kAtOnce = sizeof(Real) == sizeof(float) ? 3 : 2;
         const unsigned thread = opaque(threadIdx.x);

@@ -1,8 +1,7 @@
-// Shared by the structured operators: broadcasting of leading dimensions, their description for kernels, and checks of output
-// tensors.
+// Parts of all structured operators: broadcasting of leading dimensions, operands for kernels, and checks of output tensors.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/lines.cuh>
+#include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 #include <limits>
 #include <span>
 #include <vector>
@@ -11,7 +10,7 @@
 
 namespace gdn_cuda::structured {
 
-// Broadcasts operands' leading dimensions; each operand has one more, its last.
+// Broadcasts operands' leading dimensions: all dimensions but the last.
 struct Broadcast {
     std::vector<int64_t> leading;
 
@@ -28,14 +27,14 @@ struct Broadcast {
     }
 };
 
-inline Lines operand(const View& view) {
+inline BroadcastOperand operand(const View& view) {
     return {.data = view.data, .step = view.stride(-1)};
 }
 
-// Sets sizes and strides of leading dimensions, merging neighbours that are contiguous in every operand.
+// Sets sizes and strides of leading dimensions. Adjacent dimensions that are contiguous in every operand are merged.
 template <class Args>
 void set_leading(const Checks& check, const char* first_name, const std::vector<int64_t>& leading,
-                 std::initializer_list<std::pair<const View*, Lines*>> operands, Args& args) {
+                 std::initializer_list<std::pair<const View*, BroadcastOperand*>> operands, Args& args) {
     args.rows = 1;
     for (size_t d = 0; d < leading.size(); ++d) {
         const int64_t size = leading[d];
@@ -49,9 +48,9 @@ void set_leading(const Checks& check, const char* first_name, const std::vector<
                                 return each.second->stride[args.leading - 1] == stride(*each.first) * size;
                             });
         if (!merges) {
-            GDN_REQUIRE(check, args.leading < Lines::kMaxLeading, first_name,
+            GDN_REQUIRE(check, args.leading < BroadcastOperand::kMaxLeading, first_name,
                         fmt::format("at most {} leading dimensions after those that are contiguous in every input are merged",
-                                    Lines::kMaxLeading),
+                                    BroadcastOperand::kMaxLeading),
                         shape_text(*operands.begin()->first));
             args.size[args.leading++] = 1;
         }
@@ -62,7 +61,7 @@ void set_leading(const Checks& check, const char* first_name, const std::vector<
                 shape_text(*operands.begin()->first));
 }
 
-// A caller's output tensor: dense, of the result's shape, without overlap with the inputs.
+// Checks a caller's output tensor: contiguous, with the result's shape, without overlap with the inputs.
 struct CheckedOutput {
     const Checks& check;
     View out;

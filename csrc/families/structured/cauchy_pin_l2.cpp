@@ -1,4 +1,5 @@
-// The public C++ API that keeps points and poles of Cauchy sums in L2. gdn_cuda/structured/l2.py is the same in Python.
+// The public C++ function cauchy_pin_l2, which keeps points and poles of Cauchy sums in L2. gdn_cuda/structured/l2.py is its
+// Python counterpart.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace gdn_cuda {
 namespace {
 
-// The byte range that two dense tensors span; empty tensors span nothing.
+// Byte range from the start of the first to the end of the last of two dense tensors; empty tensors are ignored.
 std::pair<const char*, size_t> range_of(const Tensor& omega, const Tensor& lambd) {
     const char *first = nullptr, *last = nullptr;
     for (const Tensor* tensor : {&omega, &lambd}) {
