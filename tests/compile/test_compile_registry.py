@@ -1,8 +1,8 @@
 """Registered configurations compile through NVRTC for Hopper without spills or a stack, and for their other GPUs.
 
-There are hundreds. Compiled here are all configurations of the kernels whose headers this branch changes (changed_headers.py),
-and the most special one of each other kernel; all of them with GDN_TEST_EVERY_CONFIGURATION=1, and by tests/gpu_pack.sh before
-every session on a GPU, which refuses spills and stacks as well.
+There are over a thousand. These tests compile configurations of the kernels whose headers this branch changes (all of them up to
+a bound, spread beyond it: changed_headers.py), and the most special one of each other kernel. GDN_TEST_EVERY_CONFIGURATION=1
+compiles all, and so does tests/gpu_pack.sh before every session on a GPU, which refuses spills and stacks as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed_headers import ROOT, changed_kernels, included_by
+from changed_headers import ROOT, changed_kernels, included_by, spread
 from compile_helpers import (
     EVERY,
     HOPPER,
@@ -26,15 +26,23 @@ from compile_helpers import (
 
 from gdn_cuda import _C
 
-SLICE = 8  # configurations a test: few enough to share the work between processes
+SLICE = 8  # configurations per test: few enough to divide the work among pytest's processes
 
 
-def slices() -> list[tuple[str, list[Registered]]]:
+def by_kernel() -> dict[str, list[Registered]]:
     kernels: dict[str, list[Registered]] = {}
     for each in registered():
         kernels.setdefault(each.kernel, []).append(each)
-    every = set(kernels) if EVERY else changed_kernels(list(kernels))
-    chosen = {kernel: listed if kernel in every else listed[-1:] for kernel, listed in kernels.items()}
+    return kernels
+
+
+def slices() -> list[tuple[str, list[Registered]]]:
+    chosen = by_kernel()
+    if not EVERY:
+        changed = changed_kernels(list(chosen))
+        chosen = {kernel: listed[-1:] for kernel, listed in chosen.items()} | spread(
+            {kernel: chosen[kernel] for kernel in chosen if kernel in changed}
+        )
     return [
         (f"{kernel}-{first}", listed[first : first + SLICE])
         for kernel, listed in chosen.items()
