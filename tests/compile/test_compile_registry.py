@@ -1,7 +1,7 @@
 """Registered configurations compile through NVRTC for Hopper without spills or a stack, and for their other GPUs.
 
-There are over a thousand. These tests compile configurations of the kernels whose headers this branch changes (all of them up to
-a bound, spread beyond it: changed_headers.py), and the most special one of each other kernel. GDN_TEST_EVERY_CONFIGURATION=1
+There are over a thousand. These tests compile configurations of the kernels whose headers this branch changes (all of them up
+to a bound, spread beyond it: changed_headers.py), and the most special one of each other kernel. GDN_TEST_EVERY_CONFIGURATION=1
 compiles all, and so does tests/gpu_pack.sh before every session on a GPU, which refuses spills and stacks as well.
 """
 
