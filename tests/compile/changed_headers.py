@@ -43,7 +43,7 @@ def changed_kernels(kernels: list[str], root: Path = ROOT) -> set[str]:
 
 
 def base(root: Path) -> str:
-    """GDN_TEST_BASE; otherwise where the branch left main, and on main the commit before."""
+    """The commit to compare with: GDN_TEST_BASE; otherwise the merge base with main, and on main the commit before."""
     if named := os.environ.get("GDN_TEST_BASE"):
         if not _git(root, "rev-parse", "--quiet", "--verify", f"{named}^{{commit}}"):
             raise ValueError(f"GDN_TEST_BASE: expected a commit, got {named}")

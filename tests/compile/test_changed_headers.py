@@ -18,7 +18,8 @@ def git(root: Path, *command: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A branch of main: decode includes common/types.cuh, verify decode_plan.cuh, which includes that too, scan nothing."""
+    """A branch of main: decode includes common/types.cuh, verify includes decode_plan.cuh, which includes common/types.cuh too,
+    and scan includes no header of ours."""
     monkeypatch.delenv("GDN_TEST_BASE", raising=False)
     kernels = tmp_path / "include/gdn_cuda/kernels"
     for folder in ("gdn", "scan", "common"):

@@ -51,7 +51,7 @@ def slices() -> list[tuple[str, list[Registered]]]:
 
 
 def test_every_kernel_file_is_registered() -> None:
-    """In a file of its name; folders have the parts of kernels."""
+    """Each kernel is in a file of its name; the other files, in folders too, are parts of kernels."""
     kernels = ROOT / "include/gdn_cuda/kernels"
     with_kernels = {
         header.relative_to(kernels).with_suffix("").as_posix()
@@ -62,7 +62,7 @@ def test_every_kernel_file_is_registered() -> None:
 
 
 def test_uses_cutlass_is_declared_by_the_kernels_that_include_it() -> None:
-    """The others get no include folder of CUTLASS or libcu++: that they compile shows that they need neither package."""
+    """The other kernels get no include folder of CUTLASS or libcu++: that they compile shows that they need neither."""
     said = {f"{entry['family']}/{entry['name']}": entry["uses_cutlass"] for entry in _C.kernels()}
     kernels = ROOT / "include/gdn_cuda/kernels"
     found = {kernel: list(included_by(kernels / f"{kernel}.cuh", set())) for kernel in said}
@@ -83,7 +83,8 @@ def test_configurations_compile_for_hopper(name: str, work: list[Registered], co
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100a", "sm_120a"])
 def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Child) -> None:
-    """The most special configuration: of a ninth of the kernels for sm_80, where most begin, an eighteenth for each other."""
+    """The most special configuration of a ninth of the kernels for sm_80, the oldest arch of most, and of an eighteenth for
+    each of the others."""
     work = list({each.kernel: each for each in representatives(arch)}.values())
     if not EVERY:
         work = work[::9] if arch == "sm_80" else work[("sm_89", "sm_100a", "sm_120a").index(arch) + 4 :: 18]
@@ -93,7 +94,7 @@ def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Chil
 @pytest.mark.parametrize(
     "wrong", [{"spill_bytes": 8}, {"stack_bytes": 512}, {"registers": 0}, {"origin": "disk"}, {"error": "?"}]
 )
-def test_what_was_compiled_is_refused_for(wrong: dict[str, Any]) -> None:
+def test_a_compile_with_spills_stack_or_an_error_is_refused(wrong: dict[str, Any]) -> None:
     sound = {"origin": "compiled", "registers": 168, "spill_bytes": 0, "stack_bytes": 0}
     work = representatives(HOPPER)[:1]
     check_compiled(work, Compiled({}, Path(), [sound]))
@@ -102,7 +103,8 @@ def test_what_was_compiled_is_refused_for(wrong: dict[str, Any]) -> None:
 
 
 def test_an_architecture_too_old_for_the_kernel_is_refused(tmp_path: Path) -> None:
-    """The compiler does not know it, or the kernel needs more: an error that names it, and no entry."""
+    """The compiler does not know the arch, or the kernel needs a newer one: an error names the arch, and no entry is
+    written."""
     with Child(tmp_path) as child:
         made = child.compile(representatives(HOPPER)[:1], "sm_35")
     assert "sm_35" in made.results[0]["error"]
