@@ -15,7 +15,7 @@ from gdn_cuda.hosts.verified import Host
 
 
 def function(name: str, parameters: str) -> Any:
-    """A function that returns "host" and counts its calls."""
+    """A function that returns "host" and records its calls."""
     names: dict[str, Any] = {"reached": []}
     exec(f"def {name}({parameters}):\n    reached.append({name!r})\n    return 'host'", names)
     names[name].reached = names["reached"]

@@ -84,7 +84,7 @@ def ours(prefills: int, steps: int) -> dict[str, dict[str, int]]:
 
 
 def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """In fp32 the tokens are the same, from prompts of more than one chunk, of less, and of a single token."""
+    """In fp32 the tokens are the same, from prompts of one chunk, of more, and of a single token."""
     model = make_model(kind, seed, device)
     options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     for length in (1, 70):
