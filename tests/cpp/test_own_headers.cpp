@@ -240,7 +240,8 @@ TEST_F(Included, LinksAsCompilersTakeThem) {
     fs::create_directory_symlink(folder / "elsewhere/below", kernel / "link");
     fs::create_symlink(folder / "elsewhere/below/x.cuh", kernel / "x.cuh");
     header("y.cuh", "");
-    EXPECT_EQ(names(), "a.cuh up.cuh x.cuh y.cuh") << ".. starts at the target of a folder's link, and other names beside a header's link";
+    EXPECT_EQ(names(), "a.cuh up.cuh x.cuh y.cuh")
+        << ".. starts at the target of a folder's link, and other names beside a header's link";
     const std::string before = all_of(found());
     write(folder / "elsewhere/up.cuh", "// edited");
     EXPECT_NE(all_of(found()), before);

@@ -251,9 +251,7 @@ def call_of(case: Case) -> Call:
         given = {name: tensors[name] for name in inputs}
         for name in dict(layer.named_parameters()):
             owner, _, last = name.rpartition(".")
-            setattr(
-                layer.get_submodule(owner), last, tensors[name]
-            )  # the tensor itself, so that gradients can be computed for it
+            setattr(layer.get_submodule(owner), last, tensors[name])  # the tensor itself: gradients are computed for it
         if hasattr(layer, "_setup_step"):  # computes the step's matrices from these parameters
             layer._setup_step(*((layer._step_mode,) if hasattr(layer, "_step_mode") else ()))
         return run(layer, **given)
