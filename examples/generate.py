@@ -102,8 +102,8 @@ def generate(model: Any, prompt: Tensor, steps: int, graphs: bool) -> Generated:
     generation.step()
     first, tokens, logits = now() - began, [generation.token.clone()], generation.logits
     step = generation.step
-    for step in range(1, steps):
-        if step == 2:  # after a step that has loaded every kernel
+    for i in range(1, steps):
+        if i == 2:  # after a step that has loaded every kernel
             step = generation.captured() if graphs else step
             began = now()
         step()
