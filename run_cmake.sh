@@ -44,4 +44,4 @@ command -v ninja >/dev/null && ! [ -f "$build/CMakeCache.txt" ] && generator=(-G
 cmake -S "$here" -B "$build" "${generator[@]}" -DPython_EXECUTABLE="$python" -DGDN_BUILD_LIBRARY=OFF -DGDN_BUILD_TESTS=ON \
     -DGDN_SANITIZE="${GDN_SANITIZE:-ON}" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1
 cmake --build "$build" --parallel 2
-ctest --test-dir "$build" --output-on-failure --parallel 6  # most of their time they wait, for files to age or for children
+ctest --test-dir "$build" --output-on-failure --parallel 6  # most of the time tests wait, for files to age or for children

@@ -1,6 +1,6 @@
-"""What a first call waits for: each kernel compiled with an empty cache, then taken from the disk by another process.
+"""The waiting time of a first call: each kernel is compiled with an empty cache, then loaded from disk by another process.
 
-One configuration a kernel and process, so that every figure is a cold one. Needs no GPU.
+Each process runs one configuration of one kernel, so that every figure is a cold one. Needs no GPU.
 """
 
 from __future__ import annotations

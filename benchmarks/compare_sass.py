@@ -2,9 +2,10 @@
 
     python benchmarks/compare_sass.py BEFORE AFTER [--kernels 'gdn/prefill*'] [--nvcc] [--arch sm_90a] [--jobs N] [--diff]
 
-BEFORE and AFTER are folders of this repository, built by ./develop.sh. If one of them is not, the other's library compiles its
-include/. Configurations are paired by kernel and values. Where only one tree has a field, the other's configurations count as
-having its default. Renames are options: --renamed-kernel gdn/old=gdn/new, --renamed-field old=new, --renamed-value old=new.
+BEFORE and AFTER are folders of this repository, built by ./develop.sh. If one of them is not built, the other's library
+compiles its include/. Configurations are paired by kernel and values. Where only one tree has a field, the other's
+configurations count as having its default. Renames are options: --renamed-kernel gdn/old=gdn/new, --renamed-field old=new,
+--renamed-value old=new.
 
 identical: the same bytes. same opcodes: the same instructions in the same order with other operands, offsets or stalls, which
 counts as unchanged. The exit status is 1 if one is changed, is missing or does not compile. --diff shows instructions in place.
@@ -34,7 +35,7 @@ from sass_pairs import Listing, Pair, Renames, default_of, pairs
 CHILD = Path(__file__).with_name("sass_child.py")
 COLUMNS = ("identical", "same opcodes", "changed", "missing before", "missing after", "failed")
 GOOD = {"identical", "same opcodes"}
-MESSAGE_LINES = 20  # of a failed compile: the first errors, not the whole source
+MESSAGE_LINES = 20  # of a failed compile's message: the first errors, not the whole source
 
 
 class Child:
@@ -88,7 +89,7 @@ class Tree:
         return default_of("\n".join(header.read_text() for header in headers), self.structs[kernel], field)
 
     def compiled(self, work: Iterable[tuple[str, str]], jobs: int, folder: Path) -> dict[tuple[str, str], Path | str]:
-        """The cubin of each, or the compiler's message. Ends the tree's processes."""
+        """The cubin of each configuration, or the compiler's message. Ends the tree's processes."""
         todo: SimpleQueue[tuple[str, str]] = SimpleQueue()
         for each in work:
             todo.put(each)
@@ -112,7 +113,7 @@ class Tree:
 
 
 def chosen(listing: Listing, patterns: list[str], names: dict[str, str]) -> Listing:
-    """Kernels that match a pattern by the name that they have, or by their other one."""
+    """Kernels whose own name, or name in the other tree, matches a pattern."""
     matches = lambda kernel: any(fnmatch(each, pattern) for pattern in patterns for each in (kernel, names.get(kernel, kernel)))  # noqa: E731
     return {kernel: texts for kernel, texts in listing.items() if matches(kernel)}
 

@@ -1,10 +1,10 @@
-"""Times of two trees of this library, measured in turns on one GPU.
+"""Times of two trees of this library, measured alternately on one GPU.
 
     python benchmarks/compare_trees.py BEFORE AFTER [--operator OP] [--only TEXT] [--rounds 3] [--json FILE]
 
 BEFORE and AFTER are folders that hold a built `gdn_cuda`; a folder `.pre` in one of them is its GDN_JIT_PREBUILT_DIR. A figure
-is the least of all rounds, as one host and one card differ from minute to minute by more than the trees may. Host times are
-compared where a call takes longer on the host than on the device.
+is the minimum over all rounds, because one host and one card vary from minute to minute by more than the trees may differ. Host
+times are compared if a call takes longer on the host than on the device.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-Times = dict[tuple[str, str], dict[str, float]]  # (operator, shape) -> the least of each figure
+Times = dict[tuple[str, str], dict[str, float]]  # (operator, shape) -> the minimum of each figure
 FIGURES = ("time_us", "host_us")
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """In which `import gdn_cuda` finds the tree. An editable install comes before PYTHONPATH, and would be measured twice."""
+    """The environment in which `import gdn_cuda` finds the tree. An editable install would come before PYTHONPATH, and be
+    measured twice."""
     env = os.environ | {"PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", "import gdn_cuda; print(gdn_cuda.__path__[0])"]
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
@@ -35,7 +36,7 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 def measure(tree: Path, operator: str, only: str | None, times: Times, env: dict[str, str]) -> str:
-    """Adds a round; returns what it ran on."""
+    """Adds a round; returns the device and versions."""
     options = ["--only", only] if only else []
     command = [sys.executable, "-m", "gdn_cuda", "bench", operator, "--quick", "--json", "-", *options]
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
@@ -52,7 +53,7 @@ def measure(tree: Path, operator: str, only: str | None, times: Times, env: dict
 
 
 def write(path: Path, made_on: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """A row a line, without importing gdn_cuda: this process may run where neither tree is installed."""
+    """Writes one row per line, without importing gdn_cuda: neither tree may be installed in this process."""
     lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
     path.write_text(f'{json.dumps(made_on)[:-1]}, "rows": [\n  {lines}\n]}}\n', encoding="utf-8")
 

@@ -1,10 +1,10 @@
-"""Decode as an engine sees it: a CUDA graph of 36 layers, each with its own pool, divided by 36.
+"""Decode as in an engine: the time of a CUDA graph of 36 layers, each with its own pool, divided by 36.
 
     python benchmarks/decode_chain.py [--layers 36] [--peers]
 
-Microseconds a layer: fused_decode of one token, plain verify of four, alone and between two projections (torch's products of a
-Qwen3-Next layer); and a layer's step between its projections by three operators, and in one launch. The L2 is not flushed: the
-pools of all layers exceed it, but those of one sequence in bf16.
+Prints microseconds per layer: fused_decode of one token and plain verify of four, alone and between two projections (torch's
+products of a Qwen3-Next layer); and a layer's step between its projections by three operators, and in one launch. The L2 is not
+flushed: the pools of all layers exceed it, except for one sequence in bf16.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main() -> None:
                 continue
             try:
                 cells.append(cell(timer, step, (batch, tokens, state), options.layers))
-            except (Absent, RuntimeError) as reason:  # a peer that does not take these shapes
+            except (Absent, RuntimeError) as reason:  # a peer that does not support these shapes
                 cells.append(f"{step.__name__} -: {str(reason)[:50]}")
             torch.cuda.empty_cache()
         print(f"B={batch:<4} T={tokens} {state!s:15}" + "   ".join(cells), flush=True)

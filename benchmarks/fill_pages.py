@@ -3,9 +3,9 @@ README's plot.
 
     python benchmarks/fill_pages.py
 
-In docs/benchmarks, what is between `<!-- bench: NAME … -->` and `<!-- end -->` is made of docs/benchmarks/data/NAME.json; where
-a report is missing, it stays. `<!-- plot: NAME -->` is where the website has a plot, which plots.py draws; where a page has one
-elsewhere, it is not beside the table.
+In docs/benchmarks, the text between `<!-- bench: NAME … -->` and `<!-- end -->` is made from docs/benchmarks/data/NAME.json; if
+that report is missing, the text is unchanged. `<!-- plot: NAME -->` marks the place where the website has a plot, drawn by
+plots.py; if a page has this mark elsewhere, it is not put beside the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def filled(page_path: Path, root: Path) -> str:
-    """The text of a page with its blocks made anew."""
+    """The text of a page with its blocks filled from the reports."""
     text = page_path.read_text(encoding="utf-8")
     elsewhere = {name for pair in SHOWN.findall(BLOCK.sub("", text)) for name in pair}
 
@@ -48,13 +48,13 @@ def filled(page_path: Path, root: Path) -> str:
 
 
 def require_no_folder_of_a_machine(data: Path) -> None:
-    """`--json /home/somebody/out` in a command would be on the page."""
+    """Refuses commands with a folder (`--json /home/somebody/out`), because they would be on the page."""
     if found := re.search(r'(?<=[\s"=])/\w[\w./-]*', data.read_text(encoding="utf-8")):
         raise ValueError(f"{data}: expected no absolute path in what pages are made of, got {found[0]}")
 
 
 def _tables(name: str, is_titled: bool, root: Path, elsewhere: set[str]) -> str:
-    """`elsewhere`: plots that other parts of the page have."""
+    """The tables of a report. `elsewhere`: plots that other parts of the page have."""
     (report,) = read([str(root / DATA / f"{name}.json")])
     drawn = [name + plots.LENGTHS, name] if _has_lengths(report) else [name]
     shown = [f"<!-- plot: {each} -->" for each in drawn if each not in elsewhere]

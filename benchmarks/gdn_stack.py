@@ -5,7 +5,7 @@ decode in a CUDA graph. Three implementations run the same weights:
     integration   the same layer through gdn_cuda.integrations.transformers
     layers        its projections around gdn_prefill_layer and gdn_decode_layer
 
-`python benchmarks/gdn_stack.py` takes about two minutes on a GPU. Without one it runs small sizes, which shows that it runs.
+`python benchmarks/gdn_stack.py` takes about two minutes on a GPU. Without a GPU it runs small sizes, only to test itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gdn_cuda.integrations import transformers as integration
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 if not ON_GPU:
-    sys.modules["fla"] = None  # type: ignore[assignment]  # transformers would take it, and it needs a GPU
+    sys.modules["fla"] = None  # type: ignore[assignment]  # transformers would use it, and it needs a GPU
 import transformers  # noqa: E402
 from transformers.models.qwen3_next import modeling_qwen3_next as modeling  # noqa: E402
 
@@ -47,24 +47,24 @@ class Stack(nn.Module):
     def cache(self, batch: int) -> Any:
         return transformers.DynamicCache(config=CONFIG)
 
-    def step(self, number: int, x: Tensor, cache: Any) -> Tensor:
-        return self.layers[number](x, cache_params=cache)
+    def step(self, index: int, x: Tensor, cache: Any) -> Tensor:
+        return self.layers[index](x, cache_params=cache)
 
     def forward(self, x: Tensor, cache: Any) -> Tensor:
-        for number, norm in enumerate(self.norms):
-            x = x + self.step(number, norm(x), cache)
+        for index, norm in enumerate(self.norms):
+            x = x + self.step(index, norm(x), cache)
         return x
 
 
-class StackOfOurs(Stack):
+class GdnCudaStack(Stack):
     def cache(self, batch: int) -> Any:
         layer = self.layers[0]
         states = (batch, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
         conv = torch.zeros(LAYERS, batch, layer.conv_dim, 3, device=DEVICE, dtype=torch.bfloat16)
         return conv, torch.zeros(LAYERS, *states, device=DEVICE)
 
-    def step(self, number: int, x: Tensor, cache: Any) -> Tensor:
-        layer = self.layers[number]
+    def step(self, index: int, x: Tensor, cache: Any) -> Tensor:
+        layer = self.layers[index]
         function = gdn_cuda.gdn_decode_layer if x.shape[1] == 1 else gdn_cuda.gdn_prefill_layer
         inner = function(
             layer.in_proj_qkvz(x),
@@ -74,8 +74,8 @@ class StackOfOurs(Stack):
             dt_bias=layer.dt_bias,
             norm_weight=layer.norm.weight,
             norm_eps=layer.norm.variance_epsilon,
-            conv_pool=cache[0][number],
-            state_pool=cache[1][number],
+            conv_pool=cache[0][index],
+            state_pool=cache[1][index],
             heads=(layer.num_k_heads, layer.num_v_heads),
             dk=layer.head_k_dim,
             dv=layer.head_v_dim,
@@ -126,7 +126,7 @@ def decode(stack: Stack, batch: int) -> tuple[float, Tensor]:
 
 
 def host() -> str:
-    """Whose kernels run without gdn_cuda."""
+    """The owner of the kernels that run without gdn_cuda."""
     found = []
     for package in ("fla", "causal_conv1d"):
         try:
@@ -144,7 +144,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 @torch.no_grad()
 def main() -> None:
     torch.manual_seed(0)
-    stack, ours = (kind().to(DEVICE, torch.bfloat16).eval() for kind in (Stack, StackOfOurs))
+    stack, ours = (stack().to(DEVICE, torch.bfloat16).eval() for stack in (Stack, GdnCudaStack))
     ours.load_state_dict(stack.state_dict())
     cases: dict[str, Callable[[Stack], tuple[float, Tensor]]] = {}
     cases |= {f"prefill {tokens}": lambda stack, tokens=tokens: prefill(stack, tokens) for tokens in PREFILLS}

@@ -2,9 +2,9 @@
 
     python benchmarks/host_times.py [--rounds 9] [--json FILE]
 
-To compare two commits, run it for both in turns on one machine (PYTHONPATH chooses the tree, if none is installed; the first
-line names it), and compare ratios to torch.add of the same run: one host differs by 1.6 times from minute to minute. A figure
-is the least of the medians of all rounds.
+To compare two commits, run it for both alternately on one machine (PYTHONPATH chooses the tree, if none is installed; the first
+line names it), and compare ratios to torch.add of the same run: one host varies by a factor of 1.6 from minute to minute. A
+figure is the minimum of the medians of all rounds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gdn_cuda.cli.bench_environment import environment
 from gdn_cuda.cli.bench_report import write
 from gdn_cuda.cli.bench_timing import Timer
 
-DEVICE_US = 10.0  # of a call, or less: a hundred of them then fit the driver's queue
+DEVICE_US = 10.0  # device time of a call, or less: a hundred of them then fit into the driver's queue
 MODES = {"no_grad": torch.no_grad, "grad mode": torch.enable_grad}
-REACH_US = {"chunked_forward": 10}  # of other operators 12
+REACH_US = {"chunked_forward": 10}  # 12 for other operators
 
 
 def make_calls() -> dict[str, Callable[[], object]]:

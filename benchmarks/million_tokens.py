@@ -1,8 +1,8 @@
-"""Hyena's operators on a million tokens of Evo 2's 4096 channels: milliseconds, and the most memory that was in use.
+"""Hyena's operators on a million tokens of Evo 2's 4096 channels: milliseconds, and the peak of memory in use.
 
     python benchmarks/million_tokens.py [--json FILE]
 
-Inputs and output alone are 32 GiB. Times are the least of three calls, after one that loads the kernels.
+Inputs and output alone are 32 GiB. Times are the minimum of three calls, after one that loads the kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def operators() -> dict[tuple[str, str], Callable[..., Any]]:
-    """As Evo 2 calls them, but for x1, x2 and v."""
+    """The operators with Evo 2's arguments, except x1, x2 and v."""
     poles = -(3 * torch.randn(CHANNELS, 16, device="cuda") - 4).exp()
     return {
         ("hyena_short", "7 taps"): partial(gdn_cuda.hyena_short, weight=normal(GROUPS, 1, 7)),

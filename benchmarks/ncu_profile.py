@@ -5,9 +5,9 @@
     ncu --import REPORT.ncu-rep --page source --csv > REPORT.csv
     python benchmarks/ncu_profile.py REPORT.csv [--listing FILE]
 
-The summary joins neighbouring instructions that are executed equally often. For each run of them: the first and the last, how
+The summary joins consecutive instructions that are executed equally often. For each group it prints the first and the last, how
 often a warp executes them, their share of the kernel's instructions and of its stall samples, and the shared-memory wavefronts
-of a warp. The listing has the same for each instruction, with its main stalls.
+per warp. The listing has the same for each instruction, with its main stalls.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-LEAST = 0.004  # of all instructions or samples, for a run to be printed
+LEAST = 0.004  # share of all instructions or samples from which on a group is printed
 
 
 @dataclass
 class Instruction:
-    executed: int  # by warps
+    executed: int  # times, by warps
     samples: int
     wavefronts: int
     stalls: list[tuple[int, str]]
@@ -63,21 +63,21 @@ def summary(instructions: list[Instruction]) -> Iterator[str]:
     numbered = itertools.groupby(enumerate(instructions), key=lambda x: x[1].executed)
     for each, group in numbered:
         run = list(group)
-        of_all = each * len(run) / executed
+        share = each * len(run) / executed
         stalled = sum(i.samples for _, i in run) / samples
-        if max(of_all, stalled) >= LEAST:
+        if max(share, stalled) >= LEAST:
             wavefronts = sum(i.wavefronts for _, i in run) / warps
             yield (
-                f"{run[0][0]:6}-{run[-1][0]:<6} × {each / warps:8.1f}  instructions {of_all:6.1%}  "
+                f"{run[0][0]:6}-{run[-1][0]:<6} × {each / warps:8.1f}  instructions {share:6.1%}  "
                 f"samples {stalled:6.1%}  wavefronts {wavefronts:8.1f}"
             )
 
 
 def listing(instructions: list[Instruction]) -> Iterator[str]:
     warps = instructions[0].executed
-    for number, i in enumerate(instructions):
+    for index, i in enumerate(instructions):
         stalls = " ".join(f"{name}:{count}" for count, name in i.stalls)
-        yield f"{number:6} × {i.executed / warps:8.2f} {i.samples:7} {i.wavefronts / warps:8.1f}  {stalls:42} {i.text}"
+        yield f"{index:6} × {i.executed / warps:8.2f} {i.samples:7} {i.wavefronts / warps:8.1f}  {stalls:42} {i.text}"
 
 
 def call(operator: str, shape: str) -> None:

@@ -1,7 +1,7 @@
-"""Draws the plots of the pages: `python benchmarks/plots.py FOLDER`. The website's build draws them too, so that only the
-README's is committed, which `fill_pages.py` draws.
+"""Draws the plots of the pages: `python benchmarks/plots.py FOLDER`. The website's build draws them too; only the README's is
+committed, which `fill_pages.py` draws.
 
-A plot is of a report in docs/benchmarks/data, or, for a page whose reports are not kept, of a column of all its tables.
+A plot shows a report in docs/benchmarks/data, or, for a page whose reports are not kept, a column of all its tables.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def draw_all(folder: Path) -> list[Path]:
 
 
 def alt_text(name: str) -> str:
-    """What a plot shows."""
+    """A description of a plot, for its alt attribute."""
     if name in COLUMNS:
         return f"{name}: {LABELS[COLUMNS[name]]}"
     return f"{name.removesuffix(LENGTHS)}: {'time over length' if name.endswith(LENGTHS) else 'times of every row'}"
@@ -101,7 +101,8 @@ def draw_column(page: Path, path: Path) -> None:
 
 
 def draw_readme_plot() -> None:
-    """An element a line, with a digest of the report, so that a test sees when the report has changed since."""
+    """Draws it with one element per line, and with a digest of the report, so that a test sees whether the report has
+    changed."""
     data, path = readme_report(), ROOT / README_PLOT
     with tempfile.TemporaryDirectory() as folder:
         draw(*read([str(data)]), str(Path(folder) / f"{data.stem}.svg"))
@@ -119,10 +120,10 @@ def digest(data: Path) -> str:
 
 
 def compact(svg: str, comment: str) -> str:
-    """matplotlib's SVG with an element a line, without metadata and without groups that have at most an id."""
+    """matplotlib's SVG with one element per line, without metadata, and without groups that have no attribute but an id."""
     svg = re.sub(r"\s*\n(?!\s*<)\s*", " ", re.sub(r"<metadata>.*?</metadata>\n", "", svg, flags=re.DOTALL))
     kept: list[str] = []
-    is_kept: list[bool] = []  # of the groups that are open
+    is_kept: list[bool] = []  # for each open group
     for line in map(str.strip, svg.splitlines()):
         if line.startswith("<g"):
             is_kept.append(not re.fullmatch(r'<g(?: id="[^"]*")?>', line))

@@ -2,8 +2,8 @@
 
     python benchmarks/prefill_resets.py
 
-*plain*: no gate resets. *reset*: the second gate of every chunk does. *by token*: and the first value of every chunk is
-infinite, so that the chunk is taken token by token.
+*plain*: no gate resets. *reset*: the second gate of every chunk resets. *by token*: also the first value of every chunk is
+infinite, so that the chunk is processed token by token.
 """
 
 from __future__ import annotations

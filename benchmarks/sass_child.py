@@ -1,6 +1,5 @@
-"""What benchmarks/compare_sass.py runs in each tree: `sass_child.py ARCH [HEADERS]`, HEADERS being another tree's include/.
-
-It writes a line about the tree, and then a result for every line [kernel, configuration, folder] that it reads.
+"""The process that benchmarks/compare_sass.py runs in each tree: `sass_child.py ARCH [HEADERS]`; HEADERS is another tree's
+include/. It writes a line about the tree, and then a result for every line [kernel, configuration, folder] that it reads.
 """
 
 from __future__ import annotations

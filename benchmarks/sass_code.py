@@ -22,7 +22,7 @@ DATA = re.compile(r"\.nv\.(constant[1-9]|global\.init)")  # constant0 has the pa
 
 @dataclass(frozen=True)
 class Code:
-    """What a cubin executes: the bytes of its code, the registers of a thread, its tables of constants."""
+    """The executable parts of a cubin: the bytes of its code, the registers of a thread, its tables of constants."""
 
     text: bytes
     registers: int
@@ -34,13 +34,13 @@ class Verdict:
     """`outcome`: "identical" (the same bytes), "same opcodes" (other operands, offsets or stalls) or "changed"."""
 
     outcome: str
-    before: int = 0  # instructions; not counted where code is identical
+    before: int = 0  # instructions; not counted if the code is identical
     after: int = 0
     detail: str = ""
 
 
 def code_of(image: bytes, name: str = "cubin") -> Code:
-    """What follows the ELF file, the cache's trailer, does not matter."""
+    """The code of a cubin; the cache's trailer after the ELF file is ignored."""
     (table,), (size, count, names_index) = struct.unpack_from("<Q", image, 40), struct.unpack_from("<HHH", image, 58)
     sections = [SECTION.unpack_from(image, table + i * size) for i in range(count)]
     names = sections[names_index][4]
@@ -68,7 +68,7 @@ def compare(before: Path, after: Path, show: bool = False) -> Verdict:
 
 
 def difference(lines_before: list[str], lines_after: list[str], before: Code, after: Code) -> Verdict:
-    """Of two disassemblies that are not the same bytes."""
+    """The verdict on two disassemblies whose bytes differ."""
     counts = len(lines_before), len(lines_after)
     other = []
     if before.registers != after.registers:

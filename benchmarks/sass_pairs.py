@@ -1,4 +1,4 @@
-"""Pairs the configurations of two trees: the same kernel with the same values of the same fields, whatever they are called."""
+"""Pairs the configurations of two trees: the same kernel with the same values of the same fields, whatever their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 Fields = dict[str, str]
 Listing = Mapping[str, list[str]]  # kernel ("gdn/prefill") -> its configurations ("{.head_k = 128, .io = DType::bf16}")
-Default = Callable[[str, str], "str | None"]  # (kernel, field) -> the value of a field that is not given; None: unknown
+Default = Callable[[str, str], "str | None"]  # (kernel, field) -> the value of an omitted field; None: unknown
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def fields_of(configuration: str) -> Fields:
 def pairs(
     before: Listing, after: Listing, renames: Renames, default_before: Default, default_after: Default
 ) -> tuple[list[Pair], list[str]]:
-    """All pairs, and which fields only one tree has. Raises ValueError for a rename that renames nothing, and where a field
-    that only one tree has has no known default."""
+    """All pairs, and the fields that only one tree has. Raises ValueError for a rename that renames nothing, and for a field
+    that only one tree has and whose default is unknown."""
     _require_used(before, after, renames)
     renamed = {renames.kernels.get(kernel, kernel): kernel for kernel in before}
     if len(renamed) < len(before):
@@ -155,7 +155,7 @@ def _zero(headers: str, kind: str) -> str | None:
 
 
 def _body(headers: str, start: str) -> str | None:
-    """Between the braces that `start` opens, without comments and without what is in inner braces."""
+    """The text between the braces that `start` opens, without comments and inner braces."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", headers, flags=re.DOTALL)
     opening = re.search(start, text)
     if opening is None:

@@ -1,4 +1,4 @@
-"""Times of recurrent_forward and of fused_decode's plain verify, a row for each shape, with a digest of what they computed.
+"""Times of recurrent_forward and of fused_decode's plain verify, a row for each shape, with a digest of the results.
 
     python benchmarks/several_tokens.py
 

@@ -1,8 +1,9 @@
-"""Steps of selective scans with every candidate of the heuristic: for the constants of csrc/families/scan/selective_step.hpp.
+"""Times steps of selective scans with every candidate of the heuristic, for the constants of
+csrc/families/scan/selective_step.hpp.
 
     python benchmarks/step_choices.py
 
-A row for each shape of `bench selective_state_update`: the choice without tuning first, in microseconds.
+Prints a row for each shape of `bench selective_state_update`, in microseconds; the heuristic's own choice is first.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 #     gdn_cuda/_C.*.so   gdn_cuda/lib/libgdn_cuda.so   gdn_cuda/lib/cmake/gdn_cuda/   gdn_cuda/include/gdn_cuda/**
 gdn_find_pybind11()
 
-# Where libtorch is looked for: Python has loaded it before us, C++ programs have not. A wheel lies beside torch in site-packages. An
-# editable install runs from the source tree, so the libraries are built into it; a path to a torch in the same tree is relative.
+# The search path of libtorch, for C++ programs; in Python it is already loaded. A wheel is beside torch in site-packages. An editable
+# install runs from the source tree, so the libraries are built into it; a path to a torch in the same tree is relative.
 set(gdn_torch_rpath "$ORIGIN/../../torch/lib")
 if("${SKBUILD_STATE}" STREQUAL "editable")
   get_filename_component(gdn_package ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda REALPATH)
@@ -17,17 +17,17 @@ if("${SKBUILD_STATE}" STREQUAL "editable")
   endif()
 endif()
 
-# No path of this machine in the libraries, where assertions in headers leave __FILE__. The last option that matches is the one taken.
+# Keeps paths of this machine, which assertions in headers insert by __FILE__, out of the libraries. The last matching option wins.
 set(gdn_harden
   -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/= -ffile-prefix-map=${GDN_CUDA_INCLUDE}/= -ffile-prefix-map=${GDN_TORCH_DIR}/include/=
-  -fstack-protector-strong -U_FORTIFY_SOURCE $<$<NOT:$<CONFIG:Debug>>:-D_FORTIFY_SOURCE=3>)  # which needs an optimizer
+  -fstack-protector-strong -U_FORTIFY_SOURCE $<$<NOT:$<CONFIG:Debug>>:-D_FORTIFY_SOURCE=3>)  # fortify needs an optimizer
 
 file(GLOB gdn_api_sources CONFIGURE_DEPENDS csrc/api.cpp csrc/operators/*.cpp csrc/families/*/*.cpp)
 add_library(gdn_cuda SHARED ${gdn_api_sources})
 target_compile_definitions(gdn_cuda PUBLIC TORCH_TARGET_VERSION=0x020a000000000000)  # the stable ABI as of torch 2.10
 target_link_libraries(gdn_cuda PUBLIC gdn_core)
 gdn_precompile_headers(gdn_cuda csrc/launch/spec.hpp csrc/operators/operator.hpp)
-# By name in DT_NEEDED, whichever torch is there then.
+# DT_NEEDED has only names, so the torch that is installed at run time is used.
 target_link_libraries(gdn_cuda PRIVATE -Wl,--no-as-needed ${GDN_TORCH_DIR}/lib/libtorch_cpu.so ${GDN_TORCH_DIR}/lib/libc10.so
                       -Wl,--as-needed)
 target_link_options(gdn_cuda PRIVATE -Wl,--no-undefined -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
@@ -35,7 +35,7 @@ set_target_properties(gdn_cuda PROPERTIES
   INSTALL_RPATH "${gdn_torch_rpath}"
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
 
-# What is visible: the functions of api.hpp, which says so itself, and the runtime (csrc/jit), which gdn_cuda._C controls.
+# Visible symbols are the functions of api.hpp, which are marked there, and the runtime (csrc/jit), which gdn_cuda._C controls.
 set_target_properties(gdn_cuda PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 set_target_properties(gdn_core PROPERTIES VISIBILITY_INLINES_HIDDEN ON)
 set_property(SOURCE ${gdn_launch_sources} APPEND PROPERTY COMPILE_OPTIONS -fvisibility=hidden)
@@ -54,12 +54,12 @@ target_compile_options(gdn_core PRIVATE ${gdn_harden})
 foreach(library gdn_cuda _C)
   target_compile_options(${library} PRIVATE ${gdn_harden})
   target_link_options(${library} PRIVATE -Wl,-z,relro -Wl,-z,now)
-  # Linked as it is installed: CMake would reserve room for a second path, and an empty entry means the current folder.
+  # Linked with the installed RPATH: CMake would reserve room for a second path, and an empty entry means the current folder.
   set_target_properties(${library} PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
 endforeach()
 
 if("${SKBUILD_STATE}" STREQUAL "editable")
-  # Renamed into the source tree: a process that starts meanwhile finds the libraries of before or those of now, each whole.
+  # Renamed into the source tree: a process that starts meanwhile finds either the old or the new libraries, both complete.
   set(gdn_here ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda)
   add_custom_command(
     OUTPUT ${gdn_here}/lib/libgdn_cuda.so

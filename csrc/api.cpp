@@ -1,4 +1,4 @@
-// What belongs to no family of the public C++ API.
+// Functions of the public C++ API that belong to no family.
 #include <gdn_cuda/api.hpp>
 #include <stdexcept>
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kEngines[] = {"vllm", "sglang"};
 
-// A bit for each engine. Between their names are commas, and blanks anywhere.
+// Returns a bit for each engine. Names are separated by commas; blanks are ignored.
 std::optional<int> parse_engines(const std::string& text) {
     std::string words = text;
     std::erase_if(words, [](unsigned char c) { return std::isspace(c) != 0; });

@@ -1,5 +1,5 @@
-// What GDN_INTEGRATIONS asks for, which gdn_cuda/integrations obeys. Here, as a C++ program too must not be told that the
-// variable is unknown.
+// The engines that GDN_INTEGRATIONS names; gdn_cuda/integrations acts on it. The variable is declared in C++ because a C++
+// program must not warn that it is unknown.
 #pragma once
 
 #include <string>

@@ -4,9 +4,9 @@
 namespace gdn_cuda {
 
 struct Limits {
-    int gdn_chunk;          // tokens of a chunk of the Gated Delta Net
-    int toeplitz_general;   // rows of a Toeplitz system that every GPU with clusters solves without torch's LU
-    int toeplitz_positive;  // rows of a positive definite one that a single kernel solves
+    int gdn_chunk;          // tokens in a chunk of Gated Delta Net's chunked form
+    int toeplitz_general;   // most rows of a Toeplitz system that every GPU with clusters solves without torch's LU
+    int toeplitz_positive;  // most rows of a positive definite Toeplitz system that a single kernel solves
 };
 
 #pragma GCC visibility push(default)  // gdn_cuda._C calls it

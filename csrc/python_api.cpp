@@ -306,7 +306,8 @@ std::size_t cache_clear() {
     return without_gil([] { return jit::Store::instance().clear(); });
 }
 
-// `with`, also several times and at once; what is still entered is left when the object goes.
+// A context manager for Python's `with`, which may be entered several times, also by several threads. The destructor leaves
+// what is still entered.
 class NoCompile {
   public:
     NoCompile() = default;

@@ -25,7 +25,7 @@ py::list steps(const Explanation& explanation) {
     return all;
 }
 
-// `with`: the thread that enters must be the one that leaves.
+// A context manager for Python's `with`; the same thread must enter and leave it.
 struct Explaining {
     jit::DeviceTraits device;
     std::unique_ptr<Explanation> explanation;

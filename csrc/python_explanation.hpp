@@ -1,4 +1,4 @@
-// The part of gdn_cuda._C behind the command `explain`.
+// The part of gdn_cuda._C that the command `explain` uses.
 #pragma once
 
 #include <pybind11/pybind11.h>

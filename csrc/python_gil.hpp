@@ -2,8 +2,8 @@
 //
 // From then on, a daemon thread that wants the GIL never gets it: Python 3.14 blocks the thread, and earlier releases call
 // pthread_exit(), which unwinds its stack as an exception would. That unwinding must pass neither a destructor, which is
-// noexcept, nor objects that need the GIL to be destroyed. So what is here catches it in the frame that called Python, and
-// blocks the thread: it ends with the process.
+// noexcept, nor objects that need the GIL to be destroyed. So these functions catch it in the frame that called Python, and
+// block the thread until the process ends.
 #pragma once
 
 #include <pybind11/pybind11.h>

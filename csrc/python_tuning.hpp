@@ -1,4 +1,4 @@
-// The part of gdn_cuda._C behind the command `tune`.
+// The part of gdn_cuda._C that the command `tune` uses.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -16,7 +16,7 @@ struct RegisteredConfiguration {
     const void* config = nullptr;  // the Spec's
     void (*load_config)(const void* config, int ordinal) = nullptr;
 
-    void load(int ordinal) const { load_config(config, ordinal); }  // into this process, as a first call would
+    void load(int ordinal) const { load_config(config, ordinal); }  // loads it into this process, as a first call would
 };
 
 struct RegisteredKernel {

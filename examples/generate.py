@@ -1,10 +1,10 @@
 """Generates with a Qwen3-Next model of transformers, random weights from its configuration, without and with gdn_cuda: time to
 the first token, tokens a second, how far the first logits of both are from fp64's, and in float32 whether the tokens are the
-same. In bf16 they need not be: random weights make logits that are nearly equal, rounding chooses among them, and all that
-follows another token is other.
+same. In bf16 they may differ: random weights make nearly equal logits, rounding chooses among them, and all tokens after a
+different one differ.
 
-`python examples/generate.py` takes a small model on a CPU, and on a GPU layers of Qwen3-Next's true sizes, decoding in a CUDA
-graph. Its experts, which are no business of gdn_cuda, are one dense layer each. Without gdn_cuda, transformers runs FLA and
+`python examples/generate.py` uses a small model on a CPU, and layers of Qwen3-Next's true sizes on a GPU, where it decodes in a
+CUDA graph. The experts, which gdn_cuda does not change, are one dense layer each. Without gdn_cuda, transformers runs FLA and
 causal-conv1d on a GPU where they are installed, and otherwise its own functions in torch.
 """
 
@@ -27,7 +27,7 @@ from gdn_cuda import integrations
 from gdn_cuda.integrations import transformers as integration
 
 if not torch.cuda.is_available():
-    sys.modules["fla"] = None  # type: ignore[assignment]  # transformers would take it, and it needs a GPU
+    sys.modules["fla"] = None  # type: ignore[assignment]  # transformers would use it, and it needs a GPU
 import transformers
 
 SMALL: dict[str, Any] = {
@@ -45,14 +45,14 @@ TRUE = {"intermediate_size": 5120, "vocab_size": 32768}  # the rest are the defa
 @dataclass
 class Generated:
     tokens: Tensor  # (B, tokens)
-    logits: Tensor  # of the first of them
+    logits: Tensor  # of the first token
     first: float  # seconds to the first token
-    rate: float  # tokens a second behind it, of the whole batch
+    rate: float  # tokens per second after the first, for the whole batch
     calls: dict[str, dict[str, int]]
 
 
 def make_model(sizes: dict[str, Any], layers: int, device: str, dtype: torch.dtype) -> Any:
-    """Three of four layers are Gated Delta Net."""
+    """A model of which three in four layers are Gated Delta Net."""
     config = transformers.Qwen3NextConfig(num_hidden_layers=layers, mlp_only_layers=list(range(layers)), **sizes)
     with torch.device(device):
         model = transformers.Qwen3NextForCausalLM(config)
@@ -60,7 +60,8 @@ def make_model(sizes: dict[str, Any], layers: int, device: str, dtype: torch.dty
 
 
 class Generation:
-    """Greedy, with a cache of one size, so that every step but the first is the same launches on the same memory."""
+    """Greedy generation with a cache of fixed size, so that all steps but the first make the same launches on the same
+    memory."""
 
     def __init__(self, model: Any, prompt: Tensor, steps: int):
         self.model, self.length = model, prompt.shape[1] + steps
@@ -68,7 +69,7 @@ class Generation:
         self.token, self.position = prompt, torch.zeros((), dtype=torch.long, device=prompt.device)
 
     def step(self) -> None:
-        """The next token of these, which takes their place."""
+        """Replaces the tokens by their next tokens."""
         positions = self.position + torch.arange(self.token.shape[1], device=self.token.device)
         seen = torch.arange(self.length, device=self.token.device) <= positions[:, None]
         masks = {"full_attention": seen[None, None], "linear_attention": None}
@@ -101,8 +102,8 @@ def generate(model: Any, prompt: Tensor, steps: int, graphs: bool) -> Generated:
     generation.step()
     first, tokens, logits = now() - began, [generation.token.clone()], generation.logits
     step = generation.step
-    for number in range(1, steps):
-        if number == 2:  # behind a step that has loaded every kernel
+    for i in range(1, steps):
+        if i == 2:  # after a step that has loaded every kernel
             step = generation.captured() if graphs else step
             began = now()
         step()
@@ -127,7 +128,7 @@ def relative_error(logits: Tensor, exact: Tensor) -> float:
 
 
 def best(runs: list[Generated]) -> Generated:
-    """Of the runs behind the first, which compiles."""
+    """The best times of all runs but the first, which compiles."""
     last = runs[-1]
     return Generated(
         last.tokens, last.logits, min(run.first for run in runs[1:]), max(run.rate for run in runs[1:]), last.calls

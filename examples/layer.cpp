@@ -34,10 +34,10 @@ using torch::headeronly::DeviceType;
 using torch::headeronly::ScalarType;
 
 constexpr int kBatch = 4, kKeyHeads = 16, kValueHeads = 32, kDim = 128, kSlots = kBatch + 1;
-constexpr int kTokens = 100;  // of the prompt
+constexpr int kTokens = 100;  // tokens of the prompt
 constexpr int kNoGpu = 77;
 
-// Numbers on the host and the same in a tensor on the GPU.
+// Values on the host, and the same values in a tensor on the GPU.
 template <class T, ScalarType kType>
 struct Input {
     std::vector<T> host;
@@ -51,7 +51,7 @@ struct Input {
     Input(const std::vector<int64_t>& sizes, double low, double high) : Input(sizes, uniform(sizes, low, high)) {}
 
     static std::vector<T> uniform(const std::vector<int64_t>& sizes, double low, double high) {
-        static std::mt19937 generator(2026);  // its numbers are the same everywhere, those of <random>'s distributions are not
+        static std::mt19937 generator(2026);  // its values are the same everywhere, those of <random>'s distributions are not
         size_t count = 1;
         for (const int64_t size : sizes) count *= size;
         std::vector<T> values(count);
@@ -90,7 +90,7 @@ std::array<double, kDim> l2_normalized(const BFloat16* head) {
     return result;
 }
 
-// One token of one head, as literally as it is defined: the state goes on, the outputs are appended.
+// One token of one head, exactly as it is defined: updates the state and appends the outputs.
 void advance(double* state, const BFloat16* query, const BFloat16* key, const BFloat16* value, double beta, double gate,
              std::vector<double>& outputs) {
     const auto q = l2_normalized(query), k = l2_normalized(key);
@@ -202,7 +202,7 @@ bool prefill_is_right() {
                                                    .beta = prompt.beta.gpu,
                                                    .gate = prompt.gate.gpu,
                                                    .use_qk_l2norm = true});
-    constexpr double kChunked = 5e-3;  // what meets on the tensor cores is bf16
+    constexpr double kChunked = 5e-3;  // the factors of tensor-core products are bf16
     bool right = agrees("prefill_output", result.output, expected.output, kChunked);
     right &= agrees("prefill_state", result.final_state.value(), expected.pool, kChunked);
     return right;

@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--png", metavar="FILE", help="where to plot the losses")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(min(torch.get_num_threads(), 2))  # for these sizes more would only wait for each other
+    torch.set_num_threads(min(torch.get_num_threads(), 2))  # at these sizes more threads would only wait for each other
     console, runs = Console(), []
     columns = (TextColumn("{task.description:>11}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:

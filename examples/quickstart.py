@@ -48,7 +48,7 @@ class GatedDeltaNet(nn.Module):
 
 
 def literal(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    """The recurrence as papers write it, token by token; the result has the heads of `value`."""
+    """The recurrence as papers define it, token by token; the result has the heads of `value`."""
     query, key = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key))
     query, key = (x.repeat_interleave(HV // HK, dim=2) for x in (query, key))
     state, outputs = value.new_zeros(value.shape[0], HV, DV, DK), []

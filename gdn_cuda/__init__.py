@@ -1,7 +1,7 @@
-"""Gated Delta Net operators and structured matrices for PyTorch: kernels compiled at first use on NVIDIA GPUs, and the same
-calls on CPU tensors.
+"""Gated Delta Net, scans, convolutions, structured matrices, and the layers of these, for PyTorch: kernels compiled at first
+use on NVIDIA GPUs, and the same calls on CPU tensors.
 
-Importing this touches neither CUDA nor a compiler. `python -m gdn_cuda doctor` says what a machine has and lacks.
+Importing the package touches neither CUDA nor a compiler. `python -m gdn_cuda doctor` says what a machine has and lacks.
 """
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Two copies of the package in one process: one installed, another loaded from a kernel repository under a name of its own.
 
-torch registers the operators once a process. So the copy that comes second is the first one under a second name: all of its
-submodules are those of the first.
+torch registers the operators once per process. So the second copy becomes an alias of the first: all of its submodules are
+those of the first copy.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def registered(operators: Any, name: str) -> None:
 
 
 def is_second(operators: Any, name: str) -> bool:
-    """Whether another copy than the package `name` registered the operators: then the submodules of `name` are that copy's from
-    now on, and another version raises ImportError."""
+    """Whether another copy than the package `name` registered the operators. If so, the submodules of `name` are that copy's
+    from now on; a copy of another version raises ImportError."""
     first: ModuleType | None = sys.modules.get(getattr(operators, _REGISTERED_BY, name))
     second = sys.modules[name]
     if first is None or first is second:

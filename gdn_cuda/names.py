@@ -1,4 +1,4 @@
-"""Errors about a name that is none of the known ones: the nearest of them where one is near, else all."""
+"""Errors about an unknown name: they suggest the nearest known names, or list all if none is near."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Iterable
 
 _MOST = 3  # suggestions
-_LONGEST = 80  # characters of a name that is repeated
-_SHORT = 12  # a list that is read at a glance
+_LONGEST = 80  # characters of a name that an error repeats
+_SHORT = 12  # names in a list that is always given in full
 
 
 def shortened(text: str) -> str:
-    """What a user gave, as an error repeats it."""
+    """The user's text in the length that errors repeat."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGE = Path(__file__).parent.resolve()  # download caches keep __file__ itself as a link to a folder of contents
+PACKAGE = Path(__file__).parent.resolve()  # in download caches __file__ itself is a link into a folder of contents
 
 logger = logging.getLogger("gdn_cuda")
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("gdn_cuda")
 def find_paths() -> dict[str, str]:
     """The path hook. The core prefers the arguments of init() and environment variables.
 
-    The core itself looks for nvcc beside these paths: pathfinder would walk all of site-packages, which takes too long.
+    The core itself looks for nvcc beside these paths: pathfinder would search all of site-packages, which takes too long.
     """
     beside = _wheels_beside_torch()
     found: dict[str, Path | None] = {
@@ -52,7 +52,7 @@ _WANTED = ("cutlass_library", "nvidia", "cuda")  # top-level packages: CUTLASS, 
 
 
 def _exists(path: Path) -> bool:
-    """False for what this user may not read, which importers skip as well."""
+    """Whether the path exists; False if this user may not read it, as importers skip it too."""
     try:
         return path.exists()
     except (OSError, ValueError):  # a null character is a ValueError
@@ -60,7 +60,7 @@ def _exists(path: Path) -> bool:
 
 
 def _wheels_beside_torch() -> dict[str, Path]:
-    """Folders of the CUDA wheels that this torch was installed with, also where wheels of another CUDA are installed.
+    """Folders of the CUDA wheels that this torch was installed with, even if wheels of another CUDA are installed too.
 
     This avoids the import of pathfinder, 15 of the 20 ms of a first call.
     """
@@ -81,7 +81,7 @@ def _holding(folder: Path | None, marker: str) -> Path | None:
 
 
 def _may_exist(path: Path) -> bool:
-    """True for an unreadable folder: the core reports it, where another folder might hold another CUDA's files."""
+    """Whether the path may exist. True for an unreadable folder: the core reports it, and another CUDA's files are not used."""
     try:
         path.stat()
     except PermissionError:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from . import _C
 
-DEFAULT_ARCH = "sm_90a"  # for which the tensor-core kernels are written
+DEFAULT_ARCH = "sm_90a"  # the tensor-core kernels are written for it
 
-package = sys.modules[__package__]  # by a name of its own where a kernel repository is loaded
+package = sys.modules[__package__]  # has another name if it was loaded from a kernel repository
 logger = logging.getLogger("gdn_cuda")
 
 
@@ -65,7 +65,7 @@ def load_library() -> None:
         )
     copies.require_unregistered(torch.ops.gdn_cuda, library)
     try:
-        ctypes.CDLL(str(library))  # torch.ops.load_library would follow links, and away from what is beside the library
+        ctypes.CDLL(str(library))  # torch.ops.load_library would resolve links, and lose the files beside the library
         torch.ops.loaded_libraries.add(str(library))
         from . import _C
 
@@ -100,7 +100,7 @@ def _refuse_second_import() -> None:
 
 
 def _hidden_install() -> Path | None:
-    """Another gdn_cuda that this Python would import if it were not for the folder that it was started in."""
+    """Another gdn_cuda that this Python would import if it had been started in another folder."""
     elsewhere = [folder for folder in sys.path if isinstance(folder, str) and Path(folder).resolve() != PACKAGE.parent]
     spec = importlib.machinery.PathFinder.find_spec("gdn_cuda", elsewhere)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
@@ -125,7 +125,7 @@ def _log(level: int, text: str) -> None:
 
 @functools.cache
 def _follow_log_level() -> None:
-    """GDN_LOG_LEVEL is a user asking to see messages, so it works without any logging set-up in the program."""
+    """Shows messages from GDN_LOG_LEVEL on, even if the program has not set up logging."""
     if "GDN_LOG_LEVEL" not in os.environ:
         return
     from . import _C
@@ -262,12 +262,12 @@ class CompileResult:
     registers: int | None = None
     shared_bytes: int | None = None
     spill_bytes: int | None = None
-    stack_bytes: int | None = None  # of a thread, spills among them; a local array that is not in registers spills nothing
+    stack_bytes: int | None = None  # per thread, spills included; a local array outside registers is no spill
     error: str | None = None
 
 
 class CompileError(RuntimeError):
-    """At least one configuration did not compile; `results` has all of them."""
+    """At least one configuration did not compile; `results` has the results of all."""
 
     def __init__(self, results: list[CompileResult]):
         failed = [result for result in results if result.error]
@@ -363,7 +363,7 @@ def _compile_all(work: list[tuple[Choice, str]], out: str, jobs: int, force: boo
                 yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            cancellation.cancel()  # signals reach the main thread only, and the pool's would compile on
+            cancellation.cancel()  # signals reach the main thread only; the pool's threads would go on compiling
             raise
 
 
@@ -442,8 +442,8 @@ def no_compile() -> contextlib.AbstractContextManager[None]:
     For servers: after `warmup`, a request must not wait for a compiler. It holds in every thread, whichever entered it, and
     for `compile` and `warmup` too; contexts nest, and the last one that is left ends it. Kernels that are loaded run, at no
     cost, and kernels that GDN_JIT_PREBUILT_DIR or the cache hold are loaded. A compile that has begun goes on; a thread that
-    waits for one loads its result. A child that is forked inside stays inside until it leaves what it entered. Enter it
-    around a function that torch.compile compiles, not in it; what torch itself compiles is not concerned.
+    waits for one loads its result. A child that is forked inside the context stays in it until it leaves it. Enter it
+    around a function that torch.compile compiles, not in it; torch's own compiles are not affected.
 
     Example:
         >>> rates, x = torch.zeros(4), torch.zeros(1, 8, 4)

@@ -1,4 +1,4 @@
-"""Modules that their package imports once somebody asks for them: `gdn_cuda.integrations.fla` after `import gdn_cuda` alone."""
+"""Modules that their package imports at the first access: `gdn_cuda.integrations.fla` after `import gdn_cuda` alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a second copy of the package (copies.py), which has what the first one has
+    except ModuleNotFoundError:  # in a second copy of the package (copies.py), which has the first one's modules
         return False
 
 

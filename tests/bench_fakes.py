@@ -14,7 +14,7 @@ import gdn_cuda
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes imports of the peers give the fakes."""
+    """Makes imports of the peers return the fakes."""
     operators = {
         "fla.ops.gated_delta_rule": (fused_recurrent_gated_delta_rule, chunk_gated_delta_rule),
         "flash_qla": (chunk_gated_delta_rule,),
@@ -167,7 +167,7 @@ def selective_scan_fn(
     delta_softplus: bool = False,
     return_last_state: bool = False,
 ) -> Tensor:
-    require(all(x is not None and x.stride(-1) == 1 for x in (u, delta, B, C, z)), "tokens that are neighbours")
+    require(all(x is not None and x.stride(-1) == 1 for x in (u, delta, B, C, z)), "contiguous tokens")
     require(not return_last_state, "outputs alone are measured")
     return gdn_cuda.selective_scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus=delta_softplus)
 

@@ -1,6 +1,6 @@
-"""For all tests: gdn_cuda comes from this tree where it is not installed, seeds differ per test, no test sets the number of
-threads, folders named gpu are left out where there is no GPU, and of tests/emulator runs what selection.py has, where it is not
-named. The GPU suite is `pytest tests/gpu tests/*/gpu`, the emulator's `pytest tests/emulator`."""
+"""For all tests: gdn_cuda comes from this tree if it is not installed, seeds differ per test, and no test sets the number of
+threads. Folders named gpu are skipped without a GPU. Unless tests/emulator is named, only those of its tests run that
+selection.py lists. The GPU suite is `pytest tests/gpu tests/*/gpu`, the emulator's `pytest tests/emulator`."""
 
 import importlib.util
 import sys
@@ -19,8 +19,8 @@ if importlib.util.find_spec("gdn_cuda") is None:
 
 
 def _refused(threads: int) -> None:
-    """torch's makes MKL keep its number of threads inside parallel regions, where its LU factorization of a batch then waits
-    forever for threads that do not exist: any later test would hang."""
+    """Replaces torch.set_num_threads, which makes MKL keep its number of threads inside parallel regions. Its LU factorization
+    of a batch then waits forever for threads that do not exist: any later test would hang."""
     raise AssertionError(f"torch.set_num_threads: expected to be called in processes of their own, got {threads} in a test")
 
 
@@ -43,7 +43,7 @@ def _is_selecting(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """pytest does not ask about paths named on the command line: `pytest tests/gpu` collects, and skips with the reason."""
+    """pytest does not call this for paths named on the command line: `pytest tests/gpu` collects, and skips with the reason."""
     if collection_path.parent == EMULATOR and collection_path.name.startswith("test_") and _is_selecting(config):
         return True if collection_path.name not in {name.split("::")[0] for name in SELECTED} else None
     return True if collection_path.name == "gpu" and needs_gpu(collection_path) and not torch.cuda.is_available() else None
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if needs_gpu(item.path):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
-    # Compiling takes as long as all the rest: half of it for each of two workers, which begin with a half of the list each.
+    # Compiling takes as long as all other tests: give each of two workers, which begin with half of the list each, half of it.
     compiling = [item for item in items if item.path.parent.name == "compile"]
     others = [item for item in items if item.path.parent.name != "compile"]
     middle = len(others) // 2
@@ -86,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The same in every run, another one for every test and every set of parameters."""
+    """A seed that is the same in every run, and differs between tests and sets of parameters."""
     return zlib.crc32(request.node.nodeid.encode())
 
 

@@ -1,4 +1,4 @@
-"""The C++ API, callable from here: a source file that uses it, built as the library of a program would be."""
+"""Calls the C++ API from Python: builds a source file that uses it, as a C++ program would."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TORCH = Path(torch.__file__).parent
 
 
 def load(source: Path, folder: Path) -> Any:
-    """torch.ops.gdn_cuda_api with the operators of `source`, built in the folder that is given first in a process; skips the
-    test where there is no compiler."""
+    """torch.ops.gdn_cuda_api with the operators of `source`, built in the folder of the first call in a process. Skips the
+    test if there is no compiler."""
     if source not in _loaded:
         torch.ops.load_library(str(_built(source, folder)))
         _loaded.add(source)

@@ -1,4 +1,4 @@
-"""examples/layer.cpp, built by the very commands in its first comment."""
+"""Builds examples/layer.cpp with the commands in its first comment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_GPU = 77
 
 
 def build(folder: Path) -> Path:
-    """The program, in `folder`; skips the test where there is no compiler."""
+    """The program, in `folder`; skips the test if there is no compiler."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler: {compiler} is not on PATH; install g++ or set CXX")

@@ -16,7 +16,7 @@ mkdir "$made/cutlass" "$made/cccl"
 cp -r "$cutlass"/{cutlass,cute} "$made/cutlass"
 cp -r "$cccl"/{cuda,nv} "$made/cccl"
 export GDN_CUTLASS_INCLUDE=$PWD/$made/cutlass GDN_CCCL_INCLUDE=$PWD/$made/cccl  # a kernel's key has their identity
-# The log is not beside cccl, whose parent is an include folder too: the headers would change while kernels compile.
+# The log is not beside cccl, whose parent is an include folder too: a growing log there would change kernels' keys.
 "$python" -m gdn_cuda compile --arch "${ARCH:-sm_90a}" --out "$made/prebuilt" | tee .carry/compile.log
 if grep "bytes spilled" .carry/compile.log | grep -v " 0 bytes spilled, 0 bytes of stack"; then
     echo "gpu_pack.sh: expected no spills and no stack, got those above" >&2 && exit 1

@@ -3,7 +3,7 @@
 #
 #   suite[=PATH,...]        pytest: tests/gpu and tests/*/gpu, or the named ones
 #   memcheck                of every kernel, and of GDN's fuzz tests
-#   racecheck[=KERNEL,...]  of every kernel; named ones are faster, each in a process that has it alone in view
+#   racecheck[=KERNEL,...]  of every kernel; named ones are faster, each in a process in which the tool checks only this kernel
 #   bench[=OPERATOR,...]    every benchmark, or `bench OPERATOR --json` of the named ones
 #   peers[=LIBRARY,...]     other libraries' tests on gdn_cuda, which tests/peers/pack.py has packed: fla, flashinfer, vllm,
 #                           sglang, causal_conv1d
@@ -64,7 +64,7 @@ memcheck() {
         "$python" -m pytest -q -p no:xdist -p no:cacheprovider tests/gdn/gpu/test_fuzz.py \
         tests/gdn/gpu/test_handed_over.py::test_indices_that_lie tests/gdn/gpu/test_handed_over.py::test_offsets_that_lie
 }
-racecheck() { # KERNEL...; its reports have to be read: tests/sanitize.py says which are none.
+racecheck() { # KERNEL...; its reports have to be read: tests/sanitize.py lists the false ones.
     local kernel
     [ $# -gt 0 ] || logged racecheck $sanitizer=gdn_cuda --tool racecheck "$python" tests/sanitize.py
     for kernel; do

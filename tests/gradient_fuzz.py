@@ -17,10 +17,10 @@ import gdn_cuda
 Arguments = dict[str, Any]
 INF = torch.inf
 C64 = torch.complex64
-# Beyond it an intermediate result of fp32 may be infinite although the result in fp64, rounded, is not.
+# Beyond it an intermediate result in fp32 may be infinite although the rounded fp64 result is finite.
 LARGE = 1e25
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3, C64: 2e-5}
-# What rounding the inputs to fp32 may do to the result, times this, is no error of the kernel.
+# The change of the result by rounding the inputs to fp32, times this, is tolerated.
 CONDITION = 16.0
 _EPSILON = 2.0**-24
 
@@ -38,7 +38,7 @@ class Draws:
         return torch.randn(*shape, generator=self.generator, dtype=wide).to(dtype)
 
     def hostile(self, values: tuple[float, ...], *shape: int, dtype: torch.dtype = torch.float32, share: float = 0.5) -> Tensor:
-        """Of these values, a share, beside normal ones of the same signs as most."""
+        """Normally distributed values with the sign of most of `values`, a share of them replaced by some of `values`."""
         found = self.normal(*shape, dtype=torch.float64)
         if all(value >= 0 for value in values):
             found = found.abs()
@@ -329,7 +329,7 @@ def _fft_causal_conv(x: Draws) -> Call:
 
 
 def _points(x: Draws, *shape: int, is_complex: bool) -> Tensor:
-    """On the imaginary axis, on the real one, at 0, or anywhere: never a pole of `_apart`."""
+    """Points on the imaginary axis, on the real axis, at 0, or anywhere, but never at a pole of `_apart`."""
     real = x.hostile((0.0, 1e-6, 100.0), *shape)
     return torch.complex(real, x.hostile((0.0, 1.0, -50.0), *shape)) if is_complex else real
 
@@ -416,7 +416,7 @@ def _displacement_matvec(x: Draws) -> Call:
 
 
 def run(call: Call, device: str, seed: int) -> dict[str, Tensor]:
-    """Outputs by number and gradients by argument, on the CPU."""
+    """Outputs by index and gradients by argument, copied to the CPU."""
     given = {name: y.to(device) if isinstance(y, Tensor) else y for name, y in call.arguments.items()}
     leaves = {name: y.detach().requires_grad_() for name, y in given.items() if _is_number(y)}
     found = call.function(**(given | leaves))
@@ -435,7 +435,7 @@ def _is_number(x: Any) -> bool:
 
 
 def check(name: str, seed: int, other: Callable[[Call, int], dict[str, Tensor]]) -> None:
-    """The CPU's, which are of fp64 and rounded, against another implementation's."""
+    """Compares the results on the CPU, computed in fp64 and rounded, with those of another implementation."""
     call = DRAWS[name](Draws(seed))
     expected, found = run(call, "cpu", seed), other(call, seed)
     assert expected.keys() == found.keys()
@@ -451,7 +451,8 @@ def check(name: str, seed: int, other: Callable[[Call, int], dict[str, Tensor]])
 def _compare(mine: Tensor, theirs: Tensor, near: list[Tensor], what: str) -> None:
     parts = [torch.view_as_real(y.resolve_conj()) if y.is_complex() else y for y in (mine, theirs, *near)]
     own, other, *others = (y.double() for y in parts)
-    # A result near the end of fp32's range may overflow on the way, and one that rounding makes finite or not is as good.
+    # A result near the end of fp32's range may overflow in between; where rounding decides whether it is finite, both are
+    # right.
     stable = torch.stack([y.isfinite() == other.isfinite() for y in others]).all(0) & ~(
         other.isfinite() & (other.abs() > LARGE)
     )
@@ -473,7 +474,7 @@ def _some(x: Tensor) -> list[float]:
 
 
 def _perturbed(call: Call, seed: int) -> Call:
-    """The call with its inputs off by a rounding, towards 0: a decay of 1 does not exceed it."""
+    """The call with its inputs changed by one rounding towards 0, so that a decay of 1 does not exceed 1."""
     draws = Draws(seed + 100)
 
     def moved(y: Any) -> Any:

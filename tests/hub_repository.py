@@ -1,5 +1,5 @@
-"""For the tests of kernel repositories: one with a few kernels, made by tools/hub.py from a wheel of the tested package, and
-processes that load it."""
+"""For the tests of kernel repositories: makes one with a few kernels by tools/hub.py from a wheel of the tested package, and
+runs processes that load it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tool() -> ModuleType:
 
 
 def files() -> dict[str, bytes]:
-    """What a wheel of the tested package holds, by names in it."""
+    """The files of a wheel of the tested package, by their names in it."""
     package, root = Path(gdn_cuda.__path__[0]), paths.library_root()
     assert root is not None
     wanted = [path for pattern in ("**/*.py", "**/*.pyi", "_C.*.so", "lib/*.so") for path in package.glob(pattern)]
@@ -99,7 +99,7 @@ def run_operators(package, device="cpu"):
 
 
 def run(code: str, folder: Path, *arguments: object, **variables: str) -> Any:
-    """What `code` answers, in a process in which nothing can be compiled and no other kernels are cached."""
+    """The answer of `code` in a process that cannot compile, and has no other kernels in its cache."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GDN_", "HF_"))}
     environment |= {"GDN_JIT_DISABLE": "1", "GDN_JIT_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     environment |= {"HF_HOME": str(folder / "hf"), "PYTHONWARNINGS": "error::ImportWarning"} | variables

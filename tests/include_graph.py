@@ -1,4 +1,4 @@
-"""Which files and folders include or import which others, and circles among them."""
+"""Graphs of the files and folders that include or import each other, and the circles in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE
 
 
 def cpp_files(root: Path, folders: tuple[str, ...], suffixes: tuple[str, ...] = (".cpp", ".hpp", ".cuh")) -> Graph:
-    """File → files of `folders` that it includes, as paths from `root`. What is included from elsewhere is left out.
+    """File → files of `folders` that it includes, as paths from `root`; other includes are left out.
 
     A name in quotes is looked for beside the file first, and any name then below each of `folders`."""
     files = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in suffixes]
@@ -36,7 +36,7 @@ def cpp_files(root: Path, folders: tuple[str, ...], suffixes: tuple[str, ...] = 
 
 
 def python_files(package: Path) -> Graph:
-    """Module → modules of the package that its top level imports, for types too: what stands in a function is left out."""
+    """Module → modules of the package that it imports at the top level, for types too; imports in functions are left out."""
     modules = {_module(path, package): path for suffix in ("pyi", "py") for path in package.rglob(f"*.{suffix}")}
     return {name: set(_imports(name, path, modules)) - {name} for name, path in modules.items()}
 
@@ -66,7 +66,7 @@ def _nearest(name: str, modules: dict[str, Path]) -> str:
 
 
 def _outside_functions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements outside of functions, those in classes, conditions and `try` among them."""
+    """Statements outside functions, including those in classes, conditions and `try`."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -119,8 +119,8 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def edges(graph: Graph, files: Graph, folder_of: Callable[[str], str]) -> list[str]:
-    """Files that make the circles of folders, to say what to move."""
-    inside = {name: number for number, component in enumerate(circles(graph)) for name in component}
+    """The includes that make the circles of folders, to show which files to move."""
+    inside = {name: index for index, component in enumerate(circles(graph)) for name in component}
     return sorted(
         f"{name} -> {other}"
         for name, others in files.items()

@@ -1,4 +1,4 @@
-"""A case or more for every module of gdn_cuda.nn: how it is made, called and stepped, whatever it is."""
+"""At least one case for every module of gdn_cuda.nn: how to make, call and step it, with one interface for all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from gdn_cuda import nn
 from gdn_cuda.structured.displacement import DisplacementType
 
-SIZES_OF_S4 = {"N": 3, "H": 4, "channels": 2, "rank": 1, "repeat": 1}
-TRANSFORMS_OF_S4 = {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
+S4_SIZES = {"N": 3, "H": 4, "channels": 2, "rank": 1, "repeat": 1}
+S4_TRANSFORMS = {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
 
 
 class Case:
-    """A layer: (B, L, width) becomes (B, L, out). `sizes` are those that its representation shows."""
+    """A layer: (B, L, width) becomes (B, L, out). `sizes` are the sizes that its repr shows."""
 
     is_layer = True
 
@@ -42,7 +42,7 @@ class Case:
         out: Tensor = module(x)
         return out
 
-    # ---- Steps, of modules that have them
+    # ---- Steps, for modules that have them
 
     @property
     def has_steps(self) -> bool:
@@ -62,7 +62,7 @@ class Case:
         return torch.stack(found, 1)
 
     def prompt(self, module: Any, x: Tensor) -> tuple[Tensor, Any]:
-        """(y, what the next token goes on from)."""
+        """(y, the state that the next token starts from)."""
         option = next(
             name for name in ("return_last_state", "return_state") if name in inspect.signature(module.forward).parameters
         )
@@ -70,7 +70,7 @@ class Case:
 
 
 class GatedDeltaNetCase(Case):
-    """Its states are pools that calls write to."""
+    """GatedDeltaNet, whose states are pools that calls write to."""
 
     def begin(self, module: Any, B: int) -> Any:
         return module.new_state(B)
@@ -84,7 +84,7 @@ class GatedDeltaNetCase(Case):
 
 
 class MatrixCase(Case):
-    """A matrix of size L, whose tensors have a device and a dtype, times vectors (B, L), or (L, B) for Toeplitz ones."""
+    """A module that multiplies vectors (B, L), or (L, B) for Toeplitz matrices, by a matrix of size L."""
 
     is_layer = False
     has_steps = False
@@ -120,7 +120,7 @@ class KernelCase(Case):
     is_layer = False
 
     def __init__(self, module: str, **more: Any):
-        self.mode = more.pop("mode", None)  # of S4's steps
+        self.mode = more.pop("mode", None)  # the mode of S4's steps
         self.module, self.more, self.sizes, self.width = module, more, (3, 4, 2), 4
         self.id = f"{module}-{self.mode}" if self.mode else module
 
@@ -131,10 +131,10 @@ class KernelCase(Case):
         drawn |= {"A_real": torch.zeros(4, 3, dtype=torch.float64), "inv_dt": drawn["inv_dt"] / 2 - 2}
         like = {"dtype": torch.float32} | like
         tensors = {name: torch.nn.Parameter(x.to(**like)) for name, x in drawn.items()}
-        numbers = SIZES_OF_S4 | TRANSFORMS_OF_S4 | self.more
+        options = S4_SIZES | S4_TRANSFORMS | self.more
         if self.module == "S4DKernel":
             del tensors["P"]
-        made: Any = getattr(nn, self.module)(4, None, 2, tensors | numbers)
+        made: Any = getattr(nn, self.module)(4, None, 2, tensors | options)
         if self.mode:
             made._setup_step(self.mode)
         return made
@@ -143,7 +143,7 @@ class KernelCase(Case):
         return B, L, 2, 4
 
     def run(self, module: Any, x: Tensor) -> Tensor:
-        """(B, L, channels, H)."""
+        """The result, (B, L, channels, H)."""
         L = x.shape[1]
         k, _ = module(L=L)
         steps = torch.arange(L, device=x.device)

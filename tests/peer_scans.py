@@ -26,7 +26,7 @@ import torch
 from gdn_cuda import compat
 
 EXTENSIONS = ("selective_scan_cuda", "simplified_scan_cuda", "causal_conv1d_cuda")
-# Their modules and tests; packages are loaded without their __init__, which imports every model.
+# The peers' modules and tests; packages are loaded without their __init__, which imports every model.
 PEERS = {
     "mamba_ssm": (
         ("ops.selective_scan_interface", "ops.triton.selective_state_update"),

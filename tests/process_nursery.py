@@ -1,9 +1,9 @@
-"""Started by tests/processes.py. Imports torch and the modules of its arguments, of ours none but those; then, for every JSON
-line {"argv", "env", "cwd", "output"} on standard input, forks a child that runs `python argv…` and prints its exit code on a
-line.
+"""Started by tests/processes.py. Imports torch and the modules that its arguments name, and no others of ours. Then, for every
+JSON line {"argv", "env", "cwd", "output"} on standard input, forks a child that runs `python argv…`, and prints its exit code
+on a line.
 
-A child differs from a new process only in what is imported; our library reads its environment variables at the first use. It
-runs Python's exit functions and skips the teardown of torch.
+A child differs from a new process only in the imported modules; our library reads its environment variables at first use. A
+child runs Python's exit functions and skips the teardown of torch.
 """
 
 from __future__ import annotations

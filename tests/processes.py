@@ -1,4 +1,4 @@
-"""New Python processes in a tenth of a second: forks of a process that has imported torch (process_nursery.py)."""
+"""Starts Python processes in a tenth of a second, as forks of a process that has imported torch (process_nursery.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 300.0  # seconds
 
 @functools.cache
 def nursery(imports: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Started once; it ends when its standard input is closed, so with this process."""
+    """The process to fork, started once. It ends when its standard input is closed, that is, with this process."""
     started = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("process_nursery.py")), *imports],
         stdin=subprocess.PIPE,
@@ -30,7 +30,7 @@ def nursery(imports: tuple[str, ...] = ()) -> subprocess.Popen[str]:
 
 def run(*arguments: object, imports: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `python arguments…` in this environment, without its GDN_ variables and with `variables`. The modules `imports` are
-    imported before, without GDN_ variables: for tests to which that makes no difference."""
+    imported before the fork, without GDN_ variables: for tests that do not depend on that."""
     argv = [str(each) for each in arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")} | variables
     parent = nursery(imports)

@@ -3,22 +3,23 @@
     compute-sanitizer --tool memcheck --kernel-name kernel_substring=gdn_cuda python tests/sanitize.py
     compute-sanitizer --tool racecheck --kernel-name kernel_substring=KERNEL python tests/sanitize.py KERNEL
 
-Families declare the calls (`@sanitizes`). Without names, every kernel: 17 seconds under memcheck once they are compiled. Under
-racecheck a kernel takes 5 to 15 seconds where the tool has it alone in view (selective_backward 60), and minutes beside the
-others of its calls; toeplitz_schur and toeplitz_eliminate take minutes anyway. It prints how many configurations ran; whether
-results are right is the tests' concern.
+Families declare the calls (`@sanitizes`). Without names, every kernel runs: 17 seconds under memcheck once they are compiled.
+Under racecheck a kernel takes 5 to 15 seconds if the tool checks it alone (selective_backward 60), and minutes with the other
+kernels of its calls; toeplitz_schur and toeplitz_eliminate take minutes in any case. The script prints how many configurations
+ran; it does not check results.
 
-In four kernels racecheck reports pairs of accesses that are ordered in a way that it does not follow:
-- prefill: one lane arrives at an mbarrier for its warp, behind __syncwarp. With an arrival of every lane, and every warp at the
-  named barrier that follows the clearing of a tail's tokens, 1 of 77 reports is left: that clearing before the reads of keys
-  for their norms (head dimension 96). The same named barrier lies between the two. Of linked segments, what is left with such
-  arrivals are the work and the mbarriers of the next pass, behind a barrier of all threads that roles reach at places of their
-  own.
-- prefill_ahead: the same arrivals. With one of every lane, what is left is the clearing of a tail's tokens: by the inverse
-  role, as in prefill, and by a warp whose lane 0 arrives behind __syncwarp.
-- prefill_mma: a named barrier of the four warps that invert lies between barriers of all, and what is on the two sides of those
-  is taken for unordered. With every warp at that barrier there was no report (before chunks with resets were added). A chunk
-  taken token by token overwrites a value with its output: a warp's lanes read it, exchange sums by shuffles, and one stores.
+In four kernels racecheck reports pairs of accesses that are ordered by means that it does not track:
+- prefill: one lane arrives at an mbarrier for its warp, after __syncwarp. If every lane arrives, and every warp waits at the
+  named barrier after the clearing of a tail's tokens, 1 of 77 reports remains: this clearing, and the reads of keys for their
+  norms (head dimension 96). That named barrier separates the two. For chained segments, with these arrivals, reports remain
+  about the work and the mbarriers of the next pass, which follow a barrier of all threads that each role reaches in its own
+  code.
+- prefill_ahead: the same arrivals. If every lane arrives, reports remain about the clearing of a tail's tokens: by the inverse
+  role, as in prefill, and by a warp whose lane 0 arrives after __syncwarp.
+- prefill_mma: a named barrier of the four warps that invert is between barriers of all threads, and racecheck treats accesses
+  on the two sides of those as unordered. With every warp at that barrier there was no report (before chunks with resets were
+  added). A chunk that is processed token by token overwrites a value with its output: a warp's lanes read it, exchange sums by
+  shuffles, and one lane stores.
 - seq_state_update: a warp's ldmatrix, which is one instruction, then the same warp's stores.
 """
 

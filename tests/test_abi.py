@@ -1,6 +1,6 @@
-"""The same built library under a second torch: the CPU tests of the operators, in another interpreter, with no rebuild of it.
+"""The same built library under a second torch: the operators' CPU tests in another interpreter, without rebuilding the library.
 
-Only the small pybind11 module, which no torch header enters, is compiled again, since it belongs to one Python version.
+Only the small pybind11 module, which includes no torch header, is compiled again, because it belongs to one Python version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ask(code: str, **options: object) -> object:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This very package, with the same libgdn_cuda.so, and _C compiled for the second interpreter."""
+    """This package, with the same libgdn_cuda.so, and _C compiled for the second interpreter."""
     folder = tmp_path_factory.mktemp("second")
     copy = folder / "gdn_cuda"
     copy.mkdir()

@@ -1,4 +1,4 @@
-"""What the benchmark counts and compares, without a GPU: calls are not timed, and the peers are fakes."""
+"""The counts and comparisons of benchmarks, without a GPU: calls are not timed, and the peers are fakes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_bytes_of_prefill_are_those_of_its_tokens() -> None:
     assert shape.bytes == measures.size(*(x[name] for name in ("query", "key", "value", "value", "beta", "gate")))
 
 
-def test_every_prefill_row_has_three_kinds_of_gates_timed_in_both_ways() -> None:
+def test_every_prefill_row_has_three_kinds_of_gates_timed_as_graph_and_as_call() -> None:
     rows = dict.fromkeys(case.row for case in PREFILL)
     assert [(case.row, case.kind) for case in PREFILL] == [
         (row, f"{kind} gates") for row in rows for kind in ("fast", "init", "mixed")
@@ -70,7 +70,7 @@ def test_every_prefill_row_has_three_kinds_of_gates_timed_in_both_ways() -> None
 
 
 def reaches(operator: str) -> dict[tuple[str, str], float | None]:
-    """By row and kind, where every row takes its number in microseconds, from 1 on, and the roof is 100."""
+    """Targets by row and kind, if row n takes n microseconds, from 1 on, and the roof is 100."""
     targets, rows, found = Targets(operator, H200), list[dict[str, Any]](), {}
     for number, case in enumerate(bench.chosen(operator, "cuda", None), 1):
         found[case.row, case.kind] = targets.reach_us(case.row, case.kind, 100.0, rows)
@@ -78,7 +78,7 @@ def reaches(operator: str) -> dict[tuple[str, str], float | None]:
     return found
 
 
-def test_the_prefill_rows_without_a_target_are_these() -> None:
+def test_the_prefill_rows_without_a_target_are_known() -> None:
     assert {row for (row, _), us in reaches("chunked_forward").items() if us is None} == {
         *("1×2048 16/32", "1×16384 16/32", "1×65536 16/32", "1×2048 4/8", "1×4096 4/8"),
         *("1×4096 2/4", "1×8192 2/4", "1×32768 2/4", "1×8192 8/16", "1×32768 8/16"),
@@ -86,7 +86,7 @@ def test_the_prefill_rows_without_a_target_are_these() -> None:
     }
 
 
-def test_a_row_is_held_against_one_of_its_kind_that_is_measured_before_it() -> None:
+def test_a_target_that_refers_to_a_row_of_the_same_kind_uses_its_measured_time() -> None:
     """The factors for head dimensions are 1.3 times the ratio of the roofs."""
     found = reaches("chunked_forward")
     time_us = {(case.row, case.kind): float(number) for number, case in enumerate(PREFILL, 1)}
@@ -110,7 +110,7 @@ def test_a_row_is_held_against_one_of_its_kind_that_is_measured_before_it() -> N
 
 @pytest.mark.parametrize("operator", BENCHES)
 def test_every_target_is_of_a_row(operator: str) -> None:
-    """A rule whose text matches no row, or a kind that its rows lack, is left over; backward is held against a forward row."""
+    """No rule has a text that matches no row, or a kind that its rows lack; targets of backward refer to a forward row."""
     cases, found = bench.chosen(operator, "cuda", None), reaches(operator)
     for rule in Targets(operator, H200).rules:
         matched = [case for case in cases if fnmatchcase(case.row, rule["row"])]
@@ -125,7 +125,7 @@ def test_operators_with_targets_are_measured() -> None:
     assert set(json.loads(FILE.read_text())["targets"]) - set(BENCHES) == {"million_tokens"}
 
 
-def test_gates_are_what_their_names_say() -> None:
+def test_gates_have_the_decays_of_their_names() -> None:
     torch.manual_seed(0)
     kept = {kind: measure_gates.gates(kind, (1000,), 32, "cpu").exp() for kind in measure_gates.KINDS}
     assert 0.36 < kept["fast"].min() < 0.4 and kept["fast"].max() <= 1
@@ -135,7 +135,7 @@ def test_gates_are_what_their_names_say() -> None:
     assert kept["mixed"][:, 1::2].min() < 0.4
 
 
-def test_the_packed_row_is_what_its_name_says() -> None:
+def test_the_packed_row_has_the_sizes_of_its_name() -> None:
     packed = next(shape for shape in GPU_SHAPES if shape.packed)
     assert (len(packed.lengths), packed.tokens, min(packed.lengths), max(packed.lengths)) == (24, 51721, 50, 4000)
 
@@ -215,7 +215,7 @@ def forward_rows(operator: str) -> list[str]:
     return [case.shape for case in bench.chosen(operator, "cuda", None) if "backward" not in case.shape]
 
 
-def test_points_lie_where_their_rows_say() -> None:
+def test_points_are_where_their_rows_say() -> None:
     for case in bench.chosen("cauchy_conj", "cpu", "forward"):
         z = case.prepare().inputs["z"]
         assert (z.real == 0).all() == (case.kind == "imaginary axis")
@@ -237,7 +237,7 @@ def test_the_structured_tables_have_these_rows() -> None:
     assert forward_rows("toeplitz_matvec") == ["4×256", "64×1024"]
     general = ["4×256 eager", "4×256 graph", "64×1024 eager", "64×1024 graph", "1×8192 eager"]
     assert forward_rows("toeplitz_solve") == general
-    symmetric = [f"{size} {way}" for size in ("4×64", "4×256", "64×1024", "1×2048", "1×8192") for way in ("eager", "graph")]
+    symmetric = [f"{size} {mode}" for size in ("4×64", "4×256", "64×1024", "1×2048", "1×8192") for mode in ("eager", "graph")]
     hard = ["1×2048 eager, steps do not end", "1×8192 eager, steps do not end"]
     assert sorted(forward_rows("toeplitz_solve_symmetric")) == sorted(symmetric + hard)
     for operator in ("toeplitz_matvec", "toeplitz_solve", "toeplitz_solve_symmetric"):
@@ -453,7 +453,7 @@ def test_a_report_without_peers(
     assert "roof: copy 4.30 TB/s, bf16 product 790 TFLOP/s" in printed
     assert "in this run: copy 4.00 TB/s, bf16 product 700 TFLOP/s" in printed
     for peer in BENCHES[operator].peers:
-        always_there = "torch" in peer or peer == "operators"  # our own, one after the other
+        always_there = "torch" in peer or peer == "operators"  # our own operators, one after another
         assert (f"{peer} was not measured:" not in printed) if always_there else (f"{peer} was not measured" in printed)
     assert not report["peers_disagree"]
 

@@ -1,4 +1,4 @@
-"""Reports of benchmarks as files, tables and plots; all figures are invented."""
+"""Reports of benchmarks as files, tables and plots; all times are made up."""
 
 from __future__ import annotations
 
@@ -147,12 +147,12 @@ def test_bench_prints_selects_draws_and_joins_files(tmp_path: Path, capsys: pyte
 
 
 def test_what_is_measured_is_written_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_off(*_: object) -> Any:
+    def interrupted(*_: object) -> Any:
         yield {"rows": [invented_row("1×1", 5.0)]}
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "_has_gpu", lambda: True)
-    monkeypatch.setattr("gdn_cuda.cli.bench_measure.measure_gpu", cut_off)
+    monkeypatch.setattr("gdn_cuda.cli.bench_measure.measure_gpu", interrupted)
     monkeypatch.setattr("gdn_cuda.cli.bench_environment.environment", lambda operator, cpu: {"operator": operator})
     with pytest.raises(KeyboardInterrupt):
         run_bench("fused_gdn_gating", "--json", tmp_path / "half.json")
@@ -163,7 +163,7 @@ def test_what_is_measured_is_written_row_by_row(tmp_path: Path, monkeypatch: pyt
 
 
 def cells_of(table: str) -> dict[str, dict[str, str]]:
-    """By row and column of the first table of a page."""
+    """The cells of the first table of a page, by row and column."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
     return {line[0]: dict(zip(lines[0][1:], line[1:], strict=True)) for line in lines[2:]}
 
@@ -249,11 +249,11 @@ def script(name: str) -> ModuleType:
 
 
 def filler() -> ModuleType:
-    """And `plots`, which it imports."""
+    """The module fill_pages, with `plots`, which it imports."""
     return script("fill_pages")
 
 
-def test_pages_are_what_their_reports_say() -> None:
+def test_pages_have_the_tables_of_their_reports() -> None:
     fill_pages = filler()
     for path in fill_pages.pages(ROOT):
         text = path.read_text()
@@ -348,7 +348,7 @@ def test_the_committed_plot_is_of_its_report(tmp_path: Path, monkeypatch: pytest
     assert svg.count("\n") < 400 and elements.count("text") > 40 and elements.count("use") > 100
 
 
-def test_an_svg_keeps_what_it_shows_where_its_groups_go() -> None:
+def test_an_svg_keeps_its_elements_when_groups_are_removed() -> None:
     filler()
     svg = (
         '<?xml version="1.0"?>\n<svg>\n <metadata>\n  <a/>\n </metadata>\n <g id="b.c">\n  <path d="M 0 1 \nL 2 3 \n"/>\n'
@@ -360,8 +360,8 @@ def test_an_svg_keeps_what_it_shows_where_its_groups_go() -> None:
     )
 
 
-def test_what_is_drawn_or_measured_is_not_committed_as_source() -> None:
-    """Plots are built with the website, and a report has a row a line: a file past these lines is neither."""
+def test_plots_and_long_reports_are_not_committed() -> None:
+    """Plots are built with the website, and a report has one line per row; a longer file is generated."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     listed = subprocess.run(
@@ -375,7 +375,7 @@ def test_what_is_drawn_or_measured_is_not_committed_as_source() -> None:
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_report_is_read_in_either_form(indent: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As written today, and by releases that indented every value; printed or written, it has a row a line."""
+    """Reports of today, and of releases that indented every value, are printed and written with one line per row."""
     report = json.loads(bench_report.dumps(curve_report()))
     (tmp_path / "old.json").write_text(json.dumps(report, indent=indent) if indent else bench_report.dumps(report))
     assert bench_report.read([str(tmp_path / "old.json")]) == [report]
@@ -386,7 +386,7 @@ def test_a_report_is_read_in_either_form(indent: int | None, tmp_path: Path, cap
     assert [line.startswith('  {"shape"') for line in printed.splitlines()].count(True) == len(report["rows"])
 
 
-def test_a_comparison_of_trees_has_a_row_a_line(tmp_path: Path) -> None:
+def test_a_comparison_of_trees_has_one_line_per_row(tmp_path: Path) -> None:
     compare_trees = script("compare_trees")
     rows = [{"operator": "µ", "shape": f"{n}×1", "before": {"time_us": 5.0}, "after": {"time_us": 6.0}} for n in range(3)]
     compare_trees.write(tmp_path / "two.json", {"device": "a GPU", "rounds": 3}, rows)

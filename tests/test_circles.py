@@ -23,9 +23,9 @@ def python() -> graphs.Graph:
     return graphs.python_files(PYTHON)
 
 
-def cpp_room(path: str) -> str:
-    """The folder of the project's map: the folders of a family's kernels are one room, and so are csrc's own files each (lists
-    of what all families have stand there, above the families that they list)."""
+def cpp_folder(path: str) -> str:
+    """The folder of a file in the project's map. All folders of a family's kernels count as one; each of csrc's own files
+    counts as a folder of its own, because the lists there are above the families that they list."""
     parts = Path(path).parts
     if parts[0] == "include":
         return "/".join(parts[:4]) if parts[2] == "kernels" else path
@@ -33,15 +33,16 @@ def cpp_room(path: str) -> str:
 
 
 def cpp_family(path: str) -> str:
-    """The family, its host code, kernels and public header together; the room of what belongs to none. kernels/common is below
+    """The family, its host code, kernels and public header together; the folder of a file that belongs to none. kernels/common is below
     the JIT, the host code of its one kernel above it."""
     found = re.match(r"csrc/families/(\w+)/|include/gdn_cuda/kernels/(\w+)/|include/gdn_cuda/(\w+)\.hpp$", path)
     name = next(filter(None, found.groups())) if found else ""
-    return name if name and name != "common" and (ROOT / "csrc/families" / name).is_dir() else cpp_room(path)
+    return name if name and name != "common" and (ROOT / "csrc/families" / name).is_dir() else cpp_folder(path)
 
 
-def python_room(module: str) -> str:
-    """The subpackage. A module of the package itself stands alone, and so does the package's __init__, which imports all."""
+def python_folder(module: str) -> str:
+    """The subpackage of a module. A module of the package itself is alone, and so is the package's __init__, which imports
+    all."""
     parts = module.split(".")
     return ".".join(parts[:2]) if (PYTHON / parts[1] if len(parts) > 1 else PYTHON).is_dir() else module
 
@@ -52,35 +53,35 @@ def test_cpp_files_include_each_other_in_no_circle(cpp: graphs.Graph) -> None:
 
 
 def test_cpp_folders_include_each_other_in_no_circle(cpp: graphs.Graph) -> None:
-    rooms = graphs.by_folder(cpp, cpp_room)
+    rooms = graphs.by_folder(cpp, cpp_folder)
     assert {"csrc/jit", "csrc/launch", "csrc/operators", "csrc/families/gdn", "include/gdn_cuda/kernels/common"} <= set(rooms)
     assert "csrc/jit" in rooms["csrc/launch"] and "csrc/launch" in rooms["csrc/families/gdn"]
-    assert not graphs.circles(rooms), graphs.edges(rooms, cpp, cpp_room)
+    assert not graphs.circles(rooms), graphs.edges(rooms, cpp, cpp_folder)
 
 
 def test_cpp_families_include_each_other_in_no_circle(cpp: graphs.Graph) -> None:
-    """Host code of one family with kernels of another one, and the reverse, are no circle of folders."""
+    """Host code that includes kernels of another family, and the reverse, is a circle of families but not of folders."""
     families = graphs.by_folder(cpp, cpp_family)
     assert {"conv", "gdn", "layers", "scan", "structured"} <= set(families) and {"conv", "gdn"} <= families["layers"]
     assert not graphs.circles(families), graphs.edges(families, cpp, cpp_family)
 
 
-def test_common_things_know_no_family(cpp: graphs.Graph) -> None:
-    rooms = graphs.by_folder(cpp, cpp_room)
+def test_common_code_includes_no_family(cpp: graphs.Graph) -> None:
+    rooms = graphs.by_folder(cpp, cpp_folder)
     below = {"csrc/jit", "csrc/launch", "csrc/operators", "include/gdn_cuda/kernels/common"}
     for room in below:
         assert not {other for other in rooms[room] if "families/" in other or "/kernels/" in other} - below, room
 
 
-def test_gdn_and_conv_do_not_know_each_other(cpp: graphs.Graph, python: graphs.Graph) -> None:
-    """What stands on both is the family `layers`."""
-    cpp_rooms, python_rooms = graphs.by_folder(cpp, cpp_room), graphs.by_folder(python, python_room)
+def test_gdn_and_conv_do_not_include_each_other(cpp: graphs.Graph, python: graphs.Graph) -> None:
+    """Code that uses both is in the family `layers`."""
+    cpp_folders, python_folders = graphs.by_folder(cpp, cpp_folder), graphs.by_folder(python, python_folder)
     for one, other in (("gdn", "conv"), ("conv", "gdn")):
-        assert f"csrc/families/{other}" not in cpp_rooms[f"csrc/families/{one}"]
-        assert f"include/gdn_cuda/kernels/{other}" not in cpp_rooms[f"include/gdn_cuda/kernels/{one}"]
-        assert f"gdn_cuda.{other}" not in python_rooms[f"gdn_cuda.{one}"]
-        assert f"gdn_cuda.{other}" in python_rooms["gdn_cuda.layers"]
-        assert f"csrc/families/{other}" in cpp_rooms["csrc/families/layers"]
+        assert f"csrc/families/{other}" not in cpp_folders[f"csrc/families/{one}"]
+        assert f"include/gdn_cuda/kernels/{other}" not in cpp_folders[f"include/gdn_cuda/kernels/{one}"]
+        assert f"gdn_cuda.{other}" not in python_folders[f"gdn_cuda.{one}"]
+        assert f"gdn_cuda.{other}" in python_folders["gdn_cuda.layers"]
+        assert f"csrc/families/{other}" in cpp_folders["csrc/families/layers"]
 
 
 def test_python_modules_import_each_other_in_no_circle(python: graphs.Graph) -> None:
@@ -89,11 +90,11 @@ def test_python_modules_import_each_other_in_no_circle(python: graphs.Graph) -> 
 
 
 def test_python_folders_import_each_other_in_no_circle(python: graphs.Graph) -> None:
-    rooms = graphs.by_folder(python, python_room)
-    assert not graphs.circles(rooms), graphs.edges(rooms, python, python_room)
+    rooms = graphs.by_folder(python, python_folder)
+    assert not graphs.circles(rooms), graphs.edges(rooms, python, python_folder)
 
 
-# ---- That these can fail
+# ---- The checks above can fail
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, each with a cache of its own. None needs a GPU."""
+"""The command line as users run it: real processes, each with its own cache. None needs a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def gdn(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Wide enough for every table, so that what is searched for is on one line."""
+    """Runs a command with output wide enough that every table row is on one line."""
     return processes.run(
         "-m", "gdn_cuda", *arguments, imports=IMPORTS, **{"GDN_JIT_CACHE_DIR": str(cache), "COLUMNS": "10000"} | variables
     )
@@ -50,7 +50,7 @@ def test_version(cache: Path) -> None:
 
 
 def test_doctor_finds_what_this_environment_has(cache: Path) -> None:
-    """Started as by a user, from nothing."""
+    """Started like a user's process, not forked."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
     command = [sys.executable, "-m", "gdn_cuda", "doctor"]
     environment |= {"GDN_JIT_CACHE_DIR": str(cache)}
@@ -108,7 +108,7 @@ def test_doctor_says_why_a_cache_folder_was_refused(tmp_path: Path) -> None:
 def test_kernels_lists_the_registered_kernels(cache: Path) -> None:
     listed = json.loads(gdn("kernels", "--json", cache=cache).stdout)
     assert listed == _C.kernels()
-    assert {entry["max_capability"] for entry in listed} == {None, 90}, "no limit is no number"
+    assert {entry["max_capability"] for entry in listed} == {None, 90}, "None means no limit"
     text = gdn("kernels", "--kernel", SMALLEST["name"], cache=cache).stdout
     assert SMALLEST["summary"] in text
     assert SMALLEST["configurations"][0]["configuration"] in text
@@ -183,7 +183,7 @@ def test_piped_tables_keep_to_a_width_and_words_whole(
         printed = capsys.readouterr().out
         assert {word for text in texts for word in text.split()} <= set(printed.split())
         long = [line for line in printed.splitlines() if len(line) > (columns or 100)]
-        # What is longer is a record's value, such as a path or a list: what is searched for in a file is whole.
+        # Longer lines are values of records, such as a path or a list: in a file words stay whole, to be searched for.
         assert all(": " in line for line in long), long
 
 
@@ -342,11 +342,11 @@ def test_bench_checks_its_options_before_it_measures(arguments: tuple[str, ...],
     assert done.stdout == ""
 
 
-# ---- Odd standard outputs
+# ---- Unusual standard outputs
 
 
 def with_output(opened: str, *arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process whose standard output the line of Python `opened` has replaced."""
+    """Runs the command in a process whose standard output is replaced by `opened`, a line of Python."""
     code = f"import io, os, sys\n{opened}\nfrom gdn_cuda.cli import main\nsys.exit(main(sys.argv[1:]))"
     return processes.run(
         "-c", code, *arguments, imports=IMPORTS, **{"GDN_JIT_CACHE_DIR": str(cache), "COLUMNS": "10000"} | variables

@@ -1,4 +1,5 @@
-"""benchmarks/compare_sass.py: which configurations of two trees are paired, what counts as a change. Listings are made up."""
+"""benchmarks/compare_sass.py: which configurations of two trees are paired, and what counts as a change; with made-up
+listings."""
 
 from __future__ import annotations
 

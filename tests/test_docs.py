@@ -1,4 +1,4 @@
-"""What is written for people agrees with the code: variables, operators and kernels."""
+"""The documents agree with the code: variables, operators and kernels."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_tables_of_the_readme_name_operators_that_exist() -> None:
     assert not [name for name in named if name not in gdn_cuda.__all__]
 
 
-# A row's first cell in README.md begins so; the page that it is from, and that page's row.
+# The beginning of a row's first cell in README.md; the page that the row is from; and the row of that page.
 FIGURES = {
     "GDN prefill, one sequence of 8192 tokens": ("prefill", "1×8192 16/32"),
     "GDN prefill, 8 sequences of 4096 tokens": ("prefill", "8×4096 16/32"),
@@ -149,7 +149,7 @@ def test_docstrings_of_operators_and_modules_have_every_section() -> None:
 
 
 def test_docstrings_explain_every_parameter() -> None:
-    """Of every public function and of every module's constructor."""
+    """Parameters of every public function and of every module's constructor."""
     assert not list(docstrings.unexplained_parameters())
 
 
@@ -184,7 +184,7 @@ def test_examples_in_docstrings_run(name: str) -> None:
 
 
 def test_every_benchmark_table_is_on_the_page_of_an_operator() -> None:
-    """A table whose heading and rows name no operator in backticks would be on none."""
+    """A table whose heading and rows name no operator in backticks would be on no page."""
     on_pages = {line for name in DOCUMENTED for *_, table in benchmark_tables(name) for line in table.splitlines()}
     rows = {
         line for path in (ROOT / "docs/benchmarks").glob("*.md") for line in path.read_text().splitlines() if "|" in line[:1]

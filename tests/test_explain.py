@@ -22,7 +22,7 @@ REGISTERED = {
     for entry in _C.kernels()
     for listed in entry["configurations"]
 }
-# A window in L2, views and buffers are no kernels; commit_replay is replay_decode without tokens.
+# A window in L2, views and buffers launch no kernel; commit_replay is replay_decode without tokens.
 LAUNCHES_NOTHING = {"cauchy_pin_l2", "commit_replay", "replay_buffers", "split_projections"}
 
 
@@ -31,7 +31,7 @@ def launches(explanation: Explanation) -> list[tuple[str, str]]:
 
 
 def says_something(explanation: Explanation) -> bool:
-    """Every launch is of a registered configuration, with a reason; torch's operators are named where there is none."""
+    """Every launch has a registered configuration and a reason; without launches, torch's operators are named."""
     assert REGISTERED.issuperset(launches(explanation))
     assert all(step["reason"] for step in explanation.steps)
     return bool(explanation.steps or explanation.of_torch)
@@ -46,7 +46,7 @@ def test_every_example_is_explained(name: str) -> None:
     given = case.make(2, 5, 0)
     kept = {key: x.clone() for key, x in given.items() if isinstance(x, torch.Tensor)}
     assert says_something(explained(case.function, device="h200", **given))
-    assert all(torch.equal(given[key].nan_to_num(), x.nan_to_num()) for key, x in kept.items()), "nothing is written"
+    assert all(torch.equal(given[key].nan_to_num(), x.nan_to_num()) for key, x in kept.items()), "no argument is written"
 
 
 def test_every_public_operator_has_a_typical_call() -> None:
@@ -79,7 +79,7 @@ def test_every_benchmark_is_explained(name: str) -> None:
         assert says_something(explanation), shape
 
 
-def test_between_two_benchmarks_calls_are_as_ever() -> None:
+def test_between_two_explained_benchmarks_calls_run_as_usual() -> None:
     rows = benchmarks("fused_gdn_gating", device_of("h200"))
     next(rows)
     assert torch.zeros(2, device="cpu").tolist() == [0, 0] and not _get_current_dispatch_mode_stack()
@@ -87,7 +87,7 @@ def test_between_two_benchmarks_calls_are_as_ever() -> None:
     rows.close()
 
 
-# ---- What decides is what decides for CUDA tensors
+# ---- Choices depend on the same properties as for CUDA tensors
 
 
 def rows(*shape: int) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_the_device_decides() -> None:
         explained(function, device="sm_75", **given)
 
 
-def test_what_may_follow_is_explained_too() -> None:
+def test_calls_that_may_follow_are_explained_too() -> None:
     def kernels(*words: str) -> list[str]:
         function = gdn_cuda.toeplitz_solve_symmetric
         found = explained(function, device="h200", **calls.arguments(function, list(words)))
@@ -148,7 +148,7 @@ def test_gradients_are_explained_where_they_are_computed() -> None:
     ]
 
 
-def test_nothing_of_it_stays() -> None:
+def test_an_explanation_leaves_no_state() -> None:
     given = calls.arguments(gdn_cuda.fused_gdn_gating, [])
     before = _C.load_events()
     with pytest.raises(ValueError, match="fused_gdn_gating: b: expected the shape of a"):
@@ -177,7 +177,7 @@ def test_a_pool_with_a_history_is_explained_and_a_leaf_refused_as_in_a_call() ->
             call(*given, *arguments, leaf, state_indices=slots)
 
 
-def test_what_cannot_be_explained_is_refused_in_a_sentence() -> None:
+def test_a_call_that_cannot_be_explained_is_refused_in_a_sentence() -> None:
     x = torch.rand(2, 8)
     for wrong, expected in (
         ({"multiprocessors": 12.5}, "multiprocessors: expected 1 to 1024, got 12.5"),
@@ -253,7 +253,7 @@ def test_a_call_is_printed_with_kernel_configuration_and_reason() -> None:
 
 
 def test_long_lines_are_wrapped_and_a_call_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A call is to be pasted again, in one line."""
+    """A call stays on one line, so that it can be pasted."""
     from gdn_cuda.cli import main
 
     said = {}

@@ -1,4 +1,4 @@
-"""The Python examples of README.md and docs run on a CPU, in the order of their page, and give what their comments say."""
+"""The Python examples of README.md and docs run on a CPU, in the order of their page, with the results in their comments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 RESULT = re.compile(r"^(.+?)  # (tensor\(.*\)|torch\.Size\(.*\)|True|\(.*(?:True|False|\]\))\))$")
 # Blocks with these need a GPU, or the package `kernels` and a published repository.
 NOT_HERE = ('device="cuda"', "get_kernel(")
-# How many results are compared, at least. The page left out shows parts of a new operator's files.
+# The least number of results to compare. The page that is left out shows parts of a new operator's files.
 RESULTS = {
     "README.md": 1,
     "docs/conv.md": 7,
@@ -36,7 +36,7 @@ LEFT_OUT = {"docs/architecture.md"}
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Kernels that examples load on a GPU are chosen only: here they are, and tensors are on the CPU."""
+    """Collects the kernels that examples would load on a GPU, without loading them; tensors are on the CPU."""
     found: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gdn_cuda, "warmup", lambda *names, **fields: found.extend(gdn_cuda.runtime.select(*names, **fields)))

@@ -1,5 +1,5 @@
-"""./develop.sh hub: what Hugging Face's package `kernels` loads of the repository that tools/hub.py makes, with and without an
-installed gdn_cuda beside it."""
+"""./develop.sh hub: Hugging Face's package `kernels` loads the repository that tools/hub.py makes, with and without an
+installed gdn_cuda."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def unused(repository: Path, tmp_path: Path) -> Path:
-    """As it was made: imports by other tests leave bytecode in the one that they share."""
+    """An unchanged copy: imports by other tests leave bytecode in the shared repository."""
     return shutil.copytree(repository, tmp_path / "unused", ignore=shutil.ignore_patterns("__pycache__"))
 
 
@@ -45,7 +45,7 @@ def other_version(repository: Path, folder: Path) -> Path:
 
 
 def test_a_repository_runs_without_an_installed_package(repository: Path, tmp_path: Path) -> None:
-    """Its own kernels are those that it uses, and none of its modules asks for the name gdn_cuda."""
+    """It uses its own kernels, and none of its modules imports the name gdn_cuda."""
     code = """
 hide_the_installed_package()
 hub = get_local_kernel(Path(sys.argv[1]))
@@ -71,7 +71,7 @@ answer(name=hub.__name__, origins=origins(hub), steps=str(steps), libraries=libr
 
 
 def test_get_kernel_loads_what_the_hub_has_cached(repository: Path, tmp_path: Path) -> None:
-    """The Hub's cache links every file to one by another name, as writable as the user's umask says."""
+    """In the Hub's cache every file is a link to a file of another name, with the permissions of the user's umask."""
     commit = "0123456789" * 4
     cached = tmp_path / "kernels" / "kernels--OWNER--gdn_cuda"
     snapshot = cached / "snapshots" / commit
@@ -189,7 +189,7 @@ except ImportError as error:
     assert f"expected a _C for {sys.implementation.cache_tag}, got cpython-39-x86_64-linux-gnu." in error
 
 
-def test_the_metadata_is_what_kernels_reads(unused: Path) -> None:
+def test_the_metadata_has_the_form_that_kernels_reads(unused: Path) -> None:
     from kernels._rust import Digest, DigestAlgorithm, Metadata
     from kernels.archs import _supports_cuda_capability
     from kernels.variants import parse_variant

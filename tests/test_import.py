@@ -41,7 +41,7 @@ def probe(attempt: int = 1) -> dict[str, object]:
 
 
 def test_importing_the_package_after_torch_is_fast() -> None:
-    """A quarter of a second of a slow core, where torch takes two; most of it registers operators with torch."""
+    """It takes a quarter of a second on a slow core, on which torch takes two; most of it registers operators with torch."""
     assert any(probe(attempt)["share"] < 0.5 for attempt in (1, 2, 3))
 
 
@@ -49,11 +49,11 @@ def test_import_touches_neither_cuda_nor_a_compiler() -> None:
     seen = probe()
     assert seen["initialized"] is False
     assert seen["modules"] == []
-    assert seen["libraries"] == []  # some torch builds bring NVRTC with them
+    assert seen["libraries"] == []  # some torch builds load NVRTC themselves
 
 
 def test_modules_of_the_package_import_each_other_by_relative_names() -> None:
-    """A kernel repository is imported under a name of its own, beside an installed package or without one."""
+    """A kernel repository is imported under its own name, with or without an installed package."""
     package = Path(gdn_cuda.__file__).parent
     absolute = []
     for path in sorted(package.rglob("*.py")):
@@ -65,8 +65,8 @@ def test_modules_of_the_package_import_each_other_by_relative_names() -> None:
     assert not absolute
 
 
-def import_uncompiled(folder: Path, *behind: Path, built: str = "") -> str:
-    """The error of importing a copy without libraries in `folder`, with the folders `behind` later on the path; `built`: the
+def import_uncompiled(folder: Path, *later: Path, built: str = "") -> str:
+    """The error of importing a copy without libraries in `folder`, followed on the path by the folders `later`; `built`: the
     name of a _C that it has."""
     package = Path(gdn_cuda.__file__).parent
     shutil.copytree(package, folder / "gdn_cuda", ignore=shutil.ignore_patterns("*.so", "lib", "__pycache__"))
@@ -76,8 +76,8 @@ def import_uncompiled(folder: Path, *behind: Path, built: str = "") -> str:
         (folder / "gdn_cuda" / built).touch()
     # -S -E and an explicit path keep the installed package out, torch's own folder in.
     torch_folder = Path(importlib.util.find_spec("torch").origin).parents[1]
-    later = [str(each) for each in (*behind, torch_folder)]
-    code = f"import sys; sys.path[:0] = [{str(folder)!r}]; sys.path += {later!r}; import gdn_cuda"
+    path = [str(each) for each in (*later, torch_folder)]
+    code = f"import sys; sys.path[:0] = [{str(folder)!r}]; sys.path += {path!r}; import gdn_cuda"
     done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.returncode != 0
     return done.stderr

@@ -1,4 +1,4 @@
-"""What holds for every module of gdn_cuda.nn: devices, dtypes, empty and short inputs, gradients, copies, steps, autocast."""
+"""Properties of every module of gdn_cuda.nn: devices, dtypes, empty and short inputs, gradients, copies, steps, autocast."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MATRICES = pytest.mark.parametrize("case", [case for case in CASES if not case.i
 STEPPED = pytest.mark.parametrize("case", [case for case in CASES if case.has_steps], ids=lambda case: case.id)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-INFERENCE = {"GatedDeltaNet"}  # without gradients
+INFERENCE = {"GatedDeltaNet"}  # modules without gradients
 # Kernels' steps count parameters as constants.
 STEPS_FOR_INFERENCE = INFERENCE | {"S6", "Mamba", "HyenaCascade", "ShortConv", "S4Kernel", "S4DKernel"}
-# A few roundings of inputs, parameters and results one after the other, and of projections between them.
+# A few roundings of inputs, parameters and results in sequence, and of projections between them.
 BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
@@ -41,7 +41,7 @@ def test_the_list_of_modules_is_complete() -> None:
 
 
 def run(case: Case, module: torch.nn.Module, x: Tensor) -> Tensor:
-    """The module's result; a test is skipped where GatedDeltaNet's operators do not take fp64 yet."""
+    """The module's result; skips the test where GatedDeltaNet's operators do not support fp64 yet."""
     try:
         return case.run(module, x)
     except ValueError as refusal:
@@ -51,15 +51,15 @@ def run(case: Case, module: torch.nn.Module, x: Tensor) -> Tensor:
 
 
 def result_dtype(case: Case, dtype: torch.dtype) -> torch.dtype:
-    """Kernels and complex sums compute 16-bit parameters' results in fp32, all others return what they are given."""
+    """Kernels and complex sums return fp32 for 16-bit parameters; all other modules return the dtype of their input."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     if case.module in ("S4Kernel", "S4DKernel"):
         return wide
     return wide.to_complex() if case.more.get("conj") else dtype
 
 
-def of_dtype(case: Case, module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """The module made with that dtype, and the same parameters."""
+def with_dtype(case: Case, module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A module made with that dtype, with the same parameters."""
     made = case.make(dtype=dtype)
     made.load_state_dict(module.state_dict())
     return made
@@ -79,12 +79,12 @@ def test_layers_take_device_and_dtype_by_name(case: Case) -> None:
 @EVERY_DTYPE
 def test_a_module_has_the_dtype_it_is_made_with(case: Case, dtype: torch.dtype, seed: int) -> None:
     wide, x = case.make(), case.inputs(seed)
-    module = of_dtype(case, wide, dtype)
+    module = with_dtype(case, wide, dtype)
     fits = {dtype} if not case.is_layer else {dtype, torch.float64 if dtype == torch.float64 else torch.float32}
     assert {p.dtype for p in module.parameters()} <= fits
     y = run(case, module, x.to(dtype))
     assert y.dtype == result_dtype(case, dtype)
-    assert rel_rms(y, case.run(of_dtype(case, wide, torch.float32), x)) < max(BOUNDS[dtype], 1e-5)
+    assert rel_rms(y, case.run(with_dtype(case, wide, torch.float32), x)) < max(BOUNDS[dtype], 1e-5)
 
 
 @EVERY
@@ -174,7 +174,7 @@ def test_no_sequences_and_no_tokens_keep_states(case: Case, L: int, seed: int) -
 
 @pytest.mark.parametrize("name", sorted(INFERENCE))
 def test_layers_for_inference_refuse_backward(name: str) -> None:
-    """Once it passes, the layer trains and leaves INFERENCE."""
+    """When this fails for a layer, the layer has gradients and is removed from INFERENCE."""
     case = next(case for case in CASES if case.module == name)
     y = case.run(case.make(), case.inputs(0))
     with pytest.raises(RuntimeError):
@@ -196,7 +196,7 @@ def test_gradients_are_finite(case: Case, dtype: torch.dtype, seed: int) -> None
 
 @EVERY
 def test_fp64_is_computed_in_fp64(case: Case, seed: int) -> None:
-    """Differences of results agree with gradients to many digits."""
+    """Finite differences of results agree with gradients to many digits."""
     module, x = case.make(dtype=torch.float64), case.inputs(seed, dtype=torch.float64).requires_grad_()
     y = run(case, module, x)
     assert y.dtype == result_dtype(case, torch.float64)
@@ -232,8 +232,8 @@ def test_checkpoints_and_copies(case: Case, seed: int) -> None:
 @STEPPED
 @EVERY_DTYPE
 @torch.no_grad()
-def test_steps_are_the_sequence(case: Case, dtype: torch.dtype, seed: int) -> None:
-    """Alone, and after a prompt."""
+def test_steps_give_the_same_as_the_sequence(case: Case, dtype: torch.dtype, seed: int) -> None:
+    """From the default state, and after a prompt."""
     module, x = case.make(dtype=dtype), case.inputs(seed, L=24, dtype=dtype)
     whole = run(case, module, x)
     assert rel_rms(case.stepped(module, x), whole) < BOUNDS[dtype]

@@ -1,4 +1,4 @@
-"""What Python does around the core: paths, choosing configurations, compiling ahead of use, messages."""
+"""The Python side of the runtime: paths, choosing configurations, compiling ahead of use, messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_wheels_beside_torch_the_rest_is_searched(tmp_path: Path, monkey
 
 
 def test_unreadable_wheel_folders_are_passed_to_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tells the user so; the search neither dies of it nor takes another CUDA's."""
+    """The core reports the folder; the search neither fails nor uses the files of another CUDA."""
     wheels = tmp_path / "nvidia"
 
     def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +172,7 @@ def test_compile_reports_and_returns_every_configuration(tmp_path: Path) -> None
 def test_compile_refuses_an_arch_that_no_device_loads(arch: str | list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         runtime.compile(kernel=SMALLEST["name"], arch=arch, out=tmp_path)
-    assert list(tmp_path.iterdir()) == [], "nothing is compiled before all of them are known to be right"
+    assert list(tmp_path.iterdir()) == [], "no kernel is compiled before all arches are known to be valid"
 
 
 def test_compile_refuses_no_jobs() -> None:

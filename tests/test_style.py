@@ -43,7 +43,7 @@ def test_ruff_format() -> None:
 
 
 def test_headers_and_sources_that_are_named_exist() -> None:
-    """A comment that sends the reader to a file which was renamed."""
+    """No comment refers to a file that was renamed."""
     folders = ("csrc", "include", "gdn_cuda", "benchmarks", "docs", "examples")
     listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:

@@ -1,4 +1,4 @@
-"""Every dotted name that people read resolves after `import gdn_cuda` alone."""
+"""Every dotted name in documents and messages resolves after `import gdn_cuda` alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(json.dumps([unresolved, [name for name in hosts if name in sys.modules]]))
 
 
 def unresolved(names: set[str]) -> dict[str, str]:
-    """Of these names, each in a new process that imports gdn_cuda alone, and no host."""
+    """The names that do not resolve in a new process that imports gdn_cuda alone, and no host."""
     done = processes.run("-c", RESOLVE, json.dumps(sorted(names)))
     assert done.returncode == 0, done.stderr
     found, hosts = json.loads(done.stdout)
@@ -44,7 +44,7 @@ def unresolved(names: set[str]) -> dict[str, str]:
 
 
 def names_in(text: str) -> set[str]:
-    """Not those of files: gdn_cuda.so."""
+    """Dotted names in a text, without names of files (gdn_cuda.so)."""
     return {name for name in DOTTED.findall(text) if not INVENTED.search(name)}
 
 
@@ -105,10 +105,10 @@ def test_other_names_are_attribute_errors(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["integrations.fla", "", "__main__", "_C.no_such", "1", "../conv"])
-def test_what_is_no_name_of_a_module_is_none(name: str) -> None:
+def test_an_invalid_module_name_is_an_attribute_error(name: str) -> None:
     assert not hasattr(gdn_cuda, name)
 
 
-def test_from_import_of_what_is_not_there() -> None:
+def test_from_import_of_an_unknown_name() -> None:
     done = processes.run("-c", "from gdn_cuda import no_such")
     assert "ImportError: cannot import name 'no_such' from 'gdn_cuda'" in done.stderr

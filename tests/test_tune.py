@@ -1,4 +1,4 @@
-"""`python -m gdn_cuda tune` as a user meets it: real processes, each test with a cache of its own. None needs a GPU."""
+"""`python -m gdn_cuda tune` as users run it: real processes, each test with its own cache. None needs a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def files(cache: Path) -> int:
 
 @contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
-    """For root, too, who may write whatever the mode."""
+    """Makes a folder unwritable, for root too, who ignores the mode."""
     if os.geteuid() != 0:
         folder.chmod(0o500)
         yield
@@ -63,7 +63,7 @@ def unwritable(folder: Path) -> Iterator[None]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-# Small ones that leave a choice.
+# Small problems that have several candidates.
 SHAPES = {"selective_scan": "3x5x7x40", "selective_state_update": "3x5x8", "simplified_scan": "2x3x1500"}
 
 
@@ -161,7 +161,7 @@ CALLS = {
 
 
 def test_every_operator_is_measured_and_its_winner_decides_about_that_call(cache: Path) -> None:
-    """The problem that Python names is the one that the operator asks about."""
+    """The problem that Python computes is the one that the operator looks up."""
     commands: list[str] = []
     for operator, one in TUNABLES.items():
         dtype = list(one.tolerance)[-1] if operator not in CALLS else next(iter(one.tolerance))
@@ -186,7 +186,7 @@ def test_every_operator_is_measured_and_its_winner_decides_about_that_call(cache
 
 
 def documents(text: str) -> list[Any]:
-    """JSON texts, one behind the other."""
+    """Parses JSON texts that follow each other."""
     found, decoder = [], json.JSONDecoder()
     while text := text.strip():
         document, end = decoder.raw_decode(text)
@@ -238,7 +238,7 @@ def test_tune_says_that_winners_are_not_used_when_gdn_tuned_is_off(cache: Path) 
 
 
 def test_tune_says_when_winners_in_an_earlier_folder_take_precedence(cache: Path, tmp_path: Path) -> None:
-    """A folder that an image brought along is read first; where nothing can be written into it, new winners go elsewhere."""
+    """A folder in an image is read first; if it is read-only, new winners are stored in another folder."""
     assert faked("sound", *TUNE, cache=cache).returncode == 0
     with unwritable(cache):
         done = faked("sound", "tune", "cauchy_conj", "9x4x3000", cache=cache, XDG_CACHE_HOME=str(tmp_path / "xdg"))

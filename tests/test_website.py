@@ -1,4 +1,4 @@
-"""The pages that `./develop.sh docs` hands to Sphinx, and what is asked of the HTML that comes back."""
+"""The pages that `./develop.sh docs` passes to Sphinx, and the checks of its HTML."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_every_public_name_has_a_page(site: tuple[Path, Path]) -> None:
     assert "- `beta`, `gate`: (…, Hv)" in found["operators/recurrent_forward.md"]
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["pages", "plain"])
-def test_links_lead_to_pages_and_files(site: tuple[Path, Path], kind: int) -> None:
-    folder = site[kind]
+@pytest.mark.parametrize("form", [0, 1], ids=["pages", "plain"])
+def test_links_lead_to_pages_and_files(site: tuple[Path, Path], form: int) -> None:
+    folder = site[form]
     lost = [
         (page, target)
         for page, text in markdown(folder).items()
@@ -70,18 +70,18 @@ def test_llms_txt_lists_every_page_once(site: tuple[Path, Path]) -> None:
     assert not [page for page, text in plain.items() if text not in whole]
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["pages", "plain"])
-def test_a_page_shows_a_plot_where_the_repositorys_has_a_comment(site: tuple[Path, Path], kind: int) -> None:
-    found = markdown(site[kind])
+@pytest.mark.parametrize("form", [0, 1], ids=["pages", "plain"])
+def test_a_page_shows_a_plot_where_the_repositorys_has_a_comment(site: tuple[Path, Path], form: int) -> None:
+    found = markdown(site[form])
     for path in (ROOT / "docs/benchmarks").glob("*.md"):
         text = found[f"docs/benchmarks/{path.name}"]
         for name in pages.PLOT.findall(path.read_text()):
             assert f"](../../plots/{name}.svg)" in text and f"<!-- plot: {name} -->" not in text
-            assert "<svg" in (site[kind] / f"plots/{name}.svg").read_text()
+            assert "<svg" in (site[form] / f"plots/{name}.svg").read_text()
     assert "](plots/chunked_forward_lengths.svg)" in found["docs/benchmarks/prefill.md"], "the committed one"
 
 
-# ---- What fails
+# ---- Faults are found
 
 
 class _Exotic:
@@ -141,7 +141,7 @@ GOOD = (
         (GOOD, "a { background: url(p.svg); }", None),
     ],
 )
-def test_what_is_asked_of_html(tmp_path: Path, page: str, style: str, fault: str | None) -> None:
+def test_faults_of_html_are_found(tmp_path: Path, page: str, style: str, fault: str | None) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "index.html").write_text(page)
     (tmp_path / "b/two.html").write_text('<a id="xé" href="../index.html">back</a>')

@@ -1,6 +1,6 @@
-"""The compiled libraries as a wheel ships them: exported symbols, RUNPATH, embedded paths, hardening.
+"""The compiled libraries of a wheel: exported symbols, RUNPATH, embedded paths, hardening.
 
-Tested are the libraries installed in this environment, as building a wheel takes minutes (`./develop.sh wheel`).
+The tests examine the libraries installed in this environment, because building a wheel takes minutes (`./develop.sh wheel`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def exported(library: Path) -> set[str]:
 
 @every_library
 def test_runpath_has_no_empty_or_relative_folder(library: Path) -> None:
-    """An empty entry means the current folder, from which anybody's library would be loaded."""
+    """An empty entry means the current folder, from which any library would be loaded."""
     for place in runpath(library):
         assert place.startswith(("$ORIGIN/", "/")), runpath(library)
 

@@ -1,8 +1,8 @@
 """`python tune_child.py MODE ARGUMENTS… [then ARGUMENTS…]`: the command line, once or several times, with a simulated H200.
 
 Everything but the GPU is real: results come from the reference, times are derived from the names of the choices. MODE: "sound";
-"wrong": one candidate gives a wrong result; "elsewhere": another choice than the attempted one runs; "slow": no choice gains
-more over the heuristic's than the noise.
+"wrong": one candidate gives a wrong result; "elsewhere": another choice than the attempted one runs; "slow": no choice is
+faster than the heuristic's by more than the noise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FakeRunner:
         self._expected = case.function()(**case.arguments("cpu"))
 
     def _decides(self) -> str:
-        """The choice with which the core would run the call now."""
+        """The choice that the core would use for the call now."""
         return _C.tuned_explain(self._case.kernel, self._case.problem, self._device)
 
     def result(self) -> Tensor:

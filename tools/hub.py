@@ -2,7 +2,7 @@
 
     python tools/hub.py --out build/hub dist/gdn_cuda-0.1.0-*.whl    # ./develop.sh hub does this, after making the wheel
 
-The wheels are those of one version, one for each Python; only their libraries may differ. --arch names the architectures whose
+The wheels have the same version, one for each Python; only their libraries may differ. --arch names the architectures whose
 kernels are compiled into the repository; those in the cache are taken from there. docs/hub.md says how it is published.
 """
 
@@ -66,7 +66,7 @@ def load(folder: Path) -> ModuleType:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """By file; metadata.json, which holds them, is left out."""
+    """Digests by file, without metadata.json, which contains them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / "metadata.json")
     return {
         path.relative_to(folder).as_posix(): base64.b64encode(hashlib.sha256(path.read_bytes()).digest()).decode()
@@ -83,7 +83,7 @@ def metadata(package: ModuleType, folder: Path, arches: list[str]) -> dict[str, 
         "name": PACKAGE.replace("_", "-"),
         "id": f"_{PACKAGE}_cuda_{unique}",
         "version": int(package.__version__.partition(".")[0]),
-        "license": licence[1] if licence else "unknown",  # required, and the Hub's word for it
+        "license": licence[1] if licence else "unknown",  # the field is required; this is the Hub's word for it
         "python-depends": [],
         # Where no kernels were compiled for a device, they are compiled at first use, as PTX would be.
         "backend": {

@@ -15,14 +15,14 @@ struct DeviceTraits {
     std::string name = "NVIDIA H200";
     std::string arch = "sm_90a";  // what kernels are compiled for
 
-    static DeviceTraits for_arch(const std::string& arch);  // typical traits, for ahead-of-time compiles without a GPU
+    static DeviceTraits for_arch(const std::string& arch);  // typical traits, to compile ahead of time without a GPU
 };
 
-std::vector<DeviceTraits> typical_devices();  // those known by name; of an arch, the last is what for_arch has
+std::vector<DeviceTraits> typical_devices();  // devices known by name; for_arch gives the last one of an arch
 
 constexpr int kMostDevices = 64;
 
-// The ordinal of no device: what stands for one in calls that are explained (csrc/launch/explanation.hpp).
+// The ordinal of the stand-in device of explained calls (csrc/launch/explanation.hpp); no real device has it.
 constexpr int kStandIn = -1;
 
 // While it lives, device_traits(kStandIn) returns `traits` in this thread.

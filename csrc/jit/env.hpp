@@ -1,4 +1,4 @@
-// The environment variables that the library reads: those of this layer, and what owners above it declare as a Setting.
+// The environment variables that the library reads: those of this layer, and those that higher layers declare as a Setting.
 // `.example_env` and `docs/jit.md` are checked against the table of both.
 #pragma once
 
@@ -46,7 +46,7 @@ const Env& env();  // the snapshot taken at first use
 // Never destroyed before the library is unloaded.
 class Setting {
   public:
-    // From the text in lower case, the default's where the variable is empty or not set. No value: the text is malformed.
+    // Parses the text in lower case; the default text if the variable is empty or not set. Returns no value for malformed text.
     using Parse = std::optional<int> (*)(const std::string& text);
 
     Setting(const Variable& variable, const char* expected, Parse parse);
@@ -59,7 +59,7 @@ class Setting {
         env();
         return value_.load(std::memory_order_relaxed);
     }
-    void read() const;  // the process environment now; throws an Error as parse_env does
+    void read() const;  // reads the process environment now; throws an Error as parse_env does
 
     const Setting* next() const { return next_; }
     static const Setting* first();

@@ -8,7 +8,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-// Of the character at the start of `text`; 0 if invalid.
+// The number of bytes of the character at the start of `text`; 0 if it is invalid.
 std::size_t utf8_length(std::string_view text) {
     const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
     if (byte(0) < 0x80) return 1;

@@ -1,4 +1,4 @@
-// The JIT layer's only exception type: callers show the message and never branch on the kind.
+// The JIT layer's only exception type: callers show the message and never branch on the cause.
 #pragma once
 
 #include <stdexcept>

@@ -49,7 +49,7 @@ std::int64_t nanoseconds_now() {
     return nanoseconds(time);
 }
 
-// An entry is its numbers, then value and name, whose lengths are among the numbers. The last line is the digest of all before.
+// A line holds the file's stamp, the lengths of value and name, then value and name. The last line is the digest of all others.
 std::string FileMemo::text() const {
     std::string out(kHeader);
     for (const auto& [name, entry] : entries)
@@ -96,7 +96,7 @@ const std::string* FileMemo::find(std::string_view name, const FileStamp& stamp)
 bool is_memo(std::string_view start) {
     if (start.size() < kMostMemoHeader || !start.starts_with(kEveryHeader)) return false;
     const char format = start[kEveryHeader.size()], end = start[kEveryHeader.size() + 1];
-    return (format == '1' || format == '2') && (end == '\n' || end == ' ');  // ' ' if the memo is of something else than files
+    return (format == '1' || format == '2') && (end == '\n' || end == ' ');  // ' ' in other memos than those of files
 }
 
 std::string memoised(const fs::path& file, const fs::path& memo, const std::function<std::string()>& compute) {

@@ -44,7 +44,7 @@ class FileMemo {
     bool parse_entry(std::string_view& rest);
 };
 
-// Whether a file that starts with these bytes is such a memo, of this format or an older one; `kMostMemoHeader` bytes suffice.
+// Whether a file that starts with these bytes is a memo, in this format or an older one; `kMostMemoHeader` bytes suffice.
 bool is_memo(std::string_view start);
 constexpr std::size_t kMostMemoHeader = 16;
 

@@ -60,15 +60,15 @@ struct State {
 };
 Guarded<State> state;
 
-fs::path memo_for(const char* kind, const std::string& of) {
-    return Store::instance().memo_path(fmt::format("{}-{}", kind, sha256_hex(of).substr(0, 16)));
+fs::path memo_for(const char* label, const std::string& subject) {
+    return Store::instance().memo_path(fmt::format("{}-{}", label, sha256_hex(subject).substr(0, 16)));
 }
 
 SearchPaths ask(const Settings& now) {
     if (!now.hook) return {};
     if (!now.inputs) return now.hook();
     const HookInputs inputs = now.inputs();
-    return remembered_paths(inputs, memo_for("paths", inputs.identity), now.hook);
+    return memoised_paths(inputs, memo_for("paths", inputs.identity), now.hook);
 }
 
 // Discovers with the host's current settings. Exceptions other than Error (an interrupt) propagate and change no state.
@@ -211,16 +211,16 @@ std::string Toolchain::compiler_identity(bool use_nvcc) const {
 
 std::string Toolchain::external_headers_identity(bool uses_cutlass) const {
     KeyBuilder key;
-    const auto add = [&key](const char* label, const char* kind, const fs::path& root, const FolderFilter& enter) {
-        key.add(label, root.empty() ? kMissing : tree_digest(root, memo_for(kind, root.string()), enter));
+    const auto add = [&key](const char* label, const char* memo, const fs::path& root, const FolderFilter& enter) {
+        key.add(label, root.empty() ? kMissing : tree_digest(root, memo_for(memo, root.string()), enter));
     };
     // The subfolders that kernels can include; CUDA's host libraries have others.
-    const FolderFilter of_kernels = [](std::string_view folder) {
+    const FolderFilter kernel_folders = [](std::string_view folder) {
         return folder == "crt" || folder == "cooperative_groups" || folder.starts_with("cooperative_groups/");
     };
-    add("cuda", "cuda", cuda_include, of_kernels);
+    add("cuda", "cuda", cuda_include, kernel_folders);
     if (uses_cutlass) {
-        if (!cccl_parent().empty()) add("beside cccl", "cuda", cccl_parent(), of_kernels);
+        if (!cccl_parent().empty()) add("beside cccl", "cuda", cccl_parent(), kernel_folders);
         add("cutlass", "tree", cutlass_include, {});
         if (cccl_include != cuda_include)
             add("cccl", "tree", cccl_include, {});

@@ -18,7 +18,7 @@ bool interruptible();
 // Rethrows from the hook; throws an Error if this thread was cancelled, or is now in a child that the hook forked. Between two
 // calls of the hook pass some milliseconds, since it takes the GIL.
 void interruption_point();
-// The same at once: where a long call begins and ends.
+// Calls the hook without that delay; for the beginning and the end of a long call.
 void ask_for_interruption();
 
 // During its lifetime, setting `*flag` ends the waits of this thread: for pool threads, which no signal reaches.

@@ -16,7 +16,7 @@
 
 namespace gdn_cuda::jit {
 
-// What all threads have loaded of one Spec: the cold path, which is the same code for all of them.
+// The kernels of one Spec that any thread has loaded. This is the cold path: the same code for all Specs.
 class LoadedKernels {
   public:
     const LoadedKernel& get(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes);

@@ -89,13 +89,13 @@ int acquire(int fd, const std::filesystem::path& path, std::chrono::milliseconds
 // Descriptors that a forked child must close, since any copy keeps the lock; guarded by fork_lock().
 struct Descriptors {
     std::map<int, std::string> keys;
-    std::set<std::string> of_parent;  // compiles in progress in the parent at the fork
+    std::set<std::string> in_parent;  // compiles in progress in the parent at the fork
 
     Descriptors() {
         in_forked_child([this] {
             for (auto& [fd, key] : keys) {
                 ::close(fd);
-                of_parent.insert(std::move(key));
+                in_parent.insert(std::move(key));
             }
             keys.clear();
         });
@@ -111,7 +111,7 @@ KeyLock::KeyLock(const std::filesystem::path& directory, const std::string& key,
     const std::filesystem::path path = directory / "locks" / (key + ".lock");
     {
         const auto lock = fork_lock();
-        if (descriptors.of_parent.contains(key)) return;  // the parent's compile may take arbitrarily long
+        if (descriptors.in_parent.contains(key)) return;  // the parent's compile may take arbitrarily long
         fd_ = open_lock(path);
         if (fd_ < 0) return;
         descriptors.keys.emplace(fd_, key);

@@ -111,7 +111,7 @@ const InForkedChild refuse_nvrtc([] {
 
 std::atomic<void (*)()> ask_before{nullptr};
 
-// Made in the thread that asks for the compile, which may be told to end there; ends in the one that compiles.
+// Counts a compile. Constructed in the thread that asks for it, which `ask_before` may end; destroyed in the one that compiles.
 class Inside {
   public:
     Inside() {
@@ -122,7 +122,9 @@ class Inside {
                 "\"spawn\" or "
                 "\"forkserver\"");
         ++inside;
-        if (const auto ask = ask_before.load()) {  // after it is counted: whoever sets `ask` sees one of both
+        if (const auto ask =
+                ask_before
+                    .load()) {  // read after counting: whoever sets `ask_before` sees the count, or this thread sees `ask`
             --inside;
             ask();
             ++inside;
@@ -217,7 +219,7 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
     require_memory();  // for the compile
     Compilation compilation(nvrtc, source);
     const Result result = [&] {
-        const HostSignals of_host(reinterpret_cast<const void*>(nvrtc.compile));
+        const HostSignals host_signals(reinterpret_cast<const void*>(nvrtc.compile));
         return compilation.run(options);
     }();
     Compiled compiled;

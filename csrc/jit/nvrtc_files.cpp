@@ -37,14 +37,14 @@ std::vector<int> nvrtc_version(const fs::path& nvrtc) {
     return real.size() > version.size() ? real : version;
 }
 
-fs::path newest(const fs::path& folder, std::string_view stem, const std::vector<int>& of_version) {
+fs::path newest(const fs::path& folder, std::string_view stem, const std::vector<int>& required) {
     std::error_code error;
     std::vector<int> best;
     fs::path found;
     for (const auto& entry : fs::directory_iterator(folder, error)) {
         const auto version = version_after(entry.path().filename().string(), stem);
-        const std::size_t common = std::min({version.size(), of_version.size(), std::size_t{2}});
-        if (version.empty() || !std::equal(version.begin(), version.begin() + common, of_version.begin())) continue;
+        const std::size_t common = std::min({version.size(), required.size(), std::size_t{2}});
+        if (version.empty() || !std::equal(version.begin(), version.begin() + common, required.begin())) continue;
         // prefer libnvrtc.so.13, which survives an update, to its target libnvrtc.so.13.0.88
         const bool better = found.empty() || version[0] > best[0] || (version[0] == best[0] && version.size() < best.size()) ||
                             (version.size() == best.size() && version > best);

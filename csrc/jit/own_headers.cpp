@@ -48,8 +48,8 @@ HeaderSet OwnHeaders::of(std::string_view code) {
     };
     HeaderSet found;
     std::set<std::string> seen;  // paths, and names of missing files
-    const Includes of_code = includes_of(code);
-    std::deque<Visit> visits{{{}, {}, &of_code}};
+    const Includes code_includes = includes_of(code);
+    std::deque<Visit> visits{{{}, {}, &code_includes}};
     while (!visits.empty()) {
         const Visit visit = std::move(visits.front());
         visits.pop_front();

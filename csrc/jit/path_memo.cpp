@@ -83,7 +83,7 @@ std::optional<SearchPaths> parse(std::string_view text) {
 
 }  // namespace
 
-SearchPaths remembered_paths(const HookInputs& inputs, const fs::path& memo, const PathHook& hook) {
+SearchPaths memoised_paths(const HookInputs& inputs, const fs::path& memo, const PathHook& hook) {
     if (memo.empty()) return hook();
     if (const auto text = read_own(memo, kMostBytes))
         if (const auto known = parse(*text); known && text->starts_with(body_of(inputs, *known, stamps_of(inputs, *known))))

@@ -10,6 +10,6 @@ namespace gdn_cuda::jit {
 
 // The result of `hook()`, from the memo if an earlier process with the same identity wrote it and nothing was since added to or
 // removed from the folders that the hook examines and those it returned. `memo`: a file; empty: none.
-SearchPaths remembered_paths(const HookInputs& inputs, const std::filesystem::path& memo, const PathHook& hook);
+SearchPaths memoised_paths(const HookInputs& inputs, const std::filesystem::path& memo, const PathHook& hook);
 
 }  // namespace gdn_cuda::jit

@@ -107,7 +107,7 @@ class Request {
         const KeyLock lock(Store::instance().directory(), key);
         if (!force_)
             if (auto cubin = on_disk(key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
-        refuse_where_forbidden();  // it may have become so while this waited for others
+        refuse_where_forbidden();  // compiling may have been forbidden while this thread waited for others
         return compile(slot, key);
     }
 

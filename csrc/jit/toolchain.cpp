@@ -216,7 +216,7 @@ fs::path find_nvrtc(const Places& places, std::vector<Finding>& findings) {
 fs::path find_builtins(const fs::path& nvrtc, std::vector<Finding>& findings) {
     Search search(
         Part::builtins, "NVRTC's builtins (libnvrtc-builtins.so)",
-        "pip install --force-reinstall nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12): it lies beside libnvrtc.so",
+        "pip install --force-reinstall nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12): it belongs beside libnvrtc.so",
         !env().use_nvcc);
     if (nvrtc.empty()) {
         search.note("NVRTC itself was not found");
@@ -249,9 +249,9 @@ std::string why_cutlass_refuses(const fs::path& cccl) {
     const std::size_t at = text ? text->find(define) : std::string::npos;
     const int version = at == std::string::npos ? 0 : std::atoi(text->c_str() + at + define.size()) / 1000;
     if (kOldestCccl <= version && version <= kNewestCccl) return "";
-    const auto number = [](int of) { return fmt::format("{}.{}", of / 1000, of % 1000); };
-    return fmt::format("expected CCCL {} to {}, which CUTLASS 4.2 compiles with, got {}", number(kOldestCccl),
-                       number(kNewestCccl), version == 0 ? "one without a version" : number(version));
+    const auto dotted = [](int packed) { return fmt::format("{}.{}", packed / 1000, packed % 1000); };
+    return fmt::format("expected CCCL {} to {}, which CUTLASS 4.2 compiles with, got {}", dotted(kOldestCccl),
+                       dotted(kNewestCccl), version == 0 ? "one without a version" : dotted(version));
 }
 
 fs::path find_cccl(const Places& places, const fs::path& cuda_include, std::vector<Finding>& findings) {

@@ -31,9 +31,10 @@ struct FileFound {
     FileStamp stamp;
 };
 
-class Walk {
+// All files below a header folder, sorted by name.
+class HeaderFiles {
   public:
-    Walk(const fs::path& root, const FolderFilter& enter) : root_(root), enter_(enter) {
+    HeaderFiles(const fs::path& root, const FolderFilter& enter) : root_(root), enter_(enter) {
         const int fd = ::open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd < 0)
             throw Error(fmt::format("header folder {}: expected a readable folder, got: {}", root.string(), errno_text(errno)));
@@ -94,12 +95,12 @@ std::string read_header(const fs::path& path) {
 
 std::string tree_digest(const fs::path& root, const fs::path& memo, const FolderFilter& enter) {
     const std::int64_t started = nanoseconds_now();
-    const Walk walk(root, enter);
+    const HeaderFiles found(root, enter);
     const FileMemo known = FileMemo::read(memo);
     FileMemo fresh;
-    bool changed = known.entries.size() != walk.files.size();
+    bool changed = known.entries.size() != found.files.size();
     KeyBuilder digest;
-    for (const FileFound& file : walk.files) {
+    for (const FileFound& file : found.files) {
         const std::string* same = known.find(file.name, file.stamp);
         const std::string content = same != nullptr ? *same : sha256_hex(read_header(root / file.name));
         changed = changed || same == nullptr;

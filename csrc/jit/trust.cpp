@@ -34,13 +34,13 @@ std::string distrust_of_parent(const fs::path& folder) {
 }
 
 // Resolves a path from "/", one name at a time, as Linux does.
-class Walk {
+class ResolvedPath {
   public:
-    explicit Walk(const fs::path& path) : rest_(path.begin(), path.end()) { reason_ = follow(); }
+    explicit ResolvedPath(const fs::path& path) : rest_(path.begin(), path.end()) { reason_ = follow(); }
 
     const std::string& reason() const { return reason_; }
     bool complete() const { return rest_.empty(); }    // false: the rest does not exist
-    const fs::path& reached() const { return here_; }  // has no symlinks
+    const fs::path& reached() const { return here_; }  // free of symlinks
 
   private:
     std::string follow() {
@@ -93,10 +93,10 @@ std::string distrust_of(const struct stat& status) {
 }
 
 std::string distrust_of_folder(const fs::path& folder, Owner owner) {
-    const Walk walk(folder);
-    if (!walk.reason().empty()) return walk.reason();
+    const ResolvedPath resolved(folder);
+    if (!resolved.reason().empty()) return resolved.reason();
     struct stat status {};
-    if (!walk.complete() || ::stat(walk.reached().c_str(), &status) != 0) return errno_text(ENOENT);
+    if (!resolved.complete() || ::stat(resolved.reached().c_str(), &status) != 0) return errno_text(ENOENT);
     if (!S_ISDIR(status.st_mode)) return "not a folder";
     if (owner == Owner::us && status.st_uid != ::geteuid())
         return fmt::format("it belongs to user {}, not to {}", status.st_uid, ::geteuid());
@@ -104,9 +104,9 @@ std::string distrust_of_folder(const fs::path& folder, Owner owner) {
 }
 
 std::string distrust_of_parents(const fs::path& path) {
-    const Walk walk(path.parent_path());
-    if (!walk.reason().empty() || !walk.complete()) return walk.reason();
-    return distrust_of_parent(walk.reached());
+    const ResolvedPath resolved(path.parent_path());
+    if (!resolved.reason().empty() || !resolved.complete()) return resolved.reason();
+    return distrust_of_parent(resolved.reached());
 }
 
 }  // namespace gdn_cuda::jit

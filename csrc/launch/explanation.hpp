@@ -10,7 +10,7 @@
 
 namespace gdn_cuda {
 
-// A launch; or, without a kernel, a remark on the launches that follow.
+// A launch, or, if it has no kernel, a remark on the launches that follow.
 struct ExplainedStep {
     std::string kernel, configuration;
     std::string reason;

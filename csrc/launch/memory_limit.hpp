@@ -1,5 +1,5 @@
-// The most memory that a single result may take: what the machine has. Lengths given as plain numbers are checked against it,
-// as Linux grants memory that it does not have, and ends the process that writes to it.
+// The most memory that a single result may take: what the machine has. Lengths that are integer arguments are checked against
+// it, because Linux grants memory that it does not have, and kills the process that writes to it.
 #pragma once
 
 #include <cstdint>

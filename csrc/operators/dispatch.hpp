@@ -28,13 +28,13 @@ inline Tensor tensor_of(StableIValue value) {
 
 // Calls one of torch's operators that has one result.
 template <class... Args>
-Tensor of_torch(const char* name, const char* overload, const Args&... args) {
+Tensor call_torch(const char* name, const char* overload, const Args&... args) {
     std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
     return tensor_of(stack[0]);
 }
 
-// With several results.
+// The same for an operator with several results.
 template <size_t kResults, class... Args>
 std::array<Tensor, kResults> results_of_torch(const char* name, const char* overload, const Args&... args) {
     std::array<StableIValue, std::max(kResults, sizeof...(Args))> stack{torch::stable::detail::from(args)...};
@@ -46,7 +46,7 @@ std::array<Tensor, kResults> results_of_torch(const char* name, const char* over
 
 // Materializes torch's lazy conjugate and negative flags, which our kernels do not see; on other devices torch handles them.
 inline Tensor plain(const Tensor& x) {
-    return of_torch("aten::resolve_neg", "", of_torch("aten::resolve_conj", "", x));
+    return call_torch("aten::resolve_neg", "", call_torch("aten::resolve_conj", "", x));
 }
 inline Tensor plain_on_cuda(const Tensor& x) {
     return x.is_cuda() ? plain(x) : x;

@@ -10,15 +10,15 @@
 
 namespace gdn_cuda {
 
-// Which elements are neighbours in memory. A kernel takes one layout.
+// Which dimension is contiguous in memory. A kernel takes one layout.
 enum class Layout : int { tokens, channels };
 
-// As gdn_cuda/operators/layout.py decides it. One token in a contiguous tensor counts as channels that are neighbours, too.
+// The same decision as in gdn_cuda/operators/layout.py. The channels of a contiguous tensor of one token count as contiguous.
 inline Layout layout_of(const View& rows) {
     return rows.strides[1] == 1 && !(rows.size(2) > 1 && rows.strides[2] == 1) ? Layout::channels : Layout::tokens;
 }
 
-// A dense tensor of the same size. It is no view, which autograd would not let a caller change in place.
+// A dense tensor of the same size. It is not a view, because autograd would not let a caller change a view in place.
 inline Tensor empty_rows(const Tensor& like, Layout layout) {
     const View view(like);
     const int64_t B = view.size(0), D = view.size(1), L = view.size(2);

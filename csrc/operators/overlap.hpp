@@ -18,7 +18,7 @@ class Sums {
     void add(int64_t stride, int64_t most) {
         if (stride != 0 && most != 0) terms_[count_++] = {stride, most};
     }
-    // Whether a sum lies in [low, high]. After kMostSteps steps it assumes yes.
+    // Whether a sum is in [low, high]. After kMostSteps steps it assumes yes.
     bool reach(int64_t low, int64_t high) {
         merge();
         for (int i = count_ - 1; i >= 0; --i) {
@@ -123,18 +123,18 @@ struct Strided {
     }
 };
 
-// Whether elements of two tensors share a byte; one may lie in the other's gaps.
+// Whether elements of two tensors share a byte; one tensor may fit into the other's gaps.
 inline bool share_memory(const Strided& a, const Strided& b) {
     if (a.end <= b.begin || b.end <= a.begin) [[likely]]
         return false;
     Sums sums;  // over a's indices, and b's counted from the end
-    int64_t apart = static_cast<int64_t>(b.begin - a.begin);
+    int64_t distance = static_cast<int64_t>(b.begin - a.begin);
     for (int d = 0; d < a.rank; ++d) sums.add(a.strides[d] * a.element_bytes, a.sizes[d] - 1);
     for (int d = 0; d < b.rank; ++d) {
         sums.add(b.strides[d] * b.element_bytes, b.sizes[d] - 1);
-        apart += b.strides[d] * b.element_bytes * (b.sizes[d] - 1);
+        distance += b.strides[d] * b.element_bytes * (b.sizes[d] - 1);
     }
-    return sums.reach(apart - a.element_bytes + 1, apart + b.element_bytes - 1);
+    return sums.reach(distance - a.element_bytes + 1, distance + b.element_bytes - 1);
 }
 
 }  // namespace gdn_cuda

@@ -1,4 +1,4 @@
-// Results whose length is a plain number: memory that a machine does not have is refused before it is allocated.
+// Results whose length is an integer argument: a result larger than the machine's memory is refused before it is allocated.
 #pragma once
 
 #include <initializer_list>
@@ -8,8 +8,8 @@
 
 namespace gdn_cuda {
 
-// Throws unless a result of `type` with these sizes, on the device of `like`, is no larger than memory. `argument`: the number
-// that decides.
+// Throws unless a result of `type` with these sizes, on the device of `like`, is no larger than memory. `argument`: the
+// integer that decides the length.
 inline void check_result_size(const Checks& check, const char* argument, std::initializer_list<int64_t> sizes, DType type,
                               const View& like) {
     double bytes = bytes_of(type);

@@ -7,10 +7,10 @@ void check_indices(const Checks& check, const char* argument, const View& indice
     check.device(argument, indices, batch.like, batch.like_name);
 }
 
-void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Batch& batch) {
-    check_indices(check, argument, numbers, batch);
-    check.shape(argument, numbers, {batch.sequences}, "(sequences,)");
-    check.last_contiguous(argument, numbers);
+void check_per_sequence(const Checks& check, const char* argument, const View& indices, const Batch& batch) {
+    check_indices(check, argument, indices, batch);
+    check.shape(argument, indices, {batch.sequences}, "(sequences,)");
+    check.last_contiguous(argument, indices);
 }
 
 void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch) {

@@ -15,7 +15,7 @@ struct Batch {
     const char* like_name;
 };
 
-// What a call was given; undefined where it was not.
+// The tensors that a call passed; a View is undefined where the caller passed None.
 struct SlotTensors {
     const char *pool_name, *slots_name;
     View pool{};        // (slots, …)
@@ -28,11 +28,11 @@ struct SlotTensors {
 };
 
 void check_indices(const Checks& check, const char* argument, const View& indices, const Batch& batch);
-void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Batch& batch);
-// All five, but for what one state is.
+void check_per_sequence(const Checks& check, const char* argument, const View& indices, const Batch& batch);
+// Checks all five tensors, except the shape of one state.
 void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch);
 
-// The slots among a kernel's arguments.
+// Fills the slots of a kernel's arguments.
 template <class Args>
 void set_slots(const Checks& check, Args& args, const SlotTensors& x) {
     args.slots = tagged(x.slots);
@@ -41,7 +41,7 @@ void set_slots(const Checks& check, Args& args, const SlotTensors& x) {
     args.slot_steps = x.by_token() ? check.count(x.slots_name, "columns", x.slots.size(1)) : 1;
     args.slot_count = check.count(x.pool_name, "slots", x.pool.size(0));
 }
-// The rows of step states among them.
+// Fills the rows of step states of a kernel's arguments.
 template <class Args>
 void set_step_slots(const Checks& check, Args& args, const SlotTensors& x) {
     args.step_slots = tagged(x.step_slots);

@@ -26,8 +26,8 @@ CurrentStream find_current_stream() {
         dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
 }
 
-// Stand for addresses of meta tensors: those of the caller, and those that an operator allocated. Aligned for every kernel, not
-// null, and different, so that a caller's state is not taken for one that is updated in place.
+// Stand-ins for addresses of meta tensors: the caller's, and those that an operator allocated. They are aligned for every
+// kernel, not null, and different, so that a caller's state is not mistaken for one that is updated in place.
 constexpr uintptr_t kGiven = uintptr_t{1} << 60, kAllocated = uintptr_t{2} << 60;
 
 struct Named {
@@ -206,8 +206,8 @@ void Checks::apart(std::initializer_list<Memory> written, std::initializer_list<
     }
 }
 
-int Checks::count(const char* argument, const char* of_what, int64_t value, int64_t most) const {
-    GDN_REQUIRE(*this, value >= 0 && value <= most, argument, fmt::format("at most {} {}", most, of_what),
+int Checks::count(const char* argument, const char* unit, int64_t value, int64_t most) const {
+    GDN_REQUIRE(*this, value >= 0 && value <= most, argument, fmt::format("at most {} {}", most, unit),
                 fmt::format("{}", value));
     return static_cast<int>(value);
 }

@@ -27,7 +27,8 @@ struct TorchNumbers {
 inline const TorchNumbers torch_numbers;
 
 struct View {
-    // Of a meta tensor with elements: not an address, but not null, and aligned as the tensor's offset into its storage.
+    // For a meta tensor with elements this is not an address, but not null, and aligned as the tensor's offset into its
+    // storage.
     void* data = nullptr;
     int rank = 0;
     const int64_t* sizes = nullptr;
@@ -75,8 +76,8 @@ std::string stride_text(const View& view);
 
 [[noreturn]] void fail(const char* function, const char* argument, const std::string& expected, const std::string& got);
 
-// The memory that a call accesses through an argument; empty for an undefined view, and for a meta tensor, whose storage cannot
-// be told from another's: neither a trace nor an explained call refuses arguments that overlap.
+// The memory that a call accesses through an argument. It is empty for an undefined view, and for a meta tensor, whose storage
+// cannot be distinguished from another's: neither a trace nor an explained call refuses arguments that overlap.
 struct Memory : Strided {
     const char* argument;
 
@@ -103,7 +104,7 @@ struct Checks {
     // Outputs share no byte with any other argument. Extents may interleave, as slices of packed rows do.
     void apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const;
     // Converts to int, for a kernel argument.
-    int count(const char* argument, const char* of_what, int64_t value, int64_t most = std::numeric_limits<int>::max()) const;
+    int count(const char* argument, const char* unit, int64_t value, int64_t most = std::numeric_limits<int>::max()) const;
     // The grid is within CUDA's limits.
     void grid(const char* argument, const Blocks& blocks) const;
     [[noreturn]] void fail(const char* argument, const std::string& expected, const std::string& got) const {
@@ -121,13 +122,13 @@ struct Checks {
 inline bool on_gpu(const Tensor& x) {
     return x.is_cuda() || explaining();
 }
-// The memory of a tensor that the operator allocated; in an explained call, what is null only if a GPU's would be.
+// The memory of a tensor that the operator allocated; in an explained call, a pointer that is null only if a GPU's would be.
 void* memory_of(const Tensor& tensor);
 
-// The device of `view`, and torch's current stream there; in an explained call, what stands for a device.
+// The device of `view`, and torch's current stream there; in an explained call, the stand-in device.
 Target target_of(const char* function, const View& view);
 
-// Makes a device current for its lifetime, if it is not. The stand-in of an explained call is no device.
+// Makes a device current for its lifetime, if it is not. Does nothing for the stand-in device of an explained call.
 class DeviceScope {
   public:
     explicit DeviceScope(int ordinal);

@@ -1,5 +1,5 @@
 // C++ wrappers of torch operators that the stable ABI's ops.h lacks, called through its dispatcher. A torch Scalar cannot cross
-// that ABI, so numbers are 0-dimensional CPU tensors, which torch treats like Scalars: nothing is copied to the other operand's
+// that ABI, so scalars are 0-dimensional CPU tensors, which torch treats like Scalars: nothing is copied to the other operand's
 // device, and nothing synchronizes.
 #pragma once
 
@@ -20,46 +20,46 @@ inline Tensor number(double value, ScalarType type = ScalarType::Double) {
 inline Tensor counts(int64_t n, const Tensor& like) {
     const std::vector<int64_t> shape{n};
     const Tensor ones = torch::stable::full(shape, 1.0, ScalarType::Double, std::nullopt, like.device());
-    return of_torch("aten::cumsum", "", ones, int64_t{-1}, std::optional<ScalarType>());
+    return call_torch("aten::cumsum", "", ones, int64_t{-1}, std::optional<ScalarType>());
 }
 
 // ---- Unary
 
 inline Tensor abs(const Tensor& x) {
-    return of_torch("aten::abs", "", x);
+    return call_torch("aten::abs", "", x);
 }
 inline Tensor sqrt(const Tensor& x) {
-    return of_torch("aten::sqrt", "", x);
+    return call_torch("aten::sqrt", "", x);
 }
 inline Tensor exp2(const Tensor& x) {
-    return of_torch("aten::exp2", "", x);
+    return call_torch("aten::exp2", "", x);
 }
 inline Tensor neg(const Tensor& x) {
-    return of_torch("aten::neg", "", x);
+    return call_torch("aten::neg", "", x);
 }
 inline Tensor real(const Tensor& x) {
-    return of_torch("aten::real", "", x);
+    return call_torch("aten::real", "", x);
 }
 inline Tensor isfinite(const Tensor& x) {
-    return of_torch("aten::isfinite", "", x);
+    return call_torch("aten::isfinite", "", x);
 }
 inline Tensor logical_not(const Tensor& x) {
-    return of_torch("aten::logical_not", "", x);
+    return call_torch("aten::logical_not", "", x);
 }
 inline Tensor all(const Tensor& x) {
-    return of_torch("aten::all", "", x);
+    return call_torch("aten::all", "", x);
 }
 inline Tensor cumsum(const Tensor& x, int64_t dim) {
-    return of_torch("aten::cumsum", "", x, dim, std::optional<ScalarType>());
+    return call_torch("aten::cumsum", "", x, dim, std::optional<ScalarType>());
 }
 inline Tensor argmax(const Tensor& x, int64_t dim) {
-    return of_torch("aten::argmax", "", x, std::optional<int64_t>(dim), false);
+    return call_torch("aten::argmax", "", x, std::optional<int64_t>(dim), false);
 }
 inline Tensor amax(const Tensor& x, const std::vector<int64_t>& dims, bool keep = false) {
-    return of_torch("aten::amax", "", x, dims, keep);
+    return call_torch("aten::amax", "", x, dims, keep);
 }
 inline Tensor amin(const Tensor& x, const std::vector<int64_t>& dims, bool keep = false) {
-    return of_torch("aten::amin", "", x, dims, keep);
+    return call_torch("aten::amin", "", x, dims, keep);
 }
 inline Tensor sum(const Tensor& x, int64_t dim, bool keep = false) {
     return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), keep);
@@ -70,7 +70,7 @@ inline Tensor exponents(const Tensor& x) {
 }
 // e^{i angle}
 inline Tensor turns(const Tensor& angle) {
-    return of_torch("aten::complex", "", of_torch("aten::cos", "", angle), of_torch("aten::sin", "", angle));
+    return call_torch("aten::complex", "", call_torch("aten::cos", "", angle), call_torch("aten::sin", "", angle));
 }
 
 // ---- Binary
@@ -79,35 +79,35 @@ inline Tensor add(const Tensor& x, const Tensor& y) {
     return torch::stable::subtract(x, y, -1.0);
 }
 inline Tensor mul(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::mul", "Tensor", x, y);
+    return call_torch("aten::mul", "Tensor", x, y);
 }
 inline Tensor div(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::div", "Tensor", x, y);
+    return call_torch("aten::div", "Tensor", x, y);
 }
 inline Tensor maximum(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::maximum", "", x, y);
+    return call_torch("aten::maximum", "", x, y);
 }
 inline Tensor minimum(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::minimum", "", x, y);
+    return call_torch("aten::minimum", "", x, y);
 }
 inline Tensor less_equal(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::le", "Tensor", x, y);
+    return call_torch("aten::le", "Tensor", x, y);
 }
 inline Tensor greater(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::gt", "Tensor", x, y);
+    return call_torch("aten::gt", "Tensor", x, y);
 }
 inline Tensor less(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::lt", "Tensor", x, y);
+    return call_torch("aten::lt", "Tensor", x, y);
 }
 inline Tensor both(const Tensor& x, const Tensor& y) {
-    return of_torch("aten::logical_and", "", x, y);
+    return call_torch("aten::logical_and", "", x, y);
 }
 inline Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
-    return of_torch("aten::where", "self", condition, x, y);
+    return call_torch("aten::where", "self", condition, x, y);
 }
 inline Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
     if (explaining()) return x;  // torch's for meta tensors refuses a `value` on the CPU
-    return of_torch("aten::masked_fill", "Tensor", x, mask, value);
+    return call_torch("aten::masked_fill", "Tensor", x, mask, value);
 }
 
 // ---- Shapes
@@ -121,13 +121,13 @@ inline Tensor without_first(const Tensor& x) {  // along the last dimension
     return narrow(x, -1, 1, x.size(-1) - 1);
 }
 inline Tensor cat(const std::vector<Tensor>& parts, int64_t dim) {
-    return of_torch("aten::cat", "", parts, dim);
+    return call_torch("aten::cat", "", parts, dim);
 }
 inline Tensor flip(const Tensor& x) {  // along the last dimension
-    return of_torch("aten::flip", "", x, std::vector<int64_t>{-1});
+    return call_torch("aten::flip", "", x, std::vector<int64_t>{-1});
 }
 inline Tensor expand(const Tensor& x, const std::vector<int64_t>& shape) {
-    return of_torch("aten::expand", "", x, shape, false);
+    return call_torch("aten::expand", "", x, shape, false);
 }
 inline Tensor reshape(const Tensor& x, const std::vector<int64_t>& shape) {
     return torch::stable::reshape(x, shape);
@@ -148,7 +148,7 @@ enum class Scaled { inverse_only, both };  // the inverse by 1 / n; both by 1 / 
 inline Tensor transform(const char* name, const Tensor& x, std::optional<int64_t> length = {}, int64_t dim = -1,
                         Scaled scaled = Scaled::inverse_only) {
     const auto norm = scaled == Scaled::both ? std::optional<std::string>("ortho") : std::nullopt;
-    return of_torch(name, "", x, length, dim, norm);
+    return call_torch(name, "", x, length, dim, norm);
 }
 
 }  // namespace gdn_cuda::math

@@ -26,7 +26,7 @@ class _PrintCMakeDir(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **how)
 
     def __call__(self, parser: argparse.ArgumentParser, *parsed: Any) -> NoReturn:
-        """In a source tree, which CMake's package file is not installed in, an error."""
+        """Prints the folder and exits; an error in a source tree, where CMake's package file is not installed."""
         folder = Path(__file__).resolve().parents[1] / "lib" / "cmake" / "gdn_cuda"
         if not folder.is_dir():
             parser.error(f"--cmake-dir: expected an installed gdn_cuda with {folder}; ./develop.sh wheel makes one to install")
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_unwritable_output() -> None:
-    """Or the interpreter would try, and fail, to write buffered output again at its exit."""
+    """Without this the interpreter would try, and fail, to write buffered output again when it exits."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""bench: time, rate and share of the roof of an operator, beside those of its peers; and tables and plots of such reports."""
+"""bench: time, rate and share of the roof of an operator, compared with its peers; prints, joins and draws reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = "all"
 
 
 def benches() -> dict[str, Bench]:
-    """By operator."""
+    """Every declared benchmark, by operator."""
     from ..operators.measure import load
 
     return load().benches
@@ -97,7 +97,7 @@ def _has_gpu() -> bool:
 
 
 def _check_options(arguments: argparse.Namespace, files: list[str]) -> None:
-    """Before the measurements, which take minutes."""
+    """Refuses wrong options before the measurements, which take minutes."""
     if files and len(files) < len(arguments.operators):
         raise ValueError(f"OP: expected operators or files, got both: {' '.join(arguments.operators)}")
     known = {peer for bench in benches().values() for peer in bench.peers}
@@ -123,7 +123,7 @@ def _plot_of(report: Report, plot: str) -> str:
     return str(Path(plot) / f"{report['operator']}.svg") if Path(plot).is_dir() else plot
 
 
-# ---- Reports that are measured, and those that were written
+# ---- Reports: measured now, or read from files
 
 
 def _read(files: list[str], only: str | None) -> list[Report]:

@@ -1,4 +1,4 @@
-"""The columns of a report: what its tables have, in the terminal and on the pages of docs/benchmarks."""
+"""The columns of a report's tables, in the terminal and on the pages of docs/benchmarks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ANOTHER_DAY = "†"  # after a time that was not measured in the run
 class Column:
     name: str
     cell: Callable[[Row], str]
-    ours: bool = False  # the times that the table is about
+    ours: bool = False  # our own times, which the table compares with others
     detail: bool = False  # in the terminal only
 
 
 def tables(report: Report) -> dict[str, list[Column]]:
-    """By title; the first has none. A column that no row has a cell in is left out."""
+    """The columns of each table by title; the first table has none. A column without any cell is left out."""
     rows = report["rows"]
     if "before" in rows[0]:
-        return {"": _of_two_trees()}
+        return {"": _two_trees()}
     found = {"": _times(rows)}
     if any(row.get("call_us") for row in rows):
         found["Calls as they come"] = _calls(rows)
@@ -32,7 +32,7 @@ def tables(report: Report) -> dict[str, list[Column]]:
 
 
 def peers(rows: list[Row]) -> list[str]:
-    """Those that any row has a time of."""
+    """The peers that at least one row has a time of."""
     named = dict.fromkeys(name for row in rows for name in (*row.get("peers_us", {}), *row.get("published_us", {})))
     return [name for name in named if any(peer_us(row, name) for row in rows)]
 
@@ -83,7 +83,7 @@ def _times(rows: list[Row]) -> list[Column]:
 
 
 def _calls(rows: list[Row]) -> list[Column]:
-    """Direct calls, where replays of a graph are in the first table."""
+    """The table of direct calls, for rows whose graph replays are in the first table."""
     unit, time = unit_of(rows)
     names = [name for name in peers(rows) if any(name in row["peers_call_us"] for row in rows)]
 
@@ -102,8 +102,8 @@ def _calls(rows: list[Row]) -> list[Column]:
     ]
 
 
-def _of_two_trees() -> list[Column]:
-    """A report of benchmarks/compare_trees.py."""
+def _two_trees() -> list[Column]:
+    """The columns of a report of benchmarks/compare_trees.py."""
 
     def time(tree: str) -> Callable[[Row], str]:
         return lambda row: f"{row[tree]['time_us']:.2f}"
@@ -117,7 +117,7 @@ def ratio_of(row: Row, figure: str = "time_us") -> float:
 
 
 def unit_of(rows: list[Row]) -> tuple[str, Callable[[float], str]]:
-    """Milliseconds where a row takes one."""
+    """Milliseconds if any row takes one or more, otherwise microseconds."""
     if max(row["time_us"] for row in rows) < 1000:
         return "µs", lambda us: f"{us:.1f}"
     return "ms", lambda us: f"{us / 1000:.3f}" if us >= 10 else f"{us / 1000:.4f}"

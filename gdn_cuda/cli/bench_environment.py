@@ -37,7 +37,7 @@ def environment(operator: str, cpu: bool) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """With the variables that choose between kernels."""
+    """The command line, preceded by the variables that choose between kernels."""
     chosen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in CHOICES]
     script = Path(sys.argv[0]).resolve()
     program = [str(script.relative_to(ROOT))] if script.parent == ROOT / "benchmarks" else ["-m", "gdn_cuda"]

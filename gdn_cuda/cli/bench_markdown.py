@@ -1,4 +1,4 @@
-"""A benchmark report as the pages of docs/benchmarks have it: where it was measured, tables, notes."""
+"""A benchmark report in Markdown, for the pages of docs/benchmarks: where it was measured, tables, notes."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def name_of(row: Row) -> str:
 
 
 def kinds_of(rows: list[Row]) -> list[str]:
-    """Rows without a kind are beside none."""
+    """The kinds of all rows, in order of appearance; [""] if no row has one."""
     return list(dict.fromkeys(row["kind"] for row in rows if row.get("kind"))) or [""]
 
 
 def by_kind(rows: list[Row]) -> dict[str, dict[str, Row]]:
-    """Rows by what they share, and by their kind."""
+    """Rows by name, which rows of several kinds have in common, and by kind."""
     found: dict[str, dict[str, Row]] = {}
     for row in rows:
         found.setdefault(name_of(row), {})[row.get("kind") or ""] = row
@@ -73,6 +73,6 @@ def _table(rows: list[Row], columns: list[Column]) -> str:
 
 
 def _joined(cells: list[str | None]) -> str:
-    """One cell for all kinds of which there is a row, if they are equal."""
+    """The cells of one row of all its kinds, as one cell where they are equal."""
     measured = {cell for cell in cells if cell is not None}
     return measured.pop() if len(measured) == 1 else " / ".join(cell or "–" for cell in cells)

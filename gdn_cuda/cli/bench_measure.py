@@ -22,7 +22,7 @@ REPEATS, QUICK_REPEATS = 200, 20
 def measure_gpu(
     operator: str, cases: list[Case], repeats: int, check_peers: bool = False, chosen_peers: list[str] | None = None
 ) -> Iterator[Report]:
-    """The report after every row, as a run may be cut off."""
+    """Yields the report after every row, because a run may be interrupted."""
     import torch
 
     from .bench_environment import peer_versions

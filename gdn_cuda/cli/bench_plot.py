@@ -1,5 +1,5 @@
-"""Draws benchmark reports: the time of every row beside its roof, its target and its peers, a panel for each kind of inputs;
-and where rows form a curve, time over length, in a file of its own."""
+"""Draws benchmark reports: the time of every row with its roof, its target and its peers, in a panel for each kind of inputs.
+Rows that form a curve are also drawn as time over length, in a second file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 Report = dict[str, Any]
 
 OURS = "#76b900"
-LEAST = 0.05  # of our time, left of which nothing is shown: roofs of calls that take as long as a launch
+LEAST = 0.05  # of our time: the left limit of the axis, which omits roofs of calls that take as long as a launch
 PEERS = {"marker": "sD^vP", "color": ("#1f5fa8", "#c8501e", "#7a4fa3", "#8c6d1f", "#555555")}
 
 
@@ -41,10 +41,10 @@ def require_format(path: str) -> None:
 
 
 def draw(report: Report, path: str) -> list[str]:
-    """The files that were written: `path`, and where rows form a curve one whose name ends in _lengths."""
+    """Returns the files that were written: `path`, and one whose name ends in _lengths if rows form a curve."""
     import matplotlib
 
-    # The same report gives the same file; letters of an SVG are letters.
+    # The same report gives the same file. Text in an SVG stays text.
     with matplotlib.rc_context({"svg.hashsalt": "gdn_cuda", "svg.fonttype": "none", "font.size": 9}):
         if "before" in report["rows"][0]:
             return [_saved(_ratios(report), report, path)]
@@ -97,7 +97,7 @@ def _plain_ticks(*axes: Axis) -> None:
 
 
 def _rows(report: Report) -> Figure:
-    """Everything relative to our time, which stands at the right."""
+    """Draws every time relative to ours, which is printed at the right."""
     rows = report["rows"]
     found, kinds, names = by_kind(rows), kinds_of(rows), peers(rows)
     figure, panels = _panels(kinds, 4.5 + 3.2 * len(kinds), 1.7 + 0.24 * len(found))
@@ -182,7 +182,7 @@ def _line(axes: Axes, rows: list[Row], figure_of: Callable[[Row], float | None],
 
 
 def _ratios(report: Report) -> Figure:
-    """A report of benchmarks/compare_trees.py: every row's time after, by its time before."""
+    """Draws a report of benchmarks/compare_trees.py: for every row the time after divided by the time before."""
     operators = list(dict.fromkeys(row["operator"] for row in report["rows"]))
     figure, ((_, axes),) = _panels([""], 8, 1.6 + 0.26 * len(operators))
     ratios = [(ratio_of(row), operators.index(row["operator"])) for row in report["rows"]]

@@ -55,7 +55,7 @@ def matches(shape: str, only: str | None) -> bool:
 
 
 def write(reports: list[Report], to: str) -> None:
-    """Into a folder, a file for each; else all into one, a list if there are several."""
+    """Writes a file for each report if `to` is a folder; otherwise all into one file, as a list if there are several."""
     path = Path(to)
     if path.is_dir():
         for report in reports:
@@ -65,7 +65,7 @@ def write(reports: list[Report], to: str) -> None:
 
 
 def dumps(reports: Report | list[Report], ensure_ascii: bool = False) -> str:
-    """A line for each row, so that a change of one is a change of one line."""
+    """JSON with one line for each row, so that a changed row is one changed line."""
     if isinstance(reports, list):
         return "[\n" + ",\n".join(dumps(report, ensure_ascii) for report in reports) + "\n]"
 

@@ -51,7 +51,7 @@ def speeds(ceilings: dict[str, float]) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """What stands under a table: how far peers' results were from ours, and where and why they were not measured."""
+    """The notes under a table: how far peers' results were from ours, and where and why peers were not measured."""
     from ..operators.measure import load
 
     rows, said = report["rows"], []

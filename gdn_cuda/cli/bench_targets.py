@@ -1,5 +1,5 @@
-"""What the rows of a report are held against, in benchmarks/targets.json: times to reach, set before a row was measured, and
-times of other libraries, all on one device. A wheel has no such file, and its reports no such columns."""
+"""The targets that the rows of a report are compared with, from benchmarks/targets.json: times to reach, set before a row was
+measured, and published times of other libraries, all on one device. A wheel lacks the file, and its reports these columns."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FILE = Path(__file__).resolve().parents[2] / "benchmarks/targets.json"
 
 
 class Targets:
-    """Those of an operator on a device. A figure is that of the first rule that has it and whose `row` matches; it may be given
-    by the kind of the row.
+    """The targets of an operator on a device. A figure is taken from the first rule that has it and whose `row` matches; it may
+    depend on the kind of the row.
 
     A time to reach is `reach_us`; or `reach_of`, [text, other, factor]: the time of the row of the same kind with `other` in
-    place of `text`, times the factor; or `reach_share` of the roof, plus a launch. `roof_us` is the roof of a row that is bound
-    neither by bytes nor by products.
+    place of `text`, times the factor; or `reach_share` of the roof, plus a launch. `roof_us` is the roof of a row that
+    neither bytes nor products bound.
     """
 
     def __init__(self, operator: str, device: str):

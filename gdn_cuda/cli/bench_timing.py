@@ -16,7 +16,7 @@ MATMUL_SIZE = 8192
 BUDGET_S = 0.07  # per measurement; a row with three peers then takes about 0.3 s
 WARM_UP_S = 0.02  # GPU clocks drop while a peer compiles
 LEAST_REPEATS = 3
-QUEUED_CALLS = 100  # that many fit in the driver's queue
+QUEUED_CALLS = 100  # they fit in the driver's launch queue
 
 
 class Timer:
@@ -100,7 +100,7 @@ class Timer:
         return self.graph_us(lambda: one.add_(1))
 
     def in_place_us(self, byte_count: int) -> float:
-        """Time of an in-place add that reads and writes so many bytes in all."""
+        """Time of an in-place add that reads and writes `byte_count` bytes in total."""
         values = torch.zeros(max(byte_count // 8, 1), device="cuda")
         return self.graph_us(lambda: values.add_(1))
 

@@ -80,7 +80,7 @@ def _list(directory: str, verify: bool, as_json: bool) -> int:
 
 
 def kernel_of(file: str) -> str:
-    """From a file name, <kernel>-<key>.cubin."""
+    """The kernel in a file name, <kernel>-<key>.cubin."""
     return file.removesuffix(".cubin").rpartition("-")[0] or file
 
 

@@ -217,14 +217,14 @@ def _prebuilt() -> Iterator[Check]:
 
 
 def _integrations() -> Iterator[Check]:
-    """For each library that gdn_cuda replaces functions of: whether these have the parameters that were verified, and what
-    switches it on."""
+    """For each library whose functions gdn_cuda replaces: whether they have the verified parameters, and what switches the
+    replacement on."""
     from .. import compat, integrations
     from ..integrations.requested import PLUGINS, requested
 
     try:
         asked = [name for name in PLUGINS if requested(name)]
-    except RuntimeError:  # a malformed variable, which has a line of its own
+    except RuntimeError:  # a malformed variable, reported on its own line
         asked = []
     for name in integrations.NAMES:
         switch = f"on: gdn_cuda.integrations.{name}.install()"

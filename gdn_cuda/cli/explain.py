@@ -53,8 +53,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     terminal = console()
     terminal.print(f"{arguments.operator} on {device_text(device)}", soft_wrap=True)
     # Rows of a benchmark that differ in values alone, such as gates, launch the same.
-    for lines, alike in groupby(found.items(), lambda item: list(item[1].lines())):
-        terminal.print("\n" + "\n".join(title for title, _ in alike), soft_wrap=True)
+    for lines, equal in groupby(found.items(), lambda item: list(item[1].lines())):
+        terminal.print("\n" + "\n".join(title for title, _ in equal), soft_wrap=True)
         for line in lines:
             text = line.lstrip(" ")
             terminal.print(wrap(terminal, text, 2 + len(line) - len(text)), soft_wrap=True)
@@ -78,7 +78,7 @@ def _calls(operator: str, words: list[str], device: DeviceTraits) -> Iterator[tu
 
 
 def call_text(given: dict[str, Any]) -> str:
-    """As a user would write it, so that it can be pasted and changed."""
+    """The call as a user would write it, to be pasted and changed."""
     from torch import Tensor
 
     from ..operators.calls import DTYPES

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column, Table
 
-READABLE_WIDTH = 40  # characters, as names of kernels have; on a terminal, longer words, such as paths, are folded in a column
+READABLE_WIDTH = (
+    40  # characters, enough for names of kernels; on a terminal, longer words, such as paths, are folded in a column
+)
 PIPED_WIDTH = 100
 COLUMN_GAP = 3  # rich's gap between columns
 
@@ -78,7 +80,7 @@ def _piped_width() -> int:
 def wrap(terminal: Console, text: str, indent: int) -> str:
     """Lines of at most the terminal's width where words allow it; the first has `indent` spaces, the others four more.
     `name = value` stays together."""
-    together = text.replace(" = ", "\xa0=\xa0")  # which textwrap takes for letters
+    together = text.replace(" = ", "\xa0=\xa0")  # textwrap does not break at these
     first, others = " " * indent, " " * (indent + 4)
     lines = textwrap.wrap(
         together, terminal.width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
@@ -87,7 +89,7 @@ def wrap(terminal: Console, text: str, indent: int) -> str:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """Columns whose name begins with ">" are set flush right."""
+    """A table; columns whose name begins with ">" are right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -98,7 +100,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def show(terminal: Console, rendered: Table) -> None:
-    longest = READABLE_WIDTH if terminal.is_terminal else None  # what is searched for in a file is whole there
+    longest = READABLE_WIDTH if terminal.is_terminal else None  # in a file words stay whole, so that they can be searched for
     widths = _widths(rendered.columns, terminal.width, longest)
     if widths is None:
         _show_as_records(terminal, rendered)
@@ -115,7 +117,7 @@ def show(terminal: Console, rendered: Table) -> None:
 
 
 def _widths(columns: list[Column], available: int, longest: int | None) -> list[int] | None:
-    """A width for each column that splits no number and no word of up to `longest` characters; None if there is no room."""
+    """Widths of the columns that split no number and no word of up to `longest` characters; None if they do not fit."""
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
     wanted = [max(map(len, cells)) for cells in texts]
     widths = []
@@ -135,7 +137,7 @@ def _widths(columns: list[Column], available: int, longest: int | None) -> list[
 
 
 def _show_as_records(terminal: Console, rendered: Table) -> None:
-    """Prints a row as a paragraph: its unnamed cells and first named one, then a line for each other cell."""
+    """Prints each row as a paragraph: its unnamed cells and its first named cell, then a line for each other cell."""
     from rich.text import Text
 
     if rendered.title:

@@ -111,7 +111,7 @@ def _tune(cases: list[Case], repeats: int, as_json: bool) -> int:
 
 
 def _store(outcome: Outcome, device: DeviceTraits) -> dict[str, Any]:
-    """Stores the winner: its file, or why it is not stored or not used, and the choice of later calls."""
+    """Stores the winner. Returns its file, or why it is not stored or not used, and the choice of later calls."""
     from .. import _C
 
     case, winner, heuristic = outcome.case, outcome.winner, outcome.heuristic

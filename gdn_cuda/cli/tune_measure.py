@@ -46,7 +46,7 @@ class GpuRunner:
         self._timer = Timer(repeats)
 
     def result(self) -> Tensor:
-        """Output and what is written in place, in one row."""
+        """The output and the arguments that are written in place, concatenated into one row."""
         for name, start in self._start.items():
             self._arguments[name].copy_(start)
         if self._case.declared.takes_out:
@@ -140,7 +140,7 @@ def tune(case: Case, device: DeviceTraits, runner: Runner, progress: Progress) -
 
 
 def difference(result: Tensor, expected: Tensor) -> float:
-    """Relative RMS; infinite when a number is not finite, on either side."""
+    """The relative RMS difference; infinite if any value of either tensor is not finite."""
     wide = torch.complex128 if expected.is_complex() else torch.float64
     result, expected = result.to(wide), expected.to(wide)
     if not bool(torch.isfinite(result).all() and torch.isfinite(expected).all()):

@@ -43,8 +43,8 @@ def causal_conv1d_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`gdn_cuda.causal_conv1d`: W up to 32, any dtypes of x and weights, CPU tensors too.
 
-    Final states are in x's dtype, or written to `final_states_out`, which is then returned. Every layout of x has them, also
-    with seq_idx.
+    Final states are in x's dtype, or written to `final_states_out`, which is then returned. They are available for every
+    layout of x, also with seq_idx.
     """
     if not return_final_states:
         return causal_conv1d(x, weight, bias, seq_idx, initial_states, False, activation)
@@ -63,7 +63,7 @@ def causal_conv1d_ref(
     activation: str | None = None,
     seq_idx: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`causal_conv1d_fn`, whose arguments the peer has in another order here."""
+    """`causal_conv1d_fn` with its arguments in another order, as in the package."""
     return causal_conv1d_fn(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
 
 
@@ -110,7 +110,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     return states.masked_fill((tokens < starts)[..., None], 0).mT
 
 
-# What runs without CUDA has this name there.
+# The package has this name for functions that run without CUDA.
 causal_conv1d_varlen_states_ref = causal_conv1d_varlen_states
 
 VERSIONS: verified.Versions = {"1.7.0": "run"}
@@ -128,15 +128,16 @@ _stand_in = StandIn(
 
 @_stand_in.replaced.whole()
 def install() -> contextlib.AbstractContextManager[Any]:
-    """transformers 5 finds `causal_conv1d_fn` and `causal_conv1d_update` here, until `uninstall`, or to the end of a `with`.
+    """Makes transformers 5 use our `causal_conv1d_fn` and `causal_conv1d_update` until `uninstall`, or to the end of a `with`.
 
-    It imports causal_conv1d and takes each function by itself: the two of an installed causal_conv1d are replaced there;
-    without one, a module of that name is there that has these two only. Models that are imported already look them up again.
-    Raises `gdn_cuda.integrations.Refused`, with nothing replaced, where those of the installed one have other parameters.
+    transformers imports causal_conv1d and looks each function up by name. If causal_conv1d is installed, these two functions
+    are replaced in it; otherwise a module of that name with only these two is put in its place. Models that are already
+    imported look them up again. Raises `gdn_cuda.integrations.Refused`, with nothing replaced, if the functions of the
+    installed package have other parameters than those that were verified.
     """
     return _stand_in.install()
 
 
 def uninstall() -> None:
-    """Undoes `install`; models that transformers has imported look again for causal_conv1d's functions."""
+    """Undoes `install`; models that transformers has imported look up causal_conv1d's functions again."""
     _stand_in.uninstall()

@@ -46,8 +46,8 @@ def selective_scan_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`selective_scan` with "mamba"; u, delta, z and varying B and C have one dtype, D and delta_bias are fp32.
 
-    The last state has a gradient, and contains a constant B: there it has none, and lacks B. Gradients do not cancel where Ā is
-    small, and are the same in every run. A transposed (B, L, D) is not copied, and CPU tensors work.
+    The last state has a gradient, and includes a constant B; in mamba_ssm it has no gradient, and lacks B. Gradients do not
+    cancel where Ā is small, and are the same in every run. A transposed (B, L, D) is not copied, and CPU tensors work.
     """
     return selective_scan(u, delta, A, B, C, D, z, delta_bias, None, delta_softplus, return_last_state)
 
@@ -71,7 +71,7 @@ def selective_state_update(
     return _update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, None, state_batch_indices)
 
 
-# What runs without CUDA has these names there.
+# The package has these names for functions that run without CUDA.
 selective_scan_ref = selective_scan_fn
 selective_state_update_ref = selective_state_update
 
@@ -105,7 +105,7 @@ def mamba_inner_fn(
     """A Mamba block from its first projection on: `causal_conv1d`, `selective_scan` and matrix products, with gradients.
 
     xz (B, 2d, L) may be contiguous or the transposed view of (B, L, 2d), which is not copied. `checkpoint_lvl`, by which
-    mamba_ssm computes some tensors again in backward, changes nothing. As there, the norm of dt follows its projection.
+    mamba_ssm computes some tensors again in backward, changes nothing. As in mamba_ssm, the norm of dt follows its projection.
     """
     x, z = xz.chunk(2, 1)
     x = causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
@@ -121,7 +121,7 @@ def mamba_inner_fn(
         drawn = projected[..., columns]
         drawn = drawn if bias is None else drawn + bias.to(drawn.dtype)
         drawn = (drawn if norm is None else _rms_norm(drawn, norm, b_c_dt_rms_eps)).to(x.dtype)
-        # Pairs of a complex A are neighbours along tokens in a scan, and along states here.
+        # The two parts of a complex value are contiguous along tokens in a scan, and along states here.
         return drawn.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2) if A.is_complex() else drawn.mT
 
     B = by_token(B, slice(rank, rank + states), B_proj_bias, b_rms_weight)
@@ -180,18 +180,19 @@ _stand_in = StandIn(
 
 @_stand_in.replaced.whole()
 def install() -> contextlib.AbstractContextManager[Any]:
-    """transformers 5 finds `selective_scan_fn` and `selective_state_update` here, until `uninstall`, or to the end of a `with`.
+    """Makes transformers 5 use our two functions of this name until `uninstall`, or to the end of a `with`.
 
-    It imports mamba_ssm and takes each function by itself: the two of an installed mamba_ssm are replaced there; without one, a
-    module of that name is there that has these two only. Models that are imported already look them up again. Raises
-    `gdn_cuda.integrations.Refused`, with nothing replaced, where those of the installed one have other parameters.
+    transformers imports mamba_ssm and looks each function up by name. If mamba_ssm is installed, `selective_scan_fn` and
+    `selective_state_update` are replaced in it; otherwise a module of that name with only these two is put in its place. Models
+    that are already imported look them up again. Raises `gdn_cuda.integrations.Refused`, with nothing replaced, if the
+    functions of the installed package have other parameters than those that were verified.
 
-    `mamba_inner_fn` is not among them: it is given no mask, so padding before a sequence would change what a model computes;
-    and FalconMamba normalizes dt before its projection.
+    `mamba_inner_fn` is not replaced: it takes no mask, so padding before a sequence would change what a model computes; and
+    FalconMamba normalizes dt before its projection.
     """
     return _stand_in.install()
 
 
 def uninstall() -> None:
-    """Undoes `install`; models that transformers has imported look again for mamba_ssm's functions."""
+    """Undoes `install`; models that transformers has imported look up mamba_ssm's functions again."""
     _stand_in.uninstall()

@@ -3,8 +3,8 @@
     from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
     RecurrentGemmaRglru.forward = gdn_cuda.compat.recurrent_gemma.rglru_forward
 
-Its `_rnn_scan` takes inputs that are already multiplied by √(1 − a²), and a itself; `rglru_forward` hands the scan what these
-are made of, so the multiplier and its bounded derivative are computed in the kernel, too.
+transformers' `_rnn_scan` takes a, and inputs that are already multiplied by √(1 − a²). `rglru_forward` passes the gates and
+the unscaled inputs to the scan instead, so the multiplier and its bounded derivative are computed in the kernel, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POWER, _MAX_SQRT_GRADIENT = 8.0, 1000.0
 
 
 def rglru_forward(self: Any, activations: Tensor, position_ids: Tensor) -> Tensor:
-    """What RecurrentGemmaRglru.forward computes and keeps, for a module `self` of that class."""
+    """Computes and stores the same as RecurrentGemmaRglru.forward, for a module `self` of that class."""
     B, L, width = activations.shape
     blocks = activations.unflatten(-1, (self.num_attention_heads, self.block_width))
 
@@ -30,7 +30,7 @@ def rglru_forward(self: Any, activations: Tensor, position_ids: Tensor) -> Tenso
     gated = activations * gate(self.input_gate_weight, self.input_gate_bias)
     rate = gate(self.recurrent_gate_weight, self.recurrent_gate_bias)
     decay = torch.exp(-_POWER * torch.nn.functional.softplus(self.recurrent_param.float()))
-    # Without a state the scan would take the first token for the first of a sequence; here positions say which one is.
+    # Without a state the scan would treat the first token as the beginning of a sequence; here positions decide that.
     state = self.recurrent_states
     if state is None:
         state = activations.new_zeros((B, width), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Puts functions of ours where transformers 5 looks up another package's."""
+"""Puts our functions where transformers 5 looks up those of another package."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ logger = logging.getLogger("gdn_cuda")
 
 
 class StandIn:
-    """`functions` of ours for `looked_up` of a package: by the name that transformers looks up, how its own functions that call
-    it end. An installed package's functions have the parameters of `host`, where they are there."""
+    """Replaces the functions of a package that transformers looks up by ours, `functions`. `looked_up`: for each name that
+    transformers looks up, the suffix of its own functions that call it. `host` has the verified parameters of an installed
+    package."""
 
     def __init__(self, host: Host, looked_up: Mapping[str, str], functions: Mapping[str, Any]):
         self.host, self.package, self.looked_up, self.functions = host, host.module, looked_up, functions
         self.replaced = Replaced()
 
     def install(self) -> contextlib.AbstractContextManager[Any]:
-        """Until `uninstall`, or to the end of a `with`. Twice is once. Raises Refused, with nothing replaced, where those of
-        an installed package have other parameters."""
+        """Replaces them until `uninstall`, or to the end of a `with`. A second call changes nothing. Raises Refused, with
+        nothing replaced, if the functions of an installed package have other parameters."""
         if not self.replaced:
             # Undone in reverse: transformers looks up again once all else is undone.
             self.replaced.change(lambda: None, lambda: self._look_up_again(uninstall=True))

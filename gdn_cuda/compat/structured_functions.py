@@ -1,7 +1,7 @@
 """The functions of state-spaces/s4 and of lrnnx, which took them from there, under their names and with their arguments.
 
 Any number of poles and points, any float dtype, CPU and CUDA, gradients for every input: they replace both the extension and
-what those libraries fall back on where the extension is missing.
+the functions that those libraries use where the extension is missing.
 """
 
 from __future__ import annotations

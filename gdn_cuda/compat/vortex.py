@@ -104,7 +104,7 @@ def fftconv_func(
     layer_idx: int | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """The same; `k_rev` (D, K) is a filter of the tokens behind. `gelu` and `dropout_mask` are not read, as in vortex."""
+    """The same; `k_rev` (D, K) is a filter of the following tokens. `gelu` and `dropout_mask` are not read, as in vortex."""
     return _fftconv("fftconv_func", u, k, D, k_rev, bidirectional)
 
 
@@ -128,16 +128,16 @@ def hcl_fft_conv(h: Tensor, x1v: Tensor, x2: Tensor, D: Tensor, L: int, fft_size
     return (fft_causal_conv(x1v, _rows(h, x1v[..., :L]), D) * x2).to(x1v.dtype)
 
 
-# ---- vortex's engine: one method of HyenaInferenceEngine each, with what vortex's own does where ours does not apply
+# ---- Methods of vortex's HyenaInferenceEngine; each calls vortex's own where ours does not apply
 
 
 def _serves(*given: Tensor | None) -> bool:
-    """Whether our operators take tensors of such dtypes."""
+    """Whether our operators take tensors of these dtypes."""
     return all(x is None or x.dtype in _DTYPES for x in given)
 
 
 def _steps(*given: Tensor | None) -> bool:
-    """Whether our steps take such tensors: they have no gradients."""
+    """Whether our steps take these tensors: steps have no gradients."""
     return _serves(*given) and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given))
 
 
@@ -221,7 +221,7 @@ def _parallel_iir(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compute_filter(original: Callable[..., Any]) -> Callable[..., Any]:
     def compute_filter(self: Any, L: int, device: Any) -> Any:
-        """A filter without tokens where `parallel_iir` needs none: it says so there, too."""
+        """Returns a filter of length 0 where `parallel_iir` needs none, which is how `parallel_iir` recognizes it."""
         config = self.config
         plain = not (self.use_flashfft or self.print_activations) and self.long_fir_threshold is None
         by_us = plain and config.get("prefill_style", "fft") == "fft" and self.residues.shape[1] <= _MOST_POLES
@@ -279,7 +279,7 @@ def _step_iir(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _ENGINE, _MODEL = "vortex.model.engine", "vortex.model.model"
 _FFT = "D, dropout_mask, gelu={}, k_rev=None, bidirectional=False, print_activations=False, layer_idx=None, **kwargs"
-# By target the parameters that were verified, and what makes ours of vortex's own.
+# By target: the parameters that were verified, and the function that makes our version from vortex's own.
 _METHODS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{_ENGINE}:HyenaInferenceEngine.parallel_fir": (
         "self, fir_fn, u, weight, bias, L, dims, groups=None, gated_bias=False, column_split_hyena=False, dim_last=True, "
@@ -301,7 +301,7 @@ _METHODS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
     f"{_MODEL}:HyenaCascade.compute_filter": ("self, L, device", _compute_filter),
 }
-# Older versions have not all of them; vortex has None where Triton is missing.
+# Older versions lack some of them; vortex has None where Triton is missing.
 _FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{_ENGINE}:hcs_conv": ("x1, x2, v, weight, bias=None, *, gated_bias=False, padding_mask=None", hcs_conv),
     f"{_ENGINE}:hcm_fft_conv": (f"u, k, {_FFT.format(False)}", hcm_fft_conv),
@@ -319,9 +319,9 @@ _replaced = Replaced()
 
 @_replaced.whole()
 def patch() -> None:
-    """Lets vortex's Hyena layers run gdn_cuda's operators, in models that exist and in new ones. Raises ImportError without
-    vortex, and `gdn_cuda.integrations.Refused`, with nothing replaced, where what is replaced has other parameters. Changes
-    nothing where it is patched already."""
+    """Makes vortex's Hyena layers run gdn_cuda's operators, in existing models and in new ones. Raises ImportError without
+    vortex, and `gdn_cuda.integrations.Refused`, with nothing replaced, if the functions to replace have other parameters.
+    A second call changes nothing."""
     importlib.import_module(_ENGINE)
     importlib.import_module(_MODEL)
     if _replaced:

@@ -15,7 +15,7 @@ from ..operators import Differentiable
 from ..operators.autograd import with_autograd
 from ..operators.calls import typical_call
 from ..operators.dtypes import state_dtype
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.layout import empty_in_layout
 from ..operators.measure import (
@@ -209,7 +209,7 @@ def _example_pool(B: int, T: int, seed: int) -> Arguments:
     }
 
 
-@example(of_operator("causal_conv1d_backward"))
+@example(call_operator("causal_conv1d_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     given = _given(B, 3, T, 4, seed)
     del given["activation"]

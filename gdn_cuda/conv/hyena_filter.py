@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..operators import Differentiable
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.mapped import Mapped
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
@@ -117,7 +117,7 @@ def _example(B: int, T: int, seed: int) -> Arguments:
     return _given(B, 5, seed) | {"L": T}
 
 
-@example(of_operator("hyena_filter_backward"))
+@example(call_operator("hyena_filter_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     return _given(B, 5, seed) | {"grad": random(B, T, seed=seed + 2)}
 

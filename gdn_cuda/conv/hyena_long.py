@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
 from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
@@ -99,7 +99,7 @@ def _example_continued(B: int, T: int, seed: int) -> Arguments:
     return x | {"initial_state": random(B, 4, 3, seed=seed + 6), "return_state": True}
 
 
-@example(of_operator("hyena_long_backward"))
+@example(call_operator("hyena_long_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     x = _given(B, 6, T, 16, seed, groups=2) | {"initial_state": random(B, 6, 16, seed=seed + 6)}
     return x | {"grad": random(B, 6, T, seed=seed + 7, dtype=torch.bfloat16), "grad_state": random(B, 6, 16, seed=seed + 8)}

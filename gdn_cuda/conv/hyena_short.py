@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
 from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
@@ -101,7 +101,7 @@ def _example_continued(B: int, T: int, seed: int) -> Arguments:
     return x | {"initial_state": random(B, 4, 11, seed=seed + 5), "return_state": True}
 
 
-@example(of_operator("hyena_short_backward"))
+@example(call_operator("hyena_short_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     x = _example_continued(B, T, seed)
     del x["return_state"]

@@ -1,2 +1,2 @@
-"""Other libraries whose functions gdn_cuda replaces: which parameters were verified, and what stands in their place.
-`compat` and `integrations` say what replaces what."""
+"""Replaces functions of other libraries (hosts), after comparing their parameters with those that were verified. `compat` and
+`integrations` declare which function replaces which."""

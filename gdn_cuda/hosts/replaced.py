@@ -1,4 +1,4 @@
-"""Attributes of a host's modules and classes with others in their place, now or when a module is imported."""
+"""Replaces attributes of a host's modules and classes, at once or when a module is imported."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class _Change:
-    undo: Callable[[], None]  # also where the change was not made, and twice
+    undo: Callable[[], None]  # may be called if the change was not made, and twice
     name: str = ""
 
 
 class Replaced:
-    """What was replaced, in order, and how to undo it."""
+    """The replacements, in order, and how to undo them."""
 
     def __init__(self) -> None:
         self._changes: list[_Change] = []
@@ -49,13 +49,13 @@ class Replaced:
         setattr(owner, name, new)
 
     def change(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Anything else. `undo` may be called where `do` was interrupted, and twice."""
+        """Makes any other change. `undo` may be called if `do` was interrupted, and twice."""
         self._changes.append(_Change(undo))
         do()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """All of what is replaced in the block, or none of it: where an exception ends the block, Ctrl-C too, it is undone."""
+        """Makes the block's replacements all or none: if an exception ends the block, Ctrl-C too, they are undone."""
         before = len(self._changes)
         try:
             yield
@@ -64,13 +64,13 @@ class Replaced:
             raise
 
     def undo(self) -> None:
-        """What somebody else has replaced since stays as it is."""
+        """Undoes all replacements, except attributes that somebody else has replaced since."""
         self._undo_down_to(0)
 
     def _undo_down_to(self, count: int) -> None:
         while len(self._changes) > count:
             self._changes[-1].undo()
-            self._changes.pop()  # after it is undone: an interrupted undo goes on where it stopped
+            self._changes.pop()  # only now, so that an interrupted undo goes on where it stopped
 
     def __bool__(self) -> bool:
         return bool(self._changes)
@@ -84,8 +84,8 @@ def _name(owner: Any) -> str:
 
 
 class AfterImport(MetaPathFinder):
-    """Calls `then(module)` after the import of each of these modules, while it is among sys.meta_path. The import succeeds
-    whatever `then` raises: `host` keeps its own kernels, which is logged."""
+    """Calls `then(module)` after the import of each of `modules`, while this finder is in sys.meta_path. The import succeeds
+    even if `then` raises: then `host` keeps its own kernels, which is logged."""
 
     def __init__(self, host: str, modules: Iterable[str], then: Callable[[ModuleType], None]):
         self._host, self._modules, self._then, self._finding = host, frozenset(modules), then, False
@@ -101,7 +101,7 @@ class AfterImport(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in self._modules or self._finding:
             return None
-        self._finding = True  # the other finders are asked
+        self._finding = True  # so that this finder does not answer for the others
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
@@ -118,7 +118,7 @@ class AfterImport(MetaPathFinder):
 
 
 def keeps_own_kernels(host: str, error: Exception) -> None:
-    """Logs why an installation was given up that a server or an import goes on without."""
+    """Logs why an installation was abandoned; the server or the import goes on without it."""
     is_expected = isinstance(error, Refused)
     logger.warning("%s keeps its own kernels: %s", host, error, exc_info=None if is_expected else error)
 

@@ -1,5 +1,5 @@
-"""Parameters of a library's functions, read from its source: nothing of it is imported, so it needs neither a GPU nor what the
-library depends on. Names are followed through assignments and imports inside of the package."""
+"""Reads the parameters of a library's functions from its source. Nothing of the library is imported, so neither a GPU nor its
+dependencies are needed. Names are followed through assignments and imports inside the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Missing(LookupError):
 
 
 class Unreadable(ValueError):
-    """The source alone does not tell the parameters: they are known once the module is imported."""
+    """The source alone does not determine the parameters; an import of the module does."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ Bound = ast.arguments | ast.expr | _Class | _Import
 
 @dataclass
 class Module:
-    """What its names are bound to, in each branch. A function is kept as its parameters, without its body."""
+    """The bindings of a module's names, in each branch. A function is stored as its parameters, without its body."""
 
     is_package: bool
     names: dict[str, list[Bound]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Module:
 
 
 def read(text: str | bytes, is_package: bool) -> Module:
-    """Raises Unreadable where it is no Python of this version."""
+    """Raises Unreadable if the text is not valid Python of this version."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -63,7 +63,7 @@ def read(text: str | bytes, is_package: bool) -> Module:
 
 
 def _executed(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """These statements and those in their branches, not those in functions and classes."""
+    """These statements and those in their branches, but not those in functions and classes."""
     for statement in statements:
         yield statement
         if isinstance(statement, (ast.If, ast.Try, ast.With)):
@@ -97,14 +97,14 @@ Find = Callable[[str], "Module | None"]  # by its path below the folder that the
 
 
 class Source:
-    """A package, whose modules `find` gives."""
+    """A package; `find` returns its modules."""
 
     def __init__(self, package: str, find: Find):
         self._package, self._find = package, find
 
     def parameters(self, target: str) -> tuple[frozenset[str], str]:
-        """Those of "module:function" or "module:Class.method", as `verified.parameters` writes them: one string for each branch
-        that defines it. And why there may be others, or "". Raises Missing, or Unreadable."""
+        """The parameters of "module:function" or "module:Class.method", as `verified.parameters` writes them: one string for
+        each branch that defines it; and why there may be others, or "". Raises Missing, or Unreadable."""
         name, _, path = target.partition(":")
         first, _, method = path.partition(".")
         found, unreadable = set(), ""
@@ -133,7 +133,7 @@ class Source:
     def _resolved(
         self, module_name: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()
     ) -> Iterator[tuple[str, Bound]]:
-        """What a module's name is bound to, and the module that has it, through assignments and the package's own imports."""
+        """The object that a module's name is bound to, through assignments and the package's own imports, and its module."""
         if (module_name, name) in seen:
             return
         seen |= {(module_name, name)}
@@ -156,7 +156,7 @@ class Source:
     def _methods(
         self, module_name: str, bound: Bound, method: str, seen: frozenset[tuple[str, str, str]] = frozenset()
     ) -> Iterator[tuple[str, Bound]]:
-        """What a class binds the method's name to, or the first base that does."""
+        """The binding of the method's name in a class, or in its first base that has one."""
         if not isinstance(bound, _Class):
             yield module_name, bound
             return
@@ -216,7 +216,7 @@ class Source:
 
 
 def _absolute(module_name: str, module: Module, imported: _Import) -> str:
-    """The module that an import names, relative ones too."""
+    """The module that an import names; relative names are resolved."""
     if not imported.level:
         return imported.module
     dropped = imported.level - (1 if module.is_package else 0)
@@ -236,7 +236,7 @@ def installed(package: str) -> Source | None:
     """The source of a package as it would be imported; None where there is none."""
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # a module that somebody made, without a spec
+    except ValueError:  # a module that was made without a spec
         return None
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,5 +1,5 @@
-"""The functions that an integration replaces, with the parameters that were verified. A host whose parameters are others is
-refused, and its own kernels stay. A version alone is never refused."""
+"""The functions that an integration replaces, with the parameters that were verified. A host with other parameters is refused
+and keeps its own kernels. A host is never refused for its version alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Versions = Mapping[str, Literal["run", "compared"]]
 
 
 class Refused(RuntimeError):
-    """The host is not what was verified."""
+    """The host differs from what was verified."""
 
 
 class NotInstalled(Refused):
     """There is no host."""
 
 
-# ---- Parameters, of what is imported
+# ---- Parameters of imported functions
 
 
 def parameters(function: Any) -> str:
@@ -49,7 +49,8 @@ def owner_of(target: str) -> tuple[Any, str]:
 
 
 def names_of(each: Any, package: str) -> list[tuple[Any, str]]:
-    """Where the imported modules of a package have this function or class: they import from each other, under several names."""
+    """All places where the imported modules of a package refer to this function or class: modules import from each other, under
+    several names."""
     modules = [module for name, module in list(sys.modules.items()) if name == package or name.startswith(f"{package}.")]
     return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is each]
 
@@ -59,7 +60,7 @@ def _refusal(target: str, expected: str, got: str) -> str:
 
 
 def difference(target: str, expected: str, optional: bool = False) -> str:
-    """What differs, after an import of the module, or "". What is optional may be absent or None."""
+    """The difference found after an import of the module, or "". An optional target may be absent or None."""
     try:
         found = getattr(*owner_of(target))
         if found is None and optional:
@@ -83,7 +84,7 @@ def check(targets: Targets, optional: frozenset[str] = frozenset()) -> None:
 
 @dataclass(frozen=True)
 class Finding:
-    """What `Host.examine` found: no library, one that is refused, one of which some parts are refused, or one as verified."""
+    """The result of `Host.examine`: no library, one that is refused, one with some parts refused, or one as verified."""
 
     status: Literal["absent", "refused", "partial", "verified"]
     text: str
@@ -91,7 +92,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Host:
-    """A library, and what is replaced in it. Its parts are replaced each without the others."""
+    """A library, and the functions that are replaced in it. Its parts are replaced independently of each other."""
 
     package: str  # as pip calls it
     module: str
@@ -121,8 +122,8 @@ class Host:
         return found.partition("+")[0]  # without what a build adds: 0.33.0+cu129
 
     def require(self, parts: Iterable[str] | None = None) -> None:
-        """Compares what is imported, and the source of what is not. Raises Refused with every difference where an imported
-        module differs, or all parts do."""
+        """Compares imported modules, and the source of the others. Raises Refused with every difference if an imported module
+        differs, or if all parts do."""
         self.installed()
         parts = [*(self.parts if parts is None else parts)]
         found = {part: [*self._differences(self.parts[part])] for part in parts}
@@ -133,7 +134,7 @@ class Host:
         self._tell()
 
     def require_imported(self) -> None:
-        """Imports what is replaced, and compares. Raises Refused with every difference."""
+        """Imports the modules of all targets and compares. Raises Refused with every difference."""
         self.installed()
         check(self.targets, self.optional)
         self._tell()
@@ -144,7 +145,7 @@ class Host:
             logger.log(level, "%s was not run with gdn_cuda; its parameters are those of %s", self.installed(), self.newest)
 
     def examine(self) -> Finding:
-        """What `install` would find; imports nothing of the library."""
+        """What `install` would find. Imports nothing of the library."""
         try:
             title = self.installed()
         except NotInstalled as absent:
@@ -168,8 +169,8 @@ class Host:
         return finding.status in ("partial", "verified"), finding.text
 
     def _differences(self, targets: Targets) -> Iterator[tuple[bool, str]]:
-        """For each target, whether its module is imported, and the difference or "". One that its source does not show is none:
-        it is compared again once it is imported."""
+        """For each target, whether its module is imported, and the difference or "". A target whose parameters the source does
+        not show counts as equal: it is compared again once it is imported."""
         files = source.installed(self.module)
         for target, expected in targets.items():
             optional = target in self.optional
@@ -180,7 +181,7 @@ class Host:
 
 
 def source_difference(files: source.Source, target: str, expected: str, optional: bool = False) -> str:
-    """What differs in the source for certain, or ""."""
+    """A difference that the source shows for certain, or ""."""
     try:
         found, unreadable = files.parameters(target)
     except source.Missing as missing:

@@ -5,8 +5,8 @@ FLA, vLLM, SGLang, and FlashInfer's names. docs/integrations.md has what is cove
     transformers.install()      # and transformers.uninstall()
 
 Each module has `available() -> (bool, reason)`, `install()`, `uninstall()`, VERSIONS, the versions of the host that were run or
-compared, and HOST, the functions that are replaced with their parameters. A function that has others is `Refused` with the
-difference, and the host's own kernels stay. A call that gdn_cuda cannot take runs the host's kernel; `calls()` counts both.
+compared, and HOST, the functions that are replaced with their parameters. A host with other parameters is `Refused` with the
+difference, and keeps its own kernels. A call that gdn_cuda cannot take runs the host's kernel; `calls()` counts both.
 Importing these modules changes nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Calls that a host makes, counted: how many ran here, and how many its own kernel ran instead, with the reason."""
+"""Counts the calls of a host: how many ran here, and how many its own kernel ran instead, with the reason."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def count(name: str, reason: str = _OURS) -> None:
 
 
 def _is_refusal(error: ValueError) -> bool:
-    """Our operators' are "function: argument: expected X, got Y"."""
+    """Whether the error has the form of our operators' errors, "function: argument: expected X, got Y"."""
     return isinstance(error, Declined) or any(": expected " in word for word in error.args if isinstance(word, str))
 
 
 def counted(name: str, ours: Callable[..., Any], host: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with the host's signature that does what `run` does."""
+    """A function with the host's signature that calls `run`."""
 
     @functools.wraps(host)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -56,14 +56,14 @@ def counted(name: str, ours: Callable[..., Any], host: Callable[..., Any]) -> Ca
 
 
 def run(name: str, ours: Callable[..., Any], host: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls `ours`, and `host` where it is Declined or an operator of ours refuses its arguments: that comes before anything is
-    written, so the host's kernel finds them as they were. Any other error is the caller's."""
+    """Calls `ours`, or `host` if `ours` raises Declined or one of our operators refuses its arguments. Both happen before
+    anything is written, so the host's kernel gets unchanged arguments. Any other error goes to the caller."""
     try:
         result = ours(*args, **kwargs)
     except ValueError as refusal:
         if not _is_refusal(refusal):
             raise
-        reason = refusal.args[0].partition(", got ")[0]  # what was given may differ in every call
+        reason = refusal.args[0].partition(", got ")[0]  # the rest of the message may differ in every call
     else:
         count(name)
         return result
@@ -77,6 +77,6 @@ def decline_gradients(*tensors: Tensor | None) -> None:
 
 
 def decline_export() -> None:
-    # What torch.compiler.is_exporting() reads; to that call itself, torch.compile answers True.
+    # The flag that torch.compiler.is_exporting() returns; torch.compile replaces a call of that function by True.
     if getattr(torch.compiler, "_is_exporting_flag", False):
         raise Declined("torch.export runs")

@@ -67,7 +67,7 @@ def _decline_removed(kwargs: dict[str, Any]) -> None:
 def _gates(
     g: Tensor | None, beta: Tensor | None, rate: Tensor | None, bias: Tensor | None, is_logit: bool, twice: bool
 ) -> dict[str, Any]:
-    """`rate` is A_log where g is raw."""
+    """Gates and betas of a call; `rate` is A_log if g is raw, otherwise None."""
     if rate is not None and bias is None:
         bias = torch.zeros_like(rate)
     forms = {"beta_is_logit": is_logit, "allow_negative_eigenvalues": is_logit and twice}
@@ -75,7 +75,7 @@ def _gates(
 
 
 def _states(state: Tensor | None, v_first: bool) -> Tensor | None:
-    """Between FLA's (N, HV, K, V), or with state_v_first (N, HV, V, K), and ours."""
+    """Converts states between FLA's (N, HV, K, V), or with state_v_first (N, HV, V, K), and our layout."""
     return state if state is None or v_first else state.mT
 
 
@@ -113,7 +113,7 @@ _CHUNK_PARAMETERS = inspect.signature(_chunk)
 
 
 def _verify_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **kwargs: Any) -> None:
-    """Raises Declined."""
+    """Raises Declined if `_chunk` would decline the call."""
     x = _CHUNK_PARAMETERS.bind(q, k, v, g, beta, *args, **kwargs).arguments
     _decline(q, k, v, g, beta, x.get("initial_state"), x.get("A_log"), x.get("dt_bias"))
     _decline_removed(x.get("others", {}))
@@ -161,7 +161,7 @@ def _by_token(
 
 
 def _where_taken(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of convolutions and norms, which have gradients: the device alone decides."""
+    """Wraps a convolution or norm. These have gradients, so only the device decides whether ours runs."""
 
     @functools.wraps(function)
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +181,7 @@ def _backend() -> type:
     from fla.backends import BaseBackend
 
     class GdnCuda(BaseBackend):
-        """Once registered it stays; `uninstall` switches it off."""
+        """The backend stays registered; `uninstall` disables it."""
 
         backend_type = "gdn_cuda"
         package_name = "gdn_cuda"
@@ -210,7 +210,7 @@ def _backend() -> type:
 
 
 def _default(target: str) -> Callable[..., Any]:
-    """FLA's function itself, without its dispatch."""
+    """FLA's own function, without its dispatch."""
     return inspect.unwrap(getattr(*verified.owner_of(target)))
 
 
@@ -218,14 +218,14 @@ def _default(target: str) -> Callable[..., Any]:
 
 
 def available() -> tuple[bool, str]:
-    """Whether what would be replaced in an installed fla-core is as it was verified, and its version, or why not."""
+    """Whether the functions to replace in an installed fla-core have the verified parameters; and its version, or why not."""
     return HOST.available()
 
 
 @_replaced.whole()
 def install(cpu: bool = False) -> tuple[str, ...]:
-    """Imports FLA and registers the backend; returns the names of what is replaced besides. Twice is once, with the last `cpu`.
-    Raises `Refused`, with nothing changed, where FLA is not what was verified."""
+    """Imports FLA and registers the backend. Returns the names of functions that are replaced besides. A second call only
+    changes `cpu`. Raises `Refused`, with nothing changed, if FLA differs from what was verified."""
     global _takes_cpu
     if not _replaced:
         HOST.require_imported()

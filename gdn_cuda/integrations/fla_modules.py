@@ -1,4 +1,5 @@
-"""What FLA's layers call besides the recurrence: the short convolution of (B, T, D), its step, and the gated norm."""
+"""The functions that FLA's layers call besides the recurrence: the short convolution of (B, T, D), its step, and the gated
+norm."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def _conv(
     cp_context: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """States are (N, D, W), the last W inputs."""
+    """The convolution; states are (N, D, W), the last W inputs."""
     if residual is not None or cp_context is not None or others.get("seq_idx") is not None:
         raise Declined("residual, cp_context or seq_idx is given")
     if x.dim() != 3 or weight is None:
@@ -52,7 +53,7 @@ def _conv_step(
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A token of every sequence, (N, D), (1, N, D) or (N, 1, D)."""
+    """A step: one token of every sequence, (N, D), (1, N, D) or (N, 1, D)."""
     if residual is not None or weight is None:
         raise Declined("residual is given, or no weight")
     decline_gradients(x, cache, weight, bias)

@@ -1,8 +1,8 @@
-"""FlashInfer's names: `chunk_gated_delta_rule`, `gated_delta_rule_decode`, `gated_delta_rule_decode_pretranspose` and
-`gated_delta_rule_mtp`, with its parameters, for programs that call it; `install` puts them in FlashInfer's place.
+"""FlashInfer's functions `chunk_gated_delta_rule`, `gated_delta_rule_decode`, `gated_delta_rule_decode_pretranspose` and
+`gated_delta_rule_mtp`, with its parameters, for programs that call them; `install` replaces FlashInfer's by these.
 
-Its gates are decays, alpha = exp(gate): 0 is a reset. Where alpha is above 1, which is none, CPU tensors are refused; on a GPU
-the state grows.
+FlashInfer's gates are decays, alpha = exp(gate): 0 is a reset. An alpha above 1 is not a decay: CPU tensors with one are
+refused; on a GPU the state grows.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def gated_delta_rule_mtp(
     replayssm_g: Tensor | None = None,
     replayssm_beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Several tokens: (output, pool). Without disable_state_update the pool stays as it is, as in FlashInfer 0.7."""
+    """Several tokens of a batch: (output, pool). With disable_state_update=None the pool is unchanged, as in FlashInfer 0.7."""
     if ssm_state_indices is not None:
         raise Declined("ssm_state_indices is given")
     if cache_replayssm:
@@ -174,8 +174,8 @@ def gated_delta_rule_mtp(
 def _destination(
     buffer: Tensor | None, frozen: bool, q: Tensor, slots: Tensor | None, written: Tensor | None
 ) -> dict[str, Any]:
-    """Where states come from and go to: the last one to the pool, unless that is frozen, and that after every token to the
-    buffer's row of its sequence."""
+    """The arguments that say where states are read and written: the last state goes to the pool, unless that is frozen, and the
+    state after every token to its sequence's row of the buffer."""
     if buffer is None:
         return {"state_indices": slots, "write_indices": None if frozen else written, "update_state": not frozen}
     rows = torch.arange(q.shape[0], device=q.device)
@@ -223,15 +223,15 @@ _replaced = Replaced()
 
 
 def available() -> tuple[bool, str]:
-    """Whether what would be replaced in an installed FlashInfer is as it was verified, and its version, or why not."""
+    """Whether the functions to replace in an installed FlashInfer have the verified parameters; and its version, or why not."""
     return HOST.available()
 
 
 @_replaced.whole()
 def install() -> tuple[str, ...]:
     """Imports FlashInfer's modules of Gated Delta Net and replaces the functions wherever FlashInfer has them. A program that
-    has taken them by name before keeps them. Returns the names of what is replaced. Twice is once. Raises `Refused`, with
-    nothing replaced, where FlashInfer is not what was verified."""
+    imported them by name before keeps FlashInfer's. Returns the names of the replaced functions. A second call changes nothing.
+    Raises `Refused`, with nothing replaced, if FlashInfer differs from what was verified."""
     if not _replaced:
         HOST.require_imported()
         for target, (_, ours) in _TARGETS.items():

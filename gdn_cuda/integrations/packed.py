@@ -1,4 +1,4 @@
-"""Views of what engines pack into rows."""
+"""Views of tensors that engines pack into rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GDN_INTEGRATIONS asks for: a library that is merely installed must not change a server."""
+"""The integrations that GDN_INTEGRATIONS requests: a library that is merely installed must not change a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .. import _C
 from ..hosts.replaced import keeps_own_kernels
 
 logger = logging.getLogger("gdn_cuda")
-PLUGINS = ("vllm", "sglang")  # those that engines load by themselves, by entry points
+PLUGINS = ("vllm", "sglang")  # engines load these by entry points
 
 
 def requested(name: str) -> bool:
@@ -18,7 +18,7 @@ def requested(name: str) -> bool:
 
 
 def install_if_requested(name: str, install: Callable[[], object]) -> None:
-    """For entry points, which every process of an engine calls, asked for or not: the engine starts whatever is wrong here."""
+    """For entry points, which every process of an engine calls, requested or not. The engine starts even if this fails."""
     try:
         if not requested(name):
             return

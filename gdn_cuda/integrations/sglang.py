@@ -1,8 +1,8 @@
-"""SGLang: the kernel class of its Gated Delta Net layers, in place of the Triton one, and their convolutions.
+"""SGLang: replaces the Triton kernel class of its Gated Delta Net layers, and their convolutions.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Decoding with
-ReplaySSM runs SGLang's own kernels. On Hopper SGLang takes FlashInfer for prefill by itself:
-`--linear-attn-prefill-backend triton` gives prefill and verify to the class that is replaced.
+ReplaySSM runs SGLang's own kernels. On Hopper SGLang chooses FlashInfer for prefill by default:
+`--linear-attn-prefill-backend triton` gives prefill and verify to the replaced class.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TARGETS: dict[str, verified.Targets] = {
 HOST = verified.Host("sglang", "sglang", VERSIONS, {"": {**_TARGETS[_MODULE], **_TARGETS[_LAYER]}})
 _CHUNK = 64  # tokens between the states that SGLang's own prefill returns
 
-# ---- The calls. A slot below 0 is padding; slot 0 is one like the others.
+# ---- The calls. A slot below 0 is padding; slot 0 is an ordinary slot.
 
 
 def _decode(
@@ -68,7 +68,7 @@ def _decode(
     query_start_loc: Tensor,
     **others: Any,
 ) -> Tensor:
-    """Of one token a sequence: (1, B, …)."""
+    """Decode of one token per sequence: (1, B, …)."""
     batch = cache_indices.shape[0]
     if q.shape[1] != batch:
         raise Declined("more than one token a sequence")
@@ -115,8 +115,8 @@ def _extend(
     track_state: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None, Tensor | None]:
-    """A prefill from and to slots: output, and the states after every n tokens where some are asked for, which SGLang plans in
-    the order of our packed checkpoints."""
+    """A prefill that reads and writes slots. Returns the output, and the states after every n tokens if some are requested,
+    which SGLang orders as our packed checkpoints."""
     if track_state is not None:
         raise Declined("track_state is given")
     options: dict[str, Any] = {"state_indices": cache_indices, "update_state": inplace_update, "use_qk_l2norm": True}
@@ -130,7 +130,7 @@ def _extend(
 
 
 def _deterministic() -> bool:
-    """--enable-deterministic-inference: a sequence has the same bits whatever it is batched with."""
+    """--enable-deterministic-inference: the results of a sequence do not depend on the rest of the batch."""
     context = sys.modules.get("sglang.srt.runtime_context")
     return context is not None and bool(context.get_exec().deterministic.enable_deterministic_inference)
 
@@ -153,8 +153,8 @@ def _target_verify(
     retrieve_parent_token: Tensor | None,
     **others: Any,
 ) -> Tensor:
-    """Drafts: the pool stays as it is, and the state after every token goes to a row of the buffer. In a tree, token t
-    continues from the state after token retrieve_parent_token[n, t], and the first from the slot, whatever its parent."""
+    """Drafts: the pool is unchanged, and the state after every token goes to a row of the buffer. In a tree, token t continues
+    from the state after token retrieve_parent_token[n, t]; the first token continues from the slot, whatever its parent is."""
     shape, sequences, tokens = v.shape, query_start_loc.shape[0] - 1, q.shape[1]
     q, k, v = (x.squeeze(0) for x in (q, k, v))
     a, b = (x.reshape(tokens, -1) for x in (a, b))
@@ -191,7 +191,7 @@ def _conv(
     pad_slot_id: int = -1,
     **others: Any,
 ) -> Tensor:
-    """Prompts (channels, tokens)."""
+    """The convolution of prompts (channels, tokens)."""
     if query_start_loc is None or conv_states is None or pad_slot_id != -1:
         raise Declined("neither packed prompts nor a pool, or another slot of padding")
     options = {"state_indices": cache_indices, "has_initial_state": has_initial_state, "cu_seqlens": query_start_loc}
@@ -217,7 +217,7 @@ def _conv_update(
     metadata: Any = None,
     validate_data: bool = False,
 ) -> Tensor:
-    """A token of every request; drafts, whose windows SGLang stores, are its own."""
+    """The convolution of one token per request. Drafts, whose windows SGLang stores, run SGLang's own."""
     drafts = (num_accept_tokens, intermediate_conv_window, retrieve_next_token, retrieve_parent_token)
     if any(given is not None for given in drafts) or cache_seqlens is not None or pad_slot_id != -1:
         raise Declined("drafts, a circular state, or another slot of padding")
@@ -232,7 +232,7 @@ _CONVOLUTIONS: dict[str, Callable[..., Any]] = {"causal_conv1d_fn": _conv, "caus
 
 
 def kernel_class(host: type[Any]) -> type[Any]:
-    """SGLang's class with our calls, and its own where we decline."""
+    """A subclass of SGLang's class that runs our calls, and SGLang's own where we decline."""
 
     def method(name: str, ours: Any, own: Any) -> Any:
         counted_as = f"sglang.{name}"
@@ -272,8 +272,8 @@ def _states_after(
     state_checkpoint_every_n_tokens: int = 0,
     **others: Any,
 ) -> Tensor | None:
-    """The states that the plan asks for, of those before each chunk, (1, rows, HV, V, K) with ⌈length / 64⌉ rows a sequence,
-    which SGLang's own prefill returns. Behind the last chunk it is the state in the slot."""
+    """Selects the states that the plan requests from the states before each chunk, which SGLang's own prefill returns:
+    (1, rows, HV, V, K) with ⌈length / 64⌉ rows per sequence. The state after the last chunk is the one in the slot."""
     if num_state_checkpoints == 0 or state_checkpoint_cu_starts is None:
         return None
     starts = state_checkpoint_cu_starts
@@ -294,17 +294,17 @@ _replaced = Replaced()
 
 
 def available() -> tuple[bool, str]:
-    """Whether what would be replaced in an installed SGLang is as it was verified, and its version, or why not."""
+    """Whether the functions to replace in an installed SGLang have the verified parameters; and its version, or why not."""
     return HOST.available()
 
 
 @_replaced.whole()
 def install() -> tuple[str, ...]:
-    """Replaces the class and the layer's convolutions now, or once SGLang imports their modules. Returns the names of what is
-    replaced now. Twice is once.
+    """Replaces the class and the layer's convolutions now, or when SGLang imports their modules. Returns the names of what is
+    replaced now. A second call changes nothing.
 
-    Raises `Refused`, with nothing replaced, where SGLang, by what is imported or else by its source, is not what was verified;
-    where a module is imported later and differs, SGLang keeps its own kernels there, which is logged.
+    Raises `Refused`, with nothing replaced, if SGLang's imported modules, or the source of the others, differ from what was
+    verified. If a module differs when it is imported later, SGLang keeps its own kernels there, which is logged.
     """
     if _later not in sys.meta_path:
         HOST.require()
@@ -316,7 +316,7 @@ def install() -> tuple[str, ...]:
 
 
 def uninstall() -> None:
-    """Undoes `install`, for layers that are made afterwards: those that exist keep the kernel that they began with."""
+    """Undoes `install` for layers that are made afterwards; existing layers keep their kernel."""
     _replaced.undo()
 
 

@@ -2,7 +2,7 @@
 
     transformers.install()
 
-replaces the functions that its modeling files call, by name, in those imported already and in those imported later. It works
+replaces, by name, the functions that transformers' modeling files call, in files imported before or later. It works
 before and after `from_pretrained`, on a GPU and on a CPU. Calls that need gradients through the recurrence, and torch.export,
 run transformers' own functions; convolutions, norms and scans have gradients here.
 """
@@ -25,7 +25,7 @@ from ..hosts.replaced import AfterImport, Replaced
 from ..operators.schema import refuse
 from .counted import counted, decline_export, decline_gradients
 
-# ---- What takes the place of what
+# ---- The replacements
 
 
 def _chunk(
@@ -41,7 +41,7 @@ def _chunk(
     cu_seqlens: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """States are (B, Hv, dk, dv) in transformers."""
+    """Prefill; states are (B, Hv, dk, dv) in transformers."""
     decline_export()
     decline_gradients(query, key, value, g, beta, initial_state)
     state = None if initial_state is None else initial_state.mT
@@ -126,26 +126,26 @@ def _scan_update(
 
 
 def _norm_of_heads(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-    """The norm of each row, then the gate."""
+    """Normalizes each row, then applies the gate."""
     decline_export()
     return layers.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, norm.activation)
 
 
 def _norm_of_groups(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-    """Mamba-2's: the gate, then the norm of each group of columns."""
+    """Mamba-2's norm: applies the gate, then normalizes each group of columns."""
     decline_export()
     options = {"norm_before_gate": False, "group_size": norm.group_size}
     return layers.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
 
 
 def _norm_of_falcon(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-    """The same with a number of groups, in either order."""
+    """FalconH1's norm: the same with a given number of groups, in either order."""
     decline_export()
     options = {"norm_before_gate": norm.norm_before_gate, "group_size": hidden_states.shape[-1] // norm.n_groups}
     return layers.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
 
 
-# ---- What was verified: by kind the parameters and our function, by model the kinds and their names in its modeling file
+# ---- What was verified: by kind of function, its parameters and ours; by model, the kinds and their names in its modeling file
 
 _Kind = tuple[str, Callable[..., Any]]
 _GDN = "query, key, value, g, beta, {}initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **kwargs"
@@ -180,17 +180,17 @@ def _gdn(norm: str) -> dict[str, str]:
 
 
 def _kda(norm: str) -> dict[str, str]:
-    """Without the delta rule of KDA, whose gates are vectors."""
+    """All but the delta rule of KDA, whose gates are vectors."""
     return _CONV | {f"{norm}.forward": "rms_norm_gated_or_not"}
 
 
 def _mamba2(norm: str, kind: str = "rms_norm_of_groups") -> dict[str, str]:
-    """Without mamba_chunk_scan_combined."""
+    """All but mamba_chunk_scan_combined."""
     return _CONV | _MAMBA2 | {f"{norm}.forward": kind}
 
 
-# By model: the kind of every attribute that is replaced. mamba_inner_fn is not among them: it is given no mask, so padding
-# before a sequence would change what a model computes. Its callers run the convolution and the scan by themselves.
+# By model: the kind of every attribute that is replaced. mamba_inner_fn is not replaced: it takes no mask, so padding before a
+# sequence would change what a model computes. Its callers run the convolution and the scan themselves.
 MODELS: dict[str, dict[str, str]] = {
     "qwen3_next": _gdn("Qwen3NextRMSNormGated"),
     "qwen3_5": _gdn("Qwen3_5RMSNormGated"),
@@ -238,17 +238,17 @@ _installed: set[str] = set()
 
 
 def available() -> tuple[bool, str]:
-    """Whether what would be replaced in an installed transformers is as it was verified, and its version, or why not."""
+    """Whether the functions to replace in an installed transformers have the verified parameters; its version, or why not."""
     return HOST.available()
 
 
 @_replaced.whole()
 def install(model: Any = None) -> tuple[str, ...]:
-    """Replaces the functions of every known model, or of this one, a model or a name such as "qwen3_next": now where its
-    modeling file is imported, otherwise once it is. Returns the names of all that is replaced so far. Twice is once.
+    """Replaces the functions of every known model, or of `model`, a model or a name such as "qwen3_next": now if its modeling
+    file is imported, otherwise when it is. Returns the names of everything replaced so far. A second call changes nothing.
 
-    Raises `Refused`, with nothing replaced, where an imported file is not what was verified, or no file of a wanted model is; a
-    file that is imported later and differs stays as it is, which is logged.
+    Raises `Refused`, with nothing replaced, if an imported file differs from what was verified, or if every requested file
+    does. A file that differs when it is imported later keeps its own functions, which is logged.
     """
     wanted = [name for name in (MODELS if model is None else [_name_of(model)]) if name not in _installed]
     if wanted:

@@ -1,9 +1,9 @@
-"""vLLM: what the Gated Delta Net layer of Qwen3-Next, Qwen3.5 and Qwen4 calls, by name in its module: prefill with and without
-checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm.
+"""vLLM: replaces, by name, the functions that the Gated Delta Net layer of Qwen3-Next, Qwen3.5 and Qwen4 calls: prefill with
+and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names vllm. It imports nothing of
-vLLM: the layer's module, which touches the GPU, is changed once vLLM imports it. vLLM goes on to choose its prefill backend;
-whatever it chooses of flashinfer and triton calls gdn_cuda.
+vLLM: the layer's module, which touches the GPU, is changed when vLLM imports it. vLLM still chooses its prefill backend; both
+flashinfer and triton then call gdn_cuda.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .packed import split_qkv
 from .requested import install_if_requested
 
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
-_NULL_BLOCK = 0  # of padding rows; negative slots are none either
+_NULL_BLOCK = 0  # the slot of padding rows; negative slots are padding too
 
 
 # ---- Decode
@@ -42,7 +42,7 @@ def _packed_decode(
     ssm_state_indices: Tensor,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """A token of every request, (B, 2·H·K + HV·V); the output of a padding row is zero."""
+    """Decode of one token per request, (B, 2·H·K + HV·V); the output of a padding row is zero."""
     q, k, v = split_qkv(mixed_qkv, initial_state)
     slots: dict[str, Any] = {"state_indices": ssm_state_indices, "null_slot": _NULL_BLOCK}
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": out}
@@ -69,7 +69,7 @@ def _update(
     use_qk_l2norm_in_kernel: bool = False,
     is_kda: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The decodes of a mixed batch, and drafts: those have slots (N, S), one for the state after each token. Tables of slots
+    """The decodes of a mixed batch, and drafts, which have slots (N, S), one for the state after each token. Tables of slots
     and counts may have more rows than there are requests."""
     if is_kda:
         raise Declined("KDA")
@@ -92,7 +92,7 @@ def _update(
     return output.reshape(shape), initial_state
 
 
-# ---- Prefill: states have been gathered, and are scattered by the caller
+# ---- Prefill: the caller gathers and scatters the states
 
 
 def _chunk(
@@ -133,7 +133,7 @@ def _chunk_with_checkpoints(
     checkpoint_every_n_tokens: int = 0,
     use_cp: Any = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Sequence i owns the rows from checkpoint_cu_starts[i] on, one for every n tokens, as our packed checkpoints have it."""
+    """Sequence i owns the rows from checkpoint_cu_starts[i] on, one for every n tokens, like our packed checkpoints."""
     more: dict[str, Any] = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "cu_seqlens": cu_seqlens}
     if state_checkpoints is None or checkpoint_every_n_tokens == 0:
         return _chunk(q, k, v, g, beta, None, initial_state, output_final_state, **more)
@@ -153,7 +153,7 @@ def _chunk_with_checkpoints(
     return output, state
 
 
-# ---- Convolutions. Of a pool for drafts, which has more columns, other calls use the first W − 1.
+# ---- Convolutions. A pool for drafts has more columns; other calls use its first W − 1.
 
 
 def _conv(
@@ -170,7 +170,7 @@ def _conv(
     metadata: Any = None,
     validate_data: bool = False,
 ) -> Tensor:
-    """x: (channels, tokens). Tables of slots and flags may have more rows than there are prompts."""
+    """The convolution of prompts x (channels, tokens). Tables of slots and flags may have more rows than there are prompts."""
     sequences = query_start_loc.shape[0] - 1
     if cache_indices is not None:
         cache_indices = cache_indices[:sequences]
@@ -202,7 +202,7 @@ def _conv_update(
     validate_data: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Writes over x where no output is given."""
+    """The convolution of decodes and drafts; overwrites x if no output is given."""
     return gdn_cuda.causal_conv1d_update(
         x,
         conv_state if num_accepted_tokens is not None else conv_state[..., : weight.shape[1] - 1],
@@ -259,7 +259,7 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         _conv_update,
     ),
 }
-_NORM = "vllm.model_executor.layers.layernorm:RMSNormGated.forward_cuda"  # where it is not compiled into a graph
+_NORM = "vllm.model_executor.layers.layernorm:RMSNormGated.forward_cuda"  # called where the norm is not compiled into a graph
 VERSIONS: verified.Versions = {"0.33.0": "run"}
 HOST = verified.Host(
     *("vllm", "vllm", VERSIONS),
@@ -272,17 +272,17 @@ _replaced = Replaced()
 
 
 def available() -> tuple[bool, str]:
-    """Whether what would be replaced in an installed vLLM is as it was verified, and its version, or why not."""
+    """Whether the functions to replace in an installed vLLM have the verified parameters; and its version, or why not."""
     return HOST.available()
 
 
 @_replaced.whole()
 def install() -> tuple[str, ...]:
-    """Replaces the functions now, or once vLLM imports the layer's module. Returns the names of what is replaced now. Twice is
-    once.
+    """Replaces the functions now, or when vLLM imports the layer's module. Returns the names of what is replaced now. A second
+    call changes nothing.
 
-    Raises `Refused`, with nothing replaced, where vLLM, by what is imported or else by its source, is not what was verified;
-    where the module is imported later and differs, vLLM keeps its own kernels, which is logged.
+    Raises `Refused`, with nothing replaced, if vLLM's imported modules, or the source of the others, differ from what was
+    verified. If the module differs when it is imported later, vLLM keeps its own kernels, which is logged.
     """
     if _later not in sys.meta_path:
         HOST.require()
@@ -293,7 +293,7 @@ def install() -> tuple[str, ...]:
 
 
 def uninstall() -> None:
-    """Undoes `install`; the next call of a layer runs vLLM's own kernels, but for the norms of layers that exist."""
+    """Undoes `install`; the next call of a layer runs vLLM's own kernels, except for the norms of existing layers."""
     _replaced.undo()
 
 

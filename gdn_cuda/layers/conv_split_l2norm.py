@@ -20,7 +20,7 @@ from ..operators import Differentiable
 from ..operators.autograd import with_autograd
 from ..operators.calls import typical_call
 from ..operators.dtypes import state_dtype
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import register
@@ -262,7 +262,7 @@ def _example_pool(B: int, T: int, seed: int) -> Arguments:
     }
 
 
-@example(of_operator("conv_split_l2norm_backward"))
+@example(call_operator("conv_split_l2norm_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     bf16 = torch.bfloat16
     return {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..operators import Differentiable
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 
@@ -219,7 +219,7 @@ def _example_plain(B: int, T: int, seed: int) -> Arguments:
     return _given(B, T, seed) | {"gate": None, "weight": None}
 
 
-@example(of_operator("rms_norm_gated_backward"))
+@example(call_operator("rms_norm_gated_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     given = _given(B, T, seed) | {"grad": random(B, T, 24, seed=seed + 3, dtype=torch.bfloat16), "eps": 1e-5}
     return given | {"activation": "silu", "norm_before_gate": True, "group_size": None}

@@ -1,6 +1,6 @@
-"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; of
-the scans: LRU, RG-LRU, S5, S6, S7 and Mamba; of the convolutions: Hyena and LFM2's short convolution; and a Gated Delta Net
-layer. docs/scan.md has the rule for dtypes and autocast that all follow."""
+"""Modules: a Gated Delta Net layer; LRU, RG-LRU, S5, S6, S7 and Mamba on the scans; Hyena and LFM2's short convolution; S4,
+S4D, Cauchy and Toeplitz matrices, and matrices given by their displacement. docs/scan.md has the rule for dtypes and autocast
+that all modules follow."""
 
 from ..operators.caller import name_errors_of
 from .cauchy import CauchyKernel

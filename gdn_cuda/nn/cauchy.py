@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..structured import cauchy_conj, cauchy_kernel
-from .tensors import keep_numbers
+from .tensors import keep_tensors
 
 
 class CauchyKernel(nn.Module):
@@ -28,7 +28,7 @@ class CauchyKernel(nn.Module):
 
     def __init__(self, omega: Tensor, lambd: Tensor, *, conj: bool = False):
         super().__init__()
-        keep_numbers(self, "n", omega=omega, lambd=lambd)
+        keep_tensors(self, "n", omega=omega, lambd=lambd)
         self.conj = conj
 
     def forward(self, v: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:

@@ -16,27 +16,27 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def recurrence_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """What the parameters of a recurrence have in a module that is made with `dtype`."""
+    """The dtype of a recurrence's parameters in a module that is made with `dtype`."""
     return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """In fp32 at least."""
+    """x in fp32, or unchanged if it is wider."""
     return x.to(state_dtype(x))
 
 
 def layer_dtype(x: Tensor) -> torch.dtype:
-    """What nn.Linear returns for x: autocast's dtype where that is on and x is not fp64, else that of x."""
+    """The dtype that nn.Linear returns for x: autocast's if that is on and x is not fp64, else that of x."""
     return torch.get_autocast_dtype(x.device.type) if _casts(x.device.type) and x.dtype != torch.float64 else x.dtype
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """For products in plain torch that belong to a recurrence."""
+    """A context without autocast, for a recurrence's products in plain torch."""
     return torch.autocast(x.device.type, enabled=False) if _casts(x.device.type) else nullcontext()
 
 
 def _casts(device: str) -> bool:
-    return device != "meta" and torch.is_autocast_enabled(device)  # which raises for meta
+    return device != "meta" and torch.is_autocast_enabled(device)  # is_autocast_enabled raises for meta
 
 
 class KeepsRecurrence(nn.Module):

@@ -27,7 +27,7 @@ from .tensors import after_token
 _CONVOLUTION_FROM = (
     128  # from this number of taps on, filters are convolutions with a bias D; shorter ones are correlations without one
 )
-_LONGEST_SHORT = 32  # of hyena_short
+_LONGEST_SHORT = 32  # most taps of hyena_short
 _GAMMA = (0.01, 0.1)  # initial poles are e^(−γ / e) with γ uniform in this range, and residues are small, as in savanna
 _RESIDUES = 0.1
 
@@ -127,7 +127,7 @@ class HyenaCascade(nn.Module):
         """Returns y (B, L, hidden_size), or (y, state); `state` is the state before the first token."""
         if u.dim() != 3 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, L, {3 * self.hidden_size}), got {tuple(u.shape)}")
-        channels = u.mT.to(layer_dtype(u)).contiguous()  # every third of contiguous channels would not be vectors
+        channels = u.mT.to(layer_dtype(u)).contiguous()  # channels-last, interleaved x1, x2 and v would have stride 3
         before = None if state is None else state.fir
         z, fir = causal_conv1d(
             channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=True
@@ -155,7 +155,7 @@ class HyenaCascade(nn.Module):
         by_forward = state.fir.dtype == torch.float64
 
         def inner(x2: Tensor, x1: Tensor, v: Tensor) -> dict[str, Any]:
-            """The call after the filter of the projections."""
+            """Arguments of the call that follows the filter of the projections."""
             if implicit:
                 step = {"x2": x2, "x1": x1, "v": v, "D": self.D, "residues": self.residues, "log_poles": self.log_poles}
                 return step | {"state": state.inner}
@@ -164,8 +164,8 @@ class HyenaCascade(nn.Module):
             return step | {"gated_bias": is_convolution, "flip_filter": is_convolution}
 
         def checks() -> None:
-            """Checks that call before the first one writes; filtered projections have the shape and dtype of projections."""
-            if by_forward:  # which writes last
+            """Checks the second call before the first one writes; filtering keeps the shape and dtype of projections."""
+            if by_forward:  # `forward` checks, and writes the state last
                 return
             step = inner(*self._split(u))
             check_call(

@@ -16,7 +16,7 @@ from ..scan import selective_scan, selective_state_update
 from .dtypes import at_least_fp32, recurrence_dtype
 from .tensors import after_token
 
-DISCRETIZATIONS = ("mamba", "zoh", "bilinear", "dirac")  # those for A < 0
+DISCRETIZATIONS = ("mamba", "zoh", "bilinear", "dirac")  # the discretizations for A < 0
 
 
 class S6(nn.Module):

@@ -105,7 +105,7 @@ class RGLRU(nn.Module):
             return out
         if u.shape[1] == 0:
             return out, self.default_state(u.shape[0]) if state is None else state
-        return out, last[..., 0] + 0.0  # −0.0 + 0.0 is 0.0: no state that tokens led to begins a sequence
+        return out, last[..., 0] + 0.0  # −0.0 + 0.0 is 0.0: the state after a token is never the −0.0 that begins a sequence
 
     def default_state(self, *batch: int) -> Tensor:
         """The state before the first token (…, width), −0.0 in all channels: a sequence begins as with state=None.
@@ -131,7 +131,7 @@ class RGLRU(nn.Module):
 
 
 def _begins(state: Tensor) -> Tensor:
-    """(B,): whether every channel of a state is −0.0, as in `default_state`. Compares bits, which takes the fewest launches."""
+    """(B,): whether every channel of a state is −0.0, as in `default_state`. Compares bits, which needs the fewest launches."""
     bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[state.element_size()]
     return (state.detach().view(bits) == torch.iinfo(bits).min).all(-1)
 

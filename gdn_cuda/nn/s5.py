@@ -119,5 +119,5 @@ class S5(SimplifiedSSM):
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """Complex numbers as (real, imaginary) pairs, as not every optimizer takes complex parameters."""
+    """Complex values as (real, imaginary) pairs, because not every optimizer supports complex parameters."""
     return torch.view_as_real(x.resolve_conj())

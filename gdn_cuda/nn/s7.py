@@ -72,7 +72,7 @@ class S7(nn.Module):
         tokens = u.mT.to(layer_dtype(u)).contiguous()
         A, B, C, b = self._projected(tokens)
         y, last = s7_scan(tokens, A, B, C, b, True)
-        if state is not None:  # the decayed initial state after each token is added to the states that tokens led to
+        if state is not None:  # adds the decayed initial state to the states that started from zero
             left = torch.cumprod(torch.cat([state[..., None].double(), _decay(A.double())], -1), -1).to(state_dtype(u))
             y = y + torch.einsum("bhnl,bnl->bhl", C, left[..., 1:].to(C.dtype))
             last = last + left[..., -1]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..scan.simplified_scan import simplified_scan  # from the module, as mypy takes scan.simplified_scan for the module
+from ..scan.simplified_scan import simplified_scan  # from the module, because for mypy scan.simplified_scan is the module
 from .dtypes import KeepsRecurrence, at_least_fp32, layer_dtype, recurrence_dtype
 
 
@@ -28,7 +28,7 @@ class SimplifiedSSM(KeepsRecurrence):
         self.d_model, self.d_state = d_model, d_state
 
     def _make(self, device: torch.device | str | None, dtype: torch.dtype | None, **shapes: tuple[int, ...]) -> None:
-        """Parameters with the values of `drawn`; all but D belong to the recurrence."""
+        """Makes the parameters, with the values of `drawn`; all but D belong to the recurrence."""
         for name, shape in shapes.items():
             made = torch.empty(shape, device=device, dtype=dtype if name == "D" else recurrence_dtype(dtype))
             self.register_parameter(name, nn.Parameter(made))

@@ -14,7 +14,7 @@ def keep(module: nn.Module, name: str, x: Tensor) -> None:
         module.register_buffer(name, x)
 
 
-def keep_numbers(module: nn.Module, *dimensions: str, **tensors: Tensor) -> None:
+def keep_tensors(module: nn.Module, *dimensions: str, **tensors: Tensor) -> None:
     """Keeps real or complex tensors (…, *dimensions)."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.dim() < len(dimensions) or not (x.is_floating_point() or x.is_complex()):
@@ -27,7 +27,7 @@ def keep_numbers(module: nn.Module, *dimensions: str, **tensors: Tensor) -> None
 def after_token(result: Any, state: Any) -> Tensor:
     """The y of `step`, from the (y, last state) of `forward` for one token; `state` is updated in place.
 
-    For fp64 CPU tensors, which forward takes, and the operators of steps do not.
+    For fp64 CPU tensors, which forward supports and the step operators do not.
     """
     y, last = result
     for mine, new in zip(*((x,) if isinstance(x, Tensor) else x for x in (state, last)), strict=True):

@@ -19,11 +19,11 @@ from ..structured.toeplitz import (
     toeplitz_solve_symmetric,
     toeplitz_solve_symmetric_ex,
 )
-from .tensors import keep_numbers
+from .tensors import keep_tensors
 
 
 def _keep_column_and_row(module: nn.Module, c: Tensor, r: Tensor) -> None:
-    keep_numbers(module, "n", c=c, r=r)
+    keep_tensors(module, "n", c=c, r=r)
     if c.shape[-1] != r.shape[-1]:
         expected = f"(…, {c.shape[-1]}) as c has"
         raise ValueError(f"{type(module).__name__}: r: expected {expected}, got {tuple(r.shape)}")
@@ -45,8 +45,8 @@ class ToeplitzMV(nn.Module):
 
     def __init__(self, c: Tensor, r: Tensor, *, transpose: bool = False):
         super().__init__()
-        keep_numbers(self, "n", c=c)
-        keep_numbers(self, "m", r=r)
+        keep_tensors(self, "n", c=c)
+        keep_tensors(self, "m", r=r)
         self.transpose = transpose
 
     def forward(self, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
@@ -72,7 +72,7 @@ class ToeplitzSolve(nn.Module):
         super().__init__()
         self.symmetric = r is None
         if r is None:
-            keep_numbers(self, "n", c=c)
+            keep_tensors(self, "n", c=c)
         else:
             _keep_column_and_row(self, c, r)
 
@@ -142,7 +142,7 @@ class DisplacementMV(nn.Module):
 
     def __init__(self, G: Tensor, H: Tensor, disp_type: int = DisplacementType.CYCLIC_TRANSPOSED):
         super().__init__()
-        keep_numbers(self, "n", "r", G=G, H=H)
+        keep_tensors(self, "n", "r", G=G, H=H)
         check_generators(type(self).__name__, G, H, disp_type)
         self.disp_type = disp_type
 

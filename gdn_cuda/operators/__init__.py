@@ -1,4 +1,4 @@
-"""How an operator is declared in Python, and what follows from its declaration."""
+"""Declares operators in Python, and derives from a declaration the call, the CPU path, fake tensors, gradients and docs."""
 
 from .declare import operator as operator
 from .declare import reference_of as reference_of

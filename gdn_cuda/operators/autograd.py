@@ -30,7 +30,7 @@ def keep_autograd_out(schema: Schema) -> None:
 
 
 def refuse_forward_mode(function: str, tensors: _Named, differentiable: str = _REFERENCE) -> None:
-    """Raises for tensors with tangents, and for those that a torch.func transform differentiates."""
+    """Raises for tensors with tangents, and for tensors that a torch.func transform differentiates."""
     transforms = torch._C._are_functorch_transforms_active()
     if not transforms and forward_ad._current_level < 0:
         return
@@ -78,7 +78,7 @@ def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:
 
 
 def may_need_gradients() -> bool:
-    """Whether a call has to ask `without_gradients`: outside grad mode and forward mode there is nothing to ask."""
+    """Whether a call has to go through `without_gradients`; outside grad mode and forward mode it need not."""
     return is_grad_enabled() or forward_ad._current_level >= 0
 
 
@@ -90,10 +90,10 @@ def without_gradients(
     run: Callable[[], Any],
     checks: Callable[[], None] = lambda: None,
 ) -> Any:
-    """`run()`, which returns a new tensor, several, or None, as one call without gradients: where one of `given`, the tensors
-    that it reads or writes, requires a gradient, it runs in no_grad, and backward through its results and through `written`
-    raises, naming `function` and what is `differentiable` instead. `checks()` is called before the first of `written` gets a
-    history."""
+    """Calls `run()`, which returns a new tensor, several, or None, as one call without gradients: if one of `given`, the
+    tensors that it reads or writes, requires a gradient, it runs in no_grad, and backward through its results and through
+    `written` raises an error that names `function` and the `differentiable` alternative. `checks()` is called before the first
+    of `written` gets a grad_fn."""
     required = [(argument, x) for argument, x in given if x.requires_grad] if is_grad_enabled() else []
     message = _no_gradient(function, differentiable)
     if torch.compiler.is_compiling():
@@ -104,7 +104,7 @@ def without_gradients(
     checks()
     for argument, x in written:
         _check_writable(function, argument, x)
-    # The grad_fn is set first: where torch refuses that, nothing has been written.
+    # The grad_fn is set first: if torch refuses that, nothing has been written.
     for argument, x in written:
         _mark_written(function, message, argument, x, [y for _, y in required if y is not x], required[0][0])
     with torch.no_grad():
@@ -154,7 +154,7 @@ def _check_writable(function: str, argument: str, x: Tensor) -> None:
 def _mark_written(function: str, message: str, argument: str, x: Tensor, read: list[Tensor], why: str) -> None:
     before = (x if x._base is None else x._base).grad_fn
     if before is not None and any(getattr(edge, "variable", None) is _MARK for edge, _ in before.next_functions):
-        increment_version([x])  # already ours; another one for each step would let the graph of a pool grow
+        increment_version([x])  # it has our grad_fn already; one more for each step would let the graph of a pool grow
         return
     try:
         _Written.apply(message, x, _MARK, *read)
@@ -181,7 +181,7 @@ class _Written(torch.autograd.Function):
 
 
 class _Results(torch.autograd.Function):
-    """Gives new tensors a grad_fn. A function returns them, as torch would take a single tensor argument for an input."""
+    """Gives new tensors a grad_fn. A function returns them, because torch would treat tensor arguments as inputs."""
 
     @staticmethod
     def forward(ctx: Any, message: str, results: Callable[[], Any], *inputs: Tensor) -> Any:
@@ -193,7 +193,7 @@ class _Results(torch.autograd.Function):
         raise RuntimeError(ctx.message)
 
 
-# ---- the same in compiled code, which traces operators only
+# ---- The same in compiled code, which traces operators only
 
 
 library.define("without_gradient(Tensor x, Tensor[] inputs, str message) -> Tensor")
@@ -236,7 +236,7 @@ torch.library.register_autograd("gdn_cuda::without_gradient", _refusals, setup_c
 
 
 def _traced(function: str, message: str, written: _Named, inputs: list[Tensor], run: Callable[[], Any]) -> Any:
-    """Gives copies a grad_fn, as compiled code cannot set one in place. Pools, too large to be copied, get none."""
+    """Gives copies a grad_fn, because compiled code cannot set one in place. Pools, too large to be copied, get none."""
     for argument, x in written:
         if x.requires_grad:
             expected = "memory that requires no gradient in compiled code"

@@ -73,7 +73,7 @@ def typical_call(function: Callable[..., Any], axes: dict[str, int], *forms: str
 
 @functools.cache
 def load() -> dict[str, Typical]:
-    """The typical calls of every family, by function."""
+    """The typical calls of all families, by function."""
     found: dict[str, Typical] = {}
     for family in families("calls"):
         found |= importlib.import_module(family).CALLS
@@ -208,7 +208,7 @@ def _value(what: str, text: str, parameter: inspect.Parameter, default: Any, dty
 
 
 def _literal(what: str, text: str, kind: str) -> Any:
-    """Torch's message about a value of another type is several lines, with the schema."""
+    """Parses a literal of this type; torch's own message about a wrong type has several lines, with the schema."""
     if "str" in kind:
         return text
     try:

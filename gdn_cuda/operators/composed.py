@@ -1,8 +1,8 @@
-"""Functions and layers that call several operators, of which some write: to their callers they are one call, refused as a whole
-before anything is written, and without gradients as a whole.
+"""Functions and layers that call several operators, of which some write. To their callers they are one call: it is refused
+before anything is written, and has no gradients as a whole.
 
-An operator checks its own arguments, so a composed function lists the calls that follow its first write, and `check_call` asks
-their operators; what no operator sees, buffers that overlap those of another one, is checked here.
+An operator checks its own arguments, so a composed function lists the calls that follow its first write, and `check_call` runs
+the checks of their operators. No operator sees whether its buffers overlap those of another operator; that is checked here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def composed(
     checks: Callable[[], None] = lambda: None,
     module: nn.Module | None = None,
 ) -> Result:
-    """`run()`, which returns new tensors, after `checks()`. `written` and `read` are all tensors of the call by argument, None
-    for those that are not given; the rest is as in `as_one_call`."""
+    """Calls `checks()`, then `run()`, which returns new tensors. `written` and `read` are all tensors of the call by argument,
+    None for those that were not passed; the rest is as in `as_one_call`."""
     # A trace refuses before anything runs; tensors of torch.func's transforms have no memory of their own.
     if not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
         check_buffers(function, written, read)
@@ -41,7 +41,7 @@ def composed(
 
 
 def check_buffers(function: str, written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """What is written are tensors that hold the numbers themselves, and share no memory with one another or what is read."""
+    """Written tensors must store their values unmarked, and share no memory with each other or with tensors that are read."""
     for argument, x in written.items():
         if not isinstance(x, Tensor):
             raise ValueError(not_a_tensor(function, argument, x))
@@ -59,7 +59,7 @@ def on_cpu(x: Tensor) -> bool:
 
 def check_apart(function: str, written: Mapping[str, Tensor], read: Mapping[str, Tensor | None]) -> None:
     mine, others = list(written.values()), [x for x in read.values() if x is not None]
-    if FakeTensor in map(type, (*mine, *others)):  # which has no memory
+    if FakeTensor in map(type, (*mine, *others)):  # fake tensors have no memory
         return
     found = _first_overlap.redispatch(_ANY_DEVICE, mine, others)
     if found >= 0:
@@ -76,8 +76,8 @@ def as_one_call(
     run: Callable[[], Result],
     module: nn.Module | None = None,
 ) -> Result:
-    """`run()`, which returns new tensors, without gradients: where a tensor of the call or of `module` requires one, backward
-    through the results or what is written raises and says to use what is `differentiable` instead."""
+    """Calls `run()`, which returns new tensors, without gradients: if a tensor of the call or of `module` requires one,
+    backward through the results or the written tensors raises an error that names the `differentiable` alternative."""
     if not may_need_gradients():
         return run()
     parameters = () if module is None else (*module.named_parameters(), *module.named_buffers())
@@ -87,5 +87,5 @@ def as_one_call(
 
 
 def constants(function: str, differentiable: str, made_from: Mapping[str, Any], of: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What was made of tensors without gradients: a backward that reaches these raises."""
+    """The tensors `of`, which were computed from `made_from` without gradients: a backward that reaches them raises."""
     return as_one_call(function, differentiable, {}, made_from, lambda: tuple(x.detach() for x in of))

@@ -1,13 +1,13 @@
-"""A public function with one declaration: its signature and docstring are written once, and the call of its operator, what runs
-on CPU tensors, shapes for tracing and the function of the same name in `gdn_cuda.reference` follow.
+"""Declares a public function once: from its signature and docstring follow the call of its operator, the CPU implementation,
+shapes for tracing, and the function of the same name in `gdn_cuda.reference`.
 
     @operator(reference=reference.scale_rows, shapes=lambda x: x.input.new_empty(x.input.shape))
     def scale_rows(input: Tensor, factor: Tensor, *, power: int = 1) -> Tensor:
         \"\"\"What it computes.\"\"\"
 
 Parameters are the arguments of torch.ops.gdn_cuda.scale_rows, by name: their order is the function's own, and a parameter that
-the operator lacks is not handed on (`before` may check it). The function has no body; one is generated from the schema and
-compiled once, with every argument at its place, as this is all the Python that a warm call runs.
+the operator lacks is not passed on (`before` may check it). The function has no body; one is generated from the schema and
+compiled once, with positional arguments, because this is all the Python that a warm call runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @dataclass(frozen=True)
 class Declaration:
     function: Callable[..., Any]  # the public function
-    schemas: tuple[Schema, ...]  # of the operators of which it calls one
+    schemas: tuple[Schema, ...]  # the operators that it may call, one per call
     reference: Callable[[Any], Any] | None
 
 
@@ -54,12 +54,12 @@ def operator(
 ) -> Callable[[Function], Function]:
     """Declares a function whose operator computes no gradients; `reference`, `shapes` and `cpu` are those of `register`.
 
-    `out`: the argument that the result's memory is made like where the caller gives none, or a function that makes it, of the
-    declared function's name and the parameters that it names; such a function returns its `out`, and behind it what the
-    operator returns. `variant`: (parameter, operator), what is called instead where that parameter is
-    given. `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other
-    parameters that they read, and `results` says what the function returns. `instead`: (parameter, function), which is called
-    and nothing else where that parameter is given; it names the parameters that it takes, and others are refused.
+    `out`: how to allocate the result if the caller passes no `out`: the name of the argument that it is like, or a function of
+    the declared function's name and of the parameters that it names. A function with `out` returns it, followed by the
+    operator's results. `variant`: (parameter, operator), the operator that is called if that parameter is passed.
+    `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other parameters
+    that they read, and `results` returns the function's result. `instead`: (parameter, function), the function that alone is
+    called if that parameter is passed; it names the parameters that it takes, and others are refused.
     """
 
     def declare(function: Function) -> Function:
@@ -151,8 +151,8 @@ def _compiled(
 
 
 def _call(schema: Schema, number: int, closure: dict[str, Any]) -> list[str]:
-    """The operator itself where autograd cannot have anything to do with it. Types are looked at where it raises: in words of
-    ours, where torch's are a page."""
+    """Lines that call the operator directly where autograd is not involved. Types are only checked after it raised: our message
+    replaces torch's, which is a page long."""
     closure |= {f"overload_{number}": schema.overload, f"schema_{number}": schema}
     args = ", ".join(schema.arguments)
     return [
@@ -195,7 +195,7 @@ def _parameters(function: Callable[..., Any]) -> str:
 
 
 def _executed(source: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Executes in the function's module, such that tracebacks and debuggers show the source."""
+    """Executes the source in the function's module, so that tracebacks and debuggers show it."""
     file = f"<gdn_cuda.{function.__name__}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     names: dict[str, Any] = {}

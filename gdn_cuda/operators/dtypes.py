@@ -1,4 +1,4 @@
-"""The dtypes that states have, and those that references compute in."""
+"""The dtypes of states, and the dtypes that references compute in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def from_pairs(pairs: Tensor) -> Tensor:
-    """Complex numbers of pairs (…, 2) in any memory: torch.view_as_complex refuses odd strides and offsets."""
+    """Complex values from pairs (…, 2) with any strides: torch.view_as_complex refuses odd strides and offsets."""
     return torch.complex(pairs[..., 0], pairs[..., 1])
 
 

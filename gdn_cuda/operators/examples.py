@@ -1,6 +1,6 @@
-"""Examples of operators: small valid calls on CPU tensors, one for each way of calling. Families list theirs in a module
-`examples`, or an operator's own module has them under `@example`; tests trace each, compare it with the reference, and pass it
-wrong arguments."""
+"""Examples of operators: small valid calls on CPU tensors, at least one for each combination of optional arguments. Families
+list theirs in a module `examples`, or an operator's own module has them under `@example`. Tests trace each, compare it with
+the reference, and pass it wrong arguments."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(dtype)
 
 
-def of_operator(name: str) -> Callable[..., Any]:
-    """An operator without a public function of its own, called by argument names."""
+def call_operator(name: str) -> Callable[..., Any]:
+    """An operator without a public function, as a function of named arguments."""
 
     def call(**x: Any) -> Any:
         return getattr(torch.ops.gdn_cuda, name).default(**x)
@@ -71,7 +71,7 @@ def example(function: Callable[..., Any], name: str | None = None, packed: bool 
 
 
 def load() -> dict[str, Case]:
-    """The cases of every family, by name."""
+    """The examples of all families, by name."""
     found: dict[str, Case] = {}
     for family in families("examples"):
         found |= importlib.import_module(family).CASES

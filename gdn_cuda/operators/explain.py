@@ -1,7 +1,7 @@
 """Which kernels a call would launch, in which configuration and why, on any device and on any machine.
 
-The function itself runs, on tensors of the meta device: its operators go to the code that CUDA tensors go to, which checks,
-chooses and allocates as ever, and records a launch where it would make one (csrc/launch/explanation.hpp).
+The function itself runs, on tensors of the meta device: its operators run the code for CUDA tensors, which checks, chooses and
+allocates as usual, and records each launch instead of making it (csrc/launch/explanation.hpp).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _present() -> DeviceTraits:
 
 
 def _named(name: str) -> DeviceTraits:
-    text = str(name).lower()  # a torch.device is refused by its name
+    text = str(name).lower()  # so that a torch.device is refused with its name
     if text.startswith("sm_"):
         return _C.device_traits_for_arch(text)
     known = {device["name"].removeprefix("NVIDIA ").lower().replace(" ", "-"): device for device in _C.typical_devices()}
@@ -72,7 +72,7 @@ _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
 
 class _AsOnCuda(TorchDispatchMode):
-    """Our operators run what they have for CUDA tensors; torch's run on meta tensors."""
+    """Our operators run their CUDA implementation; torch's operators run on meta tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _AsOnCuda(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would import its compiler, which takes seconds, to keep it from this method."""
+        """True, because torch would otherwise import its compiler, which takes seconds, to exclude this method from it."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,7 +92,7 @@ class _AsOnCuda(TorchDispatchMode):
 
 
 def like(x: Tensor) -> Tensor:
-    """A meta tensor of the shape, strides and dtype of x, as many bytes behind a multiple of 16 as x."""
+    """A meta tensor with the shape, strides and dtype of x, and an address with the same remainder modulo 16."""
     if x.is_meta:
         return x
     if x.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -101,7 +101,9 @@ def like(x: Tensor) -> Tensor:
     offset = 0 if isinstance(x, FakeTensor) else x.data_ptr() % 16 // x.element_size()
     reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     memory = torch.empty(offset + reach, dtype=x.dtype, device="meta").untyped_storage()
-    made = torch.empty(0, dtype=x.dtype, device="meta").set_(memory, offset, x.shape, x.stride())  # no view: those have a base
+    made = torch.empty(0, dtype=x.dtype, device="meta").set_(
+        memory, offset, x.shape, x.stride()
+    )  # not a view, which would have a base
     if x.requires_grad and not x.is_leaf and not torch.is_inference_mode_enabled():
         with torch.enable_grad():
             return _Computed.apply(made, torch.empty(0, device="meta", requires_grad=True))
@@ -109,7 +111,7 @@ def like(x: Tensor) -> Tensor:
 
 
 class _Computed(torch.autograd.Function):
-    """Gives its first tensor a grad_fn, as autograd lets a call write to a tensor that has one, and not to a leaf."""
+    """Gives its first tensor a grad_fn: autograd lets a call write to a tensor that has one, and not to a leaf."""
 
     @staticmethod
     def forward(ctx: Any, made: Tensor, leaf: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ class Explanation:
     function: str
     device: DeviceTraits
     steps: list[ExplainedStep]  # launches, and remarks, which have no kernel
-    of_torch: list[str]  # torch's operators that the function itself calls
+    of_torch: list[str]  # names of torch's operators that the function calls
 
     def __str__(self) -> str:
         return "\n".join([f"{self.function} on {device_text(self.device)}", *(f"  {line}" for line in self.lines())])
@@ -180,7 +182,7 @@ def explain(
 ) -> str:
     """Which kernels `function(*args, **kwargs)` would launch, in which configuration and why. Launches nothing; needs no GPU.
 
-    Where a function reads a result on the host to decide how to go on, what may follow is explained too.
+    Where a function reads a result on the host to decide how to go on, the calls that may follow are explained too.
 
     Parameters:
         function: a function of gdn_cuda, or its name
@@ -199,7 +201,7 @@ def explain(
 
 
 class _Nowhere(TorchFunctionMode):
-    """What a benchmark makes on CUDA is made on the meta device."""
+    """Tensors that a benchmark makes on CUDA are made on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_without_cuda, (args, kwargs or {}))
@@ -225,7 +227,7 @@ def benchmarks(operator: str, device: DeviceTraits) -> Iterator[tuple[str, Expla
 
 
 def function_called(name: str) -> Callable[..., Any]:
-    """A public function; or an operator that no public function has for itself."""
+    """A public function, or an operator without a public function."""
     from ..runtime import package as gdn_cuda
     from . import calls
     from .registration import SCHEMAS
@@ -234,6 +236,6 @@ def function_called(name: str) -> Callable[..., Any]:
         return getattr(gdn_cuda, name)
     if name not in SCHEMAS:
         raise ValueError(f"explain: OP: {unknown(name, calls.load())}")
-    from .examples import of_operator
+    from .examples import call_operator
 
-    return of_operator(name)
+    return call_operator(name)

@@ -1,4 +1,4 @@
-"""Operators with a backward and no other derivatives: those that they do not compute, they refuse by name."""
+"""Operators with a backward and no other derivatives; they refuse the others by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def first_order(
     backward: Callable[..., dict[str, Any]] | None = None,
     **how: Any,
 ) -> Differentiable:
-    """torch.ops.gdn_cuda.<name>, which `function` calls; without `backward` it is an operator of the gradients."""
+    """torch.ops.gdn_cuda.<name>, which `function` calls. Without `backward` it is an operator that computes gradients."""
     return Differentiable(
         name,
         function=name if backward is None else function,

@@ -1,9 +1,9 @@
-"""Operators with derivatives of every kind: backward, forward mode, torch.func and torch.vmap.
+"""Operators with all derivatives: backward, forward mode, torch.func and torch.vmap.
 
 torch.library.register_autograd serves `backward()` and traced code only: forward mode would silently drop tangents, torch.func
-refuses it, and it costs every call 5 µs, with or without gradients. So a call runs the operator below autograd where no
-derivative is needed, the operator with its registered backward where one is, and under forward mode and torch.func a
-torch.autograd.Function with the same backward and a `jvp`.
+refuses it, and it costs every call 5 µs, with or without gradients. So a call runs the operator below autograd if no
+derivative is needed, the operator with its registered backward if a gradient is needed, and under forward mode and torch.func
+a torch.autograd.Function with the same backward and a `jvp`.
 """
 
 # mypy: allow-untyped-defs
@@ -46,15 +46,15 @@ DIFFERENTIABLE: dict[str, Differentiable] = {}  # by name in torch.ops.gdn_cuda
 
 
 class Differentiable:
-    """torch.ops.gdn_cuda.<name> with derivatives, called with positional arguments; all of these functions call operators of
-    this class, and so have derivatives in turn.
+    """torch.ops.gdn_cuda.<name> with derivatives, called with positional arguments. The functions below call operators of this
+    class too, and so have derivatives in turn.
 
-    `shapes`, `reference` and `cpu` as in `register`. The others take x, the operator's arguments as attributes:
-    `backward(x, needs, *grads)` returns the gradients by argument, of those at least that `needs` has as true;
-    `tangent(x, of)` returns those of the results, where `of` has the tangents of the arguments, None for those without one.
-    x.results are the operator's, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
-    `backward_only`: how many of the results, the last ones, are for `backward` alone. They have no gradients and are x.results,
-    and `backward` gets None for results without a gradient. `function`: what errors call it, if not `name`.
+    `shapes`, `reference` and `cpu` are as in `register`. The other functions take x, the operator's arguments as attributes:
+    `backward(x, needs, *grads)` returns gradients by argument, at least those for which `needs` is true;
+    `tangent(x, of)` returns the tangents of the results, where `of` has those of the arguments, None for arguments without one.
+    x.results are the operator's results, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
+    `backward_only`: the number of trailing results that only `backward` uses. They have no gradients and are x.results, and
+    `backward` gets None for results without a gradient. `function`: the name in errors, if not `name`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Differentiable:
             return (*(inputs[i] for i in places), *(outputs if uses_results else own))
 
         def kept(ctx):
-            saved, inputs = ctx.saved_tensors, list(ctx.rest)  # read once: activation checkpointing allows no more
+            saved, inputs = ctx.saved_tensors, list(ctx.rest)  # activation checkpointing allows one read only
             for i, x in zip(places, saved, strict=False):
                 inputs[i] = x
             return SimpleNamespace(**vars(schema.named(tuple(inputs))), results=saved[len(places) :])
@@ -126,19 +126,18 @@ class Differentiable:
                         return self.operator(*args)
             return self.below_autograd(*args)
         except Exception:
-            self.schema.check_types(args)  # in words of ours, where torch's are a page
+            self.schema.check_types(args)  # our message replaces torch's, which is a page long
             raise
 
     def below_autograd(self, *args: Any) -> Any:
-        """For calls that are known to need no derivatives."""
+        """The call without derivatives, for callers that know that none are needed."""
         with _below_autograd():
             return self.operator(*args)
 
 
 def leading_first(x: Any, dims: Any, last: dict[str, int]) -> list[Tensor]:
-    """Every tensor that `last` names with the dimension that is mapped over in front, or one of size 1 in its place, and as
-    many leading dimensions behind it as the tensor with the most has; `last` has the numbers of dimensions that are not
-    leading."""
+    """Every tensor that `last` names, with the mapped dimension first, or one of size 1 in its place, followed by equally many
+    leading dimensions in all tensors. `last` has the number of trailing dimensions of each tensor, which stay."""
     given = [(getattr(x, name), getattr(dims, name)) for name in last]
     moved = [y[None] if d is None else y.movedim(d, 0) for y, d in given]
     most = max(y.dim() - own for y, own in zip(moved, last.values(), strict=True))

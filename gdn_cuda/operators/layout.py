@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def channels_are_last(x: Tensor) -> bool:
-    """As csrc/operators/layout.hpp decides it."""
+    """The same decision as in csrc/operators/layout.hpp."""
     return x.stride(1) == 1 and not (x.shape[2] > 1 and x.stride(2) == 1)
 
 
@@ -21,5 +21,5 @@ def empty_in_layout(like: Tensor) -> Tensor:
 
 
 def in_layout(x: Tensor, like: Tensor) -> Tensor:
-    """x with memory of its own, in the layout of `like`."""
+    """A copy of x in the layout of `like`."""
     return empty_in_layout(like).to(x.dtype).copy_(x)

@@ -1,4 +1,4 @@
-"""torch.vmap: what is mapped over becomes more channels, states or sequences, which do not see each other."""
+"""torch.vmap: the mapped dimension becomes more channels, states or sequences, which are independent of each other."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Mapped:
         return any(getattr(self._dims, name) is not None for name in names)
 
     def rank(self, name: str) -> int:
-        """Without the dimension that is mapped over."""
+        """The argument's rank without the mapped dimension."""
         rank: int = getattr(self._x, name).dim()
         return rank - self.is_over(name)
 
     def inserted(self, name: str, at: int) -> Tensor:
-        """The argument with what is mapped over as its dimension `at`."""
+        """The argument with the mapped dimension moved to `at`."""
         y, d = getattr(self._x, name), getattr(self._dims, name)
         found: Tensor = y.unsqueeze(at).expand(*y.shape[:at], self._count, *y.shape[at:]) if d is None else y.movedim(d, at)
         return found
 
     def widened(self, name: str, at: int) -> Tensor:
-        """The argument with a dimension `at` that has that of every element mapped over, one behind the other."""
+        """The argument with its dimension `at` concatenated over all mapped elements."""
         return self.inserted(name, at).flatten(at, at + 1)
 
     def split(self, result: Tensor, at: int) -> tuple[Tensor, int]:
-        """A result of widened arguments, and where the elements mapped over are in it."""
+        """A result of widened arguments, and its mapped dimension."""
         return result.unflatten(at, (self._count, -1)), at

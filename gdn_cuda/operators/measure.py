@@ -1,4 +1,4 @@
-"""What a family declares in its module `measure`: benchmarks and their peers, tunable operators, calls for compute-sanitizer.
+"""Declarations of a family's module `measure`: benchmarks and their peers, tunable operators, calls for compute-sanitizer.
 `load` finds these modules, so nothing else lists operators or kernels."""
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Work:
     flops: int
     # For operators with peers:
     inputs: Inputs = field(default_factory=dict, repr=False)
-    outcome: Callable[[Inputs], Outcome] | None = None  # of a new call that does not modify the inputs
+    outcome: Callable[[Inputs], Outcome] | None = None  # makes a call that does not modify the inputs
     checked: Inputs = field(default_factory=dict, repr=False)  # the inputs to compare outcomes on
 
 
-# Ceilings of the roof per device. They are constants, because the measured speed of a product varies with temperature; devices
-# that are not listed use the ceilings measured in the run.
+# Ceilings of the roof by device. They are constants, because the measured speed of a product varies with temperature. Other
+# devices use the ceilings that are measured in the run.
 NOMINAL_CEILINGS = {"NVIDIA H200": {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12}}
 
 
@@ -52,12 +52,12 @@ class Case:
     captured: bool = True  # timed as a CUDA graph replay, otherwise call by call
     called: bool = False  # timed call by call too
     curve: tuple[str, int] | None = None  # plotted curve, and the position on it
-    # Cases that differ in this, a layout, a dtype, the gates, are columns of one row of a page, and panels of a plot.
+    # Cases that differ only in this (a layout, a dtype, the gates) are columns of one row of a page, and panels of a plot.
     kind: str = ""
 
     @property
     def row(self) -> str:
-        """What cases that differ only in their kind share."""
+        """The shape without the kind; cases that differ only in their kind have the same row."""
         return self.shape.replace(f" {self.kind}", "", 1) if self.kind else self.shape
 
 
@@ -113,8 +113,8 @@ def tunable(operator: str, declared: Tunable) -> None:
 
 
 def sanitizes(*kernels: str) -> Callable[[Run], Run]:
-    """Small calls that run these kernels, which compute-sanitizer can bear; without names, the kernel that the function is
-    named after."""
+    """Declares calls that run these kernels at sizes small enough for compute-sanitizer; without names, the kernel that the
+    function is named after."""
 
     def declare(run: Run) -> Run:
         _MEASURES.sanitized.update(dict.fromkeys(kernels or (run.__name__,), run))
@@ -124,7 +124,7 @@ def sanitizes(*kernels: str) -> Callable[[Run], Run]:
 
 
 def families(module: str) -> list[str]:
-    """Names of this module in every family, that is, every folder of gdn_cuda that has it."""
+    """The full names of this module in all families, that is, in all folders of gdn_cuda that have it."""
     package = __name__.split(".")[0]
     root = Path(importlib.import_module(package).__path__[0])
     folders = (found.name for found in pkgutil.iter_modules([str(root)]) if found.ispkg and found.name != "operators")
@@ -133,18 +133,18 @@ def families(module: str) -> list[str]:
 
 @functools.cache
 def load() -> Measures:
-    """The declarations of every family."""
+    """The declarations of all families."""
     for family in families("measure"):
         importlib.import_module(family)
     return _MEASURES
 
 
 def operator_of(kernel: str, problem: str) -> str:
-    """The operator of a stored winner, or the kernel where this version has no such operator."""
+    """The operator of a stored winner, or the kernel if this version has no operator for it."""
     return next((name for name, one in load().tunables.items() if one.kernel == kernel and one.owns(problem)), kernel)
 
 
-# ---- Shared by these modules
+# ---- Used by families' modules
 
 
 def normal(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -155,18 +155,18 @@ def size(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-IMPORTED_PEERS: set[str] = set()  # their packages, since the set was emptied
+IMPORTED_PEERS: set[str] = set()  # packages of peers imported since the set was cleared
 
 
 def import_peer(module: str, name: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a peer may fail to import in any way, and is left out then
+    except Exception as error:  # a peer may fail to import with any error; it is left out then
         raise Absent(f"{module}.{name}: {type(error).__name__}: {error}") from error
     IMPORTED_PEERS.add(module.partition(".")[0])
     return found
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random numbers on the GPU."""
+    """Normally distributed values on the GPU."""
     return torch.randn(*shape, dtype=torch.promote_types(dtype, torch.float32), device="cuda").to(dtype)

@@ -12,7 +12,7 @@ logger = logging.getLogger("gdn_cuda")
 
 
 def ranged(name: str, overload: Any) -> Any:
-    """The operator itself where nothing asks for ranges: a call then costs nothing more."""
+    """The operator itself if ranges are not requested, so that calls cost nothing more."""
     return _Ranged(name, overload) if os.environ.get("GDN_NVTX") else overload
 
 
@@ -31,11 +31,11 @@ class _Ranged:
             torch.cuda.nvtx.range_pop()
 
     def __getattr__(self, name: str) -> Any:
-        """What else an operator has, such as its schema."""
+        """Other attributes of the operator: its schema, for instance."""
         return getattr(self._overload, name)
 
     def _is_enabled(self) -> bool:
-        """Asked at the first call, as the variables are read at first use."""
+        """Read at the first call, because variables are read at first use."""
         if self._enabled is None:
             self._enabled = _enabled()
         return self._enabled

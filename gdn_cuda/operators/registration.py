@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .._C import DeviceTraits
 
 _ops = torch.ops.gdn_cuda
-library = torch.library.Library("gdn_cuda", "FRAGMENT")  # kept, as its registrations end with it
+library = torch.library.Library("gdn_cuda", "FRAGMENT")  # global, because its registrations end with it
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 SCHEMAS: dict[str, Schema] = {}  # by name in torch.ops.gdn_cuda
 
@@ -42,11 +42,11 @@ def register(
 ) -> Schema:
     """Registers the implementations of an operator that are not kernels.
 
-    `shapes(x)` returns new tensors like the operator's results; an operator that returns nothing needs none. `reference(x)`
-    returns the result for `out`, if the operator has it, and those that it returns. `cpu(x)` is given instead where an operator
-    writes more than `out`, or returns something other than contiguous tensors: it writes and returns what the operator does.
-    Neither is needed where C++ serves CPU tensors. `function` and `defaults` are the public function's: its name, and the
-    defaults of parameters that the operator lacks. `differentiable`: what errors of a call without gradients say to use.
+    `shapes(x)` returns new tensors like the operator's results; an operator without results needs none. `reference(x)` returns
+    the result for `out`, if the operator has that argument, and the operator's results. `cpu(x)` replaces `reference` for an
+    operator that writes more than `out`, or returns other than contiguous tensors: it writes and returns the same as the
+    operator. Neither is needed if C++ runs on CPU tensors. `function` and `defaults` are the public function's name, and the
+    defaults of its parameters that the operator lacks. `differentiable`: the alternative that errors about gradients name.
     """
     schema = SCHEMAS[name] = Schema.of(name, function, defaults or {}, differentiable)
     _register_shapes(schema, shapes or (lambda x: None))
@@ -76,13 +76,13 @@ def _on_meta(x: Any) -> Any:
 
 @functools.cache
 def _any_gpu() -> DeviceTraits:
-    """Checks do not depend on which."""
+    """A device for checks; they do not depend on which one it is."""
     return _C.device_traits_for_arch(DEFAULT_ARCH) | {"ordinal": -1}
 
 
 def check(name: str, args: tuple[Any, ...]) -> None:
-    """The checks of the C++ library, on any device. Traced tensors are checked where their shapes and strides are known: those
-    on CUDA as in an explained call, so that what only CPU tensors may be is refused."""
+    """Runs the checks of the C++ library, on any device. Traced tensors are checked if their shapes and strides are known: CUDA
+    tensors as in an explained call, so that arguments that only CPU tensors may have are refused."""
     validate = getattr(_ops, name if name.startswith("validate_") else f"validate_{name}").default
     traced = [x for x in args if isinstance(x, FakeTensor)]
     as_on_gpu = any(x.device.type == "cuda" for x in traced)
@@ -93,7 +93,7 @@ def check(name: str, args: tuple[Any, ...]) -> None:
 
 
 def check_call(name: str, **given: Any) -> None:
-    """Raises what a call of the operator with these arguments is refused for; those that are not given are None."""
+    """Runs the operator's checks on these arguments; arguments that are not passed are None."""
     schema = SCHEMAS[name]
     args = tuple(given.get(argument) for argument in schema.arguments)
     schema.check_types(args)
@@ -103,7 +103,7 @@ def check_call(name: str, **given: Any) -> None:
 
 
 def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
-    """For tracing and meta tensors, also among CPU tensors."""
+    """Registers shapes for tracing and for meta tensors, also if CPU tensors are among the arguments."""
 
     def checked(*args: Any) -> Any:
         schema.check_types(args)
@@ -115,8 +115,8 @@ def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
 
 
 def _register_cpu(schema: Schema, run: Callable[[Any], Any]) -> None:
-    """Runs after the operator's checks and below autograd and autocast, as kernels do: autograd records nothing and refuses no
-    write, and no product is rounded to autocast's dtype."""
+    """Registers an implementation that runs after the operator's checks and below autograd and autocast, like kernels: autograd
+    records nothing and refuses no write, and no product is rounded to autocast's dtype."""
     validate = getattr(_ops, f"validate_{schema.name}").default
 
     def checked(*args: Any) -> Any:
@@ -148,7 +148,7 @@ def _storing(schema: Schema, reference: Callable[[Any], Any]) -> Callable[[Any],
 
 
 def _contiguous_and_new(result: Tensor, given: list[Tensor]) -> Tensor:
-    """A reference may return an input, such as a state where there are no tokens."""
+    """A contiguous copy if needed: a reference may return an input, for instance the state if there are no tokens."""
     if any(torch._C._is_alias_of(result, x) for x in given):
         return result.clone(memory_format=torch.contiguous_format)
     return result.contiguous()

@@ -1,4 +1,4 @@
-"""Results whose length is a plain number: memory that a machine does not have is refused before it is allocated."""
+"""Results whose length is an integer argument: a result larger than the machine's memory is refused before it is allocated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .schema import refuse
 
 
 def check_result_size(function: str, argument: str, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
-    """As csrc/operators/result_size.hpp checks it. What compiled code makes is for its operators to check."""
+    """The same check as in csrc/operators/result_size.hpp. In compiled code only the operators check."""
     if torch.compiler.is_compiling() or not all(isinstance(size, int) for size in shape):
         return
     size, most = dtype.itemsize * math.prod(shape), _C.most_result_bytes(device.type == "cuda")

@@ -1,4 +1,4 @@
-"""An operator's arguments by name, from its C++ schema, and the checks that need no more than names and types."""
+"""An operator's arguments by name, from its C++ schema, and the checks that need only names and types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = {
 
 
 def _is_of(kind: str, x: Any) -> bool:
-    """Whether torch takes x for an argument of this type; tensors and numpy's scalars are numbers too."""
+    """Whether torch accepts x for an argument of this type; tensors and numpy's scalars count as numbers."""
     if kind == "ScalarType":
         return isinstance(x, (torch.dtype, int))
     if kind == "str":
@@ -39,7 +39,7 @@ def _is_of(kind: str, x: Any) -> bool:
 @dataclass(frozen=True)
 class Schema:
     name: str
-    function: str  # what users call it
+    function: str  # the name that users call
     overload: Any
     arguments: tuple[str, ...]
     tensors: tuple[tuple[int, bool], ...]  # positions of tensors, and whether they may be None
@@ -47,7 +47,7 @@ class Schema:
     writes: tuple[int, ...]
     returns: int  # number of results
     defaults: Mapping[str, Any]  # of parameters of the public function that the schema lacks
-    differentiable: str = "gdn_cuda.reference"  # what computes the same with gradients
+    differentiable: str = "gdn_cuda.reference"  # the function that computes the same with gradients
 
     @staticmethod
     def of(
@@ -112,7 +112,7 @@ def refuse(function: str, argument: str, expected: object, got: object) -> NoRet
 
 
 def check_unmarked(function: str, argument: str, written: Tensor) -> None:
-    """Torch only marks tensors as conjugate or negative, and kernels do not see the mark."""
+    """Refuses tensors that torch marks as conjugate or negative without changing memory: kernels do not see the mark."""
     if written.is_conj() or written.is_neg():
         view = "conjugate" if written.is_conj() else "negative"
         refuse(function, argument, "memory that holds the numbers themselves, as it is written", f"a {view} view")
@@ -127,13 +127,13 @@ def require_tensor(function: str, argument: str, given: object, optional: bool =
 
 
 def require_tensors(function: str, **given: object) -> None:
-    """`require_tensor` for each, by argument; None is for the caller to leave out where it may be given."""
+    """`require_tensor` for each argument; the caller leaves out optional arguments that are None."""
     for argument, x in given.items():
         require_tensor(function, argument, x)
 
 
 def _layout_of(x: Tensor) -> str:
-    """What x is other than strided, or nothing."""
+    """The layout of x if it is not strided, otherwise an empty string."""
     if x.is_nested:
         return "a nested tensor"
     if x.layout is not torch.strided:

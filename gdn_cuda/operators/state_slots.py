@@ -1,6 +1,6 @@
-"""States in slots of a pool, on CPU tensors: which a sequence starts from, and which may be read and written.
+"""States in slots of a pool, on CPU tensors: the slot that a sequence starts from, and the slots that may be read and written.
 
-Shapes and dtypes were checked by the C++ operators; what depends on values is checked here, before anything is written.
+The C++ operators check shapes and dtypes; values are checked here, before anything is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that can be tuned: their problems in the terms of the heuristic, and inputs to measure."""
+"""Operators that can be tuned: their problems as the heuristic describes them, and inputs to measure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Case:
     shape: Shape
     dtype: str
     shared: bool
-    problem: str  # in the core's notation
+    problem: str  # in the notation of csrc/launch/fields.hpp
     tolerance: float
 
     @property
@@ -73,14 +73,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Tunable:
-    kernel: str  # under which its winners are stored
+    kernel: str  # the kernel that its winners are stored under
     shape: type[Shape]
     tolerance: dict[str, float]  # by dtype, the default first
-    problem: Callable[[Any, str, bool], str]  # of a shape, a dtype, and whether rows share poles
+    problem: Callable[[Any, str, bool], str]  # from a shape, a dtype, and whether rows share poles
     arguments: Callable[[Any, torch.dtype, bool, str], dict[str, Any]]
     owns: Callable[[str], bool] = lambda problem: True  # whether a problem stored under the kernel is this operator's
     shares_poles: bool = False  # whether the heuristic depends on rows sharing poles
-    function: Callable[..., Tensor] | None = None  # where it is not the public one
+    function: Callable[..., Tensor] | None = None  # if it is not the public function
     takes_out: bool = True
     in_place: tuple[str, ...] = ()  # arguments that are written
 

@@ -1,4 +1,4 @@
-"""The operators, a module a family, under the names that these modules had before families had folders."""
+"""The operators, one module per family, under the module names of earlier versions."""
 
 import sys
 

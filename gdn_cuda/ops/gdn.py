@@ -1,4 +1,4 @@
-"""`gdn_cuda.gdn`, with what the family `layers` has of Gated Delta Net, as this module has always had it."""
+"""`gdn_cuda.gdn` and the Gated Delta Net operators of the family `layers`, under the module name of earlier versions."""
 
 from .. import gdn as _gdn
 from ..gdn import *  # noqa: F403

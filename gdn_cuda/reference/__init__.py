@@ -1,8 +1,8 @@
-"""The operators in plain torch: what runs on CPU tensors, and what the tests of the kernels compare with.
+"""The operators in plain torch, which run on CPU tensors; the tests compare kernels with them.
 
 Every declared operator that has a reference is here, with the signature that it has in `gdn_cuda`; `chunked_forward` always
-returns its checkpoints. The steps of the chunked form return what the operators write. The oracles of structured matrices and
-of S4 are modules of their own.
+returns its checkpoints. The references of the chunked form's single steps return the tensors that their operators write. The
+oracles of structured matrices and of S4 are modules of their own.
 """
 
 import sys

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..operators import Differentiable
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.layout import channels_are_last, empty_in_layout
 from ..operators.mapped import Mapped
@@ -174,7 +174,7 @@ def _example_packed(B: int, T: int, seed: int) -> Arguments:
     return _given(1, 3, 7, 2, seed) | {"cu_seqlens": cu_seqlens, "initial_state": random(3, 3, 2, seed=seed + 3)}
 
 
-@example(of_operator("rglru_scan_backward"))
+@example(call_operator("rglru_scan_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     given = _given(B, 3, T, 2, seed) | {"cu_seqlens": None, "reset": None, "initial_state": random(B, 3, 2, seed=seed + 3)}
     given |= {"first_multiplier": True, "max_sqrt_gradient": 1000.0}

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.dtypes import state_dtype
-from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.mapped import Mapped
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
@@ -114,7 +114,7 @@ def _example(B: int, T: int, seed: int) -> Arguments:
     return _given(B, T, seed) | {"return_last_state": True}
 
 
-@example(of_operator("s7_scan_backward"))
+@example(call_operator("s7_scan_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     result_shapes = {"grad": (B, 3, T), "states": (B, 2, T), "grad_last": (B, 2)}
     return _given(B, T, seed) | {name: random(*shape, seed=seed + 9) for name, shape in result_shapes.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..operators import Differentiable
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, draw, example, of_operator, random
+from ..operators.examples import Arguments, call_operator, draw, example, random
 from ..operators.first_order import first_order
 from ..operators.gradients import under_transforms
 from ..operators.layout import empty_rows
@@ -295,17 +295,17 @@ def _for_backward(given: Arguments, chunks: int, sequences: int, seed: int) -> A
     return results | x
 
 
-@example(of_operator("selective_scan_backward"))
+@example(call_operator("selective_scan_backward"))
 def _backward_of_mamba(B: int, T: int, seed: int) -> Arguments:
     return _for_backward(_mamba_example(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
 
 
-@example(of_operator("selective_scan_backward"), "selective_scan_backward_complex")
+@example(call_operator("selective_scan_backward"), "selective_scan_backward_complex")
 def _backward_of_complex_numbers(B: int, T: int, seed: int) -> Arguments:
     return _for_backward(_complex_example(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
 
 
-@example(of_operator("selective_scan_backward"), "selective_scan_backward_packed", packed=True)
+@example(call_operator("selective_scan_backward"), "selective_scan_backward_packed", packed=True)
 def _backward_of_packed_sequences(B: int, T: int, seed: int) -> Arguments:
     return _for_backward(_packed(seed), 4, 3, seed)
 

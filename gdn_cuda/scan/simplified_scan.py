@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, of_operator
+from ..operators.examples import Arguments, call_operator, example
 from ..operators.examples import draw as drawn
 from ..operators.gradients import under_transforms
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, sanitizes, size
@@ -169,12 +169,12 @@ def _diagonal(B: int, T: int, seed: int) -> Arguments:
     }
 
 
-@example(of_operator("diagonal_scan"))
+@example(call_operator("diagonal_scan"))
 def _example_scan(B: int, T: int, seed: int) -> Arguments:
     return _diagonal(B, T, seed)
 
 
-@example(of_operator("diagonal_scan_backward"))
+@example(call_operator("diagonal_scan_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     x = _diagonal(B, T, seed)
     more = {name: drawn(B, 5, T, seed=seed + at, dtype=torch.complex64) for at, name in ((7, "grad"), (8, "x"))}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ..operators.examples import Arguments, Case, draw, of_operator
+from ..operators.examples import Arguments, Case, call_operator, draw
 from ..runtime import package as gdn_cuda
 
 N = 5
@@ -57,8 +57,8 @@ def cases() -> Iterator[Case]:
     yield Case("cauchy-out", gdn_cuda.cauchy_kernel, cauchy(torch.float32, "omega", "lambd", out=True))
     yield Case("cauchy-conj", gdn_cuda.cauchy_conj, cauchy(torch.complex64, "z", "w"))
     yield Case("cauchy-conj-out", gdn_cuda.cauchy_conj, cauchy(torch.complex128, "z", "w", out=True))
-    yield Case("cauchy-backward", of_operator("cauchy_backward"), backward(False))
-    yield Case("cauchy-conj-backward", of_operator("cauchy_backward"), backward(True))
+    yield Case("cauchy-backward", call_operator("cauchy_backward"), backward(False))
+    yield Case("cauchy-conj-backward", call_operator("cauchy_backward"), backward(True))
     yield Case("vandermonde", gdn_cuda.log_vandermonde, powers(torch.complex64))
     yield Case("vandermonde-out", gdn_cuda.log_vandermonde, powers(torch.complex128, out=True))
     yield Case("vandermonde-transpose", gdn_cuda.log_vandermonde_transpose, transposed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..operators.examples import Arguments, Case, draw, of_operator
+from ..operators.examples import Arguments, Case, call_operator, draw
 from ..runtime import package as gdn_cuda
 from .examples_sums import Make
 
@@ -58,12 +58,12 @@ def cases() -> Iterator[Case]:
         yield Case(f"toeplitz-{name}", gdn_cuda.toeplitz_matvec, system(dtype, "x", columns))
         yield Case(f"toeplitz-transpose-{name}", gdn_cuda.toeplitz_matvec_transpose, system(dtype, "x", columns))
         yield Case(f"toeplitz-solve-{name}", gdn_cuda.toeplitz_solve_ex, system(dtype, "b", columns))
-    yield Case("toeplitz-inverse", of_operator("toeplitz_inverse_apply"), columns_of_inverse)
+    yield Case("toeplitz-inverse", call_operator("toeplitz_inverse_apply"), columns_of_inverse)
     yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
-    yield Case("toeplitz-schur", of_operator("toeplitz_schur"), symmetric(torch.float32, epsilon=1e-7))
-    yield Case("toeplitz-pcg", of_operator("toeplitz_pcg"), symmetric(torch.float64, epsilon=1e-15))
-    yield Case("toeplitz-positive", of_operator("toeplitz_solve_positive"), symmetric(torch.float64))
-    yield Case("toeplitz-ends", of_operator("gs_compute_generators"), regular)
-    yield Case("toeplitz-gko", of_operator("toeplitz_gko"), general)
-    yield Case("toeplitz-generators", of_operator("toeplitz_generators"), system(torch.complex64, "b", 2))
-    yield Case("toeplitz-eliminate", of_operator("toeplitz_eliminate"), elimination)
+    yield Case("toeplitz-schur", call_operator("toeplitz_schur"), symmetric(torch.float32, epsilon=1e-7))
+    yield Case("toeplitz-pcg", call_operator("toeplitz_pcg"), symmetric(torch.float64, epsilon=1e-15))
+    yield Case("toeplitz-positive", call_operator("toeplitz_solve_positive"), symmetric(torch.float64))
+    yield Case("toeplitz-ends", call_operator("gs_compute_generators"), regular)
+    yield Case("toeplitz-gko", call_operator("toeplitz_gko"), general)
+    yield Case("toeplitz-generators", call_operator("toeplitz_generators"), system(torch.complex64, "b", 2))
+    yield Case("toeplitz-eliminate", call_operator("toeplitz_eliminate"), elimination)

@@ -1,4 +1,4 @@
-"""Kernels whose headers a branch changes: of these the compile tests look at every configuration."""
+"""Kernels whose headers a branch changes, and how many of their configurations the compile tests compile."""
 
 from __future__ import annotations
 
@@ -7,13 +7,35 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST = 40  # configurations of changed kernels that are compiled: a header of all kernels would ask for over a thousand
+
+T = TypeVar("T")
+
+
+def spread(configurations: dict[str, list[T]], most: int = MOST) -> dict[str, list[T]]:
+    """At most `most` configurations, divided evenly among the kernels, but one of every kernel in any case: the last (the most
+    special one), then also the first, then others at equal distances between the two."""
+    counts = dict.fromkeys(configurations, 1)
+    left = most - len(counts)
+    while left > 0 and (growing := [kernel for kernel in counts if counts[kernel] < len(configurations[kernel])]):
+        for kernel in growing[:left]:
+            counts[kernel] += 1
+        left -= len(growing)
+    return {kernel: _at_equal_distances(listed, counts[kernel]) for kernel, listed in configurations.items()}
+
+
+def _at_equal_distances(listed: list[T], count: int) -> list[T]:
+    if count == 1:
+        return listed[-1:]
+    return [listed[i * (len(listed) - 1) // (count - 1)] for i in range(count)]
 
 
 def changed_kernels(kernels: list[str], root: Path = ROOT) -> set[str]:
-    """Those of which a header differs in code from the commit that `base` names: by more than comments, include lines and the
-    place of the file. None without git."""
+    """The kernels with a header whose code differs from the commit that `base` names; comments, include lines and the place of
+    the file do not count. None without git."""
     changed = set(_changed_headers(root))
     return {
         kernel for kernel in kernels if changed & {root / "include/gdn_cuda/kernels" / f"{kernel}.cuh", *_ours(kernel, root)}
@@ -21,7 +43,7 @@ def changed_kernels(kernels: list[str], root: Path = ROOT) -> set[str]:
 
 
 def base(root: Path) -> str:
-    """GDN_TEST_BASE; otherwise where the branch left main, and on main the commit before."""
+    """The commit to compare with: GDN_TEST_BASE; otherwise the merge base with main, and on main the commit before."""
     if named := os.environ.get("GDN_TEST_BASE"):
         if not _git(root, "rev-parse", "--quiet", "--verify", f"{named}^{{commit}}"):
             raise ValueError(f"GDN_TEST_BASE: expected a commit, got {named}")
@@ -35,7 +57,7 @@ def base(root: Path) -> str:
 
 
 def included_by(header: Path, seen: set[Path], root: Path = ROOT) -> Iterator[str]:
-    """What a header and those of ours that it includes ask for."""
+    """Names in the #include lines of a header and of those of our headers that it includes, directly or indirectly."""
     for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', header.read_text(), re.MULTILINE):
         yield name
         ours = root / "include" / name
@@ -63,7 +85,7 @@ def _changed_headers(root: Path) -> Iterator[Path]:
 
 
 def _same_name(root: Path, since: str, path: str) -> Iterator[str]:
-    """The file as it was, or, if it is new, those that went."""
+    """The file as it was at `since`; for a new file, every header deleted since, as the new file may be a moved one."""
     was = _git(root, "ls-tree", "--name-only", since, "--", path).splitlines()
     gone = _git(root, "diff", "--name-only", "--no-renames", "--diff-filter=D", since, "--", "include").splitlines()
     for old in was or gone:
@@ -71,13 +93,13 @@ def _same_name(root: Path, since: str, path: str) -> Iterator[str]:
 
 
 def _code(text: str) -> str:
-    """Without comments, include lines and white space."""
+    """The text without comments, include lines and white space."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     return "".join(re.sub(r"^\s*#\s*(include|pragma\s+once)[^\n]*", "", text, flags=re.MULTILINE).split())
 
 
 def _git(root: Path, *command: str) -> str:
-    """What it prints; nothing where it fails."""
+    """Output of a git command; empty where it fails."""
     try:
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
     except OSError:

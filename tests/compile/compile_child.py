@@ -1,6 +1,6 @@
-"""What a child of the compile tests runs. On standard input, in JSON, come lines {"jobs": n, "force": bool, "work": [[kernel,
-configuration, arch], ...]}; each is answered by a line {"findings": ..., "cache": ..., "results": [...]} on standard output.
-The environment says which compiler and which cache.
+"""The program of a child of the compile tests. It reads JSON lines {"jobs": n, "force": bool, "work": [[kernel, configuration,
+arch], ...]} from standard input, and answers each by a line {"findings": ..., "cache": ..., "results": [...]} on standard
+output. Environment variables choose the compiler and the cache.
 """
 
 from __future__ import annotations

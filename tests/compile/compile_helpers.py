@@ -25,7 +25,7 @@ CHILD = Path(__file__).with_name("compile_child.py")
 KEPT = Path(__file__).resolve().parents[2] / "build" / "compile-tests"
 JOBS = max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 HOPPER = "sm_90a"
-EVERY = os.environ.get("GDN_TEST_EVERY_CONFIGURATION") == "1"  # without it tests compile a part of what there is
+EVERY = os.environ.get("GDN_TEST_EVERY_CONFIGURATION") == "1"  # without it tests compile some of the configurations
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def registered() -> Iterator[Registered]:
 
 
 def representatives(arch: str) -> list[Registered]:
-    """Of every kernel that `arch` can run, the first and the last configuration: the plainest and the most special one."""
+    """The first and the last configuration of every kernel that `arch` can run: the plainest and the most special one."""
     kernels: dict[str, list[Registered]] = {}
     for each in registered():
         if each.min_capability <= capability_of(arch) <= (each.max_capability or capability_of(arch)):
@@ -62,11 +62,11 @@ def representatives(arch: str) -> list[Registered]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a child made."""
+    """The results of a child's compiles."""
 
-    findings: dict[str, Any]  # what was looked for -> where it was found
+    findings: dict[str, Any]  # part of the toolchain -> where it was found
     cache: Path
-    results: list[dict[str, Any]]  # of _C.compile, in the order of the work
+    results: list[dict[str, Any]]  # the results of _C.compile, in the order of the work
 
     def cubin(self, i: int) -> Path:
         found = list(self.cache.glob(f"*{self.results[i]['full_key']}*.cubin"))
@@ -75,8 +75,8 @@ class Compiled:
 
 
 class Child:
-    """A process with a cache of its own, empty at first, and none of the caller's GDN_ variables: each thing that it is asked
-    for once is compiled freshly."""
+    """A process with its own cache, empty at first, and none of the caller's GDN_ variables: the first request for a kernel
+    compiles it."""
 
     def __init__(self, folder: Path, **variables: str | Path):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
@@ -111,7 +111,7 @@ class Child:
 
 class KeepingChild(Child):
     """Compiles a kernel again, in this session or a later one, only when its key has changed: the cache is in the build folder,
-    with what the compiler reported of each cubin. Where the library refuses that folder, the cache is in `folder`."""
+    with the compiler's report about each cubin. If the library refuses that folder, the cache is in `folder`."""
 
     def __init__(self, folder: Path, **variables: str | Path):
         super().__init__(folder, GDN_JIT_CACHE_DIR=KEPT, XDG_CACHE_HOME=folder, **variables)
@@ -139,7 +139,7 @@ class KeepingChild(Child):
 
 
 def check_compiled(work: list[Registered], made: Compiled) -> None:
-    """Compiled, with everything in registers."""
+    """Asserts that all of the work was compiled, without spills and stack."""
     wrong = []
     for each, result in zip(work, made.results, strict=True):
         what = f"{each.kernel} {each.configuration}"
@@ -158,11 +158,11 @@ def median_seconds(made: Compiled) -> float:
     return median(result["seconds"] for result in made.results)
 
 
-# ---- machine code
+# ---- Machine code
 
 
 def find_disassembler() -> str:
-    """nvdisasm or cuobjdump: on PATH, in a wheel, in a toolkit."""
+    """The path of nvdisasm or cuobjdump: on PATH, in a wheel, or in a toolkit. Skips the test if there is none."""
     folders: list[Path] = []
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec is not None else []:
@@ -179,7 +179,7 @@ def find_disassembler() -> str:
 
 
 def instructions(cubin: Path) -> list[str]:
-    """The instructions of its kernel with their modifiers, such as LDG.E.128."""
+    """The instructions of a cubin's kernel with their modifiers: LDG.E.128, for instance."""
     tool = find_disassembler()
     options = ["-sass"] if Path(tool).name == "cuobjdump" else ["-c"]
     text = subprocess.run([tool, *options, str(cubin)], capture_output=True, text=True, check=True).stdout

@@ -10,6 +10,6 @@ from compile_helpers import Child, KeepingChild
 
 @pytest.fixture(scope="session")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """NVRTC as it is found here."""
+    """A child that compiles with the NVRTC of this environment."""
     with KeepingChild(tmp_path_factory.mktemp("compiler")) as child:
         yield child

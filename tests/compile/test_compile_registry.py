@@ -1,8 +1,8 @@
 """Registered configurations compile through NVRTC for Hopper without spills or a stack, and for their other GPUs.
 
-There are hundreds. Compiled here are all configurations of the kernels whose headers this branch changes (changed_headers.py),
-and the most special one of each other kernel; all of them with GDN_TEST_EVERY_CONFIGURATION=1, and by tests/gpu_pack.sh before
-every session on a GPU, which refuses spills and stacks as well.
+There are over a thousand. These tests compile configurations of the kernels whose headers this branch changes (all of them up
+to a bound, spread beyond it: changed_headers.py), and the most special one of each other kernel. GDN_TEST_EVERY_CONFIGURATION=1
+compiles all, and so does tests/gpu_pack.sh before every session on a GPU, which refuses spills and stacks as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed_headers import ROOT, changed_kernels, included_by
+from changed_headers import ROOT, changed_kernels, included_by, spread
 from compile_helpers import (
     EVERY,
     HOPPER,
@@ -26,15 +26,23 @@ from compile_helpers import (
 
 from gdn_cuda import _C
 
-SLICE = 8  # configurations a test: few enough to share the work between processes
+SLICE = 8  # configurations per test: few enough to divide the work among pytest's processes
 
 
-def slices() -> list[tuple[str, list[Registered]]]:
+def by_kernel() -> dict[str, list[Registered]]:
     kernels: dict[str, list[Registered]] = {}
     for each in registered():
         kernels.setdefault(each.kernel, []).append(each)
-    every = set(kernels) if EVERY else changed_kernels(list(kernels))
-    chosen = {kernel: listed if kernel in every else listed[-1:] for kernel, listed in kernels.items()}
+    return kernels
+
+
+def slices() -> list[tuple[str, list[Registered]]]:
+    chosen = by_kernel()
+    if not EVERY:
+        changed = changed_kernels(list(chosen))
+        chosen = {kernel: listed[-1:] for kernel, listed in chosen.items()} | spread(
+            {kernel: chosen[kernel] for kernel in chosen if kernel in changed}
+        )
     return [
         (f"{kernel}-{first}", listed[first : first + SLICE])
         for kernel, listed in chosen.items()
@@ -43,7 +51,7 @@ def slices() -> list[tuple[str, list[Registered]]]:
 
 
 def test_every_kernel_file_is_registered() -> None:
-    """In a file of its name; folders have the parts of kernels."""
+    """Each kernel is in a file of its name; the other files, in folders too, are parts of kernels."""
     kernels = ROOT / "include/gdn_cuda/kernels"
     with_kernels = {
         header.relative_to(kernels).with_suffix("").as_posix()
@@ -54,7 +62,7 @@ def test_every_kernel_file_is_registered() -> None:
 
 
 def test_uses_cutlass_is_declared_by_the_kernels_that_include_it() -> None:
-    """The others get no include folder of CUTLASS or libcu++: that they compile shows that they need neither package."""
+    """The other kernels get no include folder of CUTLASS or libcu++: that they compile shows that they need neither."""
     said = {f"{entry['family']}/{entry['name']}": entry["uses_cutlass"] for entry in _C.kernels()}
     kernels = ROOT / "include/gdn_cuda/kernels"
     found = {kernel: list(included_by(kernels / f"{kernel}.cuh", set())) for kernel in said}
@@ -75,7 +83,8 @@ def test_configurations_compile_for_hopper(name: str, work: list[Registered], co
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100a", "sm_120a"])
 def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Child) -> None:
-    """The most special configuration: of a ninth of the kernels for sm_80, where most begin, an eighteenth for each other."""
+    """The most special configuration of a ninth of the kernels for sm_80, the oldest arch of most, and of an eighteenth for
+    each of the others."""
     work = list({each.kernel: each for each in representatives(arch)}.values())
     if not EVERY:
         work = work[::9] if arch == "sm_80" else work[("sm_89", "sm_100a", "sm_120a").index(arch) + 4 :: 18]
@@ -85,7 +94,7 @@ def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Chil
 @pytest.mark.parametrize(
     "wrong", [{"spill_bytes": 8}, {"stack_bytes": 512}, {"registers": 0}, {"origin": "disk"}, {"error": "?"}]
 )
-def test_what_was_compiled_is_refused_for(wrong: dict[str, Any]) -> None:
+def test_a_compile_with_spills_stack_or_an_error_is_refused(wrong: dict[str, Any]) -> None:
     sound = {"origin": "compiled", "registers": 168, "spill_bytes": 0, "stack_bytes": 0}
     work = representatives(HOPPER)[:1]
     check_compiled(work, Compiled({}, Path(), [sound]))
@@ -94,7 +103,8 @@ def test_what_was_compiled_is_refused_for(wrong: dict[str, Any]) -> None:
 
 
 def test_an_architecture_too_old_for_the_kernel_is_refused(tmp_path: Path) -> None:
-    """The compiler does not know it, or the kernel needs more: an error that names it, and no entry."""
+    """The compiler does not know the arch, or the kernel needs a newer one: an error names the arch, and no entry is
+    written."""
     with Child(tmp_path) as child:
         made = child.compile(representatives(HOPPER)[:1], "sm_35")
     assert "sm_35" in made.results[0]["error"]

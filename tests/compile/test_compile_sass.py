@@ -1,7 +1,7 @@
 """The machine code: 16-byte accesses where rows are aligned, tensor cores where intended, no local memory.
 
-Of configurations alike in what a test tells apart, the last one is compiled; all of them with GDN_TEST_EVERY_CONFIGURATION=1.
-"""
+Among configurations that a test does not distinguish, only the last one is compiled; with GDN_TEST_EVERY_CONFIGURATION=1 all
+are."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from compile_helpers import EVERY, HOPPER, Child, Registered, check_compiled, instructions, registered
 
 
-def chosen(kernel: str, wanted: Callable[[dict[str, Any]], bool], told_apart: tuple[str, ...] = ()) -> list[Registered]:
+def chosen(kernel: str, wanted: Callable[[dict[str, Any]], bool], distinguished: tuple[str, ...] = ()) -> list[Registered]:
     found = [each for each in registered() if each.kernel == kernel and wanted(each.fields)]
     assert found, f"no configuration of {kernel} is as this test wants it"
-    return found if EVERY else list({tuple(each.fields[name] for name in told_apart): each for each in found}.values())
+    return found if EVERY else list({tuple(each.fields[name] for name in distinguished): each for each in found}.values())
 
 
 def code_of(work: list[Registered], compiler: Child, arch: str = HOPPER) -> list[list[str]]:
@@ -25,7 +25,8 @@ def code_of(work: list[Registered], compiler: Child, arch: str = HOPPER) -> list
 
 
 def has(code: list[str], name: str) -> bool:
-    """`name` with its modifiers in any order: LDG.E.128 is also LDG.E.128.CONSTANT and LDG.E.NA.128."""
+    """Whether the code has `name`, with additional modifiers anywhere: LDG.E.128 is also LDG.E.128.CONSTANT and
+    LDG.E.NA.128."""
     operation, width = name.split(".")
     return any(x.split(".")[0] == operation and width in x.split(".") for x in code)
 
@@ -53,7 +54,7 @@ def test_decode_moves_16_bytes_at_a_time(compiler: Child) -> None:
 
 
 def test_the_unaligned_recurrent_kernel_does_not_move_16_bytes_at_a_time(compiler: Child) -> None:
-    """Wide accesses to rows that do not start on 16 bytes would fault."""
+    """Wide accesses to rows that are not aligned to 16 bytes would fault."""
     work = chosen("gdn/recurrent", lambda x: x["head_k"] == 128 and not x["aligned"] and x["io"] == "bf16", ("state",))
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert not has(code, "LDG.128") and not has(code, "STG.128"), each
@@ -74,9 +75,9 @@ def test_transposed_copies_move_16_bytes_at_a_time(compiler: Child) -> None:
         assert not local_accesses(code), each
 
 
-@pytest.mark.parametrize("piece", ["compute_u_w", "seq_state_update", "compute_o"])
-def test_the_pieces_use_the_tensor_cores(piece: str, compiler: Child) -> None:
-    work = chosen(f"gdn/{piece}", lambda x: x["head_k"] == 128, ("aligned",))
+@pytest.mark.parametrize("kernel", ["compute_u_w", "seq_state_update", "compute_o"])
+def test_the_steps_of_the_chunked_form_use_the_tensor_cores(kernel: str, compiler: Child) -> None:
+    work = chosen(f"gdn/{kernel}", lambda x: x["head_k"] == 128, ("aligned",))
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "HMMA.16816") and has(code, "LDSM.16"), each
         assert has(code, "LDGSTS.128") == has(code, "STG.128") == each.fields["aligned"], each
@@ -86,7 +87,7 @@ def test_the_pieces_use_the_tensor_cores(piece: str, compiler: Child) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
 def test_prefill_mma_uses_mma_ldmatrix_and_cp_async(arch: str, compiler: Child) -> None:
-    """The state in registers, and every tile through asynchronous copies of 16 bytes."""
+    """The state stays in registers, and every tile is loaded by asynchronous copies of 16 bytes."""
     work = chosen("gdn/prefill_mma", lambda x: x["io"] == "bf16" and x["head_k"] == 128)
     for each, code in zip(work, code_of(work, compiler, arch), strict=True):
         assert has(code, "HMMA.16816") and has(code, "HMMA.1688") and has(code, "LDSM.M88") and has(code, "LDGSTS.128"), each

@@ -18,17 +18,17 @@ CUDA12_WHEELS = ("nvidia-cuda-nvrtc-cu12==12.9.*", "nvidia-cuda-runtime-cu12==12
 
 
 def test_kernels_compile_with_nvcc(tmp_path: Path) -> None:
-    """A twelfth of them."""
+    """Compiles a twelfth of the kernels."""
     if _C.toolchain()["nvcc_identity"] is None:
         pytest.skip("no nvcc: not on PATH, in GDN_JIT_NVCC, or in /usr/local/cuda")
-    work = list({each.kernel: each for each in reversed(representatives(HOPPER))}.values())  # the plainest: nvcc takes its time
+    work = list({each.kernel: each for each in reversed(representatives(HOPPER))}.values())  # the plainest ones: nvcc is slow
     work = work if EVERY else work[::12]
     with KeepingChild(tmp_path, GDN_JIT_USE_NVCC="1") as child:
         check_compiled(work, child.compile(work, HOPPER))
 
 
 def is_cuda12(nvidia: Path) -> bool:
-    """A folder of CUDA 12 wheels: a compiler and the headers of its release."""
+    """Whether this is a folder of CUDA 12 wheels, with a compiler and the headers of its release."""
     version = nvidia / "cuda_runtime" / "include" / "cuda_runtime_api.h"
     return (
         any((nvidia / "cuda_nvrtc" / "lib").glob("libnvrtc.so.12"))
@@ -73,7 +73,8 @@ def cuda12(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_kernels_compile_with_cuda_12(cuda12: Path, tmp_path: Path) -> None:
-    """A twelfth of them for Hopper and gdn/prefill, which needs most of a compiler; an eighteenth for the newest GPUs."""
+    """Compiles a twelfth of the kernels for Hopper, and gdn/prefill, which needs most of a compiler; an eighteenth for the
+    newest GPUs."""
     with KeepingChild(tmp_path, GDN_CUDA_HOME=cuda12) as child:
         for arch, every in ((HOPPER, 12), ("sm_120a", 18)):  # one test, so that one process fetches the wheels
             listed = list({each.kernel: each for each in representatives(arch)}.values())

@@ -18,7 +18,8 @@ namespace gdn_cuda::test {
 namespace fs = std::filesystem;
 
 TemporaryFolder::TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "gdn test XXXXXX").string();  // a space, because paths have them
+    std::string pattern =
+        (fs::temp_directory_path() / "gdn test XXXXXX").string();  // with a space, because users' paths may have one
     if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
     path_ = pattern;
 }

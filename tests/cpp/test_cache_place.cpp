@@ -1,4 +1,4 @@
-// Which folder the cache is kept in, and which folders are refused. Real files, real processes.
+// The folder that the cache is kept in, and the folders that are refused. Real files, real processes.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using jit::Store;
 
-// Which place is chosen, shown as "directory | refusal | refusal ...".
+// The chosen place, as "directory | refusal | refusal ...".
 std::string chosen(const Environment& environment, const std::function<void()>& before = {}) {
     return in_child(environment,
                     [&] {
@@ -78,10 +78,10 @@ TEST_F(Place, OthersMayRenameAFolderAboveIt) {
     EXPECT_CONTAINS(chosen(environment()), "(mode 0775)");
     fs::create_directory_symlink(wanted, folder / "link");
     EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", folder / "link"}, {"HOME", home}}), "others may rename what is in")
-        << "behind a link";
+        << "through a link";
     const std::string missing = (above / "not" / "yet").string();
     EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", missing}, {"HOME", home}}), "others may rename what is in");
-    EXPECT_FALSE(fs::exists(above / "not")) << "nothing is made there";
+    EXPECT_FALSE(fs::exists(above / "not")) << "no folder is created there";
     ::chmod(above.c_str(), 01777);
     EXPECT_EQ(chosen(environment()), wanted) << "in a sticky folder only owners rename";
     if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";

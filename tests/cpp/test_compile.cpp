@@ -1,5 +1,5 @@
-// The whole way from source to cubin with the real compilers: NVRTC of the wheels beside torch, and nvcc. Skipped, saying so,
-// without them. GDN_TEST_CUDA12 names a folder nvidia/ of CUDA 12.9 wheels to try as well.
+// From source to cubin with the real compilers: NVRTC of the wheels beside torch, and nvcc. Without them the tests are skipped,
+// with the reason. GDN_TEST_CUDA12 names a folder nvidia/ of CUDA 12.9 wheels to test as well.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -64,7 +64,7 @@ struct Compile : ::testing::Test {
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }
-    // obtain() in a process of its own, shown as its origin.
+    // Calls obtain() in a new process, and returns the origin.
     ChildResult obtain(const Environment& more = {}, const std::string& arch = kArch, bool force = false) {
         return in_child(environment(more), [&] {
             jit::init(root, {});
@@ -160,7 +160,7 @@ TEST_F(Compile, MovedAndTouchedStaysEditedDoesNot) {
     fs::create_directory_symlink(moved, root);
     EXPECT_EQ(obtain().value, "disk");
     std::string text = read(moved / "gdn_cuda/kernels/gdn/toy.cuh");
-    text[text.find("31 -")] = '2', text[text.find("21 -") + 1] = '3';  // as long
+    text[text.find("31 -")] = '2', text[text.find("21 -") + 1] = '3';  // the same length
     write(moved / "gdn_cuda/kernels/gdn/toy.cuh", text);
     EXPECT_EQ(obtain().value, "compiled");
 }

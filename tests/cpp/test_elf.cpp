@@ -1,4 +1,4 @@
-// ELF parsing against whole, cut and damaged files.
+// ELF parsing of whole, truncated and damaged files.
 #include <dlfcn.h>
 
 #include "jit/compiler.hpp"
@@ -24,9 +24,9 @@ TEST(Elf, CutAnywhereIsNoCrashAndNoCubin) {
     const std::string whole = tiny_cubin({"kernel"});
     for (std::size_t size = 0; size < whole.size(); ++size) {
         // copied, so that the sanitizer sees a read past the end
-        const std::string cut = whole.substr(0, size);
-        EXPECT_FALSE(is_cubin(cut)) << size;
-        EXPECT_TRUE(kernel_symbols(cut).empty()) << size;
+        const std::string truncated = whole.substr(0, size);
+        EXPECT_FALSE(is_cubin(truncated)) << size;
+        EXPECT_TRUE(kernel_symbols(truncated).empty()) << size;
     }
 }
 
@@ -63,8 +63,8 @@ TEST(Elf, BuildIdentity) {
     EXPECT_EQ(jit::build_identity(folder / "plain"), "15-" + jit::sha256_hex("not an ELF file"));
     const std::string start = read("/proc/self/exe");
     for (std::size_t size : {std::size_t{0}, std::size_t{63}, std::size_t{64}, std::size_t{100}, std::size_t{5000}}) {
-        write(folder / "cut", start.substr(0, size));
-        EXPECT_FALSE(jit::build_identity(folder / "cut").empty());
+        write(folder / "truncated", start.substr(0, size));
+        EXPECT_FALSE(jit::build_identity(folder / "truncated").empty());
     }
     EXPECT_CONTAINS(message_of([&] { jit::build_identity(folder / "gone"); }),
                     "gone: expected a readable file, got: No such file");

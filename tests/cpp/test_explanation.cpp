@@ -1,4 +1,4 @@
-// Explained calls: what they record is what the same calls load and launch, here from a fake driver.
+// Explained calls record what the same calls load and launch, here with a fake driver.
 #include <thread>
 
 #include "fake_driver.hpp"
@@ -28,7 +28,7 @@ const jit::KernelSource& registered(const ExplainedStep& step) {
     throw jit::Error(step.kernel + " " + step.configuration + " is not registered");
 }
 
-// Empty if `call` launches what it is explained to. Only the explained configuration is there to be loaded.
+// Empty if `call` launches what its explanation says. Only the explained configuration can be loaded.
 std::string difference(const std::filesystem::path& prebuilt, const std::function<void(const Target&)>& call) {
     std::vector<ExplainedStep> steps;
     {

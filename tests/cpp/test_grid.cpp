@@ -1,4 +1,4 @@
-// Grids from sizes that are counted in 64 bits.
+// Grids from 64-bit sizes.
 #include <gtest/gtest.h>
 
 #include "launch/grid.hpp"

@@ -1,4 +1,4 @@
-// Include directives of a text: what is one for a compiler, and what only looks like one.
+// Include directives of a text: those that a compiler sees, and text that only looks like one.
 #include "jit/includes.hpp"
 #include "support.hpp"
 
@@ -7,7 +7,7 @@ namespace {
 
 using jit::includes_of;
 
-// "<a> "b"", and a ? in front where there may be others.
+// The includes as "<a> "b"", with a leading ? if the list may be incomplete.
 std::string listed(std::string_view text) {
     const jit::Includes found = includes_of(text);
     std::string result = found.unclear ? "?" : "";
@@ -48,7 +48,7 @@ TEST(Includes, OneIsSeenHoweverItIsSpaced) {
     EXPECT_EQ(listed("#include \"a\"\n#include <a>\n"), "\"a\" <a>");
 }
 
-TEST(Includes, WhatIsNone) {
+TEST(Includes, TextThatOnlyLooksLikeAnInclude) {
     for (const char* text :
          {"// #include <a>", "// \\\n#include <a>", "/*\n#include <a>\n*/", "/* /* */ /*\n#include <a>\n*/",
           "const char* s = \"\\\n#include <a>\";", "const char* s = R\"(\n#include <a>\n)\";",
@@ -90,7 +90,7 @@ TEST(Includes, EveryBranchCounts) {
     EXPECT_EQ(listed("#ifdef X\n# if Y\n#  include <a>\n# endif\n#endif\n#include <b>\n"), "<a> <b>");
 }
 
-TEST(Includes, WhatCannotBeToldIsSaid) {
+TEST(Includes, AnUndecidableTextIsReportedAsUnclear) {
     for (const char* text :
          {"#include HEADER", "#include MAKE(<a>)", "#include", "#include <a", "#include \"a\n", "#include /* <a> */\n",
           "#if __has_include(HEADER)", "#include \\ \n<a>", "/* #include <a>", "auto s = R\"(#include <a>",
@@ -100,7 +100,7 @@ TEST(Includes, WhatCannotBeToldIsSaid) {
     EXPECT_EQ(listed("// x\\\t\n#include <a>\n"), "? <a>") << "a comment for gcc, an include for NVRTC";
 }
 
-TEST(Includes, ALongListIsReadInNoTimeToSpeakOf) {
+TEST(Includes, ALongListIsReadFast) {
     std::string text;
     for (int i = 0; i < 10'000; ++i) text += "#include \"header" + std::to_string(i) + ".cuh\"\n";
     const jit::Includes found = includes_of(text + text);
@@ -109,8 +109,7 @@ TEST(Includes, ALongListIsReadInNoTimeToSpeakOf) {
     EXPECT_EQ(jit::from_memo(jit::to_memo(found)).listed, found.listed);
 }
 
-// Every text is read to its end, whatever it holds.
-TEST(Includes, CutAnywhere) {
+TEST(Includes, ATruncatedTextIsReadToItsEnd) {
     const std::string text =
         "#include <a> /* b */ \\\n // c\n%:include \"d\"\nR\"x(\n)x\" 'e' \"f\\\"\" 1'0 __has_include(<g>) \\ \n#include H\n";
     for (std::size_t from = 0; from < text.size(); ++from)

@@ -33,8 +33,8 @@ TEST(Sha256, SplitAnywhereIsTheSame) {
     std::string text;
     for (int i = 0; i < 200; ++i) text.push_back(static_cast<char>(i * 37));
     const std::string whole = sha256_hex(text);
-    for (std::size_t cut = 0; cut <= text.size(); ++cut)
-        EXPECT_EQ(jit::hex(Sha256().update(text.substr(0, cut)).update(text.substr(cut)).digest()), whole) << cut;
+    for (std::size_t split = 0; split <= text.size(); ++split)
+        EXPECT_EQ(jit::hex(Sha256().update(text.substr(0, split)).update(text.substr(split)).digest()), whole) << split;
 }
 
 TEST(Key, FieldsDoNotRunIntoEachOther) {
@@ -54,7 +54,7 @@ struct Tree : ::testing::Test {
         write(root / "a.hpp", "one");
         write(root / "sub" / "b.hpp", "two");
     }
-    // Lets files grow old enough for their status to be trusted.
+    // Waits until files are old enough for their status to be trusted.
     static void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(2100)); }
 };
 
@@ -70,7 +70,7 @@ TEST_F(Tree, NamesAndBytesCountAndNothingElse) {
     fs::copy(root, other / "moved", fs::copy_options::recursive);
     EXPECT_EQ(tree_digest(other / "moved", {}), before);
 
-    write(root / "a.hpp", "eno");  // as long
+    write(root / "a.hpp", "eno");  // the same length
     EXPECT_NE(tree_digest(root, {}), before);
     write(root / "a.hpp", "one");
     EXPECT_EQ(tree_digest(root, {}), before);
@@ -109,7 +109,7 @@ TEST_F(Tree, FilesTooYoungAreReadAgain) {
 TEST_F(Tree, WarmOnlyAsksForStatus) {
     settle();
     tree_digest(root, memo);
-    // A memo with another content but a valid digest at its end is believed: so the file itself was not read.
+    // A memo with other content but a valid digest is accepted, which shows that the file itself was not read.
     std::string text = read(memo);
     const std::string real = sha256_hex("one"), forged = sha256_hex("forged");
     ASSERT_TRUE(contains(text, real));
@@ -179,7 +179,7 @@ TEST_F(Tree, MemoisedValueFollowsItsFile) {
     EXPECT_EQ(jit::memoised(root / "gone", memo, compute), "value 3");
 }
 
-// Keys of a library root of our own; each in a process of its own, because identities are kept.
+// Keys with a library root made for the test; each in a new process, because identities are kept.
 struct CodeKey : ::testing::Test {
     TemporaryFolder folder;
     jit::KernelSource source{"gdn", "toy", "{}", "#include <gdn_cuda/kernels/gdn/toy.cuh>\n", false};
@@ -201,7 +201,7 @@ TEST_F(CodeKey, EveryFieldCounts) {
     const fs::path root = folder.path();
     const std::string before = key(root, source);
     EXPECT_EQ(before.size(), 64u) << before;
-    EXPECT_EQ(key(root / "include", source), before) << "the include folder itself is taken too";
+    EXPECT_EQ(key(root / "include", source), before) << "the include folder itself is accepted too";
     for (auto change : {+[](jit::KernelSource& s) { s.family = "scan"; }, +[](jit::KernelSource& s) { s.name = "yot"; },
                         +[](jit::KernelSource& s) { s.code += " "; }, +[](jit::KernelSource& s) { s.uses_cutlass = true; }}) {
         jit::KernelSource changed = source;

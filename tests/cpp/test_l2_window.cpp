@@ -1,4 +1,4 @@
-// Windows in L2 against a driver made up for them: what a stream is given, what it gets back, and what is refused.
+// Windows in L2 with a fake driver: the attribute that a stream gets, its restoration, and what is refused.
 #include <cstring>
 #include <map>
 

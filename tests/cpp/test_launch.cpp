@@ -1,4 +1,4 @@
-// Launching against a fake driver: what is packed, what is refused, and what the warm path costs.
+// Launching with a fake driver: which arguments are packed, what is refused, and what the warm path costs.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -11,7 +11,7 @@ namespace {
 std::atomic<long> allocations{0};
 }
 
-// Counts what the warm path allocates. Not inlined, or g++ takes free() for the wrong partner of new.
+// Counts the allocations of the warm path. Not inlined, because g++ would warn that free() does not match new.
 [[gnu::noinline]] void* operator new(std::size_t size) {
     ++allocations;
     if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;

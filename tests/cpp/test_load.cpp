@@ -1,4 +1,4 @@
-// Loading kernels against a fake driver: once for all devices, in the right context, and never under capture or after a fork.
+// Loading kernels with a fake driver: once for all devices, in the right context, and never under capture or after a fork.
 #include <unistd.h>
 
 #include <atomic>
@@ -147,7 +147,7 @@ TEST_F(Load, AForkAfterUseIsCaughtAndOneBeforeIsNot) {
               "fine");
 }
 
-// What a child must not wait for is held by a thread that it does not have.
+// A lock that a thread of the parent held is never released in the child, so the child must not wait for it.
 TEST_F(Load, AChildForkedWhileAKernelIsLoadedRaisesAtOnce) {
     EXPECT_EQ(run([&] {
                   std::atomic<bool> loading{false}, go_on{false};

@@ -1,4 +1,4 @@
-// The lock of a key: one holder at a time, whatever becomes of processes and files. Real files, real processes.
+// The lock of a key: one holder at a time, even if processes die or files disappear. Real files, real processes.
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>

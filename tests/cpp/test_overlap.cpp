@@ -1,4 +1,4 @@
-// Shared memory of strided tensors, against every pair of elements, and what layouts of real calls cost.
+// Whether strided tensors share memory, compared with every pair of elements; and the cost for layouts of real calls.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -21,7 +21,7 @@ struct Layout {
     bool overlaps_itself() const {
         return gdn_cuda::overlaps_itself(sizes.data(), strides.data(), static_cast<int>(sizes.size()));
     }
-    // Of each element, its first byte.
+    // The first byte of each element.
     std::vector<int64_t> elements() const {
         std::vector<int64_t> found = {begin};
         for (size_t d = 0; d < sizes.size(); ++d) {
@@ -87,7 +87,7 @@ TEST(Overlap, ElementsAtOnePlaceAreFoundAndNoOthers) {
 }
 
 TEST(Overlap, StridesThatInterleaveWithoutMeetingAreDistinct) {
-    EXPECT_FALSE((Layout{0, 4, {2, 3}, {3, 2}}.overlaps_itself()));  // 0 2 4 3 5 7, though 3 lies before 4
+    EXPECT_FALSE((Layout{0, 4, {2, 3}, {3, 2}}.overlaps_itself()));  // 0 2 4 3 5 7: not in order, without overlap
     EXPECT_TRUE((Layout{0, 4, {2, 4}, {6, 2}}.overlaps_itself()));
 }
 
@@ -99,7 +99,7 @@ TEST(Overlap, LayoutsOfServingAreDecidedAtOnce) {
     EXPECT_FALSE(share_memory(query.strided(), out.strided()));
     EXPECT_TRUE(share_memory(query.strided(), late.strided()));
 
-    Sums sums;  // of two interleaved pools: rows of 3 MiB, each with two slots of 2 MiB in elements of 4 bytes
+    Sums sums;  // two interleaved pools: rows of 3 MiB, each with two slots of 2 MiB in elements of 4 bytes
     for (int i = 0; i < 2; ++i)
         for (const auto& [stride, most] :
              {std::pair{3 << 22, 4095}, std::pair{128 * 128 * 4, 31}, std::pair{128 * 4, 127}, std::pair{4, 127}})
@@ -110,7 +110,7 @@ TEST(Overlap, LayoutsOfServingAreDecidedAtOnce) {
 
 TEST(Overlap, ASearchThatTakesTooLongFindsSharedMemory) {
     Layout a{0, 8, {}, {}};
-    for (const int64_t stride : {1009, 1013, 1019, 1021, 1031, 1033}) {  // nothing nests, and every sum is even in bytes
+    for (const int64_t stride : {1009, 1013, 1019, 1021, 1031, 1033}) {  // no stride nests, and every sum is even in bytes
         a.sizes.push_back(1 << 20);
         a.strides.push_back(stride);
     }

@@ -1,4 +1,4 @@
-// Which headers of ours a kernel's key holds: compared with what compilers say that they open, and edited one by one.
+// The headers of ours that a kernel's key covers: compared with those that compilers report, and edited one by one.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,7 +33,7 @@ std::set<std::string> present(const HeaderSet& found) {
     return names;
 }
 
-// Lets files grow old enough for their status to be trusted.
+// Waits until files are old enough for their status to be trusted.
 void settle() {
     std::this_thread::sleep_for(std::chrono::milliseconds(2100));
 }
@@ -46,7 +46,7 @@ std::string all_of(const HeaderSet& found) {
 
 // ---- The library's own kernels
 
-// A source of each; configurations change nothing of what they include.
+// One source of each kernel; its configurations include the same headers.
 const std::vector<jit::KernelSource>& kernels() {
     static const std::vector<jit::KernelSource> all = [] {
         std::vector<jit::KernelSource> sources;
@@ -78,7 +78,7 @@ std::set<std::string> prerequisites(const std::string& rule) {
     return names;
 }
 
-// What a preprocessor opens of ours, by its own words. Headers of CUDA need not be there.
+// Our headers that a preprocessor reports to open. Headers of CUDA need not be present.
 std::set<std::string> opened(const jit::KernelSource& source, std::vector<std::string> command) {
     const TemporaryFolder folder;
     write(folder / "kernel.cu", source.code);
@@ -104,7 +104,7 @@ TEST(KernelHeaders, AreThoseThatCompilersOpen) {
     }
 }
 
-// Of all kernels at once, because it takes its time, but those that include CUTLASS, which nvcc would have to find.
+// Checks all kernels at once, because nvcc is slow, except those that include CUTLASS, which nvcc would have to find.
 TEST(KernelHeaders, AreThoseThatNvccOpens) {
     if (jit::run_process({"/usr/bin/env", "nvcc", "--version"}).exit_code != 0) GTEST_SKIP() << "no nvcc on PATH";
     jit::KernelSource all;
@@ -164,7 +164,7 @@ struct Included : ::testing::Test {
                     const fs::path& remembered = {}) const {
         return OwnHeaders(root, remembered).of(code);
     }
-    // Names in their order, relative to a.cuh where they are below it.
+    // The names in order, relative to a.cuh if they are below its folder.
     std::string names(const HeaderSet& of) const {
         std::string text = of.unclear ? "?" : "";
         for (const Header& header : of.headers) {
@@ -240,7 +240,8 @@ TEST_F(Included, LinksAsCompilersTakeThem) {
     fs::create_directory_symlink(folder / "elsewhere/below", kernel / "link");
     fs::create_symlink(folder / "elsewhere/below/x.cuh", kernel / "x.cuh");
     header("y.cuh", "");
-    EXPECT_EQ(names(), "a.cuh up.cuh x.cuh y.cuh") << "up from where a folder's link leads, and beside a header's link";
+    EXPECT_EQ(names(), "a.cuh up.cuh x.cuh y.cuh")
+        << ".. starts at the target of a folder's link, and other names beside a header's link";
     const std::string before = all_of(found());
     write(folder / "elsewhere/up.cuh", "// edited");
     EXPECT_NE(all_of(found()), before);
@@ -304,7 +305,7 @@ TEST_F(Included, ThroughTheMemo) {
     EXPECT_NE(all_of(found(code, memo)), before);
     fs::remove(kernel / "c.cuh");
     EXPECT_EQ(all_of(found(code, memo)), before);
-    header("b.cuh", "#include <gdn_cuda/kernels/toy/d.cuh>\n");  // as long
+    header("b.cuh", "#include <gdn_cuda/kernels/toy/d.cuh>\n");  // the same length
     EXPECT_EQ(names(found(code, memo)), "? a.cuh b.cuh d.cuh!");
     fs::remove(kernel / "b.cuh");
     found(code, memo);
@@ -322,7 +323,7 @@ TEST_F(Included, AFileIsLookedAtOnce) {
     EXPECT_NE(all_of(found(code)), before);
 }
 
-// A failure leaves nothing behind that a later call would take for an answer.
+// A later call must not use the result of one that failed.
 TEST_F(Included, AFailureIsNotRemembered) {
     header("a.cuh", "#include \"fifo.cuh\"\n");
     ASSERT_EQ(::mkfifo((kernel / "fifo.cuh").c_str(), 0600), 0);

@@ -1,4 +1,4 @@
-// Every registered configuration: named once, and within the means of a block.
+// Every registered configuration has a unique name, and fits into a block's shared memory and threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ TEST(Registry, EveryConfigurationFitsABlock) {
     }
 }
 
-// Of these, the host chooses configurations by a device's shared memory, as tests of their heuristics show.
+// The host chooses configurations of these kernels by the device's shared memory, as tests of their heuristics show.
 const std::set<std::string> kChosenByRoom = {"hyena_long", "hyena_long_backward", "hyena_medium", "hyena_medium_backward"};
 
 TEST(Registry, WhatAnArchitectureRunsFitsIt) {

@@ -1,4 +1,4 @@
-// The cache on disk: damage, races, full and foreign folders. Real files, real processes.
+// The cache on disk: damage, races, full folders, other users' files. Real files, real processes.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -81,7 +81,7 @@ TEST_F(StoreTest, PublishedIsFoundAndPrivate) {
     EXPECT_EQ(status.st_mode & 0777, 0700u);
     ASSERT_EQ(::stat(entry('a').c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600u);
-    EXPECT_EQ(names_in(place), std::set<std::string>{entry('a').filename()}) << "nothing else is left";
+    EXPECT_EQ(names_in(place), std::set<std::string>{entry('a').filename()}) << "no other file is left";
     EXPECT_TRUE(log.at_least(Level::warning).empty());
 }
 
@@ -113,7 +113,7 @@ TEST_F(StoreTest, WhatIsNoFileInPlaceOfAnEntryIsAMissAndStays) {
         const auto refusal = store.publish("gdn/toy", key_of(key), cubin);
         ASSERT_TRUE(refusal) << key;
         EXPECT_CONTAINS(refusal->reason, "is in the way: it is not a regular file");
-        EXPECT_FALSE(refusal->another_place) << "one name that is taken says nothing of the disk";
+        EXPECT_FALSE(refusal->another_place) << "one occupied name does not mean that the disk is bad";
     }
     EXPECT_EQ(store.list(true).size(), 3u);
     for (const auto& info : store.list(true)) EXPECT_NE(info.problem, "");
@@ -232,7 +232,7 @@ TEST_F(StoreTest, EvictionCountsAndTakesOnlySealedEntries) {
     }
     Store small(place, 64 << 10);
     for (char key : {'b', 'c', 'd'}) ASSERT_TRUE(publish_in(small, key));
-    EXPECT_TRUE(fs::exists(entry('b')) && fs::exists(entry('c'))) << "what is not ours takes no room from what is";
+    EXPECT_TRUE(fs::exists(entry('b')) && fs::exists(entry('c'))) << "other files do not count towards our limit";
     set_age(entry('b'), std::chrono::hours(1));
     Store tiny(place, 1);
     ASSERT_TRUE(publish_in(tiny, 'e'));
@@ -241,7 +241,7 @@ TEST_F(StoreTest, EvictionCountsAndTakesOnlySealedEntries) {
     for (const fs::path& path : others) EXPECT_TRUE(fs::exists(path)) << path;
 }
 
-// A draft in the folder whose maker was killed; clocks say that it was made two hours ahead of ours, or behind.
+// A draft in the folder whose process was killed; its timestamp is two hours in the future, or in the past.
 fs::path dead_draft(const fs::path& in, std::chrono::seconds age) {
     std::set<std::string> before = names_in(in);
     const pid_t maker = start_child([&] {
@@ -281,17 +281,17 @@ TEST_F(StoreTest, DraftsAreSweptWhenTheirMakerIsDeadWhateverTheClocksSay) {
         write(others.back(), "x");
         set_age(others.back().parent_path(), std::chrono::hours(24));
     }
-    const fs::path of_another_host = place / ".gdn_cuda-draft-0123456789abcdef-1-0123456789abcdef";
-    write(of_another_host, "x");
+    const fs::path on_another_host = place / ".gdn_cuda-draft-0123456789abcdef-1-0123456789abcdef";
+    write(on_another_host, "x");
 
     ASSERT_TRUE(publish('a'));
     EXPECT_TRUE(fs::exists(dead.back())) << "it has a second name, which may be anybody's";
     fs::remove(folder / "linked");
     ASSERT_TRUE(publish('b'));
     for (const fs::path& path : dead) EXPECT_FALSE(fs::exists(path)) << path;
-    EXPECT_TRUE(fs::exists(of_another_host));
+    EXPECT_TRUE(fs::exists(on_another_host));
     store.clear();
-    EXPECT_FALSE(fs::exists(of_another_host)) << "clearing is a user's word for it";
+    EXPECT_FALSE(fs::exists(on_another_host)) << "only an explicit clear removes it";
     EXPECT_TRUE(fs::exists(live->path() / "half"));
     for (const fs::path& path : others) EXPECT_TRUE(fs::exists(path)) << path;
 }
@@ -317,7 +317,7 @@ TEST_F(StoreTest, ListVerifyAndClear) {
     EXPECT_TRUE(store.list(true).empty());
     for (char key : {'b', 'a'}) ASSERT_TRUE(publish(key));
     write(entry('c'), "broken");
-    fs::copy(entry('a'), entry('d'));  // right bytes under a wrong name
+    fs::copy(entry('a'), entry('d'));  // valid bytes under a wrong name
     set_age(entry('b'), std::chrono::hours(2));
     write(place / "memo" / "m.memo", "gdn_cuda memo 1\n");
     write(place / "memo" / "mine.memo", "not ours");
@@ -352,7 +352,7 @@ TEST_F(StoreTest, AnExportIsForEveryoneToRead) {
     EXPECT_EQ(status.st_mode & 0777, 0644u);
     ASSERT_EQ(::stat(file.parent_path().c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0755u);
-    EXPECT_EQ(std::distance(fs::directory_iterator(file.parent_path()), fs::directory_iterator()), 1) << "nothing but entries";
+    EXPECT_EQ(std::distance(fs::directory_iterator(file.parent_path()), fs::directory_iterator()), 1) << "only entries";
 }
 
 TEST_F(StoreTest, ManyProcessesWriteReadAndEvictAtOnce) {

@@ -1,4 +1,4 @@
-// Finding compilers and headers, in trees made up for it.
+// Finding compilers and headers, in trees made for the tests.
 #include <unistd.h>
 
 #include <chrono>
@@ -46,7 +46,7 @@ struct Layouts : ::testing::Test {
         write(where / "cuda/std/__cccl/version.h", "#define CCCL_VERSION " + std::to_string(version) + "\n");
     }
 
-    // Runs in a process of its own, with the environment set.
+    // Runs in a new process with this environment.
     std::string find(const Environment& environment, const SearchPaths& init, const SearchPaths& hook,
                      const std::function<std::string(const Toolchain&)>& show) {
         return in_child(environment,
@@ -118,7 +118,7 @@ TEST_F(Layouts, OnlyALibcuppThatCutlassCompilesWith) {
     EXPECT_EQ(find({}, {}, hook, folders), lines({toolkit / "include/cccl", toolkit / "include"}));
     for (const int version : {2007000, 3002000, 4000000}) {
         write_cccl(toolkit / "include/cccl", version);
-        // <cccl/...> is looked for in the parent, which therefore comes before the toolkit's headers.
+        // Compilers look for <cccl/...> in the parent, which therefore comes before the toolkit's headers.
         EXPECT_EQ(find({}, {}, hook, folders), lines({wheels13 / "include/cccl", wheels13 / "include", toolkit / "include"}));
     }
     const std::string before = find({}, {}, hook, digest);
@@ -250,7 +250,7 @@ TEST_F(Layouts, InitIsCheckedAndMayBeRepeated) {
         const fs::path first = jit::toolchain().library_include;
         jit::init(library, {});
         jit::init({}, {});
-        jit::init(library / "include", wheels13);  // other paths, but nothing was loaded yet
+        jit::init(library / "include", wheels13);  // other paths are accepted, because no kernel is loaded yet
         return text + first.string() + "\n" + jit::toolchain().cuda_include.string();
     });
     EXPECT_EQ(result.value, "init: library_root: expected a folder that exists, got " + (folder / "nothing").string() +

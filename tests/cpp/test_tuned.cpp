@@ -32,7 +32,7 @@ const char* const kCauchy = CauchyTuning::kernels.front();
 const CauchyProblem kS4{.rows = 1024, .shared_rows = 1, .points = 16384, .io = DType::c64, .conj = true, .poles = 32};
 const VandermondeProblem kS4d{.rows = 1024, .steps = 16384, .io = DType::c64, .poles = 32};
 
-// A winner that the heuristic would not have taken.
+// A winner that the heuristic would not have chosen.
 TunedEntry entry_of(const std::string& version = "1-a", const DeviceTraits& device = {}) {
     const auto all = structured::cauchy_candidates(kS4, device);
     return {kCauchy, to_text(kS4), to_text(all.back()), to_text(all.front()), 12.5, 20.25, device.name, device.multiprocessors,
@@ -110,8 +110,8 @@ TEST_F(TunedStoreTest, WhatIsForeignOrBrokenIsIgnoredWithOneLine) {
     write(folder / "tuned" / broken, "gdn_cuda tuned 1\nkernel: x\n");
     write(folder / "tuned" / renamed, jit::to_file(entry_of()));
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(found().empty());
-    EXPECT_EQ(log.at_least(Level::info).size(), 5u) << "one line each, however often they are met";
-    EXPECT_EQ(log.at_least(Level::warning).size(), 2u) << "another device's winners are nothing to warn of";
+    EXPECT_EQ(log.at_least(Level::info).size(), 5u) << "one line each, however often they are read";
+    EXPECT_EQ(log.at_least(Level::warning).size(), 2u) << "another device's winners cause no warning";
     EXPECT_EQ(log.count("tuned on NVIDIA H200 (66 multiprocessors), version 1-a, this is NVIDIA H200 (132"), 1u);
     EXPECT_EQ(log.count("version 1-b, this is version 1-a"), 1u);
     EXPECT_EQ(log.count(broken + ": it is truncated; it is ignored"), 1u);
@@ -148,7 +148,7 @@ TEST_F(TunedStoreTest, WritersAtTheSameTimeCorruptNothing) {
     for (int i = 0; i < kWriters; ++i)
         writers.push_back(start_child([&, i] {
             for (int round = 0; round < kRounds; ++round) {
-                TunedEntry entry = entry_of();  // one problem that all fight for, and one of one's own
+                TunedEntry entry = entry_of();  // one problem that all write, and one of each its own
                 entry.us = 1 + i + round;
                 if (!store.write(entry).empty()) return 1;
                 entry.problem += std::to_string(i);
@@ -172,7 +172,7 @@ TEST_F(TunedStoreTest, NoFolderIsSaid) {
     EXPECT_CONTAINS(TunedStore(folder / "file" / "tuned").write(entry_of()), "cannot make");
 }
 
-// In a process of its own, whose cache is in `cache` and whose library is this tree's.
+// Runs in a new process whose cache is in `cache` and whose library is this tree's.
 std::string with_cache(const fs::path& cache, Environment more, const std::function<std::string()>& body,
                        const fs::path& library = GDN_TEST_LIBRARY_INCLUDE) {
     more.emplace_back("GDN_JIT_CACHE_DIR", cache.string());
@@ -189,7 +189,7 @@ std::string store_here() {
 std::string explained() {
     return explain_cauchy(kS4, {}, tuned<CauchyTuning>({}));
 }
-const char* const kOwn = "4 points a thread give";  // the heuristic's own words
+const char* const kOwn = "4 points a thread give";  // from the heuristic's own explanation
 
 TEST(Tuned, ReadingMakesNothingAndTrustsNobodyElse) {
     const TemporaryFolder folder;
@@ -265,7 +265,7 @@ TEST(Tuned, AStandInHasTheWinnersOfItsNameAndLeavesThoseOfDevicesAlone) {
         fs::remove_all(folder / "cache");
         return text + (tuned<CauchyTuning>({}) == nullptr ? "none" : "kept");
     });
-    EXPECT_EQ(seen, "yes no yes none") << "nothing was read for device 0 before";
+    EXPECT_EQ(seen, "yes no yes none") << "no file was read for device 0 before";
 }
 
 TEST(Tuned, AChoiceThatIsNoneOfTheCandidatesIsIgnored) {

@@ -13,7 +13,7 @@ from gdn_cuda import _C
 
 
 def cuda_home() -> str:
-    """Where Python found CUDA, for a process that cannot ask it: the folder of both its headers and NVRTC."""
+    """The folder of CUDA's headers and NVRTC that Python found, for a process without Python."""
     found = {finding["what"]: finding["found"] for finding in _C.toolchain()["findings"] if finding["found"]}
     return os.path.commonpath([found["CUDA headers (cuda_bf16.h)"], found["NVRTC (libnvrtc.so)"]])
 

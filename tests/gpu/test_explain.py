@@ -1,4 +1,4 @@
-"""What calls load is what they were explained to launch; in a process of its own, in which every kernel is cold."""
+"""Calls load the kernels that their explanations name; in a new process, in which every kernel is cold."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def test_calls_load_what_they_are_explained_to_launch() -> None:
 
 
 def on_gpu(x: torch.Tensor) -> torch.Tensor:
-    """Of meta tensors, numbers that no operator refuses: offsets and slots 0, matrices that are regular or not."""
+    """A CUDA tensor in place of a meta tensor, with values that no operator refuses: offsets and slots are 0; matrices may be
+    singular."""
     return torch.ones_like(x, device="cuda") if x.is_floating_point() or x.is_complex() else torch.zeros_like(x, device="cuda")
 
 
 def every_call() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
-    """The examples, which are small, and the typical calls, which are not."""
+    """The examples, which are small, and the typical calls, which are large."""
     from gdn_cuda.operators import calls, examples
     from gdn_cuda.operators.explain import function_called
 

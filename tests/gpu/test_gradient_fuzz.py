@@ -9,6 +9,6 @@ SEEDS = 40
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_gpu_gives_what_a_cpu_does(name: str) -> None:
+def test_gradients_on_a_gpu_are_those_of_the_cpu(name: str) -> None:
     for seed in range(SEEDS):
         check(name, seed, lambda call, seed: run(call, "cuda", seed))

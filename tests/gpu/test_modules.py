@@ -16,7 +16,7 @@ STEPPED = pytest.mark.parametrize("case", [case for case in CASES if case.has_st
 
 
 @EVERY
-def test_as_on_the_cpu(case: Case, seed: int) -> None:
+def test_results_are_those_of_the_cpu(case: Case, seed: int) -> None:
     module, x = case.make(), case.inputs(seed, L=70 if case.is_layer else 5)
     on_gpu = copy.deepcopy(module).cuda()
     assert {t.device.type for t in (*on_gpu.parameters(), *on_gpu.buffers())} == {"cuda"}
@@ -47,7 +47,7 @@ def test_empty_and_short_inputs(case: Case, B: int, L: int, dtype: torch.dtype, 
 @STEPPED
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
 @torch.no_grad()
-def test_steps_are_the_sequence(case: Case, dtype: torch.dtype, bound: float, seed: int) -> None:
+def test_steps_give_the_same_as_the_sequence(case: Case, dtype: torch.dtype, bound: float, seed: int) -> None:
     module = case.make(device="cuda", dtype=dtype)
     x = case.inputs(seed, L=24, device="cuda", dtype=dtype)
     whole = case.run(module, x)
@@ -75,7 +75,7 @@ def test_layers_return_the_dtype_of_autocast(case: Case, dtype: torch.dtype, bou
 @MATRICES
 @torch.no_grad()
 def test_autocast_leaves_matrices_and_kernels(case: Case, seed: int) -> None:
-    """Solvers and products have other algorithms for other sizes."""
+    """At several sizes, because solvers and products choose algorithms by size."""
     for L in (5, 300, 3000):
         like = {} if case.has_steps else {"L": L}
         module = case.make(device="cuda", **like)

@@ -1,5 +1,5 @@
-"""What a caller may do with outputs on a GPU: change them in place under autograd, as the peers' own tests do. A view among
-several outputs would raise. (Operators whose backward reads their output raise, as torch's own do.)"""
+"""A caller may change outputs on a GPU in place under autograd, as the peers' own tests do. If one of several outputs were a
+view, that would raise. (Operators whose backward reads their output raise, as torch's own do.)"""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ B, D, L, N = 2, 16, 40, 4
 
 
 def rows() -> Tensor:
-    """(B, D, L) with channels that are neighbours in memory, as a projection leaves them."""
+    """(B, D, L) with contiguous channels, as a projection leaves them."""
     return torch.randn(B, L, D, device="cuda").transpose(1, 2).requires_grad_()
 
 
-def number(*shape: int) -> Tensor:
+def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda").requires_grad_()
 
 
 OPERATORS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
-    "causal_conv1d": lambda: causal_conv1d(rows(), number(D, 4), return_final_states=True),
-    "hyena_long": lambda: hyena_long(rows(), rows(), rows(), number(D, N), -number(D, N).exp(), number(D), return_state=True),
+    "causal_conv1d": lambda: causal_conv1d(rows(), normal(D, 4), return_final_states=True),
+    "hyena_long": lambda: hyena_long(rows(), rows(), rows(), normal(D, N), -normal(D, N).exp(), normal(D), return_state=True),
     "selective_scan": lambda: selective_scan(
-        rows(), rows(), -number(D, N).exp(), number(B, N, L), number(B, N, L), delta_softplus=True, return_last_state=True
+        rows(), rows(), -normal(D, N).exp(), normal(B, N, L), normal(B, N, L), delta_softplus=True, return_last_state=True
     ),
 }
 

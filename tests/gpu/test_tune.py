@@ -41,7 +41,7 @@ def test_every_candidate_is_correct_and_actually_runs(operator: str, text: str) 
 
 
 def test_a_call_with_other_strides_is_the_same_tuning_problem() -> None:
-    """Leading dimensions merge; what the command calls rows is what a model's call has."""
+    """Leading dimensions merge, so the command's rows stand for a model's batch and channels."""
     device = _C.driver()["devices"][torch.cuda.current_device()]
     case = TUNABLES["cauchy_conj"].case("cauchy_conj", Sums(12, 8, 600), None, False)
     x = case.arguments("cuda")

@@ -1,7 +1,7 @@
-"""Calls of serving engines as data, and what they must compute: the recurrence token by token in fp64.
+"""Calls of serving engines as data, and their expected results: the recurrence token by token in fp64.
 
-`<engine>_calls.json` has calls of one release, written down from the lines that make them: shapes, strides and dtypes of
-tensors, values of indices. Everything else is drawn. Pools have NaN in every slot that no call may read.
+`<engine>_calls.json` has calls of one release, transcribed from the engine's source: shapes, strides and dtypes of tensors,
+values of indices. Everything else is drawn. Pools have NaN in every slot that no call may read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-OUTPUT = 5e-3  # of bf16
+OUTPUT = 5e-3  # the error of outputs in bf16
 STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 _PARAMETERS = ("A_log", "dt_bias", "g", "beta")
 
@@ -28,7 +28,7 @@ class Call:
     options: dict[str, Any]
 
     def arguments(self, rng: torch.Generator, device: str = "cpu") -> dict[str, Any]:
-        """The options too, on a device."""
+        """All arguments of the call, with tensors on a device."""
         return self.options | {name: _tensor(name, spec, rng, device) for name, spec in self.tensors.items()}
 
 
@@ -53,7 +53,7 @@ def _tensor(name: str, spec: dict[str, Any], rng: torch.Generator, device: str) 
 
 
 def _strided(values: Tensor, strides: list[int] | tuple[int, ...]) -> Tensor:
-    """With other numbers between its elements: NaN, or an index past every pool."""
+    """The tensor with these strides. Between its elements are NaN, or an index past the end of every pool."""
     between = float("nan") if values.dtype.is_floating_point else 10**6
     room = 1 + sum((n - 1) * s for n, s in zip(values.shape, strides, strict=True))
     return (
@@ -62,19 +62,19 @@ def _strided(values: Tensor, strides: list[int] | tuple[int, ...]) -> Tensor:
 
 
 def poison(pool: Tensor, used: list[int]) -> None:
-    """NaN in the slots that are not in use, before a call."""
+    """Fills the slots that are not in use with NaN, before a call."""
     for slot in set(range(pool.shape[0])) - set(used):
         pool[slot] = float("nan")
 
 
 def untouched(before: Tensor, after: Tensor, written: list[int]) -> bool:
-    """Whether slots that are not written have the same bits, NaN included."""
+    """Whether slots that are not written kept their bits, NaN included."""
     kept = [slot for slot in range(before.shape[0]) if slot not in written]
     return torch.equal(before[kept].nan_to_num(12345.0), after[kept].nan_to_num(12345.0))
 
 
 def prefill_state(dtype: torch.dtype, device: str) -> float:
-    """The error of states of a prefill: a GPU's tensor cores take factors of 16 bits."""
+    """The error of a prefill's states: a GPU's tensor cores multiply 16-bit factors."""
     return 5e-3 if device == "cuda" else STATE[dtype]
 
 
@@ -82,7 +82,7 @@ def prefill_state(dtype: torch.dtype, device: str) -> float:
 
 
 def gates(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """(g, beta) of raw ones, in fp64."""
+    """(g, beta) from raw gates, in fp64."""
     g = -x["A_log"].double().exp() * F.softplus(x["a"].double() + x["dt_bias"].double())
     return g, x["b"].double().sigmoid()
 
@@ -95,8 +95,8 @@ def l2norm(x: Tensor) -> Tensor:
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Of one sequence, (T, heads, columns): outputs, and the states (T, HV, V, K) after every token. HV is the larger number of
-    heads of q and v."""
+    """The outputs of one sequence, (T, heads, columns), and the states (T, HV, V, K) after every token. HV is the larger number
+    of heads of q and v."""
     q, k, v, g, beta, S = (x.double() for x in (q, k, v, g, beta, state))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads = max(q.shape[1], v.shape[1])

@@ -1,5 +1,5 @@
-"""Modules with the functions and classes that an integration replaces, with the parameters that were verified, in place of a
-library that is not installed or that a test must not change."""
+"""Fake modules with the functions and classes that an integration replaces, with the verified parameters, in place of a library
+that is not installed or that a test must not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gdn_cuda.hosts.verified import Host
 
 
 def function(name: str, parameters: str) -> Any:
-    """A function that returns "host" and writes down that it was reached."""
+    """A function that returns "host" and records its calls."""
     names: dict[str, Any] = {"reached": []}
     exec(f"def {name}({parameters}):\n    reached.append({name!r})\n    return 'host'", names)
     names[name].reached = names["reached"]
@@ -23,7 +23,7 @@ def function(name: str, parameters: str) -> Any:
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    """The module of this name among sys.modules, made with all packages above it where it is none of ours yet."""
+    """The fake module of this name in sys.modules; it and all packages above it are created if they are missing."""
     path = ""
     for part in name.split("."):
         above, path = path, f"{path}.{part}".lstrip(".")
@@ -41,7 +41,7 @@ class _Fake(ModuleType):
 
 
 def make(monkeypatch: pytest.MonkeyPatch, host: Host, version: str | None = None) -> dict[str, Any]:
-    """All modules of a host's targets, by name, as of this version (the newest)."""
+    """Fakes of all modules of a host's targets, by name, with this version (default: the newest)."""
     monkeypatch.setattr(type(host), "_version", lambda each: version or each.newest)
     modules = {}
     for target, parameters in host.targets.items():
@@ -57,7 +57,7 @@ def make(monkeypatch: pytest.MonkeyPatch, host: Host, version: str | None = None
 
 
 def write(folder: Path, targets: Mapping[str, str]) -> None:
-    """The same as files of a package in a folder."""
+    """Writes the same modules as files of a package in a folder."""
     text: dict[str, list[str]] = {}
     for target, parameters in targets.items():
         name, _, path = target.partition(":")
@@ -79,6 +79,6 @@ def write(folder: Path, targets: Mapping[str, str]) -> None:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """Imports of the package start anew, until the end of the test."""
+    """Makes imports of the package load it again, until the end of the test."""
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of ours, which needs no clock."""
+"""Interrupts our modules at any line, as Ctrl-C does, without a clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Interrupt:
 
 
 def steps(install: Callable[[], object]) -> list[int]:
-    """Of all lines that it runs, the first time and the last time that each is run."""
+    """For every line that `install` runs, the indices of its first and its last execution."""
     watched = Interrupt()
     watched.run(install)
     first = {line: n for n, line in reversed([*enumerate(watched.lines, 1)])}

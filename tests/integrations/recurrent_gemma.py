@@ -1,4 +1,4 @@
-"""Small random RecurrentGemma models of transformers, as they are and on rglru_scan, and what must be equal of both."""
+"""Compares small random RecurrentGemma models of transformers with the same models on rglru_scan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
 
 
 def models(device: str, seed: int) -> tuple[Any, Any]:
-    """As it is, and on our scan."""
+    """transformers' model, and the same model on our scan."""
     torch.manual_seed(seed)
     plain = theirs.RecurrentGemmaForCausalLM(transformers.RecurrentGemmaConfig(**SIZES)).float().eval().to(device)
     ours = copy.deepcopy(plain)
@@ -45,7 +45,7 @@ def tokens(device: str, seed: int, length: int) -> torch.Tensor:
 
 
 def check_forward_and_backward(device: str, seed: int) -> None:
-    """Of two documents in the second row."""
+    """The second row has two documents."""
     given = tokens(device, seed, 13)
     positions = torch.stack([torch.arange(13), torch.cat([torch.arange(5), torch.arange(8)])]).to(device)
     results = []
@@ -53,10 +53,10 @@ def check_forward_and_backward(device: str, seed: int) -> None:
         out = model(input_ids=given, position_ids=positions, labels=given, use_cache=False)
         out.loss.backward()
         results.append((out.logits, {name: p.grad for name, p in model.named_parameters()}))
-    (expected, of_plain), (logits, of_ours) = results
+    (expected, plain_grads), (logits, our_grads) = results
     assert rel_rms(logits, expected) < 1e-5
-    for name, grad in of_plain.items():
-        assert rel_rms(of_ours[name], grad) < 1e-4, name
+    for name, grad in plain_grads.items():
+        assert rel_rms(our_grads[name], grad) < 1e-4, name
 
 
 def check_generate(device: str, seed: int) -> None:
@@ -70,7 +70,7 @@ def check_generate(device: str, seed: int) -> None:
 
 
 def check_a_state_that_continues(device: str, seed: int) -> None:
-    """Both parts of a sequence, the state kept in the module: position 0 alone begins anew."""
+    """A sequence in two parts, with the state stored in the module: only position 0 resets it."""
     given = models(device, seed)
     plain, ours = (next(m for m in model.modules() if isinstance(m, theirs.RecurrentGemmaRglru)) for model in given)
     x = torch.randn(2, 9, 32, device=device)

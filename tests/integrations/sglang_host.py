@@ -1,5 +1,5 @@
-"""A stand-in for the class that gdn_cuda.integrations.sglang replaces, with SGLang's signatures: it counts its calls, and its
-prefill computes, with the states before each chunk as SGLang's own returns them."""
+"""A stand-in for the class that gdn_cuda.integrations.sglang replaces, with SGLang's signatures. It counts its calls. Its
+prefill computes the results, and returns the states before each chunk as SGLang's does."""
 
 from __future__ import annotations
 

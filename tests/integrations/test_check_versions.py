@@ -1,4 +1,4 @@
-"""tests/peers/check_versions.py on wheels and sdists that are already there: no network."""
+"""tests/peers/check_versions.py on wheels and sdists that the tests make: no network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "peers/check_versions.py"
 
 
 def wheel(folder: Path, name: str, host: Any, **changed: str) -> None:
-    """With the targets of a host, some of whose parameters are others."""
+    """A wheel with the targets of a host; `changed` are targets with other parameters."""
     written = folder / "written"
     fake_hosts.write(written, {target: changed.get(target.rpartition(":")[2], p) for target, p in host.targets.items()})
     files = list(written.rglob("*.py"))
@@ -40,7 +40,7 @@ def check(folder: Path, *requirements: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()[2:] or [done.stderr]
 
 
-def test_a_wheel_and_an_sdist_that_are_the_same(tmp_path: Path) -> None:
+def test_a_wheel_and_an_sdist_with_the_verified_parameters(tmp_path: Path) -> None:
     wheel(tmp_path, "vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl", vllm.HOST)
     wheel(tmp_path, "causal_conv1d-1.9.0.post2.tar.gz", causal_conv1d.HOST)
     assert check(tmp_path, "vllm==0.33.0", "causal-conv1d==1.9.0.post2") == (
@@ -53,7 +53,7 @@ def test_a_wheel_and_an_sdist_that_are_the_same(tmp_path: Path) -> None:
     )
 
 
-def test_a_release_that_differs_is_told_with_the_difference(tmp_path: Path) -> None:
+def test_a_release_that_differs_is_reported_with_the_difference(tmp_path: Path) -> None:
     wheel(tmp_path, "vllm-0.40.0-cp38-abi3-manylinux_2_28_x86_64.whl", vllm.HOST, causal_conv1d_update="x, state")
     code, lines = check(tmp_path, "vllm==0.40.0")
     assert code == 1 and lines[0] == "| vllm | 0.40.0 | 7 | 1 differ | no |"
@@ -62,7 +62,7 @@ def test_a_release_that_differs_is_told_with_the_difference(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("parameters", "why"), [("x, state=made()", "a default is made()"), ("x, ?", "it cannot be parsed")])
-def test_a_release_whose_source_does_not_tell(parameters: str, why: str, tmp_path: Path) -> None:
+def test_a_release_whose_source_does_not_show_the_parameters(parameters: str, why: str, tmp_path: Path) -> None:
     wheel(tmp_path, "causal_conv1d-2.0.tar.gz", causal_conv1d.HOST, causal_conv1d_update=parameters)
     code, lines = check(tmp_path, "causal-conv1d==2.0")
     assert code == 1 and f"and its source does not tell: {why}" in lines[-1]

@@ -1,4 +1,4 @@
-"""FLA's dispatch on gdn_cuda.integrations.fla, by counters, against FLA's own definition of the recurrence."""
+"""FLA's dispatch with gdn_cuda.integrations.fla: counted calls, compared with FLA's own definition of the recurrence."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def naive(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def check(name: str, found: Any, expected: Any, dtype: torch.dtype = torch.bfloat16) -> None:
-    """A prefill on a GPU takes factors of 16 bits to its tensor cores."""
+    """Compares within the error of the dtype; on a GPU a prefill's tensor cores multiply 16-bit factors."""
     rounded = found[0].is_cuda and name == "chunk_gated_delta_rule" and dtype != torch.float32
     assert rel_rms(found[0], expected[0]) < (1e-5 if dtype == torch.float32 else BF16)
     assert found[1].dtype == torch.float32 and rel_rms(found[1], expected[1]) < (BF16 if rounded else 1e-5)
@@ -123,7 +123,7 @@ def test_no_gate_no_beta_and_a_scale(device: str, rng: torch.Generator) -> None:
 
 
 def test_short_convolution_with_states(device: str, rng: torch.Generator) -> None:
-    """FLA's module: a prompt, two packed ones behind it, and single tokens, against torch's convolution."""
+    """FLA's module: a prompt, then two packed ones, then single tokens, compared with torch's convolution."""
     torch.manual_seed(0)
     layer = ShortConvolution(24, 4, bias=True, activation="silu", backend="triton").to(device)
     whole = torch.randn(2, 20, 24, generator=rng).to(device)
@@ -157,7 +157,7 @@ def test_gradients_of_convolution_and_norm(device: str, rng: torch.Generator) ->
         assert rel_rms(gradient, expected) < 1e-5
 
 
-# ---- What FLA's own kernels run
+# ---- Calls that FLA's own kernels run
 
 
 @pytest.fixture
@@ -191,13 +191,13 @@ def test_declined_calls_reach_triton(
         x |= change
     try:
         theirs.chunk_gated_delta_rule(**x)
-    except (AssertionError, ValueError, KeyError):  # of FLA's own function, about its arguments
+    except (AssertionError, ValueError, KeyError):  # FLA's own function raises it about its arguments
         reached.append("ChunkGatedDeltaRuleFunction")
     assert reached == ["ChunkGatedDeltaRuleFunction"]
     assert counts() == {"chunk_gated_delta_rule": {reason: 1}}
 
 
-def test_what_our_operator_refuses_reaches_triton(reached: list[str], rng: torch.Generator) -> None:
+def test_a_call_that_our_operator_refuses_reaches_triton(reached: list[str], rng: torch.Generator) -> None:
     x = inputs(rng, 1, 5)
     x["k"] = x["k"].half()
     theirs.chunk_gated_delta_rule(**x)
@@ -223,7 +223,7 @@ def test_cpu_tensors_are_taken_only_when_asked(reached: list[str], rng: torch.Ge
 # ---- install
 
 
-def test_twice_is_once_and_uninstall_undoes_everything(reached: list[str], rng: torch.Generator) -> None:
+def test_a_second_install_changes_nothing_and_uninstall_undoes_everything(reached: list[str], rng: torch.Generator) -> None:
     replaced = integration.install(cpu=True)
     assert "fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule" in replaced and replaced == integration.install(cpu=True)
     theirs.chunk_gated_delta_rule(**inputs(rng, 1, 5))

@@ -1,4 +1,5 @@
-"""FlashInfer's names on gdn_cuda.integrations.flashinfer, against the recurrence in fp64, and in place of FlashInfer's."""
+"""The functions of gdn_cuda.integrations.flashinfer, compared with the recurrence in fp64, and installed in FlashInfer's
+place."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from gdn_cuda.integrations import Refused
 from gdn_cuda.integrations import flashinfer as integration
 
 H, HV, K, V = 2, 4, 16, 24
-STATE = 1e-5  # of decode
+STATE = 1e-5  # the error of decode's states
 OFFSETS = [0, 130, 130, 194, 199]
 
 
@@ -30,7 +31,7 @@ def device() -> str:
 
 
 def prompts(rng: torch.Generator, device: str = "cpu", heads: tuple[int, int, int] | None = None) -> dict[str, Any]:
-    """`heads`: other ones than those of a grouped value, of q, k and v."""
+    """Arguments of a prefill. `heads`: those of q, k and v; default: values with more heads than queries and keys."""
     T = OFFSETS[-1]
     sizes = [(name, own, size) for (name, _, size), own in zip(_SIZES, heads or (H, H, HV), strict=True)]
     x: dict[str, Any] = {name: torch.randn(T, own, size, generator=rng).bfloat16() for name, own, size in sizes}
@@ -44,7 +45,7 @@ _SIZES = (("q", H, K), ("k", H, K), ("v", HV, V))
 
 
 def check_prompts(x: dict[str, Any], start: Tensor, output: Tensor, final: Tensor) -> list[Tensor]:
-    """Gives the states after every token."""
+    """Compares with the recurrence; returns the states after every token."""
     every = []
     for n, (first, end) in enumerate(pairwise(OFFSETS)):
         given = (y[first:end] for y in (l2norm(x["q"]), l2norm(x["k"]), x["v"], x["g"].double().log(), x["beta"]))
@@ -149,7 +150,7 @@ def test_decode_of_a_batch(device: str, rng: torch.Generator) -> None:
 
 
 def test_decode_of_states_with_keys_first(device: str, rng: torch.Generator) -> None:
-    """(B, HV, K, V), in place."""
+    """States (B, HV, K, V) are updated in place."""
     x, state = step(rng, 3, 1, device), torch.randn(3, HV, K, V, generator=rng).to(device)
     before = state.mT.clone()
     output, after = integration.gated_delta_rule_decode(**x, state=state, scale=0.3, use_qk_l2norm=False)
@@ -163,7 +164,7 @@ def test_decode_of_states_with_keys_first(device: str, rng: torch.Generator) -> 
 @pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"])
 @pytest.mark.parametrize("steps", [False, True])
 def test_decode_of_a_pool(name: str, steps: bool, device: str, rng: torch.Generator) -> None:
-    """With a padding row; states after every token go to the buffer and leave the pool as it is."""
+    """A batch with a padding row; states after every token go to the buffer, and the pool is unchanged."""
     x, pool = step(rng, 3, 2, device), torch.randn(6, HV, V, K, generator=rng).to(device)
     slots = torch.tensor([4, -1, 1], device=device)
     before, buffer = pool.clone(), torch.full((3, 3, HV, V, K), float("nan"), device=device)
@@ -185,7 +186,7 @@ def test_decode_of_a_pool(name: str, steps: bool, device: str, rng: torch.Genera
 @pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp", "states of a batch"])
 @pytest.mark.parametrize("others", [False, True])
 def test_decode_to_a_buffer_and_to_the_pool(name: str, others: bool, device: str, rng: torch.Generator) -> None:
-    """The states after every token, and the last one to its slot or to another, not for a padding row."""
+    """States after every token go to the buffer, and the last one to its slot or to another one, except for a padding row."""
     x, pool = step(rng, 3, 2, device), torch.randn(6, HV, V, K, generator=rng).to(device)
     read, written = [4, -1, 1], [0, 5, -1] if others else [4, -1, 1]
     before, buffer = pool.clone(), torch.full((3, 3, HV, V, K), float("nan"), device=device)

@@ -1,4 +1,4 @@
-"""What all integrations have in common: their functions, entry points, lines in doctor, GDN_INTEGRATIONS."""
+"""Common properties of all integrations: their functions, entry points, lines in doctor, GDN_INTEGRATIONS."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_plugin_lets_an_engine_start_whatever_an_installation_raises(
 
 
 def test_the_guide_lists_all_releases() -> None:
-    """In a table, the newest first; "no" where nothing was run."""
+    """The table has the newest release first, and "no" for releases that were not run."""
     text = (ROOT / "docs/integrations.md").read_text()
     rows = re.findall(r"^\| ([\w-]+)(?: \(`[^`]*`\))? \| ([\w.]+) \| (\d+)[^|]* \| the same \| (.*) \|$", text, re.MULTILINE)
     hosts = [getattr(integrations, name).HOST for name in integrations.NAMES]

@@ -1,5 +1,5 @@
-"""SGLang's calls on gdn_cuda.integrations.sglang: its kernel class over a stand-in for the one it replaces, in what
-engine_calls has recorded; and the class in place of SGLang's."""
+"""gdn_cuda.integrations.sglang: its kernel class, over a stand-in for the class that it replaces, in the calls that
+engine_calls has recorded; and its installation in SGLang."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kernel() -> Any:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Modules of SGLang with the stand-in: where its class is, and where it is used."""
+    """Fake modules of SGLang with the stand-in: the module of its class, and one that uses it."""
     modules = fake_hosts.make(monkeypatch, integration.HOST)
     for each in modules.values():
         each.TritonGDNKernel = sglang_host.TritonGDNKernel
@@ -149,7 +149,7 @@ def test_target_verify(call: Call, kernel: Any, device: str, rng: torch.Generato
 
 
 def test_a_tree_of_drafts(kernel: Any, device: str, rng: torch.Generator) -> None:
-    """The first token's parent, and those of a padding row, are anything."""
+    """The parent of the first token, and all parents of a padding row, may have any value."""
     call = named("target_verify")[0]
     parents = [[7, 0, 0], [0, 0, 1], [-9, 99, 5]]
     x = call.arguments(rng, device) | {"retrieve_parent_token": torch.tensor(parents, device=device)}
@@ -221,7 +221,7 @@ def test_the_convolution_of_drafts_is_sglangs(host: Any) -> None:
     assert host.causal_conv1d_update(**x, intermediate_conv_window=torch.zeros(1)) == "host"
 
 
-# ---- What SGLang's own kernels run
+# ---- Calls that SGLang's own kernels run
 
 
 def first(name: str, **more: Any) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def test_declined_calls_reach_the_class_that_was_replaced(name: str, more: dict[
 
 
 def test_states_of_a_declined_prefill_are_the_planned_ones(kernel: Any, rng: torch.Generator) -> None:
-    """The last of the first sequence is inside it, and that of the second is what is in its slot."""
+    """The first sequence's last state is inside the sequence; the second's is the one in its slot."""
     (call,) = (each for each in named("extend") if "prefix cache" in each.name)
     x = call.arguments(rng)
     before = x["ssm_states"].clone()
@@ -287,7 +287,7 @@ def test_install_replaces_the_class_wherever_it_is(host: ModuleType) -> None:
     replaced = integration.install()
     classes = {f"{module}.TritonGDNKernel" for module in (integration._MODULE, host.__name__)}
     assert set(replaced) == classes | {f"{host.__name__}.{name}" for name in integration._CONVOLUTIONS}
-    assert integration.install() == replaced  # twice is once
+    assert integration.install() == replaced  # a second call changes nothing
     ours = host.TritonGDNKernel
     assert ours.__name__ == "GdnCudaKernel" and sys.modules[integration._MODULE].TritonGDNKernel is ours
     integration.uninstall()

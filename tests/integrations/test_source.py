@@ -1,4 +1,5 @@
-"""Parameters read from source: against `inspect` for all functions of packages that can be imported, and what is not told."""
+"""Parameters read from source: compared with `inspect` for all functions of importable packages; and sources that do not show
+them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def functions(package: str) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("package", STANDARD)
-def test_source_tells_what_an_import_does(package: str) -> None:
+def test_source_shows_the_same_parameters_as_an_import(package: str) -> None:
     files = source.installed(package)
     assert files is not None
     compared, unreadable = 0, []
@@ -50,7 +51,7 @@ def test_source_tells_what_an_import_does(package: str) -> None:
         if function.__qualname__ != target.partition(":")[2].removeprefix(f"{package}.") or any(
             isinstance(each.default, (list, dict)) for each in defaults
         ):
-            continue  # a function that a loop bound, and defaults that calls change
+            continue  # functions that a loop bound, and defaults that calls change
         found, why = files.parameters(target)
         if why or hasattr(function, "__wrapped__"):
             unreadable.append(target)
@@ -89,7 +90,7 @@ def test_names_are_followed(modules: dict[str, str], target: str, expected: str)
     assert files(**modules).parameters(target) == ({expected}, "")
 
 
-def test_branches_are_all_told() -> None:
+def test_all_branches_are_reported() -> None:
     text = "if cuda:\n    def f(x): ...\nelse:\n    def f(x, y): ..."
     assert files(a=text).parameters("lib.a:f") == ({"x", "x, y"}, "")
 
@@ -105,7 +106,7 @@ def test_branches_are_all_told() -> None:
         ("A = B\nB = A\ndef f(x=A): ...", "a default is A"),
     ],
 )
-def test_what_only_an_import_shows_is_said_to_be_so(text: str, why: str) -> None:
+def test_parameters_that_only_an_import_shows_are_unreadable(text: str, why: str) -> None:
     assert files(a=text).parameters("lib.a:f") == (frozenset(), why)
     assert not verified.source_difference(files(a=text), "lib.a:f", "x")
 
@@ -124,14 +125,14 @@ def test_what_only_an_import_shows_is_said_to_be_so(text: str, why: str) -> None
         ("f = f", "lib.a:f", "lib.a has no f"),
     ],
 )
-def test_what_is_gone(text: str, target: str, why: str) -> None:
+def test_a_missing_name_raises_missing(text: str, target: str, why: str) -> None:
     with pytest.raises(source.Missing, match=why):
         files(a=text).parameters(target)
     assert verified.source_difference(files(a=text), target, "x") == f"{target}: expected (x), got none: {why}"
     assert not verified.source_difference(files(a=text), target, "x", optional=True)
 
 
-def test_source_that_is_no_python_of_this_version_is_no_difference() -> None:
+def test_source_that_this_python_cannot_parse_is_no_difference() -> None:
     assert not verified.source_difference(files(a="def f(x: ..."), "lib.a:f", "x")
     assert not verified.source_difference(files(a="\0"), "lib.a:f", "x")
 

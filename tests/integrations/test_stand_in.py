@@ -1,4 +1,4 @@
-"""install() of gdn_cuda.compat keeps the other functions of a package that is installed; uninstall gives it all back."""
+"""install() of gdn_cuda.compat keeps the other functions of an installed package; uninstall restores everything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gdn_cuda.integrations import Refused
 @pytest.fixture(params=[causal_conv1d, mamba_ssm])
 def ours(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield request.param
-    # While a package of these tests was there, transformers found its functions.
+    # transformers found the functions of a package that these tests made.
     request.param._stand_in._look_up_again()
 
 
@@ -91,7 +91,7 @@ def found_by(model: ModuleType) -> list[Any]:
     return [each.found for each in vars(model).values() if hasattr(each, "found")]
 
 
-def test_an_interrupted_installation_leaves_models_what_they_had(ours: Any, model: ModuleType) -> None:
+def test_an_interrupted_installation_leaves_models_unchanged(ours: Any, model: ModuleType) -> None:
     own = found_by(model)
     name = ours._stand_in.package
     with ours.install():
@@ -108,10 +108,10 @@ def test_an_interrupted_installation_leaves_models_what_they_had(ours: Any, mode
     assert found_by(model) == own
 
 
-def test_a_model_that_cannot_look_up_again_ends_the_installation_whole(
+def test_a_model_that_cannot_look_up_again_undoes_the_installation(
     ours: Any, model: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the package kernels is installed, transformers' decorator leaves no way back."""
+    """If the package `kernels` is installed, transformers' decorator cannot look functions up again."""
     own = found_by(model)
     last = f"torch_{[*ours._stand_in.looked_up.values()][-1]}"
     decorated = getattr(model, last)

@@ -1,4 +1,4 @@
-"""transformers' Mamba, Qwen3-Next and LFM2 find our convolutions by its own look-up; results equal its slow paths'."""
+"""transformers' Mamba, Qwen3-Next and LFM2 find our convolutions by transformers' look-up; results equal its slow paths'."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_uninstall_undoes_everything(seed: int, rng: torch.Generator) -> None:
     model, ids = make_model("lfm2", seed), tokens(rng, 1, 5, "cpu")
     before = model(ids).logits
     with installed() as count:
-        causal_conv1d.install()  # twice is once
+        causal_conv1d.install()  # a second call changes nothing
         assert "causal_conv1d" in sys.modules
     assert "causal_conv1d" not in sys.modules
     causal_conv1d.uninstall()  # likewise

@@ -1,5 +1,5 @@
 """transformers' Qwen3-Next, Qwen3.5 and OLMo-Hybrid on gdn_cuda.integrations.transformers, with random weights; and what
-install replaces, refuses and leaves."""
+install replaces, refuses and leaves unchanged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nothing_changes_until_install_and_uninstall_undoes_everything(seed: int
     before = dict(vars(module)), module.Qwen3NextRMSNormGated.forward
     with installed():
         assert module.torch_chunk_gated_delta_rule is not before[0]["torch_chunk_gated_delta_rule"]
-        assert integration.install() == integration.install()  # twice is once
+        assert integration.install() == integration.install()  # a second call changes nothing
     assert vars(module) == before[0] and module.Qwen3NextRMSNormGated.forward is before[1]
     integration.uninstall()  # likewise
     integrations.reset_calls()
@@ -104,7 +104,7 @@ def test_an_activation_that_we_lack_runs_the_hosts_kernel(
         with installed(), caplog.at_level(logging.WARNING, "gdn_cuda"):
             found = model(ids, use_cache=False).logits
     assert counts()["causal_conv1d_fn"] == {"causal_conv1d: activation: expected None, 'silu' or 'swish'": 3}
-    assert len([record for record in caplog.records if "causal_conv1d_fn" in record.message]) == 1  # said once
+    assert len([record for record in caplog.records if "causal_conv1d_fn" in record.message]) == 1  # logged once
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_compiled_code_calls_our_operators(rng: torch.Generator) -> None:
     assert len(graphs) == 1 and "chunked_forward" in graphs[0]
 
 
-# ---- What is not as verified
+# ---- Hosts that differ from what was verified
 
 
 def test_a_changed_function_is_refused_with_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_later_import_that_differs_keeps_its_own(monkeypatch: pytest.MonkeyPat
     assert f"transformers keeps its own kernels: {MODELING}:causal_conv1d_fn: expected (another), got" in caplog.text
 
 
-def test_what_others_replaced_since_stays() -> None:
+def test_attributes_that_others_replaced_since_stay() -> None:
     host = ModuleType("host")
     host.f, mine, theirs = len, min, max  # type: ignore[attr-defined]
     changes = replaced.Replaced()

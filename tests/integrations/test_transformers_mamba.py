@@ -1,4 +1,5 @@
-"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 find our functions by its own look-up; results equal its slow paths'."""
+"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 find our functions by transformers' look-up; results equal its slow
+paths'."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_uninstall_undoes_everything(seed: int, rng: torch.Generator) -> None:
     model, ids = make_model("mamba", seed), tokens(rng, 1, 5)
     before = model(ids).logits
     with installed() as calls:
-        mamba_ssm.install()  # twice is once
+        mamba_ssm.install()  # a second call changes nothing
         assert "mamba_ssm" in sys.modules
     assert "mamba_ssm" not in sys.modules
     mamba_ssm.uninstall()  # likewise

@@ -1,5 +1,5 @@
-"""transformers' Mamba, FalconMamba, Jamba, Mamba-2 and LFM2 on gdn_cuda.integrations.transformers: what the shims of
-gdn_cuda.compat are tested with, and the gated norm of Mamba-2."""
+"""transformers' Mamba, FalconMamba, Jamba, Mamba-2 and LFM2 on gdn_cuda.integrations.transformers: the tests of the shims in
+gdn_cuda.compat, and the gated norm of Mamba-2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helpers import rel_rms
 from transformers_gdn import counts, installed
 
 STEPS = 5  # of generate, after the first token
-LAYERS = {"mamba": 2, "falcon_mamba": 2, "jamba": 2, "mamba2": 2, "lfm2": 2}  # with a convolution
+LAYERS = {"mamba": 2, "falcon_mamba": 2, "jamba": 2, "mamba2": 2, "lfm2": 2}  # layers with a convolution
 
 
 def expected(kind: str) -> dict[str, dict[str, int]]:
@@ -43,7 +43,7 @@ def test_generate(kind: str, masked: bool, seed: int, rng: torch.Generator) -> N
 
 @pytest.mark.parametrize("kind", ["mamba", "jamba", "lfm2"])
 def test_training(kind: str, seed: int, rng: torch.Generator) -> None:
-    """The scans and convolutions have gradients, so nothing falls back; left padding besides."""
+    """The scans and convolutions have gradients, so no call falls back; with left padding."""
     model = (transformers_conv if kind == "lfm2" else transformers_mamba).make_model(kind, seed).train()
     ids = torch.randint(1, 64, (2, 13), generator=rng)
     mask = torch.ones_like(ids)

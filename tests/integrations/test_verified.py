@@ -1,4 +1,4 @@
-"""Hosts are accepted by the parameters of what is replaced, whatever their version, and refused with the difference."""
+"""Hosts are accepted by the parameters of the functions to replace, whatever their version, and refused with the difference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGETS = {f"{PACKAGE}.a:f": "x, y=1", f"{PACKAGE}.b:C.g": "self, z", f"{PACKAGE
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A library in files, of two parts, one of whose functions may be absent; it is not imported."""
+    """A library of two parts in files, with one optional function; it is not imported."""
     fake_hosts.write(tmp_path, TARGETS)
     (tmp_path / "a_host-2.1.0.dist-info").mkdir()
     (tmp_path / "a_host-2.1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: a-host\nVersion: 2.1.0\n")
@@ -53,9 +53,7 @@ def set_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTS)
 @pytest.mark.parametrize("version", ["0.0.1", "999.0", "2.0.dev1"])
-def test_a_version_that_nobody_ran_is_accepted_by_its_parameters(
-    name: str, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_untested_version_is_accepted_by_its_parameters(name: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     each = HOSTS[name].HOST
     fake_hosts.make(monkeypatch, each, version)
     count = len(each.targets)
@@ -66,7 +64,7 @@ def test_a_version_that_nobody_ran_is_accepted_by_its_parameters(
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_every_table_is_of_exact_versions(name: str) -> None:
+def test_every_table_has_exact_versions(name: str) -> None:
     each = HOSTS[name]
     assert each.HOST.versions is each.VERSIONS and set(each.VERSIONS.values()) <= {"run", "compared"}
     assert all(re.fullmatch(r"\d+\.\d+(\.\d+)?(\.post\d+)?", version) for version in each.VERSIONS)
@@ -78,7 +76,7 @@ def test_every_table_is_of_exact_versions(name: str) -> None:
     ("version", "was_run", "level"),
     [("2.0.0", True, None), ("2.0.0+cu129", True, None), ("2.1.0", False, "INFO"), ("2.2.0", False, "WARNING")],
 )
-def test_a_version_only_words_the_messages(
+def test_a_version_changes_only_the_messages(
     version: str, was_run: bool, level: str | None, host: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     set_version(monkeypatch, version)
@@ -91,7 +89,7 @@ def test_a_version_only_words_the_messages(
 
 
 @pytest.mark.parametrize("has_metadata", [False, True])
-def test_a_library_without_a_version_goes_by_its_parameters(has_metadata: bool, host: Any, tmp_path: Path) -> None:
+def test_a_library_without_a_version_is_accepted_by_its_parameters(has_metadata: bool, host: Any, tmp_path: Path) -> None:
     metadata = tmp_path / "a_host-2.1.0.dist-info/METADATA"
     metadata.write_text("Metadata-Version: 2.1\nName: a-host\n")
     if not has_metadata:
@@ -110,7 +108,7 @@ def test_nothing_is_imported(host: Any) -> None:
     assert not [name for name in sys.modules if name.startswith(PACKAGE)]
 
 
-# ---- What differs
+# ---- Differences
 
 
 @pytest.mark.parametrize("is_imported", [False, True])
@@ -144,7 +142,7 @@ def test_a_part_that_differs_leaves_the_others(host: Any, tmp_path: Path) -> Non
     assert finding.text.endswith(f": first: {PACKAGE}.a:f: expected (x, y=1), got (x)")
 
 
-def test_what_is_optional_may_be_gone_and_may_not_differ(host: Any, tmp_path: Path) -> None:
+def test_an_optional_target_may_be_absent_and_may_not_differ(host: Any, tmp_path: Path) -> None:
     rewrite(tmp_path, "b", "def h(x): pass", "h = None")
     host.require(["second"])
     host.require_imported()
@@ -183,7 +181,7 @@ def test_a_library_that_is_not_installed_is_not_refused(monkeypatch: pytest.Monk
         absent.require()
 
 
-# ---- Imports that come later
+# ---- Later imports
 
 
 def test_an_import_goes_on_whatever_an_installation_raises(

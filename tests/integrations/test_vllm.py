@@ -1,5 +1,5 @@
-"""vLLM's calls on gdn_cuda.integrations.vllm: those that engine_calls has recorded, in the module that the layer has its
-functions in; and what install and the plugin do."""
+"""gdn_cuda.integrations.vllm: the calls that engine_calls has recorded, through the module that the layer calls; and install
+and the plugin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def device() -> str:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The layer's module with functions of these signatures; gdn_cuda is not installed in it."""
+    """A fake of the layer's module, in which gdn_cuda is not installed."""
     modules = fake_hosts.make(monkeypatch, integration.HOST)
     found = modules[integration._MODULE]
     found.RMSNormGated = modules["vllm.model_executor.layers.layernorm"].RMSNormGated
@@ -118,7 +118,7 @@ def test_mixed_batches_and_drafts(call: Call, layer: Any, device: str, rng: torc
 @pytest.mark.parametrize("call", named("fi_chunk_gated_delta_rule", "fla_chunk_gated_delta_rule"), ids=identity)
 def test_prefill(call: Call, layer: Any, device: str, rng: torch.Generator) -> None:
     x = call.arguments(rng, device)
-    if not x["use_qk_l2norm_in_kernel"]:  # they are normalised before
+    if not x["use_qk_l2norm_in_kernel"]:  # the caller normalizes them
         x |= {name: l2norm(x[name]).to(x[name].dtype) for name in ("q", "k")}
     start_states, checkpoints = x["initial_state"].clone(), x.get("state_checkpoints")
     for name in ("state_checkpoints", "core_attn_out"):
@@ -146,7 +146,7 @@ def test_prefill(call: Call, layer: Any, device: str, rng: torch.Generator) -> N
 
 
 def convolved(x: dict[str, Any], history: Tensor, tokens: Tensor) -> Tensor:
-    """(channels, T) behind the W − 1 inputs before."""
+    """The convolution of (channels, T), preceded by W − 1 inputs."""
     inputs = torch.cat([history, tokens], 1).double()
     y = (inputs.unfold(1, x["weight"].shape[1], 1) * x["weight"].double()[:, None]).sum(2)
     return F.silu(y if x["bias"] is None else y + x["bias"].double()[:, None])
@@ -226,11 +226,11 @@ def test_decode_is_the_same_in_any_order_with_any_padding(layer: Any, device: st
     order = torch.tensor([2, 4, 0, 1, 3], device=device)
     again |= {name: x[name][order] for name in ("mixed_qkv", "a", "b", "ssm_state_indices")}
     out, pool = getattr(layer, call.call)(**x)
-    permuted, pool_of_permuted = getattr(layer, call.call)(**again)
-    assert torch.equal(permuted, out[order]) and torch.equal(pool, pool_of_permuted)
+    permuted, permuted_pool = getattr(layer, call.call)(**again)
+    assert torch.equal(permuted, out[order]) and torch.equal(pool, permuted_pool)
 
 
-# ---- What vLLM's own kernels run
+# ---- Calls that vLLM's own kernels run
 
 
 @pytest.mark.parametrize(
@@ -274,13 +274,13 @@ def test_a_changed_function_is_refused(module: Any) -> None:
 def test_the_plugin_waits_for_the_import_of_the_layer(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A package of files in place of vLLM."""
+    """The host is a package in files."""
     fake_hosts.forget(monkeypatch, "vllm")
     fake_hosts.write(tmp_path, integration.HOST.targets)
     file = tmp_path / f"{integration._MODULE.replace('.', '/')}.py"
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    integration.plugin()  # nothing asks for it
+    integration.plugin()  # GDN_INTEGRATIONS does not name it
     assert integration._later not in sys.meta_path
     monkeypatch.setattr(requested._C, "requested_integrations", lambda: ["vllm"])
     integration.plugin()

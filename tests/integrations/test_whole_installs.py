@@ -1,5 +1,5 @@
-"""An installation that ends half-way, at any line of ours or any attribute of the host, leaves nothing replaced; the next
-succeeds."""
+"""An installation that is interrupted, at any line of ours or at any attribute of the host, leaves nothing replaced; the next
+one succeeds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NAMES = [*(f"integrations.{name}" for name in integrations.NAMES), *(f"compat.{n
 
 
 class Installation:
-    """An integration with a host of fakes: how it is installed, and what that may change."""
+    """An integration with a fake host: how to install it, and the state that this may change."""
 
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch):
-        # Most of the time of hundreds of installations; the host's functions stay the same.
+        # Cached: this is most of the time of hundreds of installations, and the host's functions stay the same.
         monkeypatch.setattr(inspect, "signature", functools.cache(inspect.signature))
         self.module = importlib.import_module(f"gdn_cuda.{name}")
         self.modules = fake_hosts.make(monkeypatch, self.module.HOST)
@@ -80,7 +80,7 @@ def test_an_installation_that_is_interrupted_at_any_line_is_undone(installation:
 
 
 def test_a_host_that_refuses_an_attribute_is_as_it_was(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each attribute in turn, before and after it is set."""
+    """The host raises at each attribute in turn, before or after it is set."""
     monkeypatch.setattr(verified, "parameters", functools.cache(verified.parameters))
     before = installation.state()
     installation.install()
@@ -145,7 +145,7 @@ def test_a_second_installation_that_fails_leaves_the_first(monkeypatch: pytest.M
 def test_a_later_import_that_fails_half_way_is_undone(
     error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error is logged and the host's module is there with its own functions; Ctrl-C ends the import."""
+    """An error is logged, and the host's module is imported with its own functions; Ctrl-C ends the import."""
     from gdn_cuda.integrations import vllm
 
     fake_hosts.forget(monkeypatch, "vllm")
@@ -181,7 +181,7 @@ def test_a_later_import_that_fails_half_way_is_undone(
 
 @pytest.mark.parametrize("name", ["fla", "flashinfer"])
 def test_a_host_whose_import_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anything, as libraries do that look for a GPU when they are imported."""
+    """The import raises any error, as in libraries that look for a GPU when they are imported."""
     each = Installation(f"integrations.{name}", monkeypatch)
     each.uninstall()
     before = each.state()

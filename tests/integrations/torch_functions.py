@@ -1,5 +1,5 @@
-"""Imports modeling files of transformers such that their functions are transformers' own in torch, which are what ours are
-compared with: those of an installed FLA or causal_conv1d, which it would take, need a GPU."""
+"""Imports modeling files of transformers so that they use transformers' own functions in torch, with which tests compare ours.
+Otherwise they would use those of an installed FLA or causal_conv1d, which need a GPU."""
 
 from __future__ import annotations
 

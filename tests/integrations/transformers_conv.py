@@ -1,5 +1,5 @@
-"""Small models of transformers whose layers have short convolutions, with random weights, and what they compute with its own
-convolutions and with ours."""
+"""Compares small models of transformers with short convolutions and random weights, on transformers' convolutions and on
+ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdn_cuda.compat import causal_conv1d
 
 transformers = pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
 
-LAYERS = 2  # with a convolution
+LAYERS = 2  # layers with a convolution
 BOUND = 1e-4  # these models amplify a rounding error of 1e-7 up to a hundredfold
 _COMMON: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "pad_token_id": 0, "eos_token_id": None}
 _ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
@@ -57,7 +57,7 @@ def make_model(kind: str, seed: int, device: str = "cpu") -> Any:
 
 @contextmanager
 def installed() -> Iterator[dict[str, int]]:
-    """Gives how often transformers has called each of our functions."""
+    """Installs ours; yields how often transformers has called each of our functions."""
     count: dict[str, int] = {}
 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def check_forward_and_backward(kind: str, seed: int, rng: torch.Generator, devic
 
 
 def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """Also of a prompt that is shorter than a convolution."""
+    """Also from a prompt that is shorter than a convolution."""
     model = make_model(kind, seed, device)
     options = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     for length in (2, 7):

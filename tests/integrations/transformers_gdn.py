@@ -1,4 +1,4 @@
-"""Small models of transformers with Gated Delta Net layers and random weights, on its own functions and on ours."""
+"""Compares small models of transformers with Gated Delta Net layers and random weights, on its own functions and on ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMON: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_laye
 _COMMON |= {"num_attention_heads": 4, "intermediate_size": 64, "pad_token_id": 0, "eos_token_id": None}
 _QWEN: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _QWEN |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
-# Every token goes to all experts: another choice between them is no rounding error.
+# Every token goes to all experts: a different choice of experts would be no rounding error.
 _EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 _OLMO = {"linear_key_head_dim": 24, "linear_value_head_dim": 48}
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -43,7 +43,7 @@ def make_model(kind: str, seed: int, device: str = "cpu", dtype: torch.dtype = t
     config, model, sizes = KINDS[kind]
     torch.manual_seed(seed)
     made = getattr(transformers, model)(getattr(transformers, config)(**_COMMON | sizes))
-    made.config._experts_implementation = "eager"  # another one takes no fp64
+    made.config._experts_implementation = "eager"  # others do not support fp64
     with torch.no_grad():
         for name, parameter in made.named_parameters():  # large enough for every part to matter
             if "conv" in name:
@@ -72,7 +72,7 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def ours(prefills: int, steps: int) -> dict[str, dict[str, int]]:
-    """What `counts` must be after so many forward passes of each kind."""
+    """The expected `counts` after so many prefills and steps."""
     expected = {
         "chunk_gated_delta_rule": prefills,
         "fused_recurrent_gated_delta_rule": steps,
@@ -84,7 +84,7 @@ def ours(prefills: int, steps: int) -> dict[str, dict[str, int]]:
 
 
 def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """fp32: the same tokens, from prompts of one chunk and more, and of a single token."""
+    """In fp32 the tokens are the same, from prompts of one chunk, of more, and of a single token."""
     model = make_model(kind, seed, device)
     options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     for length in (1, 70):
@@ -99,7 +99,7 @@ def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> N
 
 
 def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """Hardly further from the fp64 model than transformers' own functions in bf16 are; prompt and next token."""
+    """A prompt and the next token are hardly further from the fp64 model than with transformers' own functions in bf16."""
     model, ids = make_model(kind, seed, device, torch.bfloat16), tokens(rng, 2, 71, device)
     exact = make_model(kind, seed, device, torch.float64)
     exact.load_state_dict(model.state_dict())
@@ -114,12 +114,12 @@ def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
     with installed():
         found = run(model)
         assert counts() == ours(1, 1)
-    share = 1.1 if device == "cpu" else 1.5  # a prefill on tensor cores takes factors of 16 bits, where torch's is in fp32
+    share = 1.1 if device == "cpu" else 1.5  # tensor cores multiply 16-bit factors in a prefill; torch's prefill is in fp32
     assert rel_rms(found, expected) < share * rel_rms(theirs, expected)
 
 
 def check_continued_prompt(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """A prompt in two parts: the second starts from states, with more than one token; left padding besides."""
+    """A prompt in two parts: the second starts from states and has more than one token; with left padding."""
     model, ids = make_model(kind, seed, device), tokens(rng, 2, 90, device)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
@@ -137,7 +137,7 @@ def check_continued_prompt(kind: str, seed: int, rng: torch.Generator, device: s
 
 
 def check_packed(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """Two documents in a row are as each alone, which transformers' own functions refuse."""
+    """Two documents packed in a row give the same as each alone; transformers' own functions refuse packed rows."""
     model, lengths = make_model(kind, seed, device), (37, 66)
     parts = [tokens(rng, 1, length, device) for length in lengths]
     offsets = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32, device=device)
@@ -156,7 +156,7 @@ def check_packed(kind: str, seed: int, rng: torch.Generator, device: str) -> Non
 
 
 def check_training(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """The recurrence is transformers' own, which is counted; convolutions and norms are ours, with gradients."""
+    """In training the recurrence is transformers' own, which is counted; convolutions and norms are ours, with gradients."""
     model, ids = make_model(kind, seed, device), tokens(rng, 2, 13, device)
 
     def run() -> tuple[Tensor, dict[str, Tensor]]:
@@ -172,5 +172,5 @@ def check_training(kind: str, seed: int, rng: torch.Generator, device: str) -> N
         assert counts() == expected
     assert rel_rms(found, theirs) < 1e-4
     for name, gradient in their_gradients.items():
-        sums = name.endswith(("A_log", "dt_bias"))  # over all tokens, of both signs
+        sums = name.endswith(("A_log", "dt_bias"))  # sums over all tokens, of both signs
         assert rel_rms(gradients[name], gradient) < (1e-2 if sums else 1e-3), name

@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, and what they compute with its own functions and with ours."""
+"""Compares small Mamba models of transformers with random weights, on transformers' functions and on ours."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_model(kind: str, seed: int, device: str = "cpu", dtype: torch.dtype = t
 
 @dataclass
 class Calls:
-    """How often each of our functions was called by transformers."""
+    """Counts transformers' calls of each of our functions."""
 
     count: dict[str, int] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> N
 
 
 def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    """No further from the fp32 model than transformers' own functions are, which keep the state in bf16."""
+    """Results are no further from the fp32 model than with transformers' own functions, which keep the state in bf16."""
     exact, model, ids = (
         make_model(kind, seed, device),
         make_model(kind, seed, device, torch.bfloat16),
@@ -113,7 +113,7 @@ def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
 
     @torch.no_grad()
     def run(model: Any) -> Tensor:
-        """A prompt, and the last token from its states."""
+        """The logits of a prompt, and of one more token from its states."""
         prompt = model(ids[:, :-1], use_cache=True)
         return torch.cat([prompt.logits, model(ids[:, -1:], cache_params=prompt.cache_params, use_cache=True).logits], 1)
 

@@ -1,4 +1,4 @@
-"""Fixtures of the JIT's tests; what they are made of is in jit_helpers."""
+"""Fixtures of the JIT's tests, built on jit_helpers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, cache: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts a child whose cache is `cache` unless it is told otherwise; all end with the test."""
+    """Starts children, with the cache `cache` by default; they end with the test."""
     children: list[Child] = []
 
     def start_one(
@@ -44,7 +44,7 @@ def start(tmp_path: Path, cache: Path, request: pytest.FixtureRequest) -> Iterat
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where the headers and compilers of this environment are, as children find them."""
+    """The folders of headers and compilers of this environment, as children find them."""
     child = Child(tmp_path_factory.mktemp("wheels"), {})
     found = child.call("found_in_wheels")
     child.end()
@@ -61,7 +61,7 @@ def library(tmp_path: Path, wheels: dict[str, Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def toolchain_for_all(wheels: dict[str, Path]) -> Iterator[dict[str, str]]:
-    """Copies that every user may read: the tree and its environment may lie below a home that only its owner may enter."""
+    """Copies that every user may read: the tree and its environment may be below a home that only its owner may enter."""
     folders = temporary_open_to_all()
     folder = next(folders)
     home = copy_cuda_home(wheels, folder / "cuda")

@@ -1,8 +1,9 @@
-"""What a child of the JIT's tests runs: one call a line from standard input, its outcome a line to standard output, both JSON.
+"""The program of a child of the JIT's tests: it reads one call per line from standard input, and writes one outcome per line to
+standard output, both in JSON.
 
 A line is {"call": name, "args": [...], "kwargs": {...}}: a function of gdn_cuda._C, or one of `extra`. The child loads libtorch
 but not Python's torch, which takes ten times as long and brings an NVRTC of its own with it: {"hook": ..., "user": ...} on the
-first line says who finds the headers, and as whom it runs.
+first line chooses the path hook, and the user that the child runs as.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def mapped() -> set[str]:
 
 
 def loaded() -> list[str]:
-    """Which of LIBRARIES came into this process with the core or after it."""
+    """The LIBRARIES that this process loaded with the core or after it."""
     return sorted(mapped() - mapped_before)
 
 
@@ -80,7 +81,7 @@ def in_threads(count: int, call: str, *args: Any, **kwargs: Any) -> list[dict[st
 
 
 def in_background(call: str, *args: Any, **kwargs: Any) -> None:
-    """Starts the call in a thread, which goes on while this process answers others; `join` waits for it."""
+    """Starts the call in a thread, while this process answers other calls; `join` waits for it."""
     thread = threading.Thread(target=lambda: finished.append(outcome(call, list(args), kwargs)), daemon=True)
     background.append(thread)
     thread.start()
@@ -112,13 +113,13 @@ def found_in_wheels() -> dict[str, str]:
 
 
 def use_hook_that_first(action: str) -> None:
-    """A hook whose first call sleeps for a minute, or raises; later ones find the wheels."""
+    """Sets a hook whose first call sleeps, or raises; later calls find the wheels."""
 
     def hook() -> dict[str, str]:
         hook_calls.append(action)
         if len(hook_calls) == 1 and action == "sleeps":
             print("in the hook", file=sys.stderr, flush=True)
-            time.sleep(600)  # longer than anybody waits for an outcome
+            time.sleep(600)  # longer than any test waits for an outcome
         elif len(hook_calls) == 1:
             raise RuntimeError("the hook failed")
         return found_in_wheels()
@@ -127,7 +128,7 @@ def use_hook_that_first(action: str) -> None:
 
 
 class Timeout(Exception):
-    """What a handler of SIGALRM raises."""
+    """Raised by a handler of SIGALRM."""
 
 
 def raise_timeout(*_: object) -> None:
@@ -135,7 +136,7 @@ def raise_timeout(*_: object) -> None:
 
 
 def use_sink_that(action: str, part: str) -> None:
-    """A log sink that handles a signal, or raises, at a message with this part; others are dropped."""
+    """Sets a log sink that raises a signal, or an exception, at a message with this part; others are dropped."""
 
     def sink(_: int, text: str) -> None:
         if part not in text:
@@ -168,7 +169,7 @@ def use_the_packages_hook() -> None:
 
 
 def leave_fork(seconds: float) -> int:
-    """A fork that does nothing but live on, with every descriptor it inherited."""
+    """Forks a child that only sleeps, and keeps every inherited descriptor open."""
     child = os.fork()
     if child == 0:
         time.sleep(seconds)
@@ -184,12 +185,12 @@ def setenv(name: str, value: str | None) -> None:
 
 
 def limit_file_size(size: int) -> None:
-    """Larger files are errors, as over a quota: Python ignores the signal that would end the process."""
+    """Makes writes of larger files fail, like a quota: Python ignores the signal that would end the process."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def limit_memory(more: int) -> None:
-    """Of addresses, to what this process has and so many bytes."""
+    """Limits the address space to its present size and `more` bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -249,7 +250,7 @@ def main() -> None:
     global core
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints is not an answer
+    os.dup2(2, 1)  # output of libraries must not be read as an answer
     setting = json.loads(sys.stdin.readline())
     core = load_core(sys.argv[1])
     if setting["hook"] == "wheels":

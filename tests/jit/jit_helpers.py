@@ -1,4 +1,4 @@
-"""For the JIT's tests: child processes with a clean environment, small kernels, and looks into a cache folder."""
+"""For the JIT's tests: child processes with a clean environment, small kernels, and the contents of a cache folder."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ARCH = "sm_90a"
 NOBODY = 65534
 NOWHERE = "/proc/self/nowhere"  # where not even root can create a folder
 HIDE_CUDA = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
-LONGEST = 300.0  # seconds that a call may take; what is to be interrupted takes longer
-PATIENCE = 60.0  # seconds to wait for what should happen at once, on a busy machine
+LONGEST = 300.0  # seconds that a call may take; calls that tests interrupt take longer
+PATIENCE = 60.0  # seconds to wait, on a busy machine, for events that should be immediate
 
 
 def kernel(number: int = 0, entry: str = "scale", before: str = "") -> str:
@@ -52,7 +52,7 @@ class CallFailed(RuntimeError):
 
 
 class Child:
-    """A process of its own that runs calls on gdn_cuda._C (jit_child.py), one after another."""
+    """A process that runs calls on gdn_cuda._C (jit_child.py), one after another."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Child:
         self.process.stdin.flush()
 
     def _read(self) -> Any:
-        """The child sends one line at a time, so that none is in Python's buffer where the pipe is empty."""
+        """Reads an answer. The child sends one line at a time, so no line is left in Python's buffer when the pipe is empty."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], LONGEST)[0], f"no answer in {LONGEST} s"
         line = self.process.stdout.readline()
@@ -108,7 +108,7 @@ class Child:
         return self
 
     def send(self, call: str, *args: Any, **kwargs: Any) -> None:
-        """Starts a call; `receive` waits for what it gives."""
+        """Starts a call; `receive` waits for its result."""
         self.wait_until_ready()
         self._write({"call": call, "args": args, "kwargs": kwargs})
 
@@ -116,8 +116,8 @@ class Child:
         return self._read()
 
     def wait_until_busy(self) -> None:
-        """Returns once this child, which waits for the next call, has used a fifth of a second of CPU time: what ended for its
-        caller goes on in the background."""
+        """Returns once this child, which waits for the next call, has used a fifth of a second of CPU time: a compile whose
+        call has ended goes on in the background."""
         start = self._ticks()
         wait_for(lambda: self._ticks() >= start + os.sysconf("SC_CLK_TCK") // 5, "work in the background")
 

@@ -1,5 +1,5 @@
-"""Started once by jit_processes.py: loads libtorch, which takes longer than most calls of these tests, and nothing of ours.
-Then forks a process for every request on its socket, which becomes a child (jit_child.py) as if it had just been started.
+"""Started once by jit_processes.py. Loads libtorch, which takes longer than most calls of these tests, but none of our code.
+Then forks a process for every request on its socket, which becomes a child (jit_child.py) like a newly started one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 20  # of a request
 
 
 def become_child(request: dict[str, Any], descriptors: list[int]) -> int:
-    """Its descriptors are standard input, output and error."""
+    """Runs jit_child.py with these descriptors as standard input, output and error."""
     for number, given in enumerate(descriptors):
         os.dup2(given, number)
         os.close(given)

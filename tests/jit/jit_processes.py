@@ -1,4 +1,4 @@
-"""Children of the JIT's tests as processes: forks of one that has loaded libtorch (jit_nursery.py)."""
+"""Starts children of the JIT's tests: forks of a process that has loaded libtorch (jit_nursery.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 
 class Nursery:
-    """Ends when its socket is closed, so with this process."""
+    """The process to fork. It ends when its socket is closed, that is, with this process."""
 
     def __init__(self) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -44,7 +44,7 @@ def nursery() -> Nursery:
 
 
 class Forked:
-    """What the tests use of a subprocess.Popen."""
+    """A child, with the methods of subprocess.Popen that the tests use."""
 
     def __init__(self, package: str, environment: dict[str, str], folder: Path, errors: int):
         (read, self.stdin), (self.stdout, write) = (self._pipe() for _ in range(2))

@@ -1,4 +1,4 @@
-// gdn_cuda::NoCompile as torch operators, so that Python can hold one.
+// gdn_cuda::NoCompile as torch operators, so that Python can create and destroy one.
 #include <torch/csrc/stable/library.h>
 
 #include <gdn_cuda/api.hpp>

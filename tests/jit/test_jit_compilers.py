@@ -31,7 +31,7 @@ def test_a_compile_reports_its_resources_and_is_cached(start: Start, compiler: s
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_an_array_in_local_memory_is_reported_as_stack(start: Start, compiler: str) -> None:
-    """Its index is not known at compile time, so that it cannot be in registers; nothing is spilled."""
+    """The array's index is not known at compile time, so it cannot be in registers; it is no spill."""
     local = "float a[64] = {}; for (int i = 0; i < 99; ++i) a[int(x[i])] += x[i]; for (float each : a) *x += each;"
     code = kernel().replace("{ x", f"{{ {local} x")
     compiled = start(**choose(compiler)).compile(code)
@@ -51,7 +51,7 @@ def test_a_template_instance_compiles(start: Start, compiler: str) -> None:
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_paths_with_spaces_and_unicode(start: Start, tmp_path: Path, wheels: dict[str, Path], compiler: str) -> None:
-    # nvcc itself cannot: it pastes paths with $ ' " or , into the commands that it runs
+    # Paths with $ ' " or , are left out: nvcc pastes them into the commands that it runs.
     odd = tmp_path / {"nvrtc": "ein $(Ordner), größer's", "nvcc": "ein (Ordner) & größer"}[compiler]
     library, cutlass, temporary = odd / "library", odd / "cut lass", odd / "t m p"
     shutil.copytree(wheels["library_root"] / "gdn_cuda", library / "gdn_cuda")
@@ -91,7 +91,7 @@ def test_nvcc_as_a_user_without_home(start: Start, open_folder: Path) -> None:
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_host_process_that_ignores_its_children_and_lost_its_working_directory(start: Start, compiler: str) -> None:
     child = start(**choose(compiler))
-    child.call("ignore_children")  # nvcc's exit status is then not to be had
+    child.call("ignore_children")  # then nvcc's exit status is unavailable
     child.call("lose_working_folder")
     assert child.origin(kernel()) == "compiled"
     assert "undefined_thing" in child.compile_failure(kernel().replace("0.5f", "undefined_thing"))
@@ -130,7 +130,7 @@ def test_dump_keeps_source_ptx_and_sass_beside_the_cubin(start: Start, cache: Pa
     child = start(GDN_JIT_DUMP="1", PATH=f"/usr/bin:/bin:{nvcc().parent}", **choose(compiler))
     dumped = child.compile(kernel())
     assert dumped["full_key"] == plain["full_key"]
-    assert dumped["origin"] == "compiled"  # for the sake of the dumps
+    assert dumped["origin"] == "compiled"  # again, for its dumps
     [entry] = entries(cache)
     last_line = f"// gdn_cuda dump {dumped['full_key']}\n"
     assert entry.with_suffix(".cu").read_text() == kernel() + last_line

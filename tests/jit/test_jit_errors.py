@@ -44,7 +44,7 @@ def test_a_compile_error_shows_all_that_is_needed_to_reproduce_it(
     shell = subprocess.run(["bash", "-e"], input=command, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert shell.returncode != 0
     assert complaint in shell.stdout + shell.stderr
-    assert "4)" in shell.stdout + shell.stderr  # the line, which the numbered source has as well
+    assert "4)" in shell.stdout + shell.stderr  # the line number, which the numbered source has too
     repaired = subprocess.run(["bash", "-e"], input=command.replace("undefined_thing", "1.0f"), capture_output=True, text=True)
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
     assert_nothing_kept(cache)
@@ -93,7 +93,7 @@ def test_an_arch_unknown_to_the_compiler_is_refused(start: Start, cache: Path) -
     assert_nothing_kept(cache)
 
 
-# ---- missing pieces
+# ---- Missing parts of the toolchain
 
 
 def test_missing_builtins_are_named(start: Start, tmp_path: Path, cache: Path, wheels: dict[str, Path]) -> None:
@@ -170,7 +170,7 @@ def set_cccl_version(cccl: Path, version: int) -> None:
 
 
 def test_a_libcupp_too_new_for_cutlass_is_skipped(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
-    """Beside the CUDA headers lies a newer one, as with a newer toolkit: the wheel's is taken."""
+    """With a newer libcu++ beside the CUDA headers, as in a newer toolkit, the wheel's is used."""
     cuda = tmp_path / "cuda" / "include"
     shutil.copytree(wheels["cuda_include"], cuda)
     set_cccl_version(cuda / "cccl", 3002000)
@@ -211,7 +211,7 @@ def test_init_refuses_folders_that_do_not_exist(start: Start, tmp_path: Path) ->
     assert child.origin(kernel()) == "compiled"
 
 
-# ---- an nvcc that misbehaves
+# ---- An nvcc that misbehaves
 
 NVCCS = {
     "fails at once": ("exit 3", "expected a working nvcc"),
@@ -251,7 +251,7 @@ def test_an_nvcc_that_is_not_executable_is_named(start: Start, cache: Path, tmp_
     assert "Permission denied" in message
 
 
-# ---- variables
+# ---- Variables
 
 SWITCHES = ("GDN_JIT_DISABLE", "GDN_JIT_USE_NVCC", "GDN_JIT_DUMP", "GDN_JIT_LINEINFO", "GDN_JIT_PRINT")
 FOLDERS = ("GDN_JIT_PREBUILT_DIR", "GDN_CUDA_HOME", "GDN_CUTLASS_INCLUDE", "GDN_CCCL_INCLUDE")
@@ -345,7 +345,7 @@ def test_paths_that_are_not_utf8_work_and_are_escaped_in_errors(start: Start, tm
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_compile_without_memory_is_an_error(start: Start, opened: bool) -> None:
-    """NVRTC itself would abort, or recurse until the stack ends."""
+    """Without the check NVRTC would abort, or recurse until the stack ends."""
     child = start()
     if opened:
         assert child.origin(kernel()) == "compiled"

@@ -21,7 +21,7 @@ def package_folder() -> str:
     return next(iter(spec.submodule_search_locations))
 
 
-# A number of messages: a compile logs two, so the main thread ends at once, with the first compile, or with the third.
+# Numbers of messages: a compile logs two, so the main thread ends immediately, with the first compile, or with the third.
 @pytest.mark.parametrize("moment", ["sink", "hook", "cached", "0", "2", "6"])
 def test_a_process_exits_normally_while_daemon_threads_compile(moment: str, cache: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}

@@ -1,4 +1,5 @@
-"""Files that the library did not create stay unchanged wherever its variables point, and never make it fail or block."""
+"""Files that the library did not create stay unchanged in any folder that its variables name, and never make it fail or
+block."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_a_users_files_survive_an_export_into_their_folder(start: Start, tmp_pat
 
 
 def a_configuration(child: Child, number: int) -> tuple[str, str]:
-    """Of a kernel with few, but several."""
+    """A configuration of the kernel with the fewest, but at least two."""
     several = (entry for entry in child.call("kernels") if len(entry["configurations"]) > 1)
     smallest = min(several, key=lambda entry: len(entry["configurations"]))
     return f"{smallest['family']}/{smallest['name']}", smallest["configurations"][number]["configuration"]
@@ -148,7 +149,7 @@ def make_vast(path: Path) -> None:
 def test_a_special_file_named_like_an_entry_neither_blocks_nor_fills_memory(start: Start, cache: Path, odd: Any) -> None:
     path = entry_of(cache, start().compile(kernel()))
     odd(path)
-    kind = stat.S_IFMT(path.lstat().st_mode)
+    file_type = stat.S_IFMT(path.lstat().st_mode)
     child = start()
     [listed] = child.call("cache_list", True)
     assert listed["problem"]
@@ -159,7 +160,7 @@ def test_a_special_file_named_like_an_entry_neither_blocks_nor_fills_memory(star
         assert again == "disk"
         return
     assert again == "memory"
-    assert stat.S_IFMT(path.lstat().st_mode) == kind
+    assert stat.S_IFMT(path.lstat().st_mode) == file_type
     assert sum("is in the way: it is not a regular file" in line for line in child.warnings()) == 1
 
 

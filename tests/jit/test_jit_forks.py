@@ -31,7 +31,7 @@ def test_a_child_forked_while_nvrtc_compiles_raises_at_once(start: Start) -> Non
         outcome = child.compile_by("in_fork", code)
         assert "forked while its parent compiled a kernel with NVRTC" in outcome["error"]
         assert "spawn" in outcome["error"]
-    child.wait_until_busy()  # none of them has waited for its parent's compile
+    child.wait_until_busy()  # neither of them waited for its parent's compile
     assert child.compile_by("in_fork", kernel())["value"]["origin"] == "disk"
     assert child.origin(kernel(2)) == "compiled", "the parent goes on"
 

@@ -41,7 +41,7 @@ def test_ctrl_c_ends_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
     assert_interrupted(child)
 
 
-def test_ctrl_c_while_nvrtc_parses_is_the_hosts(start: Start) -> None:
+def test_ctrl_c_while_nvrtc_parses_runs_the_hosts_handler(start: Start) -> None:
     """NVRTC's front end installs handlers of its own in a process's first compile, and they end the process."""
     child = start()
     child.send_compile(kernel(before="".join(f"struct S{i} {{ int f() {{ return {i}; }} }};\n" for i in range(200_000))))
@@ -101,7 +101,7 @@ def test_a_failed_search_for_headers_is_repeated(start: Start) -> None:
     child.call("use_hook_that_first", "raises")
     child.send_compile(kernel())
     outcome = child.outcome()
-    if "error" in outcome:  # a machine without a toolkit has nothing else to look in
+    if "error" in outcome:  # a machine without a toolkit has no other place to search
         assert "the hook failed" in outcome["error"]
     assert child.origin(kernel(1)) == "compiled"
     assert child.call("hook_calls") >= 2
@@ -122,7 +122,7 @@ def test_a_compile_goes_on_when_the_signal_handler_does_not_raise(start: Start, 
 
 
 @pytest.mark.parametrize(("number", "error"), [("SIGINT", "KeyboardInterrupt"), ("SIGALRM", "Timeout")])
-def test_what_a_signals_handler_raises_in_a_log_line_is_raised_when_the_call_returns(
+def test_an_exception_of_a_signal_handler_in_a_log_line_is_raised_when_the_call_returns(
     start: Start, number: str, error: str
 ) -> None:
     child = start()
@@ -133,7 +133,7 @@ def test_what_a_signals_handler_raises_in_a_log_line_is_raised_when_the_call_ret
     assert child.origin(kernel()) == "disk", "the compile was kept, and the exception is raised once"
 
 
-def test_ctrl_c_in_a_log_line_ends_the_wait_that_it_tells_of(start: Start, gate: Gate) -> None:
+def test_ctrl_c_in_a_log_line_about_a_wait_ends_the_wait(start: Start, gate: Gate) -> None:
     holder, waiter = start(**gate.variables), start(**gate.variables)
     holder.send_compile(kernel())
     gate.wait_for(1)
@@ -145,8 +145,8 @@ def test_ctrl_c_in_a_log_line_ends_the_wait_that_it_tells_of(start: Start, gate:
     assert waiter.origin(kernel()) == "disk"
 
 
-def test_what_a_log_sink_raises_in_another_thread_is_reported(start: Start) -> None:
-    """No handler of a signal runs there, and the thread's call has succeeded."""
+def test_an_exception_of_a_log_sink_in_another_thread_is_reported(start: Start) -> None:
+    """No signal handler runs in that thread, and the thread's call has succeeded."""
     child = start()
     child.call("use_sink_that", "raises", "compiled test/scale")
     [outcome] = child.compile_by("in_threads", kernel(), 1)
@@ -247,7 +247,7 @@ except Timeout as error:
 """
 
 
-def test_an_operator_raises_what_the_signal_handler_raised(tmp_path: Path) -> None:
+def test_an_operator_raises_the_exception_of_the_signal_handler(tmp_path: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"no C++ compiler: {compiler[0]} is not on PATH; install g++ or set CXX")

@@ -1,4 +1,4 @@
-"""What changes a cache key, and what must not."""
+"""Changes that must change a cache key, and changes that must not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""csrc/jit compiles, keeps and loads kernels without knowing any: no kernel, family, operator, engine or variable of theirs."""
+"""csrc/jit compiles, stores and loads kernels without naming any kernel, family, operator, engine or variable of theirs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ JIT = Path(__file__).resolve().parents[2] / "csrc" / "jit"
 
 
 def known_elsewhere() -> dict[str, str]:
-    """What must not occur there: a regular expression by what it is. A name of several words is looked for as it stands, and
-    one word, which may be an English one (`decode`), as a path, a namespace or a text."""
+    """Regular expressions of names that must not occur, by description. A name of several words is searched for as a whole
+    word; a single word, which may be English (`decode`), only as a path, a namespace or a string."""
     kernels = _C.kernels()
     names = {kernel["name"]: "kernel" for kernel in kernels} | {kernel["family"]: "family" for kernel in kernels}
     names |= dict.fromkeys(DECLARATIONS, "operator")
@@ -34,8 +34,8 @@ def test_names_no_kernel_engine_or_variable_of_others(path: Path) -> None:
     assert not [what for what, pattern in known_elsewhere().items() if re.search(pattern, text)]
 
 
-def test_what_is_looked_for() -> None:
-    """The patterns find what stood there once."""
+def test_the_patterns_find_forbidden_names() -> None:
+    """They find lines that csrc/jit once had."""
     known = known_elsewhere()
     for what, text in (
         ("variable GDN_PREFILL", '{"GDN_PREFILL", "auto"},'),

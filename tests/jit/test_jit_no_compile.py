@@ -11,7 +11,7 @@ from jit_helpers import ARCH, Gate, Start, entries, kernel, wait_for
 from gdn_cuda import _C
 
 
-def test_no_compile_refuses_in_every_thread_what_is_not_stored(start: Start, cache: Path) -> None:
+def test_no_compile_refuses_kernels_that_are_not_stored_in_every_thread(start: Start, cache: Path) -> None:
     child = start()
     assert child.origin(kernel(1)) == "compiled"
     child.call("enter_no_compile")
@@ -43,13 +43,13 @@ def test_a_compile_that_has_begun_goes_on_in_no_compile(start: Start, gate: Gate
     child.compile_by("in_background", kernel())
     gate.wait_for(1)
     child.call("enter_no_compile")
-    child.send_compile(kernel())  # waits for the other thread, and finds what that compiled
+    child.send_compile(kernel())  # waits for the other thread, and loads the kernel that it compiled
     gate.open()
     assert child.receive()["origin"] == "disk"
     assert child.call("join")["value"]["origin"] == "compiled"
 
 
-def test_what_waits_for_another_process_does_not_compile_after_it_in_no_compile(start: Start, gate: Gate) -> None:
+def test_a_call_that_waited_for_another_process_does_not_compile_in_no_compile(start: Start, gate: Gate) -> None:
     holder, waiter = start(**gate.variables), start(**gate.variables)
     holder.send_compile(kernel())
     gate.wait_for(1)
@@ -67,7 +67,7 @@ def test_a_context_that_is_dropped_is_left(start: Start) -> None:
     assert child.origin(kernel()) == "compiled"
 
 
-def test_cpp_programs_have_it_too(tmp_path: Path) -> None:
+def test_cpp_programs_have_no_compile_too(tmp_path: Path) -> None:
     api = cpp_api.load(Path(__file__).with_name("no_compile_api.cpp"), tmp_path)
     broken = ("test", "scale", kernel(before="broken"), ARCH)
     api.enter_no_compile()

@@ -101,7 +101,7 @@ def test_a_folder_below_one_that_others_may_rename_is_refused(start: Start, tmp_
 def test_a_cache_folder_that_another_user_moved_into_place_is_not_loaded(
     start: Start, open_folder: Path, tmp_path: Path
 ) -> None:
-    """Both the folder and its kernels are root's; only the folder above lets another user bring them into place."""
+    """Root owns the folder and its kernels; only the parent folder lets another user move them into place."""
     need_root()
     above = open_folder / "above"
     mine, planted = above / "cache", above / "planted"
@@ -266,7 +266,7 @@ def test_a_deleted_cache_folder_is_created_again(start: Start, cache: Path) -> N
 
 
 def test_a_tilde_in_a_variable_is_the_home(start: Start, tmp_path: Path) -> None:
-    home = tmp_path / "run" / "home"  # of the children
+    home = tmp_path / "run" / "home"  # the children's home
     (home / "baked").mkdir(parents=True)
     child = start(GDN_JIT_CACHE_DIR="~/x", GDN_JIT_PREBUILT_DIR="~/baked")
     assert child.origin(kernel()) == "compiled"

@@ -39,7 +39,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory, registered: tuple[str, str]) -> Path:
-    """A prebuilt folder with that configuration; tests that change it change a copy."""
+    """A prebuilt folder with that configuration; tests that modify it use a copy."""
     folder = tmp_path_factory.mktemp("image")
     child = Child(folder / "run", {"GDN_JIT_CACHE_DIR": str(folder / "cache")})
     assert child.call("compile", *registered, ARCH, str(folder / "prebuilt"))["origin"] == "compiled"
@@ -207,7 +207,7 @@ def test_a_sealed_prebuilt_entry_without_the_kernel_is_skipped(
 
 @pytest.fixture
 def package(tmp_path: Path, image: Path) -> Path:
-    """_C and the library in a folder of their own, with the image as the folder `prebuilt` beside the library."""
+    """A folder with _C and the library, and the image as the folder `prebuilt` beside the library."""
     folder = tmp_path / "package"
     (folder / "lib").mkdir(parents=True)
     for name in ("lib/libgdn_cuda.so", *(path.name for path in installed_package().glob("_C.*.so"))):
@@ -275,7 +275,7 @@ def test_files_beside_the_library_may_be_links(start: Start, package: Path, regi
 def test_files_beside_the_library_are_trusted_as_the_library_is(
     start: Start, package: Path, registered: tuple[str, str], spoil: Callable[[Path, Path], object], reason: str
 ) -> None:
-    """Whoever may write the library has the process anyway; nobody else may choose its kernels."""
+    """A user who may write the library controls the process anyway; no other user may choose its kernels."""
     need_root()
     (package / "lib" / "libgdn_cuda.so").chmod(0o755)
     [entry] = (package / "lib" / "prebuilt").iterdir()
@@ -285,7 +285,7 @@ def test_files_beside_the_library_are_trusted_as_the_library_is(
     assert [reason in line and "it is passed over" in line for line in child.warnings()] == [True] * bool(reason)
 
 
-def test_nothing_is_exported_with_nvcc_flags_that_the_file_name_does_not_cover(
+def test_no_kernel_is_exported_with_nvcc_flags_that_the_file_name_does_not_cover(
     start: Start, tmp_path: Path, registered: tuple[str, str]
 ) -> None:
     out = tmp_path / "out"

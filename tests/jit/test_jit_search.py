@@ -28,7 +28,7 @@ def test_a_disk_hit_is_fast_and_does_not_search_for_headers(start: Start) -> Non
         assert outcome["value"]["origin"] == "disk"
         return None if child.call("hook_calls") else outcome["seconds"]
 
-    # Where another test has just written to a folder that the hook examines, a process searches anew.
+    # If another test has just written to a folder that the hook examines, a process searches again.
     times = [wait_for(seconds_without_a_search, "a disk hit without a search") for _ in range(3)]
     assert min(times) < 0.3  # 3 ms on a quiet machine
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from jit_helpers import Child, Start, entries, entry_of, kernel
 
 FOOTER = 128  # csrc/jit/seal.cpp
-DISK_HIT_SHARE = 0.2  # of a compile, most of which is a fixed cost; a hundredth on a quiet machine
+DISK_HIT_SHARE = 0.2  # of a compile's time, most of which is a fixed cost; a hundredth on a quiet machine
 NOT_OURS = {
     *("notes.txt", "mine.cubin", "mine.cu", "mine-0123456789abcdef.cubin"),
     *(f"mine-{key}{suffix}" for key in ("0" * 64, "z" * 64) for suffix in (".cubin", ".cu", ".ptx", ".sass")),
@@ -25,7 +25,7 @@ def compile_many(child: Child, count: int) -> list[str]:
 
 
 def flip(position: Callable[[int], int]) -> Callable[[Path], None]:
-    """One bit, at a place that may depend on the size; negative counts from the end."""
+    """Flips one bit, at a position that may depend on the size; negative positions count from the end."""
 
     def break_it(path: Path) -> None:
         content = bytearray(path.read_bytes())
@@ -72,7 +72,7 @@ def test_a_corrupt_entry_is_a_miss_with_one_warning(start: Start, cache: Path) -
     sound = [path.read_bytes() for path in paths]
     for path, break_it in zip(paths, CORRUPTIONS.values(), strict=False):
         break_it(path)
-    shutil.copyfile(paths[-1], paths[-2])  # foreign: sound, but another key's
+    shutil.copyfile(paths[-1], paths[-2])  # foreign: valid, but for another key
     what = dict(zip(paths, [*CORRUPTIONS, "foreign", "untouched"], strict=True))
 
     second = start()
@@ -143,7 +143,7 @@ def test_two_cold_compiles_give_the_same_bytes(start: Start, tmp_path: Path) -> 
 def test_a_disk_hit_is_fast_and_loads_no_compiler(start: Start) -> None:
     compile_many(start(), 4)
     child = start()
-    assert child.origin(kernel(0)) == "disk"  # the first call of a process finds the headers and looks at them
+    assert child.origin(kernel(0)) == "disk"  # the first call of a process searches for the headers and examines them
     hits = [child.compile(kernel(number)) for number in range(1, 4)]
     assert [hit["origin"] for hit in hits] == ["disk"] * 3
     assert [hit["registers"] for hit in hits] == [None] * 3

@@ -1,4 +1,5 @@
-"""What a call does to the history of its inputs: each output has a gradient of each input, or its backward raises."""
+"""Checks that a call drops no gradient: each output has a gradient for each input that it depends on, or its backward
+raises."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """`run(**tensors)` returns what it makes. `leaves()` makes its tensors anew, always the same ones. Those that it writes,
-    `written`, are given as results of an operation, as a leaf may not be written."""
+    """`run(**tensors)` returns the call's results. `leaves()` makes its tensors, always with the same values. The written ones,
+    `written`, are passed as results of an operation, because a leaf may not be written."""
 
     leaves: Callable[[], dict[str, Tensor]]
     run: Callable[..., Any]
     written: tuple[str, ...] = ()
-    raises: str | None = None  # the name that a backward raises with, where it may raise
+    raises: str | None = None  # the name in the error of a backward, if it may raise
 
     def outputs(self, leaves: dict[str, Tensor]) -> list[Tensor]:
         given = {name: x.clone() if name in self.written else x for name, x in leaves.items()}
@@ -34,13 +35,13 @@ def summed(x: Tensor) -> Tensor:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """But for the roundings of sums in another order, which depend on addresses."""
+    """Whether both are equal, except for roundings of sums in another order, which depends on addresses."""
     return torch.allclose(one.detach().nan_to_num(7), other.detach().nan_to_num(7), rtol=1e-6, atol=1e-6)
 
 
 def lost(call: Call) -> list[str]:
-    """What an output depends on without saying so: (output, input) without a gradient and without an error. An input of an
-    output without either must change nothing of it."""
+    """Dependencies that autograd misses: (output, input) without a gradient and without an error, although changing the input
+    changes the output."""
     leaves = call.leaves()
     for x in leaves.values():
         x.requires_grad_()
@@ -63,7 +64,7 @@ def lost(call: Call) -> list[str]:
         changed = call.leaves()
         with torch.no_grad():
             x = changed[name]
-            x = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]  # of what is expanded
+            x = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]  # without expanded dimensions
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
             x.add_((0.3 * noise).to(x.dtype))
             others = call.outputs(changed)

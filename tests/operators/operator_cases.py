@@ -1,4 +1,4 @@
-"""The registered operator that an example calls, its arguments, and those that it writes."""
+"""The registered operator that an example calls, its arguments, and the arguments that it writes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Recorder(TorchDispatchMode):
 
 
 def copied(x: Any) -> Any:
-    """A tensor's twin in memory of its own, with the same strides."""
+    """A copy of a tensor in its own memory, with the same strides."""
     if not isinstance(x, Tensor):
         return x
-    once = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]  # of what is expanded
+    once = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]  # without expanded dimensions
     twin = torch.empty_strided(once.shape, once.stride(), dtype=x.dtype).copy_(once)
     return twin.expand(x.shape)
 

@@ -1,4 +1,4 @@
-"""Every example of every operator with one wrong tensor is refused, with an error that states what was expected and got."""
+"""Every example of every operator is refused with one wrong tensor, by an error that states what was expected and got."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Functions and layers that call several operators, of which some write: what is refused has written nothing, and buffers that
-overlap are refused as one operator would."""
+"""Functions and layers that call several operators, of which some write: a refused call has written nothing, and overlapping
+buffers are refused, as by a single operator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Composed:
     function: Callable[..., Any]
     make: Callable[[], Arguments]
     written: tuple[str, ...]  # in the order in which the call writes them
-    own_errors: bool = True  # every error is one of ours
+    own_errors: bool = True  # whether every error has our form
 
 
 def prompts(layout: str, packed: bool) -> Arguments:
@@ -112,7 +112,7 @@ def tensors(x: Arguments) -> list[str]:
 
 
 def defects(x: Arguments, name: str, written: bool) -> Iterator[tuple[str, Any, bool]]:
-    """(what, the argument with it, whether every call refuses it)"""
+    """(description, the argument with the defect, whether every call refuses it)"""
     y = x[name]
     yield "None", None, name not in ("state_indices", "has_initial_state", "num_accepted_tokens", "conv_bias", "cu_seqlens")
     yield "not a tensor", "x", True
@@ -138,7 +138,7 @@ def defects(x: Arguments, name: str, written: bool) -> Iterator[tuple[str, Any, 
 
 
 @pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
-def test_what_is_refused_has_written_nothing(case: Composed) -> None:
+def test_a_refused_call_has_written_nothing(case: Composed) -> None:
     wrong, refused = [], 0
     for name in tensors(case.make()):
         torch.manual_seed(1)
@@ -187,8 +187,7 @@ def test_memory_that_autograd_cannot_track_is_refused_before_anything_is_written
 
 
 def inside(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with their values and strides in one memory, the second from the first's beginning on; its values are the last to be
-    written."""
+    """Both tensors with their strides in one memory, which both start at; the second one's values are written last."""
     bytes_of = [
         (sum((n - 1) * s for n, s in zip(y.shape, y.stride(), strict=True)) + 1) * y.element_size() for y in (outer, inner)
     ]
@@ -236,7 +235,7 @@ def test_states_that_overlap_are_refused(case: Composed) -> None:
 
 @pytest.mark.parametrize("case", LAYERS.values(), ids=LAYERS)
 def test_pools_interleaved_in_pages_are_fine(case: Composed) -> None:
-    """As engines keep them: a page a slot, the convolution's state and the recurrent one beside each other."""
+    """The layout of engines: one page per slot, with the convolution's state and the recurrent state."""
     x, pages = case.make(), case.make()
     conv, state = x["conv_pool"], x["state_pool"]
     slots, (_, C, columns), state_bytes = len(conv), conv.shape, state[0].numel() * state.element_size()

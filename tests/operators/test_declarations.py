@@ -1,4 +1,4 @@
-"""The function generated from a declaration has its signature and docstring, and its reference the same signature."""
+"""The function generated from a declaration has its signature and docstring; its reference has the same signature."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_missing_parameter_is_an_error_that_names_it() -> None:
         operator()(fused_gdn_gating)
 
 
-def test_what_no_kernel_reads_is_a_parameter_of_the_function_alone() -> None:
+def test_parameters_that_no_kernel_reads_are_only_the_functions() -> None:
     lacking = {}
     for name, declared in DECLARATIONS.items():
         taken = {argument for schema in declared.schemas for argument in schema.arguments}

@@ -11,7 +11,7 @@ from pathlib import Path
 import gdn_cuda
 from gdn_cuda.operators import examples
 
-# Forks of a process that has imported torch: starting one for each function would take seconds.
+# Forks of a process that has imported torch: starting a process for each function would take seconds.
 CHILD = """
 import os, sys
 sys.path.insert(0, {package!r})

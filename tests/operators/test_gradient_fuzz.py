@@ -1,4 +1,4 @@
-"""The draws of gradient_fuzz call every operator with gradients, and its comparison finds what differs."""
+"""The draws of gradient_fuzz call every operator with gradients, and its comparison finds differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_operator_with_gradients_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, 1.001])
-def test_what_differs_is_found(wrong: float) -> None:
+def test_a_difference_is_found(wrong: float) -> None:
     def other(call: Call, seed: int) -> dict[str, Tensor]:
         found = run(call, "cpu", seed)
         return found | {"gradient of u": found["gradient of u"] * wrong}

@@ -1,4 +1,4 @@
-"""No public function drops a gradient without a word: the list of them is the package's own."""
+"""No public function drops a gradient silently; the list of functions is the package's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gdn_cuda.operators import examples
 from gdn_cuda.operators.declare import DECLARATIONS
 from gdn_cuda.operators.examples import Case, draw
 
-# Types, what computes nothing, and cauchy_pin_l2, which copies CUDA tensors by torch.cat.
+# Types, functions that compute nothing, and cauchy_pin_l2, which copies CUDA tensors by torch.cat.
 WITHOUT_HISTORY = {
     "__version__",
     "cauchy_pin_l2",
@@ -52,7 +52,7 @@ WITHOUT_HISTORY = {
 Function = Callable[..., Any]
 
 
-def is_number(x: Any) -> bool:
+def is_numeric(x: Any) -> bool:
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
@@ -60,7 +60,7 @@ def call_of(
     function: Function, make: Callable[[], Arguments], written: tuple[str, ...] = (), raises: str | None = None
 ) -> Call:
     def leaves() -> dict[str, Tensor]:
-        return {name: copied(x) for name, x in make().items() if is_number(x) and name != "banks"}  # which are flags
+        return {name: copied(x) for name, x in make().items() if is_numeric(x) and name != "banks"}  # banks are flags
 
     def run(**tensors: Tensor) -> Any:
         return function(**make() | tensors)
@@ -68,11 +68,11 @@ def call_of(
     return Call(leaves, run, written, raises)
 
 
-def call_of_example(case: Case, function: Function) -> Call:
+def example_call(case: Case, function: Function) -> Call:
     def make() -> Arguments:
         return {name: x for name, x in case.make(2, 3, 0).items() if name != "out"}
 
-    written = tuple(name for name in written_by(case) if is_number(make().get(name)) and name != "banks")
+    written = tuple(name for name in written_by(case) if is_numeric(make().get(name)) and name != "banks")
     return call_of(function, make, written, case.function.__name__)
 
 
@@ -83,13 +83,13 @@ REFERENCES = {name: case for name, case in EXAMPLES.items() if hasattr(gdn_cuda.
 
 @pytest.mark.parametrize("case", EXAMPLES.values(), ids=EXAMPLES)
 def test_functions_with_examples(case: Case) -> None:
-    assert not lost(call_of_example(case, case.function))
+    assert not lost(example_call(case, case.function))
 
 
 @pytest.mark.parametrize("case", REFERENCES.values(), ids=REFERENCES)
 def test_references_have_gradients(case: Case) -> None:
-    """What the errors of those without gradients say to use."""
-    call = call_of_example(case, getattr(gdn_cuda.reference, case.function.__name__))
+    """Errors of functions without gradients say to use these."""
+    call = example_call(case, getattr(gdn_cuda.reference, case.function.__name__))
     assert not lost(Call(call.leaves, call.run, call.written))
 
 
@@ -102,7 +102,7 @@ def real(*shape: int, seed: int = 0) -> Tensor:
     return draw(*shape, seed=seed, dtype=f32)
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
+def complexes(*shape: int, seed: int = 0) -> Tensor:
     return draw(*shape, seed=seed, dtype=c64)
 
 
@@ -153,7 +153,7 @@ def inner_arguments() -> Arguments:
 
 
 def simplified() -> Arguments:
-    x = {"u": numbers(2, 3, 6), "delta": real(4).abs(), "A": numbers(4, seed=1), "B": numbers(4, 3), "C": numbers(3, 4)}
+    x = {"u": complexes(2, 3, 6), "delta": real(4).abs(), "A": complexes(4, seed=1), "B": complexes(4, 3), "C": complexes(3, 4)}
     return x | {"A": torch.complex(-x["A"].real.abs(), x["A"].imag)}
 
 
@@ -166,20 +166,20 @@ def s7_layer() -> Arguments:
     return x | {"d_state": 4, "base_params": real(4, seed=9)}
 
 
-def prefill_of_flashinfer() -> Arguments:
+def flashinfer_prefill() -> Arguments:
     x = {name: draw(6, 2, 16, seed=i, dtype=bf16) for i, name in enumerate("qkv")}
     x |= {"g": real(6, 2).sigmoid(), "beta": real(6, 2, seed=1).sigmoid(), "initial_state": real(2, 2, 16, 16)}
     return x | {"cu_seqlens": torch.tensor([0, 2, 6]), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
 
-def decode_of_flashinfer(tokens: int = 1) -> Arguments:
+def flashinfer_decode(tokens: int = 1) -> Arguments:
     x: Arguments = {name: draw(2, tokens, 2, 16, seed=i, dtype=bf16) for i, name in enumerate("qkv")}
     x |= {name: draw(2, tokens, 2, seed=i, dtype=bf16) for i, name in enumerate("ab")}
     return x | {"A_log": real(2), "dt_bias": real(2), "state": real(2, 2, 16, 16)}
 
 
-def drafts_of_flashinfer() -> Arguments:
-    x = decode_of_flashinfer(3)
+def flashinfer_drafts() -> Arguments:
+    x = flashinfer_decode(3)
     return x | {"initial_state": x.pop("state"), "initial_state_indices": torch.arange(2), "disable_state_update": False}
 
 
@@ -196,10 +196,10 @@ def griffin_arguments() -> Arguments:
 
 HYENA = {"x1": (2, 4, 6), "x2": (2, 4, 6), "v": (2, 4, 6)}
 FFT = {"u": (2, 4, 6), "k": (4, 1, 6), "D": (4,)}
-POLES = {"v": numbers(2, 4), "z": numbers(5, seed=1), "w": numbers(4, seed=2)}
-SUMS = {"v": numbers(2, 4), "x": -numbers(4, seed=1).abs() + 0j, "L": 5}
+POLES = {"v": complexes(2, 4), "z": complexes(5, seed=1), "w": complexes(4, seed=2)}
+SUMS = {"v": complexes(2, 4), "x": -complexes(4, seed=1).abs() + 0j, "L": 5}
 DECODE, CONV, STEP = "fused_decode", "causal_conv1d_update", "selective_state_update"
-# By function: calls of it.
+# Calls by function.
 CALLS: dict[Function, list[Call]] = {
     gdn_cuda.gdn_prefill_layer: [
         call_of(gdn_cuda.gdn_prefill_layer, prompts, ("conv_pool", "state_pool"), "gdn_prefill_layer")
@@ -255,7 +255,7 @@ CALLS: dict[Function, list[Call]] = {
         call_of(
             lrnnx_scans.simplified_state_update,
             lambda: {
-                "state": numbers(2, 4),
+                "state": complexes(2, 4),
                 "x": real(2, 3),
                 "dt": real(4).abs(),
                 **{n: simplified()[n] for n in "ABC"},
@@ -300,16 +300,12 @@ CALLS: dict[Function, list[Call]] = {
         )
     ],
     recurrent_gemma.rglru_forward: [call_of(griffin, griffin_arguments)],
-    flashinfer.chunk_gated_delta_rule: [
-        call_of(flashinfer.chunk_gated_delta_rule, prefill_of_flashinfer, (), "chunked_forward")
-    ],
-    flashinfer.gated_delta_rule_decode: [call_of(flashinfer.gated_delta_rule_decode, decode_of_flashinfer, ("state",), DECODE)],
+    flashinfer.chunk_gated_delta_rule: [call_of(flashinfer.chunk_gated_delta_rule, flashinfer_prefill, (), "chunked_forward")],
+    flashinfer.gated_delta_rule_decode: [call_of(flashinfer.gated_delta_rule_decode, flashinfer_decode, ("state",), DECODE)],
     flashinfer.gated_delta_rule_decode_pretranspose: [
-        call_of(flashinfer.gated_delta_rule_decode_pretranspose, decode_of_flashinfer, ("state",), DECODE)
+        call_of(flashinfer.gated_delta_rule_decode_pretranspose, flashinfer_decode, ("state",), DECODE)
     ],
-    flashinfer.gated_delta_rule_mtp: [
-        call_of(flashinfer.gated_delta_rule_mtp, drafts_of_flashinfer, ("initial_state",), DECODE)
-    ],
+    flashinfer.gated_delta_rule_mtp: [call_of(flashinfer.gated_delta_rule_mtp, flashinfer_drafts, ("initial_state",), DECODE)],
 }
 for _function in (structured_functions.cauchy_mult, structured_functions.cauchy_mult_keops):
     CALLS[_function] = [call_of(_function, lambda: POLES)]
@@ -328,7 +324,7 @@ def test_functions_without_examples(call: Call) -> None:
 
 
 def public_functions() -> dict[Function, str]:
-    """Those of the package, of compat's modules and of FlashInfer's names, once each."""
+    """The functions of the package, of compat's modules and of FlashInfer's names, each once."""
     found = {getattr(gdn_cuda, name): name for name in gdn_cuda.__all__ if name not in WITHOUT_HISTORY}
     modules = [importlib.import_module(f"gdn_cuda.compat.{each.name}") for each in pkgutil.iter_modules(compat.__path__)]
     for module in (*modules, flashinfer):
@@ -338,7 +334,7 @@ def public_functions() -> dict[Function, str]:
     return found
 
 
-def test_every_public_function_is_here() -> None:
+def test_every_public_function_has_a_case() -> None:
     tested = {case.function for case in EXAMPLES.values()} | set(CALLS)
     assert not [name for function, name in public_functions().items() if function not in tested]
     assert {name for name in DECLARATIONS if name in gdn_cuda.__all__} <= {case.function.__name__ for case in EXAMPLES.values()}

@@ -1,4 +1,4 @@
-"""No layer drops a gradient without a word: every method of every module of `gdn_cuda.nn` that computes has a case here."""
+"""No layer drops a gradient silently: every method of every module of `gdn_cuda.nn` that computes has a case here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gdn_cuda.nn.mamba import MambaState
 
 COMPUTE_NOTHING = {"default_state", "extra_repr", "new_state", "reset_parameters", "reset_recurrence", "system"}
 COMPUTE_NOTHING |= {"drawn", "recurrence"}
-Made = tuple[nn.Module, dict[str, Tensor]]  # a layer, and the tensors that a method is given
+Made = tuple[nn.Module, dict[str, Tensor]]  # a layer, and the tensors that are passed to a method
 
 HIDDEN = 32
 
@@ -116,7 +116,7 @@ def plain(layer: Any, **x: Tensor) -> Any:
 nets = gdn_cuda.nn
 c64 = torch.complex64
 POOLS, RAISES, STEP = ("conv", "recurrent"), "GatedDeltaNet", {"step": True}
-# By class, method and case: what makes a layer and its inputs, what is called, what it writes, the name in a backward's error.
+# By class, method and case: a function that makes the layer and its inputs, the call, the written tensors, the name in errors.
 Case = tuple[Callable[[], Made], Callable[..., Any], tuple[str, ...], str | None]
 CASES: dict[tuple[type[nn.Module], str, str], Case] = {
     (nets.CauchyKernel, "forward", ""): (
@@ -251,8 +251,8 @@ def call_of(case: Case) -> Call:
         given = {name: tensors[name] for name in inputs}
         for name in dict(layer.named_parameters()):
             owner, _, last = name.rpartition(".")
-            setattr(layer.get_submodule(owner), last, tensors[name])  # itself, so that it is what gradients are asked of
-        if hasattr(layer, "_setup_step"):  # for these parameters
+            setattr(layer.get_submodule(owner), last, tensors[name])  # the tensor itself: gradients are computed for it
+        if hasattr(layer, "_setup_step"):  # computes the step's matrices from these parameters
             layer._setup_step(*((layer._step_mode,) if hasattr(layer, "_step_mode") else ()))
         return run(layer, **given)
 
@@ -264,7 +264,7 @@ def test_methods(case: Case) -> None:
     assert not lost(call_of(case))
 
 
-def test_every_method_that_computes_is_here() -> None:
+def test_every_method_that_computes_has_a_case() -> None:
     methods = set()
     for name in gdn_cuda.nn.__all__:
         module = getattr(gdn_cuda.nn, name)
@@ -307,7 +307,7 @@ def test_where_nothing_requires_a_gradient_nothing_has_a_history(case: Case) -> 
 
 @pytest.mark.parametrize("case", RAISING.values(), ids=RAISING)
 def test_calls_go_on_from_states_with_a_history(case: Case) -> None:
-    """As a decoding loop in grad mode does: the graph does not grow, and results are those of no_grad."""
+    """A decoding loop in grad mode: the graph does not grow, and results are those of no_grad."""
     _, inputs, call = a_call(case)
     found = [first(call()).detach() for _ in range(3)]
     _, fresh, again = a_call(case)
@@ -379,7 +379,7 @@ def test_compiled_calls(case: Case) -> None:
 
 
 def test_a_residual_around_a_layer_for_inference() -> None:
-    """What backward went through before, with a wrong gradient of all that comes before the layer."""
+    """Backward once passed here, with a wrong gradient for everything before the layer."""
     layer, before = delta_net(3)[0], nn.Linear(HIDDEN, HIDDEN)
     h = before(draws(2, 3, HIDDEN))
     with pytest.raises(

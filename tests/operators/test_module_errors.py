@@ -1,5 +1,5 @@
-"""Layers that are given no tensor, a sparse one, or one of a wrong size: the error names the layer and an argument of its
-method, not an operator that the layer calls and what it computed for it."""
+"""Layers that get no tensor, a sparse one, or one of a wrong size: the error names the layer and an argument of its method,
+not an operator that the layer calls with computed inputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MESSAGE = re.compile(r"(\w+): (\w+): expected .+, got .+", re.DOTALL)
 LINE = torch.tensor([4.0, 1, 0])
 
 
-def kernel(kind: Any) -> Any:
+def kernel(module: Any) -> Any:
     H, N = 2, 4
     config = {"N": N, "H": H, "channels": 1, "rank": 1, "repeat": 1, "disc": "zoh"}
     config |= {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
     config |= {name: torch.nn.Parameter(torch.randn(1, H, N, 2)) for name in ("B", "C", "P")}
-    return kind(
+    return module(
         H, 8, 1, config | {"A_real": torch.zeros(H, N), "A_imag": torch.randn(H, N), "inv_dt": torch.full((H, 1), -3.0)}
     )
 
@@ -63,7 +63,7 @@ WIDTH = {
 }
 
 
-def test_every_layer_is_here() -> None:
+def test_every_layer_has_a_case() -> None:
     assert set(nn.__all__) <= set(LAYERS)
 
 

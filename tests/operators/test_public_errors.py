@@ -1,5 +1,5 @@
-"""Every tensor argument of every public function, replaced by what is no tensor with strides: the error names the function that
-was called, not one of those it is composed of, and the argument as the caller knows it."""
+"""Every tensor argument of every public function, replaced by an object that is not a strided tensor: the error names the
+function that was called, not one that it is composed of, and the caller's name of the argument."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def takes_tensors(function: Any) -> bool:
 
 
 def functions_of(module: Any) -> dict[str, Any]:
-    """Without other names of the same function."""
+    """The functions of a module, without aliases."""
     named = {name: getattr(module, name) for name in getattr(module, "__all__", vars(module))}
     return {
         name: function
@@ -38,7 +38,7 @@ def functions_of(module: Any) -> dict[str, Any]:
     }
 
 
-# ---- Public functions: their first example, or what is listed here
+# ---- Public functions: their first example, or the arguments below
 
 
 def rows(*shape: int) -> Tensor:
@@ -222,7 +222,7 @@ def test_every_function_that_takes_tensors_is_called() -> None:
         assert set(made) == set(OWN[module]), module.__name__
 
 
-# ---- What is no tensor with strides
+# ---- Arguments that are not strided tensors
 
 
 def wrong(x: Tensor) -> Iterator[tuple[str, Any]]:
@@ -259,10 +259,10 @@ def faults(function: Any, make: Make, accepted: list[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("name", [*CALLS, *COMPAT_CALLS])
-def test_what_is_no_tensor_with_strides_is_refused_by_name(name: str, grad: bool) -> None:
+def test_an_argument_that_is_not_a_strided_tensor_is_refused_by_name(name: str, grad: bool) -> None:
     function, make = (CALLS | COMPAT_CALLS)[name]
     with warnings.catch_warnings(), torch.set_grad_enabled(grad):
-        warnings.simplefilter("ignore")  # of torch's: nested and quantized tensors are in beta
+        warnings.simplefilter("ignore")  # torch warns that nested and quantized tensors are in beta
         if name != "cauchy_pin_l2":
             function(**make())
         accepted: list[str] = []
@@ -271,7 +271,7 @@ def test_what_is_no_tensor_with_strides_is_refused_by_name(name: str, grad: bool
         assert not accepted
 
 
-# ---- Other errors of composed functions: the caller's function, and arguments that the caller has
+# ---- Other errors of composed functions: they name the caller's function and the caller's arguments
 
 
 def short(x: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def short(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_errors_of_composed_functions_name_arguments_of_theirs(name: str) -> None:
-    """A last dimension one shorter, complex numbers, another device."""
+    """A last dimension that is one shorter, complex values, another device."""
     function, make = CALLS[name]
     parameters = inspect.signature(function).parameters
     wrong_names = []

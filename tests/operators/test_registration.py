@@ -25,8 +25,8 @@ QUICK_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 @pytest.mark.parametrize("name", CASES)
 def test_opcheck(name: str, seed: int) -> None:
-    """Undeclared mutation and aliasing, autograd registration, fake tensors; AOT dispatch with dynamic shapes, which takes
-    seconds, of one case an operator."""
+    """Checks undeclared mutation and aliasing, autograd registration and fake tensors; and AOT dispatch with dynamic shapes,
+    which takes seconds, for one case per operator."""
     operator, arguments = operator_call(CASES[name], seed=seed)
     checks = (*QUICK_CHECKS, "test_aot_dispatch_dynamic") if name in FIRST_OF_OPERATORS else QUICK_CHECKS
     torch.library.opcheck(operator, arguments, test_utils=checks)
@@ -35,7 +35,7 @@ def test_opcheck(name: str, seed: int) -> None:
 COMPOSED = {
     "gdn_cuda::s5_inner",
     "gdn_cuda::simplified_scan",
-}  # functions that are composed of operators, with checks of their own
+}  # functions that are composed of operators, and have their own checks
 
 
 def test_every_operator_has_an_example() -> None:
@@ -96,7 +96,7 @@ def test_only_declared_arguments_change(case: Case, seed: int) -> None:
 
 
 def test_every_argument_declared_as_written_is_written() -> None:
-    """In at least one example."""
+    """At least one example writes it."""
     declared, changed = set(), set()
     for case in CASES.values():
         operator, arguments = operator_call(case)

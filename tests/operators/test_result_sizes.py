@@ -1,4 +1,4 @@
-"""Results whose length is a plain number: what no machine's memory holds is refused by name, before it is allocated."""
+"""Results whose length is an integer argument: a result larger than any memory is refused by name, before it is allocated."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gdn_cuda.nn import S4DKernel, S4Kernel
 from gdn_cuda.structured import reference_sums
 
 
-def kernel(kind: Any, device: str = "cpu", l_max: int | None = None) -> Any:
+def kernel(module: Any, device: str = "cpu", l_max: int | None = None) -> Any:
     H, N = 2, 4
     config = {"N": N, "H": H, "channels": 1, "rank": 1, "repeat": 1, "disc": "zoh"}
     config |= {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
     config |= {name: torch.randn(1, H, N, 2, device=device) for name in ("B", "C", "P")}
     config |= {"A_real": torch.zeros(H, N, device=device), "A_imag": torch.randn(H, N, device=device)}
-    return kind(H, l_max, 1, config | {"inv_dt": torch.full((H, 1), -3.0, device=device)})
+    return module(H, l_max, 1, config | {"inv_dt": torch.full((H, 1), -3.0, device=device)})
 
 
 def one(device: str) -> torch.Tensor:
@@ -33,7 +33,7 @@ def one(device: str) -> torch.Tensor:
 
 
 def pool(device: str) -> torch.Tensor:
-    """Of many slots, in the memory of one."""
+    """A pool of many slots in the memory of one."""
     return torch.zeros(1, 4, 16, 16, device=device).expand(2**36, 4, 16, 16)
 
 
@@ -63,14 +63,14 @@ def test_a_result_that_memory_does_not_hold_is_refused(name: str) -> None:
 
 
 @BY_NAME
-def test_so_it_is_of_meta_tensors_and_in_a_trace(name: str) -> None:
+def test_a_large_result_is_refused_for_meta_tensors_and_in_a_trace(name: str) -> None:
     refused(name, "meta")
     with FakeTensorMode():
         refused(name, "cpu")
 
 
 @pytest.mark.parametrize("name", ["log_vandermonde", "hyena_filter", "replay_buffers"])
-def test_so_it_is_in_an_explained_call(name: str) -> None:
+def test_a_large_result_is_refused_in_an_explained_call(name: str) -> None:
     argument, call = CALLS[name]
     with pytest.raises(
         ValueError, match=rf"^{name}: {argument}: expected a result of at most {2**40} bytes, as memory has, got "
@@ -78,13 +78,13 @@ def test_so_it_is_in_an_explained_call(name: str) -> None:
         gdn_cuda.explain(lambda: call("meta"))
 
 
-@pytest.mark.parametrize("kind", [S4Kernel, S4DKernel])
-def test_a_rate_makes_a_kernel_as_long(kind: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}: L: expected a result of at most"):
-        kernel(kind, l_max=64)(rate=2.0**-40)
+@pytest.mark.parametrize("module", [S4Kernel, S4DKernel])
+def test_a_small_rate_makes_a_kernel_too_long(module: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{module.__name__}: L: expected a result of at most"):
+        kernel(module, l_max=64)(rate=2.0**-40)
 
 
-def test_an_output_of_the_caller_is_of_the_same_length() -> None:
+def test_a_callers_output_of_that_length_is_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("log_vandermonde: L: expected a result of at most")):
         gdn_cuda.log_vandermonde(one("cpu"), -one("cpu"), LONG, out=torch.zeros(1, 1))
 
@@ -107,7 +107,7 @@ class LargestInFloat64(TorchDispatchMode):
 
 
 def test_log_vandermonde_sums_in_float64_for_some_points_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a result takes its own memory and no more."""
+    """The call needs no more memory than its result."""
     monkeypatch.setattr(reference_sums, "BYTES", 2**16)
     ones = torch.ones(1, 1, dtype=torch.complex64)
     with LargestInFloat64() as seen:

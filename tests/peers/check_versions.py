@@ -2,11 +2,11 @@
 
     python tests/peers/check_versions.py                 # the newest release of each
     python tests/peers/check_versions.py vllm==0.33.0    # these
-    python tests/peers/check_versions.py --downloads FOLDER    # keeps downloads there, and takes those that are there
+    python tests/peers/check_versions.py --downloads FOLDER    # keeps downloads there, and reuses them
 
-pip downloads them (vLLM: 340 MB), without what they depend on; their source is read, nothing of it is imported. The exit code
-is 1 where something differs, or where the source does not show it. The rows are those of docs/integrations.md. A release that
-is the same goes into VERSIONS of the module that is named, as "compared" until the integration's tests have run with it.
+pip downloads them (vLLM: 340 MB), without dependencies; their source is read, and nothing is imported. The exit code is 1 if
+parameters differ, or if the source does not show them. The rows are those of docs/integrations.md. Add a release without
+differences to VERSIONS of the module that is named, as "compared" until the integration's tests have run with it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from pack import files_of
 import gdn_cuda
 from gdn_cuda.hosts import source, verified
 
-# What the setup.py of a library without wheels runs at a download: it imports these, and would look for nvcc.
+# For the setup.py of a library without wheels, which pip runs at a download: it imports these, and would look for nvcc.
 _SETUP_NEEDS = ("setuptools", "wheel", "packaging", "ninja")
 _SETUP = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE"}
 
 
 def modules() -> dict[str, Any]:
-    """By package, what replaces functions of it."""
+    """Our modules that replace functions, by package."""
     integrations = [getattr(gdn_cuda.integrations, name) for name in gdn_cuda.integrations.NAMES]
     compat = [getattr(gdn_cuda.compat, name) for name in gdn_cuda.compat.INSTALLS]
     return {each.HOST.package: each for each in (*integrations, *compat)}
 
 
 def _pip(*arguments: str | Path, **variables: str) -> str:
-    """Its errors, or ""."""
+    """Runs pip; returns its errors, or ""."""
     command = [sys.executable, "-m", "pip", *map(str, arguments), "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
     return done.stderr if done.returncode else ""
@@ -69,7 +69,7 @@ def _downloaded(package: str, version: str, folder: Path) -> Path | None:
 
 
 def release_of(file: Path) -> tuple[str, str]:
-    """The package and the version that a wheel's or sdist's name has."""
+    """The package and the version in the name of a wheel or sdist."""
     stem = file.name.removesuffix(".tar.gz").removesuffix(".zip")
     package, _, rest = stem.partition("-")
     return _normalized(package), rest.split("-")[0]
@@ -90,7 +90,7 @@ def source_of(host: verified.Host, file: Path) -> source.Source:
 
 
 def differences(host: verified.Host, files: source.Source) -> list[str]:
-    """Of each target that is not as it was verified, or that cannot be told, in a sentence."""
+    """A sentence for each target whose parameters differ from the verified ones, or cannot be read."""
     found = []
     for target, expected in host.targets.items():
         optional = target in host.optional

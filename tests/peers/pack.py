@@ -1,18 +1,18 @@
-"""Packs other libraries' tests, and what they import of those libraries, into .carry/peers.tar.xz for `tests/gpu_session.sh OUT
-peers`. Nothing of it is committed.
+"""Packs other libraries' tests, and the modules of those libraries that they import, into .carry/peers.tar.xz for
+`tests/gpu_session.sh OUT peers`. The pack is not committed.
 
     python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashinfer GIT --vllm SDIST --sglang WHEEL \\
         --sglang-tests FOLDER --causal-conv1d SDIST
 
-Each is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. The pack has those that are named.
-Tried:
+Each source is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. Only the named ones are packed.
+Tested with:
 
     fla            https://github.com/fla-org/flash-linear-attention at bc3b101
     fla-core       pip download --no-deps fla-core==0.6.0
     flashinfer     https://github.com/flashinfer-ai/flashinfer at fb28d72
     vllm           the sdist vllm-0.33.0.tar.gz of PyPI, or a checkout of v0.33.0
     sglang         pip download --no-deps sglang==0.5.23
-    sglang-tests   https://github.com/sgl-project/sglang at 06ab04a, which has the tests that the wheel lacks
+    sglang-tests   https://github.com/sgl-project/sglang at 06ab04a, for the tests that the wheel lacks
     causal-conv1d  pip download --no-deps --no-binary :all: --no-build-isolation causal-conv1d==1.7.0
 
 einops, which the tests import, is taken from this environment.
@@ -33,7 +33,7 @@ from pathlib import Path
 OUT = Path(__file__).resolve().parents[2] / ".carry" / "peers.tar.xz"
 _VLLM = "vllm/third_party/flash_linear_attention"
 _SGLANG = "sglang/kernels/ops/attention"
-# By source: which files, and the folder that gets them. Files of a package keep their paths below site.
+# By source: its files, and the folder that they are copied to. Files of a package keep their paths below `site`.
 PARTS: dict[str, list[tuple[str, str]]] = {
     "fla": [("tests/ops/test_gdn.py", "peer_fla")],
     "fla-core": [("fla/*.py", "site"), ("fla_core-*.dist-info/METADATA", "site")],
@@ -69,7 +69,7 @@ Read = Callable[[], bytes]
 
 
 def files_of(source: Path) -> dict[str, Read]:
-    """By path inside of the source."""
+    """Readers of the source's files, by path inside the source."""
     if source.is_dir():
         is_git = (source / ".git").exists() or (source / "HEAD").is_file()
         return (
@@ -94,7 +94,7 @@ def _git_files(source: Path) -> dict[str, Read]:
 
 
 def parts_of(name: str, source: Path) -> dict[str, bytes]:
-    """Raises SystemExit where something is missing."""
+    """The files to pack from a source. Raises SystemExit if one is missing."""
     files = files_of(source)
     found: dict[str, bytes] = {}
     for pattern, folder in PARTS[name]:

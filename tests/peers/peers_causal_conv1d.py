@@ -1,6 +1,6 @@
 """causal-conv1d's tests, with the functions of `gdn_cuda.compat.causal_conv1d` in the package's place.
 
-The references are the package's own, in torch; its kernels, which are compiled, are not there. Gradients are compared too.
+The references are the package's own, in torch; its compiled kernels are not installed. Gradients are compared too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ONE_OF = {
 
 
 def prepare() -> None:
-    sys.modules["causal_conv1d_cuda"] = ModuleType("causal_conv1d_cuda")  # what the package imports to call its kernels
+    sys.modules["causal_conv1d_cuda"] = ModuleType("causal_conv1d_cuda")  # the package imports it to call its kernels
     import causal_conv1d
 
     ours.install()

@@ -1,6 +1,5 @@
-"""PEERS_DEVICE=cpu: tests that name the device "cuda" get CPU tensors, which gdn_cuda takes too, to try the plumbing where
-there is no GPU. References in Triton, those of vLLM's and SGLang's recurrences, fail then: its interpreter does not take them
-as they are."""
+"""PEERS_DEVICE=cpu: tests that name the device "cuda" get CPU tensors, which gdn_cuda supports too, to try the plugin without a
+GPU. References in Triton, those of vLLM's and SGLang's recurrences, fail then: Triton's interpreter cannot run them."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class _OnCpu(TorchFunctionMode):
 
 
 class _Torch(ModuleType):
-    """torch, but for the names that would want a GPU."""
+    """torch, except for the names that need a GPU."""
 
     device = staticmethod(lambda name, *index: torch.device(_cpu(name), *index))
     cuda = SimpleNamespace(
@@ -61,7 +60,7 @@ def adapt(module: ModuleType) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Tests ask while they are imported whether there is a GPU, and of what capability."""
+    """While tests are imported, they query whether there is a GPU, and its capability."""
     with pytest.MonkeyPatch.context() as patch:
         if ON_CPU:
             patch.setattr(torch.cuda, "is_available", lambda: True)

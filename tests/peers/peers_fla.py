@@ -1,12 +1,12 @@
 """FLA's tests/ops/test_gdn.py, with the backend of `gdn_cuda.integrations.fla` in FLA's dispatch.
 
-The tests compare outputs and final states, and then gradients. The recurrence has none here, and the integration would leave
-every call that needs them to FLA: they run under torch.no_grad(), `backward` does nothing, and outputs and states alone are
-compared; both kinds of comparison are counted. The reference is FLA's naive_recurrent_gated_delta_rule, in torch. Where a test
-compares two forms of one call (raw gates, logits, states [V, K]), both run here: then the plain one is compared with that
-reference besides.
+The tests compare outputs and final states, and then gradients. Our recurrence has no gradients, and the integration would leave
+every call that needs them to FLA. So the tests run under torch.no_grad(), `backward` does nothing, and only outputs and states
+are compared; skipped comparisons are counted too. The reference is FLA's naive_recurrent_gated_delta_rule, in torch. If a test
+compares two forms of one call (raw gates, logits, states [V, K]), both run on gdn_cuda; the plain form is then also compared
+with that reference.
 
-Tests of FlashQLA, another backend of that dispatch, run on ours: the check that FlashQLA was reached is taken out.
+Tests of FlashQLA, another backend of that dispatch, run on our backend, without the check that FlashQLA was reached.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _test = ""
 
 
 class _NoGradient:
-    """What a tensor has as `grad` in these tests."""
+    """The `grad` of tensors in these tests."""
 
     def transpose(self, *dims: int) -> _NoGradient:
         return self
@@ -64,7 +64,7 @@ def prepare() -> None:
 
 
 def adapt(module: ModuleType) -> None:
-    module.IS_NPU = True  # else grouped heads are skipped, which a backend that is not installed lacks
+    module.IS_NPU = True  # otherwise tests of grouped heads are skipped, because a backend that is not installed lacks them
     module.assert_close = _without_gradients(module.assert_close)
     for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
         setattr(module, name, _compared(getattr(module, name), module))

@@ -1,8 +1,8 @@
 """FlashInfer's tests/gdn, with the functions of `gdn_cuda.integrations.flashinfer` under FlashInfer's names.
 
-FlashInfer itself is not there: its kernels want CuTe DSL. Modules of its name have functions with the parameters that the
-integration has verified, install() replaces them, and a call that the integration declines skips its test. The references are
-those of the tests, in torch.
+FlashInfer itself is not installed, because its kernels need CuTe DSL. Modules of its name have functions with the parameters
+that the integration has verified, install() replaces them, and a call that the integration declines skips its test. The
+references are those of the tests, in torch.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def adapt(module: ModuleType) -> None:
 
 
 def _without_l2norm(chunk: Any) -> Any:
-    """FlashInfer had the argument use_qk_l2norm_in_kernel and did nothing with it when these tests were written: they pass True
-    and compare with a reference that does not normalize. Since then it normalizes, as the integration does."""
+    """When these tests were written, FlashInfer ignored its argument use_qk_l2norm_in_kernel: they pass True and compare with a
+    reference that does not normalize. Since then FlashInfer normalizes, as the integration does."""
 
     @functools.wraps(chunk)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -108,5 +108,5 @@ def _without_l2norm(chunk: Any) -> Any:
 
 
 def is_repeat(item: pytest.Function) -> bool:
-    """Both settings of use_cp, FlashInfer's choice between two kernels, are one call here."""
+    """Whether the case repeats another one: use_cp chooses between two kernels of FlashInfer, and changes nothing in ours."""
     return bool(item.callspec.params.get("use_cp"))

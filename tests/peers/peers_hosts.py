@@ -1,4 +1,4 @@
-"""Modules that stand for those of a library that the pack does not have."""
+"""Makes stand-ins for modules of a library that are not in the pack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def module(name: str, **attributes: Any) -> ModuleType:
-    """A module of this name with these attributes. Packages above it are the pack's, where it has them."""
+    """A module of this name with these attributes. Packages above it are the pack's, if it has them."""
     made = sys.modules.setdefault(name, ModuleType(name))
     made.__path__ = []
     vars(made).update(attributes)

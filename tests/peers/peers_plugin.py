@@ -1,18 +1,18 @@
-"""A pytest plugin that runs other libraries' tests on gdn_cuda: `tests/gpu_session.sh OUT peers` unpacks what pack.py has
-packed, and loads this. The tests' text stays as it is. A module beside this one has, for each library,
+"""A pytest plugin that runs other libraries' tests on gdn_cuda: `tests/gpu_session.sh OUT peers` unpacks the pack of pack.py,
+and loads this plugin. The tests' text is unchanged. A module beside this one has, for each library,
 
-    prepare()         what the tests import of the library, and our integration installed in it; before the tests are imported
-    adapt(module)     the names of an imported test module that call the integration
-    EXCLUDED          tests that say nothing of gdn_cuda, by name, and why: they are skipped with that reason
-    ONE_OF            of how many cases of a large test one is run
-    is_repeat(item)   whether a case is the same as another here: it is left out
+    prepare()         makes the library's modules that the tests import, and installs our integration; before tests are imported
+    adapt(module)     makes names of an imported test module call the integration
+    EXCLUDED          tests that do not test gdn_cuda, by name, with the reason for which they are skipped
+    ONE_OF            for a large test, n: one of n cases is run
+    is_repeat(item)   whether a case makes the same calls as another one; it is left out
     importing()       a context in which test modules are imported
     running(item)     a context in which a test runs
 
-A call that gdn_cuda declines runs the library's own kernel where the pack has it (FLA, vLLM, SGLang), and skips the test where
-it has not. The summary has, for each library, how many passed, failed and were skipped, why, and which calls ran where.
+A call that gdn_cuda declines runs the library's own kernel if the pack has it (FLA, vLLM, SGLang), and otherwise skips the
+test. The summary has, for each library, how many tests passed, failed and were skipped, why, and which calls ran where.
 
-PEERS_ALL=1 runs the cases that ONE_OF leaves out. PEERS_DEVICE=cpu tries the plumbing without a GPU.
+PEERS_ALL=1 runs the cases that ONE_OF leaves out. PEERS_DEVICE=cpu tries the plugin without a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SUITES = ("fla", "flashinfer", "vllm", "sglang", "causal_conv1d")
 _suites: dict[str, ModuleType] = {}
 _adapted: set[ModuleType] = set()
 _left_out: Counter[str] = Counter()
-notes: Counter[str] = Counter()  # what else a suite counts, "suite: …"
+notes: Counter[str] = Counter()  # other counts of a suite, "suite: …"
 _reports: dict[str, list[Any]] = defaultdict(list)
 _workers: list[dict[str, Any]] = []
 
@@ -70,7 +70,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector) -> None:
-    """Between the import of a module and the making of its tests, which take their marks along."""
+    """Adapts a module after its import and before its tests are made, which copy the module's marks."""
     if isinstance(collector, pytest.Module) and collector.obj not in _adapted:
         _adapted.add(collector.obj)
         _suites[_suite_of(collector.path)].adapt(collector.obj)
@@ -125,7 +125,7 @@ counted.count = _remembered
 
 
 def declined(name: str) -> Any:
-    """What stands for a kernel of the library that the pack does not have, where `name` is how its calls are counted."""
+    """A stand-in for a kernel that is not in the pack: it skips the test. Its calls are counted under `name`."""
 
     def skip(*args: Any, **kwargs: Any) -> None:
         pytest.skip(f"gdn_cuda leaves the call to the library, whose kernel is not here: {_last_reason[name]}")

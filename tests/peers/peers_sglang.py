@@ -1,8 +1,8 @@
-"""SGLang's test of its chunked prefill, and that of FlashQLA's kernel class, with the class of `gdn_cuda.integrations.sglang`.
+"""SGLang's tests of its chunked prefill and of FlashQLA's kernel class, with the class of `gdn_cuda.integrations.sglang`.
 
-The pack has SGLang's kernel class with its Triton kernels; install() verifies it and puts ours in its place. In the first test
+The pack has SGLang's kernel class with its Triton kernels; install() verifies it and replaces it by ours. In the first test
 `chunk_gated_delta_rule` is our class's `extend`, and the reference is SGLang's Triton kernel, token by token. In the second,
-FlashQLA's class is ours, and the reference is SGLang's own.
+our class stands in for FlashQLA's, and the reference is SGLang's own class.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def prepare() -> None:
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
 
     _theirs = gdn_triton.TritonGDNKernel
-    names = sglang._CONVOLUTIONS  # of the layer, which the pack does not have
+    names = sglang._CONVOLUTIONS  # functions of the layer, which is not in the pack
     parameters = {name: sglang.HOST.targets[f"{sglang._LAYER}:{name}"] for name in names}
     layer = {name: hosts.function(name, parameters[name], peers_plugin.declined(f"sglang.{name}")) for name in names}
     hosts.module(sglang._LAYER, **layer)
@@ -65,7 +65,7 @@ def prepare() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """The second test asks whether FlashQLA is installed; FLA's test does too, and shall not find it."""
+    """The second test needs FlashQLA to be found; FLA's test looks for it too, and must not find it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "flash_qla", ModuleType("flash_qla"))
         yield
@@ -83,7 +83,7 @@ def _chunk(
     head_first: bool,
     use_qk_l2norm_in_kernel: bool,
 ) -> Any:
-    """As the class calls SGLang's function of this name."""
+    """Calls `extend` with the arguments of SGLang's function of this name."""
     assert use_qk_l2norm_in_kernel and not head_first
     kernel = sys.modules[f"{_KERNELS}.gdn_triton"].TritonGDNKernel()
     slots = {"ssm_states": initial_state, "cache_indices": initial_state_indices, "query_start_loc": cu_seqlens}

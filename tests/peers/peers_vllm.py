@@ -1,8 +1,9 @@
-"""vLLM's tests of packed decode, of mixed batches and drafts, and of convolutions, with what `gdn_cuda.integrations.vllm` puts
-into the layer's module.
+"""vLLM's tests of packed decode, of mixed batches and drafts, and of convolutions, with the functions that
+`gdn_cuda.integrations.vllm` puts into the layer's module.
 
-The pack has vLLM's Triton kernels: they are the references of the tests, and what the integration verifies, replaces and leaves
-declined calls to. The layer's module, and what else these import, are stand-ins. The convolutions' references are in torch.
+The pack has vLLM's Triton kernels: the references of the tests, which the integration verifies and replaces, and which run the
+calls that it declines. The layer's module, and other modules that these import, are stand-ins. The convolutions' references are
+in torch.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def prepare() -> None:
 
 
 def adapt(module: ModuleType) -> None:
-    """The tests import from where the layer does."""
+    """Gives the tests the functions of the layer's module."""
     for name, function in vars(sys.modules[_LAYER]).items():
         if name in vars(module):
             setattr(module, name, function)

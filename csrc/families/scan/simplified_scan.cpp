@@ -275,7 +275,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_diagonal_scan_backward(co
                                         .sums = static_cast<double*>(memory_of(sums))};
     DiagonalScanBackward::run(scan.problem, args, scan.target);
     const Tensor summed = sum_over_blocks(sums);  // (P, 4)
-    const Tensor dA = of_torch("aten::view_as_complex", "", math::narrow(summed, 1, 0, 2));
+    const Tensor dA = call_torch("aten::view_as_complex", "", math::narrow(summed, 1, 0, 2));
     const auto column = [&](int64_t at) {
         return torch::stable::contiguous(math::converted(torch::stable::select(summed, 1, at), ScalarType::Float));
     };

@@ -86,7 +86,7 @@ Tensor run_simplified(const SimplifiedStateUpdate& x) {
     SimplifiedStep::run(args, target_of(x.name, prepared.state));
 
     // (Re C, Im C) interleaved along a row, as the kernel writes the states.
-    const Tensor parts = of_torch("aten::view_as_real", "", torch::stable::contiguous(x.C));
+    const Tensor parts = call_torch("aten::view_as_real", "", torch::stable::contiguous(x.C));
     const Tensor out =
         torch::stable::matmul(halves, math::transposed(math::reshape(parts, {prepared.outputs, int64_t{2} * args.states})));
     if (!x.D) return out;

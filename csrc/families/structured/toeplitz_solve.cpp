@@ -1,8 +1,8 @@
 // Solution of Toeplitz systems, for Python and C++: the choice of method, and the code around the kernels.
 //
-// All arithmetic is fp64, whatever the tensors' dtype: a step of an elimination is bound by barriers, not by arithmetic, and the
-// result is as accurate as one with refinement. Only `wait` synchronises with the device. For CPU tensors the same code calls
-// Python's equivalents of the kernels, so that tests run it without a GPU.
+// All arithmetic is fp64, whatever the tensors' dtype: a step of an elimination is bound by barriers, not by arithmetic, and
+// the result is as accurate as one with refinement. Only `wait` synchronises with the device. For CPU tensors the same code
+// calls Python's equivalents of the kernels, so that tests run it without a GPU.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
@@ -124,10 +124,11 @@ Tensor make_probe(const Tensor& column) {
     Tensor first = math::narrow(steps, 0, 0, 1);
     torch::stable::fill_(first, 1013904223.0);
     const Tensor mixed =
-        of_torch("aten::bitwise_and", "Tensor", math::cumsum(steps, 0), number(4294967295.0, ScalarType::Long));
-    const Tensor high = of_torch("aten::bitwise_right_shift", "Tensor", math::mul(mixed, mixed), number(16, ScalarType::Long));
+        call_torch("aten::bitwise_and", "Tensor", math::cumsum(steps, 0), number(4294967295.0, ScalarType::Long));
+    const Tensor high =
+        call_torch("aten::bitwise_right_shift", "Tensor", math::mul(mixed, mixed), number(16, ScalarType::Long));
     const Tensor bit =
-        math::converted(of_torch("aten::bitwise_and", "Tensor", high, number(1, ScalarType::Long)), ScalarType::Double);
+        math::converted(call_torch("aten::bitwise_and", "Tensor", high, number(1, ScalarType::Long)), ScalarType::Double);
     const Tensor signs = math::add(math::mul(bit, number(-2)), number(1));
     return torch::stable::unsqueeze(
         math::expand(math::converted(signs, column.scalar_type()), {column.size(0), column.size(1)}), -1);
@@ -176,17 +177,18 @@ Solution by_dense_lu(const System& system, const Tensor& b) {
     const int64_t n = system.n(), columns = system.prepared.columns();
     const Widened wide = widened(system, b);
     const Tensor diagonals = math::cat({math::flip(math::without_first(wide.row)), wide.column}, -1);
-    const Tensor matrix = math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // without n² indices
+    const Tensor matrix =
+        math::flip(call_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // without n² indices
     const auto [lu, pivots, failed] = results_of_torch<3>("aten::linalg_lu_factor_ex", "", matrix, true, false);
     // Some backends report the last zero pivot, so the first is searched for here.
-    const Tensor pivot = of_torch("aten::diagonal", "", lu, int64_t{0}, int64_t{-2}, int64_t{-1});
+    const Tensor pivot = call_torch("aten::diagonal", "", lu, int64_t{0}, int64_t{-2}, int64_t{-1});
     const Tensor zero = math::logical_not(math::greater(math::abs(pivot), number(0)));
-    const Tensor before = of_torch("aten::zeros_like", "", math::narrow(zero, -1, 0, 1), std::optional<ScalarType>(),
-                                   std::optional<torch::headeronly::Layout>(), std::optional<torch::stable::Device>(),
-                                   std::optional<bool>(), std::optional<torch::headeronly::MemoryFormat>());
+    const Tensor before = call_torch("aten::zeros_like", "", math::narrow(zero, -1, 0, 1), std::optional<ScalarType>(),
+                                     std::optional<torch::headeronly::Layout>(), std::optional<torch::stable::Device>(),
+                                     std::optional<bool>(), std::optional<torch::headeronly::MemoryFormat>());
     const Tensor at = math::argmax(math::converted(math::cat({before, zero}, -1), ScalarType::Int), -1);
     const Tensor info = math::converted(at, ScalarType::Int);
-    const Tensor found = of_torch("aten::linalg_lu_solve", "", lu, pivots, wide.rhs, true, false);
+    const Tensor found = call_torch("aten::linalg_lu_solve", "", lu, pivots, wide.rhs, true, false);
 
     const Tensor told = info_from_probe(wide, math::narrow(found, -1, columns, 1), info, system);
     const Tensor x = math::mul(math::narrow(found, -1, 0, columns), torch::stable::unsqueeze(wide.scale, -1));
@@ -242,9 +244,9 @@ Tensor product(const System& system, const Tensor& x) {
     return call<ToeplitzMatvecCall, toeplitz_matvec>({system.c, system.r, x});
 }
 
-// Growth of generators costs the elimination a digit or two, invisible in results rounded to fp32. In fp64 one step of iterative
-// refinement recovers them. With huge values FFTs overflow long before direct products do: corrections that are not finite are
-// dropped.
+// Growth of generators costs the elimination a digit or two, invisible in results rounded to fp32. In fp64 one step of
+// iterative refinement recovers them. With huge values FFTs overflow long before direct products do: corrections that are not
+// finite are dropped.
 template <class Solve>
 Solution refined(const System& system, const Tensor& b, const Solve& solve) {
     auto [x, info] = solve(system, b);

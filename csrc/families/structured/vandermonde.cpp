@@ -186,7 +186,7 @@ Tensor log_vandermonde_transpose(const LogVandermondeTranspose& x) {
     check.device("v", v, exponents, "x");
     const Tensor moments = call<MomentsCall, run_moments>({.u = plain_on_cuda(x.u), .x = plain_on_cuda(x.x)});
     const int64_t first = 0;
-    return of_torch("aten::mul", "Tensor", *x.v, torch::stable::select(moments, 0, first));
+    return call_torch("aten::mul", "Tensor", *x.v, torch::stable::select(moments, 0, first));
 }
 
 }  // namespace gdn_cuda

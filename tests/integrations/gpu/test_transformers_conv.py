@@ -1,4 +1,4 @@
-"""transformers' models with short convolutions on the GPU, with its own convolutions and with ours."""
+"""transformers' models with short convolutions on the GPU, with transformers' convolutions and with ours."""
 
 from __future__ import annotations
 
