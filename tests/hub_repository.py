@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -13,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import processes
 
 import gdn_cuda
 from gdn_cuda import paths
@@ -67,8 +68,9 @@ def variant(repository: Path) -> Path:
 
 
 BEFORE = """
-import importlib, json, sys
+import importlib, json, sys, warnings
 from pathlib import Path
+warnings.simplefilter("error", ImportWarning)
 import torch
 from kernels import get_kernel, get_local_kernel
 
@@ -100,10 +102,12 @@ def run_operators(package, device="cpu"):
 
 def run(code: str, folder: Path, *arguments: object, **variables: str) -> Any:
     """The answer of `code` in a process that cannot compile, and has no other kernels in its cache."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GDN_", "HF_"))}
-    environment |= {"GDN_JIT_DISABLE": "1", "GDN_JIT_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    environment |= {"HF_HOME": str(folder / "hf"), "PYTHONWARNINGS": "error::ImportWarning"} | variables
-    command = [sys.executable, "-c", BEFORE + code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    variables = {
+        "GDN_JIT_DISABLE": "1",
+        "GDN_JIT_CACHE_DIR": str(folder / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hf"),
+    } | variables
+    done = processes.run("-c", BEFORE + code, *arguments, folder=folder, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1]) | {"messages": done.stderr}

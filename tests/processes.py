@@ -28,15 +28,17 @@ def nursery(imports: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     return started
 
 
-def run(*arguments: object, imports: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python arguments…` in this environment, without its GDN_ variables and with `variables`. The modules `imports` are
-    imported before the fork, without GDN_ variables: for tests that do not depend on that."""
+def run(
+    *arguments: object, imports: tuple[str, ...] = (), folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python arguments…` in `folder`, in this environment without its GDN_ variables and with `variables`. The modules
+    `imports` are imported before, without GDN_ variables: for tests to which that makes no difference."""
     argv = [str(each) for each in arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")} | variables
     parent = nursery(imports)
     assert parent.stdin is not None and parent.stdout is not None
     with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
-        request = {"argv": argv, "env": environment, "cwd": str(Path.cwd()), "output": [output.name, errors.name]}
+        request = {"argv": argv, "env": environment, "cwd": str(folder or Path.cwd()), "output": [output.name, errors.name]}
         parent.stdin.write(json.dumps(request) + "\n")
         parent.stdin.flush()
         if not select.select([parent.stdout], [], [], PATIENCE)[0]:
