@@ -33,8 +33,8 @@ def cpp_folder(path: str) -> str:
 
 
 def cpp_family(path: str) -> str:
-    """The family, its host code, kernels and public header together; the folder of a file that belongs to none. kernels/common is below
-    the JIT, the host code of its one kernel above it."""
+    """The family of a file, with host code, kernels and public header together; the folder of a file that belongs to none.
+    kernels/common is below the JIT, the host code of its one kernel above it."""
     found = re.match(r"csrc/families/(\w+)/|include/gdn_cuda/kernels/(\w+)/|include/gdn_cuda/(\w+)\.hpp$", path)
     name = next(filter(None, found.groups())) if found else ""
     return name if name and name != "common" and (ROOT / "csrc/families" / name).is_dir() else cpp_folder(path)

@@ -45,6 +45,18 @@ __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& s
     cached.scalars.cancels = cancels;
 }
 
+// By one warp, which then arrives at `ready` in place of the loads: the tail chunk's tokens past the end, as the inverse role
+// clears them elsewhere.
+template <ChunkedConfig kConfig, class Plan>
+__device__ __forceinline__ void clear_tail_tokens(Plan& shared, const ChunkedWork& work, unsigned long long& loaded) {
+    const int chunk = tail_chunk<kConfig>(work), lane = threadIdx.x % 32;
+    barrier(loaded).wait(0);
+    clear_tokens_from<kConfig, 32>(shared.stages[PipelineStage<kConfig.stages>(chunk).index], lane,
+                                   tokens_in<kConfig>(work, chunk));
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+}
+
 // By the four warps of the scores role: a warp each for cached chunks, values, queries and keys.
 template <ChunkedConfig kConfig>
 struct CachedChunkLoader {
@@ -125,15 +137,10 @@ struct CachedChunkLoader {
                 tma_load(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, loaded);
         }
     }
-    // By one warp: the last chunk's tokens past the end, as the inverse role does elsewhere.
     __device__ __forceinline__ void clear_tail() {
-        const int chunk = tail_chunk<kConfig>(work), stage = PipelineStage<kConfig.stages>(chunk).index,
-                  lane = threadIdx.x % 32;
-        barrier(shared.loaded[stage]).wait(0);
-        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in<kConfig>(work, chunk));
-        cutlass::arch::fence_view_async_shared();
-        __syncwarp();
-        if (lane != 0) return;
+        const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work)).index;
+        clear_tail_tokens<kConfig>(shared, work, shared.loaded[stage]);
+        if (threadIdx.x % 32 != 0) return;
         barrier(shared.ready[stage]).arrive();  // for keys
         barrier(shared.ready[stage]).arrive();  // for values
     }

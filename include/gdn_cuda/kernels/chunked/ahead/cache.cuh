@@ -134,13 +134,9 @@ struct AheadLoader {
                      {i * kTileElements, work.key_head, first_token<kConfig>(work, chunk), batch_of(args, work)}, loaded);
     }
     __device__ __forceinline__ void clear_tail() {
-        const int chunk = tail_chunk<kConfig>(work), stage = PipelineStage<kConfig.stages>(chunk).index,
-                  lane = threadIdx.x % 32;
-        barrier(shared.tail_loaded).wait(0);
-        clear_tokens_from<kConfig, 32>(shared.stages[stage], lane, tokens_in<kConfig>(work, chunk));
-        cutlass::arch::fence_view_async_shared();
-        __syncwarp();
-        if (lane == 0) barrier(shared.ready[stage]).arrive();
+        const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work)).index;
+        clear_tail_tokens<kConfig>(shared, work, shared.tail_loaded);
+        if (threadIdx.x % 32 == 0) barrier(shared.ready[stage]).arrive();
     }
 };
 
