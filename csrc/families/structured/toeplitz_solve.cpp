@@ -1,8 +1,8 @@
 // Solution of Toeplitz systems, for Python and C++: the choice of method, and the code around the kernels.
 //
-// All arithmetic is fp64, whatever the tensors' dtype: a step of an elimination is bound by barriers, not by arithmetic, and the
-// result is as accurate as one with refinement. Only `wait` synchronises with the device. For CPU tensors the same code calls
-// Python's equivalents of the kernels, so that tests run it without a GPU.
+// All arithmetic is fp64, whatever the tensors' dtype: a step of an elimination is bound by barriers, not by arithmetic, and
+// the result is as accurate as one with refinement. Only `wait` synchronises with the device. For CPU tensors the same code
+// calls Python's equivalents of the kernels, so that tests run it without a GPU.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
@@ -176,7 +176,8 @@ Solution by_dense_lu(const System& system, const Tensor& b) {
     const int64_t n = system.n(), columns = system.prepared.columns();
     const Widened wide = widened(system, b);
     const Tensor diagonals = math::cat({math::flip(math::without_first(wide.row)), wide.column}, -1);
-    const Tensor matrix = math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // without n² indices
+    const Tensor matrix =
+        math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // without n² indices
     const auto [lu, pivots, failed] = results_of_torch<3>("aten::linalg_lu_factor_ex", "", matrix, true, false);
     // Some backends report the last zero pivot, so the first is searched for here.
     const Tensor pivot = of_torch("aten::diagonal", "", lu, int64_t{0}, int64_t{-2}, int64_t{-1});
@@ -242,9 +243,9 @@ Tensor product(const System& system, const Tensor& x) {
     return call<ToeplitzMatvecCall, toeplitz_matvec>({system.c, system.r, x});
 }
 
-// Growth of generators costs the elimination a digit or two, invisible in results rounded to fp32. In fp64 one step of iterative
-// refinement recovers them. With huge values FFTs overflow long before direct products do: corrections that are not finite are
-// dropped.
+// Growth of generators costs the elimination a digit or two, invisible in results rounded to fp32. In fp64 one step of
+// iterative refinement recovers them. With huge values FFTs overflow long before direct products do: corrections that are not
+// finite are dropped.
 template <class Solve>
 Solution refined(const System& system, const Tensor& b, const Solve& solve) {
     auto [x, info] = solve(system, b);
