@@ -56,7 +56,7 @@ class GatedDeltaNet(nn.Module):
 
     Parameters:
         hidden_size: D
-        heads: (Hk, Hv), the numbers of key and of value heads
+        heads: (Hk, Hv), key heads and value heads
         head_k_dim, head_v_dim: dk, the size of a query or key; dv, that of a value
         layout: order of in_proj_qkvz and in_proj_ba: "qwen3_next" by key heads, or "qwen3_5" q, k, v, z and b, a
         norm_eps: added to the mean square in the output's norm

@@ -30,7 +30,7 @@ class S4Kernel(KnowsLength, SSMKernel):
 
     Shapes:
         param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), P (rank, n_ssm, N, 2), inv_dt (H, 1)
-          or (H, N); numbers N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_transform,
+          or (H, N); sizes N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_transform,
           imag_transform and dt_transform among none, exp, relu, sigmoid, softplus; dt_fast (sinh), is_real, deterministic,
           verbose, fp64_sums (for poles so near the imaginary axis that sums in fp32 cancel)
         the kernel: (channels, H, L)

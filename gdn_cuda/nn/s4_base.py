@@ -28,7 +28,7 @@ def rows_of(state: Tensor) -> Tensor:
 
 
 class SSMKernel(nn.Module):
-    """A kernel with the parameters of a parent module: `nn.Parameter`s are registered as such, other tensors as buffers.
+    """A kernel with the parameters of a parent module: `nn.Parameter`s become its parameters, other tensors buffers.
 
     Parameters are converted to fp64; results are fp32, or fp64 if any parameter is.
     """

@@ -20,7 +20,7 @@ class S4DKernel(SSMKernel):
     A = −tr(A_real) − i tr(A_imag), dt = tr(inv_dt).
 
     Shapes:
-        param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), inv_dt (H, 1) or (H, N); numbers
+        param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), inv_dt (H, 1) or (H, N); sizes
           N, H, channels, rank, repeat = H / n_ssm; real_transform, imag_transform and dt_transform among none, exp, relu,
           sigmoid, softplus; dt_fast (sinh), is_real, deterministic, verbose
         the kernel: (channels, H, L)

@@ -21,7 +21,7 @@ BYTES = 1 << 26
 
 
 def _slices(length: int, *others: Tensor) -> Iterator[slice]:
-    """Slices of `length` points such that all pairs with `others` fit in `BYTES`; one empty slice for no points."""
+    """Slices of `length` points so that all pairs with `others` fit in `BYTES`; one empty slice for no points."""
     leading = broadcast_shapes(*(x.shape[:-1] for x in others))
     rows = math.prod(leading) * max(x.shape[-1] for x in others)
     step = max(BYTES // (16 * max(rows, 1)), 1)

@@ -107,9 +107,9 @@ PreparedS7 prepare_s7_backward(const S7BackwardCall& call) {
 }
 
 // out = matrix · vector (+ bias)
-void multiply(const PreparedS7& p, bool of_input, const S7Matrix& matrix, const View& matrix_view, const View& vector,
+void multiply(const PreparedS7& p, bool is_input, const S7Matrix& matrix, const View& matrix_view, const View& vector,
               const View& bias, const View& out, const Target& target) {
-    S7Product::run({p.io, of_input},
+    S7Product::run({p.io, is_input},
                    {.matrix = matrix,
                     .vector = s7_rows_of(vector),
                     .bias = s7_rows_of(bias),

@@ -49,8 +49,8 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int po
 inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& config) {
     return problem.rows / config.rows * ceil_div(problem.points, config.points_per_block());
 }
-// Rows over the same poles use the same reciprocals. With more points per thread poles are read less often, but every SM must get
-// blocks.
+// Rows over the same poles use the same reciprocals. With more points per thread poles are read less often, but every SM must
+// get blocks.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
     const CauchyConfig many = cauchy_config(problem, rows, cauchy_points(problem.io, rows));

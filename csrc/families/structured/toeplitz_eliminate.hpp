@@ -25,13 +25,13 @@ inline constexpr std::array kToeplitzEliminateConfigurations{
     ToeplitzEliminateConfig{8, 128, 4, 4}, ToeplitzEliminateConfig{16, 128, 4, 2}, ToeplitzEliminateConfig{16, 128, 4, 4}};
 inline constexpr int kToeplitzEliminateLongest = kToeplitzEliminateConfigurations.back().rows();
 
-// Measured on an H200, in ns per step: fixed cost, cost per row of a thread, cost of two more right-hand sides, and cost of stores
-// to the other half of a GPC.
+// Measured on an H200, in ns per step: fixed cost, cost per row of a thread, cost of two more right-hand sides, and cost of
+// stores to the other half of a GPC.
 inline constexpr int kToeplitzEliminateStep = 580, kToeplitzEliminateSlot = 95, kToeplitzEliminateColumns = 90,
                      kToeplitzEliminateFar = 60;
 
-// Clusters that run at the same time. A cluster is within one GPC, whose remaining SMs stay idle. Two blocks with few rows fit on
-// one SM.
+// Clusters that run at the same time. A cluster is within one GPC, whose remaining SMs stay idle. Two blocks with few rows fit
+// on one SM.
 inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, const jit::DeviceTraits& device) {
     const i64 clusters = std::max(1, (device.multiprocessors - config.blocks) / config.blocks);
     return config.slots == 1 ? 2 * clusters : clusters;
@@ -87,8 +87,8 @@ struct ToeplitzEliminate {
     }
     static int cluster(const Config& config, const Args&) { return config.blocks; }
 
-    // Whether the device can run clusters of this size; a MIG partition or a GPU with disabled SMs may not. The first call loads
-    // the kernel.
+    // Whether the device can run clusters of this size; a MIG partition or a GPU with disabled SMs may not. The first call
+    // loads the kernel.
     static bool fits(const Config& config, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         if (!runs_on<ToeplitzEliminate>(device)) return false;

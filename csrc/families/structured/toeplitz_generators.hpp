@@ -29,9 +29,8 @@ struct ToeplitzGenerators {
         if (args.rows == 0 || args.n == 0) return;
         const i64 blocks = args.rows * (args.columns / Config::kColumns + 1) * ceil_div(args.n, Config::kRows);
         launch<ToeplitzGenerators>({.io = io}, args, {blocks, 1, 1}, target, [&](const auto&) {
-            return fmt::format(
-                "{} rows of {} systems, and {} right-hand sides with a probe each, for toeplitz_eliminate", args.n,
-                args.rows, args.columns);
+            return fmt::format("{} rows of {} systems, and {} right-hand sides with a probe each, for toeplitz_eliminate",
+                               args.n, args.rows, args.columns);
         });
     }
 };

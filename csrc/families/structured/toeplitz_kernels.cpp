@@ -1,5 +1,5 @@
-// The kernels that solve Toeplitz systems, as operators; for CPU tensors Python registers equivalents. toeplitz_solve.cpp chooses
-// between them.
+// The kernels that solve Toeplitz systems, as operators; for CPU tensors Python registers equivalents. toeplitz_solve.cpp
+// chooses between them.
 #include <torch/csrc/stable/ops.h>
 
 #include "toeplitz.hpp"

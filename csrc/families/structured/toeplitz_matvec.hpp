@@ -69,9 +69,9 @@ inline i64 toeplitz_matvec_columns_per_block(const ToeplitzMatvecProblem& proble
 }
 inline std::string explain_toeplitz_matvec(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     if (toeplitz_by_sums(problem, device)) return explain_toeplitz_sums(problem, device);
-    return fmt::format(
-        "transforms of {} complex values for {} rows; a block transforms the matrix, then {} right-hand sides",
-        toeplitz_transform_of(problem.io, problem.n), problem.n, toeplitz_matvec_columns_per_block(problem, device));
+    return fmt::format("transforms of {} complex values for {} rows; a block transforms the matrix, then {} right-hand sides",
+                       toeplitz_transform_of(problem.io, problem.n), problem.n,
+                       toeplitz_matvec_columns_per_block(problem, device));
 }
 
 // Operands with all leading dimensions, as for the other kernels.

@@ -66,8 +66,8 @@ std::pair<bool, bool> read(const Tensor& first, const Tensor& second) {
 
 }  // namespace
 
-// The caller scales `column` and `rhs` so that squares are in range. Final residuals are below the tolerance and are recomputed at
-// the end.
+// The caller scales `column` and `rhs` so that squares are in range. Final residuals are below the tolerance and are recomputed
+// at the end.
 std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& rhs, double x_residual, double probe_residual) {
     const Corner corner(column);
     const Tensor definite = corner.mean_is_positive();

@@ -65,7 +65,8 @@ struct ToeplitzSchur {
         if (problem.systems == 0 || problem.n == 0) return;
         const Config config = toeplitz_schur_config(problem);
         const i64 blocks =
-            problem.systems * std::max<i64>(1, ceil_div(problem.columns, config.columns));  // info is computed even without columns
+            problem.systems *
+            std::max<i64>(1, ceil_div(problem.columns, config.columns));  // info is computed even without columns
         launch<ToeplitzSchur>(config, args, {blocks, 1, 1}, target,
                               [&](const auto&) { return explain_toeplitz_schur(problem); });
     }

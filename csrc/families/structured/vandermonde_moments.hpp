@@ -63,7 +63,8 @@ struct VandermondeMoments {
     using Args = VandermondeMomentsArgs;
     static constexpr const char *family = "structured", *name = "vandermonde_moments",
                                 *config_type = "VandermondeMomentsConfig", *args_type = "VandermondeMomentsArgs";
-    static constexpr const char* summary = "values times powers, summed, and the same with step indices: vandermonde transposed";
+    static constexpr const char* summary =
+        "values times powers, summed, and the same with step indices: vandermonde transposed";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

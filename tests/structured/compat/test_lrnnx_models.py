@@ -53,24 +53,24 @@ def changed(folder: Path, path: str, name: str, old: str, new: str) -> ModuleTyp
     return module
 
 
-def model_class(folder: Path, kind: str, kernels: str | None) -> Any:
+def model_class(folder: Path, model_name: str, kernels: str | None) -> Any:
     """The peer's class; with `kernels`, an import line, with the kernels that it imports."""
     if kernels is None:
-        return getattr(importlib.import_module(f"lrnnx.models.lti.{kind}"), MODELS[kind])
-    changed(folder, "core/convolution.py", f"convolution_{kind}", KERNELS, kernels)
-    replacement = f"from lrnnx_changed.convolution_{kind} import FFTConvS4"
-    return getattr(changed(folder, f"models/lti/{kind}.py", kind, CONVOLUTION, replacement), MODELS[kind])
+        return getattr(importlib.import_module(f"lrnnx.models.lti.{model_name}"), MODELS[model_name])
+    changed(folder, "core/convolution.py", f"convolution_{model_name}", KERNELS, kernels)
+    replacement = f"from lrnnx_changed.convolution_{model_name} import FFTConvS4"
+    return getattr(changed(folder, f"models/lti/{model_name}.py", model_name, CONVOLUTION, replacement), MODELS[model_name])
 
 
-def pair(folder: Path, kind: str, kernels: str, **options: Any) -> tuple[Any, Any]:
+def pair(folder: Path, model_name: str, kernels: str, **options: Any) -> tuple[Any, Any]:
     """The original and the changed model with the same parameters, in fp64: the fallbacks lose digits in fp32."""
     arguments = {"d_model": H, "d_state": N, "l_max": L, "transposed": False, "verbose": False} | options
     torch.manual_seed(0)
-    peer = model_class(folder, kind, None)(**arguments).double()
+    peer = model_class(folder, model_name, None)(**arguments).double()
     with torch.no_grad():
         for parameter in peer.parameters():  # initially all systems are equal
             parameter.add_(0.1 * torch.randn_like(parameter))
-    ours = model_class(folder, kind, kernels)(**arguments).double()
+    ours = model_class(folder, model_name, kernels)(**arguments).double()
     ours.load_state_dict(peer.state_dict())
     return peer, ours
 
@@ -87,8 +87,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models_give_the_original_results(folder: Path, name: str, rng: torch.Generator) -> None:
-    kind, options = OPTIONS[name]
-    peer, ours = pair(folder, kind, OURS, **options)
+    model_name, options = OPTIONS[name]
+    peer, ours = pair(folder, model_name, OURS, **options)
     x = torch.randn(2, L, H, generator=rng, dtype=torch.float64)
     outputs, gradients = [], []
     for model in (peer, ours):
@@ -106,7 +106,7 @@ def test_models_give_the_original_results(folder: Path, name: str, rng: torch.Ge
         for t in range(L):
             y, cache = ours.step(x[:, t], cache)
             assert rel_rms(y, outputs[1][:, t]) < 1e-6
-    fresh = pair(folder, kind, OURS, **options)[1]
+    fresh = pair(folder, model_name, OURS, **options)[1]
     fresh.load_state_dict(ours.state_dict())
     assert rel_rms(fresh(x)[0], outputs[1]) < 1e-12
     peer.load_state_dict(ours.state_dict())  # same keys, and C̃ has the same meaning
@@ -115,9 +115,9 @@ def test_models_give_the_original_results(folder: Path, name: str, rng: torch.Ge
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_states_equal_the_original_ones(folder: Path, name: str, rng: torch.Generator) -> None:
-    kind, options = OPTIONS[name]
+    model_name, options = OPTIONS[name]
     models = pair(
-        folder, kind, OURS, **{key: value for key, value in options.items() if key != "dt_tie"}
+        folder, model_name, OURS, **{key: value for key, value in options.items() if key != "dt_tie"}
     )  # which the original does not support
     x = torch.randn(2, L, H, generator=rng, dtype=torch.float64)
     state = torch.randn(2, H, N // 2, generator=rng, dtype=torch.complex128)
@@ -144,8 +144,8 @@ def test_the_original_kernels_run_on_our_functions(folder: Path, rng: torch.Gene
     sys.modules[module.__name__] = module
     exec(compile(ours + text, "s4_kernel_interface.py", "exec"), module.__dict__)
     x = torch.randn(2, L, H, generator=rng, dtype=torch.float64)
-    for kind in MODELS:
-        peer, changed_model = pair(folder, kind, "from lrnnx_changed.s4_kernel_interface import kernel_registry")
+    for model_name in MODELS:
+        peer, changed_model = pair(folder, model_name, "from lrnnx_changed.s4_kernel_interface import kernel_registry")
         assert rel_rms(changed_model(x)[0], peer(x)[0]) < 1e-11
 
 

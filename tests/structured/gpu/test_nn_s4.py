@@ -23,9 +23,9 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
 L = 1000
 
 
-def kernels(kind: str, rng: torch.Generator) -> tuple[Any, Any]:
+def kernels(name: str, rng: torch.Generator) -> tuple[Any, Any]:
     """The module on the GPU in fp32 and its copy on the CPU in fp64. Slow decays, so that all of L is significant."""
-    module, options = KERNELS[kind]
+    module, options = KERNELS[name]
     config = make_param_config(rng, dtype=torch.float32, **options)
     config["inv_dt"].sub_(4)
     config |= {name: nn.Parameter(config[name]) for name in TENSORS}
@@ -33,9 +33,9 @@ def kernels(kind: str, rng: torch.Generator) -> tuple[Any, Any]:
     return copy.deepcopy(exact).cuda(), exact.double()
 
 
-@pytest.mark.parametrize("kind", KERNELS)
-def test_kernel_state_and_gradients(kind: str, rng: torch.Generator) -> None:
-    ours, exact = kernels(kind, rng)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_state_and_gradients(name: str, rng: torch.Generator) -> None:
+    ours, exact = kernels(name, rng)
     state = torch.randn(2, ours.H, ours.N, generator=rng, dtype=torch.complex64)
     found = [module(state=x, L=L) for module, x in ((ours, state.cuda()), (exact, state.to(torch.complex128)))]
     for a, b in zip(*found, strict=True):
@@ -48,9 +48,9 @@ def test_kernel_state_and_gradients(kind: str, rng: torch.Generator) -> None:
             assert rel_rms(a.grad, b.grad) < 1e-3, name
 
 
-@pytest.mark.parametrize("kind", KERNELS)
-def test_steps_are_the_convolution(kind: str, rng: torch.Generator) -> None:
-    ours, _ = kernels(kind, rng)
+@pytest.mark.parametrize("name", KERNELS)
+def test_steps_are_the_convolution(name: str, rng: torch.Generator) -> None:
+    ours, _ = kernels(name, rng)
     u = torch.randn(2, ours.H, 60, generator=rng).cuda()
     with torch.no_grad():
         expected = convolution(u, ours(L=60)[0])
@@ -63,9 +63,9 @@ def test_steps_are_the_convolution(kind: str, rng: torch.Generator) -> None:
             assert rel_rms(ours.forward_state(u, ours.default_state(2)), state) < 1e-3
 
 
-@pytest.mark.parametrize("kind", KERNELS)
-def test_graphs(kind: str, rng: torch.Generator) -> None:
-    ours, _ = kernels(kind, rng)
+@pytest.mark.parametrize("name", KERNELS)
+def test_graphs(name: str, rng: torch.Generator) -> None:
+    ours, _ = kernels(name, rng)
     with torch.no_grad():
         expected, _ = ours(L=L)
         torch.cuda.synchronize()

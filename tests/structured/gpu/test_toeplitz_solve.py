@@ -50,9 +50,9 @@ def positive(n: int, dtype: torch.dtype) -> Tensor:
 def solved(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
     """Dense LU in fp64: independent up to 8192 rows; beyond, where solvers use it too, `backward_error` is the test."""
     matrix, right = oracle.toeplitz(c, r), widened(b)
-    kind = torch.promote_types(matrix.dtype, right.dtype)
+    working = torch.promote_types(matrix.dtype, right.dtype)
     many = b.dim() > max(c.dim(), r.dim())
-    x = torch.linalg.solve(matrix.to(kind), right.to(kind) if many else right.to(kind)[..., None])
+    x = torch.linalg.solve(matrix.to(working), right.to(working) if many else right.to(working)[..., None])
     return x if many else x.squeeze(-1)
 
 

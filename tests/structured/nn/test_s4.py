@@ -275,14 +275,14 @@ def test_rate(rate: float, rng: torch.Generator) -> None:
 # ---- Which tensor a length belongs to
 
 
-@pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.clone], ids=["parameter", "buffer"])
-def test_a_new_c_resets_the_stored_length(kind: Any, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("make", [nn.Parameter, torch.Tensor.clone], ids=["parameter", "buffer"])
+def test_a_new_c_resets_the_stored_length(make: Any, rng: torch.Generator) -> None:
     config = config_of(rng)
     new = config["C"].detach() + 1
     expected, _ = oracle(config | {"C": new}, 20)
-    kernel = kernel_of(config | {"C": kind(config["C"].detach())})
+    kernel = kernel_of(config | {"C": make(config["C"].detach())})
     kernel(L=20)
-    kernel.C = kind(new)
+    kernel.C = make(new)
     assert kernel.state_dict()["l_kernel"] == 0
     assert rel_rms(kernel(L=20)[0], expected) < 1e-11
 

@@ -37,23 +37,23 @@ def test_results(rng: torch.Generator) -> None:
 
 def test_parameters_get_gradients_and_buffers_do_not(rng: torch.Generator) -> None:
     c, r, x = drawn(rng)
-    for kind in (ToeplitzMV, ToeplitzSolve, ToeplitzInverse):
-        module = kind(nn.Parameter(c.clone()), r)
+    for module_class in (ToeplitzMV, ToeplitzSolve, ToeplitzInverse):
+        module = module_class(nn.Parameter(c.clone()), r)
         assert [name for name, _ in module.named_parameters()] == ["c"]
         module(x).sum().backward()
         assert module.c.grad is not None and module.c.grad.any()
-        assert not list(kind(c, r).parameters())
+        assert not list(module_class(c, r).parameters())
     assert set(ToeplitzInverse(c, r).state_dict()) == {"gs_u", "gs_v"}
 
 
 def test_state_dictionaries(rng: torch.Generator) -> None:
     (c, r, x), (other, _, _) = drawn(rng), drawn(rng)
-    for kind in (ToeplitzMV, ToeplitzSolve, ToeplitzInverse):
-        module, loaded = kind(c, r), kind(other.clone(), r.clone())
+    for module_class in (ToeplitzMV, ToeplitzSolve, ToeplitzInverse):
+        module, loaded = module_class(c, r), module_class(other.clone(), r.clone())
         assert not torch.equal(module(x), loaded(x))
         loaded.load_state_dict(module.state_dict())
         assert torch.equal(module(x), loaded(x))
-        assert kind(c, r).float()(x.float()).dtype == torch.float32
+        assert module_class(c, r).float()(x.float()).dtype == torch.float32
 
 
 def test_errors_say_what_is_wrong() -> None:

@@ -5,14 +5,14 @@
 
 namespace gdn_cuda {
 
-struct alignas(16) Piece {
+struct alignas(16) Vector16 {
     unsigned long long low, high;
 };
 
 // Destination and mbarrier must be in the same block. Inline PTX: CUTLASS has only the 4-byte form (store_shared_remote).
-__device__ __forceinline__ void st_async(const Piece& piece, unsigned into, unsigned barrier) {
+__device__ __forceinline__ void st_async(const Vector16& vector, unsigned into, unsigned barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%2, %3}, [%1];" ::"r"(into), "r"(barrier),
-                 "l"(piece.low), "l"(piece.high)
+                 "l"(vector.low), "l"(vector.high)
                  : "memory");
 }
 

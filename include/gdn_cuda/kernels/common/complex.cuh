@@ -1,4 +1,4 @@
-// Complex numbers in fp32 or fp64.
+// Complex arithmetic in fp32 or fp64.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

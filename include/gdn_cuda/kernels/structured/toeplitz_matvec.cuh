@@ -40,7 +40,7 @@ struct ToeplitzMatvec {
         Number first;
         Rotations() = default;
         __device__ __forceinline__ Rotations(const Fft& fft, int group)
-            : first(unit_at(static_cast<Real>(Fft::stands_for(group)) * half_to_the<Real>(fft.log_size + 1))) {}
+            : first(unit_at(static_cast<Real>(Fft::butterfly(group)) * half_to_the<Real>(fft.log_size + 1))) {}
         __device__ __forceinline__ Number of(int i) const {
             constexpr Real kCosine[kFftEach] = {static_cast<Real>(1.0),
                                                 static_cast<Real>(0.98078528040323044913),

@@ -5,8 +5,8 @@
 
 namespace gdn_cuda::structured {
 
-// Magnitudes are bounded and terms are scaled by a power of two, so that no significant term underflows. Overflow, such as a
-// point on a pole, leaves sums that are not finite; the caller then recomputes them by a slower formula.
+// Magnitudes are bounded and terms are scaled by a power of two, so that no significant term underflows. Overflow, for example
+// a point on a pole, leaves sums that are not finite; the caller then recomputes them by a slower formula.
 struct CauchyPairLimits {
     static constexpr float kLargest = 16384, kUnit = 0x1p-32f;
 

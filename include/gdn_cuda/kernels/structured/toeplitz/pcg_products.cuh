@@ -55,8 +55,8 @@ struct ToeplitzPcgProducts {
           spectra(args.scratch + static_cast<i64>(blockIdx.x) * kConfig.scratch()) {
         fft.twiddles.make(fft.log_size);
         for (int group = 0; group < kGroups; ++group) {
-            const Number root = unit_at(static_cast<double>(Fft::stands_for(group)) / (4 * kPoints));
-            shared.roots[Fft::stands_for(group)] = {root.re, root.im};
+            const Number root = unit_at(static_cast<double>(Fft::butterfly(group)) / (4 * kPoints));
+            shared.roots[Fft::butterfly(group)] = {root.re, root.im};
         }
     }
     __device__ __forceinline__ double* solution() const { return spectra + 3 * kPoints; }
@@ -124,7 +124,7 @@ struct ToeplitzPcgProducts {
     // e^(i theta k / M) for the first k of a group.
     template <int kQuarters>
     __device__ __forceinline__ Number root_of(int group) const {
-        const auto& kept = shared.roots[Fft::stands_for(group)];
+        const auto& kept = shared.roots[Fft::butterfly(group)];
         const Number one = {kept.re, kept.im};
         if constexpr (kQuarters == 1) return one;
         if constexpr (kQuarters == 2) return one * one;
