@@ -76,7 +76,7 @@ def drawn(emulated: bool) -> Callable[[Callable[[Draws], Call]], Callable[[Draws
 # ---- Scans
 
 STEPS = (0.0, 1e-30, 1e-8, 1e-3, 1.0, 30.0, 1e4)
-# Before softplus. Below −87 it is subnormal or 0 in fp32, and not in fp64: a decay of 0 to such a power is 1 or 0.
+# Values before softplus. Below −87 softplus is subnormal or 0 in fp32, but not in fp64: a decay of 0 to that power is 1 or 0.
 RAW_STEPS = (-1e3, -80.0, -20.0, 0.0, 20.0, 21.0, 100.0)
 RATES = (0.0, -1e-30, -1e-6, -1.0, -50.0, -1e4)
 PHASES = (0.0, 1e-20, 1.0, -3.1415927, 100.0)

@@ -47,7 +47,7 @@ class TunedStore {
     std::vector<TunedFile> list() const;               // all files with the name of an entry
     bool remove(const std::string& file) const;        // false if it does not exist, or is not ours by its first bytes
 
-    // The valid entries of this version measured on such a device; logs one line for each entry it skips.
+    // The valid entries of this version measured on this model of device; logs one line for each entry it skips.
     std::vector<TunedEntry> entries(const std::string& kernel, const DeviceTraits& traits, const std::string& version) const;
 
   private:

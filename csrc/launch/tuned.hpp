@@ -31,7 +31,7 @@ class TunedTables {
     // Null if there are no winners. Files are read at first use, once per device; without winners, later calls take one branch.
     static const Table* of(const jit::DeviceTraits& device) {
         if (device.ordinal == jit::kStandIn) [[unlikely]]
-            return of_stand_in(device);
+            return stand_in_table(device);
         const Table* table = slot(device.ordinal).load(std::memory_order_acquire);
         if (table == &kNone) [[likely]]
             return nullptr;
@@ -85,7 +85,7 @@ class TunedTables {
         return table == &kNone ? nullptr : table;
     }
     // Read at every call, as each may have another device; valid until this thread's next one.
-    static const Table* of_stand_in(const jit::DeviceTraits& device) {
+    static const Table* stand_in_table(const jit::DeviceTraits& device) {
         thread_local Table table;
         table.all = winners_for(device);
         return table.all.empty() ? nullptr : &table;

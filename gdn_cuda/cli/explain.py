@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("words", nargs="*", metavar="SHAPE", help="NAME=VALUE; what is not named is as in a typical call")
     parser.add_argument("--device", metavar="NAME", help="h200, a100, sm_80 or another; default: this machine's GPU, else h200")
-    parser.add_argument("--sms", type=int, metavar="N", help="multiprocessors, if not as many as such a device has")
+    parser.add_argument("--sms", type=int, metavar="N", help="multiprocessors, if not as many as this model of device has")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=run)
 

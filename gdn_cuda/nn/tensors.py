@@ -1,4 +1,4 @@
-"""Tensors of modules: parameters where they are given as such, otherwise buffers; and states in place."""
+"""Tensors of modules: parameters if the caller passes parameters, otherwise buffers; and states in place."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def explain(
         function: a function of gdn_cuda, or its name
         args, kwargs: its arguments; tensors count by shape, strides, dtype and alignment, so meta tensors do
         device: "h200", "a100" or an architecture such as "sm_80"; None: the current GPU, or an H200 where there is none
-        multiprocessors: how many it has; None: as many as such a device has
+        multiprocessors: their number; None: as many as this model of device has
     """
     if isinstance(function, str):
         function = function_called(function)

@@ -132,7 +132,7 @@ def defects(x: Arguments, name: str, written: bool) -> Iterator[tuple[str, Any, 
     if written:
         yield "a negative view", torch._neg_view(copied(y)), True
         yield "a leaf that requires a gradient", copied(y).requires_grad_(), True
-        yield "a view of such a leaf", torch.stack([y, y]).requires_grad_()[0], True
+        yield "a view of a leaf", torch.stack([y, y]).requires_grad_()[0], True
         yield "on itself", y[:1].expand(y.shape), True
         yield "a view on itself", y.new_zeros(y.shape[-1:]).expand(y.shape), True
 

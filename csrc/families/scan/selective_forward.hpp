@@ -76,7 +76,7 @@ inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int di
 }
 // If sequences are split, a token takes 1.5 times as long, as its recurrence is computed twice, and two more launches take 8
 // µs, in which an SM of an H200 computes 12,000 tokens of a channel. So splitting pays only if most of the GPU would be idle,
-// for long. benchmarks/scan_pieces.py has the measurements for these constants.
+// for long. benchmarks/scan_segments.py has the measurements for these constants.
 inline Segments split_forward(const SelectiveForwardProblem& problem, const SplitProblem& sizes, int dim, int span,
                               const jit::DeviceTraits& device, int wanted) {
     constexpr SplitCost kCost{.more = 1.5, .launches = 12000};

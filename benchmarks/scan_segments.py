@@ -1,6 +1,6 @@
 """Selective scans with sequences split into segments: measurements for the constants of split_forward and split_backward.
 
-    python benchmarks/scan_pieces.py
+    python benchmarks/scan_segments.py
 
 One row per shape and pass: microseconds with the host's choice (0), not split (1), and split into 2, 3, 4 … segments.
 """
