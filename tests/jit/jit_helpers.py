@@ -115,11 +115,11 @@ class Child:
     def outcome(self) -> dict[str, Any]:
         return self._read()
 
-    def wait_until_busy(self) -> None:
-        """Returns once this child, which waits for the next call, has used a fifth of a second of CPU time: what ended for its
-        caller goes on in the background."""
-        start = self._ticks()
-        wait_for(lambda: self._ticks() >= start + os.sysconf("SC_CLK_TCK") // 5, "work in the background")
+    def wait_until_busy(self, seconds: float = 0.2) -> None:
+        """Returns once this child has used so much CPU time: it is inside a compile, or a compile whose caller has returned goes
+        on in the background."""
+        end = self._ticks() + round(seconds * os.sysconf("SC_CLK_TCK"))
+        wait_for(lambda: self._ticks() >= end, "work of a child")
 
     def _ticks(self) -> int:
         """CPU time of all its threads."""
