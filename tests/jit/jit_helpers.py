@@ -116,8 +116,7 @@ class Child:
         return self._read()
 
     def wait_until_busy(self, seconds: float = 0.2) -> None:
-        """Returns once this child has used so much CPU time: it is inside a compile, or a compile whose caller has returned goes
-        on in the background."""
+        """Returns once this child has used so much CPU time, in a call, or in a compile that goes on after its caller returned."""
         end = self._ticks() + round(seconds * os.sysconf("SC_CLK_TCK"))
         wait_for(lambda: self._ticks() >= end, "work of a child")
 
