@@ -116,7 +116,7 @@ class Child:
         return self._read()
 
     def wait_until_busy(self, seconds: float = 0.2) -> None:
-        """Returns once this child has used so much CPU time, in a call, or in a compile that goes on after its caller returned."""
+        """Returns once this child has used so much CPU time, in a call or in a compile that outlives its call."""
         end = self._ticks() + round(seconds * os.sysconf("SC_CLK_TCK"))
         wait_for(lambda: self._ticks() >= end, "work of a child")
 
