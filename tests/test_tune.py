@@ -24,6 +24,7 @@ from gdn_cuda.structured.measure_tune import Sums
 CHILD = Path(__file__).with_name("tune_child.py")
 TUNABLES = measure.load().tunables
 H200 = _C.device_traits_for_arch("sm_90a")
+IMPORTS = ("gdn_cuda.cli",)
 TUNE = ("tune", "cauchy_conj", "8x4x3000")  # enough points for four turns of a block
 
 
@@ -33,11 +34,11 @@ def cache(tmp_path: Path) -> Path:
 
 
 def gdn(*arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return processes.run("-m", "gdn_cuda", *arguments, GDN_JIT_CACHE_DIR=str(cache), **variables)
+    return processes.run("-m", "gdn_cuda", *arguments, imports=IMPORTS, GDN_JIT_CACHE_DIR=str(cache), **variables)
 
 
 def faked(mode: str, *arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return processes.run(CHILD, mode, *arguments, GDN_JIT_CACHE_DIR=str(cache), **variables)
+    return processes.run(CHILD, mode, *arguments, imports=IMPORTS, GDN_JIT_CACHE_DIR=str(cache), **variables)
 
 
 def stored(cache: Path) -> list[dict[str, Any]]:

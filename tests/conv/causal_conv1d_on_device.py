@@ -52,8 +52,8 @@ def check(device: Device, x: Inputs, multiprocessors: int = 132, final_states: b
 @EVERY_LAYOUT
 def test_options(layout: str, W: int, D: int, dtype: torch.dtype, device: Device, seed: int) -> None:
     """Rows of 10 or 34 channels are not whole vectors where channels are contiguous."""
-    for way in CASES.values():
-        check(device, inputs(1, device.size(D, D + 24), 208, W, seed, device=device.name, dtype=dtype, layout=layout, **way))
+    for case in CASES.values():
+        check(device, inputs(1, device.size(D, D + 24), 208, W, seed, device=device.name, dtype=dtype, layout=layout, **case))
 
 
 @EVERY_LAYOUT
@@ -94,7 +94,7 @@ def test_any_indices(dtype: torch.dtype, W: int, layout: str, device: Device, se
     rng = torch.Generator().manual_seed(seed)
     D, L = device.size((24, 528), (72, 536))
     x = inputs(2, D, L, W, seed, device=device.name, dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
-    often, seldom = (torch.rand(2, L, generator=rng) < share for share in (0.6, 0.01))
+    often, seldom = (torch.rand(2, L, generator=rng) < rate for rate in (0.6, 0.01))
     for ids in (
         torch.randint(-1, 3, (2, L), generator=rng, dtype=torch.int32),
         often.long().cumsum(1) + 2**40,
@@ -110,11 +110,11 @@ def test_any_indices(dtype: torch.dtype, W: int, layout: str, device: Device, se
 def test_every_kernel_gives_the_same_bits(W: int, device: Device, seed: int) -> None:
     """The layouts take different kernels."""
     D, L = device.size((24, 264), (72, 2064))
-    for way in ("biased, silu", "packed, states", "seq_idx"):
-        x = inputs(1, D, L, W, seed, device=device.name, dtype=torch.bfloat16, **CASES[way])
+    for case in ("biased, silu", "packed, states", "seq_idx"):
+        x = inputs(1, D, L, W, seed, device=device.name, dtype=torch.bfloat16, **CASES[case])
         with device.kernels():
             first, *others = (causal_conv1d(**x | {"x": laid_out(x["x"], layout)}) for layout in LAYOUTS)
-        assert all(torch.equal(first, other) for other in others), way
+        assert all(torch.equal(first, other) for other in others), case
 
 
 @BOTH_LAYOUTS
@@ -214,12 +214,12 @@ def test_invalid_offsets_touch_nothing_outside(offsets: list[int], layout: str, 
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("way, first, last", [("packed, states", 8, 128), ("seq_idx", 9, 69)])
+@pytest.mark.parametrize("case, first, last", [("packed, states", 8, 128), ("seq_idx", 9, 69)])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_nothing_comes_from_other_sequences(
-    bad: float, way: str, first: int, last: int, layout: str, device: Device, seed: int
+    bad: float, case: str, first: int, last: int, layout: str, device: Device, seed: int
 ) -> None:
-    x = inputs(1, 8, 200, 4, seed, device=device.name, layout=layout, **CASES[way])
+    x = inputs(1, 8, 200, 4, seed, device=device.name, layout=layout, **CASES[case])
     spoilt = laid_out(x["x"].clone(), layout)
     spoilt[..., :first] = bad
     spoilt[..., last:] = bad

@@ -20,17 +20,17 @@ from gdn_cuda import causal_conv1d
 
 
 @BOTH_LAYOUTS
-@pytest.mark.parametrize("way", ["biased, silu", "packed, states"])
-def test_many_tiles_per_block(way: str, layout: str, device: Device, seed: int) -> None:
+@pytest.mark.parametrize("case", ["biased, silu", "packed, states"])
+def test_many_tiles_per_block(case: str, layout: str, device: Device, seed: int) -> None:
     """On one multiprocessor a block takes several tiles, and a warp long segments."""
-    B, D, L = (1, 264, 1304) if layout == "channels" else (1, 136, 1600) if "packed" in way else (11, 16, 1032)
-    check(device, inputs(B, D, L, 4, seed, layout=layout, **CASES[way]), multiprocessors=1)
+    B, D, L = (1, 264, 1304) if layout == "channels" else (1, 136, 1600) if "packed" in case else (11, 16, 1032)
+    check(device, inputs(B, D, L, 4, seed, layout=layout, **CASES[case]), multiprocessors=1)
 
 
 @BOTH_LAYOUTS
-@pytest.mark.parametrize("way", ["plain", "packed", "seq_idx"])
-def test_gradients_without_states(way: str, layout: str, device: Device, seed: int) -> None:
-    check(device, inputs(1, 40, 1600, 4, seed, layout=layout, **CASES[way]), multiprocessors=1, final_states=False)
+@pytest.mark.parametrize("case", ["plain", "packed", "seq_idx"])
+def test_gradients_without_states(case: str, layout: str, device: Device, seed: int) -> None:
+    check(device, inputs(1, 40, 1600, 4, seed, layout=layout, **CASES[case]), multiprocessors=1, final_states=False)
 
 
 @BOTH_LAYOUTS

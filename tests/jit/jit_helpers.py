@@ -115,11 +115,10 @@ class Child:
     def outcome(self) -> dict[str, Any]:
         return self._read()
 
-    def wait_until_busy(self) -> None:
-        """Returns once this child, which waits for the next call, has used a fifth of a second of CPU time: a compile whose
-        call has ended goes on in the background."""
-        start = self._ticks()
-        wait_for(lambda: self._ticks() >= start + os.sysconf("SC_CLK_TCK") // 5, "work in the background")
+    def wait_until_busy(self, seconds: float = 0.2) -> None:
+        """Returns once this child has used so much CPU time, in a call or in a compile that outlives its call."""
+        end = self._ticks() + round(seconds * os.sysconf("SC_CLK_TCK"))
+        wait_for(lambda: self._ticks() >= end, "work of a child")
 
     def _ticks(self) -> int:
         """CPU time of all its threads."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from jit_helpers import Gate, Start, kernel, slow_kernel, wait_for
@@ -26,7 +25,7 @@ def test_a_child_forked_while_nvrtc_compiles_raises_at_once(start: Start) -> Non
     child = start()
     assert child.origin(kernel()) == "compiled"
     child.compile_by("in_background", slow_kernel())
-    time.sleep(1.0)  # until NVRTC compiles, which cannot be observed
+    child.wait_until_busy(0.5)  # until NVRTC compiles, which cannot be observed
     for code in (slow_kernel(), kernel(1)):
         outcome = child.compile_by("in_fork", code)
         assert "forked while its parent compiled a kernel with NVRTC" in outcome["error"]

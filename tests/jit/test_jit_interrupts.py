@@ -17,7 +17,7 @@ from jit_helpers import PATIENCE, Child, Gate, Start, kernel, leftovers, locks, 
 
 from gdn_cuda import runtime
 
-NVRTC_STARTED = 1.0  # seconds after which a compile has surely entered NVRTC, which cannot be observed
+NVRTC_STARTED = 0.5  # seconds of CPU time after which a compile has entered NVRTC, which cannot be observed
 
 
 def assert_interrupted(child: Child) -> None:
@@ -31,21 +31,21 @@ def test_ctrl_c_ends_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
     child = start()
     assert child.origin(kernel()) == "compiled"  # NVRTC is open
     child.send_compile(slow_kernel())
-    time.sleep(NVRTC_STARTED)
+    child.wait_until_busy(NVRTC_STARTED)
     assert_interrupted(child)
     child.wait_until_busy()
     assert child.origin(kernel(1)) == "compiled"
     assert locks(cache)[0].read_text() == "", "the lock is free"
     child.send_compile(slow_kernel())  # it was not cached
-    time.sleep(NVRTC_STARTED)
+    child.wait_until_busy(NVRTC_STARTED)
     assert_interrupted(child)
 
 
 def test_ctrl_c_while_nvrtc_parses_runs_the_hosts_handler(start: Start) -> None:
     """NVRTC's front end installs handlers of its own in a process's first compile, and they end the process."""
     child = start()
-    child.send_compile(kernel(before="".join(f"struct S{i} {{ int f() {{ return {i}; }} }};\n" for i in range(200_000))))
-    time.sleep(2 * NVRTC_STARTED)  # of some five seconds of parsing
+    child.send_compile(kernel(before="".join(f"struct S{i} {{ int f() {{ return {i}; }} }};\n" for i in range(100_000))))
+    child.wait_until_busy(2 * NVRTC_STARTED)  # NVRTC is opened in less, and parses for several
     assert_interrupted(child)
     child.wait_until_busy()
     assert child.origin(kernel(1)) == "compiled"
