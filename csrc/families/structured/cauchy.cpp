@@ -30,10 +30,7 @@ struct CauchyOutCall {
     CauchyCall sum;
     Written out;
 
-    static void fields(auto& x, auto&& visit) {
-        CauchyCall::fields(x.sum, visit);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(sum, out)
 };
 struct CauchyBackwardCall {
     static constexpr const char* name = "cauchy_backward";
@@ -41,13 +38,7 @@ struct CauchyBackwardCall {
     CauchyCall sum;
     bool of_v = false, of_points = false, of_poles = false;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        CauchyCall::fields(x.sum, visit);
-        visit("of_v", x.of_v);
-        visit("of_points", x.of_points);
-        visit("of_poles", x.of_poles);
-    }
+    GDN_FIELDS(grad, sum, of_v, of_points, of_poles)
 };
 
 struct PreparedCauchy {
