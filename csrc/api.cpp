@@ -5,7 +5,7 @@
 #include "jit/device.hpp"
 #include "jit/no_compile.hpp"
 #include "jit/toolchain.hpp"
-#include "registry.hpp"
+#include "launch/registry.hpp"
 
 namespace gdn_cuda {
 void init(const std::filesystem::path& library_root, const std::filesystem::path& cuda_home) {

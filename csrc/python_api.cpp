@@ -30,13 +30,13 @@
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
 #include "jit/toolchain.hpp"
+#include "launch/registry.hpp"
 #include "python_explanation.hpp"
 #include "python_gil.hpp"
 #include "python_interrupt.hpp"
 #include "python_operators.hpp"
 #include "python_text.hpp"
 #include "python_tuning.hpp"
-#include "registry.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -9,9 +9,9 @@
 #include "jit/device.hpp"
 #include "jit/store.hpp"
 #include "jit/tuned_store.hpp"
+#include "launch/tunables.hpp"
 #include "python_gil.hpp"
 #include "python_text.hpp"
-#include "tunables.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -1,4 +1,4 @@
-// Stored winners in memory, one table per device. A Tuning (families/<family>/<kernel>.hpp) defines
+// Stored winners in memory, one table per device. A Tuning (families/<family>/<kernel>.hpp) has a GDN_TUNING, and defines
 //     using Problem, Choice;                               both with GDN_FIELDS
 //     static constexpr std::array kernels;                 ids of the kernels that its choices run; winners are stored
 //                                                          under the first
@@ -14,6 +14,7 @@
 #include "../jit/fork.hpp"
 #include "../jit/log.hpp"
 #include "../jit/tuned_store.hpp"
+#include "tunables.hpp"
 #include "winners.hpp"
 
 namespace gdn_cuda {
@@ -110,5 +111,54 @@ template <class Tuning>
 const WinnersOf<Tuning>* tuned(const jit::DeviceTraits& device) {
     return TunedTables<Tuning>::of(device);
 }
+
+// The members of a Tunable: the same by text.
+template <class Tuning>
+struct AsText {
+    using Tables = TunedTables<Tuning>;
+    using Problem = typename Tuning::Problem;
+
+    static Problem problem_of(const std::string& text) {
+        if (const auto problem = from_text<Problem>(text)) return *problem;
+        throw jit::Error(
+            fmt::format("{}: problem: expected a form like {}, got {}", Tuning::kernels.front(), to_text(Problem{}), text));
+    }
+    static std::vector<std::string> candidates(const std::string& problem, const jit::DeviceTraits& device) {
+        std::vector<std::string> texts;
+        for (const auto& choice : Tuning::candidates(problem_of(problem), device)) texts.push_back(to_text(choice));
+        return texts;
+    }
+    static std::string explain(const std::string& problem, const jit::DeviceTraits& device) {
+        return Tuning::explain(problem_of(problem), device, tuned<Tuning>(device));
+    }
+    static void attempt(const std::string& problem, const std::string& choice, const jit::DeviceTraits& device) {
+        const Problem asked = problem_of(problem);
+        const auto listed = Tables::candidate(choice, asked, device);
+        if (!listed)
+            throw jit::Error(fmt::format("{}: choice: expected one of {}, got {}", Tuning::kernels.front(),
+                                         fmt::join(candidates(problem, device), ", "), choice));
+        Tables::attempt(asked, *listed, device.ordinal);
+    }
+};
+
+template <class Tuning>
+Tunable tunable_of() {
+    using Text = AsText<Tuning>;
+    using Tables = TunedTables<Tuning>;
+    return {.kernel = Tuning::kernels.front(),
+            .problem = to_text(typename Tuning::Problem{}),
+            .version = [] { return jit::tuned_version(Tuning::kernels); },
+            .candidates = &Text::candidates,
+            .explain = &Text::explain,
+            .attempt = &Text::attempt,
+            .attempted = &Tables::attempted,
+            .forget = &Tables::forget};
+}
+template <class Tuning>
+struct TuningRegistration : RegisteredTuning {
+    TuningRegistration() : RegisteredTuning{&tunable_of<Tuning>} { add_to_tunables(*this); }
+};
+// In a Tuning: its place among the tunables.
+#define GDN_TUNING(Tuning) inline static const ::gdn_cuda::TuningRegistration<Tuning> registration
 
 }  // namespace gdn_cuda

@@ -28,6 +28,21 @@ struct SymInt {
     operator int64_t() const { return value; }
 };
 
+// Options that several operators share: a struct of its own among the arguments, whose members are arguments of the operator.
+template <class T>
+concept SharedOptions = requires(T& options) { T::fields(options, [](const char*, auto&) {}); };
+template <class Op>
+void visit_arguments(auto& arguments, const auto& visit) {
+    Op::fields(arguments, [&](const char* name, auto& member) {
+        using Member = std::remove_cvref_t<decltype(member)>;
+        if constexpr (SharedOptions<Member>) {
+            visit_arguments<Member>(member, visit);
+        } else {
+            visit(name, member);
+        }
+    });
+}
+
 namespace detail {
 
 using torch::stable::detail::from;
@@ -140,7 +155,7 @@ StableIValue give(const T& member) {
 template <class Op>
 Op taken_from(const StableIValue* stack) {
     Op arguments;
-    Op::fields(arguments, [&](const char* name, auto& member) { take(member, *stack++, Op::name, name); });
+    visit_arguments<Op>(arguments, [&](const char* name, auto& member) { take(member, *stack++, Op::name, name); });
     return arguments;
 }
 
@@ -165,7 +180,7 @@ std::string schema_arguments(bool marked) {
     std::string text;
     char mark = 'a';
     Op none;
-    Op::fields(none, [&](const char* name, auto& member) {
+    visit_arguments<Op>(none, [&](const char* name, auto& member) {
         if (!text.empty()) text += ", ";
         for (const char* c = schema_word<std::remove_reference_t<decltype(member)>>(); *c != 0; ++c) {
             if (*c != '!')
@@ -196,13 +211,19 @@ void define_check(torch::stable::detail::StableLibrary& library) {
     library.def(fmt::format("{}({}) -> ()", check_name<Op>(), detail::schema_arguments<Op>(false)).c_str());
 }
 
-#define GDN_REGISTER(Op, prepare, run)                                       \
+#define GDN_REGISTER(Op, prepare, run)                 \
+    STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {       \
+        define<Op, run>(m);                            \
+    }                                                  \
+    STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {     \
+        m.impl(Op::name, &detail::run_boxed<Op, run>); \
+    }                                                  \
+    GDN_REGISTER_CHECK(Op, prepare)
+
+// `validate_<name>` alone: Python composes the operator itself.
+#define GDN_REGISTER_CHECK(Op, prepare)                                      \
     STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {                             \
-        define<Op, run>(m);                                                  \
         define_check<Op>(m);                                                 \
-    }                                                                        \
-    STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {                           \
-        m.impl(Op::name, &detail::run_boxed<Op, run>);                       \
     }                                                                        \
     STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {                            \
         m.impl(check_name<Op>().c_str(), &detail::check_boxed<Op, prepare>); \
@@ -213,7 +234,7 @@ void define_check(torch::stable::detail::StableLibrary& library) {
 // Throws if a required tensor is missing.
 template <class Arguments>
 void require_given(const char* function, const Arguments& arguments) {
-    Arguments::fields(arguments, [&](const char* name, const auto& member) {
+    visit_arguments<Arguments>(arguments, [&](const char* name, const auto& member) {
         using Member = std::remove_cvref_t<decltype(member)>;
         if constexpr (std::is_base_of_v<Given, Member> && !std::is_same_v<Member, Output>)
             if (!member) fail(function, name, "a tensor", "none");
@@ -224,7 +245,7 @@ template <class Op, class Returned>
 Returned call_through_torch(const Op& arguments) {
     std::array<StableIValue, 32> stack;  // more than any operator needs
     size_t count = 0;
-    Op::fields(arguments, [&](const char*, const auto& member) { stack.at(count++) = detail::give(member); });
+    visit_arguments<Op>(arguments, [&](const char*, const auto& member) { stack.at(count++) = detail::give(member); });
     call_dispatcher(Op::name, stack.data());
     if constexpr (std::is_same_v<Returned, Tensor>) {
         return tensor_of(stack[0]);
@@ -239,7 +260,7 @@ Returned call_through_torch(const Op& arguments) {
 template <class Op>
 bool on_gpu(const Op& arguments) {
     const Tensor* first = nullptr;
-    Op::fields(arguments, [&](const char*, const auto& member) {
+    visit_arguments<Op>(arguments, [&](const char*, const auto& member) {
         if constexpr (std::is_base_of_v<Given, std::remove_cvref_t<decltype(member)>>)
             if (first == nullptr) first = &static_cast<const Tensor&>(member);
     });
@@ -251,6 +272,22 @@ template <class Op, auto kRun>
 auto call(const Op& arguments) {
     using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
     return on_gpu(arguments) ? kRun(arguments) : call_through_torch<Op, Returned>(arguments);
+}
+
+// Defines an operator's function that a header in include/gdn_cuda declares.
+#define GDN_FUNCTION(function, Op, run)                                   \
+    decltype(function(std::declval<const Op&>())) function(const Op& x) { \
+        require_given(Op::name, x);                                       \
+        return call<Op, run>(x);                                          \
+    }
+
+// The result of an operator that writes it to `out`. `with_new_out(x)`: the arguments with a new one, where there is none.
+template <class Op, auto kRun>
+Tensor into_out(const Op& x, const auto& with_new_out) {
+    require_given(Op::name, x);
+    if (!x.out) return into_out<Op, kRun>(with_new_out(x), with_new_out);
+    call<Op, kRun>(x);
+    return x.out;
 }
 
 // `arguments` with a new `out`, of the shape and dtype of `like`.

@@ -9,6 +9,14 @@
 
 namespace gdn_cuda {
 
+// How `gate` and `beta` become the decay and the step of the recurrence; gdn_cuda.recurrent_forward says what each is.
+struct GDN_HOLDS_TENSORS GateOptions {
+    OptionalTensor A_log = {}, dt_bias = {};
+    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+
+    GDN_FIELDS(A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear)
+};
+
 enum class InferenceMode : int64_t { prefill = 0, decode = 1, spec_verify = 2 };
 
 struct GDN_HOLDS_TENSORS RecurrentForward {
@@ -18,14 +26,13 @@ struct GDN_HOLDS_TENSORS RecurrentForward {
     InferenceMode inference_mode = InferenceMode::prefill;
     bool is_qk_norm = false;
     std::optional<double> scale = {};
-    OptionalTensor A_log = {}, dt_bias = {};
-    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+    GateOptions gates = {};
     OptionalTensor has_initial_state = {};
     OptionalWritten final_state = {};
     Output out = {};
 
-    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, A_log,
-               dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state, final_state, out)
+    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, gates,
+               has_initial_state, final_state, out)
 };
 // (out, new state)
 std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& arguments);
@@ -76,18 +83,16 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     std::optional<ScalarType> state_dtype = {};
     int64_t checkpoint_every = 0;
     bool deterministic = false;  // a sequence has the same bits in any batch: docs/numerics.md
-    OptionalTensor A_log = {}, dt_bias = {};
-    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+    GateOptions gates = {};
     OptionalTensor has_initial_state = {};
     OptionalWritten final_state = {}, checkpoints = {}, states_before = {};
     Output out = {};
-    // Of a pool `state`, updated in place: torch knows that as chunked_forward_pool.
+    // `state` is then a pool, updated in place: the operator chunked_forward_pool in torch.
     OptionalTensor state_indices = {}, write_indices = {};
     bool update_state = true;
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, output_final_state, state_dtype,
-               checkpoint_every, deterministic, A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear,
-               has_initial_state, final_state, checkpoints, states_before, out)
+               checkpoint_every, deterministic, gates, has_initial_state, final_state, checkpoints, states_before, out)
 };
 struct GDN_HOLDS_TENSORS ChunkedResult {
     Tensor output;
@@ -101,12 +106,10 @@ struct GDN_HOLDS_TENSORS ChunkedSummary {
     Given key, value;
     OptionalTensor beta = {}, gate = {}, cu_seqlens = {};
     bool use_qk_l2norm = false;
-    OptionalTensor A_log = {}, dt_bias = {};
-    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+    GateOptions gates = {};
     Output out = {};
 
-    GDN_FIELDS(key, value, beta, gate, cu_seqlens, use_qk_l2norm, A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues,
-               gate_is_linear, out)
+    GDN_FIELDS(key, value, beta, gate, cu_seqlens, use_qk_l2norm, gates, out)
 };
 // out: L above M
 Tensor chunked_summary(const ChunkedSummary& arguments);

@@ -14,7 +14,7 @@
 #include "families/structured/vandermonde.hpp"
 #include "jit/store.hpp"
 #include "launch/explanation.hpp"
-#include "registry.hpp"
+#include "launch/registry.hpp"
 
 namespace gdn_cuda::test {
 namespace {

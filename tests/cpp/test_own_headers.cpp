@@ -12,9 +12,9 @@
 #include "jit/own_headers.hpp"
 #include "jit/process.hpp"
 #include "jit/runtime.hpp"
-#include "registry.hpp"
+#include "launch/registry.hpp"
+#include "launch/tunables.hpp"
 #include "support.hpp"
-#include "tunables.hpp"
 
 namespace gdn_cuda::test {
 namespace {

@@ -6,12 +6,13 @@
 #include <string>
 
 #include "jit/device.hpp"
-#include "registry.hpp"
+#include "launch/registry.hpp"
 
 namespace gdn_cuda {
 namespace {
 
 TEST(Registry, TextsAndSourcesAreDistinct) {
+    EXPECT_FALSE(registry().empty());
     for (const RegisteredKernel& kernel : registry()) {
         std::set<std::string> texts, codes;
         for (const RegisteredConfiguration& each : kernel.configurations) {
@@ -60,10 +61,13 @@ TEST(Registry, WhatAnArchitectureRunsFitsIt) {
     }
 }
 
-TEST(Registry, KernelsAreNamedOnce) {
-    std::set<std::string> names;
+// Whatever the order in which static objects are initialized.
+TEST(Registry, KernelsAreSortedAndNamedOnce) {
+    std::string before;
     for (const RegisteredKernel& kernel : registry()) {
-        EXPECT_TRUE(names.insert(kernel.family + "/" + kernel.name).second);
+        const std::string id = kernel.family + "/" + kernel.name;
+        EXPECT_LT(before, id);
+        before = id;
         EXPECT_FALSE(kernel.summary.empty());
         EXPECT_GE(kernel.min_capability, 80);
     }

@@ -10,9 +10,9 @@
 #include "jit/errors.hpp"
 #include "jit/toolchain.hpp"
 #include "jit/tuned_store.hpp"
+#include "launch/tunables.hpp"
 #include "launch/tuned.hpp"
 #include "support.hpp"
-#include "tunables.hpp"
 
 namespace gdn_cuda::test {
 namespace {

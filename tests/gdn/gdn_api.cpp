@@ -98,6 +98,26 @@ std::tuple<Tensor, Tensor, Tensor> chunked_forward(const Tensor& query, const Te
     return {result.output, result.final_state.value_or(none), result.checkpoints.value_or(none)};
 }
 
+// With raw gates: options that several operators share, in a struct of their own.
+std::tuple<Tensor, Tensor, Tensor> raw_gates(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
+                                             const Tensor& gate, const Tensor& A_log, const Tensor& dt_bias, const Tensor& pool,
+                                             const Tensor& slots) {
+    const gdn_cuda::GateOptions gates{
+        .A_log = A_log, .dt_bias = dt_bias, .beta_is_logit = true, .allow_negative_eigenvalues = true};
+    const auto by_token =
+        gdn_cuda::recurrent_forward({.query = query, .key = key, .value = value, .beta = beta, .gate = gate, .gates = gates});
+    const auto from_pool = gdn_cuda::chunked_forward({.query = query,
+                                                      .key = key,
+                                                      .value = value,
+                                                      .beta = beta,
+                                                      .gate = gate,
+                                                      .state = pool,
+                                                      .gates = gates,
+                                                      .state_indices = slots});
+    return {std::get<0>(by_token), from_pool.output,
+            gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .gates = gates})};
+}
+
 Tensor chunked_summary(const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
                        const OptionalTensor& cu_seqlens) {
     return gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .cu_seqlens = cu_seqlens});
@@ -131,6 +151,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
         "chunked_forward(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? state=None, "
         "Tensor? state_indices=None, int checkpoint_every=0, bool last=True) -> (Tensor, Tensor, Tensor)");
     m.def("chunked_summary(Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? cu_seqlens=None) -> Tensor");
+    m.def(
+        "raw_gates(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor A_log, Tensor dt_bias, "
+        "Tensor(a!) pool, Tensor slots) -> (Tensor, Tensor, Tensor)");
     m.def("decode_without_pool(Tensor x) -> Tensor");
 }
 
@@ -142,5 +165,6 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("recurrent_forward", TORCH_BOX(&recurrent_forward));
     m.impl("chunked_forward", TORCH_BOX(&chunked_forward));
     m.impl("chunked_summary", TORCH_BOX(&chunked_summary));
+    m.impl("raw_gates", TORCH_BOX(&raw_gates));
     m.impl("decode_without_pool", TORCH_BOX(&decode_without_pool));
 }

@@ -58,19 +58,15 @@ inline constexpr std::array kPrefillAheadConfigurations = [] {
 }();
 
 struct PrefillAhead {
-    using Config = PrefillAheadConfig;
-    using Args = PrefillAheadArgs;
-    static constexpr const char *family = "gdn", *name = "prefill_ahead", *config_type = "PrefillAheadConfig",
-                                *args_type = "PrefillAheadArgs";
-    static constexpr const char* summary = "prefill of few heads: blocks that prepare chunks, and blocks that own the state";
-    static constexpr int min_capability = 90, max_capability = 90;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(PrefillAhead, gdn, prefill_ahead, PrefillAheadConfig, PrefillAheadArgs,
+               "prefill of few heads: blocks that prepare chunks, and blocks that own the state", .min_capability = 90,
+               .max_capability = 90, .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kPrefillAheadConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return std::max(plan_bytes<kPrefillAheadConfigurations, Preparer>(config, kAll),
-                        plan_bytes<kPrefillAheadConfigurations, Owner>(config, kAll));
+        return std::max(plan_bytes<kPrefillAheadConfigurations, Preparer>(config),
+                        plan_bytes<kPrefillAheadConfigurations, Owner>(config));
     }
 
     // A launch for each window of chunks.
@@ -96,7 +92,6 @@ struct PrefillAhead {
     using Preparer = PreparerPlan<kConfig.block()>;
     template <PrefillAheadConfig kConfig>
     using Owner = OwnerPlan<kConfig.block()>;
-    static constexpr auto kAll = std::make_index_sequence<kPrefillAheadConfigurations.size()>();
 };
 
 }  // namespace gdn_cuda::gdn

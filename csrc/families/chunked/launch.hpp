@@ -52,19 +52,12 @@ struct PrefillTensors {
 };
 
 struct Prefill {
-    using Config = ChunkedConfig;
-    using Args = ChunkedArgs;
-    static constexpr const char *family = "gdn", *name = "prefill", *config_type = "ChunkedConfig", *args_type = "ChunkedArgs";
-    static constexpr const char* summary = "the chunked form on Hopper's tensor cores: prefill";
-    static constexpr int min_capability = 90, max_capability = 90;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(Prefill, gdn, prefill, ChunkedConfig, ChunkedArgs, "the chunked form on Hopper's tensor cores: prefill",
+               .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
 
-    static std::span<const Config> configurations() { return kPrefillConfigurations; }
+    static std::span<const Config> configurations() { return kChunkedConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kPrefillConfigurations, ChunkedPlan>(config,
-                                                               std::make_index_sequence<kPrefillConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kChunkedConfigurations, ChunkedPlan>(config); }
 
     // The last one of each thread is kept, as a model's layers call one after another with the same problem.
     static ChunkedSchedule schedule(const ChunkedProblem& problem, const Target& target) {

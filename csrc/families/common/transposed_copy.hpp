@@ -12,13 +12,8 @@
 namespace gdn_cuda::common {
 
 struct TransposedCopy {
-    using Config = TransposedCopyConfig;
-    using Args = TransposedCopyArgs;
-    static constexpr const char *family = "common", *name = "transposed_copy", *config_type = "TransposedCopyConfig",
-                                *args_type = "TransposedCopyArgs";
-    static constexpr const char* summary = "copies a tensor from contiguous tokens to contiguous channels, or the reverse";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(TransposedCopy, common, transposed_copy, TransposedCopyConfig, TransposedCopyArgs,
+               "copies a tensor from contiguous tokens to contiguous channels, or the reverse");
 
     static constexpr std::array kConfigurations = {Config{.element_bytes = 2}, Config{.element_bytes = 4}};
     static std::span<const Config> configurations() { return kConfigurations; }

@@ -43,13 +43,8 @@ inline constexpr auto kCausalRowsConfigurations = every_causal_conv<false>();
 inline constexpr auto kCausalColumnsConfigurations = every_causal_conv<true>();
 
 struct CausalConv {
-    using Config = CausalConvConfig;
-    using Args = CausalArgs;
-    static constexpr const char *family = "conv", *name = "causal_conv", *config_type = "CausalConvConfig",
-                                *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, tokens contiguous";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(CausalConv, conv, causal_conv, CausalConvConfig, CausalArgs,
+               "causal depthwise convolution of 2 to 8 taps, tokens contiguous");
 
     static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
@@ -68,13 +63,8 @@ struct CausalConv {
 };
 
 struct CausalConvChannelsLast {
-    using Config = CausalConvConfig;
-    using Args = CausalArgs;
-    static constexpr const char *family = "conv", *name = "causal_conv_channels_last", *config_type = "CausalConvConfig",
-                                *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, channels contiguous";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(CausalConvChannelsLast, conv, causal_conv_channels_last, CausalConvConfig, CausalArgs,
+               "causal depthwise convolution of 2 to 8 taps, channels contiguous");
 
     static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

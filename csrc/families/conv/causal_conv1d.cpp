@@ -188,14 +188,7 @@ GDN_REGISTER(CausalConv1dPrefill, prepare_prefill, run_prefill)
 
 namespace gdn_cuda {
 
-std::tuple<Tensor, Tensor> causal_conv1d(const CausalConv1d& x) {
-    require_given(x.name, x);
-    return call<CausalConv1d, conv::run_causal>(x);
-}
-
-Tensor causal_conv1d_prefill(const CausalConv1dPrefill& x) {
-    require_given(x.name, x);
-    return call<CausalConv1dPrefill, conv::run_prefill>(x);
-}
+GDN_FUNCTION(causal_conv1d, CausalConv1d, conv::run_causal)
+GDN_FUNCTION(causal_conv1d_prefill, CausalConv1dPrefill, conv::run_prefill)
 
 }  // namespace gdn_cuda

@@ -189,15 +189,11 @@ GDN_REGISTER(CausalConv1dUpdate, prepare_update, run_update)
 
 namespace gdn_cuda {
 
-Tensor causal_conv1d_update(const CausalConv1dUpdate& x) {
-    require_given(x.name, x);
-    if (!x.out) {
-        CausalConv1dUpdate arguments = x;
-        arguments.out.emplace(torch::stable::empty_like(x.x));  // with x's layout
-        return causal_conv1d_update(arguments);
-    }
-    call<CausalConv1dUpdate, conv::run_update>(x);
-    return x.out;
+Tensor causal_conv1d_update(const CausalConv1dUpdate& given) {
+    return into_out<CausalConv1dUpdate, conv::run_update>(given, [](CausalConv1dUpdate x) {
+        x.out.emplace(torch::stable::empty_like(x.x));  // with x's layout
+        return x;
+    });
 }
 
 }  // namespace gdn_cuda

@@ -30,19 +30,13 @@ inline constexpr auto kCausalBackwardConfigurations = [] {
 }();
 
 struct CausalBackward {
-    using Config = CausalBackwardConfig;
-    using Args = CausalBackwardArgs;
-    static constexpr const char *family = "conv", *name = "causal_conv_backward", *config_type = "CausalBackwardConfig",
-                                *args_type = "CausalBackwardArgs";
-    static constexpr const char* summary = "gradients of a causal convolution of up to 32 taps, any strides";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(CausalBackward, conv, causal_conv_backward, CausalBackwardConfig, CausalBackwardArgs,
+               "gradients of a causal convolution of up to 32 taps, any strides");
 
     static std::span<const Config> configurations() { return kCausalBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kCausalBackwardConfigurations, CausalBackwardSharedPlan>(
-            config, std::make_index_sequence<kCausalBackwardConfigurations.size()>());
+        return plan_bytes<kCausalBackwardConfigurations, CausalBackwardSharedPlan>(config);
     }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.channels()) * args.splits, 1, 1};
@@ -72,16 +66,13 @@ constexpr CausalConvConfig causal_few_taps_backward_config(const CausalProblem& 
 struct CausalFewTapsBackward {
     using Config = CausalConvConfig;
     using Args = CausalBackwardArgs;
-    static constexpr const char *family = "conv", *config_type = "CausalConvConfig", *args_type = "CausalBackwardArgs";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
 
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
 };
 struct CausalBackwardRows : CausalFewTapsBackward {
-    static constexpr const char* name = "causal_conv_backward_rows";
-    static constexpr const char* summary = "gradients of a causal convolution of few taps, tokens contiguous";
+    GDN_KERNEL(CausalBackwardRows, conv, causal_conv_backward_rows, CausalConvConfig, CausalBackwardArgs,
+               "gradients of a causal convolution of few taps, tokens contiguous");
 
     static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
@@ -99,8 +90,8 @@ struct CausalBackwardRows : CausalFewTapsBackward {
     }
 };
 struct CausalBackwardColumns : CausalFewTapsBackward {
-    static constexpr const char* name = "causal_conv_backward_columns";
-    static constexpr const char* summary = "gradients of a causal convolution of few taps, channels contiguous";
+    GDN_KERNEL(CausalBackwardColumns, conv, causal_conv_backward_columns, CausalConvConfig, CausalBackwardArgs,
+               "gradients of a causal convolution of few taps, channels contiguous");
 
     static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {

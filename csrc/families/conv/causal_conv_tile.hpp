@@ -19,19 +19,13 @@ inline Blocks causal_tile_blocks(const CausalTileConfig& config, i64 batches, i6
 }
 
 struct CausalTile {
-    using Config = CausalTileConfig;
-    using Args = CausalArgs;
-    static constexpr const char *family = "conv", *name = "causal_conv_tile", *config_type = "CausalTileConfig",
-                                *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of up to 32 taps, any strides";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(CausalTile, conv, causal_conv_tile, CausalTileConfig, CausalArgs,
+               "causal depthwise convolution of up to 32 taps, any strides");
 
     static std::span<const Config> configurations() { return kCausalTileConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kCausalTileConfigurations, CausalTileSharedPlan>(
-            config, std::make_index_sequence<kCausalTileConfigurations.size()>());
+        return plan_bytes<kCausalTileConfigurations, CausalTileSharedPlan>(config);
     }
     static void run(const CausalProblem& problem, const Args& args, const Target& target) {
         const Config config = causal_tile_config(problem);

@@ -22,9 +22,6 @@ inline Blocks causal_states_blocks(i64 sequences, i64 channels) {
 // Base of both Specs.
 struct CausalStatesSpec {
     using Config = CausalStatesConfig;
-    static constexpr const char *family = "conv", *config_type = "CausalStatesConfig";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() { return kCausalStatesConfigurations; }
     static int threads(const Config& config) { return config.threads; }
@@ -40,9 +37,8 @@ struct CausalStatesSpec {
 };
 
 struct CausalFinalStates : CausalStatesSpec {
-    using Args = CausalStatesArgs;
-    static constexpr const char *name = "causal_states", *args_type = "CausalStatesArgs";
-    static constexpr const char* summary = "the last inputs of each sequence of a causal convolution";
+    GDN_KERNEL(CausalFinalStates, conv, causal_states, CausalStatesConfig, CausalStatesArgs,
+               "the last inputs of each sequence of a causal convolution");
 
     static void run(DType io, const Args& args, const Target& target) {
         run_states<CausalFinalStates>(io, args, args.sequences.sequences, args.channels, args.final_states, target);
@@ -50,9 +46,8 @@ struct CausalFinalStates : CausalStatesSpec {
 };
 
 struct CausalStatesBackward : CausalStatesSpec {
-    using Args = CausalStatesBackwardArgs;
-    static constexpr const char *name = "causal_states_backward", *args_type = "CausalStatesBackwardArgs";
-    static constexpr const char* summary = "gradients of a causal convolution by initial states";
+    GDN_KERNEL(CausalStatesBackward, conv, causal_states_backward, CausalStatesConfig, CausalStatesBackwardArgs,
+               "gradients of a causal convolution by initial states");
 
     static void run(DType io, const Args& args, const Target& target) {
         const CausalArgs& forward = args.call.forward;

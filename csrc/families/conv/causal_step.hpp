@@ -104,47 +104,29 @@ inline std::string explain_causal_step(const CausalStepProblem& problem, const j
 }
 
 struct CausalStepAny {
-    using Config = CausalStepAnyConfig;
-    using Args = CausalStepArgs;
-    static constexpr const char *family = "conv", *name = "causal_step_any", *config_type = "CausalStepAnyConfig",
-                                *args_type = "CausalStepArgs";
-    static constexpr const char* summary = "tokens through a causal convolution of any width, states of any strides in place";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(CausalStepAny, conv, causal_step_any, CausalStepAnyConfig, CausalStepArgs,
+               "tokens through a causal convolution of any width, states of any strides in place");
 
     static constexpr std::array kConfigurations = {kCausalStepAny};
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config& config) { return config.threads; }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kConfigurations, CausalStepAnySharedPlan>(config, std::make_index_sequence<kConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kConfigurations, CausalStepAnySharedPlan>(config); }
 };
 
 struct CausalStepStaged {
-    using Config = CausalStepStagedConfig;
-    using Args = CausalStepArgs;
-    static constexpr const char *family = "conv", *name = "causal_step_staged", *config_type = "CausalStepStagedConfig",
-                                *args_type = "CausalStepArgs";
-    static constexpr const char* summary = "the same where a channel's columns are contiguous: staged in shared memory";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false, starts_early = true;
+    GDN_KERNEL(CausalStepStaged, conv, causal_step_staged, CausalStepStagedConfig, CausalStepArgs,
+               "the same where a channel's columns are contiguous: staged in shared memory", .starts_early = true);
 
     static std::span<const Config> configurations() { return kCausalStepStagedConfigurations; }
     static int threads(const Config&) { return kStepThreads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kCausalStepStagedConfigurations, CausalStepStagedSharedPlan>(
-            config, std::make_index_sequence<kCausalStepStagedConfigurations.size()>());
+        return plan_bytes<kCausalStepStagedConfigurations, CausalStepStagedSharedPlan>(config);
     }
 };
 
 struct CausalStep {
-    using Config = CausalStepConfig;
-    using Args = CausalStepArgs;
-    static constexpr const char *family = "conv", *name = "causal_step", *config_type = "CausalStepConfig",
-                                *args_type = "CausalStepArgs";
-    static constexpr const char* summary = "tokens of every sequence through a causal convolution, states of a pool in place";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false, starts_early = true;
+    GDN_KERNEL(CausalStep, conv, causal_step, CausalStepConfig, CausalStepArgs,
+               "tokens of every sequence through a causal convolution, states of a pool in place", .starts_early = true);
 
     static std::span<const Config> configurations() { return kCausalStepConfigurations; }
     static int threads(const Config&) { return kStepThreads; }

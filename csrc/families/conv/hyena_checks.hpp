@@ -59,11 +59,7 @@ struct HyenaBackwardCall {
     Given grad, grad_state;
     Call forward;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("grad_state", x.grad_state);
-        Call::fields(x.forward, visit);
-    }
+    GDN_FIELDS(grad, grad_state, forward)
 };
 // An uninitialised gradient of x1, x2 or v in the layout of x1. Sets `to`, and clears `vectors` unless it has_vectors.
 Tensor empty_gradient(const HyenaGiven& given, const Tensor& x1, HyenaTensor& to, bool& vectors);

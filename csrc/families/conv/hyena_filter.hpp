@@ -10,13 +10,8 @@
 namespace gdn_cuda::conv {
 
 struct HyenaFilterKernel {
-    using Config = HyenaFilterConfig;
-    using Args = HyenaFilterArgs;
-    static constexpr const char *family = "conv", *name = "hyena_filter", *config_type = "HyenaFilterConfig",
-                                *args_type = "HyenaFilterArgs";
-    static constexpr const char* summary = "filters of a modal form, of any length";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(HyenaFilterKernel, conv, hyena_filter, HyenaFilterConfig, HyenaFilterArgs,
+               "filters of a modal form, of any length");
 
     static constexpr std::array kConfigurations = {Config{.stretches = 4}};
     static std::span<const Config> configurations() { return kConfigurations; }
@@ -33,13 +28,8 @@ struct HyenaFilterKernel {
 };
 
 struct HyenaFilterBackwardKernel {
-    using Config = HyenaFilterBackwardConfig;
-    using Args = HyenaFilterArgs;
-    static constexpr const char *family = "conv", *name = "hyena_filter_backward", *config_type = "HyenaFilterBackwardConfig",
-                                *args_type = "HyenaFilterArgs";
-    static constexpr const char* summary = "gradients of filters in modal form: sums over a segment of a row";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(HyenaFilterBackwardKernel, conv, hyena_filter_backward, HyenaFilterBackwardConfig, HyenaFilterArgs,
+               "gradients of filters in modal form: sums over a segment of a row");
 
     static constexpr std::array kConfigurations = {Config{.states = 4, .stretches = 64}};
     static std::span<const Config> configurations() { return kConfigurations; }

@@ -56,11 +56,8 @@ GDN_REGISTER(gdn_cuda::HyenaFirStep, prepare_fir_step, run_fir_step)
 
 namespace gdn_cuda {
 
-Tensor hyena_fir_step(const gdn_cuda::HyenaFirStep& x) {
-    require_given(x.name, x);
-    if (!x.out) return hyena_fir_step(with_output_like(x.u, x));
-    call<gdn_cuda::HyenaFirStep, conv::run_fir_step>(x);
-    return x.out;
+Tensor hyena_fir_step(const gdn_cuda::HyenaFirStep& given) {
+    return into_out<gdn_cuda::HyenaFirStep, conv::run_fir_step>(given, [](const auto& x) { return with_output_like(x.u, x); });
 }
 
 }  // namespace gdn_cuda

@@ -203,9 +203,6 @@ GDN_REGISTER(HyenaLongBackwardCall, prepare_hyena_long_backward, run_hyena_long_
 
 namespace gdn_cuda {
 
-std::tuple<Tensor, Tensor> hyena_long(const HyenaLong& x) {
-    require_given(x.name, x);
-    return call<HyenaLong, conv::run_hyena_long>(x);
-}
+GDN_FUNCTION(hyena_long, HyenaLong, conv::run_hyena_long)
 
 }  // namespace gdn_cuda

@@ -51,20 +51,12 @@ Blocks hyena_long_blocks(const auto& config, const HyenaLongArgs& args) {
 }
 
 struct HyenaLong {
-    using Config = HyenaLongConfig;
-    using Args = HyenaLongArgs;
-    static constexpr const char *family = "conv", *name = "hyena_long", *config_type = "HyenaLongConfig",
-                                *args_type = "HyenaLongArgs";
-    static constexpr const char* summary = "gated convolution with a sum of exponentials on tensor cores";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(HyenaLong, conv, hyena_long, HyenaLongConfig, HyenaLongArgs,
+               "gated convolution with a sum of exponentials on tensor cores", .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kHyenaLongConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kHyenaLongConfigurations, HyenaLongSharedPlan>(
-            config, std::make_index_sequence<kHyenaLongConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kHyenaLongConfigurations, HyenaLongSharedPlan>(config); }
     // Tiles of contiguous channels need more shared memory than some GPUs have. Those use blocks with half of the channels;
     // where these do not fit either, and where channels are not whole vectors, elements are loaded one by one.
     static Config choose(HyenaLongProblem problem, bool only_states, const jit::DeviceTraits& device) {

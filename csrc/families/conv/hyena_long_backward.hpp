@@ -48,19 +48,13 @@ inline i64 hyena_long_tiles(i64 tokens) {
 }
 
 struct HyenaLongStates {
-    using Config = HyenaLongStatesConfig;
-    using Args = HyenaLongBackwardArgs;
-    static constexpr const char *family = "conv", *name = "hyena_long_states", *config_type = "HyenaLongStatesConfig",
-                                *args_type = "HyenaLongBackwardArgs";
-    static constexpr const char* summary = "states of hyena_long between tiles, for its gradients";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(HyenaLongStates, conv, hyena_long_states, HyenaLongStatesConfig, HyenaLongBackwardArgs,
+               "states of hyena_long between tiles, for its gradients", .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kHyenaLongStatesConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kHyenaLongStatesConfigurations, HyenaLongStatesSharedPlan>(
-            config, std::make_index_sequence<kHyenaLongStatesConfigurations.size()>());
+        return plan_bytes<kHyenaLongStatesConfigurations, HyenaLongStatesSharedPlan>(config);
     }
     // The reversed pass, if warps split the tokens of a channel.
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
@@ -78,19 +72,13 @@ struct HyenaLongStates {
 };
 
 struct HyenaLongBackward {
-    using Config = HyenaLongBackwardConfig;
-    using Args = HyenaLongBackwardArgs;
-    static constexpr const char *family = "conv", *name = "hyena_long_backward", *config_type = "HyenaLongBackwardConfig",
-                                *args_type = "HyenaLongBackwardArgs";
-    static constexpr const char* summary = "gradients of hyena_long on tensor cores";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(HyenaLongBackward, conv, hyena_long_backward, HyenaLongBackwardConfig, HyenaLongBackwardArgs,
+               "gradients of hyena_long on tensor cores", .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kHyenaLongBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kHyenaLongBackwardConfigurations, HyenaLongBackwardSharedPlan>(
-            config, std::make_index_sequence<kHyenaLongBackwardConfigurations.size()>());
+        return plan_bytes<kHyenaLongBackwardConfigurations, HyenaLongBackwardSharedPlan>(config);
     }
     static bool takes_columns(HyenaLongProblem problem, const jit::DeviceTraits& device) {
         return problem.columns && problem.states <= kHyenaGroup &&

@@ -135,9 +135,6 @@ GDN_REGISTER(HyenaMediumBackwardCall, prepare_hyena_medium_backward, run_hyena_m
 
 namespace gdn_cuda {
 
-std::tuple<Tensor, Tensor> hyena_medium(const HyenaMedium& x) {
-    require_given(x.name, x);
-    return call<HyenaMedium, conv::run_hyena_medium>(x);
-}
+GDN_FUNCTION(hyena_medium, HyenaMedium, conv::run_hyena_medium)
 
 }  // namespace gdn_cuda

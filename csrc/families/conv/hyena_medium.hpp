@@ -37,20 +37,15 @@ inline std::string explain_hyena_medium(const HyenaMediumConfig& config, int seg
 }
 
 struct HyenaMedium {
-    using Config = HyenaMediumConfig;
-    using Args = HyenaArgs;
-    static constexpr const char *family = "conv", *name = "hyena_medium", *config_type = "HyenaMediumConfig",
-                                *args_type = "HyenaArgs";
-    static constexpr const char* summary = "gated convolution of at most 1024 taps on tensor cores";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(HyenaMedium, conv, hyena_medium, HyenaMediumConfig, HyenaArgs,
+               "gated convolution of at most 1024 taps on tensor cores", .uses_cutlass = true);
+
     static constexpr int kWarpsAnSm = 64;  // per launch: a few waves, so that the last one is short
 
     static std::span<const Config> configurations() { return kHyenaMediumConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kHyenaMediumConfigurations, HyenaMediumSharedPlan>(
-            config, std::make_index_sequence<kHyenaMediumConfigurations.size()>());
+        return plan_bytes<kHyenaMediumConfigurations, HyenaMediumSharedPlan>(config);
     }
     // Tiles of contiguous channels need more shared memory than some GPUs have. There, and where channels are not whole
     // vectors, elements are loaded one by one.

@@ -25,20 +25,15 @@ constexpr auto every_hyena_medium_backward_configuration() {
 inline constexpr auto kHyenaMediumBackwardConfigurations = every_hyena_medium_backward_configuration();
 
 struct HyenaMediumBackward {
-    using Config = HyenaMediumBackwardConfig;
-    using Args = HyenaMediumBackwardArgs;
-    static constexpr const char *family = "conv", *name = "hyena_medium_backward", *config_type = "HyenaMediumBackwardConfig",
-                                *args_type = "HyenaMediumBackwardArgs";
-    static constexpr const char* summary = "gradients of a gated convolution of at most 1024 taps on tensor cores";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(HyenaMediumBackward, conv, hyena_medium_backward, HyenaMediumBackwardConfig, HyenaMediumBackwardArgs,
+               "gradients of a gated convolution of at most 1024 taps on tensor cores", .uses_cutlass = true);
+
     static constexpr int kWarpsAnSm = 48;  // per launch: a few waves, so that the last one is short
 
     static std::span<const Config> configurations() { return kHyenaMediumBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kHyenaMediumBackwardConfigurations, HyenaMediumBackwardSharedPlan>(
-            config, std::make_index_sequence<kHyenaMediumBackwardConfigurations.size()>());
+        return plan_bytes<kHyenaMediumBackwardConfigurations, HyenaMediumBackwardSharedPlan>(config);
     }
     static Config config_on(HyenaMediumProblem problem, const jit::DeviceTraits& device) {
         problem.columns =

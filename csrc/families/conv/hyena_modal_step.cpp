@@ -76,11 +76,8 @@ GDN_REGISTER(gdn_cuda::HyenaModalStep, prepare_modal_step, run_modal_step)
 
 namespace gdn_cuda {
 
-Tensor hyena_modal_step(const HyenaModalStep& x) {
-    require_given(x.name, x);
-    if (!x.out) return hyena_modal_step(with_output_like(x.x2, x));
-    call<HyenaModalStep, conv::run_modal_step>(x);
-    return x.out;
+Tensor hyena_modal_step(const HyenaModalStep& given) {
+    return into_out<HyenaModalStep, conv::run_modal_step>(given, [](const auto& x) { return with_output_like(x.x2, x); });
 }
 
 }  // namespace gdn_cuda

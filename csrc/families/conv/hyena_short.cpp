@@ -132,9 +132,6 @@ GDN_REGISTER(HyenaShortBackwardCall, prepare_hyena_short_backward, run_hyena_sho
 
 namespace gdn_cuda {
 
-std::tuple<Tensor, Tensor> hyena_short(const HyenaShort& x) {
-    require_given(x.name, x);
-    return call<HyenaShort, conv::run_hyena_short>(x);
-}
+GDN_FUNCTION(hyena_short, HyenaShort, conv::run_hyena_short)
 
 }  // namespace gdn_cuda

@@ -48,9 +48,6 @@ inline std::string explain_hyena_short(const HyenaShortConfig& config, const cha
 struct HyenaShortCommon {
     using Config = HyenaShortConfig;
     using Args = HyenaArgs;
-    static constexpr const char *family = "conv", *config_type = "HyenaShortConfig", *args_type = "HyenaArgs";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
 
     static int threads(const Config&) { return kHyenaShortThreads; }
     template <class Spec>
@@ -65,8 +62,9 @@ struct HyenaShortCommon {
 };
 
 struct HyenaShort : HyenaShortCommon {
-    static constexpr const char* name = "hyena_short";
-    static constexpr const char* summary = "gated convolution of at most 32 taps, tokens contiguous";
+    GDN_KERNEL(HyenaShort, conv, hyena_short, HyenaShortConfig, HyenaArgs,
+               "gated convolution of at most 32 taps, tokens contiguous");
+
     static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int shared_bytes(const Config&) { return 0; }
     static constexpr int kWarpsAnSm = 128;  // per launch: a few waves, so that the last one is short
@@ -82,8 +80,8 @@ struct HyenaShort : HyenaShortCommon {
 };
 
 struct HyenaShortColumns : HyenaShortCommon {
-    static constexpr const char* name = "hyena_short_columns";
-    static constexpr const char* summary = "the same, channels contiguous";
+    GDN_KERNEL(HyenaShortColumns, conv, hyena_short_columns, HyenaShortConfig, HyenaArgs, "the same, channels contiguous");
+
     static constexpr int kWaves = 4;         // per launch, so that the last one is short
     static constexpr int kLeastTokens = 64;  // per segment: the tokens before it are read twice
 

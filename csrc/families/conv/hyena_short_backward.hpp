@@ -11,9 +11,6 @@ namespace gdn_cuda::conv {
 struct HyenaShortBackwardCommon {
     using Config = HyenaShortConfig;
     using Args = HyenaShortBackwardArgs;
-    static constexpr const char *family = "conv", *config_type = "HyenaShortConfig", *args_type = "HyenaShortBackwardArgs";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
 
     static int threads(const Config&) { return kHyenaShortThreads; }
     template <class Spec>
@@ -26,8 +23,9 @@ struct HyenaShortBackwardCommon {
 };
 
 struct HyenaShortBackward : HyenaShortBackwardCommon {
-    static constexpr const char* name = "hyena_short_backward";
-    static constexpr const char* summary = "gradients of conv/hyena_short, tokens contiguous";
+    GDN_KERNEL(HyenaShortBackward, conv, hyena_short_backward, HyenaShortConfig, HyenaShortBackwardArgs,
+               "gradients of conv/hyena_short, tokens contiguous");
+
     static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int shared_bytes(const Config&) { return 0; }
     static constexpr int kWarpsAnSm = 64;  // per launch: a few waves, so that the last one is short
@@ -44,8 +42,9 @@ struct HyenaShortBackward : HyenaShortBackwardCommon {
 };
 
 struct HyenaShortColumnsBackward : HyenaShortBackwardCommon {
-    static constexpr const char* name = "hyena_short_columns_backward";
-    static constexpr const char* summary = "the same, channels contiguous";
+    GDN_KERNEL(HyenaShortColumnsBackward, conv, hyena_short_columns_backward, HyenaShortConfig, HyenaShortBackwardArgs,
+               "the same, channels contiguous");
+
     static constexpr int kWaves = 4;          // per launch, so that the last one is short
     static constexpr int kLeastFilters = 16;  // least length of a segment, in filter lengths: the tokens of two are read twice
 

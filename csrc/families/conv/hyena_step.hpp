@@ -39,13 +39,8 @@ inline bool has_state_runs(const HyenaFirStepArgs& args) {
 }
 
 struct HyenaFirStaged {
-    using Config = HyenaFirStagedConfig;
-    using Args = HyenaFirStepArgs;
-    static constexpr const char *family = "conv", *name = "hyena_fir_step_staged", *config_type = "HyenaFirStagedConfig",
-                                *args_type = "HyenaFirStepArgs";
-    static constexpr const char* summary = "the same where states of adjacent channels are contiguous: through shared memory";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(HyenaFirStaged, conv, hyena_fir_step_staged, HyenaFirStagedConfig, HyenaFirStepArgs,
+               "the same where states of adjacent channels are contiguous: through shared memory");
 
     static constexpr std::array kConfigurations = [] {
         constexpr auto of = [](DType io) {
@@ -68,20 +63,12 @@ struct HyenaFirStaged {
         return found == kConfigurations.end() ? nullptr : &*found;
     }
     static int threads(const Config&) { return kHyenaStepThreads; }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kConfigurations, HyenaFirStagedSharedPlan>(config,
-                                                                     std::make_index_sequence<kConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kConfigurations, HyenaFirStagedSharedPlan>(config); }
 };
 
 struct HyenaFirStep {
-    using Config = HyenaFirStepConfig;
-    using Args = HyenaFirStepArgs;
-    static constexpr const char *family = "conv", *name = "hyena_fir_step", *config_type = "HyenaFirStepConfig",
-                                *args_type = "HyenaFirStepArgs";
-    static constexpr const char* summary = "tokens of a causal FIR filter, after the inputs in slots of a pool, in place";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(HyenaFirStep, conv, hyena_fir_step, HyenaFirStepConfig, HyenaFirStepArgs,
+               "tokens of a causal FIR filter, after the inputs in slots of a pool, in place");
 
     // Ordered by registers. A short filter's rows are adjacent in memory, so a thread may have a row of its own.
     static constexpr std::array kConfigurations = {Config{.lanes = 1, .elements = 4},  Config{.lanes = 1, .elements = 8},
@@ -117,13 +104,8 @@ struct HyenaFirStep {
 };
 
 struct HyenaModalStep {
-    using Config = HyenaModalStepConfig;
-    using Args = HyenaModalStepArgs;
-    static constexpr const char *family = "conv", *name = "hyena_modal_step", *config_type = "HyenaModalStepConfig",
-                                *args_type = "HyenaModalStepArgs";
-    static constexpr const char* summary = "tokens of a filter in modal form, with states in slots of a pool, in place";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(HyenaModalStep, conv, hyena_modal_step, HyenaModalStepConfig, HyenaModalStepArgs,
+               "tokens of a filter in modal form, with states in slots of a pool, in place");
 
     static constexpr std::array kConfigurations = {
         Config{.vectors = false, .io = DType::f32, .lanes = 4},  Config{.vectors = true, .io = DType::bf16, .lanes = 4},

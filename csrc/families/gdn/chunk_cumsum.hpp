@@ -14,13 +14,7 @@ constexpr ChunkCumsumConfig chunk_cumsum_config(DType io) {
 }
 
 struct ChunkCumsum {
-    using Config = ChunkCumsumConfig;
-    using Args = ChunkCumsumArgs;
-    static constexpr const char *family = "gdn", *name = "chunk_cumsum", *config_type = "ChunkCumsumConfig",
-                                *args_type = "ChunkCumsumArgs";
-    static constexpr const char* summary = "cumulative gates inside each chunk of 64";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ChunkCumsum, gdn, chunk_cumsum, ChunkCumsumConfig, ChunkCumsumArgs, "cumulative gates inside each chunk of 64");
 
     static constexpr std::array kConfigurations = {chunk_cumsum_config(DType::bf16), chunk_cumsum_config(DType::f32)};
     static std::span<const Config> configurations() { return kConfigurations; }

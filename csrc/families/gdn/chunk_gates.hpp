@@ -11,13 +11,8 @@ namespace gdn_cuda::gdn {
 inline constexpr std::array kChunkGatesConfigurations = {ChunkGatesConfig{.warps = 8}};
 
 struct ChunkGates {
-    using Config = ChunkGatesConfig;
-    using Args = ChunkGatesArgs;
-    static constexpr const char *family = "gdn", *name = "chunk_gates", *config_type = "ChunkGatesConfig",
-                                *args_type = "ChunkGatesArgs";
-    static constexpr const char* summary = "gates of the chunked form from raw ones, decays, logits or none";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ChunkGates, gdn, chunk_gates, ChunkGatesConfig, ChunkGatesArgs,
+               "gates of the chunked form from raw ones, decays, logits or none");
 
     static std::span<const Config> configurations() { return kChunkGatesConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

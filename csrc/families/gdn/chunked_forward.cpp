@@ -13,28 +13,14 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-// chunked_forward that reads and writes slots of a state pool.
-struct ChunkedForwardPool {
+// chunked_forward with a state pool. The pool and its slots hide the members of the same names, which are optional there.
+struct ChunkedForwardPool : ChunkedForward {
     static constexpr const char* name = "chunked_forward_pool";
-    Given query, key, value;
-    OptionalTensor beta = {}, gate = {};
     Written state;
     Given state_indices;
-    OptionalTensor cu_seqlens = {};
-    std::optional<double> scale = {};
-    bool use_qk_l2norm = false;
-    int64_t checkpoint_every = 0;
-    bool deterministic = false;
-    OptionalTensor A_log = {}, dt_bias = {};
-    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
-    OptionalTensor has_initial_state = {}, write_indices = {};
-    bool update_state = true;
-    OptionalWritten checkpoints = {}, states_before = {};
-    Output out = {};
 
     GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, scale, use_qk_l2norm, checkpoint_every,
-               deterministic, A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state,
-               write_indices, update_state, checkpoints, states_before, out)
+               deterministic, gates, has_initial_state, write_indices, update_state, checkpoints, states_before, out)
 };
 
 // The checkpoints of a call, or an empty tensor: those of packed sequences in sequence order, in as many rows as their tokens
@@ -52,7 +38,7 @@ Tensor add_checkpoints(Prepared& prepared, const Tensor& like, int64_t checkpoin
     return checkpoints;
 }
 
-// Buffers of the caller for checkpoints and the states before blocks of tokens.
+// The caller's buffers for checkpoints and the states before blocks of tokens.
 struct StateRows {
     RecurrentStates checkpoints{}, before{};
     int64_t checkpoint_rows = 0, before_rows = 0;
@@ -105,10 +91,7 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     PreparedChunked prepared{prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm), {}};
     GdnCall& args = prepared.args;
-    const GateArguments gates{view_of(x.beta),    view_of(x.gate), view_of(x.A_log),
-                              view_of(x.dt_bias), x.beta_is_logit, x.allow_negative_eigenvalues,
-                              x.gate_is_linear};
-    check_gates(check, prepared, gates);
+    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
     const int64_t every = x.checkpoint_every;
     GDN_REQUIRE(check, every >= 0 && every % kChunk == 0 && every <= std::numeric_limits<int>::max(), "checkpoint_every",
                 fmt::format("0 or a multiple of {}", kChunk), fmt::format("{}", every));
@@ -231,29 +214,7 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
         if (x.state_dtype && *x.state_dtype != x.state->scalar_type())
             fail(x.name, "state_dtype", "none, or the pool's dtype, with state_indices", dtype_name(*x.state_dtype));
         if (x.final_state) fail(x.name, "final_state", "none with state_indices", "a tensor");
-        checkpoints = call<gdn::ChunkedForwardPool, gdn::run_pool>({.query = x.query,
-                                                                    .key = x.key,
-                                                                    .value = x.value,
-                                                                    .beta = x.beta,
-                                                                    .gate = x.gate,
-                                                                    .state = *x.state,
-                                                                    .state_indices = *x.state_indices,
-                                                                    .cu_seqlens = x.cu_seqlens,
-                                                                    .scale = x.scale,
-                                                                    .use_qk_l2norm = x.use_qk_l2norm,
-                                                                    .checkpoint_every = x.checkpoint_every,
-                                                                    .deterministic = x.deterministic,
-                                                                    .A_log = x.A_log,
-                                                                    .dt_bias = x.dt_bias,
-                                                                    .beta_is_logit = x.beta_is_logit,
-                                                                    .allow_negative_eigenvalues = x.allow_negative_eigenvalues,
-                                                                    .gate_is_linear = x.gate_is_linear,
-                                                                    .has_initial_state = x.has_initial_state,
-                                                                    .write_indices = x.write_indices,
-                                                                    .update_state = x.update_state,
-                                                                    .checkpoints = x.checkpoints,
-                                                                    .states_before = x.states_before,
-                                                                    .out = x.out});
+        checkpoints = call<gdn::ChunkedForwardPool, gdn::run_pool>({x, *x.state, *x.state_indices});
         result.final_state = x.state;
     } else {
         if (x.write_indices) fail(x.name, "write_indices", "none without state_indices", "a tensor");

@@ -25,10 +25,7 @@ Prepared prepare_summary(const ChunkedSummary& x) {
     const Sequences sequences =
         check_sequences(check, x.key, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::fewer, {.query = "key"});
     Prepared prepared = prepare_states(sequences, x.use_qk_l2norm);
-    const GateArguments gates{view_of(x.beta),    view_of(x.gate), view_of(x.A_log),
-                              view_of(x.dt_bias), x.beta_is_logit, x.allow_negative_eigenvalues,
-                              x.gate_is_linear};
-    check_gates(check, prepared, gates);
+    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
     const View out(x.out);
     const int64_t rows = sequences.dv + sequences.dk, heads = sequences.heads, head = rows * sequences.dk;
     check.shape("out", out, {sequences.count, heads, rows, sequences.dk}, "(sequences, Hv, dv + dk, dk)");
@@ -73,15 +70,13 @@ GDN_REGISTER(ChunkedSummary, prepare_summary, run_summary)
 
 namespace gdn_cuda {
 
-Tensor chunked_summary(const ChunkedSummary& x) {
-    require_given(x.name, x);
-    ChunkedSummary arguments = x;
-    if (!x.out)
-        arguments.out.emplace(
-            torch::stable::new_empty(x.key, gdn::summary_sizes(x.key, x.value, x.cu_seqlens),
-                                     x.key->scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float));
-    call<ChunkedSummary, gdn::run_summary>(arguments);
-    return arguments.out;
+Tensor chunked_summary(const ChunkedSummary& given) {
+    return into_out<ChunkedSummary, gdn::run_summary>(given, [](ChunkedSummary x) {
+        const bool is_double = x.key->scalar_type() == ScalarType::Double;
+        x.out.emplace(torch::stable::new_empty(x.key, gdn::summary_sizes(x.key, x.value, x.cu_seqlens),
+                                               is_double ? ScalarType::Double : ScalarType::Float));
+        return x;
+    });
 }
 
 }  // namespace gdn_cuda

@@ -22,19 +22,12 @@ inline constexpr std::array kComputeOConfigurations = [] {
 }();
 
 struct ComputeO {
-    using Config = ComputeOConfig;
-    using Args = ChunkArgs;
-    static constexpr const char *family = "gdn", *name = "compute_o", *config_type = "ComputeOConfig", *args_type = "ChunkArgs";
-    static constexpr const char* summary = "outputs of every chunk from the state before it";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(ComputeO, gdn, compute_o, ComputeOConfig, ChunkArgs, "outputs of every chunk from the state before it",
+               .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kComputeOConfigurations; }
     static int threads(const Config& config) { return config.kThreads; }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kComputeOConfigurations, ComputeOSharedPlan>(
-            config, std::make_index_sequence<kComputeOConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kComputeOConfigurations, ComputeOSharedPlan>(config); }
 
     static Blocks blocks(const PieceProblem& problem, i64 chunks) {
         return {chunks * problem.heads, ceil_div(problem.dv, Config::kValueColumns), 1};

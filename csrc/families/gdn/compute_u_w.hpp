@@ -21,20 +21,12 @@ inline constexpr std::array kComputeUWConfigurations = [] {
 }();
 
 struct ComputeUW {
-    using Config = ComputeUWConfig;
-    using Args = ChunkArgs;
-    static constexpr const char *family = "gdn", *name = "compute_u_w", *config_type = "ComputeUWConfig",
-                                *args_type = "ChunkArgs";
-    static constexpr const char* summary = "u = T (beta v) and w = T (beta exp(G) k) of every chunk";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(ComputeUW, gdn, compute_u_w, ComputeUWConfig, ChunkArgs,
+               "u = T (beta v) and w = T (beta exp(G) k) of every chunk", .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kComputeUWConfigurations; }
     static int threads(const Config& config) { return config.kThreads; }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kComputeUWConfigurations, ComputeUWSharedPlan>(
-            config, std::make_index_sequence<kComputeUWConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kComputeUWConfigurations, ComputeUWSharedPlan>(config); }
 
     static Blocks blocks(const PieceProblem& problem, i64 chunks) { return {chunks * problem.heads, 1, 1}; }
     static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {

@@ -67,12 +67,8 @@ inline std::vector<DecodeConfig> decode_configurations() {
 }
 
 struct Decode {
-    using Config = DecodeConfig;
-    using Args = DecodeArgs;
-    static constexpr const char *family = "gdn", *name = "decode", *config_type = "DecodeConfig", *args_type = "DecodeArgs";
-    static constexpr const char* summary = "one token a sequence, slots of a state pool updated in place: the serving step";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false, starts_early = true;
+    GDN_KERNEL(Decode, gdn, decode, DecodeConfig, DecodeArgs,
+               "one token a sequence, slots of a state pool updated in place: the serving step", .starts_early = true);
 
     static std::span<const Config> configurations() {
         static constinit std::atomic<const std::vector<Config>*> all{nullptr};

@@ -104,11 +104,8 @@ GDN_REGISTER(FusedDecode, prepare_decode, run_decode)
 
 namespace gdn_cuda {
 
-Tensor fused_decode(const FusedDecode& x) {
-    require_given(x.name, x);
-    if (!x.out) return fused_decode(gdn::with_new_output(x));
-    call<FusedDecode, gdn::run_decode>(x);
-    return x.out;
+Tensor fused_decode(const FusedDecode& given) {
+    return into_out<FusedDecode, gdn::run_decode>(given, [](const auto& x) { return gdn::with_new_output(x); });
 }
 
 }  // namespace gdn_cuda

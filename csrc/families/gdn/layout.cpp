@@ -126,14 +126,7 @@ GDN_REGISTER(ChunkLocalCumsum, prepare_cumsum, run_cumsum)
 
 namespace gdn_cuda {
 
-Tensor transpose_to_mn_major(const TransposeToMnMajor& x) {
-    require_given(x.name, x);
-    return call<TransposeToMnMajor, gdn::run_mn_major>(x);
-}
-
-void chunk_local_cumsum_bf16(const ChunkLocalCumsum& x) {
-    require_given(x.name, x);
-    call<ChunkLocalCumsum, gdn::run_cumsum>(x);
-}
+GDN_FUNCTION(transpose_to_mn_major, TransposeToMnMajor, gdn::run_mn_major)
+GDN_FUNCTION(chunk_local_cumsum_bf16, ChunkLocalCumsum, gdn::run_cumsum)
 
 }  // namespace gdn_cuda

@@ -14,12 +14,8 @@ constexpr MnMajorConfig mn_major_config(int element_bytes) {
 }
 
 struct MnMajor {
-    using Config = MnMajorConfig;
-    using Args = MnMajorArgs;
-    static constexpr const char *family = "gdn", *name = "mn_major", *config_type = "MnMajorConfig", *args_type = "MnMajorArgs";
-    static constexpr const char* summary = "the second-to-last dimension made contiguous, columns padded";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(MnMajor, gdn, mn_major, MnMajorConfig, MnMajorArgs,
+               "the second-to-last dimension made contiguous, columns padded");
 
     static constexpr std::array kConfigurations = {mn_major_config(2), mn_major_config(4)};
     static std::span<const Config> configurations() { return kConfigurations; }

@@ -33,13 +33,8 @@ inline constexpr std::array kMoveStatesConfigurations = {
     MoveStatesConfig{StatesMove::copy},         MoveStatesConfig{StatesMove::identity}};
 
 struct MoveStates {
-    using Config = MoveStatesConfig;
-    using Args = MoveStatesArgs;
-    static constexpr const char *family = "gdn", *name = "move_states", *config_type = "MoveStatesConfig",
-                                *args_type = "MoveStatesArgs";
-    static constexpr const char* summary = "states between pools or buffers of any dtype and strides and dense ones";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(MoveStates, gdn, move_states, MoveStatesConfig, MoveStatesArgs,
+               "states between pools or buffers of any dtype and strides and dense ones");
 
     static std::span<const Config> configurations() { return kMoveStatesConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

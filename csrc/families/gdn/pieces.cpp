@@ -188,19 +188,8 @@ GDN_REGISTER(ChunkedComputeO, prepare_output, run_output)
 
 namespace gdn_cuda {
 
-void bf16_gdn_compute_u_w(const ComputeUAndW& x) {
-    require_given(x.name, x);
-    call<ComputeUAndW, gdn::run_u_w>(x);
-}
-
-void bf16_chunked_seq_state_update(const ChunkedSeqStateUpdate& x) {
-    require_given(x.name, x);
-    call<ChunkedSeqStateUpdate, gdn::run_state_update>(x);
-}
-
-void bf16_gdn_chunked_compute_O(const ChunkedComputeO& x) {
-    require_given(x.name, x);
-    call<ChunkedComputeO, gdn::run_output>(x);
-}
+GDN_FUNCTION(bf16_gdn_compute_u_w, ComputeUAndW, gdn::run_u_w)
+GDN_FUNCTION(bf16_chunked_seq_state_update, ChunkedSeqStateUpdate, gdn::run_state_update)
+GDN_FUNCTION(bf16_gdn_chunked_compute_O, ChunkedComputeO, gdn::run_output)
 
 }  // namespace gdn_cuda

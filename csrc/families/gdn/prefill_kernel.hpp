@@ -11,7 +11,8 @@ namespace gdn_cuda::gdn {
 inline constexpr int kPrefillLongestKey = 128, kHopper = 90;
 
 // Chooses the kernel of chunked_forward. `rows_fit`: all rows start at and span multiples of 16 bytes. `scalars_near`: gate and
-// beta strides are within kLongestScalarStride. Lengths are no input: what a sequence is packed with must not choose its kernel.
+// beta strides are within kLongestScalarStride. Lengths are no input: what a sequence is packed with must not choose its
+// kernel.
 enum class PrefillKernel { wgmma, mma, recurrent };
 
 inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, WantedPrefill wanted) {

@@ -45,19 +45,13 @@ inline constexpr std::array kPrefillMmaConfigurations = [] {
 }();
 
 struct PrefillMma {
-    using Config = PrefillMmaConfig;
-    using Args = PrefillMmaArgs;
-    static constexpr const char *family = "gdn", *name = "prefill_mma", *config_type = "PrefillMmaConfig",
-                                *args_type = "PrefillMmaArgs";
-    static constexpr const char* summary = "the chunked form on any tensor cores: prefill beside and before Hopper";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(PrefillMma, gdn, prefill_mma, PrefillMmaConfig, PrefillMmaArgs,
+               "the chunked form on any tensor cores: prefill on GPUs other than Hopper", .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kPrefillMmaConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kPrefillMmaConfigurations, PrefillMmaSharedPlan>(
-            config, std::make_index_sequence<kPrefillMmaConfigurations.size()>());
+        return plan_bytes<kPrefillMmaConfigurations, PrefillMmaSharedPlan>(config);
     }
 
     static void run(const ChunkedProblem& problem, const GdnCall& recurrence, const Target& target) {

@@ -75,26 +75,29 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     return prepared;
 }
 
-void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x) {
+GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
+                        const GateOptions& options) {
     const Sequences& sequences = prepared.sequences;
     GdnCall& args = prepared.args;
+    const GateTensors x{view_of(beta), view_of(gate), view_of(options.A_log), view_of(options.dt_bias)};
     const bool raw = x.A_log.defined();
     if (x.beta.defined()) args.beta = check_scalars(check, "beta", x.beta, sequences);
     if (x.gate.defined()) args.gate = check_scalars(check, "gate", x.gate, sequences);
-    GDN_REQUIRE(check, x.gate.defined() || !(raw || x.gate_is_linear), "gate",
+    GDN_REQUIRE(check, x.gate.defined() || !(raw || options.gate_is_linear), "gate",
                 fmt::format("a tensor with {}", raw ? "A_log" : "gate_is_linear=True"), "None");
-    GDN_REQUIRE(check, !(raw && x.gate_is_linear), "gate_is_linear", "False with A_log", "True");
+    GDN_REQUIRE(check, !(raw && options.gate_is_linear), "gate_is_linear", "False with A_log", "True");
     GDN_REQUIRE(check, raw || !x.dt_bias.defined(), "dt_bias", "None without A_log", "a tensor");
-    GDN_REQUIRE(check, x.beta.defined() || !x.beta_is_logit, "beta", "a tensor with beta_is_logit=True", "None");
-    GDN_REQUIRE(check, x.beta_is_logit || !x.allow_negative_eigenvalues, "allow_negative_eigenvalues",
+    GDN_REQUIRE(check, x.beta.defined() || !options.beta_is_logit, "beta", "a tensor with beta_is_logit=True", "None");
+    GDN_REQUIRE(check, options.beta_is_logit || !options.allow_negative_eigenvalues, "allow_negative_eigenvalues",
                 "False without beta_is_logit=True", "True");
     if (raw) args.A_log = check_per_head(check, "A_log", x.A_log, sequences);
     if (x.dt_bias.defined()) args.dt_bias = check_per_head(check, "dt_bias", x.dt_bias, sequences);
-    args.forms = {.gate = raw                ? GateForms::raw
-                          : x.gate_is_linear ? GateForms::decay
-                                             : GateForms::log_decay,
-                  .beta_is_logit = x.beta_is_logit,
-                  .beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f};
+    args.forms = {.gate = raw                      ? GateForms::raw
+                          : options.gate_is_linear ? GateForms::decay
+                                                   : GateForms::log_decay,
+                  .beta_is_logit = options.beta_is_logit,
+                  .beta_factor = options.allow_negative_eigenvalues ? 2.f : 1.f};
+    return x;
 }
 
 void check_has_initial(const Checks& check, Prepared& prepared, const View& has_initial_state) {

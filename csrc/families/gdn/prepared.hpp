@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <gdn_cuda/gdn.hpp>
 #include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 #include <initializer_list>
 #include <vector>
@@ -21,13 +22,12 @@ struct Prepared {
     bool plain_states = true;                    // of one dtype that all kernels take, each state contiguous
     GdnCall args{};
 };
-// What becomes the gates of a call. A_log makes `gate` raw.
-struct GateArguments {
+// What becomes the gates of a call.
+struct GateTensors {
     View beta, gate, A_log, dt_bias;
-    bool beta_is_logit, allow_negative_eigenvalues, gate_is_linear;
 };
 
-// Of an output: those of value, with the heads of query where that has more.
+// Output sizes: value's, but with query's head count if query has more heads.
 std::vector<int64_t> output_sizes(const Tensor& query, const Tensor& value);
 // `arguments` with a new `out`.
 template <class Op>
@@ -39,7 +39,9 @@ Op with_new_output(Op arguments) {
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm);
 // A call without outputs.
 Prepared prepare_states(const Sequences& sequences, bool qk_norm);
-void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x);
+// A_log makes `gate` raw.
+GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
+                        const GateOptions& options);
 // States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk) of any strides.
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
 // The same for the first states of a call, whose dtype becomes that of its new ones.

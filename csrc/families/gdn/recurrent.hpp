@@ -72,13 +72,8 @@ inline std::vector<RecurrentConfig> recurrent_configurations() {
 }
 
 struct Recurrent {
-    using Config = RecurrentConfig;
-    using Args = GdnCall;
-    static constexpr const char *family = "gdn", *name = "recurrent", *config_type = "RecurrentConfig", *args_type = "GdnCall";
-    static constexpr const char* summary =
-        "the recurrence token by token: packed batches, odd shapes, rows that do not start on 16 bytes";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(Recurrent, gdn, recurrent, RecurrentConfig, GdnCall,
+               "the recurrence token by token: packed batches, odd shapes, rows that do not start on 16 bytes");
 
     static std::span<const Config> configurations() {
         static constinit std::atomic<const std::vector<Config>*> all{nullptr};

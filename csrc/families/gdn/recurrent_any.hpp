@@ -14,13 +14,8 @@ inline constexpr std::array kRecurrentAnyConfigurations = {RecurrentAnyConfig{64
                                                            RecurrentAnyConfig{256}};
 
 struct RecurrentAny {
-    using Config = RecurrentAnyConfig;
-    using Args = RecurrentAnyArgs;
-    static constexpr const char *family = "gdn", *name = "recurrent_any", *config_type = "RecurrentAnyConfig",
-                                *args_type = "RecurrentAnyArgs";
-    static constexpr const char* summary = "the recurrence for tensors and states of any dtype and strides";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(RecurrentAny, gdn, recurrent_any, RecurrentAnyConfig, RecurrentAnyArgs,
+               "the recurrence for tensors and states of any dtype and strides");
 
     static std::span<const Config> configurations() { return kRecurrentAnyConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -15,10 +15,7 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
     GDN_REQUIRE(check, x.inference_mode >= InferenceMode::prefill && x.inference_mode <= InferenceMode::spec_verify,
                 "inference_mode", "PREFILL (0), DECODE (1) or SPEC_VERIFY (2)",
                 fmt::format("{}", static_cast<int64_t>(x.inference_mode)));
-    const GateArguments gates{view_of(x.beta),    view_of(x.gate), view_of(x.A_log),
-                              view_of(x.dt_bias), x.beta_is_logit, x.allow_negative_eigenvalues,
-                              x.gate_is_linear};
-    check_gates(check, prepared, gates);
+    const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
 
     const View initial = view_of(x.state), accepted = view_of(x.num_accepted_tokens);
     const bool verify = x.inference_mode == InferenceMode::spec_verify;

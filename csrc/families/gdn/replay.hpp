@@ -72,20 +72,12 @@ inline constexpr std::array kReplayConfigurations = [] {
 }();
 
 struct Replay {
-    using Config = ReplayConfig;
-    using Args = ReplayArgs;
-    static constexpr const char *family = "gdn", *name = "replay", *config_type = "ReplayConfig", *args_type = "ReplayArgs";
-    static constexpr const char* summary =
-        "speculative verify that keeps tokens and applies the accepted ones in the next call";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false, starts_early = true;
+    GDN_KERNEL(Replay, gdn, replay, ReplayConfig, ReplayArgs,
+               "speculative verify that keeps tokens and applies the accepted ones in the next call", .starts_early = true);
 
     static std::span<const Config> configurations() { return kReplayConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kReplayConfigurations, ReplaySharedPlan>(config,
-                                                                   std::make_index_sequence<kReplayConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kReplayConfigurations, ReplaySharedPlan>(config); }
 
     static void run(const ReplayProblem& problem, Args args, const Target& target) {
         args.steps = replay_steps(problem, jit::device_traits(target.ordinal));

@@ -151,11 +151,8 @@ GDN_REGISTER(ReplayDecode, prepare_replay, run_replay)
 
 namespace gdn_cuda {
 
-Tensor replay_decode(const ReplayDecode& x) {
-    require_given(x.name, x);
-    if (!x.out) return replay_decode(with_output_like(x.value, x));
-    call<ReplayDecode, gdn::run_replay>(x);
-    return x.out;
+Tensor replay_decode(const ReplayDecode& given) {
+    return into_out<ReplayDecode, gdn::run_replay>(given, [](const auto& x) { return with_output_like(x.value, x); });
 }
 
 }  // namespace gdn_cuda

@@ -38,19 +38,15 @@ inline std::string explain_seq_state_update(const PieceProblem& problem, const j
 }
 
 struct SeqStateUpdate {
-    using Config = SeqStateUpdateConfig;
-    using Args = ChunkArgs;
-    static constexpr const char *family = "gdn", *name = "seq_state_update", *config_type = "SeqStateUpdateConfig",
-                                *args_type = "ChunkArgs";
+    GDN_KERNEL(SeqStateUpdate, gdn, seq_state_update, SeqStateUpdateConfig, ChunkArgs,
+               "the state before every chunk and after the last; v' in place of u", .uses_cutlass = true);
+
     static constexpr const char* summary = "the state before every chunk and after the last; v' in place of u";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
 
     static std::span<const Config> configurations() { return kSeqStateUpdateConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kSeqStateUpdateConfigurations, SeqStateUpdateSharedPlan>(
-            config, std::make_index_sequence<kSeqStateUpdateConfigurations.size()>());
+        return plan_bytes<kSeqStateUpdateConfigurations, SeqStateUpdateSharedPlan>(config);
     }
 
     static void run(const PieceProblem& problem, const Args& args, const Target& target) {

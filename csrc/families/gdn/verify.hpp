@@ -72,19 +72,12 @@ inline constexpr std::array kVerifyConfigurations = [] {
 }();
 
 struct Verify {
-    using Config = VerifyConfig;
-    using Args = VerifyArgs;
-    static constexpr const char *family = "gdn", *name = "verify", *config_type = "VerifyConfig", *args_type = "VerifyArgs";
-    static constexpr const char* summary = "a few tokens for every sequence of a padded batch: speculative verify";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false, starts_early = true;
+    GDN_KERNEL(Verify, gdn, verify, VerifyConfig, VerifyArgs,
+               "a few tokens for every sequence of a padded batch: speculative verify", .starts_early = true);
 
     static std::span<const Config> configurations() { return kVerifyConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kVerifyConfigurations, VerifySharedPlan>(config,
-                                                                   std::make_index_sequence<kVerifyConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kVerifyConfigurations, VerifySharedPlan>(config); }
 
     static void run(const VerifyProblem& problem, const GdnCall& args, const Target& target) {
         if (args.sequences == 0 || args.heads == 0 || args.dv == 0) return;

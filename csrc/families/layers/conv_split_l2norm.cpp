@@ -222,14 +222,7 @@ GDN_REGISTER(SplitBackwardCall, prepare_backward, run_backward)
 
 namespace gdn_cuda {
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& x) {
-    require_given(x.name, x);
-    return call<ConvSplitL2norm, layers::run_split>(x);
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& x) {
-    require_given(x.name, x);
-    return call<ConvSplitL2normPrefill, layers::run_prefill>(x);
-}
+GDN_FUNCTION(conv_split_l2norm, ConvSplitL2norm, layers::run_split)
+GDN_FUNCTION(conv_split_l2norm_prefill, ConvSplitL2normPrefill, layers::run_prefill)
 
 }  // namespace gdn_cuda

@@ -73,19 +73,13 @@ inline constexpr std::array kDecodeLayerConfigurations = [] {
 }();
 
 struct DecodeLayer {
-    using Config = DecodeLayerConfig;
-    using Args = DecodeLayerArgs;
-    static constexpr const char *family = "layers", *name = "decode_layer", *config_type = "DecodeLayerConfig",
-                                *args_type = "DecodeLayerArgs";
-    static constexpr const char* summary = "a layer's step: convolution, norms, gates and recurrence in one launch";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false, starts_early = true;
+    GDN_KERNEL(DecodeLayer, layers, decode_layer, DecodeLayerConfig, DecodeLayerArgs,
+               "a layer's step: convolution, norms, gates and recurrence in one launch", .starts_early = true);
 
     static std::span<const Config> configurations() { return kDecodeLayerConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kDecodeLayerConfigurations, DecodeLayerSharedPlan>(
-            config, std::make_index_sequence<kDecodeLayerConfigurations.size()>());
+        return plan_bytes<kDecodeLayerConfigurations, DecodeLayerSharedPlan>(config);
     }
     static int cluster(const Config&, const Args& args) { return args.heads_at_once * args.parts(); }
 

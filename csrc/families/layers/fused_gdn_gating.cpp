@@ -64,9 +64,6 @@ GDN_REGISTER(FusedGdnGating, prepare_gating, run_gating)
 
 namespace gdn_cuda {
 
-std::tuple<Tensor, Tensor> fused_gdn_gating(const FusedGdnGating& x) {
-    require_given(x.name, x);
-    return call<FusedGdnGating, layers::run_gating>(x);
-}
+GDN_FUNCTION(fused_gdn_gating, FusedGdnGating, layers::run_gating)
 
 }  // namespace gdn_cuda

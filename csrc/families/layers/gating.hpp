@@ -38,12 +38,7 @@ inline std::string explain_gating(const GatingProblem& problem, const jit::Devic
 }
 
 struct Gating {
-    using Config = GatingConfig;
-    using Args = GatingArgs;
-    static constexpr const char *family = "layers", *name = "gating", *config_type = "GatingConfig", *args_type = "GatingArgs";
-    static constexpr const char* summary = "beta = sigmoid(b), gate = -exp(A_log) softplus(a + dt_bias)";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(Gating, layers, gating, GatingConfig, GatingArgs, "beta = sigmoid(b), gate = -exp(A_log) softplus(a + dt_bias)");
 
     static std::span<const Config> configurations() {
         static constinit std::atomic<const std::vector<Config>*> all{nullptr};

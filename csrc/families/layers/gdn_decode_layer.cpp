@@ -304,18 +304,14 @@ GDN_REGISTER(GdnDecodeLayer, prepare_layer, run_layer)
 
 namespace gdn_cuda {
 
-Tensor gdn_decode_layer(const GdnDecodeLayer& x) {
-    require_given(x.name, x);
-    if (!x.out) {
+Tensor gdn_decode_layer(const GdnDecodeLayer& given) {
+    return into_out<GdnDecodeLayer, layers::run_layer>(given, [](GdnDecodeLayer x) {
         const View qkvz(x.qkvz);
         Checks{x.name}.rank("qkvz", qkvz, 3, "(B, T, …)");
-        GdnDecodeLayer arguments = x;
         const std::vector<int64_t> sizes = {qkvz.size(0), qkvz.size(1), x.heads_v * x.dv};
-        arguments.out.emplace(torch::stable::new_empty(x.qkvz, sizes));
-        return gdn_decode_layer(arguments);
-    }
-    call<GdnDecodeLayer, layers::run_layer>(x);
-    return x.out;
+        x.out.emplace(torch::stable::new_empty(x.qkvz, sizes));
+        return x;
+    });
 }
 
 }  // namespace gdn_cuda

@@ -11,20 +11,12 @@ constexpr RmsNormConfig rms_norm_forward_config(const RmsNormProblem& problem) {
 inline constexpr std::array kRmsNormConfigurations = every_rms_norm_configuration<16>();
 
 struct RmsNorm {
-    using Config = RmsNormConfig;
-    using Args = RmsNormArgs;
-    static constexpr const char *family = "layers", *name = "rms_norm", *config_type = "RmsNormConfig",
-                                *args_type = "RmsNormArgs";
-    static constexpr const char* summary = "out = x / rms(x) * weight * a(gate), or the gate first";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false, starts_early = true;
+    GDN_KERNEL(RmsNorm, layers, rms_norm, RmsNormConfig, RmsNormArgs, "out = x / rms(x) * weight * a(gate), or the gate first",
+               .starts_early = true);
 
     static std::span<const Config> configurations() { return kRmsNormConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kRmsNormConfigurations, RmsNormSharedPlan>(config,
-                                                                     std::make_index_sequence<kRmsNormConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kRmsNormConfigurations, RmsNormSharedPlan>(config); }
     static Blocks blocks(const RmsNormProblem& problem, const Config& config, const jit::DeviceTraits& device) {
         return rms_norm_blocks(problem, config, config.forward_blocks(), device);
     }

@@ -11,19 +11,12 @@ constexpr RmsNormConfig rms_norm_backward_config(const RmsNormProblem& problem) 
 inline constexpr std::array kRmsNormBackwardConfigurations = every_rms_norm_configuration<8>();
 
 struct RmsNormBackward {
-    using Config = RmsNormConfig;
-    using Args = RmsNormBackwardArgs;
-    static constexpr const char *family = "layers", *name = "rms_norm_backward", *config_type = "RmsNormConfig",
-                                *args_type = "RmsNormBackwardArgs";
-    static constexpr const char* summary = "gradients of layers/rms_norm";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(RmsNormBackward, layers, rms_norm_backward, RmsNormConfig, RmsNormBackwardArgs, "gradients of layers/rms_norm");
 
     static std::span<const Config> configurations() { return kRmsNormBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kRmsNormBackwardConfigurations, RmsNormBackwardSharedPlan>(
-            config, std::make_index_sequence<kRmsNormBackwardConfigurations.size()>());
+        return plan_bytes<kRmsNormBackwardConfigurations, RmsNormBackwardSharedPlan>(config);
     }
     static Blocks blocks(const RmsNormProblem& problem, const Config& config, const jit::DeviceTraits& device) {
         return rms_norm_blocks(problem, config, config.backward_blocks(), device);

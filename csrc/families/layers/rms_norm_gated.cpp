@@ -18,10 +18,7 @@ struct RmsNormBackwardCall {
     Given grad;
     RmsNormGated forward;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        RmsNormGated::fields(x.forward, visit);
-    }
+    GDN_FIELDS(grad, forward)
 };
 
 struct PreparedRmsNorm {
@@ -179,9 +176,6 @@ GDN_REGISTER(RmsNormBackwardCall, prepare_rms_norm_backward, run_rms_norm_backwa
 
 namespace gdn_cuda {
 
-Tensor rms_norm_gated(const RmsNormGated& x) {
-    require_given(x.name, x);
-    return call<RmsNormGated, layers::run_rms_norm>(x);
-}
+GDN_FUNCTION(rms_norm_gated, RmsNormGated, layers::run_rms_norm)
 
 }  // namespace gdn_cuda

@@ -6,13 +6,8 @@
 namespace gdn_cuda::layers {
 
 struct SplitBackward {
-    using Config = SplitConfig;
-    using Args = SplitBackwardArgs;
-    static constexpr const char *family = "layers", *name = "split_backward", *config_type = "SplitConfig",
-                                *args_type = "SplitBackwardArgs";
-    static constexpr const char* summary = "gradients of the split and the norms of layers/split_conv";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SplitBackward, layers, split_backward, SplitConfig, SplitBackwardArgs,
+               "gradients of the split and the norms of layers/split_conv");
 
     static std::span<const Config> configurations() { return kSplitConfigurations; }
     static int threads(const Config& config) { return config.threads; }

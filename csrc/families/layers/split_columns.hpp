@@ -28,13 +28,8 @@ constexpr auto every_split_columns() {
 inline constexpr std::array kSplitColumnsConfigurations = every_split_columns();
 
 struct SplitColumns {
-    using Config = SplitColumnsConfig;
-    using Args = SplitArgs;
-    static constexpr const char *family = "layers", *name = "split_columns", *config_type = "SplitColumnsConfig",
-                                *args_type = "SplitArgs";
-    static constexpr const char* summary = "layers/split_conv for 4 taps and contiguous channels";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SplitColumns, layers, split_columns, SplitColumnsConfig, SplitArgs,
+               "layers/split_conv for 4 taps and contiguous channels");
 
     static std::span<const Config> configurations() { return kSplitColumnsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

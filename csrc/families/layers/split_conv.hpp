@@ -6,13 +6,10 @@
 namespace gdn_cuda::layers {
 
 struct SplitConv {
-    using Config = SplitConfig;
-    using Args = SplitArgs;
-    static constexpr const char *family = "layers", *name = "split_conv", *config_type = "SplitConfig",
-                                *args_type = "SplitArgs";
+    GDN_KERNEL(SplitConv, layers, split_conv, SplitConfig, SplitArgs,
+               "causal convolution with silu, split into heads of q, k and v; q and k normalised");
+
     static constexpr const char* summary = "causal convolution with silu, split into heads of q, k and v; q and k normalised";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() { return kSplitConfigurations; }
     static int threads(const Config& config) { return config.threads; }

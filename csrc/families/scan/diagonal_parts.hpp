@@ -86,6 +86,8 @@ inline std::string explain_diagonal_parts(const DiagonalProblem& problem, const 
 
 // For the command `tune`: one list of problems for forward and backward.
 struct DiagonalTuning {
+    GDN_TUNING(DiagonalTuning);
+
     using Problem = DiagonalProblem;
     using Choice = DiagonalParts;
     static constexpr std::array kernels = {"scan/diagonal_scan", "scan/diagonal_scan_parts", "scan/diagonal_scan_backward"};
@@ -102,9 +104,6 @@ template <class Spec, class OwnConfig, class OwnArgs>
 struct DiagonalSpec {
     using Config = OwnConfig;
     using Args = OwnArgs;
-    static constexpr const char* family = "scan";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
 
     static constexpr std::array kConfigurations = {Config{kDiagonalThreads, false}, Config{kDiagonalThreads, true},
                                                    Config{kDiagonalThreadsOfShort, false},

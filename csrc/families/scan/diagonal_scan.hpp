@@ -8,8 +8,8 @@
 namespace gdn_cuda::scan {
 
 struct DiagonalScan : DiagonalSpec<DiagonalScan, DiagonalScanConfig, DiagonalScanArgs> {
-    static constexpr const char *name = "diagonal_scan", *config_type = "DiagonalScanConfig", *args_type = "DiagonalScanArgs";
-    static constexpr const char* summary = "the recurrence of a diagonal system, threads along time: S5, LRU";
+    GDN_KERNEL(DiagonalScan, scan, diagonal_scan, DiagonalScanConfig, DiagonalScanArgs,
+               "the recurrence of a diagonal system, threads along time: S5, LRU");
 };
 
 }  // namespace gdn_cuda::scan

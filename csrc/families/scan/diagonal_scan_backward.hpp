@@ -8,9 +8,8 @@
 namespace gdn_cuda::scan {
 
 struct DiagonalScanBackward : DiagonalSpec<DiagonalScanBackward, DiagonalScanBackwardConfig, DiagonalScanBackwardArgs> {
-    static constexpr const char *name = "diagonal_scan_backward", *config_type = "DiagonalScanBackwardConfig",
-                                *args_type = "DiagonalScanBackwardArgs";
-    static constexpr const char* summary = "gradients of diagonal_scan: the recurrence in reverse";
+    GDN_KERNEL(DiagonalScanBackward, scan, diagonal_scan_backward, DiagonalScanBackwardConfig, DiagonalScanBackwardArgs,
+               "gradients of diagonal_scan: the recurrence in reverse");
 };
 
 }  // namespace gdn_cuda::scan

@@ -9,13 +9,8 @@
 namespace gdn_cuda::scan {
 
 struct DiagonalScanParts {
-    using Config = DiagonalScanPartsConfig;
-    using Args = DiagonalScanPartsArgs;
-    static constexpr const char *family = "scan", *name = "diagonal_scan_parts", *config_type = "DiagonalScanPartsConfig",
-                                *args_type = "DiagonalScanPartsArgs";
-    static constexpr const char* summary = "maps of parts of a row that is split among blocks";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(DiagonalScanParts, scan, diagonal_scan_parts, DiagonalScanPartsConfig, DiagonalScanPartsArgs,
+               "maps of parts of a row that is split among blocks");
 
     static constexpr std::array kConfigurations = {Config{kDiagonalThreads, false, false},
                                                    Config{kDiagonalThreads, true, false}, Config{kDiagonalThreads, false, true},

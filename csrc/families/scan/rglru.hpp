@@ -14,19 +14,11 @@ constexpr RglruConfig rglru_config(const RglruProblem& problem) {
 inline constexpr std::array kRglruConfigurations = every_rglru_configuration<rglru_config>();
 
 struct Rglru {
-    using Config = RglruConfig;
-    using Args = RglruArgs;
-    static constexpr const char *family = "scan", *name = "rglru", *config_type = "RglruConfig", *args_type = "RglruArgs";
-    static constexpr const char* summary = "x = a x + sqrt(1 - a^2) u with a = A^delta, summed over states";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(Rglru, scan, rglru, RglruConfig, RglruArgs, "x = a x + sqrt(1 - a^2) u with a = A^delta, summed over states");
 
     static std::span<const Config> configurations() { return kRglruConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kRglruConfigurations, RglruSharedPlan>(config,
-                                                                 std::make_index_sequence<kRglruConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kRglruConfigurations, RglruSharedPlan>(config); }
     static void run(const RglruProblem& problem, const Args& args, const Target& target) {
         const Config config = rglru_config(problem);
         const Blocks blocks = rglru_blocks(config, args.batches, args.channels);

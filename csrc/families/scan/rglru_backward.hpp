@@ -13,19 +13,13 @@ constexpr RglruConfig rglru_backward_config(const RglruProblem& problem) {
 inline constexpr std::array kRglruBackwardConfigurations = every_rglru_configuration<rglru_backward_config>();
 
 struct RglruBackward {
-    using Config = RglruConfig;
-    using Args = RglruBackwardArgs;
-    static constexpr const char *family = "scan", *name = "rglru_backward", *config_type = "RglruConfig",
-                                *args_type = "RglruBackwardArgs";
-    static constexpr const char* summary = "gradients of scan/rglru by u, delta, log A and initial states";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(RglruBackward, scan, rglru_backward, RglruConfig, RglruBackwardArgs,
+               "gradients of scan/rglru by u, delta, log A and initial states");
 
     static std::span<const Config> configurations() { return kRglruBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kRglruBackwardConfigurations, RglruBackwardSharedPlan>(
-            config, std::make_index_sequence<kRglruBackwardConfigurations.size()>());
+        return plan_bytes<kRglruBackwardConfigurations, RglruBackwardSharedPlan>(config);
     }
     static void run(const RglruProblem& problem, const Args& args, const Target& target) {
         const Config config = rglru_backward_config(problem);

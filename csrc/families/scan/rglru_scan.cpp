@@ -18,10 +18,7 @@ struct RglruCall {
     RglruScan scan;
     std::optional<double> max_sqrt_gradient = {};  // for the backward
 
-    static void fields(auto& x, auto&& visit) {
-        RglruScan::fields(x.scan, visit);
-        visit("max_sqrt_gradient", x.max_sqrt_gradient);
-    }
+    GDN_FIELDS(scan, max_sqrt_gradient)
 };
 struct RglruBackwardCall {
     static constexpr const char* name = "rglru_scan_backward";
@@ -29,12 +26,7 @@ struct RglruBackwardCall {
     OptionalTensor grad_last = {};
     RglruCall call;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("checkpoints", x.checkpoints);
-        visit("grad_last", x.grad_last);
-        RglruCall::fields(x.call, visit);
-    }
+    GDN_FIELDS(grad, checkpoints, grad_last, call)
 };
 
 // So that the end of the last tile is below 2^31.

@@ -17,13 +17,7 @@ inline std::string explain_s7(const auto& config, i64 columns) {
 }
 
 struct S7Product {
-    using Config = S7ProductConfig;
-    using Args = S7ProductArgs;
-    static constexpr const char *family = "scan", *name = "s7_product", *config_type = "S7ProductConfig",
-                                *args_type = "S7ProductArgs";
-    static constexpr const char* summary = "B u, C x and their transposes, of every token";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(S7Product, scan, s7_product, S7ProductConfig, S7ProductArgs, "B u, C x and their transposes, of every token");
 
     static constexpr std::array kConfigurations = {Config{DType::bf16, true}, Config{DType::bf16, false},
                                                    Config{DType::f16, true},  Config{DType::f16, false},
@@ -39,13 +33,8 @@ struct S7Product {
 };
 
 struct S7Outer {
-    using Config = S7OuterConfig;
-    using Args = S7OuterArgs;
-    static constexpr const char *family = "scan", *name = "s7_outer", *config_type = "S7OuterConfig",
-                                *args_type = "S7OuterArgs";
-    static constexpr const char* summary = "gradients of B and C: products of states and inputs, of every token";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(S7Outer, scan, s7_outer, S7OuterConfig, S7OuterArgs,
+               "gradients of B and C: products of states and inputs, of every token");
 
     static constexpr std::array kConfigurations = {Config{DType::bf16}, Config{DType::f16}, Config{DType::f32}};
     static std::span<const Config> configurations() { return kConfigurations; }
@@ -59,13 +48,8 @@ struct S7Outer {
 };
 
 struct S7States {
-    using Config = S7StatesConfig;
-    using Args = S7StatesArgs;
-    static constexpr const char *family = "scan", *name = "s7_states", *config_type = "S7StatesConfig",
-                                *args_type = "S7StatesArgs";
-    static constexpr const char* summary = "x = (1 - 1/(A^2 + 1/2)) x + b, and in reverse its gradients";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(S7States, scan, s7_states, S7StatesConfig, S7StatesArgs,
+               "x = (1 - 1/(A^2 + 1/2)) x + b, and in reverse its gradients");
 
     static constexpr std::array kConfigurations = {Config{DType::bf16, false}, Config{DType::bf16, true},
                                                    Config{DType::f16, false},  Config{DType::f16, true},

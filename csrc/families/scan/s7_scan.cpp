@@ -15,7 +15,7 @@ struct S7Call {
     static constexpr const char* name = "s7_scan";
     S7Scan scan;
 
-    static void fields(auto& x, auto&& visit) { S7Scan::fields(x.scan, visit); }
+    GDN_FIELDS(scan)
 };
 struct S7BackwardCall {
     static constexpr const char* name = "s7_scan_backward";
@@ -23,12 +23,7 @@ struct S7BackwardCall {
     OptionalTensor grad_last = {};
     S7Scan scan;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        visit("states", x.states);
-        visit("grad_last", x.grad_last);
-        S7Scan::fields(x.scan, visit);
-    }
+    GDN_FIELDS(grad, states, grad_last, scan)
 };
 
 S7Rows s7_rows_of(const View& view) {

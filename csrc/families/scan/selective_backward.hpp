@@ -96,19 +96,13 @@ inline i64 sequences_at_a_time(i64 sequences, i64 bytes_of_one) {
 }
 
 struct SelectiveBackward {
-    using Config = SelectiveBackwardConfig;
-    using Args = SelectiveBackwardArgs;
-    static constexpr const char *family = "scan", *name = "selective_backward", *config_type = "SelectiveBackwardConfig",
-                                *args_type = "SelectiveBackwardArgs";
-    static constexpr const char* summary = "gradients of selective_scan";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SelectiveBackward, scan, selective_backward, SelectiveBackwardConfig, SelectiveBackwardArgs,
+               "gradients of selective_scan");
 
     static std::span<const Config> configurations() { return kSelectiveBackwardConfigurations; }
     static int threads(const Config&) { return Config::kThreads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kSelectiveBackwardConfigurations, SelectiveBackwardSharedPlan>(
-            config, std::make_index_sequence<kSelectiveBackwardConfigurations.size()>());
+        return plan_bytes<kSelectiveBackwardConfigurations, SelectiveBackwardSharedPlan>(config);
     }
 
     static void run(const SelectiveBackwardProblem& problem, const Segments& segments, const Args& args, i64 sequences,

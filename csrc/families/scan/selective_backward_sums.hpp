@@ -11,13 +11,8 @@
 namespace gdn_cuda::scan {
 
 struct SelectiveBackwardSums {
-    using Config = SelectiveBackwardSumsConfig;
-    using Args = SelectiveBackwardSumsArgs;
-    static constexpr const char *family = "scan", *name = "selective_backward_sums",
-                                *config_type = "SelectiveBackwardSumsConfig", *args_type = "SelectiveBackwardSumsArgs";
-    static constexpr const char* summary = "partial sums of scan/selective_backward over blocks and sequences";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SelectiveBackwardSums, scan, selective_backward_sums, SelectiveBackwardSumsConfig, SelectiveBackwardSumsArgs,
+               "partial sums of scan/selective_backward over blocks and sequences");
 
     static constexpr std::array kConfigurations = {SelectiveBackwardSumsConfig{.threads = 128}};
     static std::span<const Config> configurations() { return kConfigurations; }

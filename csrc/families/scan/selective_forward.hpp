@@ -92,6 +92,8 @@ inline Segments split_forward(const SelectiveForwardProblem& problem, const Spli
 }
 
 struct SelectiveForwardTuning {
+    GDN_TUNING(SelectiveForwardTuning);
+
     using Problem = SelectiveForwardProblem;
     using Choice = SelectiveForwardConfig;
     static constexpr std::array kernels = {"scan/selective_forward"};
@@ -103,19 +105,13 @@ struct SelectiveForwardTuning {
 };
 
 struct SelectiveForward {
-    using Config = SelectiveForwardConfig;
-    using Args = SelectiveForwardArgs;
-    static constexpr const char *family = "scan", *name = "selective_forward", *config_type = "SelectiveForwardConfig",
-                                *args_type = "SelectiveForwardArgs";
-    static constexpr const char* summary = "selective scan, its states in registers";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SelectiveForward, scan, selective_forward, SelectiveForwardConfig, SelectiveForwardArgs,
+               "selective scan, its states in registers");
 
     static std::span<const Config> configurations() { return kSelectiveForwardConfigurations; }
     static int threads(const Config&) { return Config::kThreads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kSelectiveForwardConfigurations, SelectiveForwardSharedPlan>(
-            config, std::make_index_sequence<kSelectiveForwardConfigurations.size()>());
+        return plan_bytes<kSelectiveForwardConfigurations, SelectiveForwardSharedPlan>(config);
     }
 
     static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {

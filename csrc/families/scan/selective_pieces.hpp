@@ -25,20 +25,13 @@ inline SelectivePiecesConfig selective_pieces_config(Transition transition, bool
 }
 
 struct SelectivePieces {
-    using Config = SelectivePiecesConfig;
-    using Args = SelectivePiecesArgs;
-    static constexpr const char *family = "scan", *name = "selective_pieces", *config_type = "SelectivePiecesConfig",
-                                *args_type = "SelectivePiecesArgs";
-    static constexpr const char* summary =
-        "maps of the segments of split sequences, before scan/selective_forward and _backward";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SelectivePieces, scan, selective_pieces, SelectivePiecesConfig, SelectivePiecesArgs,
+               "maps of the segments of split sequences, before scan/selective_forward and _backward");
 
     static std::span<const Config> configurations() { return kSelectivePiecesConfigurations; }
     static int threads(const Config&) { return Config::kThreads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kSelectivePiecesConfigurations, SelectivePiecesSharedPlan>(
-            config, std::make_index_sequence<kSelectivePiecesConfigurations.size()>());
+        return plan_bytes<kSelectivePiecesConfigurations, SelectivePiecesSharedPlan>(config);
     }
 
     // Computes the maps of all segments but the one computed last.

@@ -18,10 +18,7 @@ struct SelectiveScanCall {
     SelectiveScan scan;
     bool keep_states = false;
 
-    static void fields(auto& x, auto&& visit) {
-        SelectiveScan::fields(x.scan, visit);
-        visit("keep_states", x.keep_states);
-    }
+    GDN_FIELDS(scan, keep_states)
 };
 struct SelectiveScanBackwardCall {
     static constexpr const char* name = "selective_scan_backward";
@@ -30,12 +27,7 @@ struct SelectiveScanBackwardCall {
     SelectiveScan scan;
     Given states;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("grad_out", x.grad_out);
-        visit("grad_last_state", x.grad_last_state);
-        SelectiveScan::fields(x.scan, visit);
-        visit("states", x.states);
-    }
+    GDN_FIELDS(grad_out, grad_last_state, scan, states)
 };
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 

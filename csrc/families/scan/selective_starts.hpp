@@ -9,14 +9,8 @@
 namespace gdn_cuda::scan {
 
 struct SelectiveStarts {
-    using Config = SelectiveStartsConfig;
-    using Args = SelectiveStartsArgs;
-    static constexpr const char *family = "scan", *name = "selective_starts", *config_type = "SelectiveStartsConfig",
-                                *args_type = "SelectiveStartsArgs";
-    static constexpr const char* summary =
-        "states before the segments of split sequences, from the maps of scan/selective_pieces";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SelectiveStarts, scan, selective_starts, SelectiveStartsConfig, SelectiveStartsArgs,
+               "states before the segments of split sequences, from the maps of scan/selective_pieces");
 
     static constexpr std::array kConfigurations = {Config{false}, Config{true}};
     static std::span<const Config> configurations() { return kConfigurations; }

@@ -144,6 +144,8 @@ inline std::string explain_selective_step(const SelectiveStepProblem& problem, c
 }
 
 struct SelectiveStepTuning {
+    GDN_TUNING(SelectiveStepTuning);
+
     using Problem = SelectiveStepProblem;
     using Choice = SelectiveStepChoice;
     static constexpr std::array kernels = {"scan/selective_step", "scan/selective_step_direct"};
@@ -161,13 +163,8 @@ inline constexpr std::array kUnalignedSteps = {
     selective_step_config(DType::f16, false, 1), selective_step_config(DType::c64, false, 1)};
 
 struct SelectiveStepDirect {
-    using Config = SelectiveStepConfig;
-    using Args = SelectiveStepArgs;
-    static constexpr const char *family = "scan", *name = "selective_step_direct", *config_type = "SelectiveStepConfig",
-                                *args_type = "SelectiveStepArgs";
-    static constexpr const char* summary = "a token of each of few sequences of a selective scan, states of a pool in place";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SelectiveStepDirect, scan, selective_step_direct, SelectiveStepConfig, SelectiveStepArgs,
+               "a token of each of few sequences of a selective scan, states of a pool in place");
 
     static std::span<const Config> configurations() { return kAlignedSteps; }
     static int threads(const Config&) { return Config::threads(); }
@@ -175,13 +172,8 @@ struct SelectiveStepDirect {
 };
 
 struct SelectiveStep {
-    using Config = SelectiveStepConfig;
-    using Args = SelectiveStepArgs;
-    static constexpr const char *family = "scan", *name = "selective_step", *config_type = "SelectiveStepConfig",
-                                *args_type = "SelectiveStepArgs";
-    static constexpr const char* summary = "a token or a few of every sequence of a selective scan, states of a pool in place";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SelectiveStep, scan, selective_step, SelectiveStepConfig, SelectiveStepArgs,
+               "a token or a few of every sequence of a selective scan, states of a pool in place");
 
     static constexpr auto kConfigurations = [] {
         std::array<Config, kAlignedSteps.size() + kUnalignedSteps.size()> all{};
@@ -190,9 +182,7 @@ struct SelectiveStep {
     }();
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config&) { return Config::threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kConfigurations, SelectiveStepSharedPlan>(config, std::make_index_sequence<kConfigurations.size()>());
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kConfigurations, SelectiveStepSharedPlan>(config); }
 
     static void run(const SelectiveStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.tokens == 0 || problem.groups == 0 || problem.group_rows == 0) return;

@@ -30,29 +30,21 @@ struct DiagonalScanBackwardCall {
     Given grad, grad_of_last, x;
     DiagonalScanCall scan;
 
-    static void fields(auto& self, auto&& visit) {
-        visit("grad", self.grad);
-        visit("grad_of_last", self.grad_of_last);
-        visit("x", self.x);
-        DiagonalScanCall::fields(self.scan, visit);
-    }
+    GDN_FIELDS(grad, grad_of_last, x, scan)
 };
 // Python composes these itself and calls only their checks.
 struct SimplifiedScanCall {
     static constexpr const char* name = "simplified_scan";
     SimplifiedScan scan;
 
-    static void fields(auto& self, auto&& visit) { SimplifiedScan::fields(self.scan, visit); }
+    GDN_FIELDS(scan)
 };
 struct S5InnerCall {
     static constexpr const char* name = "s5_inner";
     SimplifiedScan scan;
     Given D;
 
-    static void fields(auto& self, auto&& visit) {
-        SimplifiedScan::fields(self.scan, visit);
-        visit("D", self.D);
-    }
+    GDN_FIELDS(scan, D)
 };
 
 // ---- Checks. Errors name the public function.
@@ -287,14 +279,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_diagonal_scan_backward(co
 GDN_REGISTER(DiagonalScanCall, prepare_diagonal_scan, run_diagonal_scan)
 GDN_REGISTER(DiagonalScanBackwardCall, prepare_diagonal_scan_backward, run_diagonal_scan_backward)
 
-STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
-    define_check<SimplifiedScanCall>(m);
-    define_check<S5InnerCall>(m);
-}
-STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
-    m.impl(check_name<SimplifiedScanCall>().c_str(), &detail::check_boxed<SimplifiedScanCall, prepare_simplified_scan>);
-    m.impl(check_name<S5InnerCall>().c_str(), &detail::check_boxed<S5InnerCall, prepare_s5_inner>);
-}
+GDN_REGISTER_CHECK(SimplifiedScanCall, prepare_simplified_scan)
+GDN_REGISTER_CHECK(S5InnerCall, prepare_s5_inner)
 
 std::tuple<Tensor, Tensor> composed(const SimplifiedScan& x) {
     const Tensor A = torch::stable::reshape(x.A, std::vector<int64_t>{-1});

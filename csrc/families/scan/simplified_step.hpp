@@ -10,13 +10,8 @@
 namespace gdn_cuda::scan {
 
 struct SimplifiedStep {
-    using Config = SimplifiedStepConfig;
-    using Args = SimplifiedStepArgs;
-    static constexpr const char *family = "scan", *name = "simplified_step", *config_type = "SimplifiedStepConfig",
-                                *args_type = "SimplifiedStepArgs";
-    static constexpr const char* summary = "a token of a diagonal complex scan, states in place, between products with B and C";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(SimplifiedStep, scan, simplified_step, SimplifiedStepConfig, SimplifiedStepArgs,
+               "a token of a diagonal complex scan, states in place, between products with B and C");
 
     static constexpr std::array kConfigurations = {Config{.threads = 128}};
     static std::span<const Config> configurations() { return kConfigurations; }

@@ -30,10 +30,7 @@ struct CauchyOutCall {
     CauchyCall sum;
     Written out;
 
-    static void fields(auto& x, auto&& visit) {
-        CauchyCall::fields(x.sum, visit);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(sum, out)
 };
 struct CauchyBackwardCall {
     static constexpr const char* name = "cauchy_backward";
@@ -41,13 +38,7 @@ struct CauchyBackwardCall {
     CauchyCall sum;
     bool needs_dv = false, needs_dpoints = false, needs_dpoles = false;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("grad", x.grad);
-        CauchyCall::fields(x.sum, visit);
-        visit("needs_dv", x.needs_dv);
-        visit("needs_dpoints", x.needs_dpoints);
-        visit("needs_dpoles", x.needs_dpoles);
-    }
+    GDN_FIELDS(grad, sum, needs_dv, needs_dpoints, needs_dpoles)
 };
 
 struct PreparedCauchy {

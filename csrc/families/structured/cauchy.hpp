@@ -145,6 +145,8 @@ inline constexpr std::array kCauchyConfigurations = [] {
 
 // Interface of ../../launch/tuned.hpp and the command `tune`.
 struct CauchyTuning {
+    GDN_TUNING(CauchyTuning);
+
     using Problem = CauchyProblem;
     using Choice = CauchyChoice;
     static constexpr std::array kernels = {"structured/cauchy", "structured/cauchy_batch"};
@@ -153,13 +155,8 @@ struct CauchyTuning {
 };
 
 struct Cauchy {
-    using Config = CauchyConfig;
-    using Args = CauchyArgs;
-    static constexpr const char *family = "structured", *name = "cauchy", *config_type = "CauchyConfig",
-                                *args_type = "CauchyArgs";
-    static constexpr const char* summary = "sums of residues over distances to poles, conjugate pairs as one";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(Cauchy, structured, cauchy, CauchyConfig, CauchyArgs,
+               "sums of residues over distances to poles, conjugate pairs as one");
 
     static std::span<const Config> configurations() { return kCauchyConfigurations; }
     static int threads(const Config& config) { return config.threads; }

@@ -48,13 +48,8 @@ inline constexpr std::array kCauchyBackwardConfigurations = [] {
 }();
 
 struct CauchyBackward {
-    using Config = CauchyBackwardConfig;
-    using Args = CauchyBackwardArgs;
-    static constexpr const char *family = "structured", *name = "cauchy_backward", *config_type = "CauchyBackwardConfig",
-                                *args_type = "CauchyBackwardArgs";
-    static constexpr const char* summary = "gradients of sums over poles: of residues and poles, or of points";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(CauchyBackward, structured, cauchy_backward, CauchyBackwardConfig, CauchyBackwardArgs,
+               "gradients of sums over poles: of residues and poles, or of points");
 
     static std::span<const Config> configurations() { return kCauchyBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads; }

@@ -13,13 +13,8 @@ inline constexpr std::array kCauchyBatchConfigurations = {CauchyBatchConfig{DTyp
                                                           CauchyBatchConfig{DType::f16}};
 
 struct CauchyBatch {
-    using Config = CauchyBatchConfig;
-    using Args = CauchyArgs;
-    static constexpr const char *family = "structured", *name = "cauchy_batch", *config_type = "CauchyBatchConfig",
-                                *args_type = "CauchyArgs";
-    static constexpr const char* summary = "real sums for sixteen rows of residues over the same poles at a time";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(CauchyBatch, structured, cauchy_batch, CauchyBatchConfig, CauchyArgs,
+               "real sums for sixteen rows of residues over the same poles at a time");
 
     static std::span<const Config> configurations() { return kCauchyBatchConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

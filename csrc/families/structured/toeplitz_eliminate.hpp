@@ -64,13 +64,9 @@ inline std::string explain_toeplitz_eliminate(const ToeplitzEliminateProblem& pr
 }
 
 struct ToeplitzEliminate {
-    using Config = ToeplitzEliminateConfig;
-    using Args = ToeplitzEliminateArgs;
-    static constexpr const char *family = "structured", *name = "toeplitz_eliminate", *config_type = "ToeplitzEliminateConfig",
-                                *args_type = "ToeplitzEliminateArgs";
-    static constexpr const char* summary = "long Toeplitz systems: the elimination of toeplitz_gko by a cluster of blocks";
-    static constexpr int min_capability = 90;
-    static constexpr bool uses_cutlass = true;
+    GDN_KERNEL(ToeplitzEliminate, structured, toeplitz_eliminate, ToeplitzEliminateConfig, ToeplitzEliminateArgs,
+               "long Toeplitz systems: the elimination of toeplitz_gko by a cluster of blocks", .min_capability = 90,
+               .uses_cutlass = true);
 
     struct Known {
         Config config;
@@ -82,8 +78,7 @@ struct ToeplitzEliminate {
     static std::span<const Config> configurations() { return kToeplitzEliminateConfigurations; }
     static int threads(const Config& config) { return 2 * config.threads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kToeplitzEliminateConfigurations, ToeplitzEliminateSharedPlan>(
-            config, std::make_index_sequence<kToeplitzEliminateConfigurations.size()>());
+        return plan_bytes<kToeplitzEliminateConfigurations, ToeplitzEliminateSharedPlan>(config);
     }
     static int cluster(const Config& config, const Args&) { return config.blocks; }
 
@@ -91,7 +86,7 @@ struct ToeplitzEliminate {
     // loads the kernel.
     static bool fits(const Config& config, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        if (!runs_on<ToeplitzEliminate>(device)) return false;
+        if (!runs_on(kernel, device)) return false;
         if (target.is_explained())  // an explained device that is not installed counts as complete
             return device.ordinal == jit::kStandIn || fits(config, {device.ordinal, nullptr});
         const auto all = known_fits.lock();

@@ -13,13 +13,8 @@ inline constexpr std::array kToeplitzGeneratorsConfigurations{
     ToeplitzGeneratorsConfig{DType::c128}};
 
 struct ToeplitzGenerators {
-    using Config = ToeplitzGeneratorsConfig;
-    using Args = ToeplitzGeneratorsArgs;
-    static constexpr const char *family = "structured", *name = "toeplitz_generators",
-                                *config_type = "ToeplitzGeneratorsConfig", *args_type = "ToeplitzGeneratorsArgs";
-    static constexpr const char* summary = "Fourier transforms of a Toeplitz system, as sums: the input of toeplitz_eliminate";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ToeplitzGenerators, structured, toeplitz_generators, ToeplitzGeneratorsConfig, ToeplitzGeneratorsArgs,
+               "Fourier transforms of a Toeplitz system, as sums: the input of toeplitz_eliminate");
 
     static std::span<const Config> configurations() { return kToeplitzGeneratorsConfigurations; }
     static int threads(const Config& config) { return config.kThreads; }

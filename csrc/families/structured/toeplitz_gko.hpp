@@ -45,13 +45,8 @@ inline std::string explain_toeplitz_gko(const ToeplitzGkoProblem& problem) {
 }
 
 struct ToeplitzGko {
-    using Config = ToeplitzGkoConfig;
-    using Args = ToeplitzGkoArgs;
-    static constexpr const char *family = "structured", *name = "toeplitz_gko", *config_type = "ToeplitzGkoConfig",
-                                *args_type = "ToeplitzGkoArgs";
-    static constexpr const char* summary = "any Toeplitz system: its Fourier transform's generators, eliminated with pivots";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ToeplitzGko, structured, toeplitz_gko, ToeplitzGkoConfig, ToeplitzGkoArgs,
+               "any Toeplitz system: its Fourier transform's generators, eliminated with pivots");
 
     static std::span<const Config> configurations() { return kToeplitzGkoConfigurations; }
     static int threads(const Config& config) { return config.threads; }

@@ -95,20 +95,13 @@ inline ToeplitzMatvecArgs toeplitz_matvec_args(const ToeplitzMatvecOperands& ope
 }
 
 struct ToeplitzMatvec {
-    using Config = ToeplitzMatvecConfig;
-    using Args = ToeplitzMatvecArgs;
-    static constexpr const char *family = "structured", *name = "toeplitz_matvec", *config_type = "ToeplitzMatvecConfig",
-                                *args_type = "ToeplitzMatvecArgs";
-    static constexpr const char* summary =
-        "products with Toeplitz matrices and their transposes by transforms in one block's shared memory";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ToeplitzMatvec, structured, toeplitz_matvec, ToeplitzMatvecConfig, ToeplitzMatvecArgs,
+               "products with Toeplitz matrices and their transposes by transforms in one block's shared memory");
 
     static std::span<const Config> configurations() { return kToeplitzMatvecConfigurations; }
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kToeplitzMatvecConfigurations, ToeplitzMatvecSharedPlan>(
-            config, std::make_index_sequence<kToeplitzMatvecConfigurations.size()>());
+        return plan_bytes<kToeplitzMatvecConfigurations, ToeplitzMatvecSharedPlan>(config);
     }
 
     static void run(const ToeplitzMatvecProblem& problem, Args args, const Target& target) {

@@ -39,20 +39,13 @@ inline std::string explain_toeplitz_pcg(const ToeplitzPcgProblem& problem, const
 }
 
 struct ToeplitzPcg {
-    using Config = ToeplitzPcgConfig;
-    using Args = ToeplitzPcgArgs;
-    static constexpr const char *family = "structured", *name = "toeplitz_pcg", *config_type = "ToeplitzPcgConfig",
-                                *args_type = "ToeplitzPcgArgs";
-    static constexpr const char* summary =
-        "large positive definite Toeplitz systems: conjugate gradients, all steps in a block";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ToeplitzPcg, structured, toeplitz_pcg, ToeplitzPcgConfig, ToeplitzPcgArgs,
+               "large positive definite Toeplitz systems: conjugate gradients, all steps in a block");
 
     static std::span<const Config> configurations() { return kToeplitzPcgConfigurations; }
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kToeplitzPcgConfigurations, ToeplitzPcgSharedPlan>(
-            config, std::make_index_sequence<kToeplitzPcgConfigurations.size()>());
+        return plan_bytes<kToeplitzPcgConfigurations, ToeplitzPcgSharedPlan>(config);
     }
     // Size of `args.scratch` in doubles.
     static i64 scratch(const ToeplitzPcgProblem& problem, int ordinal) {

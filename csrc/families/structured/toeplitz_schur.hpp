@@ -46,19 +46,13 @@ inline std::string explain_toeplitz_schur(const ToeplitzSchurProblem& problem) {
 }
 
 struct ToeplitzSchur {
-    using Config = ToeplitzSchurConfig;
-    using Args = ToeplitzSchurArgs;
-    static constexpr const char *family = "structured", *name = "toeplitz_schur", *config_type = "ToeplitzSchurConfig",
-                                *args_type = "ToeplitzSchurArgs";
-    static constexpr const char* summary = "positive definite Toeplitz systems: Schur's and Levinson's recursions as one";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ToeplitzSchur, structured, toeplitz_schur, ToeplitzSchurConfig, ToeplitzSchurArgs,
+               "positive definite Toeplitz systems: Schur's and Levinson's recursions as one");
 
     static std::span<const Config> configurations() { return kToeplitzSchurConfigurations; }
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kToeplitzSchurConfigurations, ToeplitzSchurSharedPlan>(
-            config, std::make_index_sequence<kToeplitzSchurConfigurations.size()>());
+        return plan_bytes<kToeplitzSchurConfigurations, ToeplitzSchurSharedPlan>(config);
     }
 
     static void run(const ToeplitzSchurProblem& problem, const Args& args, const Target& target) {

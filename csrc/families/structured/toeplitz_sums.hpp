@@ -65,19 +65,13 @@ inline std::string explain_toeplitz_sums(const ToeplitzMatvecProblem& problem, c
 }
 
 struct ToeplitzSums {
-    using Config = ToeplitzSumsConfig;
-    using Args = ToeplitzMatvecArgs;
-    static constexpr const char *family = "structured", *name = "toeplitz_sums", *config_type = "ToeplitzSumsConfig",
-                                *args_type = "ToeplitzMatvecArgs";
-    static constexpr const char* summary = "products with Toeplitz matrices and their transposes by sums";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(ToeplitzSums, structured, toeplitz_sums, ToeplitzSumsConfig, ToeplitzMatvecArgs,
+               "products with Toeplitz matrices and their transposes by sums");
 
     static std::span<const Config> configurations() { return kToeplitzSumsConfigurations; }
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kToeplitzSumsConfigurations, ToeplitzSumsSharedPlan>(
-            config, std::make_index_sequence<kToeplitzSumsConfigurations.size()>());
+        return plan_bytes<kToeplitzSumsConfigurations, ToeplitzSumsSharedPlan>(config);
     }
 
     static void run(const ToeplitzMatvecProblem& problem, Args args, const Target& target) {

@@ -27,10 +27,7 @@ struct VandermondeOutCall {
     VandermondeCall sum;
     Written out;
 
-    static void fields(auto& x, auto&& visit) {
-        VandermondeCall::fields(x.sum, visit);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(sum, out)
 };
 struct MomentsCall {
     static constexpr const char* name = "log_vandermonde_moments";

@@ -65,6 +65,8 @@ inline std::string explain_vandermonde(const VandermondeProblem& problem, const 
 }
 
 struct VandermondeTuning {
+    GDN_TUNING(VandermondeTuning);
+
     using Problem = VandermondeProblem;
     using Choice = VandermondeConfig;
     static constexpr std::array kernels = {"structured/vandermonde"};
@@ -73,19 +75,13 @@ struct VandermondeTuning {
 };
 
 struct Vandermonde {
-    using Config = VandermondeConfig;
-    using Args = VandermondeArgs;
-    static constexpr const char *family = "structured", *name = "vandermonde", *config_type = "VandermondeConfig",
-                                *args_type = "VandermondeArgs";
-    static constexpr const char* summary = "sums of powers, phases exact: a product of two small tables";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(Vandermonde, structured, vandermonde, VandermondeConfig, VandermondeArgs,
+               "sums of powers, phases exact: a product of two small tables");
 
     static std::span<const Config> configurations() { return kVandermondeConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kVandermondeConfigurations, VandermondeSharedPlan>(
-            config, std::make_index_sequence<kVandermondeConfigurations.size()>());
+        return plan_bytes<kVandermondeConfigurations, VandermondeSharedPlan>(config);
     }
 
     static void run(const VandermondeProblem& problem, const Args& args, const Target& target) {

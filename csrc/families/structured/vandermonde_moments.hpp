@@ -59,20 +59,13 @@ inline std::string explain_vandermonde_moments(const VandermondeMomentsProblem& 
 }
 
 struct VandermondeMoments {
-    using Config = VandermondeMomentsConfig;
-    using Args = VandermondeMomentsArgs;
-    static constexpr const char *family = "structured", *name = "vandermonde_moments",
-                                *config_type = "VandermondeMomentsConfig", *args_type = "VandermondeMomentsArgs";
-    static constexpr const char* summary =
-        "values times powers, summed, and the same with step indices: vandermonde transposed";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    GDN_KERNEL(VandermondeMoments, structured, vandermonde_moments, VandermondeMomentsConfig, VandermondeMomentsArgs,
+               "values times powers, summed, and the same with step indices: vandermonde transposed");
 
     static std::span<const Config> configurations() { return kVandermondeMomentsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kVandermondeMomentsConfigurations, VandermondeMomentsSharedPlan>(
-            config, std::make_index_sequence<kVandermondeMomentsConfigurations.size()>());
+        return plan_bytes<kVandermondeMomentsConfigurations, VandermondeMomentsSharedPlan>(config);
     }
 
     static void run(const VandermondeMomentsProblem& problem, const Config& config, const Args& args, const Target& target) {

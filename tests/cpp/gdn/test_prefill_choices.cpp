@@ -10,7 +10,7 @@
 
 #include "families/chunked/launch.hpp"
 #include "heuristics_tools.hpp"
-#include "kernels/explanation.hpp"
+#include "launch/explanation.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

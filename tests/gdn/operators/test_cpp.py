@@ -120,6 +120,18 @@ def test_summary(api: Any, rows: tuple[Tensor, ...]) -> None:
     assert torch.equal(api.chunked_summary(*packed, offsets), gdn_cuda.chunked_summary(*packed, offsets))
 
 
+def test_raw_gates(api: Any, rows: tuple[Tensor, ...]) -> None:
+    A_log, dt_bias, slots = torch.randn(4), torch.randn(4), torch.tensor([2, 0])
+    pools = [torch.ones(3, 4, 24, 16) for _ in range(2)]
+    gates = {"A_log": A_log, "dt_bias": dt_bias, "beta_is_logit": True, "allow_negative_eigenvalues": True}
+    query, key, value, beta, gate = rows
+    by_token, from_pool, summary = api.raw_gates(*rows, A_log, dt_bias, pools[0], slots)
+    assert torch.equal(by_token, gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, **gates)[0])
+    assert torch.equal(from_pool, gdn_cuda.chunked_forward(*rows, pools[1], state_indices=slots, **gates)[0])
+    assert torch.equal(*pools)
+    assert torch.equal(summary, gdn_cuda.chunked_summary(key, value, beta, gate, **gates))
+
+
 def test_more_heads_of_query_than_of_value(api: Any, rows: tuple[Tensor, ...]) -> None:
     query, key, value, beta, gate = (x[:, :66] for x in rows)
     given = query.repeat(1, 1, 2, 1), key, value[:, :, :2], beta, gate

@@ -1,11 +1,12 @@
-// All kernels whose heuristic is worth tuning, one line each in tunables.cpp; the command `tune` reads this list.
+// All kernels whose heuristic is worth tuning, sorted by their ids; the command `tune` reads this list. Each Tuning enters
+// itself by its GDN_TUNING (tuned.hpp).
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "jit/device.hpp"
+#include "../jit/device.hpp"
 
 namespace gdn_cuda {
 
@@ -19,6 +20,12 @@ struct Tunable {
     std::function<bool(int ordinal)> attempted;  // whether the attempted choice decided a call
     std::function<void()> forget;                // ends the attempt; the next call reads stored winners
 };
+
+struct RegisteredTuning {
+    Tunable (*make)();
+    const RegisteredTuning* next = nullptr;
+};
+void add_to_tunables(RegisteredTuning& tuning);
 
 #pragma GCC visibility push(default)  // gdn_cuda._C calls them
 const std::vector<Tunable>& tunables();
