@@ -62,7 +62,7 @@ memcheck() {
     logged memcheck $sanitizer=gdn_cuda --tool memcheck --error-exitcode 1 "$python" tests/sanitize.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 logged memcheck_fuzz $sanitizer=gdn_cuda --tool memcheck --error-exitcode 1 \
         "$python" -m pytest -q -p no:xdist -p no:cacheprovider tests/gdn/gpu/test_fuzz.py \
-        tests/gdn/gpu/test_handed_over.py::test_indices_that_lie tests/gdn/gpu/test_handed_over.py::test_offsets_that_lie
+        tests/gdn/gpu/test_engine_calls.py::test_invalid_indices tests/gdn/gpu/test_engine_calls.py::test_invalid_offsets
 }
 racecheck() { # KERNEL...; its reports have to be read: tests/sanitize.py lists the false ones.
     local kernel

@@ -229,7 +229,7 @@ TEST(Tuned, AWinnerIsOfTheKernelsThatItsChoicesRun) {
     for (const char* other : {"gdn/decode.cuh", "structured/vandermonde.cuh", "structured/cauchy_backward.cuh"})
         edit(kernels / other);
     EXPECT_CONTAINS(with_cache(cache, {}, explained, library), "tuned on this device");
-    for (const char* own : {"structured/cauchy_plan.cuh", "structured/cauchy_batch.cuh"}) {
+    for (const char* own : {"structured/cauchy/plan.cuh", "structured/cauchy_batch.cuh"}) {
         const std::string before = read(kernels / own);
         edit(kernels / own);
         EXPECT_CONTAINS(with_cache(cache, {}, explained, library), kOwn) << own;

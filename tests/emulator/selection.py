@@ -49,7 +49,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_gdn.py::test_a_step[3-64-64-verify-state0]": ("gdn/verify",),
     "test_gdn.py::test_a_step[3-72-40-recurrent-state0]": ("gdn/recurrent",),
     "test_trees.py::test_trees_of_any_rows_and_states[33-7]": ("gdn/recurrent_any",),
-    "test_handed_over.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
+    "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
     "test_pieces.py::test_gating[dtype0-shape2]": ("layers/gating",),

@@ -359,7 +359,7 @@ def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
     with emulated() as launched, counted_blocks() as blocks:
         summary = chunked_summary(**part)
         assert blocks() > 3 * 2
-    assert any(".linked = true" in name for name in launched())
+    assert any(".chained = true" in name for name in launched())
     _, state, _ = oracle(x)
     addition, transition = summary.split(64, dim=-2)
     assert rel_rms(x["state"] @ transition + addition, state) < 5e-3

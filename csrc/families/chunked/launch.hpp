@@ -55,9 +55,9 @@ struct Prefill {
     GDN_KERNEL(Prefill, gdn, prefill, ChunkedConfig, ChunkedArgs, "the chunked form on Hopper's tensor cores: prefill",
                .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
 
-    static std::span<const Config> configurations() { return kChunkedConfigurations; }
+    static std::span<const Config> configurations() { return kPrefillConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) { return plan_bytes<kChunkedConfigurations, ChunkedPlan>(config); }
+    static int shared_bytes(const Config& config) { return plan_bytes<kPrefillConfigurations, ChunkedPlan>(config); }
 
     // The last one of each thread is kept, as a model's layers call one after another with the same problem.
     static ChunkedSchedule schedule(const ChunkedProblem& problem, const Target& target) {

@@ -231,9 +231,9 @@ TEST(PrefillHeuristic, EveryFormOfAConfigurationIsRegistered) {
             for (const int value_groups : {1, 2}) {
                 ChunkedConfig config = chunked_config(head_k, value_groups, io);
                 expect_registered(config);
-                config.linked = true;
+                config.chained = true;
                 expect_registered(config);
-                config.linked = false;
+                config.chained = false;
                 config.persistent = true;
                 if (value_groups == 2) expect_registered(config);
             }
@@ -278,7 +278,7 @@ TEST(PrefillHeuristic, TimesOfThePolicyDecide) {
     ChunkedProblem few = problem;
     few.heads = 4;
     const auto chained = [&](const ChunkedPolicy& policy) {
-        return ChunkedScheduler(few, kMultiprocessors, policy).schedule().config.linked;
+        return ChunkedScheduler(few, kMultiprocessors, policy).schedule().config.chained;
     };
     EXPECT_TRUE(chained({}));
     EXPECT_FALSE(chained({.shortest_chained = 1000}));

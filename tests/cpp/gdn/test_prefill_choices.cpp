@@ -112,7 +112,7 @@ std::string launches_of(const Recorded& each, const ChunkedSchedule& schedule) {
         const auto& [columns, rows, parts] = step.shape.grid;
         launches.push_back(fmt::format("{} {}x{}x{}", step.kernel.substr(step.kernel.find('/') + 1), columns, rows, parts));
         if (const auto config = from_text<ChunkedConfig>(step.configuration))
-            launches.back() += fmt::format(" of {} rows{}{}", config->rows_per_block(), config->linked ? " chained" : "",
+            launches.back() += fmt::format(" of {} rows{}{}", config->rows_per_block(), config->chained ? " chained" : "",
                                            config->persistent ? " persistent" : "");
     }
     std::string text;
@@ -126,7 +126,7 @@ std::string launches_of(const Recorded& each, const ChunkedSchedule& schedule) {
 std::string row_of(const Recorded& each) {
     const ChunkedSchedule schedule = ChunkedScheduler(each.problem, each.multiprocessors).schedule();
     Digest digest;
-    digest.add(schedule.config.head_k, schedule.config.value_groups, schedule.config.linked, schedule.unsplit.value_groups,
+    digest.add(schedule.config.head_k, schedule.config.value_groups, schedule.config.chained, schedule.unsplit.value_groups,
                schedule.ahead.pairs, schedule.ahead.preparers, schedule.ahead.tiles, schedule.ahead.window,
                schedule.ahead.most_chunks, schedule.ahead.cached_words, schedule.ahead.carried_words, schedule.reach,
                schedule.by_length, schedule.sequences, schedule.two_launches, schedule.uneven.reach, schedule.summaries_of_head,

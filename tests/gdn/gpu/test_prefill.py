@@ -105,7 +105,7 @@ HEADS_OF_DIMS = {"96/192": 2, "40/72": 2, "128/64": 2, "64/128": 16, "64/192": 8
 
 @pytest.mark.parametrize("case", [*REACHING, "repeated", "parallel", *HEADS_OF_DIMS])
 def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) -> None:
-    T = 17500 if case == "64/192" else 5700  # linked with two groups a block only then
+    T = 17500 if case == "64/192" else 5700  # chained with two groups a block only then
     dk, dv = map(int, case.split("/")) if case in HEADS_OF_DIMS else (128, 128)
     heads = HEADS_OF_DIMS.get(case, 2)
     options = {"Hk": heads // 2, "Hv": heads, "dk": dk, "dv": dv, "seed": seed, "gate_range": (-1e-3, 0.0), "beta_max": 2.0}

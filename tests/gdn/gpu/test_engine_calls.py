@@ -112,13 +112,13 @@ def test_drafts(call: Call, layout: str, to: str) -> None:
 
 @EACH_CALL
 @EACH_LAYOUT
-def test_indices_that_lie(call: Call, layout: str) -> None:
+def test_invalid_indices(call: Call, layout: str) -> None:
     check_invalid_indices(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cuda")
     check_invalid_indices(replace(call, lengths=(1,) * 6), layout, "cuda")
 
 
 @EACH_CALL
-def test_offsets_that_lie(call: Call) -> None:
+def test_invalid_offsets(call: Call) -> None:
     check_invalid_offsets(replace(call, lengths=(70, 0, 5)), "cuda")
 
 
