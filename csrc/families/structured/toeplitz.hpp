@@ -163,8 +163,9 @@ bool toeplitz_eliminate_pays_here(const PreparedToeplitz& prepared);
 
 // T x, or T^t x, for any number of rows.
 Tensor toeplitz_matvec_by_transforms(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose);
-// Column (S,n), rhs (S,n,k) in fp64; residuals may be `residual` ‖T‖ ‖x‖, the last one's (the probe's) `probe_residual` ‖T‖
-// ‖x‖. No tensor if T proves not positive definite, or the steps do not suffice. Synchronises with the device.
+// column (S,n) and rhs (S,n,k) in fp64. Residuals may be up to `residual` ‖T‖ ‖x‖, that of the last right-hand side, the
+// probe, up to `probe_residual` ‖T‖ ‖x‖. Empty if T is found not positive definite or the steps do not suffice. Synchronises
+// with the device.
 std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& rhs, double residual, double probe_residual);
 
 // Disables torch's gradient recording during its lifetime: Python defines the gradients of these operators.

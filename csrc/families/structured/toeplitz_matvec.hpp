@@ -13,7 +13,7 @@
 
 namespace gdn_cuda::structured {
 
-// The longest transforms with eight transform_values per thread, limited by registers and shared memory, and with sixteen.
+// The longest transforms with eight values per thread, limited by registers and shared memory, and with sixteen values.
 constexpr int toeplitz_eight_each(DType io) {
     return io == DType::f32 || io == DType::c64 ? 4096 : 2048;
 }
