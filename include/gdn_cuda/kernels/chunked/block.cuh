@@ -136,13 +136,14 @@ struct ChunkedBlock {
         if (args.takes == LaunchTakes::short_sequences) return chunks <= kLongestUnsplit;
         return args.takes != LaunchTakes::long_sequences || (chunks > kLongestUnsplit && number_of_long(span) == number);
     }
-    // Whether this launch takes the block's head; also whether its decay, or any head's, is slow. decides: from the gates.
+    // Whether this launch takes the block's head; also whether its decay, or any head's, is slow. `decides`: this launch reads
+    // the gates; otherwise it waits for the first launch's decision.
     __device__ __forceinline__ bool is_taken(bool& decays_slowly, bool decides) {
         const bool for_all = args.takes == LaunchTakes::if_all_decay_fast || takes_unsplit(),
                    hands_over = for_all && args.decision != nullptr;
         if (hands_over && !decides) {  // the first launch's blocks have all started before this one's
-            constexpr auto kRemembers = static_cast<unsigned>(DecayDecision::one_decays_slowly);
-            decays_slowly = __syncthreads_or(threadIdx.x == 0 && wait_for_count(args.decision, 1) == kRemembers);
+            constexpr auto kSlow = static_cast<unsigned>(DecayDecision::one_decays_slowly);
+            decays_slowly = __syncthreads_or(threadIdx.x == 0 && wait_for_count(args.decision, 1) == kSlow);
             return decays_slowly == takes_unsplit();
         }
         decays_slowly = args.segments > 1 && one_decays_slowly<kConfig>(args, for_all, sequence, head);
@@ -160,8 +161,8 @@ struct ChunkedBlock {
     __device__ __forceinline__ bool summarizes() const { return resumes() && end < chunks; }
     __device__ __forceinline__ bool follows_chain() const { return split == Split::chained && segment > 1; }
     __device__ __forceinline__ bool leaves_state() const { return split == Split::chained && segment == 0 && end < chunks; }
-    // Whether groups of segments are multiplied first, and this is a group's last one. The next two compute its L and its M, as
-    // they wait for all tiles of rows of the last one; those that follow wait for all tiles of these.
+    // Whether groups of segments are composed first, and this is a group's last one. The blocks of the next two segments
+    // compute the group's L and its M; later blocks wait for them.
     __device__ __forceinline__ bool ends_group(int segment) const {
         return split == Split::chained && group > 1 && segment > 0 && segment % group == 0 &&
                chained_begin(segment + 3) < chunks;

@@ -32,7 +32,7 @@ __device__ __forceinline__ void start_store(CachedChunk<kConfig>& cached,
     Copy::copy(&factors, &cached.scalars, sizeof(factors));
 }
 
-// By one thread: starts keeping a chunk that helper roles have computed.
+// By one thread: starts caching a chunk that helper roles have computed.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& shared, int chunk) {
     const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.stages - 1);

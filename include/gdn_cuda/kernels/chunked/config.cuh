@@ -11,13 +11,14 @@ constexpr int kShortestSegment = 8;  // chunks
 // In chunks, where a sequence's own length decides how it is split: the longest that is not; the fewest for each segment, if
 // all heads get as many, and if some get more than others.
 constexpr int kLongestUnsplit = 80, kShortestByLength = 16, kShortestUneven = 12;
-constexpr int kMostByLength = 256;  // packed sequences that are ordered by their lengths
+constexpr int kMostByLength = 256;  // packed sequences that blocks order by length; with more, their order is the batch's
 
 // Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
 constexpr i64 kLongestScalarStride = (i64{1} << 31) / 8;
 
 // The order in which a block takes the chunks of its work.
 enum class Direction : int { forward, backward };
+// How a configuration's text has it (csrc/launch/fields.hpp).
 constexpr const char* word_of(Direction direction) {
     return direction == Direction::forward    ? "gdn::Direction::forward"
            : direction == Direction::backward ? "gdn::Direction::backward"
@@ -37,6 +38,9 @@ struct ChunkedConfig {
     constexpr bool operator==(const ChunkedConfig&) const = default;
 
     GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, chained, persistent, direction)
+
+    // A persistent block's one inverse warpgroup takes all chunks, and its sequences are not split.
+    GDN_HOST_DEVICE constexpr bool is_valid() const { return !persistent || (inverse_groups == 1 && !chained); }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

@@ -1,10 +1,10 @@
 // Persistent blocks. A work tile is an unsplit sequence, a value head and the rows of a block. The pipeline of chunks goes on
-// from one to the next, so that helper roles load and prepare the next tile's first chunks while
-// value warpgroups finish the last ones and exchange the state.
+// from one to the next, so that helper roles load and prepare the next tile's first chunks while value warpgroups finish the
+// last ones and exchange the state. The host gives them padded batches without checkpoints only.
 //
-// Work tiles are planned ahead, in eight slots. The inverse plans: at a tile's end, and by a whole warp, as a branch of one
-// lane would take the chunk, and with it operands' descriptors, out of the uniform registers (a chunk took 10 % longer). What
-// it plans reaches the value warpgroups by `ready`, and scores by their `done`.
+// Work tiles are planned ahead, in eight slots, by the inverse at a tile's end. A whole warp plans: with a branch of one lane
+// the compiler kept the chunk, and so operands' descriptors, out of the uniform registers (a chunk took 10 % longer). Value
+// warpgroups see a plan through `ready`, the scores role through `done`.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>

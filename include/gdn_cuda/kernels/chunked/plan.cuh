@@ -47,7 +47,7 @@ struct ChunkedPlan {
         Block blocks[10];  // lower triangle, row by row
     };
     Stage stages[kConfig.stages];
-    Matrices matrices[kConfig.stages - 1];
+    Matrices matrices[kConfig.stages - 1];  // a chunk's are formed after its tiles have come, so one slot fewer keeps up
     SwizzledTile output[kConfig.value_groups];
     InverseScratch inverse[kConfig.inverse_groups];
     // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.
@@ -56,9 +56,13 @@ struct ChunkedPlan {
     float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
     ChunkedWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
     int passes_left;
+    // mbarriers, by stage: who arrives -> who waits (counts: set_barriers).
+    //     loaded    TMA, and the scalar warp's gates and betas -> scores, inverse
+    //     factored  scores, or with norms the inverse: exponents of keys -> scores, inverse
+    //     ready     scores and inverse: P, T and factors -> value warpgroups
+    //     done      each warp of the value warpgroups: stage and matrices are free -> scores, inverse
     unsigned long long loaded[kConfig.stages], ready[kConfig.stages];
-    unsigned long long factored[kConfig.stages];              // exponents of keys, by scores, or with norms by the inverse
-    unsigned long long done[kConfig.stages];                  // by the value groups: stage and matrices are free
+    unsigned long long factored[kConfig.stages], done[kConfig.stages];
     unsigned long long scratch_read[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
     WorkTilesIf<kConfig.persistent> work_tiles;
 };
@@ -81,7 +85,7 @@ template <ChunkedConfig kConfig>
 struct CachedFactors : ChunkedPlan<kConfig>::Factors {
     float decay;
     typename ChunkedPlan<kConfig>::CancelFlags cancels;
-    float unused[2];
+    float unused[2];  // bulk copies take multiples of 16 bytes
 };
 
 // What helper roles compute of a chunk of a value head, in global memory.

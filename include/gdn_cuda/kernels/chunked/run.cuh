@@ -8,7 +8,8 @@
 
 namespace gdn_cuda::gdn {
 
-// One role's loop over the block's passes, if it may have several; the kPrepares role sets up each next pass for all.
+// One role's loop over the block's passes, if it may have several; the kPrepares role sets up each next pass for all. By then
+// every role has ended its phases of all mbarriers, which are initialised anew.
 template <class Role, bool kPrepares, ChunkedConfig kConfig>
 __device__ __forceinline__ void run_passes(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
 #pragma unroll 1
@@ -60,7 +61,7 @@ __device__ __forceinline__ void run_work_tiles(ChunkedPlan<kConfig>& shared, con
     }
 }
 
-// A persistent block.
+// A block that takes work tiles one after another.
 template <template <ChunkedConfig> class Values, ChunkedConfig kConfig>
 __device__ __forceinline__ void run_persistent(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
     finish_work_tiles_without_chunks<kConfig>(args);

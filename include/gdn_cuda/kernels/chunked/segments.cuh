@@ -142,9 +142,9 @@ __device__ __forceinline__ int sequence_at(const GdnCall& args, i64 token) {
     return first;
 }
 
-// log2 of a chunk's decay, as far as every fourth gate shows it, in units of 2^-14: in front of chunk `ends`, at a segment
-// border. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer sums give the same answer
-// in every configuration.
+// log2 of a chunk's decay, as far as every fourth gate shows it, in units of 2^-14: of the chunk before chunk `ends`, at a
+// segment border. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer sums give the same
+// answer in every configuration.
 constexpr float kRateUnit = 1 << 14;
 __device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequence, const Span& span, int head, int ends) {
     constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens
@@ -196,7 +196,7 @@ __device__ __forceinline__ bool one_decays_slowly(const ChunkedArgs& args, bool 
 
 // The heads of a sequence that need more than so many warm-up chunks, a bit for each.
 struct SlowHeads {
-    unsigned far, near, few;  // args.reach; args.spread.reach, which is mostly less; UnevenSplit::kFewChunks
+    unsigned far, near, few;  // args.reach; args.uneven.reach, which is mostly less; UnevenSplit::kFewChunks
 };
 // Called by the whole block; `masks`: three words per warp, not to be written before the block's next barrier.
 template <ChunkedConfig kConfig>

@@ -1,7 +1,7 @@
 // A warpgroup that owns 64 rows of the state and keeps them in registers from chunk to chunk.
 //
-// Parts of the core take it by reference where they are called. None may store the reference: the compiler then keeps the state
-// in local memory.
+// Functions of kernels/chunked take it by reference where they are called. None may store the reference: the compiler then
+// keeps the state in local memory.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/products.cuh>

@@ -22,7 +22,7 @@ __device__ __forceinline__ void add_inverse_rest(TokenFragment& d, const TokenOp
         wait_for_product(d);
     }
 }
-// Adds the product of V' factors' rounding residual with keys to the state.
+// state += (rounding residual of update_scale V')^T k.
 template <class Owner>
 __device__ __forceinline__ void add_values_rest_to_state(Owner& own, TokenFragment& d, const TokenFactors& factors,
                                                          const SwizzledTile* keys) {

@@ -11,7 +11,7 @@
 // others invert I + A. Norms, gates and scale are applied as row and column factors; q, k and v are never rewritten.
 //
 // Most blocks take one pass. Where states cross segment borders, earlier passes compute and apply summaries of segments
-// (chunked/segments.cuh). A chunk whose gates reset the state and that holds infinities or NaN is taken token by token
+// (chunked/segments.cuh). A chunk whose gates reset the state and whose products may overflow is taken token by token
 // (prefill/by_token.cuh). With three waves of blocks or more, the grid is persistent: one block per SM takes sequences one
 // after another (chunked/persistent.cuh).
 //
@@ -32,7 +32,7 @@ template <ChunkedConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ ChunkedArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<ChunkedPlan<kConfig>*>(memory);
-    static_assert(sizeof(shared) <= 227 * 1024);
+    static_assert(kConfig.is_valid() && sizeof(shared) <= 227 * 1024);
 
     if constexpr (kConfig.persistent) {
         run_persistent<GdnValueRole>(shared, args);

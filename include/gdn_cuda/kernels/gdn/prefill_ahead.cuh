@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill_ahead(const __gr
     constexpr ChunkedConfig kBlock = kConfig.block();
     extern __shared__ __align__(1024) unsigned char memory[];
     static_assert(sizeof(PreparerPlan<kBlock>) <= 227 * 1024 && sizeof(OwnerPlan<kBlock>) <= 227 * 1024);
-    if (is_first_of_two(args.prefill.takes)) launch_dependent_grids();  // as in gdn/prefill
+    if (is_first_of_two(args.prefill.takes)) launch_dependent_grids();  // gdn/prefill is the second
     const int each = args.preparers + args.tiles, pair = static_cast<int>(blockIdx.x) / each,
               number = static_cast<int>(blockIdx.x) - pair * each;
     if (number < args.preparers)

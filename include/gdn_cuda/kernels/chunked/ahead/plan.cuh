@@ -1,4 +1,5 @@
-// Configuration, shared memory and arguments of gdn/prefill_ahead, for host and device.
+// The schedule of gdn/prefill_ahead, in which blocks that prepare chunks serve blocks that own rows of the state: its
+// configuration, shared memory and arguments, for host and device. Nothing here is GDN's own.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/plan.cuh>

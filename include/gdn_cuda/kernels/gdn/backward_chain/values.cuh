@@ -3,7 +3,10 @@
 //     dV' = P^T dO + exp(G_C - G) K E^T      dV = T^T dV'      E <- exp(G_C) E + (scale exp(G) dO)^T Q - (exp(G) dV)^T K,
 //
 // with T and P of gdn/prefill's helper roles, whose tiles are read in their other orientation. In the block's tensors dO stands
-// for values and dV for outputs; E starts as the gradient of the final state and ends as that of the initial one.
+// for values and dV for outputs; E starts as the gradient of the final state and ends as that of the initial one. A reset
+// scales E by 0. Where entries of T cancel, T, P, dV' and dV are used in one 16-bit part only.
+//
+// No registered kernel has it yet: tests/emulator/chain_kernels.cuh is its entry.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/outputs.cuh>

@@ -20,7 +20,7 @@ __device__ __forceinline__ void form_x(TokenOperand& x, const TokenOperand& valu
     });
 }
 
-// S q^T first shortens the dependency chain from one S to the next; one value warpgroup has 32 more registers for it.
+// S q^T first shortens the dependency chain from one S to the next; a block with one value warpgroup has registers for it.
 template <class Owner>
 constexpr bool kQueriesFirst = Owner::kConfig.value_groups == 1;
 
