@@ -1,7 +1,7 @@
 // gdn/prefill: the chunked form of Gated Delta Net on Hopper's tensor cores, 64 tokens a chunk.
 //
 //     A_ij = beta_i (k_i.k_j) exp(G_i - G_j) for i > j      T = (I + A)^-1 diag(beta)
-//     V' = T (v - exp(G) k S^T)                             P_ij = scale (q_i.k_j) exp(G_i - G_j) for i >= j
+//     X = v - exp(G) k S^T    V' = T X                      P_ij = scale (q_i.k_j) exp(G_i - G_j) for i >= j
 //     o = scale exp(G) q S^T + P V'                         S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
 // A block takes one segment of a sequence, one value head and 64 rows of the state S per value warpgroup. Rows of S are
@@ -15,8 +15,8 @@
 // (prefill/by_token.cuh). With three waves of blocks or more, the grid is persistent: one block per SM takes sequences one
 // after another (chunked/persistent.cuh).
 //
-// kernels/chunked has what any rule of a chunked recurrence needs: loads, scores, inverse, products, state in and out,
-// segments. prefill/values.cuh is the rule's own step: what a chunk does to the state, and in which order.
+// kernels/chunked has what any rule with one decay a token and head needs: loads, scores, inverse, products, state in and
+// out, segments. prefill/values.cuh is the rule's own step: what a chunk does to the state, and in which order.
 //
 // Bound: latency around the cycle of roles, and instruction issue; tensor cores are busy half of the time. On an H200 filled
 // with sequences, 53 to 62 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
