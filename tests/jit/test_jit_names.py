@@ -18,6 +18,7 @@ def known_elsewhere() -> dict[str, str]:
     word; a single word, which may be English (`decode`), only as a path, a namespace or a string."""
     kernels = _C.kernels()
     names = {kernel["name"]: "kernel" for kernel in kernels} | {kernel["family"]: "family" for kernel in kernels}
+    del names["common"]  # kernels/common is below the JIT
     names |= dict.fromkeys(DECLARATIONS, "operator")
     found = {}
     for name, what in names.items():

@@ -6,7 +6,7 @@
 // for values and dV for outputs; E starts as the gradient of the final state and ends as that of the initial one. A reset
 // scales E by 0. Where entries of T cancel, T, P, dV' and dV are used in one 16-bit part only.
 //
-// No registered kernel has it yet: tests/emulator/chain_kernels.cuh is its entry.
+// No registered kernel has it yet; a test runs it in the emulator (test_backward_chain.py).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
