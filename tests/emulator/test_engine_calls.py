@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from emulated import emulated
-from engine_calls import (
+from calls_by_engines import (
     FORMS,
     LAYOUTS,
     Call,
@@ -21,6 +20,7 @@ from engine_calls import (
     check_rank_4,
     check_rows,
 )
+from emulated import emulated
 from engine_indices import DESTINATIONS, check_drafts, check_invalid_indices, check_invalid_offsets
 
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 65)

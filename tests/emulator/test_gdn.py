@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from calls_by_engines import Call
 from emulated import emulated
-from engine_calls import Call
 from engine_indices import DESTINATIONS, check_drafts
 from helpers import rel_rms
 from torch import Tensor

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from calls_by_engines import LAYOUTS, Call, check_empty_sequences, check_pool
 from emulated import counted_blocks, emulated
-from engine_calls import LAYOUTS, Call, check_empty_sequences, check_pool
 from gdn_inputs import take_sequence, to_double
 from guarded import bits
 from helpers import rel_rms

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from calls_by_engines import FORMS, Call, check_gates
 from emulated import emulated
-from engine_calls import FORMS, Call, check_gates
 from gdn_inputs import to_double
 from helpers import rel_rms
 from strong_gates import ONE_GATE, SEVERAL, STATES, Case, check, id_of

@@ -1,11 +1,11 @@
-"""Indices as serving engines have them (engine_calls.py): slots, steps and counts of drafted tokens; and invalid indices."""
+"""Indices as serving engines have them (calls_by_engines.py): slots, steps and counts of drafted tokens; and invalid indices."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from engine_calls import BLOCK, LAYOUTS, Call, as_kv, gates_of, literal, near, on, with_gaps
+from calls_by_engines import BLOCK, LAYOUTS, Call, as_kv, gates_of, literal, near, on, with_gaps
 from torch import Tensor
 
 import gdn_cuda

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_calls import (
+from calls_by_engines import (
     FORMS,
     LAYOUTS,
     Call,

@@ -1,10 +1,10 @@
-"""Arguments in the forms that serving engines have, on CPU tensors (engine_calls.py)."""
+"""Arguments in the forms that serving engines have, on CPU tensors (calls_by_engines.py)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from engine_calls import (
+from calls_by_engines import (
     FORMS,
     LAYOUTS,
     Call,
