@@ -1,4 +1,4 @@
-"""Indices as serving engines have them (calls_by_engines.py): slots, steps and counts of drafted tokens; and invalid indices."""
+"""Indices as serving engines have them (calls_by_engines.py): slots, steps, counts of drafted tokens; invalid indices."""
 
 from __future__ import annotations
 

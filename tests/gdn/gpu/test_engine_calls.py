@@ -1,4 +1,4 @@
-"""What engines hand over, on a GPU: see tests/gdn/engine_calls.py."""
+"""Arguments as engines pass them, on a GPU: tests/gdn/calls_by_engines.py."""
 
 from __future__ import annotations
 
