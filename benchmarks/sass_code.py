@@ -22,11 +22,18 @@ DATA = re.compile(r"\.nv\.(constant[1-9]|global\.init)")  # constant0 has the pa
 
 @dataclass(frozen=True)
 class Code:
-    """The executable parts of a cubin: the bytes of its code, the registers of a thread, its tables of constants."""
+    """The executable parts of a cubin: the bytes of its code, the registers of a thread, its tables of constants by section."""
 
     text: bytes
     registers: int
-    data: tuple[bytes, ...]
+    data: dict[str, bytes]
+
+    def reading(self, lines: list[str]) -> Code:
+        """Without the tables that these instructions do not read. Every constant of a header has a place and an address in
+        them (bank 4), whether it is used or not."""
+        banks = {int(bank, 16) for line in lines for bank in re.findall(r"\bc\[(0x[0-9a-f]+)\]", line)}
+        kept = {f".nv.constant{bank}" for bank in banks} | ({".nv.global.init"} if 4 in banks else set())
+        return Code(self.text, self.registers, {name: data for name, data in self.data.items() if name in kept})
 
 
 @dataclass(frozen=True)
@@ -41,20 +48,20 @@ class Verdict:
 
 def code_of(image: bytes, name: str = "cubin") -> Code:
     """The code of a cubin; the cache's trailer after the ELF file is ignored."""
-    (table,), (size, count, names_index) = struct.unpack_from("<Q", image, 40), struct.unpack_from("<HHH", image, 58)
-    sections = [SECTION.unpack_from(image, table + i * size) for i in range(count)]
+    (headers,), (size, count, names_index) = struct.unpack_from("<Q", image, 40), struct.unpack_from("<HHH", image, 58)
+    sections = [SECTION.unpack_from(image, headers + i * size) for i in range(count)]
     names = sections[names_index][4]
-    text, registers, data = b"", 0, []
+    text, registers, data = b"", 0, {}
     for at, _, _, _, offset, length, _, info, *_ in sections:
         section = image[names + at : image.index(b"\0", names + at)].decode()
         if section.startswith(".text."):
             text += image[offset : offset + length]
             registers = max(registers, info >> 24)
-        elif DATA.match(section):
-            data.append(image[offset : offset + length])
+        elif table := DATA.match(section):
+            data[table[0]] = data.get(table[0], b"") + image[offset : offset + length]
     if not text:
         raise SystemExit(f"{name}: expected a section .text.*, got none")
-    return Code(text, registers, tuple(data))
+    return Code(text, registers, data)
 
 
 def compare(before: Path, after: Path, show: bool = False) -> Verdict:
@@ -62,6 +69,9 @@ def compare(before: Path, after: Path, show: bool = False) -> Verdict:
     if was == now:
         return Verdict("identical")
     lines = instructions(before), instructions(after)
+    was, now = was.reading(lines[0]), now.reading(lines[1])
+    if was == now:
+        return Verdict("identical")
     if show:
         print("\n".join(difflib.unified_diff(*lines, str(before), str(after), lineterm="", n=2)))
     return difference(*lines, was, now)

@@ -140,8 +140,8 @@ def test_defaults_are_read_from_headers(member: str, value: str | None) -> None:
     assert default_of(HEADERS, "Prefill", member) is None
 
 
-def code(text: bytes, registers: int = 32, *data: bytes) -> Code:
-    return Code(text, registers, data)
+def code(text: bytes, registers: int = 32, **data: bytes) -> Code:
+    return Code(text, registers, {f".nv.{name}": table for name, table in data.items()})
 
 
 def test_other_operands_with_the_same_opcodes_are_unchanged() -> None:
@@ -166,7 +166,17 @@ def test_other_instructions_are_a_change(now: list[str], detail: str) -> None:
 
 def test_other_tables_of_constants_are_a_change() -> None:
     lines = ["MOV R1, c[0x3][0x0];"]
-    assert difference(lines, lines, code(b"a", 32, b"1"), code(b"a", 32, b"2")).outcome == "changed"
+    was, now = code(b"a", constant3=b"1").reading(lines), code(b"a", constant3=b"2").reading(lines)
+    assert difference(lines, lines, was, now).outcome == "changed"
+
+
+def test_tables_that_no_instruction_reads_do_not_count() -> None:
+    """A header's constants are in memory, with addresses in bank 4, whether they are used or not."""
+    tables = {"constant4": b"address", "global.init": b"value", "constant2": b"jumps"}
+    assert code(b"a", **tables).reading(["MOV R1, c[0x0][0x28];"]) == code(b"a")
+    assert code(b"a", **tables).reading(["LDC R1, c[0x2][R2+0x84];"]) == code(b"a", constant2=b"jumps")
+    through_an_address = code(b"a", **tables).reading(["LDC.64 R2, c[0x4][0x8];"])
+    assert set(through_an_address.data) == {".nv.constant4", ".nv.global.init"}
 
 
 def test_opcodes_keep_their_modifiers() -> None:

@@ -1,4 +1,4 @@
-"""Arguments as engines pass them (tests/gdn/calls_by_engines.py), in the emulator, token by token. test_prefill.py has chunks."""
+"""Arguments as engines pass them (tests/gdn/calls_by_engines.py), token by token. test_prefill.py has chunks."""
 
 from __future__ import annotations
 
