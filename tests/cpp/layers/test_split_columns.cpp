@@ -34,7 +34,11 @@ TEST(ChannelsLastHeuristic, BlocksCoverAllTokensAndChannels) {
     }
 }
 
-// Configurations and segments of the channels-last kernels layers/split_columns and conv/causal_conv_channels_last.
+TEST(ChannelsLastHeuristic, ManyTokensTakeLongSegments) {
+    const conv::CausalArgs many{.batches = 8, .channels = 8192, .tokens = 32768},
+        few{.batches = 1, .channels = 128, .tokens = 500};
+    EXPECT_EQ(conv::column_segment(many, 128, device_of(132)), conv::kLongestSegment);
+    EXPECT_EQ(conv::column_segment(few, 128, device_of(132)), conv::kShortestSegment);
 }
 
 }  // namespace
