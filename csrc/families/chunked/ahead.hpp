@@ -21,7 +21,7 @@ inline constexpr i64 kCachedWords = sizeof(CachedChunk<PrefillAheadConfig{128, D
 
 // How a problem is spread over blocks and launches, and its workspace in 32-bit words.
 struct AheadSchedule {
-    i64 pairs = 0;      // of sequences and value heads
+    i64 pairs = 0;      // (sequence, value head)
     int preparers = 0;  // blocks of a pair that prepare; 0: they and the others are more than the device has multiprocessors
     int tiles = 0;      // blocks of a pair that own rows
     int window = 0, most_chunks = 0;

@@ -26,7 +26,7 @@ struct ChunkedPolicy {
 
     // What segments add to a call beside the time of their chunks: the search for a start, first chunks of passes, counters.
     double segments_ns = 18000;
-    int warm_up_chunks = 2;        // of a warm-started segment, where heads have a fast decay
+    int warm_up_chunks = 2;        // before a warm-started segment, if heads have a fast decay
     double search_chunk_ns = 350;  // the search for a start, for each chunk that it examines
     double reach_share = 0.9;      // a warm start must take less than this share of the time that a slow decay takes
 

@@ -11,7 +11,7 @@ struct ChunkedProblem {
     int heads, dk, dv;
     DType io, state;
     bool deterministic = false;  // how a sequence is split depends on its length alone
-    i64 packed_tokens = 0;       // of all sequences, if they are packed: any of them may be so long
+    i64 packed_tokens = 0;       // the sum of lengths, if sequences are packed: any of them may be so long
 
     i64 longest() const { return std::max(tokens, packed_tokens); }
     bool operator==(const ChunkedProblem&) const = default;

@@ -26,8 +26,8 @@ struct ChunkedSplit {
 // outputs.
 struct ChunkedChain {
     bool is_cached = false;  // passes but the first read T and P, for which there is room
-    float first_length = 1;  // of the first segment, which ends as the others' summaries are complete
-    double chunk_ns = 0;     // of all passes
+    float first_length = 1;  // the first segment's, which ends as the others' summaries are complete
+    double chunk_ns = 0;     // all passes together
     double ns = std::numeric_limits<double>::infinity();
 };
 
@@ -349,7 +349,7 @@ class ChunkedScheduler {
     ChunkedProblem problem_;
     int multiprocessors_;
     ChunkedPolicy policy_;
-    i64 chunks_;           // of a sequence of mean length
+    i64 chunks_;           // chunks of a sequence of mean length
     AheadSchedule ahead_;  // if nothing is split
 };
 
