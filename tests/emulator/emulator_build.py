@@ -92,9 +92,9 @@ def library() -> Path:
         units = [*_host_units(), *_emulator_units(), *map(_precompiled, (False, True))]
         stale = [unit for unit in units if not unit.is_current()]
         _in_parallel(unit.compile for unit in stale)
-        if stale or not target.is_file():
-            ours = runtime.library_path()
-            assert ours is not None
+        ours = runtime.library_path()
+        assert ours is not None
+        if stale or not target.is_file() or target.stat().st_mtime < ours.stat().st_mtime:
             objects = [str(unit.target) for unit in units if unit.suffix == ".o"]
             libraries = [f"-L{ours.parent}", "-lgdn_cuda", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
             _link([*objects, "-Wl,--no-undefined", f"-Wl,-soname,{target.name}", *libraries], target)
@@ -183,7 +183,8 @@ def _host_units() -> Iterator[Unit]:
     yield Unit(HERE / "operators.cpp", options)
     yield Unit(HERE / "tensor_map.cpp", options)
     folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]
-    sources = [*(each for folder in folders for each in sorted(folder.glob("*.cpp"))), ROOT / "csrc/launch/spec.cpp"]
+    sources = [each for folder in folders for each in sorted(folder.glob("*.cpp"))]
+    sources += [ROOT / "csrc/launch" / f"{name}.cpp" for name in ("registry", "spec", "tunables")]  # hidden in libgdn_cuda.so
     for number, group in enumerate(_grouped(sources)):
         source = FOLDER / f"host_{number}.cpp"
         _write(source, "".join(f'#include "{each}"\n' for each in group))
