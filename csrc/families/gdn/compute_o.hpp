@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/gdn/compute_o_plan.cuh>
 
 #include "../../launch/spec.hpp"
-#include "piece_problem.hpp"
+#include "chunk_step_problem.hpp"
 
 namespace gdn_cuda::gdn {
 

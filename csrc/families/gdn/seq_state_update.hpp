@@ -6,7 +6,7 @@
 #include <string>
 
 #include "../../launch/spec.hpp"
-#include "piece_problem.hpp"
+#include "chunk_step_problem.hpp"
 
 namespace gdn_cuda::gdn {
 
