@@ -1,4 +1,4 @@
-// The chunked form in pieces, one kernel each: u and w, the states between chunks, the output.
+// The chunked form in steps, one kernel each: u and w, the states between chunks, the output.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ Scalars check_mn_major(const Checks& check, const char* argument, const View& vi
 struct PreparedPiece {
     Sequences sequences;
     View gate{};
-    PieceProblem problem{};
+    ChunkStepProblem problem{};
     ChunkArgs args{};
 
     // Call it for every tensor accessed in 16-byte units.

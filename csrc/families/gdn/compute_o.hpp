@@ -10,14 +10,14 @@
 namespace gdn_cuda::gdn {
 
 constexpr ComputeOConfig compute_o_config(int dk, DType state, bool aligned) {
-    return {.head_k = piece_head_k(dk), .state = state, .aligned = aligned};
+    return {.head_k = chunk_step_head_k(dk), .state = state, .aligned = aligned};
 }
 inline constexpr std::array kComputeOConfigurations = [] {
-    std::array<ComputeOConfig, 4 * kPieceHeadK.size()> all{};
+    std::array<ComputeOConfig, 4 * kChunkStepHeadK.size()> all{};
     size_t n = 0;
     for (const bool aligned : {true, false})
         for (const DType state : {DType::f32, DType::bf16})
-            for (const int head_k : kPieceHeadK) all[n++] = compute_o_config(head_k, state, aligned);
+            for (const int head_k : kChunkStepHeadK) all[n++] = compute_o_config(head_k, state, aligned);
     return all;
 }();
 
@@ -29,15 +29,15 @@ struct ComputeO {
     static int threads(const Config& config) { return config.kThreads; }
     static int shared_bytes(const Config& config) { return plan_bytes<kComputeOConfigurations, ComputeOSharedPlan>(config); }
 
-    static Blocks blocks(const PieceProblem& problem, i64 chunks) {
+    static Blocks blocks(const ChunkStepProblem& problem, i64 chunks) {
         return {chunks * problem.heads, ceil_div(problem.dv, Config::kValueColumns), 1};
     }
-    static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
+    static void run(const ChunkStepProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
         const Config config = compute_o_config(problem.dk, problem.state, problem.aligned);
         const Blocks all = blocks(problem, chunks);
         launch<ComputeO>(config, args, all, target,
-                         [&](const auto&) { return explain_piece(problem, config.head_k, all[0] * all[1]); });
+                         [&](const auto&) { return explain_chunk_step(problem, config.head_k, all[0] * all[1]); });
     }
 };
 

@@ -10,13 +10,13 @@
 namespace gdn_cuda::gdn {
 
 constexpr ComputeUWConfig compute_u_w_config(int dk, bool aligned) {
-    return {.head_k = piece_head_k(dk), .aligned = aligned};
+    return {.head_k = chunk_step_head_k(dk), .aligned = aligned};
 }
 inline constexpr std::array kComputeUWConfigurations = [] {
-    std::array<ComputeUWConfig, 2 * kPieceHeadK.size()> all{};
+    std::array<ComputeUWConfig, 2 * kChunkStepHeadK.size()> all{};
     size_t n = 0;
     for (const bool aligned : {true, false})
-        for (const int head_k : kPieceHeadK) all[n++] = compute_u_w_config(head_k, aligned);
+        for (const int head_k : kChunkStepHeadK) all[n++] = compute_u_w_config(head_k, aligned);
     return all;
 }();
 
@@ -28,12 +28,12 @@ struct ComputeUW {
     static int threads(const Config& config) { return config.kThreads; }
     static int shared_bytes(const Config& config) { return plan_bytes<kComputeUWConfigurations, ComputeUWSharedPlan>(config); }
 
-    static Blocks blocks(const PieceProblem& problem, i64 chunks) { return {chunks * problem.heads, 1, 1}; }
-    static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
+    static Blocks blocks(const ChunkStepProblem& problem, i64 chunks) { return {chunks * problem.heads, 1, 1}; }
+    static void run(const ChunkStepProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
         const Config config = compute_u_w_config(problem.dk, problem.aligned);
         launch<ComputeUW>(config, args, blocks(problem, chunks), target,
-                          [&](const auto&) { return explain_piece(problem, config.head_k, blocks(problem, chunks)[0]); });
+                          [&](const auto&) { return explain_chunk_step(problem, config.head_k, blocks(problem, chunks)[0]); });
     }
 };
 

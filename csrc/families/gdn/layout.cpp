@@ -1,4 +1,4 @@
-// transpose_to_mn_major and chunk_local_cumsum_bf16: prepare gates for the pieces of the chunked form (chunk_steps.cpp).
+// transpose_to_mn_major and chunk_local_cumsum_bf16: prepare gates for the steps of the chunked form (chunk_steps.cpp).
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/gdn.hpp>

@@ -17,7 +17,7 @@ TEST(ChunkStepHeuristics, ChooseOnlyWhatIsRegisteredAndHoldsTheKeys) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         const RandomShape drawn = random_shape(random);
-        const PieceProblem problem{drawn.sequences, drawn.heads, drawn.dk, drawn.dv, drawn.state, drawn.aligned};
+        const ChunkStepProblem problem{drawn.sequences, drawn.heads, drawn.dk, drawn.dv, drawn.state, drawn.aligned};
         const auto u_w = compute_u_w_config(problem.dk, problem.aligned);
         const auto output = compute_o_config(problem.dk, problem.state, problem.aligned);
         const auto update = seq_state_update_config(problem, device_of(random.one_of({46, 108, 132, 160})));
@@ -34,7 +34,7 @@ TEST(ChunkStepHeuristics, ChooseOnlyWhatIsRegisteredAndHoldsTheKeys) {
 
 TEST(ChunkStepHeuristics, FewSequencesAreSpreadOverMoreBlocks) {
     const jit::DeviceTraits device = device_of(132);
-    const PieceProblem one{1, 32, 128, 128, DType::f32, true}, eight{8, 32, 128, 128, DType::f32, true};
+    const ChunkStepProblem one{1, 32, 128, 128, DType::f32, true}, eight{8, 32, 128, 128, DType::f32, true};
     EXPECT_LT(seq_state_update_config(one, device).rows_per_block(), seq_state_update_config(eight, device).rows_per_block());
     EXPECT_NE(explain_seq_state_update(one, device).find("128 blocks"), std::string::npos);
 }
