@@ -45,12 +45,12 @@ __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& s
     cached.scalars.cancels = cancels;
 }
 
-// By one warp, which then arrives at `ready` in place of the loads: the tail chunk's tokens past the end, as the inverse role
-// clears them elsewhere.
+// By one warp, which then arrives at the full barrier in place of the loads: the tail chunk's tokens past the end, as the
+// inverse role clears them elsewhere.
 template <ChunkedConfig kConfig, class Plan>
-__device__ __forceinline__ void clear_tail_tokens(Plan& shared, const ChunkedWork& work, unsigned long long& loaded) {
+__device__ __forceinline__ void clear_tail_tokens(Plan& shared, const ChunkedWork& work, unsigned long long& full) {
     const int chunk = tail_chunk<kConfig>(work), lane = threadIdx.x % 32;
-    barrier(loaded).wait(0);
+    barrier(full).wait(0);
     clear_tokens_from<kConfig, 32>(shared.stages[PipelineStage<kConfig.stages>(chunk).index], lane,
                                    tokens_in<kConfig>(work, chunk));
     cutlass::arch::fence_view_async_shared();
@@ -98,16 +98,16 @@ struct CachedChunkLoader {
             const Scalars now = next;
             if (chunk + 1 < work.chunks) next = Scalars(from[chunk + 1]);
             const PipelineStage<kConfig.stages> current(chunk), before(chunk - kSlots);
-            if (chunk >= kSlots) barrier(shared.done[before.index]).wait(before.parity);
+            if (chunk >= kSlots) barrier(shared.stage_empty[before.index]).wait(before.parity);
             const Cached& cached = from[chunk];
             auto& matrices = shared.matrices[chunk % kSlots];
             auto& factors = shared.factors[current.index];
-            Barrier& ready = barrier(shared.ready[current.index]);
-            auto* mbarrier = reinterpret_cast<uint64_t*>(&ready);
+            Barrier& matrices_full = barrier(shared.matrices_full[current.index]);
+            auto* mbarrier = reinterpret_cast<uint64_t*>(&matrices_full);
             const bool cancels = columns_that_cancel(now.cancels) != 0, scores = chunk >= work.first_output;
             shared.decay[current.index] = now.decay;
             shared.cancels[chunk % kSlots] = now.cancels;
-            ready.arrive_and_expect_tx((1 + cancels + scores) * kTile + static_cast<int>(sizeof(factors)));
+            matrices_full.arrive_and_expect_tx((1 + cancels + scores) * kTile + static_cast<int>(sizeof(factors)));
             Copy::copy(&cached.inverse, mbarrier, &matrices.inverse, kTile);
             Copy::copy(&cached.scalars, mbarrier, &factors, sizeof(factors));
             if (cancels) Copy::copy(&cached.inverse_rest, mbarrier, &matrices.inverse_rest, kTile);
@@ -121,28 +121,28 @@ struct CachedChunkLoader {
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
-            barrier(shared.done[current.index]).wait(current.parity ^ 1);
+            barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
             auto& stage = shared.stages[current.index];
-            Barrier& ready = barrier(shared.ready[current.index]);
+            Barrier& matrices_full = barrier(shared.matrices_full[current.index]);
             if (which == queries && chunk < work.first_output) {
-                ready.arrive();
+                matrices_full.arrive();
                 continue;
             }
             SwizzledTile* tiles = which == values ? stage.value : which == queries ? stage.query : stage.key;
-            Barrier& loaded =
-                which != queries && has_tail<kConfig>(work, chunk) ? barrier(shared.loaded[current.index]) : ready;
+            Barrier& full =
+                which != queries && has_tail<kConfig>(work, chunk) ? barrier(shared.stage_full[current.index]) : matrices_full;
             const int token = first_token<kConfig>(work, chunk);
-            loaded.arrive_and_expect_tx(count * kTile);
+            full.arrive_and_expect_tx(count * kTile);
             for (int i = 0; i < count; ++i)
-                tma_load(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, loaded);
+                tma_load(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, full);
         }
     }
     __device__ __forceinline__ void clear_tail() {
         const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work)).index;
-        clear_tail_tokens<kConfig>(shared, work, shared.loaded[stage]);
+        clear_tail_tokens<kConfig>(shared, work, shared.stage_full[stage]);
         if (threadIdx.x % 32 != 0) return;
-        barrier(shared.ready[stage]).arrive();  // for keys
-        barrier(shared.ready[stage]).arrive();  // for values
+        barrier(shared.matrices_full[stage]).arrive();  // for keys
+        barrier(shared.matrices_full[stage]).arrive();  // for values
     }
 };
 

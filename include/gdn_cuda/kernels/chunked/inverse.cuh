@@ -236,7 +236,7 @@ struct InverseRole : Lane {
         find_lane();
         auto& stage = shared.stages[current.index];
         auto& factors = shared.factors[current.index];
-        barrier(shared.loaded[current.index]).wait(current.parity);
+        barrier(shared.stage_full[current.index]).wait(current.parity);
         if (tokens_of<kConfig, kSpaced>(shared, chunk, current.index) < kChunk) [[unlikely]] {
             clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kSpaced>(shared, chunk, current.index));
             cutlass::arch::fence_view_async_shared();
@@ -248,18 +248,18 @@ struct InverseRole : Lane {
         warpgroup_fence_operand(products);
         if (args.call.qk_norm) {
             compute_key_exponents(products, factors);
-            barrier(shared.factored[current.index]).arrive();
+            barrier(shared.exponents_full[current.index]).arrive();
         }
-        barrier(shared.factored[current.index]).wait(current.parity);
+        barrier(shared.exponents_full[current.index]).wait(current.parity);
         decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
         // The other warps have read the previous chunk's blocks.
-        barrier(shared.scratch_read[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
+        barrier(shared.scratch_empty[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
         store_blocks(products, factors.beta);
         __syncwarp();
         invert_diagonal();
         warpgroup_sync();
         const PipelineStage<kConfig.stages> next(opaque(chunk + 1));
-        barrier(shared.done[next.index]).wait(next.parity ^ 1);
+        barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
         const int slot = chunk % (kConfig.stages - 1);
         auto& matrices = shared.matrices[slot];
         const bool cancels = store_column(factors, matrices.inverse);
@@ -268,14 +268,14 @@ struct InverseRole : Lane {
             store_rest(factors, matrices.inverse_rest);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
-        barrier(shared.scratch_read[index()]).arrive();
+        barrier(shared.scratch_empty[index()]).arrive();
         cutlass::arch::fence_view_async_shared();
         int ends = no_work_tile;
         if constexpr (kConfig.persistent) {  // before scores may overwrite it
             const auto& known = shared.work_tiles.chunks[current.index];
             ends = __any_sync(0xffffffffu, known.ends_work_tile) + __any_sync(0xffffffffu, known.is_last);
         }
-        barrier(shared.ready[current.index]).arrive();
+        barrier(shared.matrices_full[current.index]).arrive();
         return ends;
     }
 };

@@ -4,7 +4,7 @@
 //
 // Work tiles are planned ahead, in eight slots, by the inverse at a tile's end. A whole warp plans: with a branch of one lane
 // the compiler kept the chunk, and so operands' descriptors, out of the uniform registers (a chunk took 10 % longer). Value
-// warpgroups see a plan through `ready`, the scores role through `done`.
+// warpgroups see a plan through `matrices_full`, the scores role through `stage_empty`.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>

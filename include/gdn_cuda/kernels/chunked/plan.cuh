@@ -57,13 +57,13 @@ struct ChunkedPlan {
     ChunkedWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
     int passes_left;
     // mbarriers, by stage: who arrives -> who waits (counts: set_barriers).
-    //     loaded    TMA, and the scalar warp's gates and betas -> scores, inverse
-    //     factored  scores, or with norms the inverse: exponents of keys -> scores, inverse
-    //     ready     scores and inverse: P, T and factors -> value warpgroups
-    //     done      each warp of the value warpgroups: stage and matrices are free -> scores, inverse
-    unsigned long long loaded[kConfig.stages], ready[kConfig.stages];
-    unsigned long long factored[kConfig.stages], done[kConfig.stages];
-    unsigned long long scratch_read[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
+    //     stage_full      TMA, and the scalar warp's gates and betas -> scores, inverse
+    //     exponents_full  scores, or with norms the inverse: exponents of keys -> scores, inverse
+    //     matrices_full   scores and inverse: P, T and factors -> value warpgroups
+    //     stage_empty     each warp of the value warpgroups has read stage, matrices and factors -> scores, inverse
+    unsigned long long stage_full[kConfig.stages], matrices_full[kConfig.stages];
+    unsigned long long exponents_full[kConfig.stages], stage_empty[kConfig.stages];
+    unsigned long long scratch_empty[kConfig.inverse_groups];  // among the inverse warps: all have read the scratch blocks
     WorkTilesIf<kConfig.persistent> work_tiles;
 };
 

@@ -40,18 +40,18 @@ struct ScoresRole : Lane {
         const auto& work = work_of(work_tile);
         if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
         auto& stage = shared.stages[current.index];
-        Barrier& loaded = barrier(shared.loaded[current.index]);
+        Barrier& full = barrier(shared.stage_full[current.index]);
         const bool value = warp == 1, query = warp == 2;
-        if (kSpaced && value) return loaded.arrive();
+        if (kSpaced && value) return full.arrive();
         SwizzledTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
         const int token = first_token<kConfig, kSpaced>(work, chunk);
         const int batch = batch_of(args, work);
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
-        loaded.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
-        tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
-        if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
+        full.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
+        tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, full);
+        if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, full);
     }
     __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         for (RawNumber* raw : {gates.raw, betas.raw})
@@ -85,7 +85,7 @@ struct ScoresRole : Lane {
                 shared.work_tiles.chunks[current.index] = {static_cast<short>(tokens_in<kConfig>(work_of(work_tile), chunk)),
                                                            ends, ends && work_of(work_tile + 1).chunks == WorkTile::kNone};
             }
-        barrier(shared.loaded[current.index]).arrive();
+        barrier(shared.stage_full[current.index]).arrive();
     }
 
     // Without norms. Half of the threads: the exponents of one key each; the others: the factors of one query.
@@ -144,7 +144,7 @@ struct ScoresRole : Lane {
             find_lane();
             auto& stage = shared.stages[current.index];
             auto& factors = shared.factors[current.index];
-            barrier(shared.loaded[current.index]).wait(current.parity);
+            barrier(shared.stage_full[current.index]).wait(current.parity);
             if (tokens_of<kConfig, kSpaced>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
@@ -153,16 +153,16 @@ struct ScoresRole : Lane {
                 compute_query_factors(stage.query, factors);
             } else {
                 compute_factors(factors);
-                barrier(shared.factored[current.index]).arrive();
+                barrier(shared.exponents_full[current.index]).arrive();
             }
-            barrier(shared.done[next.index]).wait(next.parity ^ 1);
+            barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
             if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
             if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
             store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
-            barrier(shared.factored[current.index]).wait(current.parity);
+            barrier(shared.exponents_full[current.index]).wait(current.parity);
             if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
             if (kConfig.persistent || chunk >= shared.work.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
@@ -173,7 +173,7 @@ struct ScoresRole : Lane {
                 cutlass::arch::fence_view_async_shared();
             }
             if constexpr (kConfig.persistent) more = is_followed(shared.work_tiles.chunks[current.index]);
-            barrier(shared.ready[current.index]).arrive();
+            barrier(shared.matrices_full[current.index]).arrive();
         }
     }
 };

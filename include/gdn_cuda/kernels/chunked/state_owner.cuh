@@ -38,7 +38,7 @@ struct StateOwner : Lane {
     // This warp has read the stage.
     __device__ __forceinline__ void release(int stage) const {
         __syncwarp();
-        if (lane == 0) barrier(shared.done[stage]).arrive();
+        if (lane == 0) barrier(shared.stage_empty[stage]).arrive();
     }
     // The thread's first row of the state, and the state's extent (hopper/fragment.cuh).
     __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }

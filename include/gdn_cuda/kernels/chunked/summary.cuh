@@ -3,8 +3,8 @@
 //
 // One thread waits for each summary and has its M loaded, as far ahead of the value warpgroups as there is room, so that
 // neither its wait nor TMA's latency is between two products. M comes in parts of 64 rows, counted through all summaries of the
-// pass, each in the key and query tiles of the next stage: M rounded to bf16, and the rounding residual. `loaded` tells that a
-// part has arrived, `done` that all have read it.
+// pass, each in the key and query tiles of the next stage: M rounded to bf16, and the rounding residual. `stage_full` tells
+// that a part has arrived, `stage_empty` that all have read it.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/state.cuh>
@@ -59,13 +59,13 @@ __device__ __forceinline__ void load_transfers(ChunkedPlan<kConfig>& shared, con
         for (int part = 0; part < kConfig.key_tiles(); ++part) {
             const PartOfTransfer<kConfig> at_stage(summary, part);
             auto& stage = shared.stages[at_stage.index];
-            Barrier& loaded = barrier(shared.loaded[at_stage.index]);
-            barrier(shared.done[at_stage.index]).wait(at_stage.parity ^ 1);
-            loaded.arrive_and_expect_tx(2 * kConfig.key_tiles() * static_cast<int>(sizeof(SwizzledTile)));
+            Barrier& full = barrier(shared.stage_full[at_stage.index]);
+            barrier(shared.stage_empty[at_stage.index]).wait(at_stage.parity ^ 1);
+            full.arrive_and_expect_tx(2 * kConfig.key_tiles() * static_cast<int>(sizeof(SwizzledTile)));
             for (int columns = 0; columns < kConfig.key_tiles(); ++columns) {
                 const TileAt at{columns * kTileElements, 0, part * kChunk, static_cast<int>(index)};
-                tma_load(stage.key[columns].bytes, args.transfers, at, loaded);
-                tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, loaded);
+                tma_load(stage.key[columns].bytes, args.transfers, at, full);
+                tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, full);
             }
         }
     }
@@ -152,7 +152,7 @@ __device__ __forceinline__ void signal_summary_written(const Owner& own) {
 template <class Owner>
 __device__ __forceinline__ const auto& await_transfer(const Owner& own, int summary, int part) {
     const PartOfTransfer<Owner::kConfig> at_stage(summary, part);
-    barrier(own.shared.loaded[at_stage.index]).wait(at_stage.parity);
+    barrier(own.shared.stage_full[at_stage.index]).wait(at_stage.parity);
     return own.shared.stages[at_stage.index];
 }
 // After a reset M is 0, and S M must be 0 even where S is not finite.

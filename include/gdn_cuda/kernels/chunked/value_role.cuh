@@ -1,5 +1,5 @@
 // The value role of a block: a warpgroup that owns 64 rows of the state. What a chunk does to them, and in which order, is its
-// rule's: Rule::run(owner, first chunk) takes the chunks of a pass, waits for each to be `ready`, and releases its stage.
+// rule's: Rule::run(owner, first chunk) takes the chunks of a pass, waits for each at `matrices_full`, and releases its stage.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/cache.cuh>
@@ -34,7 +34,7 @@ __device__ __forceinline__ void skip_chunks(Owner& own, int first) {
 #pragma unroll 1
     for (int chunk = first; chunk < own.work.chunks; ++chunk) {
         const PipelineStage<Owner::kConfig.stages> current(chunk);
-        barrier(own.shared.ready[current.index]).wait(current.parity);
+        barrier(own.shared.matrices_full[current.index]).wait(current.parity);
         start_caching(own, chunk);
         finish_caching(own);
         own.release(current.index);

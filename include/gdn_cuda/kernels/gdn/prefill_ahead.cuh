@@ -69,12 +69,12 @@ __device__ __forceinline__ void own_rows(OwnerPlan<kConfig>& shared, const Prefi
     if (threadIdx.x == 0) {
         block.plan_outputs(shared.work, first, last);
         shared.by_tokens = false;
-        for (auto& word : shared.ready) barrier(word).init(AheadLoader<kConfig>::kWarps);
-        for (auto& word : shared.done) barrier(word).init(2 * 4);  // warps of the chain and of the outputs
+        for (auto& word : shared.stage_full) barrier(word).init(AheadLoader<kConfig>::kWarps);
+        for (auto& word : shared.stage_empty) barrier(word).init(2 * 4);  // warps of the chain and of the outputs
         for (auto* word : {&shared.state_full, &shared.state_empty, &shared.products_queued, &shared.values_full,
                            &shared.values_empty, &shared.output_full})
             barrier(*word).init(4);
-        for (auto* word : {&shared.output_empty, &shared.tail_loaded}) barrier(*word).init(1);
+        for (auto* word : {&shared.output_empty, &shared.tail_full}) barrier(*word).init(1);
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();

@@ -34,10 +34,10 @@ struct CachedChunkStore {
 #pragma unroll 1
         for (int chunk = 0; chunk < block.work.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
-            barrier(block.ready[current.index]).wait(current.parity);
+            barrier(block.matrices_full[current.index]).wait(current.parity);
             if (lane == 0) store(chunk, current.index);
             __syncwarp();
-            if (lane < kConfig.value_groups * 4) barrier(block.done[current.index]).arrive();
+            if (lane < kConfig.value_groups * 4) barrier(block.stage_empty[current.index]).arrive();
         }
     }
 
@@ -84,59 +84,59 @@ struct AheadLoader {
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             auto& stage = shared.stages[current.index];
-            Barrier& ready = barrier(shared.ready[current.index]);
+            Barrier& full = barrier(shared.stage_full[current.index]);
             unsigned columns = 0;
             if (warp == 0) columns = wait_for_chunk(chunk);
-            barrier(shared.done[current.index]).wait(current.parity ^ 1);
+            barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
             if (warp == 0)
-                load_cached(chunk, current.index, columns, ready);
+                load_cached(chunk, current.index, columns, full);
             else if (warp == 1)
-                load_keys_and_values(chunk, stage, has_tail<kConfig>(work, chunk) ? barrier(shared.tail_loaded) : ready);
+                load_keys_and_values(chunk, stage, has_tail<kConfig>(work, chunk) ? barrier(shared.tail_full) : full);
             else
-                load_queries(chunk, stage, ready);
+                load_queries(chunk, stage, full);
         }
     }
     __device__ __forceinline__ unsigned wait_for_chunk(int chunk) const {
         return wait_for_count(from.counters + first + chunk, 1) / 2;
     }
-    __device__ __forceinline__ void load_cached(int chunk, int at, unsigned columns, Barrier& ready) {
+    __device__ __forceinline__ void load_cached(int chunk, int at, unsigned columns, Barrier& full) {
         using Copy = cute::SM90_BULK_COPY_G2S;
         constexpr int kScalars = sizeof(CachedFactors<kConfig>);
         const auto& cached = from.chunks[first + chunk];
         auto& stage = shared.stages[at];
-        auto* mbarrier = reinterpret_cast<uint64_t*>(&ready);
+        auto* mbarrier = reinterpret_cast<uint64_t*>(&full);
         fence_proxy_async_global();
         if (columns != 0) [[unlikely]] {
             const PipelineStage<kConfig.stages> before(chunk - 2);
-            if (chunk >= 2) barrier(shared.done[before.index]).wait(before.parity);
-            ready.expect_transaction(kTile);
+            if (chunk >= 2) barrier(shared.stage_empty[before.index]).wait(before.parity);
+            full.expect_transaction(kTile);
             Copy::copy(&cached.inverse_rest, mbarrier, &shared.inverse_rest[chunk % 2], kTile);
         }
-        ready.arrive_and_expect_tx(2 * kTile + kScalars);
+        full.arrive_and_expect_tx(2 * kTile + kScalars);
         Copy::copy(&cached.scalars, mbarrier, &shared.factors[at], kScalars);
         Copy::copy(&cached.inverse, mbarrier, &stage.inverse, kTile);
         Copy::copy(&cached.scores, mbarrier, &stage.scores, kTile);
     }
-    __device__ __forceinline__ void load_keys_and_values(int chunk, Stage& stage, Barrier& loaded) {
-        loaded.arrive_and_expect_tx((kConfig.key_tiles() + 1) * kTile);
-        load_tiles(stage.key, args.key, chunk, loaded);
+    __device__ __forceinline__ void load_keys_and_values(int chunk, Stage& stage, Barrier& full) {
+        full.arrive_and_expect_tx((kConfig.key_tiles() + 1) * kTile);
+        load_tiles(stage.key, args.key, chunk, full);
         tma_load(stage.value[0].bytes, args.value,
-                 {work.first_value, work.head, first_token<kConfig>(work, chunk), batch_of(args, work)}, loaded);
+                 {work.first_value, work.head, first_token<kConfig>(work, chunk), batch_of(args, work)}, full);
     }
-    __device__ __forceinline__ void load_queries(int chunk, Stage& stage, Barrier& loaded) {
-        loaded.arrive_and_expect_tx(kConfig.key_tiles() * kTile);
-        load_tiles(stage.query, args.query, chunk, loaded);
+    __device__ __forceinline__ void load_queries(int chunk, Stage& stage, Barrier& full) {
+        full.arrive_and_expect_tx(kConfig.key_tiles() * kTile);
+        load_tiles(stage.query, args.query, chunk, full);
     }
-    __device__ __forceinline__ void load_tiles(SwizzledTile* tiles, const TensorMap& map, int chunk, Barrier& loaded) {
+    __device__ __forceinline__ void load_tiles(SwizzledTile* tiles, const TensorMap& map, int chunk, Barrier& full) {
 #pragma unroll
         for (int i = 0; i < kConfig.key_tiles(); ++i)
             tma_load(tiles[i].bytes, map,
-                     {i * kTileElements, work.key_head, first_token<kConfig>(work, chunk), batch_of(args, work)}, loaded);
+                     {i * kTileElements, work.key_head, first_token<kConfig>(work, chunk), batch_of(args, work)}, full);
     }
     __device__ __forceinline__ void clear_tail() {
         const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work)).index;
-        clear_tail_tokens<kConfig>(shared, work, shared.tail_loaded);
-        if (threadIdx.x % 32 == 0) barrier(shared.ready[stage]).arrive();
+        clear_tail_tokens<kConfig>(shared, work, shared.tail_full);
+        if (threadIdx.x % 32 == 0) barrier(shared.stage_full[stage]).arrive();
     }
 };
 

@@ -51,11 +51,11 @@ struct OwnerPlan {
     ChunkedWork work;
     alignas(4) bool by_tokens;  // the chunk's outputs come from the chain (prefill/by_token.cuh)
     alignas(4) bool is_stored;  // the chunk's outputs, otherwise than by TMA from their tile
-    unsigned long long ready[kConfig.stages], done[kConfig.stages];
+    unsigned long long stage_full[kConfig.stages], stage_empty[kConfig.stages];
     // A phase a chunk, full and empty: left operands, and the outputs' tile; the chain's X^T T^T put into the tensor cores'
     // queue.
     unsigned long long state_full, state_empty, products_queued, values_full, values_empty, output_full, output_empty;
-    unsigned long long tail_loaded;  // keys and values of a chunk that ends the sequence within it
+    unsigned long long tail_full;  // keys and values of a chunk that ends the sequence within it
 };
 
 // One launch runs `window` chunks of every sequence, from `first_chunk` on.

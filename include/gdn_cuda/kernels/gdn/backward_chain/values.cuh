@@ -44,7 +44,7 @@ struct GdnBackwardRule {
         const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
-        barrier(shared.ready[current.index]).wait(current.parity);
+        barrier(shared.matrices_full[current.index]).wait(current.parity);
         start_caching(own, chunk);
 
         TokenOperand output_gradient, operand;

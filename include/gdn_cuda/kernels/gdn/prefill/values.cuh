@@ -132,7 +132,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
-        barrier(shared.ready[current.index]).wait(current.parity);
+        barrier(shared.matrices_full[current.index]).wait(current.parity);
 
         TokenOperand x;
         float d[32], output[kQueriesFirst<Owner> ? 32 : 1];

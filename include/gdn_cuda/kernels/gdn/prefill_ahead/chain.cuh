@@ -46,7 +46,7 @@ struct ReadAhead {
 template <class Owner>
 __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) {
     const PipelineStage<Owner::kConfig.stages> at(chunk);
-    barrier(own.shared.ready[at.index]).wait(at.parity);
+    barrier(own.shared.stage_full[at.index]).wait(at.parity);
     const auto& factors = own.shared.factors[at.index];
     next.decay = load_shared_word(shared_address(&factors.decay));
     next.cancels = load_shared_word(shared_address(&factors.cancels));
