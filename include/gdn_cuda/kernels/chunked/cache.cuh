@@ -28,7 +28,7 @@ __device__ __forceinline__ void start_store(CachedChunk<kConfig>& cached,
     constexpr int kTile = sizeof(SwizzledTile);
     Copy::copy(&matrices.inverse, &cached.inverse, kTile);
     Copy::copy(&matrices.scores, &cached.scores, kTile);
-    if (cancels) Copy::copy(&matrices.inverse_rest, &cached.inverse_rest, kTile);
+    if (cancels) Copy::copy(&matrices.inverse_residual, &cached.inverse_residual, kTile);
     Copy::copy(&factors, &cached.scalars, sizeof(factors));
 }
 
@@ -79,7 +79,7 @@ struct CachedChunkLoader {
     }
 
   private:
-    // Loaded a chunk ahead, as the flags say whether inverse_rest is copied.
+    // Loaded a chunk ahead, as the flags say whether inverse_residual is copied.
     struct Scalars {
         float decay;
         typename Plan::CancelFlags cancels;
@@ -110,7 +110,7 @@ struct CachedChunkLoader {
             matrices_full.arrive_and_expect_tx((1 + cancels + scores) * kTile + static_cast<int>(sizeof(factors)));
             Copy::copy(&cached.inverse, mbarrier, &matrices.inverse, kTile);
             Copy::copy(&cached.scalars, mbarrier, &factors, sizeof(factors));
-            if (cancels) Copy::copy(&cached.inverse_rest, mbarrier, &matrices.inverse_rest, kTile);
+            if (cancels) Copy::copy(&cached.inverse_residual, mbarrier, &matrices.inverse_residual, kTile);
             if (scores) Copy::copy(&cached.scores, mbarrier, &matrices.scores, kTile);
         }
     }

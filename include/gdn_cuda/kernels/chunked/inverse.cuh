@@ -192,16 +192,16 @@ struct InverseRole : Lane {
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
     // The rounding residual of the column; rarely needed, so recomputed.
-    __device__ __forceinline__ void store_rest(const Factors& factors, SwizzledTile& inverse_rest) {
-        const unsigned to = matrix_row(inverse_rest) + warp * kMnMajorStep;
+    __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
+        const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
         for_each_block_below(factors, [&](const Transposed& x, int below) {
-            unsigned rest[4];
+            unsigned residual[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
-                rest[i] = pack_rest<kConfig.io>(low, high, pack<kConfig.io>(low, high));
+                residual[i] = pack_residual<kConfig.io>(low, high, pack<kConfig.io>(low, high));
             }
-            stmatrix_x4_trans(to + below * kMnMajorStep, rest[0], rest[1], rest[2], rest[3]);
+            stmatrix_x4_trans(to + below * kMnMajorStep, residual[0], residual[1], residual[2], residual[3]);
         });
     }
 
@@ -265,7 +265,7 @@ struct InverseRole : Lane {
         const bool cancels = store_column(factors, matrices.inverse);
         if (cancels) [[unlikely]] {
             find_lane();
-            store_rest(factors, matrices.inverse_rest);
+            store_residual(factors, matrices.inverse_residual);
         }
         if (lane == 0) shared.cancels[slot].column[warp] = cancels;
         barrier(shared.scratch_empty[index()]).arrive();

@@ -20,8 +20,8 @@ struct ChunkedPlan {
     };
     // Results of the helper roles for a chunk; zero above the diagonal.
     struct Matrices {
-        SwizzledTile inverse, inverse_rest;  // (I + A)^-1 diag(beta); its rounding residual, where needed
-        SwizzledTile scores;                 // q k^T, decayed and masked
+        SwizzledTile inverse, inverse_residual;  // (I + A)^-1 diag(beta); its rounding residual, where needed
+        SwizzledTile scores;                     // q k^T, decayed and masked
     };
     struct alignas(4) CancelFlags {
         bool column[4];
@@ -91,7 +91,7 @@ struct CachedFactors : ChunkedPlan<kConfig>::Factors {
 // What helper roles compute of a chunk of a value head, in global memory.
 template <ChunkedConfig kConfig>
 struct CachedChunk {
-    SwizzledTile inverse, scores, inverse_rest;  // the last only where an entry of T cancels
+    SwizzledTile inverse, scores, inverse_residual;  // the last only where an entry of T cancels
     CachedFactors<kConfig> scalars;
 };
 

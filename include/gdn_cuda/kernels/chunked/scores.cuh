@@ -104,8 +104,8 @@ struct ScoresRole : Lane {
         for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
             const unsigned from = tile_row(queries[tile].bytes, token);
 #pragma unroll
-            for (int piece = 0; piece < 4; ++piece)
-                add_squares<kConfig.io>(square, load_shared(row_piece(from, 4 * half + piece)));
+            for (int vector = 0; vector < 4; ++vector)
+                add_squares<kConfig.io>(square, load_shared(row_vector(from, 4 * half + vector)));
         }
         square += __shfl_xor_sync(0xffffffffu, square, 1);
         if (half == 0) store_query_factors(factors, token, log_inverse_norm(square), args.call.scale);

@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_transfer(const Owner& own) {
         const unsigned rounded = pack<DType::bf16>(own.state[i], own.state[i + 1]);
         unsigned* at = to + pair_of_transfer<kHeadK>(i);
         at[0] = rounded;
-        at[kHeadK / 2] = pack_rest<DType::bf16>(own.state[i], own.state[i + 1], rounded);
+        at[kHeadK / 2] = pack_residual<DType::bf16>(own.state[i], own.state[i + 1], rounded);
     }
 }
 template <class Owner>
@@ -132,9 +132,9 @@ __device__ __forceinline__ void load_transfer(Owner& own, i64 summary) {
 #pragma unroll
     for (int i = 0; i < kHeadK / 2; i += 2) {
         const unsigned* at = from + pair_of_transfer<kHeadK>(i);
-        const float2 rounded = unpack<DType::bf16>(at[0]), rest = unpack<DType::bf16>(at[kHeadK / 2]);
-        own.state[i] = rounded.x + rest.x;
-        own.state[i + 1] = rounded.y + rest.y;
+        const float2 rounded = unpack<DType::bf16>(at[0]), residual = unpack<DType::bf16>(at[kHeadK / 2]);
+        own.state[i] = rounded.x + residual.x;
+        own.state[i + 1] = rounded.y + residual.y;
     }
 }
 
@@ -184,8 +184,8 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
     constexpr int kParts = kConfig.key_tiles(), kSteps = Owner::kStateSteps;
     clear_state_if_transfer_is_zero(own, summary);
-    unsigned rounded[kSteps][4], rest[kSteps][4];
-    round_to_operand<DType::bf16>(rounded, rest, own.state);
+    unsigned rounded[kSteps][4], residual[kSteps][4];
+    round_to_operand<DType::bf16>(rounded, residual, own.state);
     await_transfer(own, summary, 0);  // the thread that has loaded it had waited for L, too
     if (own.is_pass(ChunkedPass::group_transfer))
         clear_fragment(own.state);
@@ -197,9 +197,9 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
     for (int step = 0; step < kSteps; ++step) {
         const auto& stage = own.shared.stages[PartOfTransfer<kConfig>(summary, step / kTokenSteps).index];
         const auto m = tile_operand(stage.key, sizeof(SwizzledTile)) + mn_major_step(step % kTokenSteps),
-                   m_rest = tile_operand(stage.query, sizeof(SwizzledTile)) + mn_major_step(step % kTokenSteps);
-        Product<DType::bf16, kConfig.head_k, false>::run(own.state, rest[step], m, true);
-        Product<DType::bf16, kConfig.head_k, false>::run(own.state, rounded[step], m_rest, true);
+                   m_residual = tile_operand(stage.query, sizeof(SwizzledTile)) + mn_major_step(step % kTokenSteps);
+        Product<DType::bf16, kConfig.head_k, false>::run(own.state, residual[step], m, true);
+        Product<DType::bf16, kConfig.head_k, false>::run(own.state, rounded[step], m_residual, true);
         Product<DType::bf16, kConfig.head_k, false>::run(own.state, rounded[step], m, true);
         if ((step + 1) % kTokenSteps == 0 || step + 1 == kSteps) cute::warpgroup_commit_batch();
     }

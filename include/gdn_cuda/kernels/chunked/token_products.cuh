@@ -33,8 +33,8 @@ __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, c
     }
 }
 
-// P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; kRest: its rounding residual, with zeros written above.
-template <DType kIo, bool kRest>
+// P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; kResidual: its rounding residual, with zeros written above.
+template <DType kIo, bool kResidual>
 __device__ __forceinline__ void store_scores(const float (&products)[32], const Lane& lane, SwizzledTile& scores, float scale) {
     const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
     const int ahead = lane.g - 2 * lane.t;                                              // row minus the first of two columns
@@ -43,14 +43,14 @@ __device__ __forceinline__ void store_scores(const float (&products)[32], const 
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
         const bool above = n / 2 > lane.warp, diagonal = n / 2 == lane.warp;
-        if (!kRest && above) break;
+        if (!kResidual && above) break;
         const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? diagonal_mask : all, right = diagonal ? 0 : all;
         const auto pair = [&](int i) {
             const float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
             const unsigned rounded = pack<kIo>(x, next);
-            return (kRest ? pack_rest<kIo>(x, next, rounded) : rounded) ^ sign;
+            return (kResidual ? pack_residual<kIo>(x, next, rounded) : rounded) ^ sign;
         };
-        stmatrix_x4(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
+        stmatrix_x4(row_vector(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
 

@@ -7,15 +7,15 @@
 
 namespace gdn_cuda::gdn {
 
-// d += x T_rest^T, for the columns of T that cancel.
+// d += x T_residual^T, for the columns of T that cancel.
 template <class Owner>
-__device__ __forceinline__ void add_inverse_rest(TokenFragment& d, const TokenOperand& x,
-                                                 const typename Owner::Plan::CancelFlags& cancels,
-                                                 const SwizzledTile& inverse_rest) {
-    const auto right = tile_operand(&inverse_rest, 0);
+__device__ __forceinline__ void add_inverse_residual(TokenFragment& d, const TokenOperand& x,
+                                                     const typename Owner::Plan::CancelFlags& cancels,
+                                                     const SwizzledTile& inverse_residual) {
+    const auto right = tile_operand(&inverse_residual, 0);
 #pragma unroll
     for (int step = 0; step < kTokenSteps; ++step) {
-        if (!__shfl_sync(0xffffffffu, cancels.column[step], 0)) continue;  // inverse_rest has an earlier chunk's
+        if (!__shfl_sync(0xffffffffu, cancels.column[step], 0)) continue;  // inverse_residual has an earlier chunk's
         cute::warpgroup_arrive();
         Product<Owner::kIo, 64, true>::run(d, x[step], right + k_major_step(step), true);
         cute::warpgroup_commit_batch();
@@ -24,39 +24,39 @@ __device__ __forceinline__ void add_inverse_rest(TokenFragment& d, const TokenOp
 }
 // state += (rounding residual of update_scale V')^T k.
 template <class Owner>
-__device__ __forceinline__ void add_values_rest_to_state(Owner& own, TokenFragment& d, const TokenFactors& factors,
-                                                         const SwizzledTile* keys) {
+__device__ __forceinline__ void add_values_residual_to_state(Owner& own, TokenFragment& d, const TokenFactors& factors,
+                                                             const SwizzledTile* keys) {
     constexpr DType kIo = Owner::kIo;
     const auto right = tile_operand(keys, sizeof(SwizzledTile));
 #pragma unroll
     for (int step = 0; step < kTokenSteps; ++step) {  // one step at a time: registers are short
-        unsigned rest[4];
+        unsigned residual[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float2 scale = factors[2 * step + i / 2];
             const float x = d[8 * step + 2 * i] * scale.x, next = d[8 * step + 2 * i + 1] * scale.y;
-            rest[i] = pack_rest<kIo>(x, next, pack<kIo>(x, next));
+            residual[i] = pack_residual<kIo>(x, next, pack<kIo>(x, next));
         }
         cute::warpgroup_arrive();
-        Product<kIo, Owner::kConfig.head_k, false>::run(own.state, rest, right + mn_major_step(step), true);
+        Product<kIo, Owner::kConfig.head_k, false>::run(own.state, residual, right + mn_major_step(step), true);
         cute::warpgroup_commit_batch();
         wait_for_product(own.state);
         warpgroup_fence_operand(d);  // otherwise values recomputed from d would be kept, and spilled
     }
 }
-// output += V'_rest P^T.
+// output += V'_residual P^T.
 template <class Owner>
-__device__ __forceinline__ void add_values_rest(TokenFragment& output, TokenFragment& d, const TokenOperand& x,
-                                                const SwizzledTile& scores) {
-    TokenOperand rest;
-    pack_tokens_rest<Owner::kIo>(rest, d, x);
-    start_product<Owner::kIo>(output, rest, &scores, true);
+__device__ __forceinline__ void add_values_residual(TokenFragment& output, TokenFragment& d, const TokenOperand& x,
+                                                    const SwizzledTile& scores) {
+    TokenOperand residual;
+    pack_tokens_residual<Owner::kIo>(residual, d, x);
+    start_product<Owner::kIo>(output, residual, &scores, true);
     wait_for_product(output);
 }
-// output += V' P_rest^T.
+// output += V' P_residual^T.
 template <class Owner, class Stage, class Factors>
-__device__ __forceinline__ void add_scores_rest(const Owner& own, TokenFragment& output, const TokenOperand& x,
-                                                const Stage& stage, const Factors& factors) {
+__device__ __forceinline__ void add_scores_residual(const Owner& own, TokenFragment& output, const TokenOperand& x,
+                                                    const Stage& stage, const Factors& factors) {
     TokenFragment products;
     start_token_products<Owner::kConfig>(products, stage.query, stage.key);
     if (own.thread == 0) cute::tma_store_wait<0>();

@@ -5,13 +5,13 @@
 
 namespace gdn_cuda::gdn {
 
-// kChunk rows of bf16. The 16-byte pieces of each 128 bytes are XOR-swizzled, so that neither ldmatrix (a piece of each of
+// kChunk rows of bf16. The 16-byte vectors of each 128 bytes are XOR-swizzled, so that neither ldmatrix (a vector of each of
 // eight rows) nor a warp that accesses half of each of two rows (16 bytes per lane) has bank conflicts. The XORed bits are the
 // three lowest of the row, rotated, which no cute::Swizzle can express.
 template <int kColumns>
 struct alignas(128) ChunkTile {
     static_assert(kColumns % 32 == 0);
-    static constexpr int kPieces = kColumns / 8, kRowBytes = kColumns * 2;
+    static constexpr int kVectors = kColumns / 8, kRowBytes = kColumns * 2;
     unsigned char bytes[kChunk * kRowBytes];
 };
 
@@ -25,27 +25,27 @@ struct alignas(128) ChunkTile {
 
 namespace gdn_cuda::gdn {
 
-// The shared-memory address of a row's 16-byte piece.
+// The shared-memory address of a row's 16-byte vector.
 template <int kColumns>
-__device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, int row, int piece) {
-    constexpr int kSwapped = ChunkTile<kColumns>::kPieces < 8 ? ChunkTile<kColumns>::kPieces - 1 : 7;
+__device__ __forceinline__ unsigned vector_at(const ChunkTile<kColumns>& tile, int row, int vector) {
+    constexpr int kSwapped = ChunkTile<kColumns>::kVectors < 8 ? ChunkTile<kColumns>::kVectors - 1 : 7;
     const int swap = (row % 2 * 4 | row / 2 % 4) & kSwapped;
-    return shared_address(tile.bytes) + row * ChunkTile<kColumns>::kRowBytes + (piece ^ swap) * 16;
+    return shared_address(tile.bytes) + row * ChunkTile<kColumns>::kRowBytes + (vector ^ swap) * 16;
 }
 
-// Addresses at constant offsets from a lane's first piece: all of the lane's addresses in a tile are one register plus
-// constants. `rows` is a multiple of 8, and `pieces` has no bit in common with the first piece's index.
+// Addresses at constant offsets from a lane's first vector: all of the lane's addresses in a tile are one register plus
+// constants. `rows` is a multiple of 8, and `vectors` has no bit in common with the first vector's index.
 template <int kColumns>
-struct PiecesFrom {
+struct VectorsFrom {
     unsigned first;
 
-    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, int row, int piece)
-        : first(piece_at(tile, row, piece)) {}
-    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, PieceOfLane lane, int row, int piece)
-        : PiecesFrom(tile, row + lane.row, piece + lane.piece) {}
+    __device__ __forceinline__ VectorsFrom(const ChunkTile<kColumns>& tile, int row, int vector)
+        : first(vector_at(tile, row, vector)) {}
+    __device__ __forceinline__ VectorsFrom(const ChunkTile<kColumns>& tile, VectorOfLane lane, int row, int vector)
+        : VectorsFrom(tile, row + lane.row, vector + lane.vector) {}
 
-    __device__ __forceinline__ unsigned at(int rows, int pieces) const {
-        return (first ^ pieces % 8 * 16) + pieces / 8 * 128 + rows * ChunkTile<kColumns>::kRowBytes;
+    __device__ __forceinline__ unsigned at(int rows, int vectors) const {
+        return (first ^ vectors % 8 * 16) + vectors / 8 * 128 + rows * ChunkTile<kColumns>::kRowBytes;
     }
 };
 
@@ -54,8 +54,8 @@ using RowOfBlocks = float[kChunk / 16][2][4];
 template <int kColumns>
 __device__ __forceinline__ void add_token_products(RowOfBlocks& products, const ChunkTile<kColumns>& x,
                                                    const ChunkTile<kColumns>& y, int row_block, int lane) {
-    const PiecesFrom own(x, PieceOfLane::straight(lane), 16 * row_block, 0);
-    const PiecesFrom others(y, PieceOfLane::crossed(lane), 0, 0);
+    const VectorsFrom own(x, VectorOfLane::straight(lane), 16 * row_block, 0);
+    const VectorsFrom others(y, VectorOfLane::crossed(lane), 0, 0);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
         unsigned left[4];
@@ -74,15 +74,15 @@ __device__ __forceinline__ void add_token_products(RowOfBlocks& products, const 
 using Row8 = Vector<__nv_bfloat16, 8, true>;
 
 template <bool kAligned>
-__device__ __forceinline__ Row8 load_piece(const __nv_bfloat16* from) {
-    Row8 piece;
+__device__ __forceinline__ Row8 load_vector(const __nv_bfloat16* from) {
+    Row8 vector;
     if constexpr (kAligned) {
-        piece.load(from);
+        vector.load(from);
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) piece.items[i] = from[i];
+        for (int i = 0; i < 8; ++i) vector.items[i] = from[i];
     }
-    return piece;
+    return vector;
 }
 
 // The block loads `count` rows of `columns` elements (a multiple of 8) into a tile and zeroes the rest of it. Aligned rows are
@@ -90,30 +90,30 @@ __device__ __forceinline__ Row8 load_piece(const __nv_bfloat16* from) {
 template <bool kAligned, int kThreads, int kColumns>
 __device__ __forceinline__ void load_tile(ChunkTile<kColumns>& tile, const __nv_bfloat16* rows, i64 stride, int count,
                                           int columns) {
-    constexpr int kPieces = ChunkTile<kColumns>::kPieces, kRowsAtOnce = kThreads / kPieces, kUnroll = kAligned ? 8 : 1;
-    static_assert(kThreads % kPieces == 0 && kChunk % kRowsAtOnce == 0);
+    constexpr int kVectors = ChunkTile<kColumns>::kVectors, kRowsAtOnce = kThreads / kVectors, kUnroll = kAligned ? 8 : 1;
+    static_assert(kThreads % kVectors == 0 && kChunk % kRowsAtOnce == 0);
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));  // keeps row addresses from being hoisted out of loops
-    const int piece = thread % kPieces;
-    const bool inside = piece * 8 < columns;
-    int row = thread / kPieces;
-    const __nv_bfloat16* from = rows + row * stride + piece * 8;
+    const int vector = thread % kVectors;
+    const bool inside = vector * 8 < columns;
+    int row = thread / kVectors;
+    const __nv_bfloat16* from = rows + row * stride + vector * 8;
 #pragma unroll kUnroll
     for (int i = 0; i < kChunk / kRowsAtOnce; ++i, row += kRowsAtOnce, from += kRowsAtOnce * stride) {
         const bool present = inside && row < count;
         if constexpr (kAligned) {
-            cp_async_16_zfill(piece_at(tile, row, piece), from, present);
+            cp_async_16_zfill(vector_at(tile, row, vector), from, present);
         } else {
             Row8 eight;
             eight.clear();
-            if (present) eight = load_piece<false>(from);
-            store_shared(piece_at(tile, row, piece), *reinterpret_cast<const uint4*>(eight.items));
+            if (present) eight = load_vector<false>(from);
+            store_shared(vector_at(tile, row, vector), *reinterpret_cast<const uint4*>(eight.items));
         }
     }
 }
 
 template <bool kAligned>
-__device__ __forceinline__ void store_piece(__nv_bfloat16* to, const unsigned (&x)[4]) {
+__device__ __forceinline__ void store_vector(__nv_bfloat16* to, const unsigned (&x)[4]) {
     if constexpr (kAligned) {
         Raw<16>{{x[0], x[1], x[2], x[3]}}.store_global(to);
     } else {

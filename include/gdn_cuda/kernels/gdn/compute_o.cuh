@@ -36,7 +36,7 @@ struct ComputeOBlock {
         RowOfBlocks products = {};
         add_token_products(products, shared.query, shared.key, warp, lane);
         __syncthreads();  // all warps are done with keys; scores alias them
-        const PiecesFrom scores(shared.scores, 16 * warp + g, 0);
+        const VectorsFrom scores(shared.scores, 16 * warp + g, 0);
         const float gate[2] = {shared.gate[16 * warp + g], shared.gate[16 * warp + g + 8]};
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
@@ -86,7 +86,7 @@ struct ComputeOBlock {
 
     __device__ __forceinline__ void add_from_state(Sums& sums, const StatePart& part, int first_key) const {
         unsigned right[kTiles][4];
-        const PiecesFrom queries(shared.query, g, t);
+        const VectorsFrom queries(shared.query, g, t);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) as_operand(right[tile], part.tiles[tile]);
 #pragma unroll
@@ -138,12 +138,12 @@ struct ComputeOBlock {
 
     // Replaces v' that are not finite by zeros, and marks their tokens.
     __device__ __forceinline__ void clear_nonfinite_values() const {
-        constexpr int kPieces = ChunkTile<kConfig.kValueColumns>::kPieces;
+        constexpr int kVectors = ChunkTile<kConfig.kValueColumns>::kVectors;
         constexpr unsigned kExponent = 0x7f80u;  // all of a bf16's exponent is set if it is not finite
 #pragma unroll 1
-        for (int i = threadIdx.x; i < kChunk * kPieces; i += kConfig.kThreads) {
-            const int token = i / kPieces;
-            const unsigned at = piece_at(shared.value, token, i % kPieces);
+        for (int i = threadIdx.x; i < kChunk * kVectors; i += kConfig.kThreads) {
+            const int token = i / kVectors;
+            const unsigned at = vector_at(shared.value, token, i % kVectors);
             uint4 eight = load_shared(at);
             unsigned kept[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
@@ -172,8 +172,8 @@ struct ComputeOBlock {
     }
 
     __device__ __forceinline__ void add_from_values(Sums& sums) const {
-        const PiecesFrom values(shared.value, PieceOfLane::straight(lane), 0, column_of(0) / 8);
-        const PiecesFrom rows(shared.scores, PieceOfLane::straight(lane), 0, 0);
+        const VectorsFrom values(shared.value, VectorOfLane::straight(lane), 0, column_of(0) / 8);
+        const VectorsFrom rows(shared.scores, VectorOfLane::straight(lane), 0, 0);
 #pragma unroll
         for (int step = 0; step < kRowBlocks; ++step) {
             unsigned right[kTiles / 2][4];
@@ -208,7 +208,7 @@ struct ComputeOBlock {
                         pack<DType::bf16>(scale * sums[block][tile][2 * half], scale * sums[block][tile][2 * half + 1]);
                 transpose_quad(eight);
                 const int row = 16 * block + g + 8 * half, column = column_of(t);
-                if (row < count && column < columns) store_piece<kConfig.aligned>(rows + row * stride + column, eight);
+                if (row < count && column < columns) store_vector<kConfig.aligned>(rows + row * stride + column, eight);
             }
     }
 };

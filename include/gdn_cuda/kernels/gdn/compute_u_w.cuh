@@ -6,7 +6,7 @@
 //
 // A block computes one chunk of one value head, each warp 16 of its tokens: their rows of A on tensor cores, their rows of T
 // together with the other warps (chunk_inverse.cuh), then their rows of u and w. beta and exp(G) scale the columns of T, so k
-// and v are multiplied unscaled. T is the sum of two bf16 matrices, `high` and `rest`: where keys repeat, the terms of w
+// and v are multiplied unscaled. T is the sum of two bf16 matrices, `high` and `residual`: where keys repeat, the terms of w
 // cancel, and one rounding of T would cost ten times the rounding of w. Later rows of T are longer, so the rows of a warp
 // rotate from block to block: no SM sub-partition gets all the long ones.
 //
@@ -72,7 +72,7 @@ struct ComputeUWBlock {
 
     // The warp's rows of T diag(factors) as left operands.
     struct Inverse {
-        unsigned high[kRowBlocks][4], rest[kRowBlocks][4];
+        unsigned high[kRowBlocks][4], residual[kRowBlocks][4];
     };
     __device__ __forceinline__ void load_inverse(Inverse& inverse, const float (&factors)[kChunk]) const {
 #pragma unroll
@@ -85,7 +85,8 @@ struct ComputeUWBlock {
                 const float2 x = *reinterpret_cast<const float2*>(&block.at[g + i % 2 * 8][at]);
                 const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * column + at]);
                 inverse.high[column][i] = pack<DType::bf16>(x.x * factor.x, x.y * factor.y);
-                inverse.rest[column][i] = pack_rest<DType::bf16>(x.x * factor.x, x.y * factor.y, inverse.high[column][i]);
+                inverse.residual[column][i] =
+                    pack_residual<DType::bf16>(x.x * factor.x, x.y * factor.y, inverse.high[column][i]);
             }
         }
     }
@@ -94,7 +95,7 @@ struct ComputeUWBlock {
     template <int kColumns>
     __device__ __forceinline__ void multiply(const Inverse& inverse, const ChunkTile<kColumns>& tile, __nv_bfloat16* rows,
                                              i64 stride, int columns) const {
-        const PiecesFrom from(tile, PieceOfLane::straight(lane), 0, 0);
+        const VectorsFrom from(tile, VectorOfLane::straight(lane), 0, 0);
 #pragma unroll 1
         for (int first = 0; first < min(kColumns, columns); first += kColumnsAtOnce) {
             float sums[4][4] = {};
@@ -108,7 +109,7 @@ struct ComputeUWBlock {
                 for (int part = 0; part < 2; ++part)  // all tiles for each part: consecutive MMAs on one accumulator stall
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
-                        mma_m16n8k16<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
+                        mma_m16n8k16<DType::bf16>(sums[n], part == 0 ? inverse.residual[step] : inverse.high[step],
                                                   right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
             }
 #pragma unroll
@@ -118,7 +119,7 @@ struct ComputeUWBlock {
                 for (int n = 0; n < 4; ++n) eight[n] = pack<DType::bf16>(sums[n][2 * half], sums[n][2 * half + 1]);
                 transpose_quad(eight);
                 const int row = 16 * row_block + g + 8 * half, column = first + 8 * t;
-                if (row < count && column < columns) store_piece<kConfig.aligned>(rows + row * stride + column, eight);
+                if (row < count && column < columns) store_vector<kConfig.aligned>(rows + row * stride + column, eight);
             }
         }
     }

@@ -19,10 +19,10 @@ __global__ void __launch_bounds__(kConfig.threads) mn_major(const __grid_constan
     constexpr int kTile = kConfig.tile, kStep = kConfig.threads / kConfig.tile;
 
     const i64 matrix = blockIdx.x;
-    i64 rest = matrix, offset = 0;
+    i64 remainder = matrix, offset = 0;
     for (int d = args.leading_dims - 1; d >= 0; --d) {
-        offset += rest % args.leading_size[d] * args.leading_stride[d];
-        rest /= args.leading_size[d];
+        offset += remainder % args.leading_size[d] * args.leading_stride[d];
+        remainder /= args.leading_size[d];
     }
     const T* input = static_cast<const T*>(args.input) + offset;
     T* output = static_cast<T*>(args.output) + matrix * args.columns * args.padded_rows;

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     tokens.load_keys(0);
     tokens.load_queries(0);
     cp_async_fence();
-    state.load_values(state.pieces(), 0);
+    state.load_values(state.vectors(), 0);
     cp_async_fence();
     tokens.issue_scalar_loads(0);
     state.load();

@@ -8,9 +8,9 @@
 // where D_t is the product of the decays of new tokens up to t, and "decays after j" their product.
 //
 // So each row of S is loaded, updated and stored once, and multiplied with the keys and queries of all new tokens at once. A
-// group of lanes owns four rows; a round of shuffles sums the products of four rows and four vectors and leaves one sum in each
-// lane. Then one thread per row computes the recurrence between tokens. cp.async keeps row steps in flight as in gdn/decode.
-// The products of tokens with each other are computed by the same code, on keys and queries in place of rows.
+// group of lanes owns four rows; a round of shuffles sums the products of four rows and four keys or queries and leaves one sum
+// in each lane. Then one thread per row computes the recurrence between tokens. cp.async keeps row steps in flight as in
+// gdn/decode. The products of tokens with each other are computed by the same code, on keys and queries in place of rows.
 //
 // Blocks of other heads and rows read the stored keys and decays that one block replaces, so there are two banks of them
 // (replay/plan.cuh).
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         cp_async_fence();
     };
     // All loads of the block are issued before the first wait.
-    load_vectors(shared, args, place);
+    load_keys_and_queries(shared, args, place);
     if constexpr (kStages > 0)
 #pragma unroll 1
         for (int step = 0; step < kStages; ++step) fetch(step);

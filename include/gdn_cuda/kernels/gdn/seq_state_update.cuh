@@ -154,7 +154,7 @@ struct SeqStateUpdateBlock {
                     eight[i] = pack<DType::bf16>(state[first + i][2 * half], state[first + i][2 * half + 1]);
                 transpose_quad(eight);
                 const int column = 8 * (first + t);
-                if (column < columns_of(half)) store_piece<kConfig.aligned>(to + offset_of(block, half) + column, eight);
+                if (column < columns_of(half)) store_vector<kConfig.aligned>(to + offset_of(block, half) + column, eight);
             }
     }
 
@@ -170,7 +170,7 @@ struct SeqStateUpdateBlock {
     // Adds S w^T of half of the tokens, summed over the warp's half of the key dimensions.
     using Products = float[2 * kOwnPairs][4];
     __device__ __forceinline__ void multiply(Products& products, int stage, int first_pair) const {
-        const PiecesFrom pieces(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
+        const VectorsFrom vectors(shared.w[stage], VectorOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kKeyTiles / 2; ++step) {
             unsigned rows[4];
@@ -178,7 +178,7 @@ struct SeqStateUpdateBlock {
 #pragma unroll
             for (int pair = 0; pair < kOwnPairs; ++pair) {
                 unsigned w[4];
-                ldmatrix_x4(w, pieces.at(16 * pair, 2 * step));
+                ldmatrix_x4(w, vectors.at(16 * pair, 2 * step));
                 mma_m16n8k16<DType::bf16>(products[2 * pair], rows, w[0], w[1]);
                 mma_m16n8k16<DType::bf16>(products[2 * pair + 1], rows, w[2], w[3]);
             }
@@ -227,13 +227,13 @@ struct SeqStateUpdateBlock {
         Products predicted = {};
         predict(predicted, stage);
         if (resets) clear_reset_products(predicted, stage);
-        const PiecesFrom u_pieces(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
-        const PiecesFrom v_pieces(shared.value[stage], tokens_of(0) + g, 2 * team);
+        const VectorsFrom u_vectors(shared.value[stage], VectorOfLane::crossed(lane), tokens_of(0), 2 * team);
+        const VectorsFrom v_vectors(shared.value[stage], tokens_of(0) + g, 2 * team);
 #pragma unroll
         for (int pair = 0; pair < kOwnPairs; ++pair) {
             unsigned u[4];  // two tiles of tokens; of each, value dimensions g and g + 8 of tokens 2 t and 2 t + 1
-            unsigned high[4], rest[4];
-            ldmatrix_x4_trans(u, u_pieces.at(16 * pair, 0));
+            unsigned high[4], residual[4];
+            ldmatrix_x4_trans(u, u_vectors.at(16 * pair, 0));
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int token = 16 * pair + 8 * n;
@@ -244,31 +244,31 @@ struct SeqStateUpdateBlock {
                     const float2 before = unpack<DType::bf16>(u[i]);
                     const float* product = &predicted[2 * pair + n][2 * half];
                     const float2 value{before.x - product[0], before.y - product[1]};
-                    store_shared(v_pieces.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
+                    store_shared(v_vectors.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
                     const float2 factor{value.x * kept.x, value.y * kept.y};
                     high[i] = pack<DType::bf16>(factor.x, factor.y);
-                    rest[i] = pack_rest<DType::bf16>(factor.x, factor.y, high[i]);
+                    residual[i] = pack_residual<DType::bf16>(factor.x, factor.y, high[i]);
                     if (!resets) continue;
                     high[i] &= nonzero_mask(kept);
-                    rest[i] &= nonzero_mask(kept);
+                    residual[i] &= nonzero_mask(kept);
                 }
             }
             exchange(side, 2 * pair) = {high[0], high[1], high[2], high[3]};
-            exchange(side, 2 * pair + 1) = {rest[0], rest[1], rest[2], rest[3]};
+            exchange(side, 2 * pair + 1) = {residual[0], residual[1], residual[2], residual[3]};
         }
     }
     // Two lanes store 32 bytes of each token.
     __device__ __forceinline__ void store_values(int chunk) const {
         const int column = work.first_row + 16 * team + lane % 2 * 8;
         if (column >= args.dv) return;
-        const PiecesFrom pieces(shared.value[chunk % kConfig.stages], tokens_of(0) + lane / 2, 2 * team + lane % 2);
+        const VectorsFrom vectors(shared.value[chunk % kConfig.stages], tokens_of(0) + lane / 2, 2 * team + lane % 2);
         __nv_bfloat16* rows = static_cast<__nv_bfloat16*>(work.value) +
                               (chunk * kChunk + tokens_of(0) + lane / 2) * args.value.token + 16 * team + lane % 2 * 8;
 #pragma unroll
         for (int pair = 0; pair < kOwnPairs; ++pair) {
             if (tokens_of(pair) + lane / 2 >= tokens_in(chunk)) break;
-            const uint4 eight = load_shared(pieces.at(16 * pair, 0));
-            store_piece<kConfig.aligned>(rows + 16 * pair * args.value.token, {eight.x, eight.y, eight.z, eight.w});
+            const uint4 eight = load_shared(vectors.at(16 * pair, 0));
+            store_vector<kConfig.aligned>(rows + 16 * pair * args.value.token, {eight.x, eight.y, eight.z, eight.w});
         }
     }
 
@@ -284,7 +284,7 @@ struct SeqStateUpdateBlock {
 #pragma unroll
                 for (float& x : tile) x = 0.f;
         }
-        const PiecesFrom keys(shared.key[stage], PieceOfLane::straight(lane), 0, kKeyTiles * side);
+        const VectorsFrom keys(shared.key[stage], VectorOfLane::straight(lane), 0, kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kTokenPairs; ++step) {
             const int owner = step / kOwnPairs, at = 2 * (step % kOwnPairs);

@@ -46,8 +46,8 @@ struct Lane {
 
     // This lane's row address for a transposing ldmatrix or stmatrix x4: the tile's first 16 rows, this warp's 16 columns.
     __device__ __forceinline__ unsigned matrix_row(const SwizzledTile& tile) const {
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
-        return shared_address(tile.bytes) + (row * 128 | (piece ^ row % 8) << 4);  // one register for every tile
+        const int row = lane / 16 * 8 + lane % 8, vector = 2 * warp + lane / 8 % 2;
+        return shared_address(tile.bytes) + (row * 128 | (vector ^ row % 8) << 4);  // one register for every tile
     }
 };
 

@@ -110,7 +110,7 @@ struct AheadLoader {
             const PipelineStage<kConfig.stages> before(chunk - 2);
             if (chunk >= 2) barrier(shared.stage_empty[before.index]).wait(before.parity);
             full.expect_transaction(kTile);
-            Copy::copy(&cached.inverse_rest, mbarrier, &shared.inverse_rest[chunk % 2], kTile);
+            Copy::copy(&cached.inverse_residual, mbarrier, &shared.inverse_residual[chunk % 2], kTile);
         }
         full.arrive_and_expect_tx(2 * kTile + kScalars);
         Copy::copy(&cached.scalars, mbarrier, &shared.factors[at], kScalars);

@@ -44,7 +44,7 @@ struct OwnerPlan {
         Fragment state[kConfig.head_k / 16][kWarpgroup], values[kChunk / 16][kWarpgroup];
     };
     Stage stages[kConfig.stages];
-    SwizzledTile inverse_rest[2];  // of a chunk with an even number, and an odd one
+    SwizzledTile inverse_residual[2];  // of a chunk with an even number, and an odd one
     SwizzledTile output[1];
     Fragments fragments;
     Factors factors[kConfig.stages];

@@ -43,22 +43,22 @@ __device__ __forceinline__ void finish_without_output(Owner& own, TokenFragment&
 template <class Owner, class Stage, class Matrices, class Factors>
 __device__ __forceinline__ void replace_by_output(Owner& own, TokenFragment& d, const TokenOperand& x, const Stage& stage,
                                                   const Matrices& matrices, const Factors& factors) {
-    TokenOperand rest;
-    pack_tokens_rest<Owner::kIo>(rest, d, x);
+    TokenOperand residual;
+    pack_tokens_residual<Owner::kIo>(residual, d, x);
     if (own.thread == 0) cute::tma_store_wait<0>();
     own.warpgroup_sync();
     auto* kept =
         reinterpret_cast<volatile unsigned*>(own.shared.output[own.index()].bytes) + own.thread;  // registers are short
 #pragma unroll
-    for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = rest[i / 4][i % 4];
+    for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = residual[i / 4][i % 4];
     start_product<Owner::kIo>(d, own.rounded_state, stage.query);
     wait_for_product(d);
     TokenFactors query_scale;
     read_factors(query_scale, factors.query_scale, own.t);
     scale_tokens(d, query_scale);
 #pragma unroll
-    for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
-    start_product<Owner::kIo>(d, rest, &matrices.scores, true);
+    for (int i = 0; i < 4 * kTokenSteps; ++i) residual[i / 4][i % 4] = kept[i * kWarpgroup];
+    start_product<Owner::kIo>(d, residual, &matrices.scores, true);
     wait_for_product(d);
 }
 
@@ -74,13 +74,13 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
     const auto& factors = own.shared.factors[current.index];
     TokenOperand x, update;
     if constexpr (kTwoPart) start_caching(own, chunk);
-    if constexpr (kTwoPart) add_values_rest_to_state(own, d, update_scale, stage.key);
+    if constexpr (kTwoPart) add_values_residual_to_state(own, d, update_scale, stage.key);
     pack_scaled_tokens<kIo>(update, d, update_scale);
     pack_tokens<kIo>(x, d);
     if constexpr (kQueriesFirst<Owner>) {
         if constexpr (kTwoPart) {
-            add_values_rest<Owner>(output, d, x, matrices.scores);
-            add_scores_rest(own, output, x, stage, factors);
+            add_values_residual<Owner>(output, d, x, matrices.scores);
+            add_scores_residual(own, output, x, stage, factors);
         }
         start_product<kIo>(output, x, &matrices.scores, true);
         start_product_mn<kIo>(own.state, update, stage.key);
@@ -96,7 +96,7 @@ __device__ __forceinline__ void finish(Owner& own, TokenFragment& d, float (&out
             wait_for_product(own.state);
             warpgroup_fence_operand(d);
             replace_by_output(own, d, x, stage, matrices, factors);
-            add_scores_rest(own, d, x, stage, factors);
+            add_scores_residual(own, d, x, stage, factors);
         } else {
             start_product<kIo>(d, own.rounded_state, stage.query);
             TokenFactors query_scale;
@@ -164,7 +164,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         wait_for_product(d);
         const bool without_tma = is_packed(own.args) && end_of<kConfig>(work, chunk) > length;
         if (two_part) [[unlikely]] {
-            add_inverse_rest<Owner>(d, x, cancels, matrices.inverse_rest);
+            add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
             finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
         } else if (warm_up) [[unlikely]] {
             finish_without_output(own, d, scales, chunk);

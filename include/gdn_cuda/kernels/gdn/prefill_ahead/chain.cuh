@@ -27,13 +27,14 @@ __device__ __forceinline__ void hand_over_values(const Owner& own, const TokenOp
 }
 // In place of the warp's values, which the next TMA load overwrites.
 template <class Owner>
-__device__ __forceinline__ void hand_over_rest(const Owner& own, TokenFragment& d, const TokenOperand& x,
-                                               const SwizzledTile& values) {
-    TokenOperand rest;
-    pack_tokens_rest<Owner::kIo>(rest, d, x);
+__device__ __forceinline__ void hand_over_residual(const Owner& own, TokenFragment& d, const TokenOperand& x,
+                                                   const SwizzledTile& values) {
+    TokenOperand residual;
+    pack_tokens_residual<Owner::kIo>(residual, d, x);
 #pragma unroll
     for (int step = 0; step < kTokenSteps; ++step)
-        store_shared(values_piece(values, step, own), uint4{rest[step][0], rest[step][1], rest[step][2], rest[step][3]});
+        store_shared(values_vector(values, step, own),
+                     uint4{residual[step][0], residual[step][1], residual[step][2], residual[step][3]});
     cutlass::arch::fence_view_async_shared();
 }
 
@@ -88,14 +89,14 @@ __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
         scale_fragment(own.state, decay);
         wait_for_product(d);
         if (two_part) [[unlikely]] {
-            add_inverse_rest<Owner>(d, x, factors.cancels, shared.inverse_rest[chunk % 2]);
-            add_values_rest_to_state(own, d, update_scale, stage.key);
+            add_inverse_residual<Owner>(d, x, factors.cancels, shared.inverse_residual[chunk % 2]);
+            add_values_residual_to_state(own, d, update_scale, stage.key);
         }
         pack_scaled_tokens<kIo>(update, d, update_scale);
         start_product_mn<kIo>(own.state, update, stage.key);
         pack_tokens<kIo>(x, d);
         if (two_part) [[unlikely]]
-            hand_over_rest(own, d, x, stage.value[0]);
+            hand_over_residual(own, d, x, stage.value[0]);
         hand_over_values(own, x);
         barrier(shared.state_empty).wait(chunk & 1);
         if (chunk + 1 < chunks) read_ahead(own, ahead, chunk + 1);

@@ -35,14 +35,14 @@ __device__ __forceinline__ bool finish_outputs(const Owner& own, TokenFragment& 
     load_operand(x, shared.fragments.values, own.thread);
     arrive_by_warp(own, shared.values_empty);
     if (two_part) [[unlikely]] {
-        TokenOperand rest;
+        TokenOperand residual;
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
-            to_operand(rest[step], load_shared(values_piece(stage.value[0], step, own)));
-        start_product<kIo>(output, rest, &stage.scores, true);
+            to_operand(residual[step], load_shared(values_vector(stage.value[0], step, own)));
+        start_product<kIo>(output, residual, &stage.scores, true);
         wait_for_product(output);
-        add_scores_rest(own, output, x, stage, shared.factors[at]);
-        own.warpgroup_sync();  // the tile held the rest
+        add_scores_residual(own, output, x, stage, shared.factors[at]);
+        own.warpgroup_sync();  // the tile held the residual
     }
     start_product<kIo>(output, x, &stage.scores, true);
     wait_for_product(output);

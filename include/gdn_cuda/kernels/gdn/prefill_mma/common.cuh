@@ -38,14 +38,14 @@ struct MmaLane {
     static constexpr int kRowBlockBytes = kInverseBlock * 128, kTileBytes = kChunk * 128;
 
     // The address that this lane passes to ldmatrix (mma.cuh), in the first 16 rows and the 16 elements of k step `step`.
-    __device__ __forceinline__ unsigned piece_of(const void* tiles, const PieceOfLane& place, int step) const {
-        return row_piece(row_piece(tile_row(tiles, place.row), place.piece), step % 4 * 2) + step / 4 * kTileBytes;
+    __device__ __forceinline__ unsigned vector_of(const void* tiles, const VectorOfLane& place, int step) const {
+        return row_vector(row_vector(tile_row(tiles, place.row), place.vector), step % 4 * 2) + step / 4 * kTileBytes;
     }
-    __device__ __forceinline__ unsigned straight_piece(const void* tiles, int step) const {
-        return piece_of(tiles, PieceOfLane::straight(lane), step);
+    __device__ __forceinline__ unsigned straight_vector(const void* tiles, int step) const {
+        return vector_of(tiles, VectorOfLane::straight(lane), step);
     }
-    __device__ __forceinline__ unsigned crossed_piece(const void* tiles, int step) const {
-        return piece_of(tiles, PieceOfLane::crossed(lane), step);
+    __device__ __forceinline__ unsigned crossed_vector(const void* tiles, int step) const {
+        return vector_of(tiles, VectorOfLane::crossed(lane), step);
     }
 
     // sums += left x^T, where x has the 16 elements of k step `step` of the chunk's keys or queries.
@@ -56,7 +56,7 @@ struct MmaLane {
 #pragma unroll
         for (int block = 0; block < kChunk / 16; ++block) {
             unsigned right[4];
-            ldmatrix_x4(right, crossed_piece(tiles, step) + block * kRowBlockBytes);
+            ldmatrix_x4(right, crossed_vector(tiles, step) + block * kRowBlockBytes);
             mma_m16n8k16<kIo>(sums[2 * block], left, right[0], right[1]);
             mma_m16n8k16<kIo>(sums[2 * block + 1], left, right[2], right[3]);
         }
@@ -67,18 +67,18 @@ struct MmaLane {
         return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * t]);
     }
 
-    // Stores both parts of the elements in row g + 8 half and columns 8 piece + 2 t and + 1 of a block.
+    // Stores both parts of the elements in row g + 8 half and columns 8 vector + 2 t and + 1 of a block.
     template <DType kIo>
-    __device__ __forceinline__ void store_parts(TwoPartBlock& block, int piece, int half, float x, float y) const {
-        const int at = (g + 8 * half) * 32 + ((piece ^ g / 4) << 4) + 4 * t;
+    __device__ __forceinline__ void store_parts(TwoPartBlock& block, int vector, int half, float x, float y) const {
+        const int at = (g + 8 * half) * 32 + ((vector ^ g / 4) << 4) + 4 * t;
         const unsigned rounded = pack<kIo>(x, y);
         *reinterpret_cast<unsigned*>(block.parts[0] + at) = rounded;
-        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_rest<kIo>(x, y, rounded);
+        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_residual<kIo>(x, y, rounded);
     }
     // Loads one part of a block as two right operands, transposed: rows of the block are their columns.
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {
-        const PieceOfLane place = PieceOfLane::crossed(lane);
-        ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.piece ^ place.row / 4 % 2) << 4));
+        const VectorOfLane place = VectorOfLane::crossed(lane);
+        ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.vector ^ place.row / 4 % 2) << 4));
     }
 };
 

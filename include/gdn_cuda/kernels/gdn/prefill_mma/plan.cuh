@@ -26,7 +26,7 @@ struct PrefillMmaConfig {
 };
 
 // A 16 x 16 block (tokens x tokens) as the sum of two 16-bit matrices: the rounded values and the rounding residuals. A row is
-// 32 bytes; its 16-byte piece p is stored at p ^ (r / 4 % 2) for row r.
+// 32 bytes; its 16-byte vector p is stored at p ^ (r / 4 % 2) for row r.
 struct alignas(128) TwoPartBlock {
     unsigned char parts[2][kInverseBlock * kInverseBlock * 2];
 };
@@ -35,7 +35,7 @@ static_assert(sizeof(ChunkTriangle::Block) >= sizeof(TwoPartBlock) &&
 
 template <PrefillMmaConfig kConfig>
 struct PrefillMmaSharedPlan {
-    // 64 tokens x 64 elements, 128-byte rows; 16-byte piece p of row r is stored at p ^ (r % 8).
+    // 64 tokens x 64 elements, 128-byte rows; 16-byte vector p of row r is stored at p ^ (r % 8).
     struct alignas(128) Tile {
         unsigned char bytes[kChunk * PrefillMmaConfig::kTileElements * 2];
     };

@@ -31,9 +31,9 @@ struct MmaState : MmaLane {
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
     __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }
-    // The tile and the first piece that have the warp's columns of the values.
+    // The tile and the first vector that have the warp's columns of the values.
     __device__ __forceinline__ auto& value_tile() const { return shared.value[warp / 4]; }
-    __device__ __forceinline__ int value_piece() const { return warp % 4 * 2; }
+    __device__ __forceinline__ int value_vector() const { return warp % 4 * 2; }
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
     // ---- The state in memory
@@ -98,17 +98,17 @@ struct MmaState : MmaLane {
 
     // ---- Values and outputs in memory
 
-    // A lane's 16-byte pieces of the warp's columns: every 16th token from token lane / 2 on.
-    struct Pieces {
+    // A lane's 16-byte vectors of the warp's columns: every 16th token from token lane / 2 on.
+    struct Vectors {
         unsigned shared;
         int token, row;
     };
-    __device__ __forceinline__ Pieces pieces() {
+    __device__ __forceinline__ Vectors vectors() {
         refresh();
-        const int piece = lane % 2, token = lane / 2, row = first_row() + 8 * piece;
-        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), token, row};
+        const int vector = lane % 2, token = lane / 2, row = first_row() + 8 * vector;
+        return {row_vector(tile_row(value_tile().bytes, token), value_vector() + vector), token, row};
     }
-    __device__ __forceinline__ void load_values(const Pieces& mine, int chunk) {
+    __device__ __forceinline__ void load_values(const Vectors& mine, int chunk) {
         if (chunk >= work.chunks) return;
         const int count = mine.row < args.values ? tokens_in(chunk) - mine.token : 0;
         const Io* from = static_cast<const Io*>(work.value) + (chunk * kChunk + mine.token) * args.value.token + mine.row;
@@ -120,18 +120,18 @@ struct MmaState : MmaLane {
     }
     // Overwrites the values with the output, before the state update needs the registers.
     __device__ __forceinline__ void stage_output() const {
-        const unsigned first = row_piece(tile_row(value_tile().bytes, g), value_piece()) + 4 * t;
+        const unsigned first = row_vector(tile_row(value_tile().bytes, g), value_vector()) + 4 * t;
 #pragma unroll
         for (int n = 0; n < 2 * kTokenSteps; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_shared(row_piece(first, half) + n * (kRowBlockBytes / 2),
+                store_shared(row_vector(first, half) + n * (kRowBlockBytes / 2),
                              transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
         __syncwarp();
     }
     // Stores the chunk's outputs and starts loading the next chunk's values into their place.
     __device__ __forceinline__ void store_output_and_load_values(int chunk) {
-        const Pieces mine = pieces();
+        const Vectors mine = vectors();
         const int count = mine.row < args.outputs ? tokens_in(chunk) - mine.token : 0;
         Io* to = static_cast<Io*>(work.output) + (chunk * kChunk + mine.token) * args.output.token + mine.row;
         Raw<16> eight[kTokenSteps];
@@ -180,7 +180,7 @@ struct MmaState : MmaLane {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned values[4];
-            ldmatrix_x4_trans(values, crossed_piece(value_tile().bytes, warp % 4) + step * kRowBlockBytes);
+            ldmatrix_x4_trans(values, crossed_vector(value_tile().bytes, warp % 4) + step * kRowBlockBytes);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int n = 2 * step + i / 2;
@@ -200,7 +200,7 @@ struct MmaState : MmaLane {
         as_left<kIo>(parts[0], v[2 * step], v[2 * step + 1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            parts[1][i] = pack_rest<kIo>(v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1], parts[0][i]);
+            parts[1][i] = pack_residual<kIo>(v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1], parts[0][i]);
     }
     // MMAs on one accumulator depend on each other, so the loops below issue MMAs on other accumulators between them.
 
@@ -262,7 +262,7 @@ struct MmaState : MmaLane {
             for (int k = 0; k < kStateSteps; k += 2) {
                 unsigned right[2][4];
 #pragma unroll
-                for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(right[i], straight_piece(keys, k + i) + step * kRowBlockBytes);
+                for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(right[i], straight_vector(keys, k + i) + step * kRowBlockBytes);
 #pragma unroll
                 for (int part = 0; part < 2; ++part)
 #pragma unroll
@@ -313,8 +313,8 @@ struct MmaState : MmaLane {
     }
     // A token's value in row g + 8 half of the warp's 16 rows.
     __device__ __forceinline__ Io* value_of(int token, int half) const {
-        const unsigned piece = row_piece(row_piece(tile_row(value_tile().bytes, token), value_piece()), half);
-        return reinterpret_cast<Io*>(__cvta_shared_to_generic(piece)) + g;
+        const unsigned vector = row_vector(row_vector(tile_row(value_tile().bytes, token), value_vector()), half);
+        return reinterpret_cast<Io*>(__cvta_shared_to_generic(vector)) + g;
     }
     // Computes the recurrence token by token; outputs overwrite the values, as in stage_output. This path is rare, so its code
     // is short. It reads keys, queries and scalars from global memory, as their shared memory may already hold the next chunk.

@@ -30,15 +30,15 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void load_rows(Tile* tiles, const void* head, i64 stride, int chunk) {
         refresh();
         using Io = Storage<kIo>;
-        constexpr int kPieces = 8, kRows = kThreads / kPieces, kRowBytes = 128;
-        const int count = tokens_in(chunk), first = thread % kThreads / kPieces, piece = thread % kPieces;
-        const unsigned to = row_piece(tile_row(tiles, first), piece);
-        const Io* from = static_cast<const Io*>(head) + (chunk * kChunk + first) * stride + 8 * piece;
+        constexpr int kVectors = 8, kRows = kThreads / kVectors, kRowBytes = 128;
+        const int count = tokens_in(chunk), first = thread % kThreads / kVectors, vector = thread % kVectors;
+        const unsigned to = row_vector(tile_row(tiles, first), vector);
+        const Io* from = static_cast<const Io*>(head) + (chunk * kChunk + first) * stride + 8 * vector;
 #pragma unroll
         for (int i = 0; i < kChunk / kRows; ++i)
 #pragma unroll
             for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
-                const int element = tile * PrefillMmaConfig::kTileElements + 8 * piece;
+                const int element = tile * PrefillMmaConfig::kTileElements + 8 * vector;
                 if (element >= kConfig.head_k) continue;
                 const bool exists = first + i * kRows < count && element < args.dk;
                 const void* at = from + i * kRows * stride + tile * PrefillMmaConfig::kTileElements;
@@ -96,8 +96,8 @@ struct MmaTokens : MmaLane {
         const unsigned first = tile_row(tiles, row);
         float square = 0.f;
 #pragma unroll
-        for (int piece = 0; piece < kConfig.head_k / 8; ++piece) {
-            const uint4 eight = load_shared(row_piece(first, piece % 8) + piece / 8 * kTileBytes);
+        for (int vector = 0; vector < kConfig.head_k / 8; ++vector) {
+            const uint4 eight = load_shared(row_vector(first, vector % 8) + vector / 8 * kTileBytes);
             const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -144,7 +144,7 @@ struct MmaTokens : MmaLane {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned left[4];
-            ldmatrix_x4(left, straight_piece(rows, step) + row_block * kRowBlockBytes);
+            ldmatrix_x4(left, straight_vector(rows, step) + row_block * kRowBlockBytes);
             add_token_products<kIo>(products, left, keys, step);
         }
     }

@@ -15,15 +15,15 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const G
                                             int count, int head, int first_row) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
-    constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece, kGroups = kConfig.threads() / kLayout.lanes;
+    constexpr int kPerVector = 8, kVectors = kConfig.head_k / kPerVector, kGroups = kConfig.threads() / kLayout.lanes;
     const int key_head = static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key);
     const auto row_of = [&](const Rows& rows, int t, int h) {
         return static_cast<const Io*>(rows.data) + sequence * rows.batch + (first + t) * rows.token + h * rows.head;
     };
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count * kPieces; i += kConfig.threads()) {
-        const int t = i / kPieces, at = i % kPieces * kPiece;
-        Vector<Io, kPiece, kConfig.aligned> query, key;
+    for (int i = threadIdx.x; i < count * kVectors; i += kConfig.threads()) {
+        const int t = i / kVectors, at = i % kVectors * kPerVector;
+        Vector<Io, kPerVector, kConfig.aligned> query, key;
         const bool inside = kConfig.exact_k || at < args.dk;
         inside ? query.load(row_of(args.query, t, key_head) + at) : query.clear();
         inside ? key.load(row_of(args.key, t, key_head) + at) : key.clear();

@@ -54,11 +54,11 @@ struct ReplaySharedPlan {
 
     Vector state[kConfig.stages() > 0 ? kConfig.stages() : 1][ReplayConfig::kRowsPerThread][kConfig.layout().vectors()]
                 [kConfig.threads()];
-    Row vectors[2 * kTokens];  // key, query of token 0, key, query of token 1, ...
+    Row keys_and_queries[2 * kTokens];  // key, query of token 0, key, query of token 1, ...
     Row stored_keys[kTokens];
     float stored[kTokens][kRows];                       // stored updates times the product of all decays after them
-    float products[2 * kTokens][kRows + kBankPadding];  // vectors x rows of the state
-    float gram[2 * kTokens][2 * kTokens];               // vectors x vectors
+    float products[2 * kTokens][kRows + kBankPadding];  // keys and queries x rows of the state
+    float gram[2 * kTokens][2 * kTokens];               // keys and queries x keys and queries
     Coefficients coefficients[kTokens][kTokens];        // [later][earlier]
     ReplayToken token[kTokens];
     unsigned short value[kTokens][kRows];  // the bits of 16-bit values

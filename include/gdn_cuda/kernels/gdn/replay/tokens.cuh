@@ -11,7 +11,7 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr int kReplayPiece = 8;  // elements in 16 bytes
+constexpr int kReplayVector = 8;  // elements in 16 bytes
 
 // Where a block works: some rows of one head of one sequence.
 template <ReplayConfig kConfig>
@@ -83,44 +83,44 @@ struct ReplayPlace {
 
 // Copies 16 bytes of a key or query, from element `at` on; zeros past dk.
 template <ReplayConfig kConfig>
-__device__ __forceinline__ void load_piece(void* to, const Storage<kConfig.io>* row, int at, int dk) {
+__device__ __forceinline__ void load_vector(void* to, const Storage<kConfig.io>* row, int at, int dk) {
     using Io = Storage<kConfig.io>;
     if constexpr (kConfig.aligned) {
         const bool exists = kConfig.exact_k || at < dk;
         cp_async_16_zfill(static_cast<unsigned>(__cvta_generic_to_shared(to)), exists ? row + at : row, exists);
     } else {
-        Vector<Io, kReplayPiece, false> piece;
+        Vector<Io, kReplayVector, false> vector;
         if (at < dk) {
-            piece.load(row + at);
+            vector.load(row + at);
         } else {
-            piece.clear();
+            vector.clear();
         }
-        piece.store(static_cast<Io*>(to));
+        vector.store(static_cast<Io*>(to));
     }
 }
 
 // Loads the keys and queries of the new tokens.
 template <ReplayConfig kConfig>
-__device__ __forceinline__ void load_vectors(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
-                                             const ReplayPlace<kConfig>& place) {
-    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+__device__ __forceinline__ void load_keys_and_queries(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                                      const ReplayPlace<kConfig>& place) {
+    constexpr int kVectors = kConfig.head_k / kReplayVector;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < 2 * place.length * kPieces; i += kConfig.threads()) {
-        const int vector = i / kPieces, piece = i % kPieces;
-        const auto* row = place.row_of(vector % 2 == 0 ? args.key : args.query, vector / 2, place.key_head);
-        load_piece<kConfig>(shared.vectors[vector].bytes + piece * 16, row, piece * kReplayPiece, args.dk);
+    for (int i = threadIdx.x; i < 2 * place.length * kVectors; i += kConfig.threads()) {
+        const int row_index = i / kVectors, vector = i % kVectors;
+        const auto* row = place.row_of(row_index % 2 == 0 ? args.key : args.query, row_index / 2, place.key_head);
+        load_vector<kConfig>(shared.keys_and_queries[row_index].bytes + vector * 16, row, vector * kReplayVector, args.dk);
     }
 }
 
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void load_stored_keys(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                                  const ReplayPlace<kConfig>& place, int stored) {
-    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+    constexpr int kVectors = kConfig.head_k / kReplayVector;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < stored * kPieces; i += kConfig.threads()) {
-        const int step = i / kPieces, piece = i % kPieces;
-        load_piece<kConfig>(shared.stored_keys[step].bytes + piece * 16, place.key_of(args, place.bank, step),
-                            piece * kReplayPiece, args.dk);
+    for (int i = threadIdx.x; i < stored * kVectors; i += kConfig.threads()) {
+        const int step = i / kVectors, vector = i % kVectors;
+        load_vector<kConfig>(shared.stored_keys[step].bytes + vector * 16, place.key_of(args, place.bank, step),
+                             vector * kReplayVector, args.dk);
     }
 }
 
@@ -174,7 +174,7 @@ struct RowLoads {
     }
 };
 
-// Multiplies a group's rows with the first `count` vectors, and calls store(vector, row, product). A whole warp calls.
+// Multiplies a group's rows with the first `count` keys and queries, and calls store(vector, row, product). A whole warp calls.
 template <ReplayConfig kConfig, class Store>
 __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared, int count,
                                          const float (&rows)[ReplayConfig::kRowsPerThread][kConfig.layout().per_lane], int lane,
@@ -190,7 +190,7 @@ __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared
         for (int v = 0; v < kVectors; ++v) {
             RowSlice<Io, kLayout, true, true> vector;
             const int at = min(first + v, count - 1);
-            vector.load(reinterpret_cast<const Io*>(shared.vectors[at].bytes), lane, kConfig.head_k);
+            vector.load(reinterpret_cast<const Io*>(shared.keys_and_queries[at].bytes), lane, kConfig.head_k);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) sums[v * kRows + r] = 0.f;
 #pragma unroll
@@ -250,7 +250,8 @@ __device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             RowSlice<Io, kLayout, true, true> row;
-            row.load(reinterpret_cast<const Io*>(shared.vectors[min(mine + r, 2 * tokens - 1)].bytes), lane, kConfig.head_k);
+            row.load(reinterpret_cast<const Io*>(shared.keys_and_queries[min(mine + r, 2 * tokens - 1)].bytes), lane,
+                     kConfig.head_k);
 #pragma unroll
             for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = row[i];
         }
@@ -332,7 +333,7 @@ template <ReplayConfig kConfig>
 __device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                             const ReplayPlace<kConfig>& place) {
     using Io = Storage<kConfig.io>;
-    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+    constexpr int kVectors = kConfig.head_k / kReplayVector;
     if (place.length == 0) return;
     const int bank = 1 - place.bank, thread = threadIdx.x;
     if (thread < ceil_div(place.rows, kRowsPerBank)) place.banks(args)[thread] = static_cast<float>(bank);
@@ -340,12 +341,12 @@ __device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& sha
     if (thread < place.length) *place.decay_of(args, bank, thread) = shared.token[thread].decay;
     if (place.head % args.heads_per_key != 0) return;
 #pragma unroll 1
-    for (int i = thread; i < place.length * kPieces; i += kConfig.threads()) {
-        const int step = i / kPieces, at = i % kPieces * kReplayPiece;
+    for (int i = thread; i < place.length * kVectors; i += kConfig.threads()) {
+        const int step = i / kVectors, at = i % kVectors * kReplayVector;
         if (!kConfig.exact_k && at >= args.dk) continue;
-        Vector<Io, kReplayPiece, kConfig.aligned> piece;
-        piece.load(reinterpret_cast<const Io*>(shared.vectors[2 * step].bytes) + at);
-        piece.store(place.key_of(args, bank, step) + at);
+        Vector<Io, kReplayVector, kConfig.aligned> vector;
+        vector.load(reinterpret_cast<const Io*>(shared.keys_and_queries[2 * step].bytes) + at);
+        vector.store(place.key_of(args, bank, step) + at);
     }
 }
 
