@@ -23,7 +23,7 @@ inline constexpr i64 kCachedWords = sizeof(CachedChunk<PrefillAheadConfig{128, D
 struct AheadSchedule {
     i64 pairs = 0;      // (sequence, value head)
     int preparers = 0;  // blocks of a pair that prepare; 0: they and the others are more than the device has multiprocessors
-    int tiles = 0;      // blocks of a pair that own rows
+    int row_tiles = 0;  // blocks of a pair that own rows
     int window = 0, most_chunks = 0;
     i64 cached_words = 0, carried_words = 0;
 
@@ -35,9 +35,9 @@ struct AheadSchedule {
 
 inline AheadSchedule ahead_schedule(const ChunkedProblem& problem, int multiprocessors, const ChunkedPolicy& policy) {
     AheadSchedule schedule{.pairs = problem.sequences * problem.heads,
-                           .tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
-    if (schedule.pairs == 0 || schedule.tiles == 0) return {};
-    const i64 preparers = multiprocessors / schedule.pairs - schedule.tiles;
+                           .row_tiles = static_cast<int>(ceil_div(problem.dv, kValueRows))};
+    if (schedule.pairs == 0 || schedule.row_tiles == 0) return {};
+    const i64 preparers = multiprocessors / schedule.pairs - schedule.row_tiles;
     const i64 chunks = chunks_in(problem.longest());
     if (preparers < policy.least_preparers || chunks > std::numeric_limits<int>::max() / schedule.pairs) return {};
     schedule.preparers = static_cast<int>(std::min<i64>(preparers, policy.most_preparers));
@@ -78,11 +78,11 @@ struct PrefillAhead {
                   .carried = workspace + schedule.cached_words,
                   .pairs = static_cast<int>(schedule.pairs),
                   .preparers = schedule.preparers,
-                  .tiles = schedule.tiles,
+                  .row_tiles = schedule.row_tiles,
                   .first_chunk = 0,
                   .window = schedule.window,
                   .most_chunks = schedule.most_chunks};
-        const i64 blocks = schedule.pairs * (schedule.preparers + schedule.tiles);
+        const i64 blocks = schedule.pairs * (schedule.preparers + schedule.row_tiles);
         for (; args.first_chunk < schedule.most_chunks; args.first_chunk += schedule.window)
             launch<PrefillAhead>(config, args, {blocks, 1, 1}, target, why);
     }

@@ -112,25 +112,26 @@ struct Prefill {
         };
         const i64 readers = schedule.readers(tensors.in_place);
         unsigned* const have_summary = tensors.counts + readers;
-        float* const transfers = tensors.workspace + schedule.state_words;
+        float* const transitions = tensors.workspace + schedule.state_words;
         const Summaries summaries{.states = tensors.workspace,
-                                  .transfers = transfers,
+                                  .transitions = transitions,
                                   .have_summary = have_summary,
                                   .have_state = have_summary + schedule.summaries,
                                   .count = schedule.summaries,
                                   .per_head = schedule.summaries_of_head,
                                   .per_sequence = schedule.summaries_of_sequence,
-                                  .spacing = schedule.summary_tokens,
-                                  .cached = schedule.cached_words > 0 ? transfers + schedule.transfer_words : nullptr,
+                                  .summary_tokens = schedule.summary_tokens,
+                                  .cached = schedule.cached_words > 0 ? transitions + schedule.transition_words : nullptr,
                                   .chunks = schedule.chunks,
                                   .first_length = schedule.chain.first_length};
         const i64 columns = schedule.config.head_k, rows = schedule.config.key_tiles() * kChunk;
-        const jit::TiledTensor tiled{{transfers, rows * 2 * columns, 2 * columns, columns}, summaries.count, rows, 2, columns};
+        const jit::TiledTensor tiled{
+            {transitions, rows * 2 * columns, 2 * columns, columns}, summaries.count, rows, 2, columns};
         return {.query = map(tensors.query),
                 .key = map(tensors.key),
                 .value = map(tensors.value),
                 .output = map(tensors.output),
-                .transfers = summaries.count > 0 ? map(tiled) : TensorMap{},
+                .transitions = summaries.count > 0 ? map(tiled) : TensorMap{},
                 .call = call,
                 .state = problem.state,
                 .segments = schedule.split.segments,
@@ -149,8 +150,8 @@ struct Prefill {
     }
 
     static void run_blocks(const Config& config, const Args& args, i64 parts, const Target& target, const auto& why) {
-        const i64 tiles = ceil_div(args.call.dv, config.rows_per_block());
-        launch<Prefill>(config, args, {tiles, args.call.heads, parts}, target, why, is_second_of_two(args.takes));
+        const i64 row_tiles = ceil_div(args.call.dv, config.rows_per_block());
+        launch<Prefill>(config, args, {row_tiles, args.call.heads, parts}, target, why, is_second_of_two(args.takes));
     }
 
     static void run_unsplit(const ChunkedProblem& problem, const ChunkedSchedule& schedule, Args args,

@@ -63,9 +63,9 @@ struct ChunkedSchedule {
     ChunkedChain chain;
     i64 summaries, summaries_of_head;  // 0: a slow-decay head is not split
     int summaries_of_sequence;         // of a head: one for each segment but the last, and groups'
-    int summary_tokens;  // if not 0, packed sequences are split by their own lengths: a summary for so many tokens
-    i64 state_tiles;     // row tiles of the states between all segments
-    i64 state_words, transfer_words, cached_words;
+    int summary_tokens;   // if not 0, packed sequences are split by their own lengths: a summary for so many tokens
+    i64 state_row_tiles;  // of the states between all segments
+    i64 state_words, transition_words, cached_words;
     i64 chunks;  // of all sequences, at most
 
     // A launch before it for what is not split: all heads, if one has a slow decay and they are not chained; or short
@@ -75,8 +75,8 @@ struct ChunkedSchedule {
     AheadSchedule ahead;  // if it is gdn/prefill_ahead's; without `two_launches`, this is the only launch
 
     i64 readers(bool in_place) const { return in_place && split.segments > 1 ? blocks : 0; }
-    i64 chain_words() const { return state_words + transfer_words + cached_words; }
-    i64 chain_counts(bool in_place) const { return readers(in_place) + summaries + state_tiles; }
+    i64 chain_words() const { return state_words + transition_words + cached_words; }
+    i64 chain_counts(bool in_place) const { return readers(in_place) + summaries + state_row_tiles; }
     bool decides() const { return two_launches && !by_length; }  // which of two launches does the work
     i64 counts(bool in_place) const { return chain_counts(in_place) + ahead.counts() + decides(); }
     i64 workspace() const { return chain_words() + ahead.workspace(); }  // in 32-bit words
@@ -319,9 +319,9 @@ class ChunkedScheduler {
                                                                  : schedule.sequences * schedule.summaries_of_sequence;
         schedule.summaries = problem_.heads * schedule.summaries_of_head;
         const i64 tiles = row_tiles(schedule.split.value_groups);
-        schedule.state_tiles = schedule.summaries * tiles;
+        schedule.state_row_tiles = schedule.summaries * tiles;
         schedule.state_words = 2 * schedule.summaries * tiles * schedule.config.rows_per_block() * schedule.config.head_k;
-        schedule.transfer_words =
+        schedule.transition_words =
             schedule.summaries * schedule.config.key_tiles() * kChunk * schedule.config.head_k;  // two 16-bit parts
         if (schedule.summaries > 0 && schedule.chain.is_cached)
             schedule.cached_words = cached_words(schedule.split.value_groups);

@@ -127,11 +127,11 @@ std::string row_of(const Recorded& each) {
     const ChunkedSchedule schedule = ChunkedScheduler(each.problem, each.multiprocessors).schedule();
     Digest digest;
     digest.add(schedule.config.head_k, schedule.config.value_groups, schedule.config.chained, schedule.unsplit.value_groups,
-               schedule.ahead.pairs, schedule.ahead.preparers, schedule.ahead.tiles, schedule.ahead.window,
+               schedule.ahead.pairs, schedule.ahead.preparers, schedule.ahead.row_tiles, schedule.ahead.window,
                schedule.ahead.most_chunks, schedule.ahead.cached_words, schedule.ahead.carried_words, schedule.reach,
                schedule.by_length, schedule.sequences, schedule.two_launches, schedule.uneven.reach, schedule.summaries_of_head,
-               schedule.summaries, schedule.state_tiles, schedule.summaries_of_sequence, schedule.summary_tokens,
-               schedule.blocks, schedule.state_words, schedule.transfer_words, schedule.cached_words, schedule.chunks,
+               schedule.summaries, schedule.state_row_tiles, schedule.summaries_of_sequence, schedule.summary_tokens,
+               schedule.blocks, schedule.state_words, schedule.transition_words, schedule.cached_words, schedule.chunks,
                schedule.chain.first_length);
     for (const auto& warm_up : schedule.uneven.segments)
         for (const unsigned char segments : warm_up) digest.add(segments);

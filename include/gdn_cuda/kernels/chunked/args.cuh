@@ -34,13 +34,13 @@ struct UnevenSplit {
 // rows and columns.
 struct Summaries {
     float* states;           // L (dv, dk); for the first segment the state after it; then the states before all other segments
-    void* transfers;         // M (dk, 2, dk): rounded to bf16, and the rounding residual
+    void* transitions;       // M (dk, 2, dk): rounded to bf16, and the rounding residual
     unsigned* have_summary;  // per summary: value groups that have written their rows of M and L; for a group's summary, its
                              // two blocks each
     unsigned* have_state;    // per summary and row tile: value groups that have written the state after the first segment
     i64 count, per_head;     // summaries in all, and of each head; 0: a slow-decay head is not split
     int per_sequence;        // summaries of a head: its segments', then its groups'
-    int spacing;         // if not 0, packed sequences are split by their own lengths: room for a summary every so many tokens
+    int summary_tokens;  // if not 0, packed sequences are split by their own lengths: room for a summary every so many tokens
     void* cached;        // CachedChunk (head, row tile, chunk of all sequences), or nullptr
     i64 chunks;          // of all sequences, at most
     float first_length;  // of the first segment in lengths of the others, which take more passes
@@ -67,7 +67,7 @@ enum class DecayDecision : unsigned { none, all_decay_fast, one_decays_slowly };
 
 struct ChunkedArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
-    TensorMap transfers;                  // (column, part, row, summary)
+    TensorMap transitions;                // (column, part, row, summary)
     GdnCall call;
     DType state;
     int segments;    // of a fast-decay head

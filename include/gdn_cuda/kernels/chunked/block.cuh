@@ -15,7 +15,7 @@ struct ChunkedBlock {
 
     const ChunkedArgs& args;
     const GdnCall& call = args.call;
-    int number, sequence, segment, head, first_row, segments, group;  // number: of the sequence in this launch
+    int index_in_launch, sequence, segment, head, first_row, segments, group;  // index_in_launch: the sequence's
     Span span;
     Place place;
     int chunks, segment_chunks;
@@ -26,8 +26,14 @@ struct ChunkedBlock {
         : ChunkedBlock(args, static_cast<int>(blockIdx.z) / segments_of(args), sequence_of(args, shared),
                        static_cast<int>(blockIdx.z) % segments_of(args), static_cast<int>(blockIdx.y),
                        static_cast<int>(blockIdx.x)) {}
-    __device__ __forceinline__ ChunkedBlock(const ChunkedArgs& args, int number, int sequence, int segment, int head, int tile)
-        : args(args), number(number), sequence(sequence), segment(segment), head(head), first_row(tile * kRows) {
+    __device__ __forceinline__ ChunkedBlock(const ChunkedArgs& args, int index_in_launch, int sequence, int segment, int head,
+                                            int row_tile)
+        : args(args),
+          index_in_launch(index_in_launch),
+          sequence(sequence),
+          segment(segment),
+          head(head),
+          first_row(row_tile * kRows) {
         span = span_of(call.cu_seqlens, sequence, call.tokens);
         i64 slot;
         place = find_slot(slot);
@@ -42,10 +48,10 @@ struct ChunkedBlock {
     }
     // Packed sequences are taken longest first: one that starts as others end should be short. Called by the whole block.
     __device__ __forceinline__ static int sequence_of(const ChunkedArgs& args, ChunkedPlan<kConfig>& shared) {
-        const int number = static_cast<int>(blockIdx.z) / segments_of(args);
+        const int index_in_launch = static_cast<int>(blockIdx.z) / segments_of(args);
         if (kConfig.chained && args.takes == LaunchTakes::long_sequences)
-            return sequence_at(args.call, static_cast<i64>(number) * kBetweenLong);
-        if (kConfig.chained || !args.longest_first) return number;
+            return sequence_at(args.call, static_cast<i64>(index_in_launch) * kBetweenLong);
+        if (kConfig.chained || !args.longest_first) return index_in_launch;
         const GdnCall& call = args.call;
         const int own = static_cast<int>(threadIdx.x);
         auto* const lengths = reinterpret_cast<int*>(shared.inverse);
@@ -56,14 +62,14 @@ struct ChunkedBlock {
         if (own < call.sequences)
             for (int i = 0; i < call.sequences; ++i)
                 before += lengths[i] > lengths[own] || (lengths[i] == lengths[own] && i < own);
-        if (own < call.sequences && before == number) lengths[kMostByLength] = own;
+        if (own < call.sequences && before == index_in_launch) lengths[kMostByLength] = own;
         __syncthreads();
         return lengths[kMostByLength];
     }
     // pair: of sequence and head.
-    __device__ __forceinline__ ChunkedBlock(const ChunkedArgs& args, int pair, int tile)
+    __device__ __forceinline__ ChunkedBlock(const ChunkedArgs& args, int pair, int row_tile)
         : ChunkedBlock(args, 0, static_cast<int>(static_cast<unsigned>(pair) / static_cast<unsigned>(args.call.heads)), 0,
-                       static_cast<int>(static_cast<unsigned>(pair) % static_cast<unsigned>(args.call.heads)), tile) {}
+                       static_cast<int>(static_cast<unsigned>(pair) % static_cast<unsigned>(args.call.heads)), row_tile) {}
     // Recomputed where needed, to save registers.
     __device__ __forceinline__ Place find_slot(i64& slot) const {
         int first_step;
@@ -106,17 +112,17 @@ struct ChunkedBlock {
         unsigned slow = heads.far;
         if (heads.far != 0 && many > 0 && others > 0 && segments == args.segments && most > segments) {
             slow = heads.near;
-            int number = segment * call.heads + head;
+            int block_index = segment * call.heads + head;
             const int slow_blocks = many * most;
-            const bool is_other = number >= slow_blocks;
+            const bool is_other = block_index >= slow_blocks;
             segments = is_other ? (segments * call.heads - slow_blocks) / others : most;
             group = segments_in_group(segments);
-            number -= is_other ? slow_blocks : 0;
+            block_index -= is_other ? slow_blocks : 0;
             const int among = is_other ? others : many;
-            segment = static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(among));
+            segment = static_cast<int>(static_cast<unsigned>(block_index) / static_cast<unsigned>(among));
             if (segment >= segments) return false;
             unsigned left = is_other ? ~slow : slow;
-            for (int before = number - segment * among; before > 0; --before) left &= left - 1;
+            for (int before = block_index - segment * among; before > 0; --before) left &= left - 1;
             head = __ffs(left) - 1;
             segment_chunks = max((chunks + segments - 1) / segments, kShortestSegment);
         }
@@ -134,7 +140,8 @@ struct ChunkedBlock {
     // Where the lengths of sequences decide between two launches, whether this one takes the block's sequence.
     __device__ __forceinline__ bool takes_sequence() const {
         if (args.takes == LaunchTakes::short_sequences) return chunks <= kLongestUnsplit;
-        return args.takes != LaunchTakes::long_sequences || (chunks > kLongestUnsplit && number_of_long(span) == number);
+        return args.takes != LaunchTakes::long_sequences ||
+               (chunks > kLongestUnsplit && long_index_of(span) == index_in_launch);
     }
     // Whether this launch takes the block's head; also whether its decay, or any head's, is slow. `decides`: this launch reads
     // the gates; otherwise it waits for the first launch's decision.
@@ -215,29 +222,29 @@ struct ChunkedBlock {
         // Integers, since the compiler spills predicates that live through the loop.
         const int recorded = opaque(is_cached()), summarized = opaque(summarizes());
         const int chains = follows_chain(), summaries = summarized | recorded,
-                  tiles = max((call.dk - first_row + step - 1) / step, 0), transfers = summarized * tiles;
+                  row_tiles = max((call.dk - first_row + step - 1) / step, 0), transitions = summarized * row_tiles;
         // The two blocks after a group compute its L and its M.
-        const int group_summary = ends_group(segment - 1), group_passes = ends_group(segment - 2) ? tiles : group_summary;
+        const int group_summary = ends_group(segment - 1), group_passes = ends_group(segment - 2) ? row_tiles : group_summary;
         const int first = call.outputs == 0 && summarized ? chains + 1 : 0;  // nobody reads the state before this segment
-        const int last = chains + group_passes + summaries + transfers;
+        const int last = chains + group_passes + summaries + transitions;
         const i64 checkpoints_before = packed_steps_before(call, sequence);
         i64 slot;
         find_slot(slot);
         shared.passes_left = last - first;
 #pragma unroll 1
         for (int i = last; i >= first; --i) {
-            const int in_group = i - chains - 1, own = in_group - group_passes, transfer = own - summaries;
+            const int in_group = i - chains - 1, own = in_group - group_passes, transition = own - summaries;
             const ChunkedPass pass = i == 0        ? ChunkedPass::outputs
                                      : i <= chains ? ChunkedPass::chain
-                                     : own < 0     ? (group_summary ? ChunkedPass::group_summary : ChunkedPass::group_transfer)
-                                     : transfer >= 0 ? ChunkedPass::transfer
-                                     : summarized    ? ChunkedPass::summary
-                                                     : ChunkedPass::cache;
+                                     : own < 0 ? (group_summary ? ChunkedPass::group_summary : ChunkedPass::group_transition)
+                                     : transition >= 0 ? ChunkedPass::transition
+                                     : summarized      ? ChunkedPass::summary
+                                                       : ChunkedPass::cache;
             ChunkedWork& work = i == last ? shared.work : shared.passes[i - first];
-            const int tile = pass == ChunkedPass::group_transfer ? in_group : max(transfer, 0);
-            plan_pass(work, pass, first_row + tile * step);
+            const int row_tile = pass == ChunkedPass::group_transition ? in_group : max(transition, 0);
+            plan_pass(work, pass, first_row + row_tile * step);
             plan_summaries(work);
-            if (pass == ChunkedPass::group_transfer && tile > 0) work.to = -1;
+            if (pass == ChunkedPass::group_transition && row_tile > 0) work.to = -1;
             work.stores_cache = recorded * (i == last);
             if (work.stores_cache) work.first_scores = 0;
             work.loads_cache = recorded * (i < last) * (work.chunks > 0);
@@ -248,9 +255,9 @@ struct ChunkedBlock {
     }
     __device__ __forceinline__ i64 first_summary() const {
         if constexpr (!kConfig.chained) return 0;
-        const unsigned between = args.summaries.spacing;
+        const unsigned between = args.summaries.summary_tokens;
         return head * args.summaries.per_head + (between > 0 ? static_cast<i64>(static_cast<unsigned>(span.start) / between)
-                                                             : static_cast<i64>(number) * args.summaries.per_sequence);
+                                                             : static_cast<i64>(index_in_launch) * args.summaries.per_sequence);
     }
     // The summaries that a pass applies: of groups that end before this segment and of the segments after them, or a group's.
     __device__ __forceinline__ void plan_summaries(ChunkedWork& work) const {
@@ -261,15 +268,15 @@ struct ChunkedBlock {
             work.first_segment_summary = first_summary() + 1 + work.group_summaries * group;
             work.segment_summaries = segment - 1 - work.group_summaries * group;
         } else if (is_of_group(work.pass)) {
-            const int number = (segment - 1) / group - 1;
-            work.from = first_summary() + 1 + number * group;
-            work.to = work.summary = work.first_group_summary + number;
+            const int group_index = (segment - 1) / group - 1;
+            work.from = first_summary() + 1 + group_index * group;
+            work.to = work.summary = work.first_group_summary + group_index;
             work.first_segment_summary = work.from + 1;
             work.segment_summaries = group - 1;
         }
     }
     __device__ __forceinline__ static bool is_of_group(ChunkedPass pass) {
-        return pass == ChunkedPass::group_transfer || pass == ChunkedPass::group_summary;
+        return pass == ChunkedPass::group_transition || pass == ChunkedPass::group_summary;
     }
     __device__ __forceinline__ CachedChunk<kConfig>* cached_chunks() const {
         const i64 before =
@@ -279,7 +286,7 @@ struct ChunkedBlock {
     }
     __device__ __forceinline__ void plan_pass(ChunkedWork& work, ChunkedPass pass, int row) const {
         const bool outputs = pass == ChunkedPass::outputs, chain = pass == ChunkedPass::chain;
-        const bool transfers = pass == ChunkedPass::transfer || pass == ChunkedPass::group_transfer;
+        const bool transitions = pass == ChunkedPass::transition || pass == ChunkedPass::group_transition;
         const i64 summary = first_summary() + segment;
         work.pass = pass;
         work.stores_cache = kConfig.direction == Direction::backward && args.summaries.cached != nullptr;
@@ -304,8 +311,8 @@ struct ChunkedBlock {
         work.head = head;
         work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key));
         work.first_row = row;
-        work.first_value = transfers ? call.dv : row;
-        work.rows = transfers ? call.dk : call.dv;
+        work.first_value = transitions ? call.dv : row;
+        work.rows = transitions ? call.dk : call.dv;
     }
 };
 

@@ -9,7 +9,7 @@
 
 namespace gdn_cuda::gdn {
 
-template <ChunkedConfig kConfig, bool kSpaced = false>
+template <ChunkedConfig kConfig, bool kStrided = false>
 struct InverseRole : Lane {
     using Plan = ChunkedPlan<kConfig>;
     using Block = typename Plan::Block;
@@ -237,8 +237,8 @@ struct InverseRole : Lane {
         auto& stage = shared.stages[current.index];
         auto& factors = shared.factors[current.index];
         barrier(shared.stage_full[current.index]).wait(current.parity);
-        if (tokens_of<kConfig, kSpaced>(shared, chunk, current.index) < kChunk) [[unlikely]] {
-            clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kSpaced>(shared, chunk, current.index));
+        if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]] {
+            clear_tokens_from<kConfig>(stage, thread, tokens_of<kConfig, kStrided>(shared, chunk, current.index));
             cutlass::arch::fence_view_async_shared();
             NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
         }

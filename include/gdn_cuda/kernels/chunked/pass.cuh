@@ -10,18 +10,18 @@ __device__ __forceinline__ void begin_pass(Owner& own) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
     const ChunkedWork& work = own.work;
     if (kConfig.chained && work.from >= 0) {
-        const bool in_group = own.is_pass(ChunkedPass::group_transfer) || own.is_pass(ChunkedPass::group_summary);
+        const bool in_group = own.is_pass(ChunkedPass::group_transition) || own.is_pass(ChunkedPass::group_summary);
         if (own.thread == 0 && in_group)
             await_summary<kConfig>(own.args.summaries, work.from, gridDim.x);
         else if (own.thread == 0 && work.from < own.args.summaries.count)
             await_state<kConfig>(own.args.summaries, work.from);
         own.warpgroup_sync();
-        if (own.is_pass(ChunkedPass::group_transfer))
-            load_transfer(own, work.from);
+        if (own.is_pass(ChunkedPass::group_transition))
+            load_transition(own, work.from);
         else
             load_chained_state(own, work.from);
         apply_summaries(own);
-    } else if (own.is_pass(ChunkedPass::transfer)) {
+    } else if (own.is_pass(ChunkedPass::transition)) {
         set_identity(own.state, own);
     } else {
         load_state(own, initial_state(own));
@@ -34,8 +34,8 @@ template <class Owner>
 __device__ __forceinline__ void end_pass(Owner& own) {
     own.find_lane();
     wait_for_readers(own);
-    if (own.is_pass(ChunkedPass::transfer) || own.is_pass(ChunkedPass::group_transfer))
-        store_transfer(own);
+    if (own.is_pass(ChunkedPass::transition) || own.is_pass(ChunkedPass::group_transition))
+        store_transition(own);
     else if (Owner::kConfig.chained && own.work.to >= 0)
         store_chained_state(own, own.work.to);
     else

@@ -11,8 +11,8 @@
 
 namespace gdn_cuda::gdn {
 
-__device__ __forceinline__ const WorkTile& slot_at(const WorkTiles& work_tiles, int number) {
-    return work_tiles.slots[static_cast<unsigned>(number) % WorkTiles::kSlots];
+__device__ __forceinline__ const WorkTile& slot_at(const WorkTiles& work_tiles, int index) {
+    return work_tiles.slots[static_cast<unsigned>(index) % WorkTiles::kSlots];
 }
 // Where a value role begins in the block's chunks. Shuffled, it is warp-uniform for the compiler; operands' descriptors would
 // leave the uniform registers otherwise.
@@ -33,12 +33,12 @@ __device__ __forceinline__ bool is_followed(const WorkTiles::Chunk& chunk) {
     return !__any_sync(0xffffffffu, chunk.is_last);
 }
 // The tokens of a loaded chunk.
-template <ChunkedConfig kConfig, bool kSpaced>
+template <ChunkedConfig kConfig, bool kStrided>
 __device__ __forceinline__ int tokens_of(const ChunkedPlan<kConfig>& shared, int chunk, int stage) {
     if constexpr (kConfig.persistent)
         return shared.work_tiles.chunks[stage].tokens;
     else
-        return tokens_in<kConfig, kSpaced>(shared.work, chunk);
+        return tokens_in<kConfig, kStrided>(shared.work, chunk);
 }
 
 // By a whole warp: plans the next work tile that has chunks, or the end.
@@ -49,16 +49,16 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
     const int before = work_tiles.planned_chunks;
     const GdnCall& call = args.call;
     // Reciprocals of these would be computed before the loop over chunks, and spilled.
-    const unsigned tiles = (opaque(call.dv) + kConfig.rows_per_block() - 1) / kConfig.rows_per_block(),
+    const unsigned row_tiles = (opaque(call.dv) + kConfig.rows_per_block() - 1) / kConfig.rows_per_block(),
                    heads = opaque(call.heads), heads_per_key = opaque(call.heads_per_key);
-    unsigned number = work_tiles.next, sequence = 0, head = 0, tile = 0;
+    unsigned index = work_tiles.next, sequence = 0, head = 0, row_tile = 0;
     Span span{};
     i64 slot = 0;
     __syncwarp();
 #pragma unroll 1
-    for (; number < args.work_tiles; number += gridDim.x) {
-        const unsigned pair = number / tiles;
-        tile = number - pair * tiles, sequence = pair / heads, head = pair - sequence * heads;
+    for (; index < args.work_tiles; index += gridDim.x) {
+        const unsigned pair = index / row_tiles;
+        row_tile = index - pair * row_tiles, sequence = pair / heads, head = pair - sequence * heads;
         int step;
         if (starting_slot(call, sequence, slot, step) != Place::run) continue;
         span = span_of(call.cu_seqlens, sequence, call.tokens);
@@ -66,11 +66,11 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
     }
     if (threadIdx.x % 32 == 0) {
         ++work_tiles.planned;
-        work_tiles.next = static_cast<int>(number + gridDim.x);
+        work_tiles.next = static_cast<int>(index + gridDim.x);
         work_tile.sequence = sequence;
         work_tile.head = head;
         work_tile.key_head = head / heads_per_key;
-        work_tile.first_row = work_tile.first_value = tile * kConfig.rows_per_block();
+        work_tile.first_row = work_tile.first_value = row_tile * kConfig.rows_per_block();
         work_tile.rows = call.dv;
         work_tile.initial_slot = slot * call.initial.slot;
         work_tile.last_slot = slot * call.last.slot;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
         };
         work_tile.gates = scalars(call.gate);
         work_tile.betas = scalars(call.beta);
-        const bool found = number < args.work_tiles;
+        const bool found = index < args.work_tiles;
         const int end = before + (span.length + kChunk - 1) / kChunk;
         work_tile.chunks = found ? end : WorkTile::kNone;
         work_tiles.planned_chunks = found ? end : WorkTiles::kNoMoreChunks;
@@ -108,10 +108,11 @@ __device__ __forceinline__ void plan_work_tiles(ChunkedPlan<kConfig>& shared, co
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void finish_work_tiles_without_chunks(const ChunkedArgs& args) {
     const GdnCall& call = args.call;
-    const unsigned tiles = (call.dv + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
+    const unsigned row_tiles = (call.dv + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
 #pragma unroll 1
-    for (unsigned number = blockIdx.x; number < args.work_tiles; number += gridDim.x) {
-        ChunkedBlock<kConfig>(args, static_cast<int>(number / tiles), static_cast<int>(number % tiles)).finish_without_chunks();
+    for (unsigned index = blockIdx.x; index < args.work_tiles; index += gridDim.x) {
+        ChunkedBlock<kConfig>(args, static_cast<int>(index / row_tiles), static_cast<int>(index % row_tiles))
+            .finish_without_chunks();
     }
 }
 

@@ -54,8 +54,8 @@ __device__ __forceinline__ void run_block(ChunkedPlan<kConfig>& shared, const Ch
 template <class Role, ChunkedConfig kConfig>
 __device__ __forceinline__ void run_work_tiles(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
 #pragma unroll 1
-    for (int number = 0;; ++number) {
-        const WorkTile& work_tile = slot_at(shared.work_tiles, number);
+    for (int index = 0;; ++index) {
+        const WorkTile& work_tile = slot_at(shared.work_tiles, index);
         if (work_tile.chunks == WorkTile::kNone) break;
         Role(shared, args, work_tile).run();
     }

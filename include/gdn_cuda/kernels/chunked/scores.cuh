@@ -10,8 +10,8 @@
 
 namespace gdn_cuda::gdn {
 
-// kSpaced: of a block that prepares some of a segment's chunks, and needs no values.
-template <ChunkedConfig kConfig, bool kSpaced = false>
+// kStrided: of a block that prepares some of a segment's chunks, and needs no values.
+template <ChunkedConfig kConfig, bool kStrided = false>
 struct ScoresRole : Lane {
     using Plan = ChunkedPlan<kConfig>;
     static constexpr int kScalarWarp = 0;  // it has the fewest scores below the diagonal
@@ -42,11 +42,11 @@ struct ScoresRole : Lane {
         auto& stage = shared.stages[current.index];
         Barrier& full = barrier(shared.stage_full[current.index]);
         const bool value = warp == 1, query = warp == 2;
-        if (kSpaced && value) return full.arrive();
+        if (kStrided && value) return full.arrive();
         SwizzledTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
-        const int token = first_token<kConfig, kSpaced>(work, chunk);
+        const int token = first_token<kConfig, kStrided>(work, chunk);
         const int batch = batch_of(args, work);
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         full.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
@@ -65,7 +65,7 @@ struct ScoresRole : Lane {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
             }
-        const int count = tokens_in<kConfig, kSpaced>(work, chunk), to_next = tokens_to_next<kConfig, kSpaced>(work);
+        const int count = tokens_in<kConfig, kStrided>(work, chunk), to_next = tokens_to_next<kConfig, kStrided>(work);
         gates.issue_loads(count, to_next);
         betas.issue_loads(count, to_next);
     }
@@ -118,7 +118,7 @@ struct ScoresRole : Lane {
         } else {
             if (kConfig.chained && shared.work.loads_cache) return CachedChunkLoader<kConfig>{shared, args}.run(warp);
             if (kConfig.chained && summaries_to_apply(shared.work) > 0) {
-                if (thread == 0) load_transfers(shared, args);
+                if (thread == 0) load_transitions(shared, args);
                 return __syncwarp();
             }
             const int offset = in_time<kConfig>(shared.work, 0) * kChunk;
@@ -145,7 +145,7 @@ struct ScoresRole : Lane {
             auto& stage = shared.stages[current.index];
             auto& factors = shared.factors[current.index];
             barrier(shared.stage_full[current.index]).wait(current.parity);
-            if (tokens_of<kConfig, kSpaced>(shared, chunk, current.index) < kChunk) [[unlikely]]
+            if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);

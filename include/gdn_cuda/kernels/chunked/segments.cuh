@@ -38,18 +38,18 @@ constexpr float kNegligibleLog2 = -80.f;
 
 // |k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ float key_squares(const GdnCall& args, int sequence, i64 first, int head) {
+__device__ __forceinline__ float key_squares(const GdnCall& call, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32, vector = lane % 16;
-    const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
-    const auto* keys = static_cast<const Storage<kConfig.io>*>(args.key.data) + sequence * args.key.batch +
-                       first * args.key.token + key_head * args.key.head + vector * 8;
+    const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key));
+    const auto* keys = static_cast<const Storage<kConfig.io>*>(call.key.data) + sequence * call.key.batch +
+                       first * call.key.token + key_head * call.key.head + vector * 8;
     float mine = 0.f;
 #pragma unroll 8
     for (int pair = 0; pair < 32; pair += 2) {
         const int token = pair + lane / 16;
         float square = 0.f;
-        if (vector * 8 < args.dk)
-            add_squares<kConfig.io>(square, *reinterpret_cast<const uint4*>(keys + token * args.key.token));
+        if (vector * 8 < call.dk)
+            add_squares<kConfig.io>(square, *reinterpret_cast<const uint4*>(keys + token * call.key.token));
 #pragma unroll
         for (int step = 8; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffffu, square, step);
         const float own = __shfl_sync(0xffffffffu, square, lane % 2 * 16);
@@ -60,13 +60,13 @@ __device__ __forceinline__ float key_squares(const GdnCall& args, int sequence, 
 
 // Prefetches keys, queries and values of a chunk into L2 while the block waits; called by the whole block.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ void prefetch_chunk(const GdnCall& args, const Span& span, int sequence, int head, int chunk) {
+__device__ __forceinline__ void prefetch_chunk(const GdnCall& call, const Span& span, int sequence, int head, int chunk) {
     constexpr int kLine = 64, kLines = 2;  // elements per line; lines per row
     const int thread = static_cast<int>(threadIdx.x), token = chunk * kChunk + thread / kLines % kChunk,
               which = thread / (kLines * kChunk), element = thread % kLines * kLine;
-    const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
-    const Rows& rows = which == 0 ? args.key : which == 1 ? args.query : args.value;
-    if (which > 2 || token >= span.length || element >= (which == 2 ? args.values : args.dk)) return;
+    const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key));
+    const Rows& rows = which == 0 ? call.key : which == 1 ? call.query : call.value;
+    if (which > 2 || token >= span.length || element >= (which == 2 ? call.values : call.dk)) return;
     const auto* row = static_cast<const Storage<kConfig.io>*>(rows.data) + sequence * rows.batch +
                       (span.start + token) * rows.token + (which == 2 ? head : key_head) * rows.head + element;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(row));  // CUTLASS prefetches through TMA only
@@ -74,14 +74,14 @@ __device__ __forceinline__ void prefetch_chunk(const GdnCall& args, const Span& 
 
 // log2 of the bound on the growth of a state's norm over the 32 tokens from `first` on; by a warp.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ float log_growth(const GdnCall& args, int sequence, i64 first, int head) {
+__device__ __forceinline__ float log_growth(const GdnCall& call, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32;
-    const float square = args.qk_norm ? 1.f : key_squares<kConfig>(args, sequence, first, head);
+    const float square = call.qk_norm ? 1.f : key_squares<kConfig>(call, sequence, first, head);
     const auto scalar = [&](const Scalars& of) {
         return load_number(of.values, sequence * of.batch + (first + lane) * of.token + head * of.head);
     };
-    const float change = fabsf(1.f - scalar(args.beta) * square);
-    float growth = fmaf(scalar(args.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never negligible
+    const float change = fabsf(1.f - scalar(call.beta) * square);
+    float growth = fmaf(scalar(call.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never negligible
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) growth += __shfl_xor_sync(0xffffffffu, growth, step);
     return growth;
@@ -90,7 +90,7 @@ __device__ __forceinline__ float log_growth(const GdnCall& args, int sequence, i
 // The chunk to start from so that nothing earlier matters at `chunk`; -1 if the bound does not show one within `most` chunks.
 // Called by the whole block; `growths`: one float per warp.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ int first_that_matters(const GdnCall& args, const Span& span, int sequence, int head, int chunk,
+__device__ __forceinline__ int first_that_matters(const GdnCall& call, const Span& span, int sequence, int head, int chunk,
                                                   int most, float* growths) {
     constexpr int kWarps = kConfig.threads() / 32, kWarpsAChunk = kChunk / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -98,7 +98,7 @@ __device__ __forceinline__ int first_that_matters(const GdnCall& args, const Spa
 #pragma unroll 1
     for (int back = 0; back < most;) {
         const int token = (chunk - back) * kChunk - (warp + 1) * 32;  // warps go backwards in time
-        const float own = token >= 0 ? log_growth<kConfig>(args, sequence, span.start + token, head) : 0.f;
+        const float own = token >= 0 ? log_growth<kConfig>(call, sequence, span.start + token, head) : 0.f;
         __syncthreads();
         if (threadIdx.x % 32 == 0) growths[warp] = own;
         __syncthreads();
@@ -121,20 +121,20 @@ __device__ __forceinline__ int chunks_in_segment(const ChunkedArgs& args, int ch
     return max((chunks + segments - 1) / segments, kShortestSegment);
 }
 
-// A long packed sequence contains a token whose number is a multiple of kBetweenLong, and no other sequence contains that
-// token. The first such multiple, divided by kBetweenLong, identifies the sequence.
+// A long packed sequence contains a token whose index in the batch is a multiple of kBetweenLong, and no other sequence
+// contains that token. The first such multiple, divided by kBetweenLong, is the index of the sequence among the long ones.
 constexpr int kBetweenLong = kLongestUnsplit * kChunk;
-__device__ __forceinline__ int number_of_long(const Span& span) {
+__device__ __forceinline__ int long_index_of(const Span& span) {
     return static_cast<int>((span.start + kBetweenLong - 1) / kBetweenLong);
 }
 // The last packed sequence that begins no later than at `token`. Called by whole warps.
-__device__ __forceinline__ int sequence_at(const GdnCall& args, i64 token) {
+__device__ __forceinline__ int sequence_at(const GdnCall& call, i64 token) {
     const int lane = threadIdx.x % 32;
     int first = 0;
 #pragma unroll 1
-    for (int many = args.sequences; many > 1;) {
+    for (int many = call.sequences; many > 1;) {
         const int step = (many + 31) / 32, before = lane * step;
-        const bool begun = before < many && load_index(args.cu_seqlens, first + before) <= token;
+        const bool begun = before < many && load_index(call.cu_seqlens, first + before) <= token;
         const int last = (31 - __clz(__ballot_sync(0xffffffffu, begun) | 1)) * step;
         first += last;
         many = min(step, many - last);
@@ -152,14 +152,14 @@ __device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequen
     i64 at = sequence * call.gate.batch + (span.start + ends * kChunk - 1) * call.gate.token + head * call.gate.head;
     unsigned raw[kLoads];
 #pragma unroll
-    for (unsigned& number : raw) {
-        number = load_raw(call.gate.values, at);
+    for (unsigned& bits : raw) {
+        bits = load_raw(call.gate.values, at);
         at -= kGateStride * call.gate.token;
     }
     int sum = 0;
 #pragma unroll
-    for (const unsigned number : raw) {  // NaN converts to 0: never negligible
-        const float gate = number_of(number, call.gate.values.type) * (kLog2e * kRateUnit);
+    for (const unsigned bits : raw) {  // NaN converts to 0: never negligible
+        const float gate = number_of(bits, call.gate.values.type) * (kLog2e * kRateUnit);
         sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kRateUnit));
     }
     return static_cast<i64>(sum) * kGateStride;

@@ -32,21 +32,21 @@ __device__ __forceinline__ i64 summary_to_apply(const ChunkedWork& work, int sum
                                           : work.first_segment_summary + (summary - work.group_summaries);
 }
 template <ChunkedConfig kConfig>
-struct PartOfTransfer : PipelineStage<kConfig.stages> {
-    __device__ __forceinline__ PartOfTransfer(int summary, int part)
+struct PartOfTransition : PipelineStage<kConfig.stages> {
+    __device__ __forceinline__ PartOfTransition(int summary, int part)
         : PipelineStage<kConfig.stages>(summary * kConfig.key_tiles() + part) {}
 };
 
 // Blocks that write a row tile of a group's L, and those that write one of its M.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ unsigned blocks_of_group(const ChunkedArgs& args) {
-    const unsigned transfer_tiles = (args.call.dk + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
-    return gridDim.x + min(gridDim.x, transfer_tiles);
+    const unsigned transition_row_tiles = (args.call.dk + kConfig.rows_per_block() - 1) / kConfig.rows_per_block();
+    return gridDim.x + min(gridDim.x, transition_row_tiles);
 }
 
 // By one thread.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ void load_transfers(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
+__device__ __forceinline__ void load_transitions(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
     const ChunkedWork& work = shared.work;
     cutlass::arch::fence_view_async_shared();  // earlier passes wrote and read what is loaded now
 #pragma unroll 1
@@ -57,15 +57,15 @@ __device__ __forceinline__ void load_transfers(ChunkedPlan<kConfig>& shared, con
         fence_proxy_async_global();
 #pragma unroll 1
         for (int part = 0; part < kConfig.key_tiles(); ++part) {
-            const PartOfTransfer<kConfig> at_stage(summary, part);
+            const PartOfTransition<kConfig> at_stage(summary, part);
             auto& stage = shared.stages[at_stage.index];
             Barrier& full = barrier(shared.stage_full[at_stage.index]);
             barrier(shared.stage_empty[at_stage.index]).wait(at_stage.parity ^ 1);
             full.arrive_and_expect_tx(2 * kConfig.key_tiles() * static_cast<int>(sizeof(SwizzledTile)));
             for (int columns = 0; columns < kConfig.key_tiles(); ++columns) {
                 const TileAt at{columns * kTileElements, 0, part * kChunk, static_cast<int>(index)};
-                tma_load(stage.key[columns].bytes, args.transfers, at, full);
-                tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, full);
+                tma_load(stage.key[columns].bytes, args.transitions, at, full);
+                tma_load(stage.query[columns].bytes, args.transitions, {at.element, 1, at.token, at.batch}, full);
             }
         }
     }
@@ -104,34 +104,34 @@ __device__ __forceinline__ void store_chained_state(const Owner& own, i64 summar
 }
 // A thread's pairs of elements of M, rounded; head_k / 2 further, the rounding residuals.
 template <class Owner>
-__device__ __forceinline__ unsigned* transfer_rows(const Owner& own, i64 summary) {
+__device__ __forceinline__ unsigned* transition_rows(const Owner& own, i64 summary) {
     constexpr int kRows = Owner::kConfig.key_tiles() * kChunk;
-    return static_cast<unsigned*>(own.args.summaries.transfers) + (summary * kRows + own.my_row()) * Owner::kConfig.head_k +
+    return static_cast<unsigned*>(own.args.summaries.transitions) + (summary * kRows + own.my_row()) * Owner::kConfig.head_k +
            own.t;
 }
 template <int kHeadK>
-__device__ constexpr int pair_of_transfer(int i) {
+__device__ constexpr int pair_of_transition(int i) {
     return i % 4 / 2 * 16 * (kHeadK / 2) + i / 4 * 4;
 }
 template <class Owner>
-__device__ __forceinline__ void store_transfer(const Owner& own) {
+__device__ __forceinline__ void store_transition(const Owner& own) {
     constexpr int kHeadK = Owner::kConfig.head_k;
-    unsigned* to = transfer_rows(own, own.work.summary);
+    unsigned* to = transition_rows(own, own.work.summary);
 #pragma unroll
     for (int i = 0; i < kHeadK / 2; i += 2) {
         const unsigned rounded = pack<DType::bf16>(own.state[i], own.state[i + 1]);
-        unsigned* at = to + pair_of_transfer<kHeadK>(i);
+        unsigned* at = to + pair_of_transition<kHeadK>(i);
         at[0] = rounded;
         at[kHeadK / 2] = pack_residual<DType::bf16>(own.state[i], own.state[i + 1], rounded);
     }
 }
 template <class Owner>
-__device__ __forceinline__ void load_transfer(Owner& own, i64 summary) {
+__device__ __forceinline__ void load_transition(Owner& own, i64 summary) {
     constexpr int kHeadK = Owner::kConfig.head_k;
-    const unsigned* from = transfer_rows(own, summary);
+    const unsigned* from = transition_rows(own, summary);
 #pragma unroll
     for (int i = 0; i < kHeadK / 2; i += 2) {
-        const unsigned* at = from + pair_of_transfer<kHeadK>(i);
+        const unsigned* at = from + pair_of_transition<kHeadK>(i);
         const float2 rounded = unpack<DType::bf16>(at[0]), residual = unpack<DType::bf16>(at[kHeadK / 2]);
         own.state[i] = rounded.x + residual.x;
         own.state[i + 1] = rounded.y + residual.y;
@@ -150,14 +150,14 @@ __device__ __forceinline__ void signal_summary_written(const Owner& own) {
 
 // The stage that holds a part of M, once it is there.
 template <class Owner>
-__device__ __forceinline__ const auto& await_transfer(const Owner& own, int summary, int part) {
-    const PartOfTransfer<Owner::kConfig> at_stage(summary, part);
+__device__ __forceinline__ const auto& await_transition(const Owner& own, int summary, int part) {
+    const PartOfTransition<Owner::kConfig> at_stage(summary, part);
     barrier(own.shared.stage_full[at_stage.index]).wait(at_stage.parity);
     return own.shared.stages[at_stage.index];
 }
 // After a reset M is 0, and S M must be 0 even where S is not finite.
 template <class Owner>
-__device__ __forceinline__ void clear_state_if_transfer_is_zero(Owner& own, int summary) {
+__device__ __forceinline__ void clear_state_if_transition_is_zero(Owner& own, int summary) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
     float sums[4]{};  // NaN if an element is not finite
 #pragma unroll
@@ -167,7 +167,7 @@ __device__ __forceinline__ void clear_state_if_transfer_is_zero(Owner& own, int 
     unsigned bits = 0;
 #pragma unroll 1
     for (int part = 0; part < kConfig.key_tiles(); ++part) {
-        const auto* tiles = reinterpret_cast<const uint4*>(await_transfer(own, summary, part).key[0].bytes);
+        const auto* tiles = reinterpret_cast<const uint4*>(await_transition(own, summary, part).key[0].bytes);
 #pragma unroll 1
         for (int i = own.thread; i < kConfig.key_tiles() * kVectors; i += kWarpgroup) {
             const uint4 x = tiles[i];
@@ -183,19 +183,19 @@ template <class Owner>
 __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
     constexpr int kParts = kConfig.key_tiles(), kSteps = Owner::kStateSteps;
-    clear_state_if_transfer_is_zero(own, summary);
+    clear_state_if_transition_is_zero(own, summary);
     unsigned rounded[kSteps][4], residual[kSteps][4];
     round_to_operand<DType::bf16>(rounded, residual, own.state);
-    await_transfer(own, summary, 0);  // the thread that has loaded it had waited for L, too
-    if (own.is_pass(ChunkedPass::group_transfer))
+    await_transition(own, summary, 0);  // the thread that has loaded it had waited for L, too
+    if (own.is_pass(ChunkedPass::group_transition))
         clear_fragment(own.state);
     else
         load_chained_state(own, summary_to_apply(own.work, summary));
-    await_transfer(own, summary, kParts - 1);
+    await_transition(own, summary, kParts - 1);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        const auto& stage = own.shared.stages[PartOfTransfer<kConfig>(summary, step / kTokenSteps).index];
+        const auto& stage = own.shared.stages[PartOfTransition<kConfig>(summary, step / kTokenSteps).index];
         const auto m = tile_operand(stage.key, sizeof(SwizzledTile)) + mn_major_step(step % kTokenSteps),
                    m_residual = tile_operand(stage.query, sizeof(SwizzledTile)) + mn_major_step(step % kTokenSteps);
         Product<DType::bf16, kConfig.head_k, false>::run(own.state, residual[step], m, true);
@@ -204,9 +204,9 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
         if ((step + 1) % kTokenSteps == 0 || step + 1 == kSteps) cute::warpgroup_commit_batch();
     }
     cute::warpgroup_wait<kParts - 1>();
-    own.release(PartOfTransfer<kConfig>(summary, 0).index);
+    own.release(PartOfTransition<kConfig>(summary, 0).index);
     wait_for_product(own.state);
-    if (kParts > 1) own.release(PartOfTransfer<kConfig>(summary, kParts - 1).index);
+    if (kParts > 1) own.release(PartOfTransition<kConfig>(summary, kParts - 1).index);
 }
 // From the state after the first segment to the one before this segment. Every block applies all summaries before its own: all
 // wait for the same summaries anyway, and the state stays in registers. Or from a group's first segment to its last.
@@ -221,8 +221,8 @@ __device__ __forceinline__ void skip_summaries(const Owner& own) {
     for (int summary = 0; summary < summaries_to_apply(own.work); ++summary)
 #pragma unroll 1
         for (int part = 0; part < Owner::kConfig.key_tiles(); ++part) {
-            await_transfer(own, summary, part);
-            own.release(PartOfTransfer<Owner::kConfig>(summary, part).index);
+            await_transition(own, summary, part);
+            own.release(PartOfTransition<Owner::kConfig>(summary, part).index);
         }
 }
 template <class Owner>

@@ -24,30 +24,30 @@ __device__ __forceinline__ int tail_chunk(const ChunkedWork& work) {
     return in_time<kConfig>(work, work.chunks - 1);
 }
 
-// Tokens from a chunk to the next in time of the block's. kSpaced: the block takes some of a segment's chunks
+// Tokens from a chunk to the next in time of the block's. kStrided: the block takes some of a segment's chunks
 // (prefill_ahead.cuh). Read from shared memory each time, to save registers.
-template <bool kSpaced>
-__device__ __forceinline__ int chunk_spacing(const ChunkedWork& work) {
-    if constexpr (kSpaced) return work.spacing;
+template <bool kStrided>
+__device__ __forceinline__ int chunk_stride(const ChunkedWork& work) {
+    if constexpr (kStrided) return work.chunk_stride;
     return kChunk;
 }
 // Tokens from a chunk to the next one that the block takes.
-template <ChunkedConfig kConfig, bool kSpaced>
+template <ChunkedConfig kConfig, bool kStrided>
 __device__ __forceinline__ int tokens_to_next(const ChunkedWork& work) {
-    return kConfig.direction == Direction::backward ? -chunk_spacing<kSpaced>(work) : chunk_spacing<kSpaced>(work);
+    return kConfig.direction == Direction::backward ? -chunk_stride<kStrided>(work) : chunk_stride<kStrided>(work);
 }
-template <ChunkedConfig kConfig, bool kSpaced = false>
+template <ChunkedConfig kConfig, bool kStrided = false>
 __device__ __forceinline__ int first_token(const ChunkedWork& work, int chunk) {
-    return static_cast<int>(work.start) + in_time<kConfig>(work, chunk) * chunk_spacing<kSpaced>(work);
+    return static_cast<int>(work.start) + in_time<kConfig>(work, chunk) * chunk_stride<kStrided>(work);
 }
 // Counted from the work's first token.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ int end_of(const ChunkedWork& work, int chunk) {
     return (in_time<kConfig>(work, chunk) + 1) * kChunk;
 }
-template <ChunkedConfig kConfig, bool kSpaced = false>
+template <ChunkedConfig kConfig, bool kStrided = false>
 __device__ __forceinline__ int tokens_in(const ChunkedWork& work, int chunk) {
-    return min(kChunk, work.length - in_time<kConfig>(work, chunk) * chunk_spacing<kSpaced>(work));
+    return min(kChunk, work.length - in_time<kConfig>(work, chunk) * chunk_stride<kStrided>(work));
 }
 // Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
 template <ChunkedConfig kConfig>

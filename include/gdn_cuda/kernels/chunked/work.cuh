@@ -7,11 +7,11 @@ namespace gdn_cuda::gdn {
 
 // What a pass computes. A segment maps a state S to S M + L.
 enum class ChunkedPass {
-    transfer,        // rows of M
-    summary,         // L
-    cache,           // only T, P and factors, which the outputs pass reads
-    group_transfer,  // rows of M of a group of segments, from the segments' M
-    group_summary,   // its L
+    transition,        // rows of M
+    summary,           // L
+    cache,             // only T, P and factors, which the outputs pass reads
+    group_transition,  // rows of M of a group of segments, from the segments' M
+    group_summary,     // its L
     chain,  // the state before this segment: from the state after the first one, S M + L for each group and segment between
     outputs,
 };
@@ -25,7 +25,7 @@ struct ChunkedWork {
     i64 start, initial_slot, last_slot;  // first token; element offsets of the sequence's state slots
     int length, chunks, first_output;    // chunks: 0 for a chain; no outputs before chunk first_output
     int first_scores;                    // no scores before this chunk; a pass that caches forms all of them
-    int spacing;                         // tokens from a chunk to the next, where a block takes some chunks only
+    int chunk_stride;                    // tokens from a chunk to the next, where a block takes only some of a segment's
     int tokens_before;                   // in the sequence
     bool begins, ends;                   // starts or ends the sequence
     void* cached;                        // this block's, one a chunk

@@ -26,11 +26,11 @@
 
 namespace gdn_cuda::gdn {
 
-// A block that prepares every args.preparers-th chunk of a pair, from its number among them on.
+// A block that prepares every args.preparers-th chunk of a pair, from its index among them on.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void prepare_chunks(PreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair,
-                                               int number) {
-    const int first = args.first_chunk + number;
+                                               int index) {
+    const int first = args.first_chunk + index;
     ChunkedBlock<kConfig> block(args.prefill, pair, 0);
     bool decays_slowly;
     if (!block.takes_sequence() || !block.is_taken(decays_slowly, args.first_chunk == 0)) return;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void prepare_chunks(PreparerPlan<kConfig>& shared, co
         ChunkedWork& work = shared.block.work;
         block.plan_outputs(work, first, last);
         work.chunks = (last - first + args.preparers - 1) / args.preparers;
-        work.spacing = args.preparers * kChunk;
+        work.chunk_stride = args.preparers * kChunk;
         set_barriers<true>(shared.block);
     }
     clear_matrices<kConfig>(shared.block);
@@ -59,8 +59,8 @@ __device__ __forceinline__ void prepare_chunks(PreparerPlan<kConfig>& shared, co
 
 // A block that owns 64 rows of a pair's state.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ void own_rows(OwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair, int tile) {
-    ChunkedBlock<kConfig> block(args.prefill, pair, tile);
+__device__ __forceinline__ void own_rows(OwnerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair, int row_tile) {
+    ChunkedBlock<kConfig> block(args.prefill, pair, row_tile);
     bool decays_slowly;
     if (!block.takes_sequence() || !block.is_taken(decays_slowly, args.first_chunk == 0)) return;
     if (args.first_chunk == 0) block.finish_without_chunks();
@@ -107,12 +107,12 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill_ahead(const __gr
     extern __shared__ __align__(1024) unsigned char memory[];
     static_assert(sizeof(PreparerPlan<kBlock>) <= 227 * 1024 && sizeof(OwnerPlan<kBlock>) <= 227 * 1024);
     if (is_first_of_two(args.prefill.takes)) launch_dependent_grids();  // gdn/prefill is the second
-    const int each = args.preparers + args.tiles, pair = static_cast<int>(blockIdx.x) / each,
-              number = static_cast<int>(blockIdx.x) - pair * each;
-    if (number < args.preparers)
-        prepare_chunks<kBlock>(*reinterpret_cast<PreparerPlan<kBlock>*>(memory), args, pair, number);
+    const int each = args.preparers + args.row_tiles, pair = static_cast<int>(blockIdx.x) / each,
+              index = static_cast<int>(blockIdx.x) - pair * each;
+    if (index < args.preparers)
+        prepare_chunks<kBlock>(*reinterpret_cast<PreparerPlan<kBlock>*>(memory), args, pair, index);
     else
-        own_rows<kBlock>(*reinterpret_cast<OwnerPlan<kBlock>*>(memory), args, pair, number - args.preparers);
+        own_rows<kBlock>(*reinterpret_cast<OwnerPlan<kBlock>*>(memory), args, pair, index - args.preparers);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -19,7 +19,7 @@ namespace gdn_cuda::gdn {
 
 template <RecurrentConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
-    recurrent(const __grid_constant__ GdnCall args) {
+    recurrent(const __grid_constant__ GdnCall call) {
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = kConfig.rows_per_thread;
     constexpr int kBatch = TokenBatch<kConfig>::kTokens;
@@ -31,43 +31,43 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     const int first_row = blockIdx.x * kConfig.rows_per_block();
     const int head = blockIdx.y;
     const auto row_of = [&](int r) { return group + r * (kConfig.threads() / kLayout.lanes); };  // index in the block
-    const auto in_range = [&](int r) { return first_row + row_of(r) < args.dv; };
-    const auto row_offset = [&](int r) { return (static_cast<i64>(head) * args.dv + first_row + row_of(r)) * args.dk; };
+    const auto in_range = [&](int r) { return first_row + row_of(r) < call.dv; };
+    const auto row_offset = [&](int r) { return (static_cast<i64>(head) * call.dv + first_row + row_of(r)) * call.dk; };
 
 #pragma unroll 1
-    for (int sequence = blockIdx.z; sequence < args.sequences; sequence += gridDim.z) {
+    for (int sequence = blockIdx.z; sequence < call.sequences; sequence += gridDim.z) {
         i64 slot;
         int first_step;
-        const Place place = starting_slot(args, sequence, slot, first_step);
-        const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens after the last sequence
-            fill_outputs<kConfig>(args, sequence, span.start + span.length, args.tokens, head, first_row, 0.f);
+        const Place place = starting_slot(call, sequence, slot, first_step);
+        const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
+        if (call.cu_seqlens.data != nullptr && sequence == call.sequences - 1)  // tokens after the last sequence
+            fill_outputs<kConfig>(call, sequence, span.start + span.length, call.tokens, head, first_row, 0.f);
         if (place != Place::run) {
-            fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head, first_row,
+            fill_outputs<kConfig>(call, sequence, span.start, span.start + span.length, head, first_row,
                                   place == Place::skip ? 0.f : quiet_nan());
             continue;
         }
 
         StateSlice slices[kRows];
-        const bool from_memory = has_initial_state(args, sequence);
+        const bool from_memory = has_initial_state(call, sequence);
         const State* initial =
-            static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
+            static_cast<const State*>(call.initial.data) + slot * call.initial.slot + first_step * call.initial.step;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             if (from_memory && in_range(r)) {
-                slices[r].load_streaming(initial + row_offset(r), lane, args.dk);
+                slices[r].load_streaming(initial + row_offset(r), lane, call.dk);
             } else {
                 slices[r].clear();
             }
         }
-        const i64 packed_before = packed_steps_before(args, sequence);
+        const i64 packed_before = packed_steps_before(call, sequence);
         float rows[kRows][kLayout.per_lane];
         Tree tree;
 
 #pragma unroll 1
         for (int first = 0; first == 0 || first < span.length; first += kBatch) {
             const int count = min(kBatch, span.length - first);
-            if (count > 0) load_tokens<kConfig>(shared, args, sequence, span.start + first, count, head, first_row);
+            if (count > 0) load_tokens<kConfig>(shared, call, sequence, span.start + first, count, head, first_row);
             if (first == 0)
 #pragma unroll
                 for (int r = 0; r < kRows; ++r)
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 #pragma unroll 1
             for (int t = 0; t < count; ++t) {
                 i64 step = 0;
-                const Tree::Start start = tree.next(args, sequence, first + t, step);
+                const Tree::Start start = tree.next(call, sequence, first + t, step);
                 if (start == Tree::nowhere) {
 #pragma unroll
                     for (int r = 0; r < kRows; ++r)
@@ -85,12 +85,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                     continue;
                 }
                 if (start != Tree::go_on) {
-                    const State* from = start == Tree::from_slot ? initial : static_cast<const State*>(args.steps.data) + step;
+                    const State* from = start == Tree::from_slot ? initial : static_cast<const State*>(call.steps.data) + step;
 #pragma unroll
                     for (int r = 0; r < kRows; ++r) {
                         StateSlice slice;
                         if ((from_memory || start == Tree::from_step) && in_range(r)) {
-                            slice.load_streaming(from + row_offset(r), lane, args.dk);
+                            slice.load_streaming(from + row_offset(r), lane, call.dk);
                         } else {
                             slice.clear();
                         }
@@ -99,20 +99,20 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                     }
                 }
                 advance_rows<kConfig, kRows, State, StateSlice>(shared, t, rows, lane,
-                                                                step_state<State>(args, sequence, packed_before, first + t),
-                                                                args.dk, row_of, row_offset, in_range);
+                                                                step_state<State>(call, sequence, packed_before, first + t),
+                                                                call.dk, row_of, row_offset, in_range);
             }
             __syncthreads();
-            store_outputs<kConfig>(shared, args, sequence, span.start + first, count, head, first_row);
+            store_outputs<kConfig>(shared, call, sequence, span.start + first, count, head, first_row);
             __syncthreads();
         }
 
-        if (keeps_its_slot(args, sequence, span.length)) continue;
-        if (const i64 last_slot = last_slot_of(args, sequence, slot); last_slot >= 0) {
-            State* last = static_cast<State*>(args.last.data) + last_slot * args.last.slot;
+        if (keeps_its_slot(call, sequence, span.length)) continue;
+        if (const i64 last_slot = last_slot_of(call, sequence, slot); last_slot >= 0) {
+            State* last = static_cast<State*>(call.last.data) + last_slot * call.last.slot;
 #pragma unroll
             for (int r = 0; r < kRows; ++r)
-                if (in_range(r)) slices[r].store(last + row_offset(r), lane, args.dk, rows[r]);
+                if (in_range(r)) slices[r].store(last + row_offset(r), lane, call.dk, rows[r]);
         }
     }
 }

@@ -8,7 +8,7 @@ namespace gdn_cuda {
 constexpr int kWarpgroup = 128;  // threads
 
 // Named barriers: the first ones are a kernel's own; then each warpgroup has one. CUTLASS adds its reserved ones to the
-// numbers.
+// indices.
 constexpr int kWarpgroupBarrier = 2;
 
 }  // namespace gdn_cuda
@@ -40,8 +40,8 @@ struct Lane {
     __device__ __forceinline__ void warpgroup_sync() const { NamedBarrier::sync(kWarpgroup, kWarpgroupBarrier + group); }
     // Whether `found` holds for any thread of the warpgroup; warp-uniform for the compiler by the shuffle.
     __device__ __forceinline__ bool any_of_warpgroup(bool found) const {
-        const int number = NamedBarrier::ReservedNamedBarrierCount + kWarpgroupBarrier + group;
-        return __shfl_sync(0xffffffffu, named_barrier_or(kWarpgroup, number, found), 0);
+        const int index = NamedBarrier::ReservedNamedBarrierCount + kWarpgroupBarrier + group;
+        return __shfl_sync(0xffffffffu, named_barrier_or(kWarpgroup, index, found), 0);
     }
 
     // This lane's row address for a transposing ldmatrix or stmatrix x4: the tile's first 16 rows, this warp's 16 columns.

@@ -8,59 +8,59 @@
 namespace gdn_cuda::gdn {
 
 // Whether a sequence reads the state in its slot.
-__device__ __forceinline__ bool has_initial_state(const GdnCall& args, int sequence) {
-    return args.initial.data != nullptr && (args.has_initial == nullptr || args.has_initial[sequence]);
+__device__ __forceinline__ bool has_initial_state(const GdnCall& call, int sequence) {
+    return call.initial.data != nullptr && (call.has_initial == nullptr || call.has_initial[sequence]);
 }
 
 // Whether a sequence has nothing to compute and nothing to store: it has no tokens, and its slot holds its state already.
 // Others without tokens store the state that they start from.
-__device__ __forceinline__ bool keeps_its_slot(const GdnCall& args, int sequence, int length) {
-    return length == 0 && args.last_slots.data == nullptr && args.last.data == args.initial.data &&
-           has_initial_state(args, sequence);
+__device__ __forceinline__ bool keeps_its_slot(const GdnCall& call, int sequence, int length) {
+    return length == 0 && call.last_slots.data == nullptr && call.last.data == call.initial.data &&
+           has_initial_state(call, sequence);
 }
 
 // The slot for the state after the last token of a sequence that starts from `slot`; negative: none.
-__device__ __forceinline__ i64 last_slot_of(const GdnCall& args, int sequence, i64 slot) {
-    if (args.last.data == nullptr) return -1;
-    if (args.last_slots.data == nullptr) return slot;
-    const i64 last = load_index(args.last_slots, sequence);
-    return last == args.null_slot || last >= args.last_slot_count ? -1 : last;
+__device__ __forceinline__ i64 last_slot_of(const GdnCall& call, int sequence, i64 slot) {
+    if (call.last.data == nullptr) return -1;
+    if (call.last_slots.data == nullptr) return slot;
+    const i64 last = load_index(call.last_slots, sequence);
+    return last == call.null_slot || last >= call.last_slot_count ? -1 : last;
 }
 
 // Where the state after token `t` is stored, in elements; negative: nowhere. Packed, there is one row per `step_interval`
 // tokens of the whole batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.
-__device__ __forceinline__ i64 step_offset(const GdnCall& args, int sequence, i64 packed_before, int t) {
-    if (args.steps.data == nullptr || t >= args.step_limit) return -1;
+__device__ __forceinline__ i64 step_offset(const GdnCall& call, int sequence, i64 packed_before, int t) {
+    if (call.steps.data == nullptr || t >= call.step_limit) return -1;
     i64 slot = sequence;
     i64 step = t;
-    if (args.step_interval != 1) {  // the usual case divides nothing
-        if ((t + 1) % args.step_interval != 0) return -1;
-        step = t / args.step_interval;
+    if (call.step_interval != 1) {  // the usual case divides nothing
+        if ((t + 1) % call.step_interval != 0) return -1;
+        step = t / call.step_interval;
     }
-    switch (args.step_index) {
+    switch (call.step_index) {
         case GdnCall::by_sequence:
             break;
         case GdnCall::packed:
             slot = 0;
             step += packed_before;
-            if ((step + 1) * args.step_interval > args.tokens) return -1;
+            if ((step + 1) * call.step_interval > call.tokens) return -1;
             break;
         case GdnCall::by_slot_of_token:
-            slot = load_index(args.slots, sequence * args.slots_sequence + t * args.slots_token);
-            if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) return -1;
+            slot = load_index(call.slots, sequence * call.slots_sequence + t * call.slots_token);
+            if (slot < 0 || slot == call.null_slot || slot >= call.slot_count) return -1;
             step = 0;
             break;
         case GdnCall::by_step_slot:
-            slot = load_index(args.step_slots, sequence);
-            if (slot < 0 || slot >= args.step_slot_count) return -1;
+            slot = load_index(call.step_slots, sequence);
+            if (slot < 0 || slot >= call.step_slot_count) return -1;
             break;
     }
-    return slot * args.steps.slot + step * args.steps.step;
+    return slot * call.steps.slot + step * call.steps.step;
 }
 template <class T>
-__device__ __forceinline__ T* step_state(const GdnCall& args, int sequence, i64 packed_before, int t) {
-    const i64 offset = step_offset(args, sequence, packed_before, t);
-    return offset < 0 ? nullptr : static_cast<T*>(args.steps.data) + offset;
+__device__ __forceinline__ T* step_state(const GdnCall& call, int sequence, i64 packed_before, int t) {
+    const i64 offset = step_offset(call, sequence, packed_before, t);
+    return offset < 0 ? nullptr : static_cast<T*>(call.steps.data) + offset;
 }
 
 // A tree of tokens as it grows: each continues from a parent before it, whose state is in registers or stored as a step.
@@ -69,15 +69,15 @@ class Tree {
     enum Start { go_on, from_slot, from_step, nowhere };  // nowhere: the parent is none, or has no state
 
     // Where token t starts from; `step` is the offset of its parent's state.
-    __device__ __forceinline__ Start next(const GdnCall& args, int sequence, int t, i64& step) {
-        if (args.parents.data == nullptr) return go_on;
-        if (t >= args.parents_count) return nowhere;
-        const i64 parent = load_index(args.parents, sequence * args.parents_sequence + t * args.parents_token);
+    __device__ __forceinline__ Start next(const GdnCall& call, int sequence, int t, i64& step) {
+        if (call.parents.data == nullptr) return go_on;
+        if (t >= call.parents_count) return nowhere;
+        const i64 parent = load_index(call.parents, sequence * call.parents_sequence + t * call.parents_token);
         if (parent < -1 || parent >= t || (parent >= 0 && (alive_ >> parent & 1) == 0)) return nowhere;
         Start start = go_on;
         if (parent != current_) {
             start = parent < 0 ? from_slot : from_step;
-            if (start == from_step && (step = step_offset(args, sequence, 0, static_cast<int>(parent))) < 0) return nowhere;
+            if (start == from_step && (step = step_offset(call, sequence, 0, static_cast<int>(parent))) < 0) return nowhere;
         }
         alive_ |= 1ull << t;
         current_ = t;
@@ -90,31 +90,31 @@ class Tree {
 };
 
 // Step states of the sequences packed before this one.
-__device__ __forceinline__ i64 packed_steps_before(const GdnCall& args, int sequence) {
-    if (args.steps.data == nullptr || args.step_index != GdnCall::packed) return 0;
-    if (args.step_interval == 1) return span_of(args.cu_seqlens, sequence, args.tokens).start;
+__device__ __forceinline__ i64 packed_steps_before(const GdnCall& call, int sequence) {
+    if (call.steps.data == nullptr || call.step_index != GdnCall::packed) return 0;
+    if (call.step_interval == 1) return span_of(call.cu_seqlens, sequence, call.tokens).start;
     i64 before = 0;
 #pragma unroll 1
-    for (int n = 0; n < sequence; ++n) before += span_of(args.cu_seqlens, n, args.tokens).length / args.step_interval;
+    for (int n = 0; n < sequence; ++n) before += span_of(call.cu_seqlens, n, call.tokens).length / call.step_interval;
     return before;
 }
 
 // Fills rows of the outputs of tokens [first, last) with `x`: those of a block, at most as many as its threads.
 template <class Io>
-__device__ __forceinline__ void fill_rows(const GdnCall& args, int sequence, i64 first, i64 last, int head, int first_row,
+__device__ __forceinline__ void fill_rows(const GdnCall& call, int sequence, i64 first, i64 last, int head, int first_row,
                                           int rows, float x) {
-    Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
+    Io* outputs = static_cast<Io*>(call.output.data) + sequence * call.output.batch + head * call.output.head + first_row;
     const int at_once = static_cast<int>(blockDim.x) / rows, mine = static_cast<int>(threadIdx.x) / rows,  // tokens
         row = static_cast<int>(threadIdx.x) % rows;
     if (mine >= at_once) return;
 #pragma unroll 1
-    for (i64 token = first + mine; token < last; token += at_once) outputs[token * args.output.token + row] = from_float<Io>(x);
+    for (i64 token = first + mine; token < last; token += at_once) outputs[token * call.output.token + row] = from_float<Io>(x);
 }
 template <auto kConfig>
-__device__ __forceinline__ void fill_outputs(const GdnCall& args, int sequence, i64 first, i64 last, int head, int first_row,
+__device__ __forceinline__ void fill_outputs(const GdnCall& call, int sequence, i64 first, i64 last, int head, int first_row,
                                              float x) {
-    const int rows = min(kConfig.rows_per_block(), args.outputs - first_row);
-    if (rows > 0) fill_rows<Storage<kConfig.io>>(args, sequence, first, last, head, first_row, rows, x);
+    const int rows = min(kConfig.rows_per_block(), call.outputs - first_row);
+    if (rows > 0) fill_rows<Storage<kConfig.io>>(call, sequence, first, last, head, first_row, rows, x);
 }
 
 }  // namespace gdn_cuda::gdn

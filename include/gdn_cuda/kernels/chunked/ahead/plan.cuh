@@ -65,7 +65,7 @@ struct PrefillAheadArgs {
     unsigned* cached_count;  // zeros (sequence and head, chunk of the sequence): 1 + the columns that cancel, as bits, times 2
     float* carried;          // states (sequence and head, dv, dk) from one launch to the next
     int pairs;               // of sequences and value heads
-    int preparers, tiles;    // blocks of a pair: that prepare, that own rows of the state
+    int preparers, row_tiles;              // blocks of a pair: that prepare, that own rows of the state
     int first_chunk, window, most_chunks;  // most_chunks: of a sequence
 };
 

@@ -17,7 +17,7 @@ struct MmaState : MmaLane {
     using Plan = PrefillMmaSharedPlan<kConfig>;
 
     Plan& shared;
-    const GdnCall& args;
+    const GdnCall& call;
     const DType state_type;
     const typename Plan::Work& work = shared.work;
 
@@ -26,11 +26,11 @@ struct MmaState : MmaLane {
     TokenSums output;
 
     __device__ __forceinline__ MmaState(Plan& shared, const PrefillMmaArgs& args)
-        : shared(shared), args(args.recurrence), state_type(args.state) {}
+        : shared(shared), call(args.recurrence), state_type(args.state) {}
     __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
-    __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }
+    __device__ __forceinline__ bool has_rows() const { return first_row() < call.dv; }
     // The tile and the first vector that have the warp's columns of the values.
     __device__ __forceinline__ auto& value_tile() const { return shared.value[warp / 4]; }
     __device__ __forceinline__ int value_vector() const { return warp % 4 * 2; }
@@ -42,7 +42,7 @@ struct MmaState : MmaLane {
     template <class Visit>
     __device__ __forceinline__ void for_each_pair(Visit&& visit) {
         refresh();
-        const int dk = args.dk, dv = args.dv;
+        const int dk = call.dk, dv = call.dv;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = first_row() + g + 8 * half;
@@ -54,17 +54,17 @@ struct MmaState : MmaLane {
     }
     // Pairs that do not exist are loaded from offset 0 and dropped: predicated loads would need a second set of registers.
     __device__ __forceinline__ void load() {
-        if (args.initial.data == nullptr) {
+        if (call.initial.data == nullptr) {
             for_each_pair([](float& a, float& b, i64, bool) { a = b = 0.f; });
         } else if (state_type == DType::f32) {
-            const float* slot = static_cast<const float*>(args.initial.data) + work.initial_slot;
+            const float* slot = static_cast<const float*>(call.initial.data) + work.initial_slot;
             for_each_pair([&](float& a, float& b, i64 at, bool exists) {
                 const float2 pair = *reinterpret_cast<const float2*>(slot + (exists ? at : 0));
                 a = exists ? pair.x : 0.f;
                 b = exists ? pair.y : 0.f;
             });
         } else {
-            const auto* slot = static_cast<const __nv_bfloat16*>(args.initial.data) + work.initial_slot;
+            const auto* slot = static_cast<const __nv_bfloat16*>(call.initial.data) + work.initial_slot;
             for_each_pair([&](float& a, float& b, i64 at, bool exists) {
                 const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(slot + (exists ? at : 0)));
                 a = exists ? pair.x : 0.f;
@@ -86,13 +86,13 @@ struct MmaState : MmaLane {
     }
     __device__ __forceinline__ void store_checkpoint(int chunk) {
         const int token = (chunk + 1) * kChunk - 1;
-        if (args.steps.data == nullptr || token >= work.length) return;
+        if (call.steps.data == nullptr || token >= work.length) return;
         store(state_type == DType::f32
-                  ? static_cast<void*>(step_state<float>(args, work.sequence, work.checkpoints_before, token))
-                  : step_state<__nv_bfloat16>(args, work.sequence, work.checkpoints_before, token));
+                  ? static_cast<void*>(step_state<float>(call, work.sequence, work.checkpoints_before, token))
+                  : step_state<__nv_bfloat16>(call, work.sequence, work.checkpoints_before, token));
     }
     __device__ __forceinline__ void store_last() {
-        char* data = static_cast<char*>(args.last.data);
+        char* data = static_cast<char*>(call.last.data);
         if (data != nullptr) store(data + work.last_slot * bytes_of(state_type));
     }
 
@@ -110,12 +110,12 @@ struct MmaState : MmaLane {
     }
     __device__ __forceinline__ void load_values(const Vectors& mine, int chunk) {
         if (chunk >= work.chunks) return;
-        const int count = mine.row < args.values ? tokens_in(chunk) - mine.token : 0;
-        const Io* from = static_cast<const Io*>(work.value) + (chunk * kChunk + mine.token) * args.value.token + mine.row;
+        const int count = mine.row < call.values ? tokens_in(chunk) - mine.token : 0;
+        const Io* from = static_cast<const Io*>(work.value) + (chunk * kChunk + mine.token) * call.value.token + mine.row;
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
             const bool exists = 16 * i < count;
-            cp_async_16_zfill(mine.shared + i * kRowBlockBytes, exists ? from + 16 * i * args.value.token : work.value, exists);
+            cp_async_16_zfill(mine.shared + i * kRowBlockBytes, exists ? from + 16 * i * call.value.token : work.value, exists);
         }
     }
     // Overwrites the values with the output, before the state update needs the registers.
@@ -132,15 +132,15 @@ struct MmaState : MmaLane {
     // Stores the chunk's outputs and starts loading the next chunk's values into their place.
     __device__ __forceinline__ void store_output_and_load_values(int chunk) {
         const Vectors mine = vectors();
-        const int count = mine.row < args.outputs ? tokens_in(chunk) - mine.token : 0;
-        Io* to = static_cast<Io*>(work.output) + (chunk * kChunk + mine.token) * args.output.token + mine.row;
+        const int count = mine.row < call.outputs ? tokens_in(chunk) - mine.token : 0;
+        Io* to = static_cast<Io*>(work.output) + (chunk * kChunk + mine.token) * call.output.token + mine.row;
         Raw<16> eight[kTokenSteps];
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(mine.shared + i * kRowBlockBytes);
         load_values(mine, chunk + 1);
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i)
-            if (16 * i < count) eight[i].store_global(to + 16 * i * args.output.token);
+            if (16 * i < count) eight[i].store_global(to + 16 * i * call.output.token);
     }
 
     // ---- One chunk
@@ -303,7 +303,7 @@ struct MmaState : MmaLane {
             "@exists ld.global.u32 %0, [%1];\n"
             "}"
             : "=r"(pair)
-            : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < args.dk)));
+            : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < call.dk)));
         return unpack<kIo>(pair);
     }
     // Sums over the four lanes that hold the same rows of the state.
@@ -324,10 +324,10 @@ struct MmaState : MmaLane {
         for (int token = 0; token < tokens_in(chunk); ++token) {
             refresh();
             const i64 at = chunk * kChunk + token;
-            const Io* key = static_cast<const Io*>(work.key) + at * args.key.token + 2 * t;
-            const Io* query = static_cast<const Io*>(work.query) + at * args.query.token + 2 * t;
-            const float gate = load_number({args.gate.values.data, work.gate_type}, work.gate + at * args.gate.token);
-            const float beta = load_number({args.beta.values.data, work.beta_type}, work.beta + at * args.beta.token);
+            const Io* key = static_cast<const Io*>(work.key) + at * call.key.token + 2 * t;
+            const Io* query = static_cast<const Io*>(work.query) + at * call.query.token + 2 * t;
+            const float gate = load_number({call.gate.values.data, work.gate_type}, work.gate + at * call.gate.token);
+            const float beta = load_number({call.beta.values.data, work.beta_type}, work.beta + at * call.beta.token);
             const float decay = exp2_fast(kLog2e * gate);
             float predicted[2] = {}, square = 0.f;
 #pragma unroll
@@ -339,7 +339,7 @@ struct MmaState : MmaLane {
                     predicted[half] = fmaf(state[n][2 * half], k.x, fmaf(state[n][2 * half + 1], k.y, predicted[half]));
                 }
             }
-            const float key_scale = args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f;
+            const float key_scale = call.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f;
             float update_by_key[2], out[2] = {};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -359,7 +359,7 @@ struct MmaState : MmaLane {
                     out[half] = fmaf(x, q.x, fmaf(y, q.y, out[half]));
                 }
             }
-            const float query_scale = args.scale * (args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f);
+            const float query_scale = call.scale * (call.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float output = query_scale * row_sum(out[half]);  // after its shuffles every lane has read the value
@@ -381,7 +381,7 @@ struct MmaState : MmaLane {
         if (__shfl_sync(0xffffffffu, shared.factors.resets, 0))
             if (!__shfl_sync(0xffffffffu, is_finite(v), 0)) return advance_by_token(chunk);
         stage_output();
-        const bool last = chunk + 1 == work.chunks && args.last.data == nullptr && args.steps.data == nullptr;
+        const bool last = chunk + 1 == work.chunks && call.last.data == nullptr && call.steps.data == nullptr;
         if (!last) update(v, shared.key[chunk % kConfig.key_stages]);
     }
 };

@@ -16,11 +16,11 @@ struct MmaTokens : MmaLane {
     enum NamedBarriers : int { kInverseWarpsBarrier = 1, kFactorsReady, kInverseReady };
 
     Plan& shared;
-    const GdnCall& args;
+    const GdnCall& call;
     const typename Plan::Work& work = shared.work;
     RawNumber raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
 
-    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
+    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), call(args.recurrence) {}
     __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
@@ -40,7 +40,7 @@ struct MmaTokens : MmaLane {
             for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
                 const int element = tile * PrefillMmaConfig::kTileElements + 8 * vector;
                 if (element >= kConfig.head_k) continue;
-                const bool exists = first + i * kRows < count && element < args.dk;
+                const bool exists = first + i * kRows < count && element < call.dk;
                 const void* at = from + i * kRows * stride + tile * PrefillMmaConfig::kTileElements;
                 cp_async_16_zfill(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
             }
@@ -54,16 +54,16 @@ struct MmaTokens : MmaLane {
             raw = {};
             if (token < count) raw.load(scalars.values, first + (chunk * kChunk + token) * scalars.token);
         };
-        issue_load(raw_gates[0], args.gate, work.gate, lane);
-        issue_load(raw_gates[1], args.gate, work.gate, lane + 32);
-        issue_load(raw_beta, args.beta, work.beta, thread % kChunk);
+        issue_load(raw_gates[0], call.gate, work.gate, lane);
+        issue_load(raw_gates[1], call.gate, work.gate, lane + 32);
+        issue_load(raw_beta, call.beta, work.beta, thread % kChunk);
     }
     template <int kThreads = kConfig.threads()>
     __device__ __forceinline__ void load_keys(int chunk) {
-        if (chunk < work.chunks) load_rows<kThreads>(shared.key[chunk % kConfig.key_stages], work.key, args.key.token, chunk);
+        if (chunk < work.chunks) load_rows<kThreads>(shared.key[chunk % kConfig.key_stages], work.key, call.key.token, chunk);
     }
     __device__ __forceinline__ void load_queries(int chunk) {
-        if (chunk < work.chunks) load_rows<kConfig.threads()>(shared.query, work.query, args.query.token, chunk);
+        if (chunk < work.chunks) load_rows<kConfig.threads()>(shared.query, work.query, call.query.token, chunk);
     }
     // Load the next chunk once its buffers are free.
     __device__ __forceinline__ void load_next_queries(int chunk) { load_queries(chunk + 1); }
@@ -79,7 +79,7 @@ struct MmaTokens : MmaLane {
         float sums[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            sums[half] = at_least(kLog2e * raw_gates[half].number(args.gate.values.type), kLowestGateLog2);
+            sums[half] = at_least(kLog2e * raw_gates[half].number(call.gate.values.type), kLowestGateLog2);
         resets = __any_sync(0xffffffffu, fminf(sums[0], sums[1]) < kResetGateLog2);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -112,12 +112,12 @@ struct MmaTokens : MmaLane {
         auto& factors = shared.factors;
         const int token = thread % kChunk;
         const bool has_key = warp % 4 < 2;
-        const float log_norm = args.qk_norm ? log_inverse_norm(has_key ? keys : shared.query, token) : 0.f;
+        const float log_norm = call.qk_norm ? log_inverse_norm(has_key ? keys : shared.query, token) : 0.f;
         bool resets;
         const float2 gates = cumulated_gates(resets);
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
         if (has_key) {
-            const float beta = raw_beta.number(args.beta.values.type);
+            const float beta = raw_beta.number(call.beta.values.type);
             factors.gate[token] = gate;
             factors.column[token] = gate - log_norm;
             factors.beta[token] = beta;
@@ -125,8 +125,8 @@ struct MmaTokens : MmaLane {
             factors.key_state[token] = exp2_fast(gate + log_norm);
             factors.update[token] = exp2_fast(end - gate + log_norm);
         } else {
-            factors.query_row[token] = args.scale * exp2_fast(log_norm);
-            factors.query_state[token] = args.scale * exp2_fast(gate + log_norm);
+            factors.query_row[token] = call.scale * exp2_fast(log_norm);
+            factors.query_state[token] = call.scale * exp2_fast(gate + log_norm);
             if (token == 0) {
                 factors.decay = exp2_fast(end);
                 factors.resets = resets;

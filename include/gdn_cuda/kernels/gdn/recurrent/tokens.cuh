@@ -11,12 +11,12 @@ namespace gdn_cuda::gdn {
 // Loads tokens [first, first + count) of a sequence: keys and queries (unconverted, zero past dk), values of this block's rows,
 // and scalars, which one group of lanes per token computes.
 template <auto kConfig>
-__device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const GdnCall& args, int sequence, i64 first,
+__device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const GdnCall& call, int sequence, i64 first,
                                             int count, int head, int first_row) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kPerVector = 8, kVectors = kConfig.head_k / kPerVector, kGroups = kConfig.threads() / kLayout.lanes;
-    const int key_head = static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key);
+    const int key_head = static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key);
     const auto row_of = [&](const Rows& rows, int t, int h) {
         return static_cast<const Io*>(rows.data) + sequence * rows.batch + (first + t) * rows.token + h * rows.head;
     };
@@ -24,30 +24,30 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const G
     for (int i = threadIdx.x; i < count * kVectors; i += kConfig.threads()) {
         const int t = i / kVectors, at = i % kVectors * kPerVector;
         Vector<Io, kPerVector, kConfig.aligned> query, key;
-        const bool inside = kConfig.exact_k || at < args.dk;
-        inside ? query.load(row_of(args.query, t, key_head) + at) : query.clear();
-        inside ? key.load(row_of(args.key, t, key_head) + at) : key.clear();
+        const bool inside = kConfig.exact_k || at < call.dk;
+        inside ? query.load(row_of(call.query, t, key_head) + at) : query.clear();
+        inside ? key.load(row_of(call.key, t, key_head) + at) : key.clear();
         query.store(reinterpret_cast<Io*>(shared.query[t].bytes) + at);
         key.store(reinterpret_cast<Io*>(shared.key[t].bytes) + at);
     }
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
         const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
-        shared.value[t][row] = first_row + row < args.values ? to_float(row_of(args.value, t, head)[first_row + row]) : 0.f;
+        shared.value[t][row] = first_row + row < call.values ? to_float(row_of(call.value, t, head)[first_row + row]) : 0.f;
     }
     __syncthreads();
 #pragma unroll 1
     for (int batch = 0; batch < count; batch += kGroups) {  // all lanes of a warp: sums use shuffles
         const int t = min(batch + static_cast<int>(threadIdx.x) / kLayout.lanes, count - 1);
         RawGates gates;
-        gates.load(args, scalar_offset(args.gate, sequence, first + t, head),
-                   scalar_offset(args.beta, sequence, first + t, head), head, args.forms);
+        gates.load(call, scalar_offset(call.gate, sequence, first + t, head),
+                   scalar_offset(call.beta, sequence, first + t, head), head, call.forms);
         RowSlice<Io, kLayout, true, true> query, key;
         query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
         key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
         TokenScalars scalars;
-        gates.finish(args, args.forms, scalars);
-        set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
+        gates.finish(call, call.forms, scalars);
+        set_products<kLayout>(scalars, query, key, call.scale, call.qk_norm);
         shared.scalars[t] = scalars;
     }
     __syncthreads();
@@ -55,15 +55,15 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const G
 
 // Stores the batch's outputs, which overwrote its values.
 template <auto kConfig>
-__device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const GdnCall& args, int sequence, i64 first,
+__device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const GdnCall& call, int sequence, i64 first,
                                               int count, int head, int first_row) {
     using Io = Storage<kConfig.io>;
-    Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + first * args.output.token +
-                  head * args.output.head + first_row;
+    Io* outputs = static_cast<Io*>(call.output.data) + sequence * call.output.batch + first * call.output.token +
+                  head * call.output.head + first_row;
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
         const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
-        if (first_row + row < args.outputs) outputs[t * args.output.token + row] = from_float<Io>(shared.value[t][row]);
+        if (first_row + row < call.outputs) outputs[t * call.output.token + row] = from_float<Io>(shared.value[t][row]);
     }
 }
 

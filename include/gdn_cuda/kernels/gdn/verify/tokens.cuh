@@ -26,28 +26,28 @@ struct VerifyToken {
     RowSlice<Io, kLayout, true, true> query, key;
     RawGates gates;
 
-    __device__ __forceinline__ void load(const GdnCall& args, const VerifyPlace& place, int first) {
-        const int t = min(first + static_cast<int>(threadIdx.x) / kLayout.lanes, args.tokens - 1);
+    __device__ __forceinline__ void load(const GdnCall& call, const VerifyPlace& place, int first) {
+        const int t = min(first + static_cast<int>(threadIdx.x) / kLayout.lanes, call.tokens - 1);
         const int lane = threadIdx.x % kLayout.lanes;
-        const int key_head = static_cast<unsigned>(place.head) / static_cast<unsigned>(args.heads_per_key);
-        query.load(place.row_of<Io>(args.query, t, key_head), lane, kConfig.head_k);
-        key.load(place.row_of<Io>(args.key, t, key_head), lane, kConfig.head_k);
-        gates.load(args, scalar_offset(args.gate, place.sequence, t, place.head),
-                   scalar_offset(args.beta, place.sequence, t, place.head), place.head, args.forms);
+        const int key_head = static_cast<unsigned>(place.head) / static_cast<unsigned>(call.heads_per_key);
+        query.load(place.row_of<Io>(call.query, t, key_head), lane, kConfig.head_k);
+        key.load(place.row_of<Io>(call.key, t, key_head), lane, kConfig.head_k);
+        gates.load(call, scalar_offset(call.gate, place.sequence, t, place.head),
+                   scalar_offset(call.beta, place.sequence, t, place.head), place.head, call.forms);
     }
 
-    __device__ __forceinline__ void finish(VerifySharedPlan<kConfig>& shared, const GdnCall& args, const VerifyPlace& place,
+    __device__ __forceinline__ void finish(VerifySharedPlan<kConfig>& shared, const GdnCall& call, const VerifyPlace& place,
                                            int first) const {
         const int t = first + threadIdx.x / kLayout.lanes, lane = threadIdx.x % kLayout.lanes;
         TokenScalars scalars;
-        gates.finish(args, args.forms, scalars);
-        set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
-        if (t >= args.tokens) return;
+        gates.finish(call, call.forms, scalars);
+        set_products<kLayout>(scalars, query, key, call.scale, call.qk_norm);
+        if (t >= call.tokens) return;
         store(shared.query[t].elements, query, lane);
         store(shared.key[t].elements, key, lane);
         if (lane != 0) return;
         shared.scalars[t] = scalars;
-        shared.kept[t] = step_offset(args, place.sequence, 0, t);
+        shared.kept[t] = step_offset(call, place.sequence, 0, t);
     }
 
   private:
@@ -71,32 +71,32 @@ struct VerifyValues {
     static constexpr int kAtOnce = kConfig.threads() / kRows;               // tokens that a block copies at once
     static constexpr int kInFlight = kConfig.rows_per_thread == 1 ? 1 : 4;  // loads of a thread
 
-    __device__ __forceinline__ static void load(VerifySharedPlan<kConfig>& shared, const GdnCall& args,
+    __device__ __forceinline__ static void load(VerifySharedPlan<kConfig>& shared, const GdnCall& call,
                                                 const VerifyPlace& place) {
         const int row = threadIdx.x % kRows;
         if (row >= place.rows) return;
-        const Io* values = place.row_of<Io>(args.value, 0, place.head) + place.first_row + row;
+        const Io* values = place.row_of<Io>(call.value, 0, place.head) + place.first_row + row;
 #pragma unroll 1
-        for (int first = threadIdx.x / kRows; first < args.tokens; first += kInFlight * kAtOnce) {
+        for (int first = threadIdx.x / kRows; first < call.tokens; first += kInFlight * kAtOnce) {
             unsigned short value[kInFlight];
             const auto token = [&](int i) { return first + i * kAtOnce; };
 #pragma unroll
             for (int i = 0; i < kInFlight; ++i)
-                if (token(i) < args.tokens)
-                    value[i] = *reinterpret_cast<const unsigned short*>(values + token(i) * args.value.token);
+                if (token(i) < call.tokens)
+                    value[i] = *reinterpret_cast<const unsigned short*>(values + token(i) * call.value.token);
 #pragma unroll
             for (int i = 0; i < kInFlight; ++i)
-                if (token(i) < args.tokens) shared.value[token(i)][row] = value[i];
+                if (token(i) < call.tokens) shared.value[token(i)][row] = value[i];
         }
     }
-    __device__ __forceinline__ static void store(const VerifySharedPlan<kConfig>& shared, const GdnCall& args,
+    __device__ __forceinline__ static void store(const VerifySharedPlan<kConfig>& shared, const GdnCall& call,
                                                  const VerifyPlace& place) {
         const int row = threadIdx.x % kRows;
         if (row >= place.rows) return;
-        Io* outputs = place.row_of<Io>(args.output, 0, place.head) + place.first_row + row;
+        Io* outputs = place.row_of<Io>(call.output, 0, place.head) + place.first_row + row;
 #pragma unroll 1
-        for (int t = threadIdx.x / kRows; t < args.tokens; t += kAtOnce)
-            *reinterpret_cast<unsigned short*>(outputs + t * args.output.token) = shared.value[t][row];
+        for (int t = threadIdx.x / kRows; t < call.tokens; t += kAtOnce)
+            *reinterpret_cast<unsigned short*>(outputs + t * call.output.token) = shared.value[t][row];
     }
 };
 
