@@ -15,6 +15,35 @@ ChunkedScheduler scheduler_of(const ChunkedProblem& problem) {
     return {problem, kMultiprocessors};
 }
 
+constexpr ChunkedConfig with(ChunkedConfig config, auto change) {
+    change(config);
+    return config;
+}
+
+// ChunkedPlan asserts that its configuration is valid, so no kernel compiles with any of these.
+TEST(ChunkedConfig, RefusesWhatTheRolesDoNotSupport) {
+    for (const ChunkedConfig& config : kPrefillConfigurations) EXPECT_TRUE(config.is_valid()) << to_text(config);
+    for (const PrefillAheadConfig& config : kPrefillAheadConfigurations) EXPECT_TRUE(config.block().is_valid());
+    constexpr ChunkedConfig one = chunked_config(128, 1, DType::bf16), two = chunked_config(128, 2, DType::bf16);
+    static_assert(one.is_valid() && two.is_valid());
+    static_assert(with(one, [](auto& config) { config.direction = Direction::backward; }).is_valid());
+    static_assert(!with(one, [](auto& config) { config.persistent = true; }).is_valid());  // two inverse warpgroups
+    static_assert(!with(two, [](auto& config) { config.persistent = config.chained = true; }).is_valid());
+    static_assert(!with(two, [](auto& config) { config.persistent = true, config.stages = 2; }).is_valid());
+    static_assert(!with(two, [](auto& config) {
+                       config.persistent = true;
+                       config.direction = Direction::backward;
+                   }).is_valid());
+    static_assert(!with(one, [](auto& config) {
+                       config.chained = true;
+                       config.direction = Direction::backward;
+                   }).is_valid());
+    static_assert(!with(one, [](auto& config) { config.head_k = 256; }).is_valid());
+    static_assert(!with(one, [](auto& config) { config.value_groups = 3; }).is_valid());
+    static_assert(!with(one, [](auto& config) { config.stages = 1; }).is_valid());
+    static_assert(!with(one, [](auto& config) { config.io = DType::f32; }).is_valid());
+}
+
 TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {

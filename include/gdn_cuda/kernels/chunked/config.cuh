@@ -16,6 +16,8 @@ constexpr int kMostByLength = 256;  // packed sequences that blocks order by len
 // Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
 constexpr i64 kLongestScalarStride = (i64{1} << 31) / 8;
 
+constexpr int kWorkTileStages = 3;  // stages of a persistent block, which knows each stage's chunk (chunked/work.cuh)
+
 // The order in which a block takes the chunks of its work.
 enum class Direction : int { forward, backward };
 // How a configuration's text has it (csrc/launch/fields.hpp).
@@ -39,8 +41,16 @@ struct ChunkedConfig {
 
     GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, chained, persistent, direction)
 
-    // A persistent block's one inverse warpgroup takes all chunks, and its sequences are not split.
-    GDN_HOST_DEVICE constexpr bool is_valid() const { return !persistent || (inverse_groups == 1 && !chained); }
+    // What the roles rely on; ChunkedPlan asserts it, so that no kernel can be built of anything else.
+    GDN_HOST_DEVICE constexpr bool is_valid() const {
+        const bool is_supported = (head_k == 64 || head_k == 96 || head_k == 128) && (value_groups == 1 || value_groups == 2) &&
+                                  (inverse_groups == 1 || inverse_groups == 2) && stages >= 2 &&
+                                  (io == DType::bf16 || io == DType::f16);
+        // A persistent block's one inverse warpgroup takes all chunks and plans work tiles; its sequences are not split.
+        const bool persists = inverse_groups == 1 && stages == kWorkTileStages && !chained && direction == Direction::forward;
+        // Segments hand states forward only.
+        return is_supported && (!persistent || persists) && (!chained || direction == Direction::forward);
+    }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

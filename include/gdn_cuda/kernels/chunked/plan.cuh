@@ -15,6 +15,7 @@ static_assert(kKeysBarrier < kWarpgroupBarrier);
 
 template <ChunkedConfig kConfig>
 struct ChunkedPlan {
+    static_assert(kConfig.is_valid());
     struct Stage {
         SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
     };

@@ -1,7 +1,7 @@
 // What a block has to do: one pass over a segment, or the next of the work tiles that a persistent block takes.
 #pragma once
 
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/chunked/config.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -58,8 +58,8 @@ struct WorkTiles {
         short tokens;
         bool ends_work_tile, is_last;
     };
-    Chunk chunks[3];           // by stage
-    int planned, begun, next;  // work tiles planned and begun; the next to plan, counted over all blocks
+    Chunk chunks[kWorkTileStages];  // by stage
+    int planned, begun, next;       // work tiles planned and begun; the next to plan, counted over all blocks
     int planned_chunks;
 };
 template <bool kPersistent>

@@ -32,7 +32,7 @@ template <ChunkedConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ ChunkedArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<ChunkedPlan<kConfig>*>(memory);
-    static_assert(kConfig.is_valid() && sizeof(shared) <= 227 * 1024);
+    static_assert(sizeof(shared) <= 227 * 1024);
 
     if constexpr (kConfig.persistent) {
         run_persistent<GdnValueRole>(shared, args);
