@@ -62,11 +62,11 @@ struct ChunkedSchedule {
     // passes.
     ChunkedChain chain;
     i64 summaries, summaries_of_head;  // 0: a slow-decay head is not split
-    int summaries_of_sequence;         // of a head: one for each segment but the last, and groups'
+    int summaries_of_sequence;         // for each head: one for each segment but the last, and groups'
     int summary_tokens;   // if not 0, packed sequences are split by their own lengths: a summary for so many tokens
     i64 state_row_tiles;  // of the states between all segments
     i64 state_words, transition_words, cached_words;
-    i64 chunks;  // of all sequences, at most
+    i64 chunks;  // in all sequences, at most
 
     // A launch before it for what is not split: all heads, if one has a slow decay and they are not chained; or short
     // sequences.
@@ -199,7 +199,7 @@ class ChunkedScheduler {
 
     // Where a sequence is alone, its slow-decay heads get more blocks than the others, so that all end at about the same time.
     UnevenSplit uneven(const ChunkedSplit& split, const ChunkedChain& chain) const {
-        const int warm_up[] = {UnevenSplit::kFewChunks, policy_.more_warm_up_chunks};  // of the other heads
+        const int warm_up[] = {UnevenSplit::kFewChunks, policy_.more_warm_up_chunks};  // the other heads'
         UnevenSplit uneven{};
         if (problem_.sequences != 1 || problem_.heads >= UnevenSplit::kMostHeads) return uneven;
         const i64 blocks = static_cast<i64>(problem_.heads) * split.segments;

@@ -42,8 +42,8 @@ struct Summaries {
     int per_sequence;        // summaries of a head: its segments', then its groups'
     int summary_tokens;  // if not 0, packed sequences are split by their own lengths: room for a summary every so many tokens
     void* cached;        // CachedChunk (head, row tile, chunk of all sequences), or nullptr
-    i64 chunks;          // of all sequences, at most
-    float first_length;  // of the first segment in lengths of the others, which take more passes
+    i64 chunks;          // in all sequences, at most
+    float first_length;  // the first segment's, in lengths of the others, which take more passes
 };
 
 // Which calls a launch takes, or which sequences of a call. The decay of a head is *slow* if its state still matters far past a
@@ -70,14 +70,14 @@ struct ChunkedArgs {
     TensorMap transitions;                // (column, part, row, summary)
     GdnCall call;
     DType state;
-    int segments;    // of a fast-decay head
+    int segments;    // that a fast-decay head has
     bool by_length;  // a sequence has `segments` only if it is long enough; its own length decides
     int reach;       // up to this many warm-up chunks cost less than an unsplit or chained sequence
     LaunchTakes takes;
     Summaries summaries;
     unsigned* decision;  // a zero, later the first launch's DecayDecision for the second; or nullptr
     unsigned* readers;   // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
-    int work_tiles;      // of all persistent blocks
+    int work_tiles;      // that all persistent blocks have together
     bool longest_first;  // packed sequences start in order of decreasing length
     UnevenSplit uneven;
 };

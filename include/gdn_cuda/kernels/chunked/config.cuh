@@ -8,8 +8,8 @@ namespace gdn_cuda::gdn {
 
 constexpr int kValueRows = 64;       // rows of the state per value warpgroup
 constexpr int kShortestSegment = 8;  // chunks
-// In chunks, where a sequence's own length decides how it is split: the longest that is not; the fewest for each segment, if
-// all heads get as many, and if some get more than others.
+// In chunks, where a sequence's own length decides how it is split: the longest sequence that is not split; the fewest chunks
+// of a segment, if all heads get the same number of segments, and if some get more.
 constexpr int kLongestUnsplit = 80, kShortestByLength = 16, kShortestUneven = 12;
 constexpr int kMostByLength = 256;  // packed sequences that blocks order by length; with more, their order is the batch's
 

@@ -1,5 +1,11 @@
 // A chunk's gates and betas, and the factors of its tokens that follow from them: scalings of products, and exponents of their
 // decay. Norms of keys and queries are factors too; q, k and v are never rewritten.
+//
+// That needs one gate a token and head. With a gate for each channel of the key (Kimi Delta Attention), exp(G) scales elements
+// of keys and queries. In place of key_scale, query_scale and update_scale, the tiles exp(G) k, exp(G) q and exp(G_C - G) k
+// would be written for the value role's products; decay() (chunked/token_products.cuh), which multiplies finished products by
+// exp(G_i - G_j), would have to act inside the sum over channels; and a chunk's decay would scale each column of the state by
+// its own factor (scale_fragment in the rule).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/tokens.cuh>
@@ -15,11 +21,13 @@ struct ScalarStream {
     const char* at;
     RawNumber raw[2];
 
-    __device__ __forceinline__ explicit ScalarStream(const Scalars& of)
-        : type(of.values.type), token_stride(static_cast<int>(of.token) * bytes_of(type)) {}
-    // offset: of the first chunk's tokens from the work's.
-    __device__ __forceinline__ ScalarStream(const Scalars& of, const ChunkedWork& work, int offset) : ScalarStream(of) {
-        at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
+    __device__ __forceinline__ explicit ScalarStream(const Scalars& scalars)
+        : type(scalars.values.type), token_stride(static_cast<int>(scalars.token) * bytes_of(type)) {}
+    // offset: from the work's first token to the first chunk's.
+    __device__ __forceinline__ ScalarStream(const Scalars& scalars, const ChunkedWork& work, int offset)
+        : ScalarStream(scalars) {
+        at = static_cast<const char*>(scalars.values.data) +
+             (work.sequence * scalars.batch + work.head * scalars.head) * bytes_of(type) +
              (work.start + offset + 2 * (threadIdx.x % 32)) * token_stride;
     }
     __device__ __forceinline__ void start_at(const char* first) { at = first + 2 * (threadIdx.x % 32) * token_stride; }

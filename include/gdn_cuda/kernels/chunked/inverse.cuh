@@ -1,4 +1,7 @@
-// The inverse role: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and block products (tf32).
+// The inverse role: T = (I + A)^-1 diag(beta) of a chunk, by substitution within 16 x 16 blocks and products of blocks (tf32).
+// k k^T is the warpgroup's wgmma. A warp stores 16 of its rows as blocks of -A, inverts the block on the diagonal, and after
+// one barrier computes a column of blocks of T from the diagonal downwards.
+//
 // It is the busiest role: instructions added here lengthen every chunk.
 #pragma once
 

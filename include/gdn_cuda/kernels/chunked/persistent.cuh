@@ -80,12 +80,13 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
         work_tile.first = before;
         work_tile.length = span.length + before * kChunk;
         work_tile.start = span.start - static_cast<i64>(before) * kChunk;
-        const auto scalars = [&](const Scalars& of) {
-            return static_cast<const char*>(of.values.data) +
-                   (sequence * of.batch + span.start * of.token + head * of.head) * bytes_of(of.values.type);
+        const auto first_of = [&](const Scalars& scalars) {
+            return static_cast<const char*>(scalars.values.data) +
+                   (sequence * scalars.batch + span.start * scalars.token + head * scalars.head) *
+                       bytes_of(scalars.values.type);
         };
-        work_tile.gates = scalars(call.gate);
-        work_tile.betas = scalars(call.beta);
+        work_tile.gates = first_of(call.gate);
+        work_tile.betas = first_of(call.beta);
         const bool found = index < args.work_tiles;
         const int end = before + (span.length + kChunk - 1) / kChunk;
         work_tile.chunks = found ? end : WorkTile::kNone;

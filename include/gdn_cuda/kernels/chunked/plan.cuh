@@ -1,4 +1,4 @@
-// Shared memory of a block, and what it caches of a chunk in global memory.
+// Shared memory of a block, the mbarriers by which its roles hand chunks on, and what it caches of a chunk in global memory.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/args.cuh>
@@ -47,8 +47,10 @@ struct ChunkedPlan {
     struct InverseScratch {
         Block blocks[10];  // lower triangle, row by row
     };
+    // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % (stages - 1)) of what is formed from it: that
+    // comes later, so one slot fewer keeps up.
     Stage stages[kConfig.stages];
-    Matrices matrices[kConfig.stages - 1];  // a chunk's are formed after its tiles have come, so one slot fewer keeps up
+    Matrices matrices[kConfig.stages - 1];
     SwizzledTile output[kConfig.value_groups];
     InverseScratch inverse[kConfig.inverse_groups];
     // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.

@@ -11,7 +11,7 @@ namespace gdn_cuda::gdn {
 constexpr int kTokenSteps = kChunk / 16;
 using TokenFragment = float[kChunk / 2];        // 64 rows x a chunk's tokens
 using TokenOperand = unsigned[kTokenSteps][4];  // the same, rounded
-using TokenFactors = float2[2 * kTokenSteps];   // of this thread's tokens
+using TokenFactors = float2[2 * kTokenSteps];   // this thread's tokens'
 
 // d = or += left right^T, right K-major: keys, queries, or a matrix over tokens.
 template <DType kIo, int kSteps>

@@ -1,5 +1,9 @@
-// The scores role: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms,
-// and computes the scores q k^T. Norms of keys come from the inverse role, which has their squares on the diagonal of k k^T.
+// The scores role: one warpgroup that runs ahead. For each chunk it issues the TMA loads, derives factors of tokens from gates
+// and norms, and forms P = q k^T, decayed and masked. Norms of keys come from the inverse role, which has their squares on the
+// diagonal of k k^T.
+//
+// While the products of a chunk run, an iteration issues what later chunks need: TMA for the next chunk's tiles, and loads into
+// registers of the gates and betas of the chunk after that.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/cache.cuh>
@@ -10,7 +14,7 @@
 
 namespace gdn_cuda::gdn {
 
-// kStrided: of a block that prepares some of a segment's chunks, and needs no values.
+// kStrided: the block prepares every few chunks of a segment for other blocks, and needs no values (prefill_ahead.cuh).
 template <ChunkedConfig kConfig, bool kStrided = false>
 struct ScoresRole : Lane {
     using Plan = ChunkedPlan<kConfig>;
@@ -18,7 +22,7 @@ struct ScoresRole : Lane {
 
     Plan& shared;
     const ChunkedArgs& args;
-    int work_tile = 0;  // of the next chunk, where a block takes several
+    int work_tile = 0;  // the next chunk's, where a block takes several
 
     __device__ __forceinline__ ScoresRole(Plan& shared, const ChunkedArgs& args) : shared(shared), args(args) { find_lane(); }
 
@@ -57,11 +61,11 @@ struct ScoresRole : Lane {
         for (RawNumber* raw : {gates.raw, betas.raw})
             raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
         if (kConfig.persistent && warp != kScalarWarp) return;
-        const int of = work_tile_of(chunk, work_tile);
-        const auto& work = work_of(of);
+        const int chunk_tile = work_tile_of(chunk, work_tile);
+        const auto& work = work_of(chunk_tile);
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         if constexpr (kConfig.persistent)
-            if (of != work_tile || chunk == 0) [[unlikely]] {
+            if (chunk_tile != work_tile || chunk == 0) [[unlikely]] {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
             }
@@ -130,9 +134,9 @@ struct ScoresRole : Lane {
     __device__ __forceinline__ void run(ScalarStream gates, ScalarStream betas) {
         issue_loads(0, gates, betas);
 #pragma unroll 1
-        for (int chunk = 0, of = 0; chunk < kConfig.stages; ++chunk) {
-            of = work_tile_of(chunk, of);
-            load_tiles(chunk, of, PipelineStage<kConfig.stages>(chunk));
+        for (int chunk = 0, chunk_tile = 0; chunk < kConfig.stages; ++chunk) {
+            chunk_tile = work_tile_of(chunk, chunk_tile);
+            load_tiles(chunk, chunk_tile, PipelineStage<kConfig.stages>(chunk));
         }
         store_scalars(0, PipelineStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);

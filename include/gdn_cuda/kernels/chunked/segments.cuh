@@ -77,11 +77,11 @@ template <ChunkedConfig kConfig>
 __device__ __forceinline__ float log_growth(const GdnCall& call, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32;
     const float square = call.qk_norm ? 1.f : key_squares<kConfig>(call, sequence, first, head);
-    const auto scalar = [&](const Scalars& of) {
-        return load_number(of.values, sequence * of.batch + (first + lane) * of.token + head * of.head);
+    const auto scalar_of = [&](const Scalars& scalars) {
+        return load_number(scalars.values, sequence * scalars.batch + (first + lane) * scalars.token + head * scalars.head);
     };
-    const float change = fabsf(1.f - scalar(call.beta) * square);
-    float growth = fmaf(scalar(call.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never negligible
+    const float change = fabsf(1.f - scalar_of(call.beta) * square);
+    float growth = fmaf(scalar_of(call.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never negligible
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) growth += __shfl_xor_sync(0xffffffffu, growth, step);
     return growth;

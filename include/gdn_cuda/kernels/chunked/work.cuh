@@ -32,10 +32,10 @@ struct ChunkedWork {
     int segment;
     i64 summary;   // index of this segment's summary, or of its group's
     i64 from, to;  // summaries whose state is loaded and stored; -1: the caller's state
-    int readers;   // of the caller's initial state: value groups of this row tile, up to this segment
+    int readers;   // value groups that read the caller's initial state: those of this row tile, up to this segment
     int sequence, head, key_head, first_row, rows;
     int first_value;         // first value row; for M past dv, where TMA fills with zeros
-    i64 checkpoints_before;  // of the sequences packed before
+    i64 checkpoints_before;  // how many the sequences packed before this one have
     // The summaries to apply: first those of some groups, then those of some segments.
     i64 first_group_summary, first_segment_summary;
     int group_summaries, segment_summaries;
@@ -46,7 +46,7 @@ struct ChunkedWork {
 struct WorkTile : ChunkedWork {
     static constexpr int kNone = -1;  // as `chunks`, after the last work tile
     int first;                        // chunk
-    const char *gates, *betas;        // of its first token
+    const char *gates, *betas;        // where its first token's are
 };
 struct WorkTiles {
     // At the end of a work tile, more are planned until they cover the next one and kAhead further chunks: the scores role

@@ -4,19 +4,22 @@
 //     X = v - exp(G) k S^T    V' = T X                      P_ij = scale (q_i.k_j) exp(G_i - G_j) for i >= j
 //     o = scale exp(G) q S^T + P V'                         S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
-// A block takes one segment of a sequence, one value head and 64 rows of the state S per value warpgroup. Rows of S are
-// independent, so a value warpgroup keeps its rows in registers for the whole segment and computes everything transposed: S
-// k^T, S q^T, X^T T^T, V'^T P^T and V'^T k have S, X or V' as the left operand, in registers, and keys, queries, T or P as the
-// right one, in shared memory as TMA left them. Two helper roles run ahead: one warpgroup issues the TMA loads and forms P,
-// others invert I + A. Norms, gates and scale are applied as row and column factors; q, k and v are never rewritten.
+// for tokens i, j of a chunk, G the sum of gates from the chunk's first token on, S (value rows x keys) the state before it.
+//
+// A block takes one segment of a sequence, one value head and 64 rows of S per value warpgroup. Rows of S are independent, so a
+// value warpgroup keeps its rows in registers for the whole segment and computes everything transposed: S k^T, S q^T, X^T T^T,
+// V'^T P^T and V'^T k have S, X or V' as the left operand, in registers, and keys, queries, T or P as the right one, in shared
+// memory as TMA left them. T and P need no state, so two helper roles run ahead: one warpgroup issues the TMA loads and forms P
+// (chunked/scores.cuh), others compute T (chunked/inverse.cuh). chunked/plan.cuh has the shared memory and the mbarriers
+// between roles, chunked/run.cuh starts them. Norms, gates and scale are factors of rows and columns; q, k and v are never
+// rewritten.
 //
 // Most blocks take one pass. Where states cross segment borders, earlier passes compute and apply summaries of segments
 // (chunked/segments.cuh). A chunk whose gates reset the state and whose products may overflow is taken token by token
-// (prefill/by_token.cuh). With three waves of blocks or more, the grid is persistent: one block per SM takes sequences one
-// after another (chunked/persistent.cuh).
+// (prefill/by_token.cuh). With three waves of blocks or more, the grid is persistent (chunked/persistent.cuh).
 //
-// kernels/chunked has what any rule with one decay a token and head needs: loads, scores, inverse, products, state in and
-// out, segments. prefill/values.cuh is the rule's own step: what a chunk does to the state, and in which order.
+// kernels/chunked has what any rule with one gate a token and head needs. prefill/values.cuh is this rule's own step: what a
+// chunk does to S, in which order. A rule with a gate for each channel of the key would change chunked/factors.cuh first.
 //
 // Bound: latency around the cycle of roles, and instruction issue; tensor cores are busy half of the time. On an H200 filled
 // with sequences, 53 to 62 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).

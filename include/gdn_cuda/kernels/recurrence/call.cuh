@@ -11,7 +11,7 @@ constexpr float kNormEpsilon = 1e-6f;  // l2 norms: x / sqrt(sum x^2 + epsilon)
 struct GateForms {
     enum Gate : int { log_decay, raw, decay } gate = log_decay;  // raw: before softplus, with A_log and dt_bias
     bool beta_is_logit = false;
-    float beta_factor = 1.f;  // of a logit's sigmoid: 2 where eigenvalues may be negative
+    float beta_factor = 1.f;  // multiplies a logit's sigmoid: 2 where eigenvalues may be negative
 
     constexpr bool fused() const { return gate == raw && beta_is_logit; }
 };
@@ -31,7 +31,7 @@ struct GdnCall {
     Rows query, key, value, output;
     Scalars beta, gate;  // without data: 1, and 0
     GateForms forms;
-    Tagged A_log, dt_bias;  // of a raw gate
+    Tagged A_log, dt_bias;  // where gates are raw
     int sequences, tokens, heads, heads_per_key, dk, dv;
     int values, outputs;  // rows of the state with values (those below have 0) and with outputs; dv but for chunked_summary
     float scale;

@@ -44,7 +44,7 @@ struct OwnerPlan {
         Fragment state[kConfig.head_k / 16][kWarpgroup], values[kChunk / 16][kWarpgroup];
     };
     Stage stages[kConfig.stages];
-    SwizzledTile inverse_residual[2];  // of a chunk with an even number, and an odd one
+    SwizzledTile inverse_residual[2];  // even chunks', and odd ones'
     SwizzledTile output[1];
     Fragments fragments;
     Factors factors[kConfig.stages];
@@ -64,7 +64,7 @@ struct PrefillAheadArgs {
     void* cached;            // CachedChunk (sequence and head, chunk of the window)
     unsigned* cached_count;  // zeros (sequence and head, chunk of the sequence): 1 + the columns that cancel, as bits, times 2
     float* carried;          // states (sequence and head, dv, dk) from one launch to the next
-    int pairs;               // of sequences and value heads
+    int pairs;               // (sequence, value head)
     int preparers, row_tiles;              // blocks of a pair: that prepare, that own rows of the state
     int first_chunk, window, most_chunks;  // most_chunks: of a sequence
 };

@@ -35,9 +35,9 @@ __device__ __forceinline__ bool products_may_overflow(const Owner& own, int chun
 
 // A token's gate or beta.
 template <class Owner>
-__device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& of, int chunk, int token) {
+__device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& scalars, int chunk, int token) {
     const i64 at = own.work.start + in_time<Owner::kConfig>(own.work, chunk) * kChunk + token;
-    return load_number(of.values, own.work.sequence * of.batch + at * of.token + own.work.head * of.head);
+    return load_number(scalars.values, own.work.sequence * scalars.batch + at * scalars.token + own.work.head * scalars.head);
 }
 // Columns 8 n + 2 t and + 1 of a key or query.
 template <DType kIo>
@@ -64,7 +64,7 @@ __device__ __forceinline__ float inverse_norm(float square, const GdnCall& call)
 template <class Owner>
 __device__ __forceinline__ void run_tokens(Owner& own, int chunk) {
     using Io = Storage<Owner::kIo>;
-    constexpr int kPairs = Owner::kConfig.head_k / 8;  // of a key's or query's elements, in each thread
+    constexpr int kPairs = Owner::kConfig.head_k / 8;  // a thread's pairs of elements of a key or query
     const GdnCall& call = own.args.call;
     auto& stage = own.shared.stages[PipelineStage<Owner::kConfig.stages>(chunk).index];
     SwizzledTile& outputs = own.shared.output[own.index()];

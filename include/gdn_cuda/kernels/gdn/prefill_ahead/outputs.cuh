@@ -78,7 +78,7 @@ __device__ __forceinline__ void run_outputs(OwnerPlan<kConfig>& shared, const Ch
         const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(factors.cancels), 0) != 0;
         wait_for_product(output);
         scale_tokens(output, query_scale);
-        barrier(shared.output_empty).wait(parity ^ 1);  // of the chunk before
+        barrier(shared.output_empty).wait(parity ^ 1);  // the chunk before has been stored
         barrier(shared.values_full).wait(parity);
         const bool by_tokens = __shfl_sync(0xffffffffu, shared.by_tokens, 0);
         bool is_stored = by_tokens;
