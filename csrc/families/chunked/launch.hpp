@@ -149,9 +149,9 @@ struct Prefill {
                 .uneven = schedule.uneven};
     }
 
-    static void run_blocks(const Config& config, const Args& args, i64 parts, const Target& target, const auto& why) {
+    static void run_blocks(const Config& config, const Args& args, i64 segments, const Target& target, const auto& why) {
         const i64 row_tiles = ceil_div(args.call.dv, config.rows_per_block());
-        launch<Prefill>(config, args, {row_tiles, args.call.heads, parts}, target, why, is_second_of_two(args.takes));
+        launch<Prefill>(config, args, {row_tiles, args.call.heads, segments}, target, why, is_second_of_two(args.takes));
     }
 
     static void run_unsplit(const ChunkedProblem& problem, const ChunkedSchedule& schedule, Args args,

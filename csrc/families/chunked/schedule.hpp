@@ -128,8 +128,8 @@ class ChunkedScheduler {
     Estimate estimate(const ChunkedSplit& split) const {
         const double unsplit = unsplit_ns(split);
         if (split.segments == 1) return {unsplit, unsplit, false};
-        const i64 share = ceil_div(chunks_, split.segments);
-        const double warm_started = chunks_ns(split, share + policy_.warm_up_chunks) + policy_.segments_ns,
+        const i64 segment_chunks = ceil_div(chunks_, split.segments);
+        const double warm_started = chunks_ns(split, segment_chunks + policy_.warm_up_chunks) + policy_.segments_ns,
                      chained = chain(split).ns, second = launches_twice(split) ? policy_.second_launch_ns : 0;
         if (chained < unsplit + second) return {warm_started, chained, true};
         return {warm_started + second, unsplit + second, false};
@@ -170,9 +170,9 @@ class ChunkedScheduler {
     // The most chunks that a block may start before its segment and still beat what a slow decay takes. Searching for the start
     // costs about two chunks, and more for each chunk examined.
     int reach(const ChunkedSplit& split) const {
-        const double share = static_cast<double>(ceil_div(chunks_, split.segments)),
+        const double segment_chunks = static_cast<double>(ceil_div(chunks_, split.segments)),
                      chunk = policy_.chunk_ns[split.value_groups];
-        const double reach = (policy_.reach_share * estimate(split).slow_decay - policy_.segments_ns - share * chunk) /
+        const double reach = (policy_.reach_share * estimate(split).slow_decay - policy_.segments_ns - segment_chunks * chunk) /
                              (chunk + policy_.search_chunk_ns);
         return static_cast<int>(std::clamp(reach, 1.0, 1e6));
     }

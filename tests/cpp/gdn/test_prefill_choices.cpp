@@ -85,11 +85,11 @@ std::vector<Recorded> recorded_problems() {
 // A hash of the kernel's arguments that a row of the file does not spell out.
 class Digest {
   public:
-    template <class... Numbers>
-    void add(Numbers... numbers) {
-        for (const double number : {static_cast<double>(numbers)...}) {
+    template <class... Values>
+    void add(Values... values) {
+        for (const double value : {static_cast<double>(values)...}) {
             std::uint64_t bits;
-            std::memcpy(&bits, &number, sizeof bits);
+            std::memcpy(&bits, &value, sizeof bits);
             for (int i = 0; i < 8; ++i) hash_ = (hash_ ^ (bits >> 8 * i & 255)) * 16777619u;
         }
     }
@@ -101,16 +101,16 @@ class Digest {
 
 std::string launches_of(const Recorded& each, const ChunkedSchedule& schedule) {
     const ChunkedProblem& x = each.problem;
-    GdnCall args{.sequences = static_cast<int>(x.sequences), .heads = x.heads, .dv = x.dv, .values = x.dv, .outputs = x.dv};
+    GdnCall call{.sequences = static_cast<int>(x.sequences), .heads = x.heads, .dv = x.dv, .values = x.dv, .outputs = x.dv};
     static int memory;
-    if (x.packed_tokens > 0) args.cu_seqlens.data = &memory;
-    if (each.checkpoints) args.steps.data = &memory;
+    if (x.packed_tokens > 0) call.cu_seqlens.data = &memory;
+    if (each.checkpoints) call.steps.data = &memory;
     Explanation explanation(device_of(each.multiprocessors));
-    Prefill::run(x, schedule, args, {.in_place = each.in_place}, {jit::kStandIn, nullptr});
+    Prefill::run(x, schedule, call, {.in_place = each.in_place}, {jit::kStandIn, nullptr});
     std::vector<std::string> launches;
     for (const ExplainedStep& step : explanation.steps) {
-        const auto& [columns, rows, parts] = step.shape.grid;
-        launches.push_back(fmt::format("{} {}x{}x{}", step.kernel.substr(step.kernel.find('/') + 1), columns, rows, parts));
+        const auto& [columns, rows, segments] = step.shape.grid;
+        launches.push_back(fmt::format("{} {}x{}x{}", step.kernel.substr(step.kernel.find('/') + 1), columns, rows, segments));
         if (const auto config = from_text<ChunkedConfig>(step.configuration))
             launches.back() += fmt::format(" of {} rows{}{}", config->rows_per_block(), config->chained ? " chained" : "",
                                            config->persistent ? " persistent" : "");
