@@ -12,4 +12,13 @@ constexpr float kLog2e = 1.4426950408889634f;
 // precision for later gates. A gate below kResetGateLog2 resets the state: its own exponential is 0.
 constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
 
+// The order in which a block takes the chunks of its work.
+enum class Direction : int { forward, backward };
+// How a configuration's text has it (csrc/launch/fields.hpp).
+constexpr const char* word_of(Direction direction) {
+    return direction == Direction::forward    ? "gdn::Direction::forward"
+           : direction == Direction::backward ? "gdn::Direction::backward"
+                                              : "?";
+}
+
 }  // namespace gdn_cuda::gdn

@@ -18,15 +18,6 @@ constexpr i64 kLongestScalarStride = (i64{1} << 31) / 8;
 
 constexpr int kWorkTileStages = 3;  // stages of a persistent block, which knows each stage's chunk (chunked/work.cuh)
 
-// The order in which a block takes the chunks of its work.
-enum class Direction : int { forward, backward };
-// How a configuration's text has it (csrc/launch/fields.hpp).
-constexpr const char* word_of(Direction direction) {
-    return direction == Direction::forward    ? "gdn::Direction::forward"
-           : direction == Direction::backward ? "gdn::Direction::backward"
-                                              : "?";
-}
-
 struct ChunkedConfig {
     int head_k;          // 64, 96 or 128; shorter keys are zero-padded
     int value_groups;    // warpgroups with 64 rows of the state each

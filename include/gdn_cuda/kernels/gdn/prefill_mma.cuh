@@ -8,7 +8,7 @@
 // warp keeps its rows in registers from the first chunk to the last and computes everything transposed: with X = v - exp(G) k
 // S^T, the products S k^T, S q^T, X^T T^T, V'^T P^T and V'^T k have S, X or V' as the left operand, in registers, and keys,
 // queries, T or P as the right one, in shared memory (prefill_mma/state.cuh). T and P need no state; the warps compute them
-// together (prefill_mma/tokens.cuh) while cp.async loads the next chunk. Norms, gates and scale are factors of rows and
+// together (chunked_mma/tokens.cuh) while cp.async loads the next chunk. Norms, gates and scale are factors of rows and
 // columns; q, k and v are not rewritten.
 //
 // T, P and V' are each the sum of two 16-bit parts: rounded to one, they would cause most of the error with beta near 2 and
@@ -21,8 +21,9 @@
 // an H200, 24 % of what the bytes allow at 8 x 4096 tokens, 6 % for one sequence (docs/kernels/gdn_prefill_mma.md).
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/chunked_mma/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma/plan.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_mma/state.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_mma/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -30,7 +31,7 @@ template <PrefillMmaConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     prefill_mma(const __grid_constant__ PrefillMmaArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
-    auto& shared = *reinterpret_cast<PrefillMmaSharedPlan<kConfig>*>(memory);
+    auto& shared = *reinterpret_cast<MmaPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= kSharedBytesEverywhere);
 
     const GdnCall& call = args.recurrence;
@@ -47,42 +48,20 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         return;
     }
 
-    if (threadIdx.x == 0) {
-        using Io = Storage<kConfig.io>;
-        const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key));
-        const auto first = [&](const auto& tensor, int h) {
-            return sequence * tensor.batch + span.start * tensor.token + h * tensor.head;
-        };
-        const auto row = [&](const Rows& rows, int h) { return static_cast<Io*>(rows.data) + first(rows, h); };
-        shared.work = {.key = row(call.key, key_head),
-                       .query = row(call.query, key_head),
-                       .value = row(call.value, head),
-                       .output = row(call.output, head),
-                       .gate = first(call.gate, head),
-                       .beta = first(call.beta, head),
-                       .initial_slot = slot * call.initial.slot,
-                       .last_slot = slot * call.last.slot,
-                       .checkpoints_before = packed_steps_before(call, sequence),
-                       .length = span.length,
-                       .chunks = (span.length + kChunk - 1) / kChunk,
-                       .sequence = sequence,
-                       .head = head,
-                       .first_row = first_row,
-                       .first_thread = 0,
-                       .gate_type = call.gate.values.type,
-                       .beta_type = call.beta.values.type};
-    }
+    if (threadIdx.x == 0) shared.work = work_of_block<kConfig>(call, sequence, span, slot, head, first_row);
     __syncthreads();
 
-    MmaTokens<kConfig> tokens(shared, args);
-    MmaState<kConfig> state(shared, args);
+    MmaTokens<kConfig> tokens(shared, call);
+    MmaRows<kConfig> own(shared, call, args.state);
+    TokenOperands x;            // X of a chunk
+    MmaLane::TokenSums output;  // and its output
     tokens.load_keys(0);
     tokens.load_queries(0);
     cp_async_fence();
-    state.load_values(state.vectors(), 0);
+    own.load_values(own.vectors(), 0);
     cp_async_fence();
     tokens.issue_scalar_loads(0);
-    state.load();
+    own.load();
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
         cp_async_wait<1>();  // all but the values
@@ -90,18 +69,18 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         tokens.prepare(chunk);
         cp_async_fence();
         cp_async_wait<1>();  // all but the next keys
-        state.apply_state(chunk);
+        apply_state(own, x, output, chunk);
         tokens.finish();
         __syncthreads();  // T and P are complete
         tokens.load_next_queries(chunk);
-        state.advance(chunk);
+        advance(own, x, output, chunk);
         tokens.load_next_keys(chunk);
         cp_async_fence();
-        state.store_output_and_load_values(chunk);
+        own.store_output_and_load_values(chunk);
         cp_async_fence();
-        state.store_checkpoint(chunk);
+        own.store_checkpoint(chunk);
     }
-    state.store_last();
+    own.store_last();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,10 +1,10 @@
-// Lane indices and operand addresses for both parts of gdn/prefill_mma (tokens.cuh, state.cuh).
+// Lane indices and operand addresses of the chunked form by warp MMAs (tokens.cuh, rows.cuh).
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/common/named_barrier.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_mma/plan.cuh>
+#include <gdn_cuda/kernels/gdn/chunked_mma/plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
 
 namespace gdn_cuda::gdn {
@@ -75,7 +75,11 @@ struct MmaLane {
         *reinterpret_cast<unsigned*>(block.parts[0] + at) = rounded;
         *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_residual<kIo>(x, y, rounded);
     }
-    // Loads one part of a block as two right operands, transposed: rows of the block are their columns.
+    // Loads one part of a block as two right operands: as it is, or transposed, so that rows of the block are their columns.
+    __device__ __forceinline__ void load_part_as_is(unsigned (&right)[4], const unsigned char* part) const {
+        const VectorOfLane place = VectorOfLane::straight(lane);
+        ldmatrix_x4_trans(right, shared_address(part) + place.row * 32 + ((place.vector ^ place.row / 4 % 2) << 4));
+    }
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {
         const VectorOfLane place = VectorOfLane::crossed(lane);
         ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.vector ^ place.row / 4 % 2) << 4));

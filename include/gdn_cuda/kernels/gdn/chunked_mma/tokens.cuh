@@ -1,29 +1,32 @@
-// The part of gdn/prefill_mma without a state: loads keys, queries, gates and beta, and computes the factors of gates and
-// norms, the inverse T and the scores P.
+// The part of the chunked form by warp MMAs that needs no state: loads keys, queries, gates and beta, and computes the factors
+// of gates and norms, the inverse T and the scores P.
+//
+// Chunks are counted in the order in which a block takes them; in_time says where one is in the sequence.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_mma/common.cuh>
+#include <gdn_cuda/kernels/gdn/chunked_mma/lane.cuh>
 
 namespace gdn_cuda::gdn {
 
-template <PrefillMmaConfig kConfig>
+template <auto kConfig>
 struct MmaTokens : MmaLane {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kBlocks = kInverseWarps, kSteps = kConfig.head_k / 16;
-    using Plan = PrefillMmaSharedPlan<kConfig>;
-    using Tile = typename Plan::Tile;
+    using Plan = MmaPlan<kConfig>;
+    using Tile = MmaTile;
     static constexpr int kScoreThreads = kConfig.threads() - kInverseWarps * 32;
     enum NamedBarriers : int { kInverseWarpsBarrier = 1, kFactorsReady, kInverseReady };
 
     Plan& shared;
     const GdnCall& call;
-    const typename Plan::Work& work = shared.work;
+    const MmaWork& work = shared.work;
     RawNumber raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
 
-    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), call(args.recurrence) {}
+    __device__ __forceinline__ MmaTokens(Plan& shared, const GdnCall& call) : shared(shared), call(call) {}
     __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
 
-    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
+    __device__ __forceinline__ int in_time(int chunk) const { return chunk_in_time<kConfig.direction>(work, chunk); }
+    __device__ __forceinline__ int tokens_in(int chunk) const { return tokens_of_chunk<kConfig.direction>(work, chunk); }
 
     // Loads a chunk of keys or queries; zeros past the end of the sequence and past dk.
     template <int kThreads>
@@ -33,15 +36,15 @@ struct MmaTokens : MmaLane {
         constexpr int kVectors = 8, kRows = kThreads / kVectors, kRowBytes = 128;
         const int count = tokens_in(chunk), first = thread % kThreads / kVectors, vector = thread % kVectors;
         const unsigned to = row_vector(tile_row(tiles, first), vector);
-        const Io* from = static_cast<const Io*>(head) + (chunk * kChunk + first) * stride + 8 * vector;
+        const Io* from = static_cast<const Io*>(head) + (in_time(chunk) * kChunk + first) * stride + 8 * vector;
 #pragma unroll
         for (int i = 0; i < kChunk / kRows; ++i)
 #pragma unroll
             for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
-                const int element = tile * PrefillMmaConfig::kTileElements + 8 * vector;
+                const int element = tile * kMmaTileElements + 8 * vector;
                 if (element >= kConfig.head_k) continue;
                 const bool exists = first + i * kRows < count && element < call.dk;
-                const void* at = from + i * kRows * stride + tile * PrefillMmaConfig::kTileElements;
+                const void* at = from + i * kRows * stride + tile * kMmaTileElements;
                 cp_async_16_zfill(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
             }
     }
@@ -52,7 +55,7 @@ struct MmaTokens : MmaLane {
         const int count = tokens_in(chunk);
         const auto issue_load = [&](RawNumber& raw, const Scalars& scalars, i64 first, int token) {
             raw = {};
-            if (token < count) raw.load(scalars.values, first + (chunk * kChunk + token) * scalars.token);
+            if (token < count) raw.load(scalars.values, first + (in_time(chunk) * kChunk + token) * scalars.token);
         };
         issue_load(raw_gates[0], call.gate, work.gate, lane);
         issue_load(raw_gates[1], call.gate, work.gate, lane + 32);
@@ -112,12 +115,14 @@ struct MmaTokens : MmaLane {
         auto& factors = shared.factors;
         const int token = thread % kChunk;
         const bool has_key = warp % 4 < 2;
-        const float log_norm = call.qk_norm ? log_inverse_norm(has_key ? keys : shared.query, token) : 0.f;
+        const float log_norm =
+            call.qk_norm ? log_inverse_norm(has_key || !kConfig.has_queries() ? keys : shared.query, token) : 0.f;
         bool resets;
         const float2 gates = cumulated_gates(resets);
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
         if (has_key) {
-            const float beta = raw_beta.number(call.beta.values.type);
+            float beta = raw_beta.number(call.beta.values.type);
+            if constexpr (requires { kConfig.beta_of_zero(); }) beta = beta == 0.f ? kConfig.beta_of_zero() : beta;
             factors.gate[token] = gate;
             factors.column[token] = gate - log_norm;
             factors.beta[token] = beta;
@@ -172,6 +177,12 @@ struct MmaTokens : MmaLane {
                 store_parts<kIo>(shared.scores[ChunkTriangle::index_of(row_block, n / 2)], n % 2, half,
                                  distance >= 0 ? products[n][2 * half] : 0.f, distance >= 1 ? products[n][2 * half + 1] : 0.f);
             }
+        }
+    }
+    __device__ __forceinline__ void form_scores(TokenSums& products, int row_block, const Tile* keys) const {
+        if constexpr (kConfig.has_queries()) {
+            multiply(products, shared.query, row_block, keys);
+            store_scores(products, row_block);
         }
     }
     __device__ __forceinline__ void store_to_invert(const TokenSums& products) const {
@@ -233,8 +244,7 @@ struct MmaTokens : MmaLane {
             __syncthreads();  // the factors are complete
             begin_inverse(products);
             refresh();
-            multiply(products, shared.query, score_row_block, keys);
-            store_scores(products, score_row_block);
+            form_scores(products, score_row_block, keys);
             refresh();
             invert_chunk(shared.inverse, warp, [] { __syncthreads(); }, lane);
             __syncthreads();  // all warps have read the inverse
@@ -251,8 +261,7 @@ struct MmaTokens : MmaLane {
             compute_factors(keys);
             named_barrier_sync(kConfig.threads(), kFactorsReady);
             issue_early();
-            multiply(products, shared.query, score_row_block, keys);
-            store_scores(products, score_row_block);
+            form_scores(products, score_row_block, keys);
             if (kConfig.key_stages > 1) load_keys<kScoreThreads>(chunk + 1);
         }
     }
