@@ -101,6 +101,35 @@ struct GDN_HOLDS_TENSORS ChunkedResult {
 };
 ChunkedResult chunked_forward(const ChunkedForward& arguments);
 
+// chunked_forward with results that have gradients: everything is new, and states are contiguous fp32 (sequences, H, dv, dk).
+struct GDN_HOLDS_TENSORS GatedDeltaRule {
+    static constexpr const char* name = "gated_delta_rule";
+    Given query, key, value;
+    OptionalTensor beta = {}, gate = {}, state = {}, cu_seqlens = {};
+    std::optional<double> scale = {};
+    bool use_qk_l2norm = false;
+    bool deterministic = false;
+    GateOptions gates = {};
+    int64_t workspace = int64_t{1} << 30;  // bytes that the backward may use at a time
+
+    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, workspace)
+};
+// (out, final state)
+std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaRule& arguments);
+
+struct GDN_HOLDS_TENSORS GatedDeltaRuleBackward {
+    static constexpr const char* name = "gated_delta_rule_backward";
+    OptionalTensor grad_out = {}, grad_final_state = {};  // zeros where absent
+    GatedDeltaRule forward;
+
+    GDN_FIELDS(grad_out, grad_final_state, forward)
+};
+struct GDN_HOLDS_TENSORS GatedDeltaRuleGradients {
+    Tensor query, key, value;
+    Tensor beta, gate, state, A_log, dt_bias;  // of no elements where the argument is absent; those of heads in fp32
+};
+GatedDeltaRuleGradients gated_delta_rule_backward(const GatedDeltaRuleBackward& arguments);
+
 struct GDN_HOLDS_TENSORS ChunkedSummary {
     static constexpr const char* name = "chunked_summary";
     Given key, value;

@@ -48,6 +48,11 @@ Prepared prepare_states(const Sequences& sequences, bool qk_norm) {
     return prepared;
 }
 
+float scale_of(const Checks& check, std::optional<double> scale, const Sequences& sequences) {
+    GDN_REQUIRE(check, !scale || std::isfinite(*scale), "scale", "a finite number", fmt::format("{}", scale.value_or(0)));
+    return static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(sequences.dk))));
+}
+
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale,
                  bool qk_norm) {
     Prepared prepared = prepare_states(sequences, qk_norm);
@@ -66,12 +71,10 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     check.device("out", output, sequences.query, "query");
     if (sequences.plain()) check.last_contiguous("out", output);
     check.distinct("out", output);
-    GDN_REQUIRE(check, !scale || std::isfinite(*scale), "scale", "a finite number", fmt::format("{}", scale.value_or(0)));
-
     GdnCall& args = prepared.args;
     args.output = rows_of(output);
     args.outputs = args.dv;
-    args.scale = static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(sequences.dk))));
+    args.scale = scale_of(check, scale, sequences);
     return prepared;
 }
 

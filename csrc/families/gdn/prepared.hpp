@@ -37,6 +37,8 @@ Op with_new_output(Op arguments) {
 }
 
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm);
+// dk^-0.5 where there is none.
+float scale_of(const Checks& check, std::optional<double> scale, const Sequences& sequences);
 // A call without outputs.
 Prepared prepare_states(const Sequences& sequences, bool qk_norm);
 // A_log makes `gate` raw.

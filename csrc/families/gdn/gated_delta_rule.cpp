@@ -1,0 +1,326 @@
+// gated_delta_rule and its backward: chunked_forward with gradients.
+#include <torch/csrc/stable/ops.h>
+
+#include <gdn_cuda/gdn.hpp>
+#include <tuple>
+#include <vector>
+
+#include "../../operators/operator.hpp"
+#include "../../operators/torch_math.hpp"
+#include "backward_mma.hpp"
+#include "chunk_gates_backward.hpp"
+#include "chunk_inputs.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+constexpr const char* kFunction = ChunkedForward::name;  // what users call
+
+// The backward of calls that no kernel takes, in Python. It has the arguments and results of the operator itself.
+struct BackwardByReference : GatedDeltaRuleBackward {
+    static constexpr const char* name = "gated_delta_rule_backward_reference";
+};
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+ChunkedForward as_chunked_forward(const GatedDeltaRule& x) {
+    return {.query = x.query,
+            .key = x.key,
+            .value = x.value,
+            .beta = x.beta,
+            .gate = x.gate,
+            .state = x.state,
+            .cu_seqlens = x.cu_seqlens,
+            .scale = x.scale,
+            .use_qk_l2norm = x.use_qk_l2norm,
+            .deterministic = x.deterministic,
+            .gates = x.gates};
+}
+
+// ---- Forward
+
+struct PreparedRule : Prepared {
+    GateTensors tensors;
+};
+
+PreparedRule prepare_rule(const GatedDeltaRule& x) {
+    const Checks check{kFunction};
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    PreparedRule prepared{prepare_states(sequences, x.use_qk_l2norm), {}};
+    prepared.args.outputs = prepared.args.dv;
+    prepared.args.scale = scale_of(check, x.scale, sequences);
+    prepared.tensors = check_gates(check, prepared, x.beta, x.gate, x.gates);
+    GDN_REQUIRE(check, x.workspace >= 0, "workspace", "bytes, not negative", fmt::format("{}", x.workspace));
+    if (const View state = view_of(x.state); state.defined()) {
+        prepared.args.initial = check_initial(check, prepared, "state", state, 4);
+        GDN_REQUIRE(check, state.size(0) == sequences.count, "state",
+                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(state));
+    }
+    return prepared;
+}
+
+std::tuple<Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
+    prepare_rule(x);
+    ChunkedForward forward = as_chunked_forward(x);
+    forward.state_dtype = ScalarType::Float;
+    const ChunkedResult result = chunked_forward(forward);
+    return {result.output, *result.final_state};
+}
+
+// ---- Backward
+
+PreparedRule prepare_backward(const GatedDeltaRuleBackward& x) {
+    PreparedRule prepared = prepare_rule(x.forward);
+    const Checks check{kFunction};
+    const Sequences& sequences = prepared.sequences;
+    if (const View grad = view_of(x.grad_out); grad.defined()) {
+        const View value(x.forward.value);
+        GDN_REQUIRE(check, grad.rank == value.rank && std::equal(grad.sizes, grad.sizes + grad.rank, value.sizes), "grad_out",
+                    fmt::format("the shape of value {}", shape_text(value)), shape_text(grad));
+        check.dtype("grad_out", grad, {sequences.io});
+        check.device("grad_out", grad, value, "value");
+    }
+    if (const View grad = view_of(x.grad_final_state); grad.defined()) {
+        check.shape("grad_final_state", grad, {sequences.count, sequences.heads, sequences.dv, sequences.dk},
+                    "(sequences, Hv, dv, dk)");
+        check.device("grad_final_state", grad, sequences.query, "query");
+    }
+    return prepared;
+}
+
+// Rows that kernels load in vectors of 16 bytes.
+bool has_vectors(const View& rows) {
+    return rows.stride(-1) <= 1 && rows.aligned16();
+}
+bool kernels_take(const PreparedRule& prepared, const Target& target) {
+    const Sequences& sequences = prepared.sequences;
+    return sequences.plain() && has_vectors(sequences.query) && has_vectors(sequences.key) && has_vectors(sequences.value) &&
+           sequences.count <= kMaxGridYZ && sequences.heads <= kMaxGridYZ &&
+           jit::device_traits(target.ordinal).capability >= BackwardMmaStates::kernel.min_capability;
+}
+
+Tensor zeros(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType type) {
+    Tensor made = torch::stable::new_empty(like, sizes, type);
+    torch::stable::zero_(made);
+    return made;
+}
+std::vector<int64_t> sizes_of(const View& view) {
+    return {view.sizes, view.sizes + view.rank};
+}
+
+// What a group of heads hands over from pass to pass; one after another use the same memory.
+struct Workspace {
+    i64 chunks, scalars, states, errors;  // of a head: chunks of all sequences, and bytes of each part
+
+    Workspace(const Sequences& sequences)
+        : chunks(chunk_indices(sequences.packed(), static_cast<int>(sequences.count), static_cast<int>(sequences.tokens))),
+          scalars(chunks * static_cast<i64>(sizeof(ChunkScalars))),
+          states(chunks * sequences.dv * sequences.dk * 2),
+          errors(chunks * 2 * kChunk * sequences.dv * 2) {}
+
+    i64 bytes_of_head() const { return scalars + 2 * states + errors; }
+    BackwardHandover of(char* memory, i64 heads) const {
+        char* const first = memory + heads * scalars;
+        return {.scalars = reinterpret_cast<ChunkScalars*>(memory),
+                .states = first,
+                .state_gradients = first + heads * states,
+                .errors = first + 2 * heads * states,
+                .chunks = chunks};
+    }
+};
+
+Rows from_head(Rows rows, i64 head) {
+    rows.data = static_cast<char*>(rows.data) + head * rows.head * 2;  // 16-bit elements
+    return rows;
+}
+Scalars from_head(Scalars scalars, i64 head) {
+    scalars.values.data = static_cast<const char*>(scalars.values.data) + head * scalars.head * bytes_of(scalars.values.type);
+    return scalars;
+}
+RecurrentStates from_head(RecurrentStates states, i64 head) {
+    if (states.data != nullptr) states.data = static_cast<float*>(states.data) + head * states.head;
+    return states;
+}
+
+struct Passes {
+    GdnCall call;  // gates are logarithms of decays, and betas
+    DType io;
+    Rows output_gradient, query_gradient, key_gradient, value_gradient;
+    RecurrentStates initial, final_gradient, initial_gradient;
+    float *beta_gradient, *gate_gradient;
+
+    // For `count` heads from `first` on, which are those of whole key heads.
+    void run(i64 first, i64 count, const BackwardHandover& handover, const Target& target) const {
+        const i64 key_head = first / call.heads_per_key;
+        GdnCall each = call;
+        each.heads = static_cast<int>(count);
+        each.query = from_head(call.query, key_head);
+        each.key = from_head(call.key, key_head);
+        each.gate = from_head(call.gate, first);
+        each.beta = from_head(call.beta, first);
+
+        BackwardStatesArgs states{.call = each, .state = DType::f32, .to = handover};
+        states.call.value = from_head(output_gradient, first);
+        states.call.output = from_head(value_gradient, first);
+        states.call.initial = from_head(final_gradient, first);
+        states.call.last = from_head(initial_gradient, first);
+        BackwardMmaStates::run(Direction::backward, states, io, target);
+        states.call.value = from_head(call.value, first);
+        states.call.initial = from_head(initial, first);
+        states.call.last = {};
+        BackwardMmaStates::run(Direction::forward, states, io, target);
+        BackwardMmaGradients::run({.query = each.query,
+                                   .key = each.key,
+                                   .output_gradient = from_head(output_gradient, first),
+                                   .value_gradient = from_head(value_gradient, first),
+                                   .query_gradient = from_head(query_gradient, key_head),
+                                   .key_gradient = from_head(key_gradient, key_head),
+                                   .beta_gradient = beta_gradient + first,
+                                   .gate_gradient = gate_gradient + first,
+                                   .from = handover,
+                                   .cu_seqlens = call.cu_seqlens,
+                                   .sequences = call.sequences,
+                                   .tokens = call.tokens,
+                                   .heads = each.heads,
+                                   .heads_per_key = call.heads_per_key,
+                                   .dk = call.dk,
+                                   .dv = call.dv,
+                                   .heads_in_all = call.heads,
+                                   .scale = call.scale,
+                                   .qk_norm = call.qk_norm},
+                                  io, target);
+    }
+};
+
+Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x, const Target& target) {
+    const GatedDeltaRule& forward = x.forward;
+    const Sequences& sequences = prepared.sequences;
+    const bool packed = sequences.packed();
+    const std::vector<int64_t> none{0}, states{sequences.count, sequences.heads, sequences.dv, sequences.dk},
+        numbers{packed ? 1 : sequences.count, sequences.tokens, sequences.heads};
+    const auto made = [&](const Tensor& like) {  // tokens of no sequence have gradients of 0
+        Tensor gradient = torch::stable::new_empty(like, sizes_of(View(like)));
+        if (packed) torch::stable::zero_(gradient);
+        return gradient;
+    };
+    const auto rows = [&](const Tensor& x) { return rows_of(sequences.without_batch(View(x))); };
+    const Tensor dq = made(forward.query), dk = made(forward.key), dv = made(forward.value);
+    const Tensor to_state = torch::stable::new_empty(forward.value, states, ScalarType::Float);
+    const Tensor by_gate = zeros(forward.value, numbers, ScalarType::Float),
+                 by_beta = zeros(forward.value, numbers, ScalarType::Float);
+
+    const Tensor grad_out = !x.grad_out ? zeros(forward.value, sizes_of(View(forward.value)), forward.value->scalar_type())
+                            : has_vectors(View(*x.grad_out)) ? *x.grad_out
+                                                             : torch::stable::contiguous(*x.grad_out);
+    const auto dense = [&](const OptionalTensor& states) {
+        return states ? OptionalTensor(torch::stable::contiguous(torch::stable::to(*states, ScalarType::Float)))
+                      : OptionalTensor();
+    };
+    const OptionalTensor initial = dense(forward.state), final_gradient = dense(x.grad_final_state);
+    const auto place = [&](const OptionalTensor& states) {
+        return states ? contiguous_states(memory_of(*states), sequences, DType::f32) : RecurrentStates{};
+    };
+
+    ChunkInputs inputs(prepared, forward.value, target);
+    const GdnCall given = prepared.args;
+    if (!has_chunk_gates(prepared.args)) inputs.convert_gates();
+    const Passes passes{.call = prepared.args,
+                        .io = sequences.io,
+                        .output_gradient = rows(grad_out),
+                        .query_gradient = rows(dq),
+                        .key_gradient = rows(dk),
+                        .value_gradient = rows(dv),
+                        .initial = place(initial),
+                        .final_gradient = place(final_gradient),
+                        .initial_gradient = contiguous_states(memory_of(to_state), sequences, DType::f32),
+                        .beta_gradient = static_cast<float*>(memory_of(by_beta)),
+                        .gate_gradient = static_cast<float*>(memory_of(by_gate))};
+    const Workspace workspace(sequences);
+    const i64 of_key_head = workspace.bytes_of_head() * passes.call.heads_per_key;
+    GDN_REQUIRE(Checks{kFunction}, of_key_head <= forward.workspace, "workspace",
+                fmt::format("at least {} bytes, what the backward of one key head needs", of_key_head),
+                fmt::format("{}", forward.workspace));
+    if (sequences.heads > 0 && sequences.count > 0) {
+        const i64 key_heads =
+            std::min<i64>(sequences.key_heads, of_key_head > 0 ? forward.workspace / of_key_head : sequences.key_heads);
+        const i64 most = key_heads * passes.call.heads_per_key;
+        const Tensor memory = torch::stable::new_empty(forward.value, {most * workspace.bytes_of_head()}, ScalarType::Byte);
+        for (i64 first = 0; first < sequences.heads; first += most)
+            passes.run(first, std::min(most, sequences.heads - first),
+                       workspace.of(static_cast<char*>(memory_of(memory)), std::min(most, sequences.heads - first)), target);
+    }
+
+    // Gates, as the call has them.
+    const auto gradient_of = [&](const OptionalTensor& x) {
+        return x ? made(*x) : torch::stable::new_empty(forward.value, none, ScalarType::Float);
+    };
+    const Tensor to_beta = gradient_of(forward.beta), to_gate = gradient_of(forward.gate);
+    const bool raw = forward.gates.A_log.has_value();
+    ChunkGatesBackwardArgs gates{.gate = given.gate,
+                                 .beta = given.beta,
+                                 .forms = given.forms,
+                                 .A_log = given.A_log,
+                                 .dt_bias = given.dt_bias,
+                                 .log_decay_gradient = passes.gate_gradient,
+                                 .beta_gradient = passes.beta_gradient,
+                                 .gate_to = forward.gate ? tagged(View(to_gate)) : Tagged{},
+                                 .beta_to = forward.beta ? tagged(View(to_beta)) : Tagged{},
+                                 .sums = nullptr,
+                                 .sequences = numbers[0],
+                                 .tokens = sequences.tokens,
+                                 .heads = static_cast<int>(sequences.heads),
+                                 .lanes = 1,
+                                 .tokens_of_block = 0};
+    const i64 blocks = ChunkGatesBackward::spread(gates);
+    const Tensor sums = zeros(forward.value, {2, raw ? blocks : 0, sequences.heads}, ScalarType::Float);
+    if (raw) gates.sums = static_cast<float*>(memory_of(sums));
+    ChunkGatesBackward::run(gates, blocks, target);
+    const auto sum_of = [&](int64_t which, bool is_given) {
+        return is_given ? math::sum(torch::stable::select(sums, 0, which), 0)
+                        : torch::stable::new_empty(forward.value, none, ScalarType::Float);
+    };
+    return {dq,
+            dk,
+            dv,
+            to_beta,
+            to_gate,
+            forward.state ? to_state : torch::stable::new_empty(forward.value, none, ScalarType::Float),
+            sum_of(0, raw),
+            sum_of(1, forward.gates.dt_bias.has_value())};
+}
+
+Gradients run_backward(const GatedDeltaRuleBackward& x) {
+    PreparedRule prepared = prepare_backward(x);
+    const DeviceScope scope(prepared.sequences.query.device_index);
+    const Target target = target_of(kFunction, prepared.sequences.query);
+    if (kernels_take(prepared, target)) return run_by_kernels(prepared, x, target);
+    return call_through_torch<BackwardByReference, Gradients>(BackwardByReference{x});
+}
+// Where Python has not registered the reference.
+Gradients refuse(const BackwardByReference& x) {
+    fail(kFunction, "query", "16-bit rows of a multiple of 8 elements that start on 16 bytes, for gradients without Python",
+         shape_text(View(x.forward.query)));
+}
+
+GDN_REGISTER(GatedDeltaRule, prepare_rule, run_rule)
+GDN_REGISTER(GatedDeltaRuleBackward, prepare_backward, run_backward)
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
+    define<BackwardByReference, refuse>(m);
+}
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CompositeExplicitAutograd, m) {
+    m.impl(BackwardByReference::name, &detail::run_boxed<BackwardByReference, refuse>);
+}
+
+}  // namespace
+}  // namespace gdn_cuda::gdn
+
+namespace gdn_cuda {
+
+GDN_FUNCTION(gated_delta_rule, GatedDeltaRule, gdn::run_rule)
+
+GatedDeltaRuleGradients gated_delta_rule_backward(const GatedDeltaRuleBackward& x) {
+    require_given(x.name, x);
+    auto [query, key, value, beta, gate, state, A_log, dt_bias] = call<GatedDeltaRuleBackward, gdn::run_backward>(x);
+    return {query, key, value, beta, gate, state, A_log, dt_bias};
+}
+
+}  // namespace gdn_cuda

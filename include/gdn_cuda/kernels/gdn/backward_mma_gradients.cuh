@@ -1,0 +1,38 @@
+// gdn/backward_mma_gradients: gradients of queries, keys, betas and gates of a chunk, on the tensor cores of any GPU from sm_80
+// on. What the chains hand over is all that crosses chunks, so chunks are independent (backward/handover.cuh): S before the
+// chunk, E, the gradient of the state after it, R = V' / beta, and dV.
+//
+//     dP_ij = scale (dO_i.R_j) exp(G_i - G_j) beta_j, i >= j        dA_ij = -(dV_i.R_j) exp(G_i - G_j) beta_j, i > j
+//     dq = scale exp(G) dO S + dP k
+//     dk = exp(G_C - G) beta R E - exp(G) dV S + dP^T q + (dA + dA^T) k
+//     dbeta_i = dV_i.R_i / beta_i
+//     dg_t = sum of s_i, i >= t + sum of u_j, j < t + exp(G_C) <E, S> + sum of M_ij, i >= t > j
+//         s_i = q_i.[scale exp(G) dO S]_i - k_i.[exp(G) dV S]_i    u_j = k_j.[exp(G_C - G) beta R E]_j
+//         M_ij = dP_ij (q_i.k_j) + dA_ij (k_i.k_j)
+//
+// A block takes a chunk and a key head. Its value heads follow one another: products of tokens x tokens first, then blocks of
+// 64 key columns, whose gradients are summed over the value heads in registers. Every tile is 64 x 64, loaded when it is used.
+// R and dP are two 16-bit parts: with keys that repeat, their products cancel.
+//
+// Every term of dg carries the decay across token t, so a reset has a gradient of exactly 0.
+//
+// Bound: latency of loads that are waited for, as shared memory has no room for two sets of tiles.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/backward_mma_gradients/chunk.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <BackwardGradientsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1)
+    backward_mma_gradients(const __grid_constant__ BackwardGradientsArgs args) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<BackwardGradientsPlan*>(memory);
+    static_assert(sizeof(shared) <= kSharedBytesEverywhere);
+    const i64 index = blockIdx.x;
+    const ChunkPlace place = chunk_at(args.cu_seqlens, args.sequences, args.tokens, index);
+    if (place.sequence < 0) return;
+    ChunkGradients<kConfig>(shared, args, place, index, static_cast<int>(blockIdx.y)).run();
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,411 @@
+// A chunk of a key head: its value heads one after another. Matrices of tokens x tokens first, then blocks of 64 key columns.
+//
+// Keys and queries are used as they are in memory: inverse norms r are factors of rows and columns, and what is summed is r
+// times the gradient of a normalised row, so that the gradient of the row itself is the sum less its part along the row.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/backward_mma_gradients/products.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <BackwardGradientsConfig kConfig>
+struct ChunkGradients : TileProducts<kConfig.io> {
+    using Base = TileProducts<kConfig.io>;
+    using Tile = BackwardGradientsPlan::Tile;
+    using Base::clear, Base::for_each, Base::row, Base::column, Base::half, Base::pair_at;
+    using Base::thread, Base::warp, Base::lane, Base::g, Base::t;
+    static constexpr DType kIo = kConfig.io;
+    using Io = Storage<kIo>;
+
+    BackwardGradientsPlan& shared;
+    const BackwardGradientsArgs& args;
+    const ChunkPlace place;
+    const i64 index;  // of the chunk
+    const int key_head, count;
+
+    TileSums query[kConfig.key_blocks], key[kConfig.key_blocks];  // r dq, r dk, summed over value heads
+
+    __device__ __forceinline__ ChunkGradients(BackwardGradientsPlan& shared, const BackwardGradientsArgs& args,
+                                              const ChunkPlace& place, i64 index, int key_head)
+        : shared(shared),
+          args(args),
+          place(place),
+          index(index),
+          key_head(key_head),
+          count(min(kChunk, place.length - place.first)) {}
+
+    // ---- Memory
+
+    __device__ __forceinline__ Io* rows_of(const Rows& rows, int head) const {
+        return static_cast<Io*>(rows.data) + place.sequence * rows.batch + (place.start + place.first) * rows.token +
+               head * rows.head;
+    }
+    // Zeros past `rows` and `columns`. `from`: the tile's first element.
+    __device__ __forceinline__ void load(Tile& tile, const Io* from, i64 stride, int rows, int columns) const {
+#pragma unroll
+        for (int i = thread; i < kChunk * 8; i += BackwardGradientsConfig::threads()) {
+            const int at = i / 8, vector = i % 8;
+            const bool exists = at < rows && 8 * vector < columns;
+            cp_async_16_zfill(row_vector(tile_row(tile.bytes, at), vector), exists ? from + at * stride + 8 * vector : from,
+                              exists);
+        }
+    }
+    __device__ __forceinline__ void wait_for_loads() const {
+        cp_async_fence();
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+    __device__ __forceinline__ i64 place_of(int head) const { return head * args.from.chunks + index; }
+    __device__ __forceinline__ void load_values(int head, int slab) const {
+        const int first = slab * kChunk, columns = args.dv - first;
+        load(shared.values.output_gradient, rows_of(args.output_gradient, head) + first, args.output_gradient.token, count,
+             columns);
+        load(shared.values.value_gradient, rows_of(args.value_gradient, head) + first, args.value_gradient.token, count,
+             columns);
+#pragma unroll
+        for (int part = 0; part < 2; ++part)
+            load(shared.values.error[part],
+                 static_cast<const Io*>(args.from.errors) + (2 * place_of(head) + part) * kChunk * args.dv + first, args.dv,
+                 count, columns);
+    }
+    __device__ __forceinline__ void load_keys(int block) const {
+        const int first = block * kChunk, columns = args.dk - first;
+        load(shared.columns.query, rows_of(args.query, key_head) + first, args.query.token, count, columns);
+        load(shared.columns.key, rows_of(args.key, key_head) + first, args.key.token, count, columns);
+    }
+    __device__ __forceinline__ void load_states(int head, int slab, int block) const {
+        const i64 first = (place_of(head) * args.dv + slab * kChunk) * args.dk + block * kChunk;
+        const int rows = args.dv - slab * kChunk, columns = args.dk - block * kChunk;
+        load(shared.columns.state, static_cast<const Io*>(args.from.states) + first, args.dk, rows, columns);
+        load(shared.columns.state_gradient, static_cast<const Io*>(args.from.state_gradients) + first, args.dk, rows, columns);
+    }
+    __device__ __forceinline__ int slabs() const { return (args.dv + kChunk - 1) / kChunk; }
+
+    // ---- Tokens x tokens
+
+    // dO R^T and dV R^T.
+    __device__ __forceinline__ void multiply_values(TileSums& by_output, TileSums& by_value, int head) const {
+        clear(by_output);
+        clear(by_value);
+#pragma unroll 1
+        for (int slab = 0; slab < slabs(); ++slab) {
+            load_values(head, slab);
+            wait_for_loads();
+#pragma unroll
+            for (const Tile& error : shared.values.error) {
+                this->add_by_rows(by_output, shared.values.output_gradient, error);
+                this->add_by_rows(by_value, shared.values.value_gradient, error);
+            }
+            if (slab + 1 < slabs()) __syncthreads();
+        }
+    }
+    // q k^T and k k^T.
+    __device__ __forceinline__ void multiply_keys(TileSums& by_query, TileSums& by_key) const {
+        clear(by_query);
+        clear(by_key);
+#pragma unroll 1
+        for (int block = 0; block < kConfig.key_blocks; ++block) {
+            load_keys(block);
+            wait_for_loads();
+            this->add_by_rows(by_query, shared.columns.query, shared.columns.key);
+            this->add_by_rows(by_key, shared.columns.key, shared.columns.key);
+            __syncthreads();
+        }
+    }
+    // Element (row, column) of a tile.
+    static __device__ __forceinline__ void store(Tile& tile, int row, int column, float x) {
+        reinterpret_cast<Io*>(tile.bytes + row * 128 + ((column / 8 ^ row % 8) << 4))[column % 8] = from_float<Io>(x);
+    }
+    // dP and dA + dA^T with the norms of both sides, M, and the gradient of beta.
+    __device__ __forceinline__ void form_scores(int head) const {
+        TileSums by_output, by_value, by_query, by_key;
+        multiply_values(by_output, by_value, head);
+        multiply_keys(by_query, by_key);
+        const ChunkScalars& scalars = shared.scalars;
+        for_each([&](int n, int i) {
+            const int at = row(i), from = column(n, i);
+            if (at == from) {
+                shared.beta_gradient[at] = by_value[n][i] / scalars.beta[at];
+                store(shared.by_keys, at, at, 0.f);
+            }
+            const float decay = at >= from ? exp2_fast(scalars.gate[at] - scalars.gate[from]) : 0.f;  // masked before exp2
+            const float factor = decay * scalars.beta[from] * scalars.key_norm[from];
+            const float score = at >= from ? args.scale * scalars.query_norm[at] * factor * by_output[n][i] : 0.f;
+            const float keys = at > from ? -scalars.key_norm[at] * factor * by_value[n][i] : 0.f;
+            shared.moments[at][from] = score * by_query[n][i] + keys * by_key[n][i];
+            store(shared.by_scores[0], at, from, score);
+            store(shared.by_scores[1], at, from, score - to_float(from_float<Io>(score)));
+            if (at > from) {
+                store(shared.by_keys, at, from, keys);
+                store(shared.by_keys, from, at, keys);
+            }
+        });
+        __syncthreads();
+    }
+    // Sum of M_ij over i >= t > j for each token t: prefix sums of rows, then sums of columns. Nothing is subtracted: these
+    // sums may be far smaller than their terms.
+    __device__ __forceinline__ void sum_moments() const {
+        constexpr int kPart = kChunk / 4;
+        const int line = thread / 4, first = thread % 4 * kPart;
+        float* const mine = shared.moments[line] + first;
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) {
+            const float x = mine[i];
+            mine[i] = sum;
+            sum += x;
+        }
+        float before = 0.f;
+#pragma unroll
+        for (int part = 0; part < 3; ++part) {
+            const float others = __shfl_sync(0xffffffffu, sum, lane / 4 * 4 + part);
+            before += part < thread % 4 ? others : 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) mine[i] += before;
+        __syncthreads();
+        sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < kPart; ++i) sum += first + i >= line ? shared.moments[first + i][line] : 0.f;
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (thread % 4 == 0) shared.within_chunk[line] = sum;
+        __syncthreads();
+    }
+
+    // ---- Blocks of key columns
+
+    // This thread's part of the sum of E * S over the tiles that are loaded.
+    __device__ __forceinline__ float product_of_states() const {
+        float sum = 0.f;
+#pragma unroll
+        for (int i = thread; i < kChunk * 8; i += BackwardGradientsConfig::threads()) {
+            const uint4 x = load_shared(shared_address(shared.columns.state.bytes) + 16 * i),
+                        y = load_shared(shared_address(shared.columns.state_gradient.bytes) + 16 * i);
+            const unsigned left[] = {x.x, x.y, x.z, x.w}, right[] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {
+                const float2 a = unpack<kIo>(left[pair]), b = unpack<kIo>(right[pair]);
+                sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
+            }
+        }
+        return sum;
+    }
+    // Elements 8 n + 2 t and + 1 of this thread's row `half` (g or g + 8) of a tile.
+    __device__ __forceinline__ float2 pair_of(const Tile& tile, int n, int half) const {
+        return unpack<kIo>(load_shared_word(pair_at(tile, n, 2 * half)));
+    }
+    // Adds what passes through the states to the gradients of queries and keys, and to s and u of this thread's two rows.
+    __device__ __forceinline__ float add_through_states(TileSums& dq, TileSums& dk, float (&s)[2], float (&u)[2], int head,
+                                                        int block) const {
+        TileSums by_output, by_value, by_error;
+        clear(by_output);
+        clear(by_value);
+        clear(by_error);
+        float product = 0.f;
+#pragma unroll 1
+        for (int slab = 0; slab < slabs(); ++slab) {
+            if (slabs() > 1) load_values(head, slab);
+            load_states(head, slab, block);
+            wait_for_loads();
+            this->add(by_output, shared.values.output_gradient, shared.columns.state);
+            this->add(by_value, shared.values.value_gradient, shared.columns.state);
+#pragma unroll
+            for (const Tile& error : shared.values.error) this->add(by_error, error, shared.columns.state_gradient);
+            product += product_of_states();
+            if (slab + 1 < slabs()) __syncthreads();
+        }
+        const ChunkScalars& scalars = shared.scalars;
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const int at = row(2 * which);
+            const float before = exp2_fast(scalars.gate[at]), after = exp2_fast(scalars.gate[kChunk - 1] - scalars.gate[at]);
+            const float of_output = args.scale * before * scalars.query_norm[at], of_value = before * scalars.key_norm[at],
+                        of_error = after * scalars.beta[at] * scalars.key_norm[at];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                const float2 q = pair_of(shared.columns.query, n, which), k = pair_of(shared.columns.key, n, which);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int at_pair = 2 * which + i;
+                    const float output = of_output * by_output[n][at_pair], value = of_value * by_value[n][at_pair],
+                                error = of_error * by_error[n][at_pair];
+                    s[which] += (i == 0 ? q.x : q.y) * output - (i == 0 ? k.x : k.y) * value;
+                    u[which] += (i == 0 ? k.x : k.y) * error;
+                    dq[n][at_pair] += output;
+                    dk[n][at_pair] += error - value;
+                }
+            }
+        }
+        return product;
+    }
+    // Sums over the columns of each row, of this warp's half of a block.
+    __device__ __forceinline__ void store_row_sums(const float (&first)[2], const float (&second)[2]) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            float a = first[which], b = second[which];
+#pragma unroll
+            for (int step = 1; step < 4; step *= 2) {
+                a += __shfl_xor_sync(0xffffffffu, a, step);
+                b += __shfl_xor_sync(0xffffffffu, b, step);
+            }
+            if (t == 0) {
+                shared.row_sums[half()][0][row(2 * which)] = a;
+                shared.row_sums[half()][1][row(2 * which)] = b;
+            }
+        }
+    }
+    __device__ __forceinline__ void add_columns(int head) {
+        float s[2] = {}, u[2] = {}, product = 0.f;
+#pragma unroll
+        for (int block = 0; block < kConfig.key_blocks; ++block) {
+            load_keys(block);
+            product += add_through_states(query[block], key[block], s, u, head, block);
+#pragma unroll
+            for (const Tile& scores : shared.by_scores) {
+                this->add(query[block], scores, shared.columns.key);
+                this->add_transposed(key[block], scores, shared.columns.query);
+            }
+            this->add(key[block], shared.by_keys, shared.columns.key);
+            __syncthreads();
+        }
+        store_row_sums(s, u);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) product += __shfl_xor_sync(0xffffffffu, product, step);
+        if (lane == 0) shared.state_product[warp] = product;
+        __syncthreads();
+    }
+
+    // ---- Scalars
+
+    __device__ __forceinline__ void load_scalars(int head) const {
+        const auto* from = reinterpret_cast<const uint4*>(args.from.scalars + place_of(head));
+        auto* to = reinterpret_cast<uint4*>(&shared.scalars);
+        for (int i = thread; i < static_cast<int>(sizeof(ChunkScalars) / sizeof(uint4));
+             i += BackwardGradientsConfig::threads())
+            to[i] = from[i];
+        __syncthreads();
+    }
+    // The gradient of the gate of token t: s_i over i >= t, u_j over j < t, Gamma <E, S>, and M over i >= t > j. By one warp.
+    __device__ __forceinline__ void store_gates(int head) const {
+        if (warp != 0) return;
+        constexpr unsigned kAll = 0xffffffffu;
+        const auto sum_of = [&](int which, int token) {
+            return shared.row_sums[0][which][token] + shared.row_sums[1][which][token];
+        };
+        float later[2], earlier[2];
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            later[part] = sum_of(0, lane + 32 * part);
+            const float u = __shfl_up_sync(kAll, sum_of(1, lane + 32 * part), 1);
+            earlier[part] = lane > 0 ? u : 0.f;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const float after = __shfl_down_sync(kAll, later[part], step),
+                            before = __shfl_up_sync(kAll, earlier[part], step);
+                if (lane + step < 32) later[part] += after;
+                if (lane >= step) earlier[part] += before;
+            }
+        }
+        later[0] += __shfl_sync(kAll, later[1], 0);
+        earlier[1] += __shfl_sync(kAll, earlier[0] + sum_of(1, lane), 31);
+        float product = 0.f;
+        for (const float each : shared.state_product) product += each;
+        product *= exp2_fast(shared.scalars.gate[kChunk - 1]);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            const int token = lane + 32 * part;
+            if (token >= count) continue;
+            const i64 tokens_before = args.cu_seqlens.data != nullptr ? place.start : i64{place.sequence} * args.tokens;
+            const i64 at = (tokens_before + place.first + token) * args.heads_in_all + head;
+            args.gate_gradient[at] = later[part] + earlier[part] + product + shared.within_chunk[token];
+            args.beta_gradient[at] = shared.beta_gradient[token];
+        }
+    }
+    // The value gradients of tokens whose beta is 0.
+    __device__ __forceinline__ void clear_value_gradients(int head) const {
+        const int vectors = args.dv / 8;
+        for (int i = thread; i < count * vectors; i += BackwardGradientsConfig::threads())
+            if (const int token = i / vectors; shared.scalars.beta[token] == least_beta(kIo))
+                *reinterpret_cast<uint4*>(rows_of(args.value_gradient, head) + token * args.value_gradient.token +
+                                          i % vectors * 8) = {};
+    }
+
+    // ---- Results
+
+    // Stores x - n^2 row (row . x), where n is the row's inverse norm, or x.
+    __device__ __forceinline__ void store_rows(Io* to, i64 stride, const TileSums& x, const Tile& rows,
+                                               const float (&norms)[kChunk], int which_sum, int block) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const int at = row(2 * which);
+            float along = 0.f;
+            if (args.qk_norm)
+                along = norms[at] * norms[at] * (shared.row_sums[0][which_sum][at] + shared.row_sums[1][which_sum][at]);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                const int from = kChunk * block + column(n, 0);
+                if (at >= count || from >= args.dk) continue;
+                float2 pair{x[n][2 * which], x[n][2 * which + 1]};
+                if (args.qk_norm) {
+                    const float2 own = pair_of(rows, n, which);
+                    pair.x = fmaf(-along, own.x, pair.x);
+                    pair.y = fmaf(-along, own.y, pair.y);
+                }
+                *reinterpret_cast<unsigned*>(to + at * stride + from) = pack<kIo>(pair.x, pair.y);
+            }
+        }
+    }
+    __device__ __forceinline__ void store_keys_and_queries() const {
+        if (args.qk_norm) {
+            float queries[2] = {}, keys[2] = {};
+#pragma unroll
+            for (int block = 0; block < kConfig.key_blocks; ++block) {
+                load_keys(block);
+                wait_for_loads();
+                for_each([&](int n, int i) {
+                    const float2 q = pair_of(shared.columns.query, n, i / 2), k = pair_of(shared.columns.key, n, i / 2);
+                    queries[i / 2] = fmaf(i % 2 == 0 ? q.x : q.y, query[block][n][i], queries[i / 2]);
+                    keys[i / 2] = fmaf(i % 2 == 0 ? k.x : k.y, key[block][n][i], keys[i / 2]);
+                });
+                __syncthreads();
+            }
+            store_row_sums(queries, keys);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int block = 0; block < kConfig.key_blocks; ++block) {
+            if (args.qk_norm) {
+                load_keys(block);
+                wait_for_loads();
+            }
+            store_rows(rows_of(args.query_gradient, key_head), args.query_gradient.token, query[block], shared.columns.query,
+                       shared.scalars.query_norm, 0, block);
+            store_rows(rows_of(args.key_gradient, key_head), args.key_gradient.token, key[block], shared.columns.key,
+                       shared.scalars.key_norm, 1, block);
+            if (args.qk_norm) __syncthreads();
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+#pragma unroll
+        for (int block = 0; block < kConfig.key_blocks; ++block) {
+            clear(query[block]);
+            clear(key[block]);
+        }
+#pragma unroll 1
+        for (int i = 0; i < args.heads_per_key; ++i) {
+            const int head = key_head * args.heads_per_key + i;
+            load_scalars(head);
+            form_scores(head);
+            sum_moments();
+            add_columns(head);
+            store_gates(head);
+            clear_value_gradients(head);
+            __syncthreads();
+        }
+        store_keys_and_queries();
+    }
+};
+
+}  // namespace gdn_cuda::gdn
