@@ -21,7 +21,7 @@ from ..operators.schema import require_tensors
 from . import reference as gdn
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 from .reference import CHUNK
-from .reference_operators import _gates, _packed
+from .reference_operators import _packed, gates_of_call
 
 
 def _reference(x: Any) -> Tensor:
@@ -32,7 +32,7 @@ def _reference(x: Any) -> Tensor:
     rows = torch.cat([x.key.new_zeros(dv, dk), torch.eye(dk, dtype=x.key.dtype, device=x.key.device)])
     start = rows.to(gdn.promoted_dtype(x.key)).expand(sequences, x.value.shape[-2], -1, -1)
     values = F.pad(x.value, (0, dk))
-    return gdn.chunked(x.key, x.key, values, *_gates(x), start, x.cu_seqlens, use_qk_l2norm=x.use_qk_l2norm)[1]
+    return gdn.chunked(x.key, x.key, values, *gates_of_call(x), start, x.cu_seqlens, use_qk_l2norm=x.use_qk_l2norm)[1]
 
 
 def _new_summary(function: str, key: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:

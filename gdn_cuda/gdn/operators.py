@@ -14,6 +14,7 @@ from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse, require_tensors
 from . import reference_operators as reference
 from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
+from .training import with_gradients
 
 
 class InferenceMode(IntEnum):
@@ -346,6 +347,7 @@ def chunked_forward(
     final_state: Tensor | None = ...,
     checkpoints: Tensor | None = ...,
     states_before: Tensor | None = ...,
+    workspace: int | None = ...,
     out: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -378,6 +380,7 @@ def chunked_forward(
     final_state: Tensor | None = ...,
     checkpoints: Tensor | None = ...,
     states_before: Tensor | None = ...,
+    workspace: int | None = ...,
     out: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor | None]: ...
 @overload
@@ -410,6 +413,7 @@ def chunked_forward(
     final_state: Tensor | None = ...,
     checkpoints: Tensor | None = ...,
     states_before: Tensor | None = ...,
+    workspace: int | None = ...,
     out: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor | None, Tensor]: ...
 @operator(
@@ -420,6 +424,7 @@ def chunked_forward(
     variant=("state_indices", "chunked_forward_pool"),
     before=_check_chunked,
     results=_chunked_results,
+    with_gradients=with_gradients,
 )
 def chunked_forward(
     query: Tensor,
@@ -450,6 +455,7 @@ def chunked_forward(
     final_state: Tensor | None = None,
     checkpoints: Tensor | None = None,
     states_before: Tensor | None = None,
+    workspace: int | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Prefill: returns `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
@@ -479,6 +485,7 @@ def chunked_forward(
         state_dtype: fp32, bf16 or fp16, for final_state and checkpoints that are allocated; with a pool None, or its dtype
         checkpoint_every: a multiple of 64, the number of tokens between checkpoints; 0: no checkpoints
         update_state: False, with state_indices: the pool is only read
+        workspace: bytes that the backward may use at a time; None: a GiB
         deterministic: whether a sequence has the same bits whatever it is batched or packed with
 
     Chunks run on the tensor cores, from sm_80 on, if rows start on 16 bytes; other calls run token by token. Sequences are

@@ -273,7 +273,7 @@ def _finite(cumulated: Tensor) -> Tensor:
     return cumulated.clamp(min=torch.finfo(cumulated.dtype).min)
 
 
-def _decay(cumulated: Tensor, dtype: torch.dtype) -> Tensor:
+def decay_between(cumulated: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(G_i − G_j) for i ≥ j, else 0: masked before exp, which would overflow for other pairs."""
     cumulated = _finite(cumulated)
     differences = cumulated[..., :, None] - cumulated[..., None, :]
@@ -283,7 +283,7 @@ def _decay(cumulated: Tensor, dtype: torch.dtype) -> Tensor:
 
 def chunk_u_w(k: Tensor, v: Tensor, beta: Tensor, cumulated: Tensor) -> tuple[Tensor, Tensor]:
     """u = T (β v) and w = T (β exp(G) k), with T = (I + A)⁻¹ and A_ij = β_i (k_i·k_j) exp(G_i − G_j) for i > j, else 0."""
-    a = beta[..., None] * (k @ k.mT) * _decay(cumulated, k.dtype)  # the solver reads only what is below the diagonal
+    a = beta[..., None] * (k @ k.mT) * decay_between(cumulated, k.dtype)  # the solver reads only what is below the diagonal
     right = torch.cat([beta[..., None] * v, (beta * cumulated.exp().to(k.dtype))[..., None] * k], dim=-1)
     solved = torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)
     return solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
@@ -311,7 +311,7 @@ def chunk_states(k: Tensor, u: Tensor, w: Tensor, cumulated: Tensor, state: Tens
 def chunk_outputs(q: Tensor, before: Tensor, k: Tensor, v_new: Tensor, cumulated: Tensor, scale: float) -> Tensor:
     """o = scale · ( exp(G) q Sᵀ + [ (q_i·k_j) exp(G_i − G_j) ]_{i≥j} v' ), S the state before the chunk."""
     carried = decayed(q @ before.mT, cumulated.exp().to(q.dtype)[..., None])
-    decay = _decay(cumulated, q.dtype)
+    decay = decay_between(cumulated, q.dtype)
     wrong = ~v_new.isfinite()
     if not bool(wrong.any()):
         return scale * (carried + (q @ k.mT * decay) @ v_new)

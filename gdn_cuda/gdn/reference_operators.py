@@ -97,7 +97,7 @@ def _output_shape(x: Any) -> tuple[int, ...]:
     return *tokens, gdn.heads_of(x.query, x.value), dv
 
 
-def _gates(x: Any) -> tuple[Tensor, Tensor]:
+def gates_of_call(x: Any) -> tuple[Tensor, Tensor]:
     """(beta, logarithm of the decay) of a call with gates in any form."""
     shape = _output_shape(x)[:-1]
     gate = x.value.new_zeros(shape, dtype=torch.float32) if x.gate is None else x.gate
@@ -110,6 +110,29 @@ def _gates(x: Any) -> tuple[Tensor, Tensor]:
     if x.beta_is_logit:
         beta = _sigmoid(beta) * (2 if x.allow_negative_eigenvalues else 1)
     return beta, gate
+
+
+def gradients_of_gates(
+    x: Any, gate: Tensor, d_beta: Tensor, d_gate: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of a call's beta, gate, A_log and dt_bias, from those of betas and of logarithms of decays, which are `gate`.
+
+    Where a gradient is 0, as at a reset, so are those that it is multiplied into, even by infinity.
+    """
+    over_tokens = tuple(range(d_gate.dim() - 1))
+    if x.beta_is_logit:
+        b = x.beta.to(d_beta.dtype)
+        d_beta = d_beta * ((2 if x.allow_negative_eigenvalues else 1) * torch.sigmoid(b) * torch.sigmoid(-b))
+    is_zero = d_gate == 0
+    if x.A_log is not None:
+        rate_log = x.A_log.to(d_gate.dtype)
+        z = x.gate.to(d_gate.dtype) + (0 if x.dt_bias is None else x.dt_bias.to(d_gate.dtype))
+        d_raw = (d_gate * -(rate_log + F.logsigmoid(z)).exp()).masked_fill(is_zero, 0)  # exp(A_log) alone may be infinite
+        by_rate = (d_gate * gate.to(d_gate.dtype)).masked_fill(is_zero, 0)
+        return d_beta, d_raw, by_rate.sum(over_tokens), None if x.dt_bias is None else d_raw.sum(over_tokens)
+    if x.gate_is_linear:
+        d_gate = (d_gate / x.gate.to(d_gate.dtype)).masked_fill(is_zero, 0)
+    return d_beta, d_gate, None, None
 
 
 def _initial(state: Tensor | None, has_initial_state: Tensor | None) -> Tensor | None:
@@ -144,7 +167,7 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     if start is not None and start.dim() == 5:
         chosen = accepted_column("recurrent_forward", x.num_accepted_tokens, start.shape[0], start.shape[1], start.device)
         start = start[torch.arange(start.shape[0], device=start.device), chosen]
-    inputs = (x.query, x.key, x.value, *_gates(x), _initial(start, x.has_initial_state), x.cu_seqlens)
+    inputs = (x.query, x.key, x.value, *gates_of_call(x), _initial(start, x.has_initial_state), x.cu_seqlens)
     verify = x.inference_mode == SPEC_VERIFY
     output, final_state, steps = gdn.recurrent(*inputs, scale=x.scale, use_qk_l2norm=x.is_qk_norm, keep_steps=verify)
     new_state = final_state if steps is None else steps
@@ -155,7 +178,7 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     return output, new_state if x.state is None else new_state.to(x.state.dtype)
 
 
-def _lengths(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+def lengths_of(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if cu_seqlens is None:
         return torch.full((value.shape[0],), value.shape[1], device=value.device)
     return cu_seqlens.diff().to(value.device)
@@ -180,8 +203,8 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "beta", "gate")
-    beta, gate = _gates(x)
-    lengths = _lengths(x.value, x.cu_seqlens)
+    beta, gate = gates_of_call(x)
+    lengths = lengths_of(x.value, x.cu_seqlens)
 
     def run(start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
@@ -240,7 +263,7 @@ def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) ->
 
 def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """state_indices, and the slots that sequences of fused_decode read and write. Raises IndexError if one is out of range."""
-    lengths, slot_count = _lengths(x.value, x.cu_seqlens), x.state_pool.shape[0]
+    lengths, slot_count = lengths_of(x.value, x.cu_seqlens), x.state_pool.shape[0]
     sequences, device = lengths.shape[0], x.value.device
     indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
     check_slots("fused_decode", "state_indices", indices, slot_count, x.null_slot)
@@ -271,7 +294,7 @@ def fused_decode(x: Any) -> Tensor:
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "a", "b")
     lengths, pool, to_steps = (
-        _lengths(x.value, x.cu_seqlens),
+        lengths_of(x.value, x.cu_seqlens),
         x.state_pool,
         x.step_states is not None and x.step_slots is not None,
     )

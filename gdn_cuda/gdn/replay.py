@@ -15,7 +15,7 @@ from ..operators.result_size import check_result_size
 from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
-from .reference_operators import _lengths, _log_decay, _packed, _sigmoid, _zero_inactive
+from .reference_operators import _log_decay, _packed, _sigmoid, _zero_inactive, lengths_of
 
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
@@ -112,7 +112,7 @@ def _reference(x: Any) -> Tensor:
     """States are rounded when stored, never between the tokens of one call."""
     output_shape = x.value.shape
     x = _packed(x, "query", "key", "value", "a", "b")
-    lengths, pool, steps = _lengths(x.value, x.cu_seqlens), x.state_pool, x.keys.shape[2]
+    lengths, pool, steps = lengths_of(x.value, x.cu_seqlens), x.state_pool, x.keys.shape[2]
     sequences = lengths.shape[0]
     slots = torch.arange(sequences) if x.state_indices is None else x.state_indices.to(torch.int64)
     check_slots(_NAME, "state_indices", slots, pool.shape[0], x.null_slot)

@@ -77,6 +77,10 @@ def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:
     )
 
 
+def requires_gradient(given: tuple[Any, ...]) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in given)
+
+
 def may_need_gradients() -> bool:
     """Whether a call has to go through `without_gradients`; outside grad mode and forward mode it need not."""
     return is_grad_enabled() or forward_ad._current_level >= 0

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 
-from .autograd import keep_autograd_out, with_autograd
+from .autograd import keep_autograd_out, requires_gradient, with_autograd
 from .registration import register
 from .schema import Schema, refuse, require_tensor
 
@@ -51,6 +51,7 @@ def operator(
     before: Callable[..., None] | None = None,
     results: Callable[..., Any] | None = None,
     instead: tuple[str, Callable[..., Any]] | None = None,
+    with_gradients: Callable[..., Any] | None = None,
 ) -> Callable[[Function], Function]:
     """Declares a function whose operator computes no gradients; `reference`, `shapes` and `cpu` are those of `register`.
 
@@ -59,7 +60,8 @@ def operator(
     operator's results. `variant`: (parameter, operator), the operator that is called if that parameter is passed.
     `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other parameters
     that they read, and `results` returns the function's result. `instead`: (parameter, function), the function that alone is
-    called if that parameter is passed; it names the parameters that it takes, and others are refused.
+    called if that parameter is passed; it names the parameters that it takes, and others are refused. `with_gradients`: the
+    function that alone is called if an input requires a gradient; it names the parameters that it takes.
     """
 
     def declare(function: Function) -> Function:
@@ -72,7 +74,7 @@ def operator(
                 raise TypeError(f"{name}: expected parameters {', '.join(sorted(lacking))}, which its operator {each} has")
             schemas.append(register(each, shapes=shapes, reference=reference, cpu=cpu, function=name, defaults=defaults))
             keep_autograd_out(schemas[-1])
-        public = _compiled(function, schemas, out, variant and variant[0], before, results, instead)
+        public = _compiled(function, schemas, out, variant and variant[0], before, results, instead, with_gradients)
         DECLARATIONS[name] = Declaration(public, tuple(schemas), reference)
         return cast(Function, public)
 
@@ -106,6 +108,7 @@ def _compiled(
     before: Callable[..., None] | None,
     results: Callable[..., Any] | None,
     instead: tuple[str, Callable[..., Any]] | None,
+    with_gradients: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     closure: dict[str, Any] = {
         "is_grad_enabled": is_grad_enabled,
@@ -117,6 +120,11 @@ def _compiled(
     if instead:
         closure["instead"], closure["refuse"] = instead[1], refuse
         body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, *instead))]
+    if with_gradients:
+        closure["requires_gradient"], closure["with_gradients"] = requires_gradient, with_gradients
+        tensors = ", ".join(schemas[0].arguments[i] for i, _ in schemas[0].tensors if i not in schemas[0].writes)
+        taken = ", ".join(inspect.signature(with_gradients).parameters)
+        body += [f"if is_grad_enabled() and requires_gradient(({tensors},)):", f"    return with_gradients({taken})"]
     if callable(out):
         closure["new_output"] = out
         _, *named = inspect.signature(out).parameters
