@@ -25,7 +25,7 @@ struct Sequences {
     int64_t count = 0;        // sequences
     int64_t tokens = 0;       // per sequence; in total if packed
     int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
-    int64_t heads = 0;  // of states, gates and outputs: those of value, or of query where that has more
+    int64_t heads = 0;  // heads of states, gates and outputs: value's, or query's if query has more
     DType io = DType::bf16;
 
     bool packed() const { return cu_seqlens.defined(); }

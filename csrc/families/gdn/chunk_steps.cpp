@@ -34,7 +34,7 @@ Scalars check_mn_major(const Checks& check, const char* argument, const View& vi
     return scalars;
 }
 
-struct PreparedPiece {
+struct PreparedStep {
     Sequences sequences;
     View gate{};
     ChunkStepProblem problem{};
@@ -46,11 +46,11 @@ struct PreparedPiece {
     int64_t chunks() const { return std::min<int64_t>(sequences.chunks_at_most(kChunk), args.state_chunks); }
 };
 
-PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, const Tensor& k, const Tensor& v,
-                            const RowNames& names, const OptionalTensor& gate, const OptionalTensor& cu_seqlens) {
-    PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), QueryHeads::fewer, names)};
-    const Sequences& s = piece.sequences;
-    ChunkArgs& args = piece.args;
+PreparedStep prepare_step(const Checks& check, const Tensor& query_or_key, const Tensor& k, const Tensor& v,
+                          const RowNames& names, const OptionalTensor& gate, const OptionalTensor& cu_seqlens) {
+    PreparedStep step{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), QueryHeads::fewer, names)};
+    const Sequences& s = step.sequences;
+    ChunkArgs& args = step.args;
     GDN_REQUIRE(check, !s.unit_batch, "cu_seqlens", fmt::format("None, as {} is padded (rank 4)", names.query), "a tensor");
     for (const auto& [name, rows] : {std::pair{names.query, &s.query}, {names.key, &s.key}, {names.value, &s.value}}) {
         check.dtype(name, *rows, {DType::bf16});
@@ -69,20 +69,20 @@ PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, con
     args.dv = static_cast<int>(s.dv);
     args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.dk)));
     args.cu_seqlens = tagged(s.cu_seqlens);
-    piece.problem = {.sequences = s.count,
-                     .heads = args.heads,
-                     .dk = args.dk,
-                     .dv = args.dv,
-                     .state = DType::f32,
-                     .aligned = s.query.aligned16() && s.key.aligned16() && s.value.aligned16()};
-    piece.gate = view_of(gate);
-    if (piece.gate.defined()) args.gate = check_mn_major(check, "gate", piece.gate, s, {DType::f32});
-    return piece;
+    step.problem = {.sequences = s.count,
+                    .heads = args.heads,
+                    .dk = args.dk,
+                    .dv = args.dv,
+                    .state = DType::f32,
+                    .aligned = s.query.aligned16() && s.key.aligned16() && s.value.aligned16()};
+    step.gate = view_of(gate);
+    if (step.gate.defined()) args.gate = check_mn_major(check, "gate", step.gate, s, {DType::f32});
+    return step;
 }
 
 // (B, chunks, Hv, dv, dk), or packed (chunks, Hv, dv, dk) with room for the maximum number of chunks.
-void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
-    const Sequences& s = piece.sequences;
+void set_states(const Checks& check, PreparedStep& step, const View& states) {
+    const Sequences& s = step.sequences;
     if (s.packed()) {
         check.rank("state", states, 4, "(chunks, Hv, dv, dk)");
         check.shape("state", states, {states.size(0), s.value_heads, s.dv, s.dk}, "(chunks, Hv, dv, dk)");
@@ -92,91 +92,91 @@ void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
         check.shape("state", states, {s.count, ceil_div(s.tokens, kChunk), s.value_heads, s.dv, s.dk},
                     "(B, chunks, Hv, dv, dk)");
     }
-    piece.args.states_type = check.dtype("state", states, {DType::f32, DType::bf16});
+    step.args.states_type = check.dtype("state", states, {DType::f32, DType::bf16});
     check.device("state", states, s.key, "k");
     GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor", stride_text(states));
-    piece.args.states = states.data;
-    piece.problem.state = piece.args.states_type;
-    piece.track_alignment(states);
-    piece.args.state_chunks = s.packed() ? states.size(0) : s.count * ceil_div(s.tokens, kChunk);
+    step.args.states = states.data;
+    step.problem.state = step.args.states_type;
+    step.track_alignment(states);
+    step.args.state_chunks = s.packed() ? states.size(0) : s.count * ceil_div(s.tokens, kChunk);
 }
 
-PreparedPiece prepare_u_w(const ComputeUAndW& x) {
+PreparedStep prepare_u_w(const ComputeUAndW& x) {
     const Checks check{x.name};
-    PreparedPiece piece = prepare_piece(check, x.k, x.k, x.v, {"k", "k", "v"}, x.gate, x.cu_seqlens);
-    const Sequences& s = piece.sequences;
+    PreparedStep step = prepare_step(check, x.k, x.k, x.v, {"k", "k", "v"}, x.gate, x.cu_seqlens);
+    const Sequences& s = step.sequences;
     const View u(x.u), w(x.w), beta(x.beta);
     check_rows(check, "u", u, s, s.value_heads, s.dv);
     check_rows(check, "w", w, s, s.value_heads, s.dk);
     check.distinct("u", u);
     check.distinct("w", w);
-    piece.args.output = rows_of(u);
-    piece.args.w = rows_of(w);
-    piece.track_alignment(u);
-    piece.track_alignment(w);
-    piece.args.beta = check_mn_major(check, "beta", beta, s, {DType::bf16, DType::f16, DType::f32});
+    step.args.output = rows_of(u);
+    step.args.w = rows_of(w);
+    step.track_alignment(u);
+    step.track_alignment(w);
+    step.args.beta = check_mn_major(check, "beta", beta, s, {DType::bf16, DType::f16, DType::f32});
     check.apart({{"u", u}, {"w", w}},
-                {{"k", s.key}, {"v", s.value}, {"beta", beta}, {"gate", piece.gate}, {"cu_seqlens", s.cu_seqlens}});
-    check.grid("v", ComputeUW::blocks(piece.problem, s.chunks_at_most(kChunk)));
-    return piece;
+                {{"k", s.key}, {"v", s.value}, {"beta", beta}, {"gate", step.gate}, {"cu_seqlens", s.cu_seqlens}});
+    check.grid("v", ComputeUW::blocks(step.problem, s.chunks_at_most(kChunk)));
+    return step;
 }
 
-PreparedPiece prepare_state_update(const ChunkedSeqStateUpdate& x) {
+PreparedStep prepare_state_update(const ChunkedSeqStateUpdate& x) {
     const Checks check{x.name};
-    PreparedPiece piece = prepare_piece(check, x.k, x.k, x.u, {"k", "k", "u"}, x.gate, x.cu_seqlens);
-    const Sequences& s = piece.sequences;
+    PreparedStep step = prepare_step(check, x.k, x.k, x.u, {"k", "k", "u"}, x.gate, x.cu_seqlens);
+    const Sequences& s = step.sequences;
     check.distinct("u", s.value);
     const View w(x.w), states(x.state), last(x.final_state);
     check_rows(check, "w", w, s, s.value_heads, s.dk);
-    piece.args.w = rows_of(w);
-    piece.track_alignment(w);
-    set_states(check, piece, states);
+    step.args.w = rows_of(w);
+    step.track_alignment(w);
+    set_states(check, step, states);
     check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
-    piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
+    step.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
     check.device("final_state", last, s.key, "k");
     GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor", stride_text(last));
-    piece.args.final_state = last.data;
-    piece.track_alignment(last);
-    piece.args.has_initial = x.is_initial_state;
-    piece.args.has_final = x.output_final_state;
+    step.args.final_state = last.data;
+    step.track_alignment(last);
+    step.args.has_initial = x.is_initial_state;
+    step.args.has_final = x.output_final_state;
     check.apart({{"u", s.value}, {"state", states}, {"final_state", last}},
-                {{"k", s.key}, {"w", w}, {"gate", piece.gate}, {"cu_seqlens", s.cu_seqlens}});
-    return piece;
+                {{"k", s.key}, {"w", w}, {"gate", step.gate}, {"cu_seqlens", s.cu_seqlens}});
+    return step;
 }
 
-PreparedPiece prepare_output(const ChunkedComputeO& x) {
+PreparedStep prepare_output(const ChunkedComputeO& x) {
     const Checks check{x.name};
-    PreparedPiece piece = prepare_piece(check, x.q, x.k, x.u, {"q", "k", "u"}, x.gate, x.cu_seqlens);
-    const Sequences& s = piece.sequences;
+    PreparedStep step = prepare_step(check, x.q, x.k, x.u, {"q", "k", "u"}, x.gate, x.cu_seqlens);
+    const Sequences& s = step.sequences;
     const View out(x.o), states(x.state);
     check_rows(check, "o", out, s, s.value_heads, s.dv);
     check.distinct("o", out);
-    piece.args.output = rows_of(out);
-    piece.track_alignment(out);
-    set_states(check, piece, states);
+    step.args.output = rows_of(out);
+    step.track_alignment(out);
+    set_states(check, step, states);
     check.apart(
         {{"o", out}},
-        {{"q", s.query}, {"state", states}, {"k", s.key}, {"u", s.value}, {"gate", piece.gate}, {"cu_seqlens", s.cu_seqlens}});
-    check.grid("u", ComputeO::blocks(piece.problem, piece.chunks()));
-    return piece;
+        {{"q", s.query}, {"state", states}, {"k", s.key}, {"u", s.value}, {"gate", step.gate}, {"cu_seqlens", s.cu_seqlens}});
+    check.grid("u", ComputeO::blocks(step.problem, step.chunks()));
+    return step;
 }
 
 void run_u_w(const ComputeUAndW& x) {
-    const PreparedPiece piece = prepare_u_w(x);
-    const DeviceScope scope(piece.sequences.key.device_index);
-    ComputeUW::run(piece.problem, piece.args, piece.sequences.chunks_at_most(kChunk), target_of(x.name, piece.sequences.key));
+    const PreparedStep step = prepare_u_w(x);
+    const DeviceScope scope(step.sequences.key.device_index);
+    ComputeUW::run(step.problem, step.args, step.sequences.chunks_at_most(kChunk), target_of(x.name, step.sequences.key));
 }
 
 void run_state_update(const ChunkedSeqStateUpdate& x) {
-    const PreparedPiece piece = prepare_state_update(x);
-    const DeviceScope scope(piece.sequences.key.device_index);
-    SeqStateUpdate::run(piece.problem, piece.args, target_of(x.name, piece.sequences.key));
+    const PreparedStep step = prepare_state_update(x);
+    const DeviceScope scope(step.sequences.key.device_index);
+    SeqStateUpdate::run(step.problem, step.args, target_of(x.name, step.sequences.key));
 }
 
 void run_output(const ChunkedComputeO& x) {
-    const PreparedPiece piece = prepare_output(x);
-    const DeviceScope scope(piece.sequences.key.device_index);
-    ComputeO::run(piece.problem, piece.args, piece.chunks(), target_of(x.name, piece.sequences.key));
+    const PreparedStep step = prepare_output(x);
+    const DeviceScope scope(step.sequences.key.device_index);
+    ComputeO::run(step.problem, step.args, step.chunks(), target_of(x.name, step.sequences.key));
 }
 
 GDN_REGISTER(ComputeUAndW, prepare_u_w, run_u_w)

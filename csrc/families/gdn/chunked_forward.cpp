@@ -102,7 +102,7 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
     check_has_initial(check, prepared, has_initial);
     if (slots.defined()) {
         check.distinct("state", state);
-        check_indices(check, "state_indices", slots, sequences.batch());  // of any stride, such as a column of a block table
+        check_indices(check, "state_indices", slots, sequences.batch());  // any stride: it may be a column of a block table
         check.shape("state_indices", slots, {sequences.count}, "(sequences,)");
         set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
         if (update_state) args.last = args.initial;

@@ -21,7 +21,7 @@ struct DecodeProblem {
 
 struct DecodeChoice {
     DecodeConfig config;
-    int steps;  // of rows, per block
+    int steps;  // steps over rows that a block takes
 };
 
 // More rows per block share its prologue and keep more bytes in flight, as long as every SM has a few blocks. Measured on an

@@ -18,8 +18,9 @@ struct Prepared {
     Sequences sequences;
     View output{};
     DType state_type = DType::f32;
-    bool aligned = true, aligned_states = true;  // to 16 bytes: the rows of queries, keys and states; those of states
-    bool plain_states = true;                    // of one dtype that all kernels take, each state contiguous
+    bool aligned = true,
+         aligned_states = true;  // whether rows of queries, keys and states start on 16 bytes; whether those of states do
+    bool plain_states = true;    // all have one dtype that every kernel takes, and each state is contiguous
     GdnCall args{};
 };
 // What becomes the gates of a call.
@@ -53,7 +54,7 @@ RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const
 // After the slots to read; `to_pool`: the call writes a last state.
 void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, const View& slots, bool to_pool);
 void check_has_initial(const Checks& check, Prepared& prepared, const View& has_initial_state);
-// Of new, contiguous states (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk).
+// Describes new, contiguous states (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk).
 RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType type, int64_t steps = 1);
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type);
 

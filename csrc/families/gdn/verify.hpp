@@ -16,7 +16,7 @@ struct VerifyProblem {
     i64 sequences, tokens;
     int heads, dk, dv;
     DType io, state;
-    bool keeps_states;  // of every token
+    bool keeps_states;  // the state after every token is stored
 };
 
 inline constexpr int kMostVerifyTokens = VerifyConfig::kTokens;
@@ -33,7 +33,7 @@ constexpr VerifyConfig verify_config(int dk, DType io, DType state, int rows_per
 
 struct VerifyPlan {
     VerifyConfig config;
-    int steps;  // of rows per block
+    int steps;  // steps over rows that a block takes
     i64 blocks;
 };
 inline VerifyPlan verify_plan(const VerifyProblem& problem, const jit::DeviceTraits& device) {

@@ -66,7 +66,7 @@ struct ChunkedBlock {
         __syncthreads();
         return lengths[kMostByLength];
     }
-    // pair: of sequence and head.
+    // pair: the index of a sequence and head.
     __device__ __forceinline__ ChunkedBlock(const ChunkedArgs& args, int pair, int row_tile)
         : ChunkedBlock(args, 0, static_cast<int>(static_cast<unsigned>(pair) / static_cast<unsigned>(args.call.heads)), 0,
                        static_cast<int>(static_cast<unsigned>(pair) % static_cast<unsigned>(args.call.heads)), row_tile) {}
@@ -259,7 +259,8 @@ struct ChunkedBlock {
         return head * args.summaries.per_head + (between > 0 ? static_cast<i64>(static_cast<unsigned>(span.start) / between)
                                                              : static_cast<i64>(index_in_launch) * args.summaries.per_sequence);
     }
-    // The summaries that a pass applies: of groups that end before this segment and of the segments after them, or a group's.
+    // The summaries that a pass applies: those of all groups that end before this segment and of the segments after these
+    // groups, or those of a group's own segments.
     __device__ __forceinline__ void plan_summaries(ChunkedWork& work) const {
         work.group_summaries = work.segment_summaries = 0;
         work.first_group_summary = first_summary() + segments - 1;

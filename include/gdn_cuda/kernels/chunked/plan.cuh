@@ -21,8 +21,8 @@ struct ChunkedPlan {
     };
     // Results of the helper roles for a chunk; zero above the diagonal.
     struct Matrices {
-        SwizzledTile inverse, inverse_residual;  // (I + A)^-1 diag(beta); its rounding residual, where needed
-        SwizzledTile scores;                     // q k^T, decayed and masked
+        SwizzledTile inverse, inverse_residual;  // T = (I + A)^-1 diag(beta); its rounding residual, where needed
+        SwizzledTile scores;                     // P: q k^T, decayed, scaled and masked
     };
     struct alignas(4) CancelFlags {
         bool column[4];

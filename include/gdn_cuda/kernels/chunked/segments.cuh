@@ -142,9 +142,9 @@ __device__ __forceinline__ int sequence_at(const GdnCall& call, i64 token) {
     return first;
 }
 
-// log2 of a chunk's decay, as far as every fourth gate shows it, in units of 2^-14: of the chunk before chunk `ends`, at a
-// segment border. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer sums give the same
-// answer in every configuration.
+// log2 of the decay of the chunk before chunk `ends`, at a segment border, as far as every fourth gate shows it; in units of
+// 2^-14. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer sums give the same answer
+// in every configuration.
 constexpr float kRateUnit = 1 << 14;
 __device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequence, const Span& span, int head, int ends) {
     constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens

@@ -66,7 +66,7 @@ struct PrefillAheadArgs {
     float* carried;          // states (sequence and head, dv, dk) from one launch to the next
     int pairs;               // (sequence, value head)
     int preparers, row_tiles;              // blocks of a pair: that prepare, that own rows of the state
-    int first_chunk, window, most_chunks;  // most_chunks: of a sequence
+    int first_chunk, window, most_chunks;  // most_chunks: the longest sequence's
 };
 
 }  // namespace gdn_cuda::gdn
