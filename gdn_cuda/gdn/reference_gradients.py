@@ -63,17 +63,17 @@ def gradients(
     unit_q, unit_k = (x if norm is None else x * norm for x, norm in zip((q, k), inverse_norms, strict=True))
     rows = (unit_q, unit_k, v, beta, gate, grad_out)
     if cu_seqlens is None:
-        found = _of_batch(*rows, states, last, scale, chunk)
+        found = _of_batch(rows, states, last, scale, chunk)
     else:
         spans = gdn.sequence_spans(cu_seqlens, v.shape[0])
         parts = [
-            _of_batch(*(x[None, first:end] for x in rows), states[n : n + 1], last[n : n + 1], scale, chunk)
+            _of_batch(tuple(x[None, first:end] for x in rows), states[n : n + 1], last[n : n + 1], scale, chunk)
             for n, (first, end) in enumerate(spans)
         ]
         of_tokens = [
             gdn.pack([part[i] for part in parts], v.shape[0], like) for i, like in enumerate((unit_q, unit_k, v, beta, gate))
         ]
-        found = Gradients(*of_tokens, torch.cat([states[:0], *(part.state for part in parts)]))
+        found = Gradients._make([*of_tokens, torch.cat([states[:0], *(part.state for part in parts)])])
     dq, dk = (
         dx if norm is None else norm * (dx - x * (x * dx).sum(-1, keepdim=True))
         for dx, x, norm in zip(found[:2], (unit_q, unit_k), inverse_norms, strict=True)
@@ -81,22 +81,12 @@ def gradients(
     return found._replace(query=dq, key=dk)
 
 
-def _of_batch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    gate: Tensor,
-    grad_out: Tensor,
-    state: Tensor,
-    grad_last: Tensor,
-    scale: float,
-    chunk: int,
-) -> Gradients:
-    """Of a padded batch with normalised queries and keys."""
+def _of_batch(rows: tuple[Tensor, ...], state: Tensor, grad_last: Tensor, scale: float, chunk: int) -> Gradients:
+    """Of a padded batch. rows: query and key, normalised, value, beta, gate, and the gradient of the output."""
+    q, k, v, beta, gate, grad_out = rows
     tokens, heads = v.shape[1], v.shape[2]
     if tokens == 0:
-        return Gradients(*(torch.zeros_like(x) for x in (q, k, v, beta, gate)), grad_last)
+        return Gradients._make([*(torch.zeros_like(x) for x in (q, k, v, beta, gate)), grad_last])
     wide = (gdn.repeat_heads(q, heads), gdn.repeat_heads(k, heads), v, torch.where(beta == 0, LEAST_BETA, beta), gate, grad_out)
     q_, k_, v_, beta_, gate_, do = (gdn.to_chunks(x, chunk) for x in wide)
     beta_ = torch.where(beta_ == 0, LEAST_BETA, beta_)[..., None]  # padding, too

@@ -171,6 +171,21 @@ def converted_gates_and_states() -> None:
         )
 
 
+@sanitizes("backward_mma_states", "backward_mma_gradients", "chunk_gates_backward")
+def backward() -> None:
+    for dk, dv in ((128, 128), (96, 192), (40, 72), (256, 64)):
+        for x in (padded(dk, dv, T=130), packed(dk, dv), *hostile(dk, dv)):
+            for raw in (False, True):
+                gates = {"A_log": draw(x["value"].shape[-2]), "beta_is_logit": True} if raw else {}
+                given = {
+                    name: y.detach().requires_grad_(y.is_floating_point())
+                    for name, y in (x | gates).items()
+                    if isinstance(y, Tensor)
+                }
+                out, state = gdn_cuda.chunked_forward(**(x | gates | given), use_qk_l2norm=raw)
+                torch.autograd.backward([out, state], [torch.randn_like(out), torch.randn_like(state)])
+
+
 @sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")
 def chunk_steps() -> None:
     for dk, dv in ((128, 128), (96, 192)):

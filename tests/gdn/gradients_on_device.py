@@ -1,0 +1,119 @@
+"""Gradients of chunked_forward by kernels, against autograd of the recurrence in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from devices import Device
+from gradient_cases import GradientCase, cotangents, error, gradients_of, inputs, oracle
+from torch import Tensor
+
+from gdn_cuda import chunked_forward
+
+BOUNDS = {"query": 5e-3, "key": 5e-3, "value": 5e-3, "state": 5e-3, "beta": 8e-3, "gate": 8e-3, "A_log": 8e-3, "dt_bias": 8e-3}
+
+DIMENSIONS = [(40, 64), (64, 72), (96, 192), (128, 128), (192, 8), (256, 72)]
+CASES = [
+    GradientCase(lengths=(70, 0, 1, 130), heads=(2, 4)),
+    GradientCase(heads=(1, 4), gates=(0.01, 0.01, 100.0, 0.01)),
+    GradientCase(gates=1e-5),
+    GradientCase(keys="repeated", beta=2.0, gates=1e-3),
+    GradientCase(keys="near", beta=2.0, gates=1e-3, state=False, last=False),
+    GradientCase(keys="zero"),
+    GradientCase(beta="zeros"),
+    GradientCase(resets=True, options={"use_qk_l2norm": True}),
+    GradientCase(lengths=(65, 65), out=False),
+    GradientCase(options={"A_log": True, "beta_is_logit": True, "allow_negative_eigenvalues": True, "use_qk_l2norm": True}),
+    GradientCase(options={"gate_is_linear": True}, resets=True),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_kernels(device: Device) -> Iterator[None]:
+    with device.kernels():
+        yield
+
+
+def found_by_kernels(device: Device, x: dict[str, Any], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+    def there(y: Any) -> Any:
+        return y.to(device.name) if isinstance(y, Tensor) else y
+
+    found = gradients_of(chunked_forward, {name: there(y) for name, y in x.items()}, (there(grads[0]), there(grads[1])))
+    return {name: y.cpu() for name, y in found.items()}
+
+
+def check(device: Device, case: GradientCase, seed: int, dtype: torch.dtype, factor: float = 1.0) -> None:
+    x = inputs(case, seed, dtype)
+    grads = cotangents(case, seed, x)
+    found, wanted = found_by_kernels(device, x, grads), oracle(x, grads)
+    for name, gradient in found.items():
+        bound = factor * (15e-3 if name in ("gate", "A_log", "dt_bias") and case.keys != "random" else BOUNDS[name])
+        by_head = {"value": -2, "beta": -1, "gate": -1, "state": 1}.get(name)
+        assert error(gradient, wanted[name], by_head) < bound, name
+    if case.resets:
+        is_reset = x["gate"] == (0 if case.options.get("gate_is_linear") else -torch.inf)
+        assert is_reset.any() and not found["gate"][is_reset].any()
+    if case.beta == "zeros":
+        assert not found["value"][x["beta"] == 0].any()
+
+
+@pytest.mark.parametrize("dk, dv", DIMENSIONS)
+@pytest.mark.parametrize("dtype, factor", [(torch.bfloat16, 1.0), (torch.float16, 0.25)])
+def test_head_dimensions(dk: int, dv: int, dtype: torch.dtype, factor: float, device: Device, seed: int) -> None:
+    check(device, GradientCase(lengths=(130,), heads=(1, 2), dk=dk, dv=dv), seed, dtype, factor)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_recurrence(case: GradientCase, device: Device, seed: int) -> None:
+    check(device, case, seed, torch.bfloat16)
+
+
+def test_heads_in_groups_that_fit_the_workspace(device: Device, seed: int) -> None:
+    """The same bits as all heads at once."""
+    case = GradientCase(lengths=(70,), heads=(3, 6))
+    x = inputs(case, seed)
+    grads = cotangents(case, seed, x)
+    at_once = found_by_kernels(device, x, grads)
+    with pytest.raises(ValueError, match=r"chunked_forward: workspace: expected at least \d+ bytes") as refused:
+        found_by_kernels(device, x | {"workspace": 1000}, grads)
+    of_one = int(str(refused.value).split("at least ")[1].split()[0])
+    in_groups = found_by_kernels(device, x | {"workspace": 2 * of_one}, grads)
+    assert all(torch.equal(at_once[name], in_groups[name]) for name in at_once)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_one_sequence_and_key_head_poisons_no_other(poison: float, device: Device, seed: int) -> None:
+    case = GradientCase(lengths=(70, 30, 65), heads=(2, 4))
+    x = inputs(case, seed)
+    grads = cotangents(case, seed, x)
+    clean = found_by_kernels(device, x, grads)
+    hostile = {name: y.clone() if isinstance(y, Tensor) else y for name, y in x.items()}
+    for name, head in (("query", 1), ("key", 1), ("value", 2), ("gate", 3), ("beta", 2)):
+        hostile[name][80, head] = poison if name != "gate" else -poison
+    found = found_by_kernels(device, hostile, grads)
+    for name, mine in found.items():
+        other = clean[name]
+        if name == "state":
+            assert torch.equal(mine[[0, 2]], other[[0, 2]]) and torch.equal(mine[1, :2], other[1, :2])
+            continue
+        outside = [slice(0, 70), slice(100, None)]
+        assert all(torch.equal(mine[span], other[span]) for span in outside), name
+        heads = mine.shape[1] // 2
+        assert torch.equal(mine[:, :heads], other[:, :heads]), name
+
+
+@pytest.mark.parametrize("given", [("value",), ("state", "gate")])
+def test_gradients_of_some_inputs_are_the_same(given: tuple[str, ...], device: Device, seed: int) -> None:
+    x = inputs(GradientCase(lengths=(100,)), seed)
+    x = {name: y.to(device.name) if isinstance(y, Tensor) else y for name, y in x.items()}
+
+    def run(names: tuple[str, ...]) -> tuple[Tensor, ...]:
+        leaves = {name: x[name].detach().requires_grad_() for name in names}
+        out, state = chunked_forward(**(x | leaves))
+        return torch.autograd.grad(out.float().square().sum() + state.square().sum(), [leaves[name] for name in given])
+
+    every = ("query", "key", "value", "beta", "gate", "state")
+    assert all(torch.equal(a, b) for a, b in zip(run(given), run(every), strict=True))
