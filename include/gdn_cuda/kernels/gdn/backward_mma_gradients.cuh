@@ -32,7 +32,17 @@ __global__ void __launch_bounds__(kConfig.threads(), 1)
     const i64 index = blockIdx.x;
     const ChunkPlace place = chunk_at(args.cu_seqlens, args.sequences, args.tokens, index);
     if (place.sequence < 0) return;
-    ChunkGradients<kConfig>(shared, args, place, index, static_cast<int>(blockIdx.y)).run();
+    if (threadIdx.x == 0) {
+        shared.work = {.index = index,
+                       .start = place.start,
+                       .sequence = place.sequence,
+                       .first = place.first,
+                       .count = min(kChunk, place.length - place.first),
+                       .key_head = static_cast<int>(blockIdx.y)};
+        shared.first_thread = 0;
+    }
+    __syncthreads();
+    ChunkGradients<kConfig>(shared, args).run();
 }
 
 }  // namespace gdn_cuda::gdn

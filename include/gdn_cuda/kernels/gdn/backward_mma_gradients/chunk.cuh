@@ -19,25 +19,20 @@ struct ChunkGradients : TileProducts<kConfig.io> {
 
     BackwardGradientsPlan& shared;
     const BackwardGradientsArgs& args;
-    const ChunkPlace place;
-    const i64 index;  // of the chunk
-    const int key_head, count;
+    const BackwardGradientsPlan::Work& work = shared.work;
 
     TileSums query[kConfig.key_blocks], key[kConfig.key_blocks];  // r dq, r dk, summed over value heads
 
-    __device__ __forceinline__ ChunkGradients(BackwardGradientsPlan& shared, const BackwardGradientsArgs& args,
-                                              const ChunkPlace& place, i64 index, int key_head)
-        : shared(shared),
-          args(args),
-          place(place),
-          index(index),
-          key_head(key_head),
-          count(min(kChunk, place.length - place.first)) {}
+    __device__ __forceinline__ ChunkGradients(BackwardGradientsPlan& shared, const BackwardGradientsArgs& args)
+        : shared(shared), args(args) {}
+
+    // At the start of a phase: otherwise the addresses of all phases live in registers at once.
+    __device__ __forceinline__ void refresh() { MmaLane::refresh<256>(shared.first_thread); }
 
     // ---- Memory
 
     __device__ __forceinline__ Io* rows_of(const Rows& rows, int head) const {
-        return static_cast<Io*>(rows.data) + place.sequence * rows.batch + (place.start + place.first) * rows.token +
+        return static_cast<Io*>(rows.data) + work.sequence * rows.batch + (work.start + work.first) * rows.token +
                head * rows.head;
     }
     // Zeros past `rows` and `columns`. `from`: the tile's first element.
@@ -55,23 +50,23 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         cp_async_wait<0>();
         __syncthreads();
     }
-    __device__ __forceinline__ i64 place_of(int head) const { return head * args.from.chunks + index; }
+    __device__ __forceinline__ i64 place_of(int head) const { return head * args.from.chunks + work.index; }
     __device__ __forceinline__ void load_values(int head, int slab) const {
         const int first = slab * kChunk, columns = args.dv - first;
-        load(shared.values.output_gradient, rows_of(args.output_gradient, head) + first, args.output_gradient.token, count,
+        load(shared.values.output_gradient, rows_of(args.output_gradient, head) + first, args.output_gradient.token, work.count,
              columns);
-        load(shared.values.value_gradient, rows_of(args.value_gradient, head) + first, args.value_gradient.token, count,
+        load(shared.values.value_gradient, rows_of(args.value_gradient, head) + first, args.value_gradient.token, work.count,
              columns);
 #pragma unroll
         for (int part = 0; part < 2; ++part)
             load(shared.values.error[part],
                  static_cast<const Io*>(args.from.errors) + (2 * place_of(head) + part) * kChunk * args.dv + first, args.dv,
-                 count, columns);
+                 work.count, columns);
     }
     __device__ __forceinline__ void load_keys(int block) const {
         const int first = block * kChunk, columns = args.dk - first;
-        load(shared.columns.query, rows_of(args.query, key_head) + first, args.query.token, count, columns);
-        load(shared.columns.key, rows_of(args.key, key_head) + first, args.key.token, count, columns);
+        load(shared.columns.query, rows_of(args.query, work.key_head) + first, args.query.token, work.count, columns);
+        load(shared.columns.key, rows_of(args.key, work.key_head) + first, args.key.token, work.count, columns);
     }
     __device__ __forceinline__ void load_states(int head, int slab, int block) const {
         const i64 first = (place_of(head) * args.dv + slab * kChunk) * args.dk + block * kChunk;
@@ -84,11 +79,12 @@ struct ChunkGradients : TileProducts<kConfig.io> {
     // ---- Tokens x tokens
 
     // dO R^T and dV R^T.
-    __device__ __forceinline__ void multiply_values(TileSums& by_output, TileSums& by_value, int head) const {
+    __device__ __forceinline__ void multiply_values(TileSums& by_output, TileSums& by_value, int head) {
         clear(by_output);
         clear(by_value);
 #pragma unroll 1
         for (int slab = 0; slab < slabs(); ++slab) {
+            refresh();
             load_values(head, slab);
             wait_for_loads();
 #pragma unroll
@@ -100,11 +96,12 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         }
     }
     // q k^T and k k^T.
-    __device__ __forceinline__ void multiply_keys(TileSums& by_query, TileSums& by_key) const {
+    __device__ __forceinline__ void multiply_keys(TileSums& by_query, TileSums& by_key) {
         clear(by_query);
         clear(by_key);
 #pragma unroll 1
         for (int block = 0; block < kConfig.key_blocks; ++block) {
+            refresh();
             load_keys(block);
             wait_for_loads();
             this->add_by_rows(by_query, shared.columns.query, shared.columns.key);
@@ -117,10 +114,11 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         reinterpret_cast<Io*>(tile.bytes + row * 128 + ((column / 8 ^ row % 8) << 4))[column % 8] = from_float<Io>(x);
     }
     // dP and dA + dA^T with the norms of both sides, M, and the gradient of beta.
-    __device__ __forceinline__ void form_scores(int head) const {
+    __device__ __forceinline__ void form_scores(int head) {
         TileSums by_output, by_value, by_query, by_key;
         multiply_values(by_output, by_value, head);
         multiply_keys(by_query, by_key);
+        refresh();
         const ChunkScalars& scalars = shared.scalars;
         for_each([&](int n, int i) {
             const int at = row(i), from = column(n, i);
@@ -144,7 +142,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
     }
     // Sum of M_ij over i >= t > j for each token t: prefix sums of rows, then sums of columns. Nothing is subtracted: these
     // sums may be far smaller than their terms.
-    __device__ __forceinline__ void sum_moments() const {
+    __device__ __forceinline__ void sum_moments() {
         constexpr int kPart = kChunk / 4;
         const int line = thread / 4, first = thread % 4 * kPart;
         float* const mine = shared.moments[line] + first;
@@ -195,47 +193,56 @@ struct ChunkGradients : TileProducts<kConfig.io> {
     __device__ __forceinline__ float2 pair_of(const Tile& tile, int n, int half) const {
         return unpack<kIo>(load_shared_word(pair_at(tile, n, 2 * half)));
     }
-    // Adds what passes through the states to the gradients of queries and keys, and to s and u of this thread's two rows.
+    // to += sums, whose rows are multiplied by `factors`; dots: rows of `along` times what was added.
+    __device__ __forceinline__ void add_rows(TileSums& to, float (&dots)[2], const TileSums& sums, const float (&factors)[2],
+                                             const Tile& along) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which)
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                const float2 own = pair_of(along, n, which);
+                const float x = factors[which] * sums[n][2 * which], y = factors[which] * sums[n][2 * which + 1];
+                dots[which] = fmaf(own.x, x, fmaf(own.y, y, dots[which]));
+                to[n][2 * which] += x;
+                to[n][2 * which + 1] += y;
+            }
+    }
+    // Adds what passes through the states to the gradients of queries and keys, and to s and u of this thread's two rows. All
+    // of it is linear in the value columns, so one slab of them is added after the other. Returns this thread's part of <E, S>.
     __device__ __forceinline__ float add_through_states(TileSums& dq, TileSums& dk, float (&s)[2], float (&u)[2], int head,
-                                                        int block) const {
-        TileSums by_output, by_value, by_error;
-        clear(by_output);
-        clear(by_value);
-        clear(by_error);
+                                                        int block) {
         float product = 0.f;
 #pragma unroll 1
         for (int slab = 0; slab < slabs(); ++slab) {
+            refresh();
             if (slabs() > 1) load_values(head, slab);
             load_states(head, slab, block);
             wait_for_loads();
-            this->add(by_output, shared.values.output_gradient, shared.columns.state);
-            this->add(by_value, shared.values.value_gradient, shared.columns.state);
+            const ChunkScalars& scalars = shared.scalars;
+            float of_output[2], of_value[2], of_error[2];
 #pragma unroll
-            for (const Tile& error : shared.values.error) this->add(by_error, error, shared.columns.state_gradient);
+            for (int which = 0; which < 2; ++which) {
+                const int at = row(2 * which);
+                const float before = exp2_fast(scalars.gate[at]),
+                            after = exp2_fast(scalars.gate[kChunk - 1] - scalars.gate[at]);
+                of_output[which] = args.scale * before * scalars.query_norm[at];
+                of_value[which] = -before * scalars.key_norm[at];
+                of_error[which] = after * scalars.beta[at] * scalars.key_norm[at];
+            }
+            const auto& columns = shared.columns;
+            TileSums sums;
+            clear(sums);
+            this->add(sums, shared.values.output_gradient, columns.state);
+            add_rows(dq, s, sums, of_output, columns.query);
+            clear(sums);
+            this->add(sums, shared.values.value_gradient, columns.state);
+            add_rows(dk, s, sums, of_value, columns.key);
+            clear(sums);
+#pragma unroll
+            for (const Tile& error : shared.values.error) this->add(sums, error, columns.state_gradient);
+            add_rows(dk, u, sums, of_error, columns.key);
             product += product_of_states();
             if (slab + 1 < slabs()) __syncthreads();
-        }
-        const ChunkScalars& scalars = shared.scalars;
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const int at = row(2 * which);
-            const float before = exp2_fast(scalars.gate[at]), after = exp2_fast(scalars.gate[kChunk - 1] - scalars.gate[at]);
-            const float of_output = args.scale * before * scalars.query_norm[at], of_value = before * scalars.key_norm[at],
-                        of_error = after * scalars.beta[at] * scalars.key_norm[at];
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                const float2 q = pair_of(shared.columns.query, n, which), k = pair_of(shared.columns.key, n, which);
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int at_pair = 2 * which + i;
-                    const float output = of_output * by_output[n][at_pair], value = of_value * by_value[n][at_pair],
-                                error = of_error * by_error[n][at_pair];
-                    s[which] += (i == 0 ? q.x : q.y) * output - (i == 0 ? k.x : k.y) * value;
-                    u[which] += (i == 0 ? k.x : k.y) * error;
-                    dq[n][at_pair] += output;
-                    dk[n][at_pair] += error - value;
-                }
-            }
         }
         return product;
     }
@@ -259,8 +266,10 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         float s[2] = {}, u[2] = {}, product = 0.f;
 #pragma unroll
         for (int block = 0; block < kConfig.key_blocks; ++block) {
+            refresh();
             load_keys(block);
             product += add_through_states(query[block], key[block], s, u, head, block);
+            refresh();
 #pragma unroll
             for (const Tile& scores : shared.by_scores) {
                 this->add(query[block], scores, shared.columns.key);
@@ -278,7 +287,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
 
     // ---- Scalars
 
-    __device__ __forceinline__ void load_scalars(int head) const {
+    __device__ __forceinline__ void load_scalars(int head) {
         const auto* from = reinterpret_cast<const uint4*>(args.from.scalars + place_of(head));
         auto* to = reinterpret_cast<uint4*>(&shared.scalars);
         for (int i = thread; i < static_cast<int>(sizeof(ChunkScalars) / sizeof(uint4));
@@ -287,7 +296,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         __syncthreads();
     }
     // The gradient of the gate of token t: s_i over i >= t, u_j over j < t, Gamma <E, S>, and M over i >= t > j. By one warp.
-    __device__ __forceinline__ void store_gates(int head) const {
+    __device__ __forceinline__ void store_gates(int head) {
         if (warp != 0) return;
         constexpr unsigned kAll = 0xffffffffu;
         const auto sum_of = [&](int which, int token) {
@@ -315,17 +324,17 @@ struct ChunkGradients : TileProducts<kConfig.io> {
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
             const int token = lane + 32 * part;
-            if (token >= count) continue;
-            const i64 tokens_before = args.cu_seqlens.data != nullptr ? place.start : i64{place.sequence} * args.tokens;
-            const i64 at = (tokens_before + place.first + token) * args.heads_in_all + head;
+            if (token >= work.count) continue;
+            const i64 tokens_before = args.cu_seqlens.data != nullptr ? work.start : i64{work.sequence} * args.tokens;
+            const i64 at = (tokens_before + work.first + token) * args.heads_in_all + head;
             args.gate_gradient[at] = later[part] + earlier[part] + product + shared.within_chunk[token];
             args.beta_gradient[at] = shared.beta_gradient[token];
         }
     }
     // The value gradients of tokens whose beta is 0.
-    __device__ __forceinline__ void clear_value_gradients(int head) const {
+    __device__ __forceinline__ void clear_value_gradients(int head) {
         const int vectors = args.dv / 8;
-        for (int i = thread; i < count * vectors; i += BackwardGradientsConfig::threads())
+        for (int i = thread; i < work.count * vectors; i += BackwardGradientsConfig::threads())
             if (const int token = i / vectors; shared.scalars.beta[token] == least_beta(kIo))
                 *reinterpret_cast<uint4*>(rows_of(args.value_gradient, head) + token * args.value_gradient.token +
                                           i % vectors * 8) = {};
@@ -345,7 +354,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int from = kChunk * block + column(n, 0);
-                if (at >= count || from >= args.dk) continue;
+                if (at >= work.count || from >= args.dk) continue;
                 float2 pair{x[n][2 * which], x[n][2 * which + 1]};
                 if (args.qk_norm) {
                     const float2 own = pair_of(rows, n, which);
@@ -356,11 +365,12 @@ struct ChunkGradients : TileProducts<kConfig.io> {
             }
         }
     }
-    __device__ __forceinline__ void store_keys_and_queries() const {
+    __device__ __forceinline__ void store_keys_and_queries() {
         if (args.qk_norm) {
             float queries[2] = {}, keys[2] = {};
 #pragma unroll
             for (int block = 0; block < kConfig.key_blocks; ++block) {
+                refresh();
                 load_keys(block);
                 wait_for_loads();
                 for_each([&](int n, int i) {
@@ -375,13 +385,14 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         }
 #pragma unroll
         for (int block = 0; block < kConfig.key_blocks; ++block) {
+            refresh();
             if (args.qk_norm) {
                 load_keys(block);
                 wait_for_loads();
             }
-            store_rows(rows_of(args.query_gradient, key_head), args.query_gradient.token, query[block], shared.columns.query,
-                       shared.scalars.query_norm, 0, block);
-            store_rows(rows_of(args.key_gradient, key_head), args.key_gradient.token, key[block], shared.columns.key,
+            store_rows(rows_of(args.query_gradient, work.key_head), args.query_gradient.token, query[block],
+                       shared.columns.query, shared.scalars.query_norm, 0, block);
+            store_rows(rows_of(args.key_gradient, work.key_head), args.key_gradient.token, key[block], shared.columns.key,
                        shared.scalars.key_norm, 1, block);
             if (args.qk_norm) __syncthreads();
         }
@@ -395,7 +406,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         }
 #pragma unroll 1
         for (int i = 0; i < args.heads_per_key; ++i) {
-            const int head = key_head * args.heads_per_key + i;
+            const int head = work.key_head * args.heads_per_key + i;
             load_scalars(head);
             form_scores(head);
             sum_moments();

@@ -30,6 +30,12 @@ struct BackwardGradientsPlan {
         Tile state, state_gradient;  // 64 value rows x 64 key columns
         Tile query, key;             // 64 tokens x 64 key columns
     };
+    // The block's chunk; kept out of registers.
+    struct Work {
+        i64 index, start;            // among all chunks; the sequence's first token
+        int sequence, first, count;  // first token of the chunk, within its sequence; tokens
+        int key_head;
+    };
     Values values;
     Tile by_scores[2];  // dP, of queries and keys, in two parts
     Tile by_keys;       // dA + dA^T
@@ -41,6 +47,8 @@ struct BackwardGradientsPlan {
     float row_sums[2][2][kChunk];  // by half of the columns: s, u; at the end x.dx of queries and keys
     float beta_gradient[kChunk], within_chunk[kChunk];
     float state_product[BackwardGradientsConfig::kWarps];  // <E, S> by warp
+    Work work;
+    int first_thread;  // 0 (MmaLane::refresh)
 };
 
 struct BackwardGradientsArgs {
