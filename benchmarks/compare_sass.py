@@ -12,6 +12,8 @@ Where only one tree has a field, the other's configurations count as having its 
     --renamed-field 'gdn/*:old=new'             a field of kernels whose new names match a pattern
     --renamed-value old=new                     an enumerator
 
+@FILE reads options from a file, one a line: benchmarks/renames_since_3c2f0d9.txt has those of a release.
+
 identical: the same bytes. same opcodes: the same instructions in the same order with other operands, offsets or stalls, which
 counts as unchanged. The exit status is 1 if one is changed, is missing or does not compile. --diff shows instructions in place.
 What was compiled before comes from the cache of compiled kernels.
@@ -118,6 +120,12 @@ class Tree:
         return done
 
 
+class OptionsParser(argparse.ArgumentParser):
+    def convert_arg_line_to_args(self, line: str) -> list[str]:
+        """A file's lines are options; empty ones, and those that start with #, are not."""
+        return [] if line.startswith("#") or not line.strip() else [line.strip()]
+
+
 def renames_of(kernels: Equations, fields: Equations, values: Equations) -> Renames:
     """The renames that the options say; see the top of this file."""
     added: dict[str, dict[str, str]] = {}
@@ -173,7 +181,7 @@ def table(judged: list[tuple[Pair, Verdict]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OptionsParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, fromfile_prefix_chars="@")
     parser.add_argument("before", type=lambda folder: Path(folder).resolve())
     parser.add_argument("after", type=lambda folder: Path(folder).resolve())
     parser.add_argument(

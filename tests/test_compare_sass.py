@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from compare_sass import chosen, renames_of, table
+from compare_sass import OptionsParser, chosen, renames_of, table
 from sass_code import Code, Verdict, difference, opcode
 from sass_pairs import Pair, Renames, default_of, fields_of, pairs, require_used
 
@@ -178,6 +178,16 @@ def test_options_say_renames_and_kernels_are_chosen_by_either_name() -> None:
 def test_fields_of_a_configuration() -> None:
     assert fields_of(PREFILL) == {"head_k": "128", "io": "bf16", "linked": "false"}
     assert fields_of("{}") == {}
+
+
+def test_options_in_a_file_are_read_without_its_comments(tmp_path: Path) -> None:
+    file = tmp_path / "renames.txt"
+    file.write_text("# Where A is an old commit.\n\n--renamed-kernel=conv/a=conv/b:x=true\n--renamed-field=gdn/*:old=new\n")
+    parser = OptionsParser(fromfile_prefix_chars="@")
+    for name in ("--renamed-kernel", "--renamed-field"):
+        parser.add_argument(name, action="append")
+    options = parser.parse_args([f"@{file}"])
+    assert (options.renamed_kernel, options.renamed_field) == (["conv/a=conv/b:x=true"], ["gdn/*:old=new"])
 
 
 HEADERS = """
