@@ -16,21 +16,8 @@ from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
-from ..operators.measure import (
-    Absent,
-    Case,
-    Inputs,
-    Outcome,
-    Peer,
-    Work,
-    bench,
-    draw,
-    hostile_indices,
-    import_peer,
-    normal,
-    sanitizes,
-    size,
-)
+from ..operators.hostile import hostile_indices
+from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 from ..operators.registration import register
 from ..operators.schema import refuse, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, is_slot

@@ -14,7 +14,8 @@ from ..operators import operator
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
-from ..operators.measure import Case, Work, bench, draw, hostile_indices, normal, sanitizes, size
+from ..operators.hostile import hostile_indices
+from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from .reference_hyena import per_channel
 from .step_slots import Slots, with_tokens
 

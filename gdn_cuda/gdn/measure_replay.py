@@ -9,20 +9,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..operators import verify
-from ..operators.measure import (
-    HOSTILE_INDICES,
-    Case,
-    Inputs,
-    Outcome,
-    Work,
-    bench,
-    draw,
-    hostile_indices,
-    normal,
-    sanitizes,
-    size,
-)
+from ..operators import hostile, verify
+from ..operators.measure import Case, Inputs, Outcome, Work, bench, draw, normal, sanitizes, size
 from .inputs import projections
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
@@ -103,9 +91,9 @@ def _sanitized_call(io: torch.dtype, state: torch.dtype, dk: int, dv: int, steps
     buffers = replay_buffers(pool, steps, 2, dtype=io)
     buffers.keys.normal_(), buffers.updates.normal_(), buffers.decays.fill_(0.5), buffers.banks.bernoulli_()
     query = draw(*lengths, 2, dk + 1, dtype=io)[..., dk % 16 // 8 :][..., :dk]  # unaligned if dk is an odd multiple of 8
-    slots = hostile_indices(sequences)
+    slots = hostile.hostile_indices(sequences)
     slots[::2] = torch.arange(slots[::2].shape[0], device="cuda")
-    offsets = torch.tensor([0, *HOSTILE_INDICES], device="cuda") if packed else None
+    offsets = torch.tensor([0, *hostile.INDICES], device="cuda") if packed else None
     gates = (draw(*lengths, 4), draw(*lengths, 4), draw(4), draw(4))
     accepted = verify.hostile_counts(sequences)
     valid = {name: count % (steps + 1) for name, count in accepted.items()}

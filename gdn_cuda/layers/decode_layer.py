@@ -22,7 +22,8 @@ from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.calls import typical_call
 from ..operators.composed import composed, on_cpu
 from ..operators.examples import Arguments, example, random
-from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, hostile_indices, normal, sanitizes, size
+from ..operators.hostile import hostile_indices
+from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import check_call, register
 from ..operators.schema import not_a_tensor, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot

@@ -170,11 +170,3 @@ def import_peer(module: str, name: str) -> Any:
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Normally distributed values on the GPU."""
     return torch.randn(*shape, dtype=torch.promote_types(dtype, torch.float32), device="cuda").to(dtype)
-
-
-HOSTILE_INDICES = [2**63 - 1, -(2**63), 2**32, -1, 3]
-
-
-def hostile_indices(count: int = len(HOSTILE_INDICES)) -> Tensor:
-    """Slots, counts or offsets on the GPU, most of them invalid."""
-    return torch.tensor(HOSTILE_INDICES, device="cuda").repeat(count)[:count]

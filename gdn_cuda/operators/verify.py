@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from .measure import Inputs, hostile_indices
+from .hostile import hostile_indices
+from .measure import Inputs
 
 
 def counts(sequences: int, columns: int, dtype: torch.dtype = torch.int32) -> Inputs:

@@ -15,21 +15,8 @@ from ..operators import operator, verify
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
-from ..operators.measure import (
-    Absent,
-    Case,
-    Inputs,
-    Outcome,
-    Peer,
-    Work,
-    bench,
-    draw,
-    hostile_indices,
-    import_peer,
-    normal,
-    sanitizes,
-    size,
-)
+from ..operators.hostile import hostile_indices
+from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 from ..operators.schema import refuse
 from ..operators.state_slots import check_slots, gather_states, is_slot, starting_slots
 from .discretizations import SOFTPLUS_THRESHOLD, TRANSITIONS
