@@ -50,7 +50,7 @@ def operator(
     variant: tuple[str, str] | None = None,
     before: Callable[..., None] | None = None,
     results: Callable[..., Any] | None = None,
-    instead: tuple[str, Callable[..., Any]] | None = None,
+    instead: tuple[str, Callable[..., Any], Callable[..., Any]] | None = None,
 ) -> Callable[[Function], Function]:
     """Declares a function whose operator computes no gradients; `reference`, `shapes` and `cpu` are those of `register`.
 
@@ -58,8 +58,8 @@ def operator(
     the declared function's name and of the parameters that it names. A function with `out` returns it, followed by the
     operator's results. `variant`: (parameter, operator), the operator that is called if that parameter is passed.
     `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other parameters
-    that they read, and `results` returns the function's result. `instead`: (parameter, function), the function that alone is
-    called if that parameter is passed; it names the parameters that it takes, and others are refused.
+    that they read, and `results` returns the function's result. `instead`: (parameter, function, operator's function): if that
+    parameter is passed, the function alone is called, with it and the parameters that the operator has too; others are refused.
     """
 
     def declare(function: Function) -> Function:
@@ -105,7 +105,7 @@ def _compiled(
     chosen_by: str | None,
     before: Callable[..., None] | None,
     results: Callable[..., Any] | None,
-    instead: tuple[str, Callable[..., Any]] | None,
+    instead: tuple[str, Callable[..., Any], Callable[..., Any]] | None,
 ) -> Callable[..., Any]:
     closure: dict[str, Any] = {
         "is_grad_enabled": is_grad_enabled,
@@ -116,7 +116,7 @@ def _compiled(
     body = []
     if instead:
         closure["instead"], closure["refuse"] = instead[1], refuse
-        body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, *instead))]
+        body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, instead[0], instead[2]))]
     if callable(out):
         closure["new_output"] = out
         _, *named = inspect.signature(out).parameters
@@ -167,10 +167,12 @@ def _call(schema: Schema, number: int, closure: dict[str, Any]) -> list[str]:
     ]
 
 
-def _called_instead(function: Callable[..., Any], chosen_by: str, other: Callable[..., Any]) -> list[str]:
-    taken, lines = list(inspect.signature(other).parameters), []
+def _called_instead(function: Callable[..., Any], chosen_by: str, operator: Callable[..., Any]) -> list[str]:
+    known, taken, lines = {chosen_by, *inspect.signature(operator).parameters}, [], []
     for p in inspect.signature(function).parameters.values():
-        if p.name not in taken:
+        if p.name in known:
+            taken.append(p.name)
+        else:
             expected = repr(f"{p.default} with {chosen_by}")
             lines += [
                 f"if {p.name} is not {p.default!r}:",
