@@ -3,9 +3,16 @@
     python benchmarks/compare_sass.py BEFORE AFTER [--kernels 'gdn/prefill*'] [--nvcc] [--arch sm_90a] [--jobs N] [--diff]
 
 BEFORE and AFTER are folders of this repository, built by ./develop.sh. If one of them is not built, the other's library
-compiles its include/. Configurations are paired by kernel and values. Where only one tree has a field, the other's
-configurations count as having its default. Renames are options: --renamed-kernel gdn/old=gdn/new, --renamed-field old=new,
---renamed-value old=new.
+compiles its include/, which needs the same kernels with the same fields. Configurations are paired by kernel and values.
+Where only one tree has a field, the other's configurations count as having its default. Renames are options:
+
+    --renamed-kernel gdn/old=gdn/new            a kernel that moved
+    --renamed-kernel gdn/old=gdn/new:field=1    the same; gdn/new has a field more, which tells it from another old kernel
+    --renamed-field old=new                     a field of every kernel
+    --renamed-field 'gdn/*:old=new'             a field of kernels whose new names match a pattern
+    --renamed-value old=new                     an enumerator
+
+@FILE reads options from a file, one a line: benchmarks/renames_since_3c2f0d9.txt has those of a release.
 
 identical: the same bytes. same opcodes: the same instructions in the same order with other operands, offsets or stalls, which
 counts as unchanged. The exit status is 1 if one is changed, is missing or does not compile. --diff shows instructions in place.
@@ -30,11 +37,12 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from sass_code import Verdict, compare
-from sass_pairs import Listing, Pair, Renames, default_of, pairs
+from sass_pairs import Listing, Pair, Renames, default_of, pairs, require_used
 
 CHILD = Path(__file__).with_name("sass_child.py")
 COLUMNS = ("identical", "same opcodes", "changed", "missing before", "missing after", "failed")
 GOOD = {"identical", "same opcodes"}
+Equations = list[tuple[str, str]]
 MESSAGE_LINES = 20  # of a failed compile's message: the first errors, not the whole source
 
 
@@ -112,10 +120,33 @@ class Tree:
         return done
 
 
-def chosen(listing: Listing, patterns: list[str], names: dict[str, str]) -> Listing:
-    """Kernels whose own name, or name in the other tree, matches a pattern."""
-    matches = lambda kernel: any(fnmatch(each, pattern) for pattern in patterns for each in (kernel, names.get(kernel, kernel)))  # noqa: E731
-    return {kernel: texts for kernel, texts in listing.items() if matches(kernel)}
+class OptionsParser(argparse.ArgumentParser):
+    def convert_arg_line_to_args(self, line: str) -> list[str]:
+        """A file's lines are options; empty ones, and those that start with #, are not."""
+        return [] if line.startswith("#") or not line.strip() else [line.strip()]
+
+
+def renames_of(kernels: Equations, fields: Equations, values: Equations) -> Renames:
+    """The renames that the options say; see the top of this file."""
+    added: dict[str, dict[str, str]] = {}
+    for old, new in kernels:
+        for more in new.split(":")[1:]:
+            added.setdefault(old, {}).update([_equation(more)])
+    return Renames(
+        kernels={old: new.partition(":")[0] for old, new in kernels},
+        fields=[(old.rpartition(":")[0] or "*", old.rpartition(":")[2], new) for old, new in fields],
+        values=dict(values),
+        added=added,
+    )
+
+
+def chosen(before: Listing, after: Listing, renames: Renames, patterns: list[str]) -> tuple[Listing, Listing]:
+    """Kernels of which a name, in either tree, matches a pattern."""
+    matches = lambda kernel: any(fnmatch(kernel, pattern) for pattern in patterns)  # noqa: E731
+    names = {renames.kernel(old) for old in before if matches(old)} | {new for new in after if matches(new)}
+    return {old: texts for old, texts in before.items() if renames.kernel(old) in names}, {
+        new: texts for new, texts in after.items() if new in names
+    }
 
 
 def judge(
@@ -150,7 +181,7 @@ def table(judged: list[tuple[Pair, Verdict]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OptionsParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, fromfile_prefix_chars="@")
     parser.add_argument("before", type=lambda folder: Path(folder).resolve())
     parser.add_argument("after", type=lambda folder: Path(folder).resolve())
     parser.add_argument(
@@ -160,13 +191,14 @@ def main() -> int:
     parser.add_argument("--nvcc", action="store_true", help="compile with nvcc instead of NVRTC")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--diff", action="store_true", help="show each difference")
-    for what in ("kernel", "field", "value"):
-        parser.add_argument(f"--renamed-{what}", action="append", default=[], type=_equation, metavar="OLD=NEW")
+    renamed = [("kernel", "OLD=NEW[:FIELD=VALUE]"), ("field", "[PATTERN:]OLD=NEW"), ("value", "OLD=NEW")]
+    for what, form in renamed:
+        parser.add_argument(f"--renamed-{what}", action="append", default=[], type=_equation, metavar=form)
     parser.add_argument(
         "--default", action="append", default=[], type=_equation, metavar="FIELD=VALUE", help="where headers do not tell"
     )
     options = parser.parse_args()
-    renames = Renames(dict(options.renamed_kernel), dict(options.renamed_field), dict(options.renamed_value))
+    renames = renames_of(options.renamed_kernel, options.renamed_field, options.renamed_value)
     known = dict(options.default)
 
     paths = (options.before, options.after)
@@ -178,15 +210,14 @@ def main() -> int:
         raise SystemExit(f"compare_sass: expected one compiler, got {before.compiler} and {after.compiler}")
 
     patterns = options.kernels or ["*"]
-    listings = (
-        chosen(before.listing, patterns, dict(renames.kernels)),
-        chosen(after.listing, patterns, {new: old for old, new in renames.kernels.items()}),
-    )
     try:
+        require_used(before.listing, after.listing, renames)
         found, said = pairs(
-            *listings,
+            *chosen(before.listing, after.listing, renames, patterns),
             renames,
-            lambda kernel, field: known.get(renames.fields.get(field, field)) or before.default(kernel, field),
+            lambda kernel, field: (
+                known.get(renames.fields_in(renames.kernel(kernel)).get(field, field)) or before.default(kernel, field)
+            ),
             lambda kernel, field: known.get(field) or after.default(kernel, field),
         )
     except ValueError as error:

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SECTION = struct.Struct(
-    "<IIQQQQIIQQ"
-)  # a section's header in a 64-bit ELF file: name, type, flags, address, offset, size, link, info, ...
+# A section's header in a 64-bit ELF file: name, type, flags, address, offset, size, link, info, ...
+SECTION = struct.Struct("<IIQQQQIIQQ")
 DATA = re.compile(r"\.nv\.(constant[1-9]|global\.init)")  # constant0 has the parameters
 
 

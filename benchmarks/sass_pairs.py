@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 
 Fields = dict[str, str]
 Listing = Mapping[str, list[str]]  # kernel ("gdn/prefill") -> its configurations ("{.head_k = 128, .io = DType::bf16}")
@@ -13,11 +15,20 @@ Default = Callable[[str, str], "str | None"]  # (kernel, field) -> the value of 
 
 @dataclass(frozen=True)
 class Renames:
-    """Old names to new ones."""
+    """Old names to new ones. A pattern of kernels, such as "gdn/*", is matched with their new names."""
 
     kernels: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, str] = field(default_factory=dict)
+    fields: Sequence[tuple[str, str, str]] = ()  # pattern of kernels, old name, new name
     values: Mapping[str, str] = field(default_factory=dict)  # enumerators
+    # By the old name of a kernel: fields that it lacks, and that the kernel which it has become has.
+    added: Mapping[str, Fields] = field(default_factory=dict)
+
+    def kernel(self, old: str) -> str:
+        return self.kernels.get(old, old)
+
+    def fields_in(self, kernel: str) -> Fields:
+        """Old names to new ones in a kernel with this new name."""
+        return {old: new for pattern, old, new in self.fields if fnmatchcase(kernel, pattern)}
 
 
 @dataclass(frozen=True)
@@ -38,40 +49,54 @@ def fields_of(configuration: str) -> Fields:
 def pairs(
     before: Listing, after: Listing, renames: Renames, default_before: Default, default_after: Default
 ) -> tuple[list[Pair], list[str]]:
-    """All pairs, and the fields that only one tree has. Raises ValueError for a rename that renames nothing, and for a field
-    that only one tree has and whose default is unknown."""
-    _require_used(before, after, renames)
-    renamed = {renames.kernels.get(kernel, kernel): kernel for kernel in before}
-    if len(renamed) < len(before):
-        raise ValueError("kernels: expected different names, got two of BEFORE with the same new name")
+    """All pairs, and the fields that only one tree has. Raises ValueError for a field that only one tree has and whose default
+    is unknown, and for two kernels of BEFORE with configurations that become the same one."""
+    olds: dict[str, list[str]] = {}
+    for old in before:
+        olds.setdefault(renames.kernel(old), []).append(old)
     found: list[Pair] = []
     said: list[str] = []
-    for kernel in dict.fromkeys([*renamed, *after]):
-        old = renamed.get(kernel)
-        was = [(_renamed(fields_of(text), renames), text) for text in before.get(old, [])] if old else []
+    for kernel in dict.fromkeys([*olds, *after]):
+        renamed = renames.fields_in(kernel)
+        old_names = {new: old for old, new in renamed.items()}
         now = [(fields_of(text), text) for text in after.get(kernel, [])]
-        if was and now:
-            old_names = {new: name for name, new in renames.fields.items()}
-            said += _fill(kernel, "BEFORE", was, now, lambda name, kernel=kernel: default_after(kernel, name))
-            said += _fill(
-                kernel, "AFTER", now, was, lambda name, old=old, names=old_names: default_before(old, names.get(name, name))
-            )
+        was = {old: [(_renamed(old, text, renames, renamed), text) for text in before[old]] for old in olds.get(kernel, [])}
+        if now:
+            for old, configurations in was.items():
+                said += _fill(kernel, "AFTER", now, configurations, partial(_default_of_old, default_before, old, old_names))
+            for configurations in was.values():
+                said += _fill(kernel, "BEFORE", configurations, now, partial(default_after, kernel))
         by_values = {_key(values): (kernel, text) for values, text in now}
-        for values, text in was:
-            found.append(Pair(kernel, (str(old), text), by_values.pop(_key(values), None)))
+        seen: dict[frozenset[tuple[str, str]], str] = {}
+        for old, configurations in was.items():
+            for values, text in configurations:
+                if (other := seen.setdefault(_key(values), old)) != old:
+                    raise ValueError(
+                        f"{kernel}: expected different configurations of {other} and {old}, got {text} of both: "
+                        f"--renamed-kernel {old}={kernel}:FIELD=VALUE"
+                    )
+                found.append(Pair(kernel, (old, text), by_values.pop(_key(values), None)))
         found += [Pair(kernel, None, left) for left in by_values.values()]
     return found, said
+
+
+def _default_of_old(default: Default, kernel: str, old_names: Fields, name: str) -> str | None:
+    return default(kernel, old_names.get(name, name))
 
 
 def _key(values: Fields) -> frozenset[tuple[str, str]]:
     return frozenset(values.items())
 
 
-def _renamed(values: Fields, renames: Renames) -> Fields:
-    result = {renames.fields.get(name, name): renames.values.get(value, value) for name, value in values.items()}
-    if len(result) < len(values):
-        raise ValueError(f"fields: expected different names, got two of {', '.join(values)} with the same new name")
-    return result
+def _renamed(kernel: str, configuration: str, renames: Renames, names: Fields) -> Fields:
+    """The fields of a configuration of BEFORE as AFTER names them."""
+    values, added = fields_of(configuration), renames.added.get(kernel, {})
+    result = {names.get(name, name): renames.values.get(value, value) for name, value in values.items()}
+    if len(result | added) < len(values) + len(added):
+        raise ValueError(
+            f"fields: expected different names, got two of {', '.join([*values, *added])} of {kernel} with the same new name"
+        )
+    return result | added
 
 
 def _fill(
@@ -98,21 +123,35 @@ def _fill(
     return said
 
 
-def _require_used(before: Listing, after: Listing, renames: Renames) -> None:
-    def names(listing: Listing) -> tuple[set[str], set[str], set[str]]:
-        every = [fields_of(text) for texts in listing.values() for text in texts]
-        return set(listing), {name for each in every for name in each}, {value for each in every for value in each.values()}
+def require_used(before: Listing, after: Listing, renames: Renames) -> None:
+    """Raises ValueError for a rename that renames nothing. The listings have all kernels, whichever are compared."""
 
-    for what, table, old, new in zip(
-        ("kernel", "field", "value"),
-        (renames.kernels, renames.fields, renames.values),
-        names(before),
-        names(after),
-        strict=True,
-    ):
-        for was, now in table.items():
-            if was not in old or now not in new:
-                raise ValueError(f"renamed {what}: expected {was} in BEFORE and {now} in AFTER, got none in one of them")
+    def require(what: str, old: str, new: str, old_names: Iterable[str], new_names: Iterable[str]) -> None:
+        if old not in old_names or new not in new_names:
+            raise ValueError(f"renamed {what}: expected {old} in BEFORE and {new} in AFTER, got none in one of them")
+
+    for old, new in renames.kernels.items():
+        require("kernel", old, new, before, after)
+    for pattern, old, new in renames.fields:
+        what = "field" if pattern == "*" else f"field of {pattern}"
+        old_fields = _all_fields(before, lambda kernel, pattern=pattern: fnmatchcase(renames.kernel(kernel), pattern))
+        new_fields = _all_fields(after, lambda kernel, pattern=pattern: fnmatchcase(kernel, pattern))
+        require(what, old, new, {name for name, _ in old_fields}, {name for name, _ in new_fields})
+    values = [{value for _, value in _all_fields(listing, lambda kernel: True)} for listing in (before, after)]
+    for old, new in renames.values.items():
+        require("value", old, new, *values)
+    for old, added in renames.added.items():
+        new = renames.kernel(old)
+        new_fields = {each for text in after[new] for each in fields_of(text).items()}
+        for name, value in added.items():
+            if (name, value) not in new_fields:
+                raise ValueError(f"renamed kernel: expected .{name} = {value} in {new} of AFTER, got none")
+
+
+def _all_fields(listing: Listing, chosen: Callable[[str], bool]) -> set[tuple[str, str]]:
+    """Names and values of all fields in the configurations of the chosen kernels."""
+    texts = [text for kernel, texts in listing.items() if chosen(kernel) for text in texts]
+    return {each for text in texts for each in fields_of(text).items()}
 
 
 def default_of(headers: str, struct: str, member: str) -> str | None:

@@ -217,8 +217,7 @@ int run() {
                                .value = x.value.gpu,
                                .a = x.a.gpu,
                                .b = x.b.gpu,
-                               .A_log = x.A_log.gpu,
-                               .dt_bias = x.dt_bias.gpu,
+                               .gates = {.A_log = x.A_log.gpu, .dt_bias = x.dt_bias.gpu},
                                .state_pool = x.pool.gpu,
                                .state_indices = x.slots.gpu};
     const auto decode = [&] { return gdn_cuda::fused_decode(step); };

@@ -76,7 +76,7 @@ def load_library() -> None:
             "In a source checkout run ./develop.sh to rebuild it."
         ) from error
     _C.set_path_hook(paths.find_paths, paths.search_inputs)
-    _C.set_log_sink(_log)
+    _C.set_log_sink(log)
 
 
 def _in_subinterpreter() -> bool:
@@ -118,7 +118,7 @@ def library_path() -> Path | None:
 # ---- Messages
 
 
-def _log(level: int, text: str) -> None:
+def log(level: int, text: str) -> None:
     _follow_log_level()
     logger.log(level, "%s", text)
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from compare_sass import table
+from compare_sass import OptionsParser, chosen, renames_of, table
 from sass_code import Code, Verdict, difference, opcode
-from sass_pairs import Pair, Renames, default_of, fields_of, pairs
+from sass_pairs import Pair, Renames, default_of, fields_of, pairs, require_used
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFILL = "{.head_k = 128, .io = DType::bf16, .linked = false}"
@@ -65,7 +65,7 @@ def test_a_field_without_a_known_default_is_refused() -> None:
 
 def test_renamed_kernels_fields_and_values_are_paired() -> None:
     now = "{.head_k = 128, .io = DType::half, .chained = true}"
-    renames = Renames({"gdn/prefill": "chunked/prefill"}, {"linked": "chained"}, {"bf16": "half"})
+    renames = Renames({"gdn/prefill": "chunked/prefill"}, [("*", "linked", "chained")], {"bf16": "half"})
     found, said = paired({"gdn/prefill": [LINKED]}, {"chunked/prefill": [now]}, renames)
     assert found == [(("gdn/prefill", LINKED), ("chunked/prefill", now))]
     assert said == []
@@ -78,7 +78,7 @@ def test_a_renamed_kernel_asks_for_defaults_by_the_names_that_a_tree_has() -> No
         asked.append((kernel, name))
         return "false"
 
-    renames = Renames({"old": "new"}, {"was": "now"})
+    renames = Renames({"old": "new"}, [("*", "was", "now")])
     before = {"old": ["{.a = 1, .was = false}"], "other": ["{.now = 1}"]}
     after = {"new": ["{.a = 1}"], "other": ["{.now = 1}"]}
     found, _ = paired(before, after, renames, default_before=default)
@@ -86,25 +86,108 @@ def test_a_renamed_kernel_asks_for_defaults_by_the_names_that_a_tree_has() -> No
     assert asked == [("old", "was")]
 
 
+def test_a_field_is_renamed_in_the_kernels_that_a_pattern_names() -> None:
+    """A pattern is matched with new names; elsewhere the old name of the field still has its meaning."""
+    before = {"gdn/cauchy": ["{.lines = 2}"], "gdn/decode": ["{.lines = 2}"], "scan/sums": ["{.lines = 4}"]}
+    after = {"structured/cauchy": ["{.outputs = 2}"], "gdn/decode": ["{.outputs = 2}"], "scan/sums": ["{.lines = 4}"]}
+    renames = Renames(
+        {"gdn/cauchy": "structured/cauchy"}, [("structured/*", "lines", "outputs"), ("gdn/*", "lines", "outputs")]
+    )
+    require_used(before, after, renames)
+    found, said = paired(before, after, renames)
+    assert found == [
+        (("gdn/cauchy", "{.lines = 2}"), ("structured/cauchy", "{.outputs = 2}")),
+        (("gdn/decode", "{.lines = 2}"), ("gdn/decode", "{.outputs = 2}")),
+        (("scan/sums", "{.lines = 4}"), ("scan/sums", "{.lines = 4}")),
+    ]
+    assert said == []
+
+
+TWO = {"conv/back": ["{.io = f32}", "{.io = bf16}"], "conv/back_any": ["{.io = f32}", "{.io = bf16}"]}
+ONE = {"conv/back": [f"{{.io = {io}, .sequences = {sequences}}}" for io in ("f32", "bf16") for sequences in ("false", "true")]}
+
+
+def test_two_kernels_that_became_one_are_told_apart_by_a_field() -> None:
+    renames = Renames({"conv/back_any": "conv/back"}, added={"conv/back_any": {"sequences": "true"}})
+    require_used(TWO, ONE, renames)
+    found, said = paired(TWO, ONE, renames, default_after=lambda kernel, name: "false")
+    assert found == [
+        (("conv/back", "{.io = f32}"), ("conv/back", "{.io = f32, .sequences = false}")),
+        (("conv/back", "{.io = bf16}"), ("conv/back", "{.io = bf16, .sequences = false}")),
+        (("conv/back_any", "{.io = f32}"), ("conv/back", "{.io = f32, .sequences = true}")),
+        (("conv/back_any", "{.io = bf16}"), ("conv/back", "{.io = bf16, .sequences = true}")),
+    ]
+    assert said == ["conv/back: BEFORE lacks the field sequences, which counts as false"]
+
+
+def test_two_kernels_that_became_one_are_refused_without_such_a_field() -> None:
+    with pytest.raises(
+        ValueError, match=r"conv/back: expected different configurations of conv/back and conv/back_any, got {\.io = f32}"
+    ):
+        paired({name: ["{.io = f32}"] for name in TWO}, {"conv/back": ["{.io = f32}"]}, Renames({"conv/back_any": "conv/back"}))
+    renames = Renames({"conv/back_any": "conv/back"}, added={"conv/back_any": {"io": "f32"}})
+    with pytest.raises(ValueError, match="fields: expected different names, got two of io, io of conv/back_any"):
+        paired(TWO, ONE, renames, default_after=lambda kernel, name: "false")
+
+
 @pytest.mark.parametrize(
     "renames",
-    [Renames({"gdn/prefil": "gdn/prefill"}), Renames(fields={"linked": "chained"}), Renames(values={"bf16": "f8"})],
+    [
+        Renames({"gdn/prefil": "gdn/prefill"}),
+        Renames(fields=[("*", "linked", "chained")]),
+        Renames(fields=[("scan/*", "linked", "linked")]),
+        Renames(values={"bf16": "f8"}),
+        Renames({"gdn/prefill": "gdn/prefill"}, added={"gdn/prefill": {"linked": "true"}}),
+    ],
 )
 def test_a_rename_that_renames_nothing_is_refused(renames: Renames) -> None:
-    with pytest.raises(ValueError, match=r"renamed (kernel|field|value): expected .* in BEFORE and .* in AFTER"):
-        paired({"gdn/prefill": [PREFILL]}, {"gdn/prefill": [PREFILL]}, renames)
+    with pytest.raises(ValueError, match=r"renamed (kernel|field( of scan/\*)?|value): expected .*"):
+        require_used({"gdn/prefill": [PREFILL]}, {"gdn/prefill": [PREFILL]}, renames)
 
 
-def test_two_kernels_or_fields_do_not_become_one() -> None:
-    with pytest.raises(ValueError, match="kernels: expected different names"):
-        paired({"a": ["{.x = 1}"], "b": ["{.x = 1}"]}, {"b": ["{.x = 1}"]}, Renames({"a": "b"}))
+def test_two_fields_do_not_become_one() -> None:
     with pytest.raises(ValueError, match="fields: expected different names"):
-        paired({"a": ["{.x = 1, .y = 2}"]}, {"a": ["{.y = 1}"]}, Renames(fields={"x": "y"}))
+        paired({"a": ["{.x = 1, .y = 2}"]}, {"a": ["{.y = 1}"]}, Renames(fields=[("*", "x", "y")]))
+
+
+def test_options_say_renames_and_kernels_are_chosen_by_either_name() -> None:
+    renames = renames_of(
+        [("conv/back_any", "conv/back:sequences=true"), ("scan/copy", "common/copy")],
+        [("linked", "chained"), ("conv/*:lines", "outputs")],
+        [("f32", "fp32")],
+    )
+    assert renames == Renames(
+        {"conv/back_any": "conv/back", "scan/copy": "common/copy"},
+        [("*", "linked", "chained"), ("conv/*", "lines", "outputs")],
+        {"f32": "fp32"},
+        {"conv/back_any": {"sequences": "true"}},
+    )
+    before = {"conv/back": [], "conv/back_any": [], "scan/copy": [], "scan/other": []}  # type: dict[str, list[str]]
+    after = {"conv/back": [], "common/copy": [], "scan/other": []}  # type: dict[str, list[str]]
+    for pattern in ("conv/back", "conv/back_any"):
+        assert [list(each) for each in chosen(before, after, renames, [pattern])] == [
+            ["conv/back", "conv/back_any"],
+            ["conv/back"],
+        ]
+    assert [list(each) for each in chosen(before, after, renames, ["scan/*"])] == [
+        ["scan/copy", "scan/other"],
+        ["common/copy", "scan/other"],
+    ]
 
 
 def test_fields_of_a_configuration() -> None:
     assert fields_of(PREFILL) == {"head_k": "128", "io": "bf16", "linked": "false"}
     assert fields_of("{}") == {}
+
+
+def test_options_in_a_file_are_read_without_its_comments(tmp_path: Path) -> None:
+    file = tmp_path / "renames.txt"
+    file.write_text("# Where A is an old commit.\n\n--renamed-kernel=conv/a=conv/b:x=true\n--renamed-field=gdn/*:old=new\n")
+    parser = OptionsParser(fromfile_prefix_chars="@")
+    for name in ("--renamed-kernel", "--renamed-field"):
+        parser.add_argument(name, action="append")
+    options = parser.parse_args([f"@{file}"])
+    assert (options.renamed_kernel, options.renamed_field) == (["conv/a=conv/b:x=true"], ["gdn/*:old=new"])
 
 
 HEADERS = """

@@ -217,13 +217,13 @@ def test_functions_that_torch_compiled_run_in_no_compile() -> None:
 
 def test_messages_go_to_logging(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="gdn_cuda"):
-        runtime._log(logging.WARNING, "a message with %s and {braces}")
+        runtime.log(logging.WARNING, "a message with %s and {braces}")
     assert caplog.messages == ["a message with %s and {braces}"]
 
 
 @pytest.mark.parametrize("level, heard", [("debug", True), ("info", True), ("warning", False), ("off", False)])
 def test_the_log_level_variable_works_without_any_logging_set_up(level: str, heard: bool) -> None:
-    code = "import logging, gdn_cuda.runtime as r; r._log(logging.INFO, 'hello there')"
+    code = "import logging, gdn_cuda.runtime as r; r.log(logging.INFO, 'hello there')"
     done = processes.run("-c", code, GDN_LOG_LEVEL=level)
     assert done.returncode == 0, done.stderr
     assert ("gdn_cuda: INFO: hello there" in done.stderr) is heard

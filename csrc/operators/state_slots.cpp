@@ -2,6 +2,17 @@
 
 namespace gdn_cuda {
 
+SlotTensors slot_tensors(const char* pool_name, const char* slots_name, const View& pool, const OptionalTensor& slots,
+                         const VerifyOptions& verify, const StepStates& steps) {
+    return {pool_name,
+            slots_name,
+            pool,
+            view_of(slots),
+            accepted_of(verify),
+            view_of(steps.step_states),
+            view_of(steps.step_slots)};
+}
+
 void check_indices(const Checks& check, const char* argument, const View& indices, const Batch& batch) {
     check.dtype(argument, indices, {DType::i32, DType::i64});
     check.device(argument, indices, batch.like, batch.like_name);
@@ -11,6 +22,17 @@ void check_per_sequence(const Checks& check, const char* argument, const View& i
     check_indices(check, argument, indices, batch);
     check.shape(argument, indices, {batch.sequences}, "(sequences,)");
     check.last_contiguous(argument, indices);
+}
+
+Tagged check_accepted(const Checks& check, const View& accepted, const Batch& batch) {
+    if (accepted.defined()) check_per_sequence(check, kAcceptedTokens, accepted, batch);
+    return tagged(accepted);
+}
+
+int64_t check_null_slot(const Checks& check, const std::optional<int64_t>& null_slot) {
+    GDN_REQUIRE(check, null_slot.value_or(0) >= 0, "null_slot", "a slot number, or None",
+                fmt::format("{}", null_slot.value_or(0)));
+    return null_slot.value_or(-1);
 }
 
 void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch) {
@@ -29,9 +51,9 @@ void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch) 
     }
     if (x.accepted.defined()) {
         GDN_REQUIRE(
-            check, x.by_token(), "num_accepted_tokens", fmt::format("rank-2 {} to choose from", x.slots_name),
+            check, x.by_token(), kAcceptedTokens, fmt::format("rank-2 {} to choose from", x.slots_name),
             x.slots.defined() ? fmt::format("{} {}", x.slots_name, shape_text(x.slots)) : fmt::format("{} None", x.slots_name));
-        check_per_sequence(check, "num_accepted_tokens", x.accepted, batch);
+        check_accepted(check, x.accepted, batch);
     }
     GDN_REQUIRE(check, x.steps.defined() == x.step_slots.defined(), x.steps.defined() ? "step_slots" : "step_states",
                 "both step_states and step_slots", "one of them");

@@ -2,6 +2,8 @@
 // (include/gdn_cuda/kernels/common/state_slots.cuh reads them).
 #pragma once
 
+#include <gdn_cuda/options.hpp>
+
 #include "tensor.hpp"
 
 namespace gdn_cuda {
@@ -15,6 +17,9 @@ struct Batch {
     const char* like_name;
 };
 
+// The argument of VerifyOptions, as errors name it.
+inline constexpr const char* kAcceptedTokens = "num_accepted_tokens";
+
 // The tensors that a call passed; a View is undefined where the caller passed None.
 struct SlotTensors {
     const char *pool_name, *slots_name;
@@ -27,8 +32,18 @@ struct SlotTensors {
     bool by_token() const { return slots.defined() && slots.rank == 2; }
 };
 
+SlotTensors slot_tensors(const char* pool_name, const char* slots_name, const View& pool, const OptionalTensor& slots,
+                         const VerifyOptions& verify, const StepStates& steps);
+inline View accepted_of(const VerifyOptions& verify) {
+    return view_of(verify.num_accepted_tokens);
+}
+
 void check_indices(const Checks& check, const char* argument, const View& indices, const Batch& batch);
+// The same, with a value for each sequence.
 void check_per_sequence(const Checks& check, const char* argument, const View& indices, const Batch& batch);
+Tagged check_accepted(const Checks& check, const View& accepted, const Batch& batch);
+// The slot that means padding, or -1.
+int64_t check_null_slot(const Checks& check, const std::optional<int64_t>& null_slot);
 // Checks all five tensors, except the shape of one state.
 void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch);
 

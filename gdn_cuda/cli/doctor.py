@@ -58,10 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def examine() -> list[Check]:
     checks: list[Check] = []
-    sections: tuple[Callable[[], Iterator[Check]], ...] = (
-        *(_torch, _library, _variables, _driver, _toolchain, _cache, _prebuilt),
-        _integrations,
-    )
+    sections: tuple[Callable[[], Iterator[Check]], ...]
+    sections = (_torch, _library, _variables, _driver, _toolchain, _cache, _prebuilt, _integrations)
     for section in sections:
         try:
             checks.extend(section())

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column, Table
 
-READABLE_WIDTH = (
-    40  # characters, enough for names of kernels; on a terminal, longer words, such as paths, are folded in a column
-)
+# Characters, enough for names of kernels; on a terminal, longer words, such as paths, are folded in a column.
+READABLE_WIDTH = 40
 PIPED_WIDTH = 100
 COLUMN_GAP = 3  # rich's gap between columns
 

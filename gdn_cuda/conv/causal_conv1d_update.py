@@ -11,24 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..operators import verify
 from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
-from ..operators.measure import (
-    Absent,
-    Case,
-    Inputs,
-    Outcome,
-    Peer,
-    Work,
-    bench,
-    draw,
-    import_peer,
-    normal,
-    sanitizes,
-    size,
-)
+from ..operators.hostile import hostile_indices
+from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 from ..operators.registration import register
 from ..operators.schema import refuse, require_tensor
 from ..operators.state_slots import accepted_column, check_slots, is_slot
@@ -81,7 +70,7 @@ def _check_indices(x: Any, slots: Tensor, sequences: list[Tensor]) -> None:
     if x.num_accepted_tokens is None:
         return
     room = x.conv_state.shape[2] - x.weight.shape[1] + 2
-    accepted_column(_NAME, x.num_accepted_tokens, len(sequences), max(room, 1), slots.device)
+    accepted_column(_NAME, x, len(sequences), max(room, 1), slots.device)
     for n in is_slot(slots, x.null_slot).nonzero()[:, 0].tolist():
         if sequences[n].shape[1] > room:
             raise IndexError(f"{_NAME}: cu_seqlens: expected at most {room} tokens a sequence, got {sequences[n].shape[1]}")
@@ -240,7 +229,7 @@ def _verify(B: int, T: int, seed: int) -> Arguments:
     """States (slots, S, D), the layout of engines."""
     x = _inputs(B, T, seed, columns=T + 3, io=torch.bfloat16)
     x["conv_state"] = x["conv_state"].mT.contiguous().mT
-    return x | {"num_accepted_tokens": torch.arange(B) % (T + 1), "activation": "silu"}
+    return x | verify.counts(B, T, torch.int64) | {"activation": "silu"}
 
 
 @example(causal_conv1d_update, "causal_conv1d_update-packed", packed=True)
@@ -298,7 +287,7 @@ def _work(device: str, batch: int, channels: int, rows: bool, tokens: int | None
         "conv_state_indices": torch.arange(batch, device=device, dtype=torch.int32),
     }
     if tokens is not None:
-        x["num_accepted_tokens"] = torch.ones(batch, device=device, dtype=torch.int32)
+        x |= verify.measured_counts(device, batch)
     x["out"] = torch.empty_like(x["x"])
 
     def outcome(inputs: Inputs) -> Outcome:
@@ -311,8 +300,6 @@ def _work(device: str, batch: int, channels: int, rows: bool, tokens: int | None
 
 
 # ---- compute-sanitizer
-
-_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 
 @sanitizes("causal_step", "causal_step_staged", "causal_step_any")
@@ -328,8 +315,8 @@ def _sanitized() -> None:
 def _sanitized_call(batch: int, channels: int, W: int, io: torch.dtype, rows: bool, window: str, tokens: int | None) -> None:
     columns = W - 1 if window == "last" else W + 2
     state = draw(4, columns, channels, dtype=io).mT
-    slots = torch.tensor(_HOSTILE, device="cuda").repeat(batch)[:batch]
-    window_arguments = {"last": {}, "circular": {"cache_seqlens": slots}, "verify": {"num_accepted_tokens": slots}}[window]
+    slots = hostile_indices(batch)
+    window_arguments = {"last": {}, "circular": {"cache_seqlens": slots}, "verify": verify.hostile_counts(batch)}[window]
     causal_conv1d_update(
         draw(batch, channels, dtype=io) if tokens is None else draw(batch, tokens, channels, dtype=io).mT,
         state if rows else state.contiguous(),

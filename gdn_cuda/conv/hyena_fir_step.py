@@ -14,6 +14,7 @@ from ..operators import operator
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
+from ..operators.hostile import hostile_indices
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from .reference_hyena import per_channel
 from .step_slots import Slots, with_tokens
@@ -148,13 +149,10 @@ def _measured(device: str) -> Iterator[Case]:
         yield Case(f"B={batch} D={channels} K={taps}", partial(_work, device, batch, channels, taps))
 
 
-_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
-
-
 @sanitizes("hyena_fir_step", "hyena_fir_step_staged")
 def _sanitized() -> None:
     """Every configuration; invalid slots, groups, channels-last states."""
-    slots = torch.tensor(_HOSTILE, device="cuda")
+    slots = hostile_indices()
     for taps, io in product((4, 7, 30, 60, 90, 128), (torch.bfloat16, torch.float16, torch.float32)):
         weight, state = draw(3, 1, taps), draw(6, 300, taps - 1)
         hyena_fir_step(draw(5, 300, dtype=io), state, weight, draw(300), state_indices=slots)

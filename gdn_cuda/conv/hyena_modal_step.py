@@ -14,6 +14,7 @@ from ..operators import operator
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
+from ..operators.hostile import hostile_indices
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from .reference_hyena import per_channel
 from .step_slots import Slots, with_tokens
@@ -150,13 +151,10 @@ def _measured(device: str) -> Iterator[Case]:
         yield Case(f"B={batch} D={channels} S=16", partial(_work, device, batch, channels, 16))
 
 
-_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
-
-
 @sanitizes("hyena_modal_step")
 def _sanitized() -> None:
     """Every configuration; invalid slots, groups, channels-last states."""
-    slots = torch.tensor(_HOSTILE, device="cuda")
+    slots = hostile_indices()
     for states, io in product((16, 40), (torch.bfloat16, torch.float16, torch.float32)):
         x2, x1, v = (draw(5, 21, 3, dtype=io) for _ in range(3))
         poles = -draw(3, states).abs()

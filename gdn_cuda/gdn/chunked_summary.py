@@ -15,11 +15,11 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.calls import typical_call
 from ..operators.dtypes import state_dtype
-from ..operators.examples import Arguments, example, random
+from ..operators.examples import Arguments, example
 from ..operators.measure import Case, Work, bench
 from ..operators.schema import require_tensors
 from . import reference as gdn
-from .inputs import make_gdn_inputs, make_packed_gdn_inputs
+from .inputs import make_gdn_inputs, make_packed_gdn_inputs, with_raw_gates
 from .reference import CHUNK
 from .reference_operators import _packed, gates_of_call
 
@@ -112,8 +112,7 @@ def _example(B: int, T: int, seed: int) -> Arguments:
 
 @example(chunked_summary, "chunked_summary, gates of a layer")
 def _example_raw(B: int, T: int, seed: int) -> Arguments:
-    heads = {"A_log": random(4, seed=seed), "dt_bias": random(4, seed=seed + 1, dtype=torch.bfloat16)}
-    return _given(B, T, seed) | heads | {"beta_is_logit": True, "allow_negative_eigenvalues": True, "use_qk_l2norm": True}
+    return with_raw_gates(_given(B, T, seed), seed) | {"use_qk_l2norm": True}
 
 
 @example(chunked_summary, "chunked_summary, packed", packed=True)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators import verify
 from ..operators.examples import Arguments, Case, poisoned, random
 from ..runtime import package as gdn_cuda
 from . import InferenceMode, replay_examples
-from .inputs import make_gdn_inputs, make_packed_gdn_inputs
+from .inputs import make_gdn_inputs, make_packed_gdn_inputs, with_raw_gates
 from .reference import CHUNK
 
 HK, HV, DK, DV = 2, 4, 16, 8
@@ -40,7 +41,7 @@ def recurrent(
         if steps:
             sequences = inputs["state"].shape[0]
             inputs["state"] = random(sequences, steps, HV, DV, DK, seed=seed, dtype=state or torch.float32)
-            inputs["num_accepted_tokens"] = torch.arange(sequences, dtype=torch.int32) % (steps + 1)  # 0 counts as 1
+            inputs |= verify.counts(sequences, steps)
         return inputs | {"inference_mode": mode} | more
 
     return make
@@ -83,8 +84,7 @@ def decode(
             chosen[2:3] = -1  # a padding row
             inputs["state_indices"] = chosen
         elif indices == "token":
-            inputs["state_indices"] = torch.arange(sequences * width, dtype=index).view(sequences, width) + 1
-            inputs["num_accepted_tokens"] = torch.arange(sequences, dtype=index) % (width + 1)
+            inputs |= verify.slots_and_counts(sequences, width, dtype=index)
         if steps:
             inputs["step_states"] = random(sequences + 1, longest + 1, HV, DV, DK, seed=seed + 4, dtype=pool)
             inputs["step_slots"] = torch.arange(sequences, dtype=index).flip(0)
@@ -123,12 +123,6 @@ def chunked(
 
 
 # ---- Arguments as serving engines have them
-
-
-def with_raw_gates(inputs: Arguments, seed: int) -> Arguments:
-    """The call with its gates read as a layer's projections: raw gates, and logits of beta."""
-    heads = {"A_log": random(HV, seed=seed + 2), "dt_bias": random(HV, seed=seed + 3, dtype=torch.bfloat16)}
-    return inputs | heads | {"beta_is_logit": True, "allow_negative_eigenvalues": True}
 
 
 def has_initial_state(sequences: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..operators.examples import random
 from ..operators.measure import Inputs, normal
 
 KEY_MODES = ("random", "repeated", "zero", "parallel", "unnormalized")
@@ -76,6 +77,13 @@ def make_packed_gdn_inputs(
     packed = {name: x[0] for name, x in tokens.items() if name != "state"}
     offsets = torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=cu_dtype)
     return packed | {"state": state, "cu_seqlens": offsets}
+
+
+def with_raw_gates(inputs: Inputs, seed: int) -> Inputs:
+    """The call with its gates read as a layer's projections: raw gates, and logits of beta."""
+    heads = inputs["value"].shape[-2]
+    rates = {"A_log": random(heads, seed=seed + 2), "dt_bias": random(heads, seed=seed + 3, dtype=torch.bfloat16)}
+    return inputs | rates | {"beta_is_logit": True, "allow_negative_eigenvalues": True}
 
 
 def projections(

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from ..operators import verify
 from ..operators.measure import Case, Inputs, Outcome, Work, bench, normal, size
 from . import measure_peers as peers
 from .inputs import projections
@@ -51,12 +52,12 @@ def decode_work(device: str, batch: int, tokens: int, key_heads: int, value_head
         "A_log": normal(value_heads, device=device, dtype=torch.float32),
         "dt_bias": normal(value_heads, device=device, dtype=torch.float32),
         "state_pool": normal(slots, value_heads, HEAD, HEAD, device=device, dtype=state_dtype),
-        "state_indices": torch.randperm(slots, device=device, dtype=torch.int32),
         "out": torch.empty(batch, tokens, value_heads, HEAD, device=device, dtype=torch.bfloat16),
     }
     if tokens > 1:
-        x["state_indices"] = x["state_indices"].view(batch, tokens)
-        x["num_accepted_tokens"] = torch.ones(batch, device=device, dtype=torch.int32)
+        x |= verify.measured(device, batch, tokens)
+    else:
+        x["state_indices"] = torch.randperm(slots, device=device, dtype=torch.int32)
 
     def outcome(inputs: Inputs) -> Outcome:
         pool = inputs["state_pool"].clone()

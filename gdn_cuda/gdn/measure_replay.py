@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from ..operators import hostile, verify
 from ..operators.measure import Case, Inputs, Outcome, Work, bench, draw, normal, sanitizes, size
 from .inputs import projections
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
@@ -36,8 +37,8 @@ def _verify_inputs(device: str, batch: int, tokens: int, slots: int, state: torc
         "A_log": fp32(32),
         "dt_bias": fp32(32),
         "state_pool": normal(slots, 32, 128, 128, device=device, dtype=state),
-        "num_accepted_tokens": torch.full((batch,), tokens, device=device, dtype=torch.int32),
         "out": torch.empty(batch, tokens, 32, 128, device=device, dtype=torch.bfloat16),
+        **verify.measured_counts(device, batch, tokens),
     }
 
 
@@ -73,8 +74,6 @@ def _kept_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
 
 # ---- compute-sanitizer
 
-_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
-
 
 @sanitizes("replay")
 def _sanitized() -> None:
@@ -92,13 +91,14 @@ def _sanitized_call(io: torch.dtype, state: torch.dtype, dk: int, dv: int, steps
     buffers = replay_buffers(pool, steps, 2, dtype=io)
     buffers.keys.normal_(), buffers.updates.normal_(), buffers.decays.fill_(0.5), buffers.banks.bernoulli_()
     query = draw(*lengths, 2, dk + 1, dtype=io)[..., dk % 16 // 8 :][..., :dk]  # unaligned if dk is an odd multiple of 8
-    slots, accepted = (torch.tensor(_HOSTILE, device="cuda").repeat(sequences)[:sequences] for _ in range(2))
+    slots = hostile.hostile_indices(sequences)
     slots[::2] = torch.arange(slots[::2].shape[0], device="cuda")
-    offsets = torch.tensor([0, *_HOSTILE], device="cuda") if packed else None
+    offsets = torch.tensor([0, *hostile.INDICES], device="cuda") if packed else None
     gates = (draw(*lengths, 4), draw(*lengths, 4), draw(4), draw(4))
-    for count in (accepted, accepted % (steps + 1)):
+    accepted = verify.hostile_counts(sequences)
+    valid = {name: count % (steps + 1) for name, count in accepted.items()}
+    for counts in (accepted, valid):
         value = draw(*lengths, 4, dv, dtype=io)
         key = draw(*lengths, 2, dk, dtype=io)
-        own = {"state_indices": slots, "num_accepted_tokens": count, "cu_seqlens": offsets}
-        replay_decode(query, key, value, *gates, pool, *buffers, **own)
-    commit_replay(pool, buffers, slots, accepted % (steps + 1))
+        replay_decode(query, key, value, *gates, pool, *buffers, slots, cu_seqlens=offsets, **counts)
+    commit_replay(pool, buffers, slots, **valid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -13,8 +13,11 @@ from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse, require_tensors
 from . import reference_operators as reference
-from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
+from .replay import ReplayBuffers, decode_by_replay, reference_by_replay, replay_decode
 from .training import with_gradients
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class InferenceMode(IntEnum):
@@ -232,7 +235,7 @@ def _decode_reference(x: Any) -> Tensor:
     return reference.fused_decode(x) if x.replay is None else reference_by_replay(x)
 
 
-@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay))
+@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay, replay_decode))
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -317,6 +320,29 @@ def fused_decode(
     """
 
 
+class _ChunkedOptions(TypedDict, total=False):
+    """The keyword arguments of chunked_forward that do not change what it returns."""
+
+    scale: float | None
+    use_qk_l2norm: bool
+    state_dtype: torch.dtype | None
+    state_indices: Tensor | None
+    deterministic: bool
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    beta_is_logit: bool
+    allow_negative_eigenvalues: bool
+    gate_is_linear: bool
+    has_initial_state: Tensor | None
+    write_indices: Tensor | None
+    update_state: bool
+    final_state: Tensor | None
+    checkpoints: Tensor | None
+    states_before: Tensor | None
+    workspace: int | None
+    out: Tensor | None
+
+
 @overload
 def chunked_forward(
     query: Tensor,
@@ -329,26 +355,9 @@ def chunked_forward(
     chunk_indices: Tensor | None = ...,
     cu_chunks: Tensor | None = ...,
     *,
-    scale: float | None = ...,
-    use_qk_l2norm: bool = ...,
     output_final_state: Literal[True] = ...,
-    state_dtype: torch.dtype | None = ...,
-    state_indices: Tensor | None = ...,
     checkpoint_every: Literal[0] = ...,
-    deterministic: bool = ...,
-    A_log: Tensor | None = ...,
-    dt_bias: Tensor | None = ...,
-    beta_is_logit: bool = ...,
-    allow_negative_eigenvalues: bool = ...,
-    gate_is_linear: bool = ...,
-    has_initial_state: Tensor | None = ...,
-    write_indices: Tensor | None = ...,
-    update_state: bool = ...,
-    final_state: Tensor | None = ...,
-    checkpoints: Tensor | None = ...,
-    states_before: Tensor | None = ...,
-    workspace: int | None = ...,
-    out: Tensor | None = ...,
+    **options: Unpack[_ChunkedOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def chunked_forward(
@@ -362,26 +371,9 @@ def chunked_forward(
     chunk_indices: Tensor | None = ...,
     cu_chunks: Tensor | None = ...,
     *,
-    scale: float | None = ...,
-    use_qk_l2norm: bool = ...,
     output_final_state: bool = ...,
-    state_dtype: torch.dtype | None = ...,
-    state_indices: Tensor | None = ...,
     checkpoint_every: Literal[0] = ...,
-    deterministic: bool = ...,
-    A_log: Tensor | None = ...,
-    dt_bias: Tensor | None = ...,
-    beta_is_logit: bool = ...,
-    allow_negative_eigenvalues: bool = ...,
-    gate_is_linear: bool = ...,
-    has_initial_state: Tensor | None = ...,
-    write_indices: Tensor | None = ...,
-    update_state: bool = ...,
-    final_state: Tensor | None = ...,
-    checkpoints: Tensor | None = ...,
-    states_before: Tensor | None = ...,
-    workspace: int | None = ...,
-    out: Tensor | None = ...,
+    **options: Unpack[_ChunkedOptions],
 ) -> tuple[Tensor, Tensor | None]: ...
 @overload
 def chunked_forward(
@@ -395,26 +387,9 @@ def chunked_forward(
     chunk_indices: Tensor | None = ...,
     cu_chunks: Tensor | None = ...,
     *,
-    scale: float | None = ...,
-    use_qk_l2norm: bool = ...,
     output_final_state: bool = ...,
-    state_dtype: torch.dtype | None = ...,
-    state_indices: Tensor | None = ...,
     checkpoint_every: int,
-    deterministic: bool = ...,
-    A_log: Tensor | None = ...,
-    dt_bias: Tensor | None = ...,
-    beta_is_logit: bool = ...,
-    allow_negative_eigenvalues: bool = ...,
-    gate_is_linear: bool = ...,
-    has_initial_state: Tensor | None = ...,
-    write_indices: Tensor | None = ...,
-    update_state: bool = ...,
-    final_state: Tensor | None = ...,
-    checkpoints: Tensor | None = ...,
-    states_before: Tensor | None = ...,
-    workspace: int | None = ...,
-    out: Tensor | None = ...,
+    **options: Unpack[_ChunkedOptions],
 ) -> tuple[Tensor, Tensor | None, Tensor]: ...
 @operator(
     reference=reference.chunked_forward,

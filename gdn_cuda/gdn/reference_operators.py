@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
+from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot, starting_slots
 from . import reference as gdn
 
 SPEC_VERIFY = 2
@@ -64,6 +64,11 @@ def _sigmoid(b: Tensor) -> Tensor:
     return torch.sigmoid(b.to(gdn.promoted_dtype(b)))
 
 
+def beta_factor(x: Any) -> int:
+    """What the sigmoid of a call's logits of beta is multiplied by."""
+    return 2 if x.allow_negative_eigenvalues else 1
+
+
 def fused_gdn_gating(x: Any) -> tuple[Tensor, Tensor]:
     """beta = sigmoid(b) in b's dtype and gate = −exp(A_log) · softplus(a + dt_bias) in fp32; a, b (…,Hv)."""
     return _sigmoid(x.b).to(x.b.dtype), _log_decay(x.A_log, x.dt_bias, x.a)
@@ -108,7 +113,7 @@ def gates_of_call(x: Any) -> tuple[Tensor, Tensor]:
         gate = _log_of_linear(gate.to(gdn.promoted_dtype(gate)))
     beta = x.value.new_ones(shape, dtype=torch.float32) if x.beta is None else x.beta
     if x.beta_is_logit:
-        beta = _sigmoid(beta) * (2 if x.allow_negative_eigenvalues else 1)
+        beta = _sigmoid(beta) * beta_factor(x)
     return beta, gate
 
 
@@ -159,13 +164,13 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     """(output, new_state): the final state, or under SPEC_VERIFY the state after every token ((B,T,…), packed (N,…)).
 
     Under SPEC_VERIFY a rank-5 state (B,S,Hv,dv,dk) holds the states of a previous verify, and sequence b starts from
-    state[b, max(num_accepted_tokens[b], 1) − 1]; without num_accepted_tokens from state[b, 0].
+    state[b, max(accepted[b], 1) − 1]; without counts from state[b, 0].
     """
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "beta", "gate")
     start = x.state
     if start is not None and start.dim() == 5:
-        chosen = accepted_column("recurrent_forward", x.num_accepted_tokens, start.shape[0], start.shape[1], start.device)
+        chosen = accepted_column("recurrent_forward", x, start.shape[0], start.shape[1], start.device)
         start = start[torch.arange(start.shape[0], device=start.device), chosen]
     inputs = (x.query, x.key, x.value, *gates_of_call(x), _initial(start, x.has_initial_state), x.cu_seqlens)
     verify = x.inference_mode == SPEC_VERIFY
@@ -267,10 +272,7 @@ def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     sequences, device = lengths.shape[0], x.value.device
     indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
     check_slots("fused_decode", "state_indices", indices, slot_count, x.null_slot)
-    slots = indices
-    if indices.dim() == 2:
-        column = accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
-        slots = indices[torch.arange(sequences, device=device), column]
+    slots = starting_slots("fused_decode", x, indices)
     if x.step_states is not None and x.step_slots is not None:
         check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
         _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
@@ -285,7 +287,7 @@ def fused_decode(x: Any) -> Tensor:
     """The serving step: gating, then the recurrence from and to slots of state_pool (slots,Hv,dv,dk), in place.
 
     Sequence n reads slot indices[n] (n itself without indices) and writes its last state there. With indices (N,T) it reads
-    indices[n, max(num_accepted_tokens[n], 1) − 1] (column 0 without counts) and writes the state after token t to
+    indices[n, max(accepted[n], 1) − 1] (column 0 without counts) and writes the state after token t to
     indices[n, t]. With step_states (rows,S,Hv,dv,dk) the state after token t goes to step_states[step_slots[n], t] instead, and
     the pool is written only with write_indices, the last state. A slot to read that is negative or null_slot skips its
     sequence, with zero output; a slot to write that is negative or null_slot is not written. States are rounded when stored,
@@ -301,7 +303,7 @@ def fused_decode(x: Any) -> Tensor:
     indices, slots, targets = decode_slots(x)
     per_token = indices.dim() == 2
     active = is_slot(slots, x.null_slot)
-    beta = _sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1)
+    beta = _sigmoid(x.b) * beta_factor(x)
     gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
     if x.parents is not None:

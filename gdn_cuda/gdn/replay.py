@@ -15,7 +15,7 @@ from ..operators.result_size import check_result_size
 from ..operators.schema import refuse, require_tensor, require_tensors
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
-from .reference_operators import _log_decay, _packed, _sigmoid, _zero_inactive, lengths_of
+from .reference_operators import _log_decay, _packed, _sigmoid, _zero_inactive, beta_factor, lengths_of
 
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
@@ -122,10 +122,7 @@ def _reference(x: Any) -> Tensor:
         raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {steps} tokens, got {longest}")
     dtype = gdn.promoted_dtype(x.query, x.key, x.value, pool, x.updates)
     scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
-    beta, decay = (
-        y.to(dtype)
-        for y in (_sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1), _log_decay(x.A_log, x.dt_bias, x.a).exp())
-    )
+    beta, decay = (y.to(dtype) for y in (_sigmoid(x.b) * beta_factor(x), _log_decay(x.A_log, x.dt_bias, x.a).exp()))
     value, heads = x.value.to(dtype), x.value.shape[-2]
     query, key = (gdn.repeat_heads(y.to(dtype), heads) for y in (x.query, x.key))
     query_scale, key_scale = (
@@ -228,37 +225,11 @@ def replay_decode(
 # ---- fused_decode(…, replay=buffers)
 
 
-def decode_by_replay(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state_pool: Tensor,
-    state_indices: Tensor | None,
-    cu_seqlens: Tensor | None,
-    num_accepted_tokens: Tensor | None,
-    null_slot: int | None,
-    scale: float | None,
-    use_qk_l2norm: bool,
-    allow_negative_eigenvalues: bool,
-    replay: ReplayBuffers,
-    out: Tensor | None,
-) -> Tensor:
+def decode_by_replay(replay: ReplayBuffers, **given: Any) -> Tensor:
+    """`given`: the arguments of replay_decode that are not buffers."""
     if not isinstance(replay, ReplayBuffers):
         refuse("fused_decode", "replay", "ReplayBuffers, which replay_buffers makes, or None", type(replay).__name__)
-    return _decode_for_fused_decode(
-        *(query, key, value, a, b, A_log, dt_bias, state_pool, *replay, state_indices),
-        cu_seqlens=cu_seqlens,
-        num_accepted_tokens=num_accepted_tokens,
-        null_slot=null_slot,
-        scale=scale,
-        use_qk_l2norm=use_qk_l2norm,
-        allow_negative_eigenvalues=allow_negative_eigenvalues,
-        out=out,
-    )
+    return _decode_for_fused_decode(**given, **replay._asdict())
 
 
 def _buffer_names(argument: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import torch
 
 from ..operators.examples import Arguments
 from ..operators.examples import random as drawn
+from ..operators.verify import counts
 from .replay import replay_buffers
 
 _HK, _HV, _DK, _DV, _STEPS = 2, 4, 16, 8, 5
@@ -14,14 +15,13 @@ _HK, _HV, _DK, _DV, _STEPS = 2, 4, 16, 8, 5
 def _arguments(
     sequences: int, lengths: tuple[int, ...], seed: int, pool: torch.dtype, io: torch.dtype, index: torch.dtype = torch.int32
 ) -> Arguments:
-    """Strided views; every slot has steps stored in one of its two banks."""
+    """Strided views; every slot has steps stored in one of its two banks, of which none is accepted."""
     rows = drawn(*lengths, 2 * _HK * _DK + _HV * _DV + 2 * _HV, seed=seed, dtype=io)
     query, key, value, a, b = rows.split([_HK * _DK, _HK * _DK, _HV * _DV, _HV, _HV], dim=-1)
     slots = sequences + 2
     memory = drawn(slots, 2 * _HV * _DV * _DK, seed=seed + 1, dtype=pool)
     state_pool = memory[:, : _HV * _DV * _DK].unflatten(-1, (_HV, _DV, _DK))
     buffers = replay_buffers(state_pool, _STEPS, _HK, dtype=io)
-    accepted = torch.arange(sequences, dtype=index) % (_STEPS + 1)
     chosen = torch.arange(sequences, dtype=index).flip(0) + 1
     for slot in chosen.tolist():
         bank = slot % 2
@@ -41,20 +41,18 @@ def _arguments(
         "state_pool": state_pool,
         **buffers._asdict(),
         "state_indices": chosen,
-        "num_accepted_tokens": accepted,
     }
 
 
 def later_call(B: int, T: int, seed: int) -> Arguments:
-    return _arguments(B, (B, min(T, _STEPS)), seed, torch.float32, torch.bfloat16)
+    return _arguments(B, (B, min(T, _STEPS)), seed, torch.float32, torch.bfloat16) | counts(B, _STEPS)
 
 
 def first_call(B: int, T: int, seed: int) -> Arguments:
-    """No stored tokens are accepted."""
     x = _arguments(B, (B, min(T, _STEPS)), seed, torch.bfloat16, torch.float16, torch.int64)
-    return x | {"num_accepted_tokens": None, "null_slot": B + 1, "scale": 0.3, "allow_negative_eigenvalues": True}
+    return x | {"null_slot": B + 1, "scale": 0.3, "allow_negative_eigenvalues": True}
 
 
 def packed(B: int, T: int, seed: int) -> Arguments:
-    lengths = torch.tensor([0, 3, 0, 5])
-    return _arguments(3, (9,), seed, torch.float32, torch.bfloat16) | {"cu_seqlens": lengths.cumsum(0).to(torch.int32)}
+    x = _arguments(3, (9,), seed, torch.float32, torch.bfloat16) | counts(3, _STEPS)
+    return x | {"cu_seqlens": torch.tensor([0, 3, 0, 5]).cumsum(0).to(torch.int32)}

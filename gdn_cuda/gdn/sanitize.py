@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..operators.measure import draw, sanitizes
+from ..operators.verify import hostile as hostile_verify
 from ..runtime import package as gdn_cuda
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 
@@ -29,10 +30,8 @@ def decode(tokens: int = 1, sequences: int = 3) -> None:
         gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), state_pool=pool, state_indices=slots)
 
         if tokens > 1:  # slots and counts, most of them invalid
-            slots = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences, tokens)[:, :tokens]
-            accepted = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences)[:sequences]
             gates = {"a": a, "b": b, "A_log": draw(16), "dt_bias": draw(16)}
-            gdn_cuda.fused_decode(**heads, **gates, state_pool=pool, state_indices=slots, num_accepted_tokens=accepted)
+            gdn_cuda.fused_decode(**heads, **gates, state_pool=pool, **hostile_verify(sequences, tokens))
 
 
 @sanitizes()

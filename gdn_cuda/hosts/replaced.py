@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ..runtime import log
 from .verified import Refused
 
 logger = logging.getLogger("gdn_cuda")
@@ -45,8 +46,10 @@ class Replaced:
             else:
                 setattr(owner, name, before)
 
-        self._changes.append(_Change(undo, f"{_name(owner)}.{name}"))
+        what = f"{_name(owner)}.{name}"
+        self._changes.append(_Change(undo, what))
         setattr(owner, name, new)
+        log(logging.INFO, f"{what} runs on gdn_cuda")
 
     def change(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
         """Makes any other change. `undo` may be called if `do` was interrupted, and twice."""

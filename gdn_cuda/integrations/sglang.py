@@ -2,7 +2,7 @@
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Decoding with
 ReplaySSM runs SGLang's own kernels. On Hopper SGLang chooses FlashInfer for prefill by default:
-`--linear-attn-prefill-backend triton` gives prefill and verify to the replaced class.
+`--linear-attn-prefill-backend triton` gives it to the replaced class.
 """
 
 from __future__ import annotations

@@ -15,12 +15,14 @@ from torch import Tensor
 from ..conv.causal_conv1d_update import causal_conv1d_update
 from ..gdn import reference as gdn
 from ..gdn.operators import fused_decode
-from ..gdn.reference_operators import decode_slots
+from ..gdn.reference_operators import beta_factor, decode_slots
 from ..gdn.reference_operators import fused_gdn_gating as reference_gates
+from ..operators import verify
 from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.calls import typical_call
 from ..operators.composed import composed, on_cpu
 from ..operators.examples import Arguments, example, random
+from ..operators.hostile import hostile_indices
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import check_call, register
 from ..operators.schema import not_a_tensor, require_tensor
@@ -51,7 +53,7 @@ class _Slots:
         self.first = torch.full((sequences,), x.conv_pool.shape[2] - (TAPS - 1))
         if self.by_token:
             columns = min(given.shape[1], x.conv_pool.shape[2] - (TAPS - 2))
-            self.first = accepted_column(_NAME, x.num_accepted_tokens, sequences, columns, given.device)
+            self.first = accepted_column(_NAME, x, sequences, columns, given.device)
             self.state, self.conv = given[torch.arange(sequences), self.first], given[:, 0]
         self.runs = torch.ones(sequences, dtype=torch.bool)
         if x.state_indices is not None:
@@ -101,7 +103,7 @@ def _reference(x: Any) -> Tensor:
     query, key, value = split_heads(_convolved(x, mixed, slots), heads, x.dk, x.dv)
     gates = {"A_log": x.A_log, "dt_bias": x.dt_bias, "a": a, "b": b}
     beta, gate = reference_gates(SimpleNamespace(**{name: y.double() for name, y in gates.items()}))
-    beta = beta * (2 if x.allow_negative_eigenvalues else 1)
+    beta = beta * beta_factor(x)
     start = gather_states(x.state_pool, slots.state, slots.runs).double()
     options = {"scale": x.scale, "use_qk_l2norm": True, "keep_steps": True, "compute_dtype": torch.float64}
     output, _, states = gdn.recurrent(query, key, value, beta, gate, start, **options)
@@ -213,8 +215,8 @@ def gdn_decode_layer(
     if out is None:
         require_tensor(_NAME, "qkvz", qkvz)
         out = qkvz.new_empty(*qkvz.shape[:2], heads_v * dv)
-    weights = (conv_weight, conv_bias, A_log, dt_bias, norm_weight)
-    sizes = (heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation, allow_negative_eigenvalues)
+    weights = (conv_weight, conv_bias, A_log, dt_bias, allow_negative_eigenvalues, norm_weight)
+    sizes = (heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation)
     slots = (num_accepted_tokens, null_slot, step_conv, step_states, step_slots)
     with_autograd(_layer, (qkvz, ba, *weights, conv_pool, state_pool, state_indices, z, a, *sizes, *slots, scale, out))
     return out
@@ -323,9 +325,7 @@ def _verify(B: int, T: int, seed: int) -> Arguments:
     T = min(T, MOST_TOKENS)
     width = max(T, 1)
     x = layer_arguments(B, T, seed, "split", slots=B * width + 1, columns=T + 3, state=torch.bfloat16)
-    slots = torch.arange(B * width, dtype=torch.int32).view(B, width) + 1
-    accepted = torch.arange(B, dtype=torch.int32) % (width + 1)
-    return x | {"state_indices": slots, "num_accepted_tokens": accepted, "allow_negative_eigenvalues": True}
+    return x | verify.slots_and_counts(B, width) | {"allow_negative_eigenvalues": True}
 
 
 @example(gdn_decode_layer, "gdn_decode_layer-step-states")
@@ -384,7 +384,6 @@ def layer_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
         "norm_weight": normal(dv, device=device),
         "conv_pool": normal(slots, TAPS - 2 + tokens, channels, device=device).mT,
         "state_pool": normal(slots, Hv, dv, dk, device=device, dtype=state),
-        "state_indices": torch.randperm(slots, device=device, dtype=torch.int32),
         "heads": (Hk, Hv),
         "dk": dk,
         "dv": dv,
@@ -392,8 +391,9 @@ def layer_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
         "out": torch.empty(batch, tokens, Hv * dv, device=device, dtype=torch.bfloat16),
     }
     if tokens > 1:
-        x["state_indices"] = x["state_indices"].view(batch, tokens)
-        x["num_accepted_tokens"] = torch.ones(batch, device=device, dtype=torch.int32)
+        x |= verify.measured(device, batch, tokens)
+    else:
+        x["state_indices"] = torch.randperm(slots, device=device, dtype=torch.int32)
 
     def outcome(inputs: Inputs) -> Outcome:
         pools = {name: inputs[name].clone(memory_format=torch.preserve_format) for name in ("conv_pool", "state_pool")}
@@ -408,8 +408,6 @@ def layer_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work
 
 # ---- compute-sanitizer
 
-_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
-
 
 @sanitizes("decode_layer")
 def _sanitized() -> None:
@@ -421,7 +419,7 @@ def _sanitized() -> None:
 def _sanitized_call(state: torch.dtype, dk: int, dv: int, T: int, heads: tuple[int, int], layout: str) -> None:
     batch, (Hk, Hv) = 5, heads
     channels = 2 * Hk * dk + Hv * dv
-    slots = torch.tensor(_HOSTILE, device="cuda")
+    slots = hostile_indices(batch)
     given: Inputs = {
         "qkvz": draw(batch, T, channels + Hv * dv, dtype=torch.bfloat16),
         "ba": draw(batch, T, 2 * Hv, dtype=torch.bfloat16),
@@ -437,7 +435,6 @@ def _sanitized_call(state: torch.dtype, dk: int, dv: int, T: int, heads: tuple[i
         "layout": layout,
     }
     steps: Inputs = {"step_states": draw(4, T, Hv, dv, dk, dtype=state), "step_conv": draw(4, T, channels, TAPS - 1)}
-    by_token = slots[:, None].repeat(1, T)
     gdn_decode_layer(**given, state_indices=slots)
-    gdn_decode_layer(**given, state_indices=by_token, num_accepted_tokens=slots)
+    gdn_decode_layer(**given, **verify.hostile(batch, T))
     gdn_decode_layer(**given, state_indices=slots, **steps, step_slots=slots)

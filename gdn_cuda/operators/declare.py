@@ -50,7 +50,7 @@ def operator(
     variant: tuple[str, str] | None = None,
     before: Callable[..., None] | None = None,
     results: Callable[..., Any] | None = None,
-    instead: tuple[str, Callable[..., Any]] | None = None,
+    instead: tuple[str, Callable[..., Any], Callable[..., Any]] | None = None,
     with_gradients: Callable[..., Any] | None = None,
 ) -> Callable[[Function], Function]:
     """Declares a function whose operator computes no gradients; `reference`, `shapes` and `cpu` are those of `register`.
@@ -59,9 +59,9 @@ def operator(
     the declared function's name and of the parameters that it names. A function with `out` returns it, followed by the
     operator's results. `variant`: (parameter, operator), the operator that is called if that parameter is passed.
     `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other parameters
-    that they read, and `results` returns the function's result. `instead`: (parameter, function), the function that alone is
-    called if that parameter is passed; it names the parameters that it takes, and others are refused. `with_gradients`: the
-    function that alone is called if an input requires a gradient; it names the parameters that it takes.
+    that they read, and `results` returns the function's result. `instead`: (parameter, function, operator's function): if that
+    parameter is passed, the function alone is called, with it and the parameters that the operator has too; others are refused.
+    `with_gradients`: the function that alone is called if an input requires a gradient; it names the parameters that it takes.
     """
 
     def declare(function: Function) -> Function:
@@ -107,7 +107,7 @@ def _compiled(
     chosen_by: str | None,
     before: Callable[..., None] | None,
     results: Callable[..., Any] | None,
-    instead: tuple[str, Callable[..., Any]] | None,
+    instead: tuple[str, Callable[..., Any], Callable[..., Any]] | None,
     with_gradients: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     closure: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _compiled(
     body = []
     if instead:
         closure["instead"], closure["refuse"] = instead[1], refuse
-        body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, *instead))]
+        body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, instead[0], instead[2]))]
     if with_gradients:
         closure["requires_gradient"], closure["with_gradients"] = requires_gradient, with_gradients
         tensors = ", ".join(schemas[0].arguments[i] for i, _ in schemas[0].tensors if i not in schemas[0].writes)
@@ -175,10 +175,12 @@ def _call(schema: Schema, number: int, closure: dict[str, Any]) -> list[str]:
     ]
 
 
-def _called_instead(function: Callable[..., Any], chosen_by: str, other: Callable[..., Any]) -> list[str]:
-    taken, lines = list(inspect.signature(other).parameters), []
+def _called_instead(function: Callable[..., Any], chosen_by: str, operator: Callable[..., Any]) -> list[str]:
+    known, taken, lines = {chosen_by, *inspect.signature(operator).parameters}, [], []
     for p in inspect.signature(function).parameters.values():
-        if p.name not in taken:
+        if p.name in known:
+            taken.append(p.name)
+        else:
             expected = repr(f"{p.default} with {chosen_by}")
             lines += [
                 f"if {p.name} is not {p.default!r}:",

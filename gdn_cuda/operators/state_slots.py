@@ -5,18 +5,30 @@ The C++ operators check shapes and dtypes; values are checked here, before anyth
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
-def accepted_column(function: str, accepted: Tensor | None, sequences: int, columns: int, device: torch.device) -> Tensor:
-    """max(accepted, 1) − 1 as int64 (sequences,): the column where a verify left the state after the accepted tokens."""
+def accepted_column(function: str, x: Any, sequences: int, columns: int, device: torch.device) -> Tensor:
+    """max(accepted, 1) − 1 of a call as int64 (sequences,): the column where a verify left the state after the accepted
+    tokens."""
+    accepted = x.num_accepted_tokens
     if accepted is None:
         return torch.zeros(sequences, dtype=torch.int64, device=device)
     most = int(accepted.max()) if accepted.numel() else 0
     if most > columns:
         raise IndexError(f"{function}: num_accepted_tokens: expected <= {columns}, got {most}")
     return accepted.to(torch.int64).clamp(min=1) - 1
+
+
+def starting_slots(function: str, x: Any, indices: Tensor) -> Tensor:
+    """The slots that the sequences of a call start from; `indices`: (sequences,), or (sequences, T) for speculative verify."""
+    if indices.dim() == 1:
+        return indices
+    column = accepted_column(function, x, indices.shape[0], indices.shape[1], indices.device)
+    return indices[torch.arange(indices.shape[0], device=indices.device), column]
 
 
 def check_slots(function: str, argument: str, indices: Tensor, slots: int, null_slot: int | None = None) -> None:

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operators import operator
+from ..operators import operator, verify
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example
 from ..operators.examples import draw as drawn
+from ..operators.hostile import hostile_indices
 from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 from ..operators.schema import refuse
-from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
+from ..operators.state_slots import check_slots, gather_states, is_slot, starting_slots
 from .discretizations import SOFTPLUS_THRESHOLD, TRANSITIONS
 
 _NAME = "selective_state_update"
@@ -77,10 +78,7 @@ def _reference(x: Any) -> Tensor:
     sequences, tokens = x.x.shape[0], x.x.shape[1] if many else 1
     indices = torch.arange(sequences) if x.state_batch_indices is None else x.state_batch_indices.to(torch.int64)
     check_slots(_NAME, "state_batch_indices", indices, pool.shape[0])
-    slots = indices
-    if indices.dim() == 2:
-        column = accepted_column(_NAME, x.num_accepted_tokens, sequences, indices.shape[1], indices.device)
-        slots = indices[torch.arange(sequences), column]
+    slots = starting_slots(_NAME, x, indices)
     if x.step_slots is not None:
         check_slots(_NAME, "step_slots", x.step_slots, x.step_states.shape[0])
     active = is_slot(slots)
@@ -228,8 +226,7 @@ def _mamba_2(B: int, T: int, seed: int) -> Arguments:
 def _verify(B: int, T: int, seed: int) -> Arguments:
     width = max(T, 1)
     x = _inputs(B, T, seed, heads=True, slots=B * width + 1, N=7)
-    slots = torch.arange(B * width, dtype=torch.int32).view(B, width) + 1
-    return x | {"state_batch_indices": slots, "num_accepted_tokens": torch.arange(B, dtype=torch.int32) % (width + 1)}
+    return x | verify.slots_and_counts(B, width, "state_batch_indices")
 
 
 @example(selective_state_update, "selective_state_update-step-states")
@@ -325,8 +322,6 @@ def step_work(device: str, batch: int, rows: tuple[int, ...], N: int, state: tor
 
 # ---- compute-sanitizer
 
-_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
-
 
 @sanitizes("selective_step", "selective_step_direct")
 def _sanitized() -> None:
@@ -340,7 +335,7 @@ def _sanitized() -> None:
 def _sanitized_call(state: torch.dtype, N: int, discretization: str, tokens: int | None, batch: int) -> None:
     lead, wide = (batch,) if tokens is None else (batch, tokens), torch.complex64 if state.is_complex else torch.float32
     A = draw(3, 37, N, dtype=wide)
-    slots = torch.tensor(_HOSTILE, device="cuda").repeat(batch)[:batch]
+    slots = hostile_indices(batch)
     steps = {} if tokens is None else {"step_states": draw(4, tokens, 3, 37, N, dtype=state), "step_slots": slots}
     selective_state_update(
         draw(8, 3, 37, N, dtype=state),

@@ -1,7 +1,7 @@
 // Causal and Hyena convolutions: gdn_cuda/conv has the formulas, docs/conv.md the edge cases. Gradients exist in Python only.
 #pragma once
 
-#include <gdn_cuda/arguments.hpp>
+#include <gdn_cuda/options.hpp>
 #include <tuple>
 
 // Without this, functions that take tensors would be hidden.
@@ -44,13 +44,14 @@ struct GDN_HOLDS_TENSORS CausalConv1dUpdate {
     Given x;
     Written conv_state;
     Given weight;
-    OptionalTensor bias = {}, cache_seqlens = {}, conv_state_indices = {}, num_accepted_tokens = {}, cu_seqlens = {};
+    OptionalTensor bias = {}, cache_seqlens = {}, conv_state_indices = {};
+    VerifyOptions verify = {};
+    OptionalTensor cu_seqlens = {};
     std::optional<int64_t> null_slot = {};
     bool silu = false;
     Output out = {};
 
-    GDN_FIELDS(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, num_accepted_tokens, cu_seqlens, null_slot, silu,
-               out)
+    GDN_FIELDS(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, verify, cu_seqlens, null_slot, silu, out)
 };
 // Returns out.
 Tensor causal_conv1d_update(const CausalConv1dUpdate& arguments);

@@ -1,7 +1,7 @@
 // Gated Delta Net: the operators of gdn_cuda/gdn, which says what each computes and takes.
 #pragma once
 
-#include <gdn_cuda/arguments.hpp>
+#include <gdn_cuda/options.hpp>
 #include <tuple>
 
 // Functions that take tensors would be hidden too.
@@ -9,20 +9,13 @@
 
 namespace gdn_cuda {
 
-// How `gate` and `beta` become the decay and the step of the recurrence; gdn_cuda.recurrent_forward says what each is.
-struct GDN_HOLDS_TENSORS GateOptions {
-    OptionalTensor A_log = {}, dt_bias = {};
-    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
-
-    GDN_FIELDS(A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear)
-};
-
 enum class InferenceMode : int64_t { prefill = 0, decode = 1, spec_verify = 2 };
 
 struct GDN_HOLDS_TENSORS RecurrentForward {
     static constexpr const char* name = "recurrent_forward";
     Given query, key, value;
-    OptionalTensor state = {}, beta = {}, gate = {}, cu_seqlens = {}, num_accepted_tokens = {};
+    OptionalTensor state = {}, beta = {}, gate = {}, cu_seqlens = {};
+    VerifyOptions verify = {};
     InferenceMode inference_mode = InferenceMode::prefill;
     bool is_qk_norm = false;
     std::optional<double> scale = {};
@@ -31,7 +24,7 @@ struct GDN_HOLDS_TENSORS RecurrentForward {
     OptionalWritten final_state = {};
     Output out = {};
 
-    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, gates,
+    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, verify, inference_mode, is_qk_norm, scale, gates,
                has_initial_state, final_state, out)
 };
 // (out, new state)
@@ -39,36 +32,39 @@ std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& arguments);
 
 struct GDN_HOLDS_TENSORS FusedDecode {
     static constexpr const char* name = "fused_decode";
-    Given query, key, value, a, b, A_log, dt_bias;
+    Given query, key, value, a, b;
+    RawGates gates;
     Written state_pool;
-    OptionalTensor state_indices = {}, cu_seqlens = {}, num_accepted_tokens = {};
+    OptionalTensor state_indices = {}, cu_seqlens = {};
+    VerifyOptions verify = {};
     std::optional<int64_t> null_slot = {};
-    OptionalWritten step_states = {};
-    OptionalTensor step_slots = {}, parents = {}, has_initial_state = {}, write_indices = {};
+    StepStates steps = {};
+    OptionalTensor parents = {}, has_initial_state = {}, write_indices = {};
     bool update_state = true;
     std::optional<double> scale = {};
-    bool use_qk_l2norm = true, allow_negative_eigenvalues = false;
+    bool use_qk_l2norm = true;
     Output out = {};
 
-    GDN_FIELDS(query, key, value, a, b, A_log, dt_bias, state_pool, state_indices, cu_seqlens, num_accepted_tokens, null_slot,
-               step_states, step_slots, parents, has_initial_state, write_indices, update_state, scale, use_qk_l2norm,
-               allow_negative_eigenvalues, out)
+    GDN_FIELDS(query, key, value, a, b, gates, state_pool, state_indices, cu_seqlens, verify, null_slot, steps, parents,
+               has_initial_state, write_indices, update_state, scale, use_qk_l2norm, out)
 };
 // out
 Tensor fused_decode(const FusedDecode& arguments);
 
 struct GDN_HOLDS_TENSORS ReplayDecode {
     static constexpr const char* name = "replay_decode";
-    Given query, key, value, a, b, A_log, dt_bias;
+    Given query, key, value, a, b;
+    RawGates gates;
     Written state_pool, keys, updates, decays, banks;
-    OptionalTensor state_indices = {}, cu_seqlens = {}, num_accepted_tokens = {};
+    OptionalTensor state_indices = {}, cu_seqlens = {};
+    VerifyOptions verify = {};
     std::optional<int64_t> null_slot = {};
     std::optional<double> scale = {};
-    bool use_qk_l2norm = true, allow_negative_eigenvalues = false;
+    bool use_qk_l2norm = true;
     Output out = {};
 
-    GDN_FIELDS(query, key, value, a, b, A_log, dt_bias, state_pool, keys, updates, decays, banks, state_indices, cu_seqlens,
-               num_accepted_tokens, null_slot, scale, use_qk_l2norm, allow_negative_eigenvalues, out)
+    GDN_FIELDS(query, key, value, a, b, gates, state_pool, keys, updates, decays, banks, state_indices, cu_seqlens, verify,
+               null_slot, scale, use_qk_l2norm, out)
 };
 // out
 Tensor replay_decode(const ReplayDecode& arguments);

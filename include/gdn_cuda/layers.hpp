@@ -2,8 +2,8 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/arguments.hpp>
 #include <gdn_cuda/kernels/layers/rms_norm/plan.cuh>
+#include <gdn_cuda/options.hpp>
 #include <span>
 #include <tuple>
 
@@ -48,7 +48,8 @@ struct GDN_HOLDS_TENSORS GdnDecodeLayer {
     static constexpr const char* name = "gdn_decode_layer";
     Given qkvz, ba, conv_weight;
     OptionalTensor conv_bias = {};
-    Given A_log, dt_bias, norm_weight;
+    RawGates gates;
+    Given norm_weight;
     Written conv_pool, state_pool;
     OptionalTensor state_indices = {}, z = {}, a = {};
     int64_t heads_k = 0, heads_v = 0, dk = 0, dv = 0;
@@ -56,17 +57,15 @@ struct GDN_HOLDS_TENSORS GdnDecodeLayer {
     double norm_eps = 1e-6;
     bool silu = true;  // behind the convolution
     layers::GateActivation gate_activation = layers::GateActivation::silu;
-    bool allow_negative_eigenvalues = false;
-    OptionalTensor num_accepted_tokens = {};
+    VerifyOptions verify = {};
     std::optional<int64_t> null_slot = {};
-    OptionalWritten step_conv = {}, step_states = {};
-    OptionalTensor step_slots = {};
+    OptionalWritten step_conv = {};
+    StepStates steps = {};
     std::optional<double> scale = {};
     Output out = {};
 
-    GDN_FIELDS(qkvz, ba, conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_pool, state_pool, state_indices, z, a,
-               heads_k, heads_v, dk, dv, layout, norm_eps, silu, gate_activation, allow_negative_eigenvalues,
-               num_accepted_tokens, null_slot, step_conv, step_states, step_slots, scale, out)
+    GDN_FIELDS(qkvz, ba, conv_weight, conv_bias, gates, norm_weight, conv_pool, state_pool, state_indices, z, a, heads_k,
+               heads_v, dk, dv, layout, norm_eps, silu, gate_activation, verify, null_slot, step_conv, steps, scale, out)
 };
 // out
 Tensor gdn_decode_layer(const GdnDecodeLayer& arguments);

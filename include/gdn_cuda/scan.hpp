@@ -3,8 +3,8 @@
 #pragma once
 
 #include <array>
-#include <gdn_cuda/arguments.hpp>
 #include <gdn_cuda/kernels/scan/discretization_plan.cuh>
+#include <gdn_cuda/options.hpp>
 #include <span>
 #include <tuple>
 
@@ -42,15 +42,15 @@ struct GDN_HOLDS_TENSORS SelectiveStateUpdate {
     static constexpr const char* name = "selective_state_update";
     Written state;
     Given x, dt, A, B, C;
-    OptionalTensor D = {}, z = {}, dt_bias = {}, delta_a = {}, state_batch_indices = {}, num_accepted_tokens = {};
-    OptionalWritten step_states = {};
-    OptionalTensor step_slots = {};
+    OptionalTensor D = {}, z = {}, dt_bias = {}, delta_a = {}, state_batch_indices = {};
+    VerifyOptions verify = {};
+    StepStates steps = {};
     bool dt_softplus = false;
     Discretization discretization = Discretization::mamba;
     Output out = {};
 
-    GDN_FIELDS(state, x, dt, A, B, C, D, z, dt_bias, delta_a, state_batch_indices, num_accepted_tokens, step_states, step_slots,
-               dt_softplus, discretization, out)
+    GDN_FIELDS(state, x, dt, A, B, C, D, z, dt_bias, delta_a, state_batch_indices, verify, steps, dt_softplus, discretization,
+               out)
 };
 // out
 Tensor selective_state_update(const SelectiveStateUpdate& arguments);

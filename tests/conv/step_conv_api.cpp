@@ -14,7 +14,7 @@ Tensor conv_step(const Tensor& x, const Tensor& conv_state, const Tensor& weight
                                       .conv_state = conv_state,
                                       .weight = weight,
                                       .conv_state_indices = slots,
-                                      .num_accepted_tokens = accepted,
+                                      .verify = {.num_accepted_tokens = accepted},
                                       .null_slot = 0,
                                       .silu = true};
     if (out) step.out = *out;

@@ -38,7 +38,7 @@ struct Place : ::testing::Test {
     Environment environment() const { return {{"GDN_JIT_CACHE_DIR", wanted}, {"HOME", home}, {"TMPDIR", tmp}}; }
 };
 
-TEST_F(Place, InOrder) {
+TEST_F(Place, PlacesAreTriedInOrder) {
     EXPECT_EQ(chosen(environment()), wanted);
     EXPECT_EQ(chosen({{"XDG_CACHE_HOME", folder / "xdg"}, {"HOME", home}}), (folder / "xdg" / "gdn_cuda").string());
     EXPECT_EQ(chosen({{"XDG_CACHE_HOME", "relative"}, {"HOME", home}}), home + "/.cache/gdn_cuda");
@@ -49,7 +49,7 @@ TEST_F(Place, InOrder) {
     EXPECT_EQ(status.st_mode & 0777, 0700u);
 }
 
-TEST_F(Place, OthersMayWriteIt) {
+TEST_F(Place, AFolderThatOthersMayWriteIsRefused) {
     fs::create_directories(wanted);
     ::chmod(wanted.c_str(), 0777);
     EXPECT_EQ(chosen(environment()),
@@ -60,14 +60,14 @@ TEST_F(Place, OthersMayWriteIt) {
     EXPECT_EQ(chosen(environment()), wanted);
 }
 
-TEST_F(Place, OthersOwnIt) {
+TEST_F(Place, AFolderOfAnotherUserIsRefused) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
     fs::create_directories(wanted);
     ASSERT_EQ(::chown(wanted.c_str(), kNobody, kNobody), 0);
     EXPECT_CONTAINS(chosen(environment()), wanted + ": it belongs to user 65534, not to 0");
 }
 
-TEST_F(Place, OthersMayRenameAFolderAboveIt) {
+TEST_F(Place, AFolderBelowOneThatOthersMayRenameIsRefused) {
     fs::create_directories(wanted);
     ::chmod(wanted.c_str(), 0700);
     const fs::path above = fs::path(wanted).parent_path();
@@ -93,7 +93,7 @@ TEST_F(Place, OthersMayRenameAFolderAboveIt) {
     EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", folder / "link"}, {"HOME", home}}), "/link belongs to user 65534");
 }
 
-TEST_F(Place, ALoopOfLinksAndDotsInAPath) {
+TEST_F(Place, LoopsOfLinksAndDotsInAPath) {
     fs::create_directory_symlink(folder / "loop", folder / "loop");
     EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", folder / "loop"}, {"HOME", home}}), "Too many levels of symbolic links");
     fs::create_directories(folder / "a" / "b");
@@ -102,7 +102,7 @@ TEST_F(Place, ALoopOfLinksAndDotsInAPath) {
     EXPECT_TRUE(fs::exists(wanted));
 }
 
-TEST_F(Place, AFileIsInTheWay) {
+TEST_F(Place, AFileInPlaceOfTheFolder) {
     write(wanted, "");
     EXPECT_CONTAINS(chosen(environment()), wanted + ": not a folder");
     fs::remove(wanted);

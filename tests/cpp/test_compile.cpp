@@ -151,7 +151,7 @@ TEST_F(Compile, CubinsAreReproducible) {
     EXPECT_EQ(read(entries().at(0)), first);
 }
 
-TEST_F(Compile, MovedAndTouchedStaysEditedDoesNot) {
+TEST_F(Compile, AMovedOrTouchedTreeHitsAnEditedOneMisses) {
     EXPECT_EQ(obtain().value, "compiled");
     set_age(header, std::chrono::hours(1));
     EXPECT_EQ(obtain().value, "disk");
@@ -181,7 +181,7 @@ TEST_F(Compile, DamagedEntriesAreRebuilt) {
     }
 }
 
-TEST_F(Compile, AnErrorHasAllToReproduceItAndLeavesNothing) {
+TEST_F(Compile, AnErrorHasWhatReproducesItAndLeavesNoFile) {
     source.code += "this does not compile;\n";
     const auto result = obtain();
     EXPECT_CONTAINS(result.value, "error: gdn/toy {.scale = 2} did not compile for sm_90a\ncompiler: NVRTC ");
@@ -211,7 +211,7 @@ TEST_F(Compile, TheCommandInTheErrorReproducesIt) {
     }
 }
 
-TEST_F(Compile, NotOneKernelIsAnError) {
+TEST_F(Compile, ASourceWithoutExactlyOneKernelIsAnError) {
     const std::string one = source.code;
     source.code = "#include <gdn_cuda/kernels/gdn/toy.cuh>\n";
     EXPECT_CONTAINS(obtain().value, "expected exactly one kernel in the cubin, got 0");
@@ -389,7 +389,7 @@ TEST_F(Compile, PrebuiltNeedsNoCompiler) {
                     "error: gdn/toy: expected a writable folder, got /proc/nowhere: cannot make");
 }
 
-TEST_F(Compile, DumpsLieBesideTheEntry) {
+TEST_F(Compile, DumpsAreBesideTheEntry) {
     EXPECT_EQ(obtain().value, "compiled");
     EXPECT_EQ(obtain({{"GDN_JIT_DUMP", "1"}}).value, "compiled") << "again, for the dumps";
     EXPECT_EQ(obtain({{"GDN_JIT_DUMP", "1"}}).value, "disk");
@@ -498,7 +498,7 @@ TEST_F(Nvcc, AHostThatIgnoresItsChildren) {
     EXPECT_CONTAINS(result.value, "its output cannot be used");
 }
 
-TEST_F(Nvcc, OneThatDoesNotRun) {
+TEST_F(Nvcc, AnNvccThatDoesNotRun) {
     write(folder / "nvcc", "not a program");
     EXPECT_CONTAINS(obtain({{"GDN_JIT_USE_NVCC", "1"}, {"GDN_JIT_NVCC", folder / "nvcc"}}).value,
                     "expected a working nvcc, got:");

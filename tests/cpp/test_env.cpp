@@ -99,7 +99,7 @@ TEST(Env, ARelativeCacheFolderIsMadeAbsolute) {
     EXPECT_EQ(shown, (std::filesystem::current_path() / "cache dir").string());
 }
 
-TEST(Env, TheSnapshotStaysAndAMalformedOneIsToldEachTime) {
+TEST(Env, TheSnapshotStaysAndAMalformedVariableIsReportedEachTime) {
     const auto result = in_child({{"GDN_JIT_PRINT", "wat"}}, [] {
         const std::string first = message_of([] { jit::env(); }), second = message_of([] { jit::env(); });
         ::setenv("GDN_JIT_PRINT", "1", 1);

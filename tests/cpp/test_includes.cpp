@@ -21,7 +21,7 @@ std::string listed(std::string_view text) {
     return result;
 }
 
-TEST(Includes, OneIsSeenHoweverItIsSpaced) {
+TEST(Includes, AnIncludeIsFoundWhateverItsSpaces) {
     for (const char* text : {"#include <a>",
                              "#include<a>",
                              "  #\tinclude\v<a>",
@@ -58,7 +58,7 @@ TEST(Includes, TextThatOnlyLooksLikeAnInclude) {
         EXPECT_EQ(listed(text), "") << text;
 }
 
-TEST(Includes, NothingHidesTheNextLine) {
+TEST(Includes, AnIncludeAfterAnyLineIsFound) {
     for (const char* before : {"int x = 1'000;",
                                "int x = 0x1'a'b; // '",
                                "const char* s = \"'/*\"; int y = 1'0;",

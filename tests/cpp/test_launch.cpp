@@ -32,7 +32,7 @@ using jit::LoadedKernel;
 
 using Launch = WithFakeDriver;
 
-TEST_F(Launch, PacksWhatItIsGiven) {
+TEST_F(Launch, ArgumentsAndShapeReachTheDriver) {
     EXPECT_EQ(run([&] {
                   const LoadedKernel kernel = jit::load(source, 0, stream(), 0);
                   const int argument = 42;

@@ -46,7 +46,7 @@ TEST_F(Lock, OtherKeysDoNotWait) {
     EXPECT_TRUE(first.held() && second.held());
 }
 
-TEST_F(Lock, AWaiterSaysForWhomAndADeadHolderFreesIt) {
+TEST_F(Lock, AWaiterNamesTheHolderAndADeadHolderFreesTheLock) {
     const pid_t holder = start_child([&] {
         const KeyLock lock(folder.path(), key);
         write(folder / "held", "");
@@ -110,7 +110,7 @@ TEST_F(Lock, AFileThatWasNotMadeToBeLockedIsNotWritten) {
     EXPECT_TRUE(KeyLock(folder.path(), key).held());
 }
 
-TEST_F(Lock, WithoutLocksWorkGoesOn) {
+TEST_F(Lock, WithoutLockSupportCompilesContinue) {
     EXPECT_FALSE(KeyLock({}, key).held());
     EXPECT_FALSE(KeyLock("/proc/nowhere", key).held());
     write(folder / "locks", "a file");

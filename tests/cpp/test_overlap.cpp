@@ -86,7 +86,7 @@ TEST(Overlap, ElementsAtOnePlaceAreFoundAndNoOthers) {
     EXPECT_GT(overlapping, 250);
 }
 
-TEST(Overlap, StridesThatInterleaveWithoutMeetingAreDistinct) {
+TEST(Overlap, StridesThatInterleaveWithoutOverlapAreDistinct) {
     EXPECT_FALSE((Layout{0, 4, {2, 3}, {3, 2}}.overlaps_itself()));  // 0 2 4 3 5 7: not in order, without overlap
     EXPECT_TRUE((Layout{0, 4, {2, 4}, {6, 2}}.overlaps_itself()));
 }

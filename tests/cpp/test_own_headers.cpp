@@ -177,7 +177,7 @@ struct Included : ::testing::Test {
     std::string names() const { return names(found()); }
 };
 
-TEST_F(Included, NeighboursAndTheWholePathAndNobodyElses) {
+TEST_F(Included, HeadersBesideAndByFullPathCountThoseOfOthersDoNot) {
     header("a.cuh", "#include \"b.cuh\"\n#include <gdn_cuda/kernels/toy/c.cuh>\n#include <cuda_bf16.h>\n#include <b.cuh>\n");
     header("b.cuh", "#include \"gdn_cuda/kernels/toy/c.cuh\"\n");
     header("c.cuh", "");
@@ -188,7 +188,7 @@ TEST_F(Included, NeighboursAndTheWholePathAndNobodyElses) {
     EXPECT_EQ(names(found("#include \"gdn_cuda/kernels/toy/d.cuh\"")), "d.cuh");
 }
 
-TEST_F(Included, UpAndDownAndAround) {
+TEST_F(Included, RelativePathsAndCycles) {
     header("a.cuh",
            "#include \"../common/x.cuh\"\n#include \"below/b.cuh\"\n#include <gdn_cuda//kernels/./toy/../toy/c.cuh>\n");
     header("below/b.cuh", "#include \"../a.cuh\"\n#include \"../below/../c.cuh\"\n#include \"b.cuh\"\n");
@@ -223,7 +223,7 @@ TEST_F(Included, AHeaderBesideTheIncludingOneComesFirst) {
     EXPECT_NE(all_of(found()), far);
 }
 
-TEST_F(Included, MovedIsTheSame) {
+TEST_F(Included, AMovedTreeHasTheSameDigest) {
     header("a.cuh", "#include \"b.cuh\"\n");
     header("b.cuh", "");
     const std::string before = all_of(found());
@@ -233,7 +233,7 @@ TEST_F(Included, MovedIsTheSame) {
     EXPECT_EQ(all_of(OwnHeaders(folder / "moved", {}).of("#include <gdn_cuda/kernels/toy/a.cuh>\n")), before);
 }
 
-TEST_F(Included, LinksAsCompilersTakeThem) {
+TEST_F(Included, LinksResolveAsInCompilers) {
     write(folder / "elsewhere/up.cuh", "");
     write(folder / "elsewhere/below/x.cuh", "#include \"y.cuh\"\n");
     header("a.cuh", "#include \"link/../up.cuh\"\n#include \"x.cuh\"\n");
@@ -286,7 +286,7 @@ TEST_F(Included, LongListsAndDeepChains) {
     EXPECT_EQ(present(all).size(), 2'001u);
 }
 
-TEST_F(Included, ThroughTheMemo) {
+TEST_F(Included, TheMemoGivesTheSameHeaders) {
     header("a.cuh", "#include \"b.cuh\"\n#include MACRO\n");
     header("b.cuh", "#include <gdn_cuda/kernels/toy/c.cuh>\n");
     const std::string code = "#include <gdn_cuda/kernels/toy/a.cuh>\n";
@@ -335,7 +335,7 @@ TEST_F(Included, AFailureIsNotRemembered) {
 
 // ---- Keys
 
-TEST_F(Included, AKeyHoldsThemAndWhereTheyCannotBeToldAllOfOurs) {
+TEST_F(Included, AKeyCoversThemOrAllOfOursWhereTheyAreUnclear) {
     header("a.cuh", "#include \"b.cuh\"\n");
     header("b.cuh", "");
     header("other.cuh", "");

@@ -44,7 +44,7 @@ TEST(Seal, RoundTripAndReadableAsElf) {
     EXPECT_CONTAINS(message_of([&] { jit::seal(cubin, "short"); }), "expected 64 characters, got 5");
 }
 
-TEST(Seal, EveryCutAndEveryFlippedBitIsSeen) {
+TEST(Seal, EveryTruncationAndFlippedBitIsDetected) {
     const std::string file = jit::seal(cubin_of("k"), key_of('a'));
     for (std::size_t size = 0; size < file.size(); ++size) EXPECT_FALSE(jit::unseal(file.substr(0, size), key_of('a'))) << size;
     for (std::size_t bit = 0; bit < 8 * file.size(); bit += 3) {
@@ -103,7 +103,7 @@ TEST_F(StoreTest, ADamagedEntryIsAMissReplacedAndMentionedOnce) {
     EXPECT_EQ(log.count(key_of('c')), 1u);
 }
 
-TEST_F(StoreTest, WhatIsNoFileInPlaceOfAnEntryIsAMissAndStays) {
+TEST_F(StoreTest, AnEntryThatIsNoRegularFileIsAMissAndStays) {
     fs::create_directories(entry('a'));
     ASSERT_EQ(::mkfifo(entry('b').c_str(), 0600), 0);
     write(folder / "elsewhere", jit::seal(cubin, key_of('c')));
@@ -142,7 +142,7 @@ TEST_F(StoreTest, AnEntryThatOthersMayHaveWrittenIsAMiss) {
     EXPECT_EQ(log.count("it belongs to user 65534"), 1u);
 }
 
-TEST_F(StoreTest, WhatIsSealedAndNoKernelIsAMiss) {
+TEST_F(StoreTest, ASealedFileWithoutAKernelIsAMiss) {
     for (const Cubin& sealed :
          {Cubin{"eighteen bytes: no", "k"}, Cubin{cubin.bytes, "another"}, Cubin{tiny_cubin({"k", "l"}), "k"}}) {
         write(entry('a'), jit::seal(sealed, key_of('a')));
@@ -152,7 +152,7 @@ TEST_F(StoreTest, WhatIsSealedAndNoKernelIsAMiss) {
     }
 }
 
-TEST_F(StoreTest, ReadOnlyIsLeftAloneButNotBelieved) {
+TEST_F(StoreTest, AReadOnlyStoreIsVerifiedAndNotChanged) {
     ASSERT_TRUE(publish('a'));
     write(entry('b'), "broken");
     Store baked(place, 0, Store::Access::read_only);
@@ -172,7 +172,7 @@ TEST_F(StoreTest, NoFailureIsEverPublished) {
     }
 }
 
-TEST_F(StoreTest, AFullDiskKeepsNothingHalfAndSaysThatAnotherPlaceMayDo) {
+TEST_F(StoreTest, AFullDiskLeavesNoPartialEntryAndAllowsAnotherPlace) {
     ASSERT_TRUE(publish('a'));
     Cubin large = cubin;
     large.bytes.append(4096, '\0');

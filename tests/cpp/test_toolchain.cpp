@@ -163,7 +163,7 @@ TEST_F(Layouts, WhatIsMissingIsListedWithEachPlaceAndTheFix) {
     EXPECT_EQ(text.find("nvcc not found"), std::string::npos) << "not asked for";
 }
 
-TEST_F(Layouts, AFolderThatMayNotBeSearchedIsToldAsSuch) {
+TEST_F(Layouts, AFolderWithoutSearchPermissionIsReported) {
     const fs::path shut = folder / "shut";
     write(shut / "include/gdn_cuda/kernels/gdn/toy.cuh", "");
     const std::vector<fs::path> closed = {shut, toolkit / "include", toolkit / "lib64"};
@@ -258,7 +258,7 @@ TEST_F(Layouts, InitIsCheckedAndMayBeRepeated) {
                                 "\n" + (library / "include").string() + "\n" + (wheels13 / "include").string());
 }
 
-TEST_F(Layouts, AHookThatFailedIsToldAndAskedAgain) {
+TEST_F(Layouts, AFailedHookIsReportedAndCalledAgain) {
     const auto result = in_child({}, [&] {
         bool fails = true;
         int calls = 0;

@@ -49,7 +49,7 @@ TEST(Fields, TextAndBack) {
         EXPECT_FALSE(from_text<VandermondeProblem>(text)) << text;
 }
 
-TEST(TunedFile, RoundTripAndEveryCutAndFlippedBitIsSeen) {
+TEST(TunedFile, RoundTripAndEveryTruncationAndFlippedBitIsDetected) {
     const TunedEntry entry = entry_of();
     const std::string text = jit::to_file(entry);
     const auto back = jit::from_file(text);
@@ -142,7 +142,7 @@ TEST_F(TunedStoreTest, WhatTuneDidNotWriteIsNeitherReadNorRemoved) {
     EXPECT_CONTAINS(TunedStore(folder / "linked").write(entry_of()), "is not a folder");
 }
 
-TEST_F(TunedStoreTest, WritersAtTheSameTimeCorruptNothing) {
+TEST_F(TunedStoreTest, ConcurrentWritersDoNotCorruptFiles) {
     constexpr int kWriters = 6, kRounds = 40;
     std::vector<pid_t> writers;
     for (int i = 0; i < kWriters; ++i)
@@ -191,7 +191,7 @@ std::string explained() {
 }
 const char* const kOwn = "4 points a thread give";  // from the heuristic's own explanation
 
-TEST(Tuned, ReadingMakesNothingAndTrustsNobodyElse) {
+TEST(Tuned, ReadingCreatesNoFolderAndIgnoresOneThatOthersMayWrite) {
     const TemporaryFolder folder;
     const fs::path cache = folder / "cache";
     EXPECT_CONTAINS(with_cache(cache, {}, explained), kOwn);

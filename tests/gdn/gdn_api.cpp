@@ -21,8 +21,7 @@ Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value,
                                .value = value,
                                .a = a,
                                .b = b,
-                               .A_log = A_log,
-                               .dt_bias = dt_bias,
+                               .gates = {.A_log = A_log, .dt_bias = dt_bias},
                                .state_pool = state_pool,
                                .state_indices = state_indices};
     if (out) step.out = *out;
@@ -37,14 +36,13 @@ Tensor replay_decode(const Tensor& query, const Tensor& key, const Tensor& value
                                     .value = value,
                                     .a = a,
                                     .b = b,
-                                    .A_log = A_log,
-                                    .dt_bias = dt_bias,
+                                    .gates = {.A_log = A_log, .dt_bias = dt_bias},
                                     .state_pool = state_pool,
                                     .keys = keys,
                                     .updates = updates,
                                     .decays = decays,
                                     .banks = banks,
-                                    .num_accepted_tokens = accepted});
+                                    .verify = {.num_accepted_tokens = accepted}});
 }
 
 // The projections' parts are separate arguments, and there are no slots.
@@ -54,8 +52,7 @@ Tensor gdn_decode_layer(const Tensor& qkvz, const Tensor& ba, const Tensor& z, c
     return gdn_cuda::gdn_decode_layer({.qkvz = qkvz,
                                        .ba = ba,
                                        .conv_weight = conv_weight,
-                                       .A_log = A_log,
-                                       .dt_bias = dt_bias,
+                                       .gates = {.A_log = A_log, .dt_bias = dt_bias},
                                        .norm_weight = norm_weight,
                                        .conv_pool = conv_pool,
                                        .state_pool = state_pool,
@@ -127,7 +124,7 @@ Tensor chunked_summary(const Tensor& key, const Tensor& value, const Tensor& bet
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 Tensor decode_without_pool(const Tensor& x) {
-    return gdn_cuda::fused_decode({.query = x, .key = x, .value = x, .a = x, .b = x, .A_log = x, .dt_bias = x});
+    return gdn_cuda::fused_decode({.query = x, .key = x, .value = x, .a = x, .b = x, .gates = {.A_log = x, .dt_bias = x}});
 }
 #pragma GCC diagnostic pop
 

@@ -286,7 +286,9 @@ def test_the_plugin_waits_for_the_import_of_the_layer(
     integration.plugin()
     integration.plugin()
     assert sys.meta_path.count(integration._later) == 1 and "vllm" not in sys.modules
-    layer = importlib.import_module(integration._MODULE)
+    with caplog.at_level(logging.INFO, "gdn_cuda"):
+        layer = importlib.import_module(integration._MODULE)
+    assert f"{integration._MODULE}.causal_conv1d_fn runs on gdn_cuda" in caplog.messages
     assert layer.causal_conv1d_fn.__wrapped__.__code__.co_filename == str(file)
     assert len(integration._replaced.names()) == len(integration._TARGETS) + 1
     integration.uninstall()

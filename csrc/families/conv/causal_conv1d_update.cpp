@@ -50,8 +50,8 @@ bool has_vectors(const CausalStepArgs::Rows& rows) {
 
 StateWindow check_window(const Checks& check, const View& state, int64_t width, const Layout& layout, const View& cache_seqlens,
                          const View& accepted) {
-    GDN_REQUIRE(check, !cache_seqlens.defined() || !accepted.defined(), "num_accepted_tokens",
-                "None, as cache_seqlens is given", "both");
+    GDN_REQUIRE(check, !cache_seqlens.defined() || !accepted.defined(), kAcceptedTokens, "None, as cache_seqlens is given",
+                "both");
     GDN_REQUIRE(check, state.size(2) >= width - 1, "conv_state", fmt::format("at least W - 1 = {} columns", width - 1),
                 shape_text(state));
     if (cache_seqlens.defined()) {
@@ -60,7 +60,7 @@ StateWindow check_window(const Checks& check, const View& state, int64_t width, 
     }
     if (!accepted.defined()) return StateWindow::last;
     GDN_REQUIRE(check, layout.packed || state.size(2) >= width - 2 + layout.tokens, "conv_state",
-                fmt::format("W - 2 + T = {} columns or more, as num_accepted_tokens is given", width - 2 + layout.tokens),
+                fmt::format("W - 2 + T = {} columns or more, as {} is given", width - 2 + layout.tokens, kAcceptedTokens),
                 shape_text(state));
     return StateWindow::verify;
 }
@@ -75,7 +75,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     const Checks check{arguments.name};
     const View x(arguments.x), state(arguments.conv_state), weight(arguments.weight), bias = view_of(arguments.bias);
     const View cu_seqlens = view_of(arguments.cu_seqlens), slots = view_of(arguments.conv_state_indices);
-    const View cache_seqlens = view_of(arguments.cache_seqlens), accepted = view_of(arguments.num_accepted_tokens);
+    const View cache_seqlens = view_of(arguments.cache_seqlens), accepted = accepted_of(arguments.verify);
     const DType io = check.number("x", x);
     const std::initializer_list<DType> types = number_types(x);
     const Layout layout = layout_of(check, x, cu_seqlens);
@@ -105,13 +105,8 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     check_slots(check, {.pool_name = "conv_state", .slots_name = "conv_state_indices", .pool = state, .slots = slots}, batch);
     if (slots.defined()) check.rank("conv_state_indices", slots, 1, "(sequences,)");
     if (cache_seqlens.defined()) check_per_sequence(check, "cache_seqlens", cache_seqlens, batch);
-    if (accepted.defined()) check_per_sequence(check, "num_accepted_tokens", accepted, batch);
-    args.null_slot = -1;
-    if (arguments.null_slot) {
-        GDN_REQUIRE(check, *arguments.null_slot >= 0, "null_slot", "a slot number, or None",
-                    fmt::format("{}", *arguments.null_slot));
-        args.null_slot = *arguments.null_slot;
-    }
+    args.accepted = check_accepted(check, accepted, batch);
+    args.null_slot = check_null_slot(check, arguments.null_slot);
 
     const View out(arguments.out);
     GDN_REQUIRE(check, out.rank == x.rank && std::equal(out.sizes, out.sizes + out.rank, x.sizes), "out",
@@ -124,7 +119,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
                                                         {"bias", bias},
                                                         {"cache_seqlens", cache_seqlens},
                                                         {"conv_state_indices", slots},
-                                                        {"num_accepted_tokens", accepted},
+                                                        {kAcceptedTokens, accepted},
                                                         {"cu_seqlens", cu_seqlens}});
     check.apart({{"conv_state", state}}, {{"x", x}});
 
@@ -141,7 +136,6 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     args.slots_sequence = slots.defined() ? slots.stride(0) : 0;
     args.slot_count = state.size(0);
     args.cache_seqlens = tagged(cache_seqlens);
-    args.accepted = tagged(accepted);
     args.channels = layout.channels;
     args.sequences = check.count("x", "sequences", layout.sequences);
     args.tokens = check.count("x", "tokens", layout.tokens, kMaxTokens);

@@ -1,7 +1,10 @@
 // Checks of the three Hyena operators, which also fill their kernels' arguments.
 #pragma once
 
+#include <array>
 #include <gdn_cuda/kernels/conv/hyena/plan.cuh>
+#include <tuple>
+#include <vector>
 
 #include "../../operators/layout.hpp"
 #include "../../operators/packed.hpp"
@@ -36,6 +39,15 @@ struct HyenaGiven {
         args.vectors = true;
         for (const View* each : {&x1, &x2, &v, &view}) args.vectors &= has_vectors(*each, layout);
     }
+    // New tensors: y in the layout of x1, and the final state, with `length` values for a channel.
+    std::tuple<Tensor, Tensor> new_outputs(auto& args, const Tensor& like, int64_t length) const {
+        const Tensor y = empty_rows(like, layout);
+        const std::vector<int64_t> state_shape = {x1.size(0), x1.size(1), length};
+        const Tensor last = torch::stable::new_empty(like, state_shape, ScalarType::Float);
+        fill_output(args, y);
+        args.last = static_cast<float*>(memory_of(last));
+        return {y, last};
+    }
 };
 
 // Checks x1, x2 and v.
@@ -63,5 +75,29 @@ struct HyenaBackwardCall {
 };
 // An uninitialised gradient of x1, x2 or v in the layout of x1. Sets `to`, and clears `vectors` unless it has_vectors.
 Tensor empty_gradient(const HyenaGiven& given, const Tensor& x1, HyenaTensor& to, bool& vectors);
+
+// The backward of hyena_short or hyena_medium, checked: a call of the forward operator, and the gradient of y.
+template <class Forward, class Args>
+struct PreparedFilterBackward {
+    Forward forward;
+    View grad;
+    Args args{};
+
+    PreparedFilterBackward(const Checks& check, const Forward& prepared, const auto& call)
+        : forward(prepared), grad(call.grad) {
+        args.grad_state =
+            check_gradients(check, forward.given, grad, View(call.grad_state), forward.args.filter.taps - 1, "(B, D, K - 1)");
+        args.dy = hyena_tensor(grad);
+    }
+    // The gradients of x1, x2 and v. Sets forward.args.vectors for all rows that the kernel reads and writes.
+    std::array<Tensor, 3> new_gradients(const Tensor& x1) {
+        const HyenaGiven& given = forward.given;
+        bool& vectors = forward.args.vectors = true;
+        for (const View* each : {&given.x1, &given.x2, &given.v, static_cast<const View*>(&grad)})
+            vectors = vectors && has_vectors(*each, given.layout);
+        return {empty_gradient(given, x1, args.dx1, vectors), empty_gradient(given, x1, args.dx2, vectors),
+                empty_gradient(given, x1, args.dv, vectors)};
+    }
+};
 
 }  // namespace gdn_cuda::conv

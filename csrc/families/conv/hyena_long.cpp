@@ -85,13 +85,10 @@ std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     const HyenaSplit split = hyena_long_split(rows, args.tokens, jit::device_traits(target.ordinal));
     args.segments = split.segments;
     args.segment_tokens = split.segment_tokens;
-    const Tensor y = empty_rows(x.x1, given.layout);
-    const Tensor last = torch::stable::new_empty(x.x1, prepared.state_shape(), ScalarType::Float);
+    const auto [y, last] = given.new_outputs(args, x.x1, args.states);
     const std::vector<int64_t> added_shape = {rows, split.segments - 1, args.states};
     const Tensor added = torch::stable::new_empty(x.x1, added_shape, ScalarType::Float);
-    given.fill_output(args, y);
     prepared.set_layout(args);
-    args.last = static_cast<float*>(memory_of(last));
     args.added = static_cast<float*>(memory_of(added));
     const DeviceScope scope(given.x1.device_index);
     HyenaLong::run(prepared.problem, args, target);

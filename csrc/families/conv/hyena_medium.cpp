@@ -2,7 +2,6 @@
 #include "hyena_medium.hpp"
 
 #include <gdn_cuda/conv.hpp>
-#include <utility>
 #include <vector>
 
 #include "../../operators/operator.hpp"
@@ -51,12 +50,8 @@ std::tuple<Tensor, Tensor> run_hyena_medium(const HyenaMediumCall& x) {
     PreparedHyenaMedium prepared = prepare_hyena_medium(x);
     const HyenaGiven& given = prepared.given;
     HyenaArgs& args = prepared.args;
-    const Tensor y = empty_rows(x.x1, given.layout);
-    const std::vector<int64_t> state_shape = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
-    const Tensor last = torch::stable::new_empty(x.x1, state_shape, ScalarType::Float);
-    given.fill_output(args, y);
+    const auto [y, last] = given.new_outputs(args, x.x1, args.filter.taps - 1);
     set_layout(prepared);
-    args.last = static_cast<float*>(memory_of(last));
     const DeviceScope scope(given.x1.device_index);
     HyenaMedium::run(prepared.problem, args, target_of(x.name, given.x1));
     return {y, last};
@@ -68,19 +63,10 @@ struct HyenaMediumBackwardCall : HyenaBackwardCall<HyenaMediumCall> {
     static constexpr const char* name = "hyena_medium_backward";
 };
 
-struct PreparedHyenaMediumBackward {
-    PreparedHyenaMedium forward;
-    View grad;
-    HyenaMediumBackwardArgs args{};
-};
+using PreparedHyenaMediumBackward = PreparedFilterBackward<PreparedHyenaMedium, HyenaMediumBackwardArgs>;
 
 PreparedHyenaMediumBackward prepare_hyena_medium_backward(const HyenaMediumBackwardCall& call) {
-    const Checks check{call.name};
-    PreparedHyenaMediumBackward prepared{.forward = prepare_hyena_medium(call.forward), .grad = View(call.grad)};
-    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(call.grad_state),
-                                               prepared.forward.args.filter.taps - 1, "(B, D, K - 1)");
-    prepared.args.dy = hyena_tensor(prepared.grad);
-    return prepared;
+    return {Checks{call.name}, prepare_hyena_medium(call.forward), call};
 }
 
 // The gradients of weight and bias from the segments' sums (rows, D, K). The bias multiplies the same input as the first
@@ -100,11 +86,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_medium_back
     const HyenaMediumCall& x = call.forward;
     const HyenaGiven& given = prepared.forward.given;
     HyenaMediumBackwardArgs& args = prepared.args;
-    bool& vectors = prepared.forward.args.vectors = true;
-    for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
-        vectors = vectors && has_vectors(*each, given.layout);
-    const Tensor dx1 = empty_gradient(given, x.x1, args.dx1, vectors), dx2 = empty_gradient(given, x.x1, args.dx2, vectors),
-                 dv = empty_gradient(given, x.x1, args.dv, vectors);
+    const auto [dx1, dx2, dv] = prepared.new_gradients(x.x1);
     set_layout(prepared.forward);
     args.forward = prepared.forward.args;
 

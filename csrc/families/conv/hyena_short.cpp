@@ -2,7 +2,6 @@
 #include "hyena_short.hpp"
 
 #include <gdn_cuda/conv.hpp>
-#include <utility>
 #include <vector>
 
 #include "../../operators/operator.hpp"
@@ -39,11 +38,7 @@ std::tuple<Tensor, Tensor> run_hyena_short(const gdn_cuda::HyenaShort& x) {
     PreparedHyenaShort prepared = prepare_hyena_short(x);
     const HyenaGiven& given = prepared.given;
     HyenaArgs& args = prepared.args;
-    const Tensor y = empty_rows(x.x1, given.layout);
-    const std::vector<int64_t> state_shape = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
-    const Tensor last = torch::stable::new_empty(x.x1, state_shape, ScalarType::Float);
-    given.fill_output(args, y);
-    args.last = static_cast<float*>(memory_of(last));
+    const auto [y, last] = given.new_outputs(args, x.x1, args.filter.taps - 1);
     const DeviceScope scope(given.x1.device_index);
     const Target target = target_of(x.name, given.x1);
     if (given.layout == Layout::channels)
@@ -59,19 +54,10 @@ struct HyenaShortBackwardCall : HyenaBackwardCall<gdn_cuda::HyenaShort> {
     static constexpr const char* name = "hyena_short_backward";
 };
 
-struct PreparedHyenaShortBackward {
-    PreparedHyenaShort forward;
-    View grad;
-    HyenaShortBackwardArgs args{};
-};
+using PreparedHyenaShortBackward = PreparedFilterBackward<PreparedHyenaShort, HyenaShortBackwardArgs>;
 
 PreparedHyenaShortBackward prepare_hyena_short_backward(const HyenaShortBackwardCall& call) {
-    const Checks check{call.name};
-    PreparedHyenaShortBackward prepared{.forward = prepare_hyena_short(call.forward), .grad = View(call.grad)};
-    prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(call.grad_state),
-                                               prepared.forward.args.filter.taps - 1, "(B, D, K - 1)");
-    prepared.args.dy = hyena_tensor(prepared.grad);
-    return prepared;
+    return {Checks{call.name}, prepare_hyena_short(call.forward), call};
 }
 
 // The gradient of the weight from the segments' sums (rows, D, K).
@@ -91,12 +77,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_hyena_short_backw
     const HyenaGiven& given = prepared.forward.given;
     const HyenaShortProblem& problem = prepared.forward.problem;
     HyenaShortBackwardArgs& args = prepared.args;
+    const auto [dx1, dx2, dv] = prepared.new_gradients(x.x1);
     args.forward = prepared.forward.args;
-    bool& vectors = args.forward.vectors = true;
-    for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
-        vectors = vectors && has_vectors(*each, given.layout);
-    const Tensor dx1 = empty_gradient(given, x.x1, args.dx1, vectors), dx2 = empty_gradient(given, x.x1, args.dx2, vectors),
-                 dv = empty_gradient(given, x.x1, args.dv, vectors);
 
     const Target target = target_of(call.name, given.x1);
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);

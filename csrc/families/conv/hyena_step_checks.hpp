@@ -63,8 +63,6 @@ struct HyenaStepChecks {
                         fmt::format("a slot for each of {} sequences, as state_indices is None", args.sequences),
                         shape_text(states));
         }
-        if (null_slot)
-            GDN_REQUIRE(check, *null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *null_slot));
         args.states = states.data;
         args.state_type = *dtype_of(states);
         args.state_slot = states.stride(0);
@@ -72,7 +70,7 @@ struct HyenaStepChecks {
         args.state_position = states.stride(2);
         args.slots = tagged(slots);
         args.slot_count = states.size(0);
-        args.null_slot = null_slot.value_or(-1);
+        args.null_slot = check_null_slot(check, null_slot);
     }
 };
 

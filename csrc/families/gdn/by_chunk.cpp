@@ -28,15 +28,9 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
-    const ChunkedProblem problem{.sequences = sequences.count,
-                                 .tokens = sequences.mean_tokens(),
-                                 .heads = args.heads,
-                                 .dk = args.dk,
-                                 .dv = args.dv,
-                                 .io = sequences.io,
-                                 .state = prepared.state_type,
-                                 .deterministic = deterministic,
-                                 .packed_tokens = sequences.packed() ? sequences.tokens : 0};
+    auto problem = problem_of<ChunkedProblem>(prepared, sequences.mean_tokens());
+    problem.deterministic = deterministic;
+    problem.packed_tokens = sequences.packed() ? sequences.tokens : 0;
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     OptionalTensor workspace = {};
     const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));

@@ -104,24 +104,12 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .fused_gates = args.forms.fused()};
         return Decode::run(problem, decode_args(args), target);
     }
-    const VerifyProblem verify{.sequences = sequences.count,
-                               .tokens = sequences.tokens,
-                               .heads = args.heads,
-                               .dk = args.dk,
-                               .dv = args.dv,
-                               .io = sequences.io,
-                               .state = prepared.state_type,
-                               .keeps_states = args.steps.data != nullptr};
+    auto verify = problem_of<VerifyProblem>(prepared, sequences.tokens);
+    verify.keeps_states = args.steps.data != nullptr;
     if (is_regular(prepared) && args.tokens > 0 && args.tokens <= kMostVerifyTokens && args.parents.data == nullptr)
         return Verify::run(verify, args, target);
-    const RecurrentProblem problem{.sequences = sequences.count,
-                                   .tokens = sequences.mean_tokens(),
-                                   .heads = args.heads,
-                                   .dk = args.dk,
-                                   .dv = args.dv,
-                                   .io = sequences.io,
-                                   .state = prepared.state_type,
-                                   .aligned = prepared.aligned};
+    auto problem = problem_of<RecurrentProblem>(prepared, sequences.mean_tokens());
+    problem.aligned = prepared.aligned;
     Recurrent::run(problem, args, target);
 }
 

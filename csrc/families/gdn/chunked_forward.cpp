@@ -124,23 +124,16 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
     check_rows("checkpoints", checkpoints, prepared.rows.checkpoints, prepared.rows.checkpoint_rows);
     check_rows("states_before", before, prepared.rows.before, prepared.rows.before_rows);
     const View none;
-    check.apart({{"state", slots.defined() && update_state ? state : none},
+    check_apart(check, sequences, gates,
+                {{"state", slots.defined() && update_state ? state : none},
                  {"final_state", last},
                  {"checkpoints", checkpoints},
                  {"states_before", before},
                  {"out", prepared.output}},
-                {{"query", sequences.query},
-                 {"key", sequences.key},
-                 {"value", sequences.value},
-                 {"beta", gates.beta},
-                 {"gate", gates.gate},
-                 {"A_log", gates.A_log},
-                 {"dt_bias", gates.dt_bias},
-                 {"state", slots.defined() && update_state ? none : state},
+                {{"state", slots.defined() && update_state ? none : state},
                  {"state_indices", slots},
                  {"write_indices", write_slots},
-                 {"has_initial_state", has_initial},
-                 {"cu_seqlens", sequences.cu_seqlens}});
+                 {"has_initial_state", has_initial}});
     return prepared;
 }
 

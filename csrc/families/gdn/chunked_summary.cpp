@@ -32,13 +32,7 @@ Prepared prepare_summary(const ChunkedSummary& x) {
     check.dtype("out", out, {sequences.io == DType::f64 ? DType::f64 : DType::f32});
     check.device("out", out, sequences.key, "key");
     GDN_REQUIRE(check, out.contiguous_tail(4), "out", "a contiguous tensor", "strides that are not");
-    check.apart({{"out", out}}, {{"key", sequences.key},
-                                 {"value", sequences.value},
-                                 {"beta", gates.beta},
-                                 {"gate", gates.gate},
-                                 {"A_log", gates.A_log},
-                                 {"dt_bias", gates.dt_bias},
-                                 {"cu_seqlens", sequences.cu_seqlens}});
+    check_apart(check, sequences, gates, {{"out", out}});
     GdnCall& args = prepared.args;
     args.dv = static_cast<int>(rows);
     args.initial = args.last = {

@@ -26,28 +26,18 @@ Prepared prepare_decode(const FusedDecode& x) {
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
     GdnCall& args = prepared.args;
 
-    const View a(x.a), b(x.b), rates(x.A_log), bias(x.dt_bias);
-    args.gate = check_scalars(check, "a", a, sequences);
-    args.beta = check_scalars(check, "b", b, sequences);
-    args.A_log = check_per_head(check, "A_log", rates, sequences);
-    args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
-
-    const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
-    const View steps = view_of(x.step_states), rows = view_of(x.step_slots);
-    const View written = view_of(x.write_indices), has_initial = view_of(x.has_initial_state);
-    args.forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f};
+    const GateTensors gates = check_raw_gates(check, prepared, x.a, x.b, x.gates);
+    const View pool(x.state_pool), written = view_of(x.write_indices), has_initial = view_of(x.has_initial_state);
     args.initial = check_initial(check, prepared, "state_pool", pool, 4);
     check.distinct("state_pool", pool);
     check_has_initial(check, prepared, has_initial);
-    const SlotTensors states{"state_pool", "state_indices", pool, slots, accepted, steps, rows};
+    const SlotTensors states = slot_tensors("state_pool", "state_indices", pool, x.state_indices, x.verify, x.steps);
     check_slots(check, states, sequences.batch());
-    if (slots.defined()) set_slots(check, args, states);
-    args.accepted = tagged(accepted);
-    if (x.null_slot) {
-        GDN_REQUIRE(check, *x.null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *x.null_slot));
-        args.null_slot = *x.null_slot;
-    }
+    if (states.slots.defined()) set_slots(check, args, states);
+    args.accepted = tagged(states.accepted);
+    args.null_slot = check_null_slot(check, x.null_slot);
 
+    const View& steps = states.steps;
     const View parents = view_of(x.parents);
     if (steps.defined()) {
         check.dtype("step_states", steps, {prepared.state_type});
@@ -67,7 +57,7 @@ Prepared prepare_decode(const FusedDecode& x) {
                 "True with a slot for each token", "False");
     if (written.defined()) {
         const bool one_goes_on = steps.defined() ? !x.parents : !states.by_token();  // not the leaves of a tree
-        check_write_indices(check, prepared, written, slots, x.update_state && one_goes_on);
+        check_write_indices(check, prepared, written, states.slots, x.update_state && one_goes_on);
     }
     if (parents.defined()) {
         check_parents(check, parents, steps.defined(), sequences);
@@ -76,20 +66,13 @@ Prepared prepare_decode(const FusedDecode& x) {
         args.parents_token = parents.stride(1);
         args.parents_count = static_cast<int>(parents.size(1));
     }
-    check.apart({{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}}, {{"query", sequences.query},
-                                                                                           {"key", sequences.key},
-                                                                                           {"value", sequences.value},
-                                                                                           {"a", a},
-                                                                                           {"b", b},
-                                                                                           {"A_log", rates},
-                                                                                           {"dt_bias", bias},
-                                                                                           {"state_indices", slots},
-                                                                                           {"cu_seqlens", sequences.cu_seqlens},
-                                                                                           {"num_accepted_tokens", accepted},
-                                                                                           {"step_slots", rows},
-                                                                                           {"has_initial_state", has_initial},
-                                                                                           {"write_indices", written},
-                                                                                           {"parents", parents}});
+    check_apart(check, sequences, gates, {{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}},
+                {{"state_indices", states.slots},
+                 {kAcceptedTokens, states.accepted},
+                 {"step_slots", states.step_slots},
+                 {"has_initial_state", has_initial},
+                 {"write_indices", written},
+                 {"parents", parents}});
     return prepared;
 }
 

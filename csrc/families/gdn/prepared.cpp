@@ -99,8 +99,32 @@ GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalT
                           : options.gate_is_linear ? GateForms::decay
                                                    : GateForms::log_decay,
                   .beta_is_logit = options.beta_is_logit,
-                  .beta_factor = options.allow_negative_eigenvalues ? 2.f : 1.f};
+                  .beta_factor = beta_factor(options)};
     return x;
+}
+
+GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const RawGates& gates) {
+    const GateTensors x{View(b), View(a), View(gates.A_log), View(gates.dt_bias), "b", "a"};
+    GdnCall& args = prepared.args;
+    args.gate = check_scalars(check, "a", x.gate, prepared.sequences);
+    args.beta = check_scalars(check, "b", x.beta, prepared.sequences);
+    args.A_log = check_per_head(check, "A_log", x.A_log, prepared.sequences);
+    args.dt_bias = check_per_head(check, "dt_bias", x.dt_bias, prepared.sequences);
+    args.forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = beta_factor(gates)};
+    return x;
+}
+
+void check_apart(const Checks& check, const Sequences& sequences, const GateTensors& gates,
+                 std::initializer_list<Memory> written, std::initializer_list<Memory> read) {
+    check.apart(written, {{sequences.names.query, sequences.query},
+                          {sequences.names.key, sequences.key},
+                          {sequences.names.value, sequences.value},
+                          {gates.beta_name, gates.beta},
+                          {gates.gate_name, gates.gate},
+                          {"A_log", gates.A_log},
+                          {"dt_bias", gates.dt_bias},
+                          {"cu_seqlens", sequences.cu_seqlens}});
+    for (const Memory& each : written) check.apart({each}, read);
 }
 
 void check_has_initial(const Checks& check, Prepared& prepared, const View& has_initial_state) {

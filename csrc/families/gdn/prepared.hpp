@@ -26,6 +26,7 @@ struct Prepared {
 // What becomes the gates of a call.
 struct GateTensors {
     View beta, gate, A_log, dt_bias;
+    const char *beta_name = "beta", *gate_name = "gate";
 };
 
 // Output sizes: value's, but with query's head count if query has more heads.
@@ -45,6 +46,10 @@ Prepared prepare_states(const Sequences& sequences, bool qk_norm);
 // A_log makes `gate` raw.
 GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalTensor& beta, const OptionalTensor& gate,
                         const GateOptions& options);
+GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tensor& a, const Tensor& b, const RawGates& gates);
+// What the call writes shares no byte with what it reads: rows, gates, offsets, and `read`.
+void check_apart(const Checks& check, const Sequences& sequences, const GateTensors& gates,
+                 std::initializer_list<Memory> written, std::initializer_list<Memory> read = {});
 // States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk) of any strides.
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
 // The same for the first states of a call, whose dtype becomes that of its new ones.
@@ -59,6 +64,20 @@ RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type);
 
 Tensor as_dtype(const Tensor& states, DType type);  // itself, where it is of that dtype
+
+// What the choices of all kernels depend on; the other members are the caller's. `tokens`: as Problem says.
+template <class Problem>
+Problem problem_of(const Prepared& prepared, int64_t tokens) {
+    Problem problem{};
+    problem.sequences = prepared.sequences.count;
+    problem.tokens = tokens;
+    problem.heads = prepared.args.heads;
+    problem.dk = prepared.args.dk;
+    problem.dv = prepared.args.dv;
+    problem.io = prepared.sequences.io;
+    problem.state = prepared.state_type;
+    return problem;
+}
 
 // Launches gdn/decode, gdn/verify, gdn/recurrent or gdn/recurrent_any.
 void run_by_token(const Prepared& prepared, const char* function);

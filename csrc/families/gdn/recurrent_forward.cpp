@@ -17,9 +17,9 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
                 fmt::format("{}", static_cast<int64_t>(x.inference_mode)));
     const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
 
-    const View initial = view_of(x.state), accepted = view_of(x.num_accepted_tokens);
+    const View initial = view_of(x.state), accepted = accepted_of(x.verify);
     const bool verify = x.inference_mode == InferenceMode::spec_verify;
-    GDN_REQUIRE(check, verify || !accepted.defined(), "num_accepted_tokens", "None, unless inference_mode is SPEC_VERIFY",
+    GDN_REQUIRE(check, verify || !accepted.defined(), kAcceptedTokens, "None, unless inference_mode is SPEC_VERIFY",
                 "a tensor");
     if (initial.defined()) {
         const bool steps = verify && initial.rank == 5;
@@ -29,28 +29,16 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
         GDN_REQUIRE(check, !steps || initial.size(1) >= 1, "state", "at least one step", shape_text(initial));
         args.slot_steps = steps ? check.count("state", "steps", initial.size(1)) : 1;
     }
-    if (accepted.defined()) {
-        GDN_REQUIRE(check, initial.defined(), "num_accepted_tokens", "a state to choose from", "state None");
-        check_per_sequence(check, "num_accepted_tokens", accepted, sequences.batch());
-        args.accepted = tagged(accepted);
-    }
+    GDN_REQUIRE(check, !accepted.defined() || initial.defined(), kAcceptedTokens, "a state to choose from", "state None");
+    args.accepted = check_accepted(check, accepted, sequences.batch());
     const View has_initial = view_of(x.has_initial_state), last = view_of(x.final_state);
     check_has_initial(check, prepared, has_initial);
     if (last.defined()) {
         GDN_REQUIRE(check, !verify, "final_state", "None with SPEC_VERIFY", "a tensor");
         args.last = check_final_state(check, prepared, last);
     }
-    check.apart({{"out", prepared.output}, {"final_state", last}}, {{"query", sequences.query},
-                                                                    {"key", sequences.key},
-                                                                    {"value", sequences.value},
-                                                                    {"beta", gates.beta},
-                                                                    {"gate", gates.gate},
-                                                                    {"A_log", gates.A_log},
-                                                                    {"dt_bias", gates.dt_bias},
-                                                                    {"state", initial},
-                                                                    {"has_initial_state", has_initial},
-                                                                    {"cu_seqlens", sequences.cu_seqlens},
-                                                                    {"num_accepted_tokens", accepted}});
+    check_apart(check, sequences, gates, {{"out", prepared.output}, {"final_state", last}},
+                {{"state", initial}, {"has_initial_state", has_initial}, {kAcceptedTokens, accepted}});
     return prepared;
 }
 

@@ -41,6 +41,7 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
     check_rows(check, sequences);
     Prepared common = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
+    const GateTensors gates = check_raw_gates(check, common, x.a, x.b, x.gates);
     const GdnCall& recurrent = common.args;
     PreparedReplay prepared{.sequences = sequences, .problem = {}};
     ReplayArgs& args = prepared.args;
@@ -57,15 +58,13 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     args.scale = recurrent.scale;
     args.qk_norm = recurrent.qk_norm;
     args.cu_seqlens = recurrent.cu_seqlens;
+    args.gate = recurrent.gate;
+    args.beta = recurrent.beta;
+    args.A_log = recurrent.A_log;
+    args.dt_bias = recurrent.dt_bias;
+    args.beta_factor = recurrent.forms.beta_factor;
 
-    const View a(x.a), b(x.b), rates(x.A_log), bias(x.dt_bias);
-    args.gate = check_scalars(check, "a", a, sequences);
-    args.beta = check_scalars(check, "b", b, sequences);
-    args.A_log = check_per_head(check, "A_log", rates, sequences);
-    args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
-    args.beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f;
-
-    const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
+    const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = accepted_of(x.verify);
     const DType state = common.state_type = dtype_beside(check, "state_pool", pool, sequences.io, {DType::f32, DType::bf16});
     const RecurrentStates states = check_states(check, common, "state_pool", pool, 4);
     GDN_REQUIRE(check, common.plain_states, "state_pool", "contiguous states", stride_text(pool));
@@ -78,11 +77,8 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     args.slots = tagged(slots);
     args.slots_sequence = slots.defined() ? slots.stride(0) : 0;
     args.slot_count = check.count("state_pool", "slots", pool.size(0));
-    if (accepted.defined()) check_per_sequence(check, "num_accepted_tokens", accepted, sequences.batch());
-    args.accepted = tagged(accepted);
-    GDN_REQUIRE(check, x.null_slot.value_or(0) >= 0, "null_slot", "a slot number, or None",
-                fmt::format("{}", x.null_slot.value_or(0)));
-    args.null_slot = x.null_slot.value_or(-1);
+    args.accepted = check_accepted(check, accepted, sequences.batch());
+    args.null_slot = check_null_slot(check, x.null_slot);
 
     const View keys(x.keys), updates(x.updates), decays(x.decays), banks(x.banks);
     check.rank("keys", keys, 5, "(slots, 2, S, Hk, dk)");
@@ -110,22 +106,14 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     args.banks_slot = banks.stride(0);
     args.stored_steps = static_cast<int>(steps);
 
-    check.apart({{"state_pool", pool},
+    check_apart(check, sequences, gates,
+                {{"state_pool", pool},
                  {"keys", keys},
                  {"updates", updates},
                  {"decays", decays},
                  {"banks", banks},
                  {"out", common.output}},
-                {{"query", sequences.query},
-                 {"key", sequences.key},
-                 {"value", sequences.value},
-                 {"a", a},
-                 {"b", b},
-                 {"A_log", rates},
-                 {"dt_bias", bias},
-                 {"state_indices", slots},
-                 {"cu_seqlens", sequences.cu_seqlens},
-                 {"num_accepted_tokens", accepted}});
+                {{"state_indices", slots}, {kAcceptedTokens, accepted}});
     prepared.problem = {.sequences = sequences.count,
                         .heads = args.heads,
                         .dk = args.dk,

@@ -159,11 +159,11 @@ void check_layer_states(const Checks& check, const char* argument, const View& s
 void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, const LayerSizes& sizes, const View& conv,
                 const View& pool, PreparedLayer& prepared) {
     DecodeLayerArgs& args = prepared.args;
-    const View slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
-    const View step_conv = view_of(x.step_conv), steps = view_of(x.step_states), rows = view_of(x.step_slots);
+    const View step_conv = view_of(x.step_conv);
     check_layer_states(check, "state_pool", pool, 4, sizes, qkvz);
     prepared.problem.state = dtype_beside(check, "state_pool", pool, *dtype_of(qkvz), {DType::f32, DType::bf16});
-    const SlotTensors states{"state_pool", "state_indices", pool, slots, accepted, steps, rows};
+    const SlotTensors states = slot_tensors("state_pool", "state_indices", pool, x.state_indices, x.verify, x.steps);
+    const View& steps = states.steps;
     check_slots(check, states, {sizes.sequences, sizes.tokens, false, qkvz, "qkvz"});
     args.by_token = states.by_token();
 
@@ -181,13 +181,9 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
                 "both step_conv and step_states", "one of them");
     args.slot_count = check.count("state_pool", "slots", pool.size(0));
     args.slot_steps = 1;
-    if (slots.defined()) set_slots(check, args, states);
-    args.accepted = tagged(accepted);
-    args.null_slot = -1;
-    if (x.null_slot) {
-        GDN_REQUIRE(check, *x.null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *x.null_slot));
-        args.null_slot = *x.null_slot;
-    }
+    if (states.slots.defined()) set_slots(check, args, states);
+    args.accepted = tagged(states.accepted);
+    args.null_slot = check_null_slot(check, x.null_slot);
     args.state_in = args.state_out = pool.data;
     args.state_slot = args.out_slot = pool.stride(0);
     if (!steps.defined()) return;
@@ -204,7 +200,7 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     args.out_step = steps.stride(1);
     args.step_conv = {tagged(step_conv), step_conv.stride(0), step_conv.stride(1), step_conv.stride(2),
                       near_stride(check, "step_conv", step_conv, 3)};
-    args.step_slots = tagged(rows);
+    args.step_slots = tagged(states.step_slots);
     args.step_slot_count = check.count("step_states", "rows", steps.size(0));
 }
 
@@ -228,7 +224,8 @@ bool reads_units(DecodeLayerArgs& args, const View& weight, const View& bias, co
 
 PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     const Checks check{x.name};
-    const View qkvz(x.qkvz), ba(x.ba), weight(x.conv_weight), bias = view_of(x.conv_bias), A_log(x.A_log), dt_bias(x.dt_bias);
+    const View qkvz(x.qkvz), ba(x.ba), weight(x.conv_weight), bias = view_of(x.conv_bias);
+    const View A_log(x.gates.A_log), dt_bias(x.gates.dt_bias);
     const View norm(x.norm_weight), conv(x.conv_pool), pool(x.state_pool), out(x.out);
     const LayerSizes sizes = check_sizes(check, x, qkvz);
     PreparedLayer prepared{.qkvz = qkvz};
@@ -250,7 +247,7 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     check.apart({{"conv_pool", conv},
                  {"state_pool", pool},
                  {"step_conv", view_of(x.step_conv)},
-                 {"step_states", view_of(x.step_states)},
+                 {"step_states", view_of(x.steps.step_states)},
                  {"out", out}},
                 {{"qkvz", qkvz},
                  {"ba", ba},
@@ -262,8 +259,8 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
                  {"state_indices", view_of(x.state_indices)},
                  {"z", view_of(x.z)},
                  {"a", view_of(x.a)},
-                 {"num_accepted_tokens", view_of(x.num_accepted_tokens)},
-                 {"step_slots", view_of(x.step_slots)}});
+                 {kAcceptedTokens, accepted_of(x.verify)},
+                 {"step_slots", view_of(x.steps.step_slots)}});
 
     args.output = out.data;
     args.output_batch = out.stride(0);
@@ -275,7 +272,7 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     args.dv = static_cast<int>(sizes.dv);
     args.scale = static_cast<float>(x.scale.value_or(1.0 / std::sqrt(static_cast<double>(sizes.dk))));
     args.epsilon = static_cast<float>(x.norm_eps);
-    args.beta_scale = x.allow_negative_eigenvalues ? 2.f : 1.f;
+    args.beta_scale = beta_factor(x.gates);
     args.silu = x.silu;
     args.sigmoid_gate = x.gate_activation == GateActivation::sigmoid;
     check.grid("qkvz", {sizes.sequences * kMostLayerBlocks, sizes.key_heads, 1});

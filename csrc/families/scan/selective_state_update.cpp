@@ -177,16 +177,16 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
                  all_are(DType::bf16, {args.x.values, args.delta.values, args.z.values, args.B.values, args.C.values}) &&
                  all_are(DType::f32, {args.D.values, args.bias.values});
 
-    const View slots = view_of(arguments.state_batch_indices), accepted = view_of(arguments.num_accepted_tokens);
-    const View steps = view_of(arguments.step_states), step_slots = view_of(arguments.step_slots);
-    const SlotTensors states{"state", "state_batch_indices", state, slots, accepted, steps, step_slots};
+    const SlotTensors states =
+        slot_tensors("state", "state_batch_indices", state, arguments.state_batch_indices, arguments.verify, arguments.steps);
+    const View& steps = states.steps;
     check_states(check, "state", state, state);
     check_slots(check, states, {args.sequences, args.tokens, false, state, "state"});
     args.pool = state.data;
     args.pool_slot = state.stride(0);
     args.slot_count = args.sequences;
-    if (slots.defined()) set_slots(check, args, states);
-    args.accepted = tagged(accepted);
+    if (states.slots.defined()) set_slots(check, args, states);
+    args.accepted = tagged(states.accepted);
     args.kept = SelectiveStepArgs::last;
     if (steps.defined()) {
         check.dtype("step_states", steps, {type});
@@ -208,9 +208,9 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
                                                                            {"z", z},
                                                                            {"dt_bias", bias},
                                                                            {"delta_a", delta_a},
-                                                                           {"state_batch_indices", slots},
-                                                                           {"num_accepted_tokens", accepted},
-                                                                           {"step_slots", step_slots}});
+                                                                           {"state_batch_indices", states.slots},
+                                                                           {kAcceptedTokens, states.accepted},
+                                                                           {"step_slots", states.step_slots}});
     prepared.problem = {
         .sequences = args.sequences,
         .tokens = args.tokens,

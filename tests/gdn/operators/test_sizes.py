@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.operators.registration import check
+from gdn_cuda.operators.schema import Schema
 
 WRAPS = 2**32 + 1  # truncated to 32 bits, this is 1
 BF16, FP32, INT = torch.bfloat16, torch.float32, torch.int32
@@ -56,7 +57,8 @@ def decode(**changes: Any) -> tuple[Any, ...]:
         "out": written(1, 1, 1, 8),
     }
     assert changes.keys() <= arguments.keys()
-    return tuple((arguments | changes).values())
+    arguments |= changes
+    return tuple(arguments[name] for name in Schema.of("fused_decode").arguments)
 
 
 PLAIN = (None, None, False, False, False, None, None)  # log decays, every state read, no buffers

@@ -48,7 +48,7 @@ struct StepSequence {
 };
 
 // Sequence n of the call. An invalid slot, or more tokens than a verify window has columns for, poisons the output and
-// writes nothing else; num_accepted_tokens is clamped.
+// writes nothing else; an accepted count is clamped.
 __device__ __forceinline__ StepSequence step_sequence(const CausalStepArgs& args, int n) {
     StepSequence sequence{Place::run, 0, args.tokens, args.columns - (args.width - 1), n};
     if (args.slots.data != nullptr) {
