@@ -4,7 +4,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective/tile.cuh>
-#include <gdn_cuda/kernels/scan/selective/unaligned_vector_8.cuh>
+#include <gdn_cuda/kernels/common/unaligned_vector.cuh>
 
 namespace gdn_cuda::scan {
 

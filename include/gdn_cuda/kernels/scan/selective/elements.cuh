@@ -10,7 +10,7 @@
 
 #include <gdn_cuda/kernels/scan/discretization.cuh>
 #include <gdn_cuda/kernels/scan/selective/tile.cuh>
-#include <gdn_cuda/kernels/scan/selective/unaligned_vector_8.cuh>
+#include <gdn_cuda/kernels/common/unaligned_vector.cuh>
 
 namespace gdn_cuda::scan {
 

@@ -2,7 +2,7 @@
 // read only if it holds an element of the tensor, so no read leaves the tensor's pages.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective/raw_vector_8.cuh>
+#include <gdn_cuda/kernels/common/raw_vector.cuh>
 
 namespace gdn_cuda::scan {
 
