@@ -78,7 +78,7 @@ __device__ __forceinline__ float log_growth(const GdnCall& args, int sequence, i
     const int lane = threadIdx.x % 32;
     const float square = args.qk_norm ? 1.f : key_squares<kConfig>(args, sequence, first, head);
     const auto scalar = [&](const Scalars& of) {
-        return load_number(of.values, sequence * of.batch + (first + lane) * of.token + head * of.head);
+        return load_float(of.values, sequence * of.batch + (first + lane) * of.token + head * of.head);
     };
     const float change = fabsf(1.f - scalar(args.beta) * square);
     float growth = fmaf(scalar(args.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never negligible
@@ -159,7 +159,7 @@ __device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequen
     int sum = 0;
 #pragma unroll
     for (const unsigned number : raw) {  // NaN converts to 0: never negligible
-        const float gate = number_of(number, call.gate.values.type) * (kLog2e * kRateUnit);
+        const float gate = to_float(number, call.gate.values.type) * (kLog2e * kRateUnit);
         sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kRateUnit));
     }
     return static_cast<i64>(sum) * kGateStride;

@@ -9,7 +9,7 @@
 namespace gdn_cuda {
 
 struct Turns {
-    unsigned long long fraction;  // of a turn, times 2^64
+    unsigned long long fraction;  // fraction of a turn, times 2^64
 
     // Valid for phases up to 1e15 radians; beyond that, fp64 does not resolve a turn.
     __device__ __forceinline__ static Turns of(double radians) {

@@ -32,7 +32,7 @@ struct RglruBackward {
     RglruScan<kConfig> forward{shared.forward}, reverse{shared.reverse};
     float u[kTokens], delta[kTokens], grad[kTokens], du[kTokens], ddelta[kTokens];
     RglruMarked marked;
-    bool any_marked;  // of the block's tokens; uniform, as there are barriers in the branches
+    bool any_marked;  // in the whole block: uniform, as there are barriers in the branches
 
     __device__ __forceinline__ bool packed() const { return args.cu_seqlens.data != nullptr; }
     __device__ __forceinline__ float number_of(const RglruStates& x, int sequence, int state) const {

@@ -6,7 +6,7 @@
 // Bound: memory, the matrix written once. docs/benchmarks/scan.md has the measured share of s7_scan.
 #pragma once
 
-#include <gdn_cuda/kernels/common/partial_vector.cuh>
+#include <gdn_cuda/kernels/scan/s7/tokens.cuh>
 
 namespace gdn_cuda::scan {
 

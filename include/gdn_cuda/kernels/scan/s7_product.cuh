@@ -7,7 +7,7 @@
 // of s7_scan.
 #pragma once
 
-#include <gdn_cuda/kernels/common/partial_vector.cuh>
+#include <gdn_cuda/kernels/scan/s7/tokens.cuh>
 
 namespace gdn_cuda::scan {
 

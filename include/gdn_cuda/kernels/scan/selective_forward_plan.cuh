@@ -15,7 +15,7 @@ struct SelectiveForwardConfig {
     constexpr bool operator==(const SelectiveForwardConfig&) const = default;
     static constexpr int kThreads = 128;
     GDN_HOST_DEVICE constexpr int channels() const { return kThreads / lanes; }
-    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: eight elements a thread
+    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // per tile: eight elements a thread
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     // Blocks an SM for which registers are limited. Below sm_90 an SM lacks the shared memory for five blocks, or for three of

@@ -63,7 +63,7 @@ struct SelectivePieces {
     Elements elements;
     CoefficientTile coefficients;
     int segment, first;  // first: of the block's states
-    int lane, channel;   // of this thread's states
+    int lane, channel;   // where this thread's states are
 
     // ---- The tile
 

@@ -15,7 +15,7 @@ struct SelectivePiecesConfig {
     static constexpr int kThreads = 128;
     static constexpr bool is_narrow = false;  // as in SelectiveForwardConfig
     GDN_HOST_DEVICE constexpr int channels() const { return kThreads / lanes; }
-    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: eight elements a thread
+    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // per tile: eight elements a thread
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {

@@ -26,26 +26,7 @@ struct HyenaRow {
 };
 
 template <class T>
-struct EightTokens {
-    static constexpr int kVectors = kEight * int(sizeof(T)) / 16;
-
-    alignas(16) T items[kEight];
-
-    __device__ __forceinline__ void load_streaming(const T* from) {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i)
-            reinterpret_cast<Raw<16>*>(items)[i].load_streaming(reinterpret_cast<const uint4*>(from) + i);
-    }
-    __device__ __forceinline__ void load(const T* from) {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) reinterpret_cast<Raw<16>*>(items)[i].load(reinterpret_cast<const uint4*>(from) + i);
-    }
-    __device__ __forceinline__ void store(T* to) const {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) reinterpret_cast<const Raw<16>*>(items)[i].store(reinterpret_cast<uint4*>(to) + i);
-    }
-    __device__ __forceinline__ float operator[](int i) const { return to_float(items[i]); }
-};
+using EightTokens = Vector<T, kEight, true>;
 
 __device__ __forceinline__ int lane_of_warp() {
     return static_cast<int>(threadIdx.x) % 32;
@@ -100,7 +81,7 @@ __device__ __forceinline__ float mask_at(const HyenaMask& mask, int batch, int t
     if (mask.is_bool) return static_cast<const unsigned char*>(mask.values.data)[at] != 0 ? 1.f : 0.f;
     const DType type = mask.values.type;
     if (type == DType::i32 || type == DType::i64) return static_cast<float>(load_index(mask.values, at));
-    return load_number(mask.values, at);
+    return load_float(mask.values, at);
 }
 
 // Called by all lanes: stages the mask's factors of a tile, 0 from `end` on.
@@ -115,8 +96,7 @@ __device__ __forceinline__ void stage_mask(HyenaStage<kTokens>& stage, const Hye
 // The value of an initial state `before` tokens before the first token, 1 for the last; 0 beyond the state.
 __device__ __forceinline__ float initial_at(const HyenaInitial& initial, int batch, int channel, int length, int before) {
     if (initial.values.data == nullptr || before > length) return 0.f;
-    return load_number(initial.values,
-                       batch * initial.batch + channel * initial.channel + (length - before) * initial.position);
+    return load_float(initial.values, batch * initial.batch + channel * initial.channel + (length - before) * initial.position);
 }
 
 // u at a token, which may be negative; for the few tokens before a warp's segment.
@@ -129,10 +109,10 @@ __device__ __forceinline__ float u_at(const HyenaArgs& args, int batch, int chan
 // The tap that multiplies u of `lag` tokens ago.
 __device__ __forceinline__ float correlation_tap(const HyenaFilter& filter, int channel, int lag) {
     const i64 at = channel / filter.channels_a_group * filter.group + (filter.taps - 1 - lag) * filter.tap;
-    return load_number(filter.weight, at);
+    return load_float(filter.weight, at);
 }
 __device__ __forceinline__ float bias_of(const HyenaFilter& filter, int channel) {
-    return filter.bias.data == nullptr ? 0.f : load_number(filter.bias, channel * filter.bias_channel);
+    return filter.bias.data == nullptr ? 0.f : load_float(filter.bias, channel * filter.bias_channel);
 }
 
 // Writes the state after the last token; called by `lanes` lanes for a channel.

@@ -33,10 +33,10 @@ struct HyenaPoles {
     __device__ __forceinline__ HyenaPoles(const HyenaLongArgs& args, int channel)
         : args(args), row(channel / args.channels_a_row) {}
     __device__ __forceinline__ float residue(int state) const {
-        return load_number(args.residues, row * args.residue_row + state * args.residue_state);
+        return load_float(args.residues, row * args.residue_row + state * args.residue_state);
     }
     __device__ __forceinline__ float log_pole(int state) const {
-        return load_number(args.log_poles, row * args.pole_row + state * args.pole_state);
+        return load_float(args.log_poles, row * args.pole_row + state * args.pole_state);
     }
 
     // Writes h of the first 32 tokens to `h`; a __syncwarp has to follow.

@@ -37,7 +37,7 @@ __device__ __forceinline__ bool products_may_overflow(const Owner& own, int chun
 template <class Owner>
 __device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& of, int chunk, int token) {
     const i64 at = own.work.start + in_time<Owner::kConfig>(own.work, chunk) * kChunk + token;
-    return load_number(of.values, own.work.sequence * of.batch + at * of.token + own.work.head * of.head);
+    return load_float(of.values, own.work.sequence * of.batch + at * of.token + own.work.head * of.head);
 }
 // Columns 8 n + 2 t and + 1 of a key or query.
 template <DType kIo>

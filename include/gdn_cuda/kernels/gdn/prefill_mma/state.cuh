@@ -326,8 +326,8 @@ struct MmaState : MmaLane {
             const i64 at = chunk * kChunk + token;
             const Io* key = static_cast<const Io*>(work.key) + at * args.key.token + 2 * t;
             const Io* query = static_cast<const Io*>(work.query) + at * args.query.token + 2 * t;
-            const float gate = load_number({args.gate.values.data, work.gate_type}, work.gate + at * args.gate.token);
-            const float beta = load_number({args.beta.values.data, work.beta_type}, work.beta + at * args.beta.token);
+            const float gate = load_float({args.gate.values.data, work.gate_type}, work.gate + at * args.gate.token);
+            const float beta = load_float({args.beta.values.data, work.beta_type}, work.beta + at * args.beta.token);
             const float decay = exp2_fast(kLog2e * gate);
             float predicted[2] = {}, square = 0.f;
 #pragma unroll

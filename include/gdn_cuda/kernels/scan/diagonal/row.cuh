@@ -28,7 +28,8 @@ __device__ __forceinline__ Wide inverse(const Wide& x) {
     return x.conjugate() * (1 / x.square());
 }
 
-// ---- Loads and stores of a thread's tokens, which start at a multiple of kDiagonalTokens
+// ---- Loads and stores of a thread's tokens, which start at a multiple of kDiagonalTokens (scan/s7/tokens.cuh says why not
+// shared with it)
 
 template <class T>
 using Tokens = Vector<T, kDiagonalTokens, true>;

@@ -3,8 +3,8 @@
 // are read in granules, as in elements.cuh.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/selective/tile.cuh>
 #include <gdn_cuda/kernels/common/unaligned_vector.cuh>
+#include <gdn_cuda/kernels/scan/selective/tile.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -15,13 +15,13 @@ struct SelectiveCoefficients {
     static constexpr int kTokens = Shared::kTokens, kGroup = Shared::kConfiguration.group(),
                          kParts = Shared::kConfiguration.parts();
     static constexpr int kVectors = Shared::kVectors;  // a thread
-    using Vector = RawVector8<Shared::kConfiguration.is_narrow>;
-    using Read = UnalignedVector8<Shared::kConfiguration.is_narrow>;
+    using Vector = RawVector<8, Shared::kConfiguration.is_narrow>;
+    using Read = UnalignedVector<Shared::kConfiguration.is_narrow>;
     using GeneralTile = TileKind<Plain::none, Shared::kConfiguration.is_narrow>;
 
     const Args& args;
     Shared& shared;
-    int length;                 // of the sequence or segment
+    int length;                 // the sequence's or segment's
     char* addresses[kVectors];  // the thread's vectors in the first tile
 
     __device__ __forceinline__ Vector& in_flight(int i) const {
@@ -156,7 +156,7 @@ struct SelectiveCoefficients {
         __syncwarp();
         Vector x = in_flight(i);
         if (at.along_tokens)
-            x = Read::joined(x, is_last_of_row(at) ? *row_padding(at) : (&in_flight(i))[1].bits[0], before, type);
+            x = Read::joined(x, is_last_of_row(at) ? *row_padding(at) : (&in_flight(i))[1].vectors[0], before, type);
         else if (at.from->varies && before != 0)
             x = Read::of(from, count(at, tile, first), type).load(type);
         __syncwarp();  // the next fetch overwrites it

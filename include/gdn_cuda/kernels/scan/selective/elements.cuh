@@ -8,9 +8,9 @@
 // elements when it needs them. Outputs along tokens are shifted back into granules.
 #pragma once
 
+#include <gdn_cuda/kernels/common/unaligned_vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization.cuh>
 #include <gdn_cuda/kernels/scan/selective/tile.cuh>
-#include <gdn_cuda/kernels/common/unaligned_vector.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -20,14 +20,14 @@ struct SelectiveElements {
     static constexpr int kChannels = Shared::kChannels, kTokens = Shared::kTokens;
     static constexpr Transition kTransition = Shared::kConfiguration.transition;
     using Own = TileVector<kChannels, kTokens>;
-    using Vector = RawVector8<Shared::kConfiguration.is_narrow>;
-    using Read = UnalignedVector8<Shared::kConfiguration.is_narrow>;
+    using Vector = RawVector<8, Shared::kConfiguration.is_narrow>;
+    using Read = UnalignedVector<Shared::kConfiguration.is_narrow>;
 
     const Args& args;
     Shared& shared;
     Own own;             // position in a tile
     int whole, aligned;  // first token after the whole tiles, and after those that are aligned vectors too
-    char* addresses[4];  // of the thread's elements in the first tile
+    char* addresses[4];  // the thread's elements in the first tile
     enum Address { at_u, at_delta, at_z, at_out };
 
     enum InFlight { u_even, u_odd, delta, z };
@@ -99,7 +99,7 @@ struct SelectiveElements {
         Vector found = in_flight(slot);
         if (args.along_tokens) {
             const Own own = recomputed_own();
-            const uint4& next = is_last_of_row(own) ? *row_padding(tensor, own) : (&in_flight(slot))[1].bits[0];
+            const uint4& next = is_last_of_row(own) ? *row_padding(tensor, own) : (&in_flight(slot))[1].vectors[0];
             found = Read::joined(found, next, Read::before_of(from), args.io);
         } else if (Read::before_of(from) != 0) {
             found = Read::of(from, count(tile), args.io).load(args.io);
@@ -255,13 +255,13 @@ struct SelectiveElements {
         Vector& mine = in_flight(u_of(tile));  // u has been read
         mine = found;
         __syncwarp();
-        const uint4 next = (is_last ? (&mine)[1 - kTokens / 8] : (&mine)[1]).bits[0];
-        uint4 own_last = found.bits[0];
+        const uint4 next = (is_last ? (&mine)[1 - kTokens / 8] : (&mine)[1]).vectors[0];
+        uint4 own_last = found.vectors[0];
         auto* granules = reinterpret_cast<uint4*>(to + before);
         if constexpr (!Shared::kConfiguration.is_narrow)
             if (wide) {
-                if (exists) *granules++ = joined(found.bits[0], found.bits[1], before);
-                own_last = found.bits[1];
+                if (exists) *granules++ = joined(found.vectors[0], found.vectors[1], before);
+                own_last = found.vectors[1];
             }
         if (is_last) {
             uint4& kept = *row_padding(padding_out, own);

@@ -18,7 +18,7 @@ __device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequen
 // A thread's eight contiguous elements of a tile of channels × tokens: along tokens, or along channels.
 template <int kChannels, int kTokens>
 struct TileVector {
-    int channel, token;  // of the first element
+    int channel, token;  // the first element's
 
     __device__ __forceinline__ static TileVector for_thread(unsigned thread, bool along_tokens) {
         constexpr unsigned kRow = kTokens / 8, kColumn = kChannels / 8;

@@ -8,8 +8,8 @@ namespace gdn_cuda::scan {
 
 // ---- By 16-byte units
 
-// Which 16-byte unit of the items' rows of B or C a thread copies, in every step-th item. Computed where it is used, as
-// registers cost more.
+// Which 16-byte unit of the items' rows of B or C a thread copies, in every step-th item. Units are copied as bytes; their
+// dtype counts when widen converts them. Computed where it is used, as registers cost more.
 template <SelectiveStepConfig kConfig>
 struct ColumnUnit {
     bool is_C, exists;
@@ -91,10 +91,10 @@ __device__ __forceinline__ void widen_columns(SelectiveStepSharedPlan<kConfig>& 
 // An element of B or C in flight.
 template <bool kComplex>
 struct ColumnInFlight {
-    RawNumber raw;
+    RawElement raw;
 
-    __device__ __forceinline__ void load(const char* from, const Tagged& x) { raw = load_raw_number(from, x); }
-    __device__ __forceinline__ float number(DType type) const { return raw.number(type); }
+    __device__ __forceinline__ void load(const char* from, const Tagged& x) { raw = load_raw_element(from, x); }
+    __device__ __forceinline__ float number(DType type) const { return raw.to_float(type); }
 };
 template <>
 struct ColumnInFlight<true> {

@@ -6,7 +6,7 @@
 namespace gdn_cuda::structured {
 
 struct CauchyConfig {
-    DType io;    // of all operands; bf16 and f16 are computed in fp32
+    DType io;    // all operands; bf16 and f16 are computed in fp32
     bool conj;   // every pole and residue counts with its conjugate
     int rows;    // rows of residues per block, over the same poles and points
     int points;  // points per thread
