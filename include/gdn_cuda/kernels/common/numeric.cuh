@@ -74,11 +74,11 @@ __device__ __forceinline__ float at_most(float x, float bound) {
 // e^x for x up to 88, 0 where subnormal, to 3e-7 in fewer instructions than expf. The rounding error of x * log2(e) is added
 // back at the end.
 __device__ __forceinline__ float exp_fast(float x) {
-    constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f, kRestTimesLn2 = 1.33497e-8f, kLowest = -100.f;
+    constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f, kResidualTimesLn2 = 1.33497e-8f, kLowest = -100.f;
     x = at_least(x, kLowest);
     const float power = x * kLog2e;
     const float y = exp2_fast(power);
-    return fmaf(y, fmaf(x, kRestTimesLn2, fmaf(x, kLog2e, -power) * kLn2), y);
+    return fmaf(y, fmaf(x, kResidualTimesLn2, fmaf(x, kLog2e, -power) * kLn2), y);
 }
 
 __device__ __forceinline__ float softplus(float x) {

@@ -225,7 +225,7 @@ struct SelectiveForward {
             for (float x : step) total.add(x);
             Lanes::each_distance([&](int distance) {
                 total.add(ExactSum{__shfl_xor_sync(0xffffffffu, total.sum, distance),
-                                   __shfl_xor_sync(0xffffffffu, total.rest, distance)});
+                                   __shfl_xor_sync(0xffffffffu, total.residual, distance)});
             });
         } else {
 #pragma unroll

@@ -198,7 +198,7 @@ struct SelectivePieces {
             else
                 tile.sum += x;
         Lanes::each_distance(
-            [&](int distance) { tile.add(ExactSum{shuffled(tile.sum, distance), shuffled(tile.rest, distance)}); });
+            [&](int distance) { tile.add(ExactSum{shuffled(tile.sum, distance), shuffled(tile.residual, distance)}); });
         states.steps.add(tile);
         return tile;
     }

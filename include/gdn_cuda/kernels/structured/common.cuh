@@ -110,9 +110,9 @@ __device__ __forceinline__ void set_row_offsets(const Args& args, unsigned row, 
     ((begins.at = 0), ...);
 #pragma unroll 1
     for (int d = args.leading - 1; d >= 0; --d) {
-        const auto size = static_cast<unsigned>(args.size[d]), rest = d == 0 ? 0 : row / size, i = row - rest * size;
+        const auto size = static_cast<unsigned>(args.size[d]), outer = d == 0 ? 0 : row / size, i = row - outer * size;
         ((begins.at += i * begins.of.stride[d]), ...);
-        row = rest;
+        row = outer;
     }
 }
 template <class Args>

@@ -1,7 +1,7 @@
 // Which tokens of a row belong to the same sequence, the states before them, and the activation: shared by the kernels of
 // causal_conv1d.
 //
-// The sequence of a token has an id: the packed sequence's number, the token's seq_idx, or 0. A token sees those of the last
+// The sequence of a token has an id: the packed sequence's index, the token's seq_idx, or 0. A token sees those of the last
 // W tokens that have its id. Every kernel adds bias and taps in the same order, oldest tap first, so they all give a token
 // the same bits.
 #pragma once

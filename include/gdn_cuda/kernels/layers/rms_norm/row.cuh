@@ -93,14 +93,14 @@ struct RmsNormPlace {
 
     // Offset of a row's first element in this block's group of columns.
     __device__ __forceinline__ i64 offset(const RmsNormTensor& x, unsigned row) const {
-        unsigned rest = row;
+        unsigned remaining = row;
         i64 at = static_cast<i64>(blockIdx.y) * args.columns * x.column;
         for (int d = args.dims - 1; d > 0; --d) {
-            const unsigned outer = rest / args.sizes[d];
-            at += (rest - outer * args.sizes[d]) * x.strides[d];
-            rest = outer;
+            const unsigned outer = remaining / args.sizes[d];
+            at += (remaining - outer * args.sizes[d]) * x.strides[d];
+            remaining = outer;
         }
-        return at + rest * x.strides[0];
+        return at + remaining * x.strides[0];
     }
     __device__ __forceinline__ i64 result_offset(i64 row) const { return (row * args.groups + blockIdx.y) * args.columns; }
 

@@ -54,21 +54,21 @@ __device__ __forceinline__ void with_tile_kind(bool is_plain, bool along_tokens,
 // channels and read the same B and C: a warp's 16-byte shared loads take two wavefronts instead of four.
 template <int kLanes>
 struct ChannelLanes {
-    static constexpr int kSpacing = 2;
+    static constexpr int kLaneStride = 2;
 
     template <class Int>
     __device__ __forceinline__ static Int lane(Int thread) {
-        return thread / kSpacing % kLanes;
+        return thread / kLaneStride % kLanes;
     }
     template <class Int>
     __device__ __forceinline__ static Int channel(Int thread) {
-        return thread / (kSpacing * kLanes) * kSpacing + thread % kSpacing;
+        return thread / (kLaneStride * kLanes) * kLaneStride + thread % kLaneStride;
     }
     // Calls `call` with the lane distance of each shuffle of a butterfly reduction over a channel's lanes.
     template <class F>
     __device__ __forceinline__ static void each_distance(const F& call) {
 #pragma unroll
-        for (int distance = kLanes / 2; distance > 0; distance /= 2) call(distance * kSpacing);
+        for (int distance = kLanes / 2; distance > 0; distance /= 2) call(distance * kLaneStride);
     }
     // Every lane gets the sum, added in the same order.
     __device__ __forceinline__ static float sum(float x) {

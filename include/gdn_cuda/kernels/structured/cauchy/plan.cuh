@@ -41,7 +41,7 @@ struct CauchySharedPlan {
     };
     // The same for arbitrary points; the square of Im w is in two parts.
     struct alignas(16) PairAnywhere {
-        float re, im_squared, rest;
+        float re, im_squared, residual;
     };
     struct alignas(8) ResidueAnywhere {
         float re, im_product;  // 2 Re v and 2 Im v Im w, scaled
