@@ -111,7 +111,7 @@ __global__ void multiplies(const __grid_constant__ Args args) {
         right_trans[i / 16][i % 16] = __float2bfloat16(right_of(i / 16, i % 16));
     }
     __syncthreads();
-    const PieceOfLane straight = PieceOfLane::straight(lane), crossed = PieceOfLane::crossed(lane);
+    const VectorOfLane straight = VectorOfLane::straight(lane), crossed = VectorOfLane::crossed(lane);
     unsigned a[4], b[4], c[4];
     ldmatrix_x4(a, shared_address(&left[straight.row][8 * straight.piece]));
     ldmatrix_x4(b, shared_address(&right[crossed.row][8 * crossed.piece]));

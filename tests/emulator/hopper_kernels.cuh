@@ -121,7 +121,7 @@ struct MultipliesShared {
 };
 template <DType kType>
 __device__ __forceinline__ void store_element(Tile& tile, int row, int column, float x) {
-    const unsigned at = row_piece(tile_row(tile.bytes, row), column / 8) + column % 8 * 2;
+    const unsigned at = row_vector(tile_row(tile.bytes, row), column / 8) + column % 8 * 2;
     reinterpret_cast<unsigned short*>(__cvta_shared_to_generic(at))[0] = static_cast<unsigned short>(pack<kType>(x, 0));
 }
 
@@ -226,7 +226,7 @@ __global__ void copy(const __grid_constant__ Args args) {
     __syncthreads();
     barrier(shared.arrived).wait(0);
     for (int i = threadIdx.x; i < kRows * 8; i += 128) {
-        const unsigned at = row_piece(tile_row(shared.x.bytes, i / 8), i % 8);
+        const unsigned at = row_vector(tile_row(shared.x.bytes, i / 8), i % 8);
         const uint4 x = load_shared(at);
         const auto twice = [](unsigned pair) {
             const float2 both = unpack<DType::bf16>(pair);
@@ -293,7 +293,7 @@ __global__ void ring(const __grid_constant__ Args args) {
             if (threadIdx.x % 32 == 0) barrier(shared.empty[stage]).arrive();
         };
         if constexpr (kRing == Ring::releases_too_early) release();
-        sum += unpack<DType::bf16>(load_shared_word(row_piece(tile_row(shared.stages[stage].bytes, row), 0))).x;
+        sum += unpack<DType::bf16>(load_shared_word(row_vector(tile_row(shared.stages[stage].bytes, row), 0))).x;
         if constexpr (kRing != Ring::releases_too_early) release();
     }
     args.data[threadIdx.x] = sum;
@@ -354,7 +354,7 @@ __global__ void multicast(const __grid_constant__ Args args) {
     barrier(shared.arrived).wait(0);
     if (threadIdx.x < kRows)
         args.data[rank * kRows + threadIdx.x] =
-            unpack<DType::bf16>(load_shared_word(row_piece(tile_row(shared.x.bytes, threadIdx.x), 0))).x;
+            unpack<DType::bf16>(load_shared_word(row_vector(tile_row(shared.x.bytes, threadIdx.x), 0))).x;
     if (threadIdx.x < 2) barrier(shared.done).arrive(threadIdx.x);
     barrier(shared.done).wait(0);
 }
@@ -386,8 +386,8 @@ __global__ void hands_over(const __grid_constant__ Args args) {
     __syncthreads();
     barrier(shared.arrived).wait(0);
     args.data[256 + threadIdx.x] =
-        unpack<DType::bf16>(
-            load_shared_word(row_piece(tile_row(shared.x.bytes, threadIdx.x / 32), threadIdx.x % 32 / 4) + threadIdx.x % 4 * 4))
+        unpack<DType::bf16>(load_shared_word(row_vector(tile_row(shared.x.bytes, threadIdx.x / 32), threadIdx.x % 32 / 4) +
+                                             threadIdx.x % 4 * 4))
             .x;
 }
 

@@ -199,7 +199,7 @@ struct InverseRole : Lane {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
-                rest[i] = pack_rest<kConfig.io>(low, high, pack<kConfig.io>(low, high));
+                rest[i] = pack_residual<kConfig.io>(low, high, pack<kConfig.io>(low, high));
             }
             stmatrix_x4_trans(to + below * kMnMajorStep, rest[0], rest[1], rest[2], rest[3]);
         });

@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_output_without_tma(const Owner& own, int c
     for (int i = own.thread; i < tokens_in<Owner::kConfig>(work, chunk) * 8; i += kWarpgroup)
         if (first_row + i % 8 * 8 < call.outputs)
             *reinterpret_cast<uint4*>(to + i / 8 * call.output.token + i % 8 * 8) =
-                load_shared(row_piece(tile_row(own.shared.output[own.index()].bytes, i / 8), i % 8));
+                load_shared(row_vector(tile_row(own.shared.output[own.index()].bytes, i / 8), i % 8));
 }
 
 }  // namespace gdn_cuda::gdn

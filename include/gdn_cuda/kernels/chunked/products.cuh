@@ -82,7 +82,7 @@ __device__ __forceinline__ void pack_scaled_tokens(TokenOperand& x, TokenFragmen
 template <DType kIo>
 __device__ __forceinline__ void pack_tokens_rest(TokenOperand& rest, TokenFragment& d, const TokenOperand& x) {
     for_each_token_pair(
-        d, [&](int step, int i, float& v, float& v_next) { rest[step][i] = pack_rest<kIo>(v, v_next, x[step][i]); });
+        d, [&](int step, int i, float& v, float& v_next) { rest[step][i] = pack_residual<kIo>(v, v_next, x[step][i]); });
 }
 
 }  // namespace gdn_cuda::gdn

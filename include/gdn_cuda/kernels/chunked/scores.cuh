@@ -105,7 +105,7 @@ struct ScoresRole : Lane {
             const unsigned from = tile_row(queries[tile].bytes, token);
 #pragma unroll
             for (int piece = 0; piece < 4; ++piece)
-                add_squares<kConfig.io>(square, load_shared(row_piece(from, 4 * half + piece)));
+                add_squares<kConfig.io>(square, load_shared(row_vector(from, 4 * half + piece)));
         }
         square += __shfl_xor_sync(0xffffffffu, square, 1);
         if (half == 0) store_query_factors(factors, token, log_inverse_norm(square), args.call.scale);

@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_transfer(const Owner& own) {
         const unsigned rounded = pack<DType::bf16>(own.state[i], own.state[i + 1]);
         unsigned* at = to + pair_of_transfer<kHeadK>(i);
         at[0] = rounded;
-        at[kHeadK / 2] = pack_rest<DType::bf16>(own.state[i], own.state[i + 1], rounded);
+        at[kHeadK / 2] = pack_residual<DType::bf16>(own.state[i], own.state[i + 1], rounded);
     }
 }
 template <class Owner>

@@ -48,9 +48,9 @@ __device__ __forceinline__ void store_scores(const float (&products)[32], const 
         const auto pair = [&](int i) {
             const float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
             const unsigned rounded = pack<kIo>(x, next);
-            return (kRest ? pack_rest<kIo>(x, next, rounded) : rounded) ^ sign;
+            return (kRest ? pack_residual<kIo>(x, next, rounded) : rounded) ^ sign;
         };
-        stmatrix_x4(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
+        stmatrix_x4(row_vector(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
 

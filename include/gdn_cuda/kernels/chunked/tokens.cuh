@@ -71,7 +71,7 @@ __device__ __forceinline__ void clear_tokens_from(Stage& stage, int thread, int 
         auto& cleared = tile < kKeyTiles     ? stage.key[tile]
                         : tile < kFirstQuery ? stage.value[tile - kKeyTiles]
                                              : stage.query[tile - kFirstQuery];
-        store_shared(row_piece(tile_row(cleared.bytes, row), vector % 8), uint4{});
+        store_shared(row_vector(tile_row(cleared.bytes, row), vector % 8), uint4{});
     }
 }
 

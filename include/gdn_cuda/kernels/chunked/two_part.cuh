@@ -35,7 +35,7 @@ __device__ __forceinline__ void add_values_rest_to_state(Owner& own, TokenFragme
         for (int i = 0; i < 4; ++i) {
             const float2 scale = factors[2 * step + i / 2];
             const float x = d[8 * step + 2 * i] * scale.x, next = d[8 * step + 2 * i + 1] * scale.y;
-            rest[i] = pack_rest<kIo>(x, next, pack<kIo>(x, next));
+            rest[i] = pack_residual<kIo>(x, next, pack<kIo>(x, next));
         }
         cute::warpgroup_arrive();
         Product<kIo, Owner::kConfig.head_k, false>::run(own.state, rest, right + mn_major_step(step), true);

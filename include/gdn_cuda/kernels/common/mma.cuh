@@ -6,25 +6,25 @@
 //     accumulator, 16 x 8         row g + 8 (i / 2), column 2 t + i % 2                       float[4]
 // Two adjacent accumulators, packed in order, are therefore a left operand (`as_left`).
 //
-// One ldmatrix loads a left operand, or two adjacent right operands (columns 0..7 and 8..15), from a tile of 16-byte pieces
-// (eight elements). Each lane addresses one piece, depending on the operand's layout in memory (m, n: its outer dimension; k:
+// One ldmatrix loads a left operand, or two adjacent right operands (columns 0..7 and 8..15), from a tile of 16-byte vectors
+// (eight elements). Each lane addresses one vector, depending on the operand's layout in memory (m, n: its outer dimension; k:
 // the summed one):
-//     left, rows of k (m x k)         ldmatrix_x4        PieceOfLane::straight, row m, piece along k
-//     left, rows of m (k x m)         ldmatrix_x4_trans  PieceOfLane::crossed,  row k, piece along m
-//     right, rows of k (n x k)        ldmatrix_x4        PieceOfLane::crossed,  row n, piece along k
-//     right, rows of n (k x n)        ldmatrix_x4_trans  PieceOfLane::straight, row k, piece along n
+//     left, rows of k (m x k)         ldmatrix_x4        VectorOfLane::straight, row m, vector along k
+//     left, rows of m (k x m)         ldmatrix_x4_trans  VectorOfLane::crossed,  row k, vector along m
+//     right, rows of k (n x k)        ldmatrix_x4        VectorOfLane::crossed,  row n, vector along k
+//     right, rows of n (k x n)        ldmatrix_x4_trans  VectorOfLane::straight, row k, vector along n
 #pragma once
 
 #include <gdn_cuda/kernels/common/matrix.cuh>
 
 namespace gdn_cuda {
 
-// Row (0..15) and 16-byte piece (0, 1) of a 16 x 16 matrix that a lane addresses.
-struct PieceOfLane {
-    int row, piece;
+// Row (0..15) and 16-byte vector (0, 1) of a 16 x 16 matrix that a lane addresses.
+struct VectorOfLane {
+    int row, vector;
 
-    static __device__ __forceinline__ PieceOfLane straight(int lane) { return {lane % 16, lane / 16}; }
-    static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
+    static __device__ __forceinline__ VectorOfLane straight(int lane) { return {lane % 16, lane / 16}; }
+    static __device__ __forceinline__ VectorOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
 
 // Transposes an 8 x 8 matrix of which a lane holds elements (g, 2 t) and (g, 2 t + 1).

@@ -38,7 +38,7 @@ __device__ __forceinline__ unsigned larger(unsigned absolute, unsigned b) {
 
 // Rounding residuals of two floats whose rounded pair is `near`.
 template <DType kType>
-__device__ __forceinline__ unsigned pack_rest(float low, float high, unsigned near) {
+__device__ __forceinline__ unsigned pack_residual(float low, float high, unsigned near) {
     const float2 rounded = unpack<kType>(near);
     return pack<kType>(low - rounded.x, high - rounded.y);
 }

@@ -1,4 +1,4 @@
-// Shared-memory accesses by address, and swizzled tiles of 128-byte rows: 16-byte piece p of row r is at p ^ (r % 8).
+// Shared-memory accesses by address, and swizzled tiles of 128-byte rows: 16-byte vector p of row r is at p ^ (r % 8).
 // Written by hand: cute::Swizzle<3, 4, 3> costs 0.04 s of compile time and gives gdn/prefill and prefill_mma different code of
 // the same length.
 #pragma once
@@ -33,13 +33,13 @@ __device__ __forceinline__ uint4 load_shared(unsigned address) {
     return x;
 }
 
-// Address of a row of a swizzled tile, and of one of its 16-byte pieces. Tiles are 128-byte aligned (1024 for TMA and wgmma),
+// Address of a row of a swizzled tile, and of one of its 16-byte vectors. Tiles are 128-byte aligned (1024 for TMA and wgmma),
 // so the swizzle is an XOR of address bits.
 __device__ __forceinline__ unsigned tile_row(const void* tile, int row) {
     return shared_address(tile) + row * 128 + ((row & 7) << 4);
 }
-__device__ __forceinline__ unsigned row_piece(unsigned row, int piece) {
-    return row ^ (piece << 4);
+__device__ __forceinline__ unsigned row_vector(unsigned row, int vector) {
+    return row ^ (vector << 4);
 }
 
 }  // namespace gdn_cuda

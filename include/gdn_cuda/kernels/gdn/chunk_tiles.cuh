@@ -41,8 +41,8 @@ struct PiecesFrom {
 
     __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, int row, int piece)
         : first(piece_at(tile, row, piece)) {}
-    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, PieceOfLane lane, int row, int piece)
-        : PiecesFrom(tile, row + lane.row, piece + lane.piece) {}
+    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, VectorOfLane lane, int row, int piece)
+        : PiecesFrom(tile, row + lane.row, piece + lane.vector) {}
 
     __device__ __forceinline__ unsigned at(int rows, int pieces) const {
         return (first ^ pieces % 8 * 16) + pieces / 8 * 128 + rows * ChunkTile<kColumns>::kRowBytes;
@@ -54,8 +54,8 @@ using RowOfBlocks = float[kChunk / 16][2][4];
 template <int kColumns>
 __device__ __forceinline__ void add_token_products(RowOfBlocks& products, const ChunkTile<kColumns>& x,
                                                    const ChunkTile<kColumns>& y, int row_block, int lane) {
-    const PiecesFrom own(x, PieceOfLane::straight(lane), 16 * row_block, 0);
-    const PiecesFrom others(y, PieceOfLane::crossed(lane), 0, 0);
+    const PiecesFrom own(x, VectorOfLane::straight(lane), 16 * row_block, 0);
+    const PiecesFrom others(y, VectorOfLane::crossed(lane), 0, 0);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
         unsigned left[4];

@@ -172,8 +172,8 @@ struct ComputeOBlock {
     }
 
     __device__ __forceinline__ void add_from_values(Sums& sums) const {
-        const PiecesFrom values(shared.value, PieceOfLane::straight(lane), 0, column_of(0) / 8);
-        const PiecesFrom rows(shared.scores, PieceOfLane::straight(lane), 0, 0);
+        const PiecesFrom values(shared.value, VectorOfLane::straight(lane), 0, column_of(0) / 8);
+        const PiecesFrom rows(shared.scores, VectorOfLane::straight(lane), 0, 0);
 #pragma unroll
         for (int step = 0; step < kRowBlocks; ++step) {
             unsigned right[kTiles / 2][4];

@@ -85,7 +85,7 @@ struct ComputeUWBlock {
                 const float2 x = *reinterpret_cast<const float2*>(&block.at[g + i % 2 * 8][at]);
                 const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * column + at]);
                 inverse.high[column][i] = pack<DType::bf16>(x.x * factor.x, x.y * factor.y);
-                inverse.rest[column][i] = pack_rest<DType::bf16>(x.x * factor.x, x.y * factor.y, inverse.high[column][i]);
+                inverse.rest[column][i] = pack_residual<DType::bf16>(x.x * factor.x, x.y * factor.y, inverse.high[column][i]);
             }
         }
     }
@@ -94,7 +94,7 @@ struct ComputeUWBlock {
     template <int kColumns>
     __device__ __forceinline__ void multiply(const Inverse& inverse, const ChunkTile<kColumns>& tile, __nv_bfloat16* rows,
                                              i64 stride, int columns) const {
-        const PiecesFrom from(tile, PieceOfLane::straight(lane), 0, 0);
+        const PiecesFrom from(tile, VectorOfLane::straight(lane), 0, 0);
 #pragma unroll 1
         for (int first = 0; first < min(kColumns, columns); first += kColumnsAtOnce) {
             float sums[4][4] = {};

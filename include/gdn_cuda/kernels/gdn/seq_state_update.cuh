@@ -170,7 +170,7 @@ struct SeqStateUpdateBlock {
     // Adds S w^T of half of the tokens, summed over the warp's half of the key dimensions.
     using Products = float[2 * kOwnPairs][4];
     __device__ __forceinline__ void multiply(Products& products, int stage, int first_pair) const {
-        const PiecesFrom pieces(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
+        const PiecesFrom pieces(shared.w[stage], VectorOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kKeyTiles / 2; ++step) {
             unsigned rows[4];
@@ -227,7 +227,7 @@ struct SeqStateUpdateBlock {
         Products predicted = {};
         predict(predicted, stage);
         if (resets) clear_reset_products(predicted, stage);
-        const PiecesFrom u_pieces(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
+        const PiecesFrom u_pieces(shared.value[stage], VectorOfLane::crossed(lane), tokens_of(0), 2 * team);
         const PiecesFrom v_pieces(shared.value[stage], tokens_of(0) + g, 2 * team);
 #pragma unroll
         for (int pair = 0; pair < kOwnPairs; ++pair) {
@@ -247,7 +247,7 @@ struct SeqStateUpdateBlock {
                     store_shared(v_pieces.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
                     const float2 factor{value.x * kept.x, value.y * kept.y};
                     high[i] = pack<DType::bf16>(factor.x, factor.y);
-                    rest[i] = pack_rest<DType::bf16>(factor.x, factor.y, high[i]);
+                    rest[i] = pack_residual<DType::bf16>(factor.x, factor.y, high[i]);
                     if (!resets) continue;
                     high[i] &= nonzero_mask(kept);
                     rest[i] &= nonzero_mask(kept);
@@ -284,7 +284,7 @@ struct SeqStateUpdateBlock {
 #pragma unroll
                 for (float& x : tile) x = 0.f;
         }
-        const PiecesFrom keys(shared.key[stage], PieceOfLane::straight(lane), 0, kKeyTiles * side);
+        const PiecesFrom keys(shared.key[stage], VectorOfLane::straight(lane), 0, kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kTokenPairs; ++step) {
             const int owner = step / kOwnPairs, at = 2 * (step % kOwnPairs);

@@ -39,7 +39,7 @@ __device__ __forceinline__ void round_to_operand(unsigned (&operand)[kSteps][4],
         for (int i = 0; i < 4; ++i) {
             const float x = fragment[8 * step + 2 * i], next = fragment[8 * step + 2 * i + 1];
             operand[step][i] = pack<kType>(x, next);
-            rest[step][i] = pack_rest<kType>(x, next, operand[step][i]);
+            rest[step][i] = pack_residual<kType>(x, next, operand[step][i]);
         }
 }
 

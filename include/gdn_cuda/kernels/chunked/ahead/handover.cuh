@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_operand(unsigned (&x)[kSteps][4], const Fra
 
 // Where a lane may keep 16 bytes a step in place of the values that its warp has loaded.
 __device__ __forceinline__ unsigned values_piece(const SwizzledTile& values, int step, const Lane& lane) {
-    return row_piece(tile_row(values.bytes, 16 * step + lane.lane / 2), 2 * lane.warp + lane.lane % 2);
+    return row_vector(tile_row(values.bytes, 16 * step + lane.lane / 2), 2 * lane.warp + lane.lane % 2);
 }
 
 }  // namespace gdn_cuda::gdn

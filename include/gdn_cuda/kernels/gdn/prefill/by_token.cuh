@@ -42,7 +42,7 @@ __device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& of
 // Columns 8 n + 2 t and + 1 of a key or query.
 template <DType kIo>
 __device__ __forceinline__ float2 load_pair(const SwizzledTile* tiles, int token, int n, int t) {
-    return unpack<kIo>(load_shared_word(row_piece(tile_row(tiles[n / 8].bytes, token), n % 8) + 4 * t));
+    return unpack<kIo>(load_shared_word(row_vector(tile_row(tiles[n / 8].bytes, token), n % 8) + 4 * t));
 }
 // Element of a value or output tile in this thread's first or second state row.
 template <class Owner>

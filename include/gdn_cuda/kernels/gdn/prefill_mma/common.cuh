@@ -38,14 +38,14 @@ struct MmaLane {
     static constexpr int kRowBlockBytes = kInverseBlock * 128, kTileBytes = kChunk * 128;
 
     // The address that this lane passes to ldmatrix (mma.cuh), in the first 16 rows and the 16 elements of k step `step`.
-    __device__ __forceinline__ unsigned piece_of(const void* tiles, const PieceOfLane& place, int step) const {
-        return row_piece(row_piece(tile_row(tiles, place.row), place.piece), step % 4 * 2) + step / 4 * kTileBytes;
+    __device__ __forceinline__ unsigned piece_of(const void* tiles, const VectorOfLane& place, int step) const {
+        return row_vector(row_vector(tile_row(tiles, place.row), place.vector), step % 4 * 2) + step / 4 * kTileBytes;
     }
     __device__ __forceinline__ unsigned straight_piece(const void* tiles, int step) const {
-        return piece_of(tiles, PieceOfLane::straight(lane), step);
+        return piece_of(tiles, VectorOfLane::straight(lane), step);
     }
     __device__ __forceinline__ unsigned crossed_piece(const void* tiles, int step) const {
-        return piece_of(tiles, PieceOfLane::crossed(lane), step);
+        return piece_of(tiles, VectorOfLane::crossed(lane), step);
     }
 
     // sums += left x^T, where x has the 16 elements of k step `step` of the chunk's keys or queries.
@@ -73,12 +73,12 @@ struct MmaLane {
         const int at = (g + 8 * half) * 32 + ((piece ^ g / 4) << 4) + 4 * t;
         const unsigned rounded = pack<kIo>(x, y);
         *reinterpret_cast<unsigned*>(block.parts[0] + at) = rounded;
-        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_rest<kIo>(x, y, rounded);
+        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_residual<kIo>(x, y, rounded);
     }
     // Loads one part of a block as two right operands, transposed: rows of the block are their columns.
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {
-        const PieceOfLane place = PieceOfLane::crossed(lane);
-        ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.piece ^ place.row / 4 % 2) << 4));
+        const VectorOfLane place = VectorOfLane::crossed(lane);
+        ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.vector ^ place.row / 4 % 2) << 4));
     }
 };
 

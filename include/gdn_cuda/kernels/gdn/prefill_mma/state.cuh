@@ -106,7 +106,7 @@ struct MmaState : MmaLane {
     __device__ __forceinline__ Pieces pieces() {
         refresh();
         const int piece = lane % 2, token = lane / 2, row = first_row() + 8 * piece;
-        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), token, row};
+        return {row_vector(tile_row(value_tile().bytes, token), value_piece() + piece), token, row};
     }
     __device__ __forceinline__ void load_values(const Pieces& mine, int chunk) {
         if (chunk >= work.chunks) return;
@@ -120,12 +120,12 @@ struct MmaState : MmaLane {
     }
     // Overwrites the values with the output, before the state update needs the registers.
     __device__ __forceinline__ void stage_output() const {
-        const unsigned first = row_piece(tile_row(value_tile().bytes, g), value_piece()) + 4 * t;
+        const unsigned first = row_vector(tile_row(value_tile().bytes, g), value_piece()) + 4 * t;
 #pragma unroll
         for (int n = 0; n < 2 * kTokenSteps; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_shared(row_piece(first, half) + n * (kRowBlockBytes / 2),
+                store_shared(row_vector(first, half) + n * (kRowBlockBytes / 2),
                              transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
         __syncwarp();
     }
@@ -200,7 +200,7 @@ struct MmaState : MmaLane {
         as_left<kIo>(parts[0], v[2 * step], v[2 * step + 1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            parts[1][i] = pack_rest<kIo>(v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1], parts[0][i]);
+            parts[1][i] = pack_residual<kIo>(v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1], parts[0][i]);
     }
     // MMAs on one accumulator depend on each other, so the loops below issue MMAs on other accumulators between them.
 
@@ -313,7 +313,7 @@ struct MmaState : MmaLane {
     }
     // A token's value in row g + 8 half of the warp's 16 rows.
     __device__ __forceinline__ Io* value_of(int token, int half) const {
-        const unsigned piece = row_piece(row_piece(tile_row(value_tile().bytes, token), value_piece()), half);
+        const unsigned piece = row_vector(row_vector(tile_row(value_tile().bytes, token), value_piece()), half);
         return reinterpret_cast<Io*>(__cvta_shared_to_generic(piece)) + g;
     }
     // Computes the recurrence token by token; outputs overwrite the values, as in stage_output. This path is rare, so its code

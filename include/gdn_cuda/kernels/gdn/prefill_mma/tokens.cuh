@@ -32,7 +32,7 @@ struct MmaTokens : MmaLane {
         using Io = Storage<kIo>;
         constexpr int kPieces = 8, kRows = kThreads / kPieces, kRowBytes = 128;
         const int count = tokens_in(chunk), first = thread % kThreads / kPieces, piece = thread % kPieces;
-        const unsigned to = row_piece(tile_row(tiles, first), piece);
+        const unsigned to = row_vector(tile_row(tiles, first), piece);
         const Io* from = static_cast<const Io*>(head) + (chunk * kChunk + first) * stride + 8 * piece;
 #pragma unroll
         for (int i = 0; i < kChunk / kRows; ++i)
@@ -97,7 +97,7 @@ struct MmaTokens : MmaLane {
         float square = 0.f;
 #pragma unroll
         for (int piece = 0; piece < kConfig.head_k / 8; ++piece) {
-            const uint4 eight = load_shared(row_piece(first, piece % 8) + piece / 8 * kTileBytes);
+            const uint4 eight = load_shared(row_vector(first, piece % 8) + piece / 8 * kTileBytes);
             const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
