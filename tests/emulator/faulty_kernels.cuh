@@ -113,9 +113,9 @@ __global__ void multiplies(const __grid_constant__ Args args) {
     __syncthreads();
     const VectorOfLane straight = VectorOfLane::straight(lane), crossed = VectorOfLane::crossed(lane);
     unsigned a[4], b[4], c[4];
-    ldmatrix_x4(a, shared_address(&left[straight.row][8 * straight.piece]));
-    ldmatrix_x4(b, shared_address(&right[crossed.row][8 * crossed.piece]));
-    ldmatrix_x4_trans(c, shared_address(&right_trans[straight.row][8 * straight.piece]));
+    ldmatrix_x4(a, shared_address(&left[straight.row][8 * straight.vector]));
+    ldmatrix_x4(b, shared_address(&right[crossed.row][8 * crossed.vector]));
+    ldmatrix_x4_trans(c, shared_address(&right_trans[straight.row][8 * straight.vector]));
     int wrong = 0;
     for (int half = 0; half < 2; ++half) {
         float sums[4] = {1, 1, 1, 1}, again[4] = {1, 1, 1, 1};

@@ -1,13 +1,13 @@
 // Eight contiguous elements at any element address, whose dtype is known at run time (raw_element.cuh says why). They are read
-// as granules of 16 aligned bytes and shifted into place. A granule is read only if it holds an element of the tensor, so no
-// read leaves the tensor's pages.
+// as the aligned 16-byte vectors that contain them, two or for fp32 three, and shifted into place. A vector is read only if it
+// holds an element of the tensor, so no read leaves the tensor's pages.
 #pragma once
 
 #include <gdn_cuda/kernels/common/raw_vector.cuh>
 
 namespace gdn_cuda {
 
-// 16 bytes of two adjacent granules, from byte `from` on, which is even and below 16.
+// 16 of the bytes of two adjacent vectors, from byte `from` on, which is even and below 16.
 __device__ __forceinline__ uint4 joined(const uint4& low, const uint4& high, int from) {
     unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if (from & 8) {
@@ -28,8 +28,8 @@ struct UnalignedVector {
     using Vector = RawVector<8, kNarrow>;
 
     const uint4* first;
-    int before;  // bytes of the first granule before the eight elements
-    int reach;   // bytes from the start of the first granule to the last element that exists
+    int before;  // bytes of the first vector before the eight elements
+    int reach;   // bytes from the start of the first vector to the last element that exists
 
     __device__ __forceinline__ static int before_of(const char* address) {
         return static_cast<int>(reinterpret_cast<unsigned long long>(address)) & 15;
@@ -40,8 +40,8 @@ struct UnalignedVector {
         return {reinterpret_cast<const uint4*>(address - before), before,
                 before + min(left, 8) * (Vector::is_wide(type) ? 4 : 2)};
     }
-    __device__ __forceinline__ bool exists(int granule) const { return granule * 16 < reach; }
-    // Shifts into place: `own` has the first granules, `next` is the last one.
+    __device__ __forceinline__ bool exists(int vector) const { return vector * 16 < reach; }
+    // Shifts into place: `own` has the first vectors, `next` is the last one.
     __device__ __forceinline__ static Vector joined(const Vector& own, const uint4& next, int before, DType type) {
         Vector x;
         if constexpr (kNarrow) {
@@ -70,8 +70,8 @@ struct UnalignedVector {
             }
         return joined(own, next, before, type);
     }
-    // For adjacent threads with adjacent vectors: each fetches the granules that begin its vector, and reads the next one from
-    // the next thread. The last thread of a row also calls fetch_last.
+    // For adjacent threads with adjacent elements: each fetches its vectors but the last, which it reads from the next thread.
+    // The last thread of a row also calls fetch_last.
     __device__ __forceinline__ void fetch(Vector& to, DType type) const {
         if (exists(0)) cp_async_16(&to.vectors[0], first);
         if constexpr (!kNarrow)

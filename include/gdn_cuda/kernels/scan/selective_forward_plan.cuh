@@ -33,7 +33,7 @@ template <SelectiveForwardConfig kConfig>
 struct SelectiveForwardSharedPlan {
     static constexpr SelectiveForwardConfig kConfiguration = kConfig;
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
-    // Padding makes consecutive rows begin in different banks. It also receives the last granule of an unaligned row
+    // Padding makes consecutive rows begin in different banks. It also receives the last 16-byte vector of an unaligned row
     // (elements.cuh).
     static constexpr int kPitch = kTokens + 4;
     static constexpr int kRowPitch = kTokens * kConfig.parts() + 4;

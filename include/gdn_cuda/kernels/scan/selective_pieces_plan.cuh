@@ -31,7 +31,8 @@ struct SelectivePiecesSharedPlan {
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
     static constexpr int kPitch = kTokens + 4, kRowPitch = kTokens * kConfig.parts() + 4;  // as in SelectiveForwardSharedPlan
 
-    // Rows of the tile's steps, inputs and sizes. Their padding receives the last granules of unaligned rows of u, δ and z.
+    // Rows of the tile's steps, inputs and sizes. Their padding receives the last 16-byte vectors of unaligned rows of u, δ and
+    // z.
     alignas(16) float rows[3][kChannels * kPitch];
     // B, or C in reverse; filled with ones if that is constant.
     struct Tile {

@@ -65,7 +65,8 @@ struct DecodeLayerSharedPlan {
     gdn::TokenScalars products[kConfig.tokens];  // factors of query and key; decay and beta are in `gates`
     LayerGate gates[kConfig.tokens];
     i64 target[kConfig.tokens];  // offset of the state after a token; negative: it is not stored
-                                 // The convolution's state after the tokens.
+
+    // The convolution's state after the tokens.
     union {
         float history[kConfig.plain ? 1 : kChannels][kLayerTaps - 1];
         FourChannels units[kConfig.plain ? kChannels / 4 : 1][kLayerTaps - 1];

@@ -3,9 +3,10 @@
 // memory, and later stores the outputs of the same elements.
 //
 // Loads of the next tile are in flight meanwhile. In a whole, aligned tile a thread fetches one vector. Otherwise rows are read
-// in granules of 16 aligned bytes. Along tokens, each thread fetches a granule and the last thread of a row one more; a
-// thread's elements are in its own granule and the next thread's. Along channels, a thread loads the two granules that hold its
-// elements when it needs them. Outputs along tokens are shifted back into granules.
+// as aligned 16-byte vectors (unaligned_vector.cuh). Along tokens, each thread fetches the vectors that begin with or before
+// its elements, and the last thread of a row one more; the end of a thread's elements is in the next thread's first vector.
+// Along channels, a thread loads all vectors that hold its elements when it needs them. Outputs along tokens are shifted back
+// into aligned vectors.
 #pragma once
 
 #include <gdn_cuda/kernels/common/unaligned_vector.cuh>
@@ -65,7 +66,7 @@ struct SelectiveElements {
         return args.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
     }
     __device__ __forceinline__ int count(int tile) const { return tile < whole ? 8 : left(tile); }
-    // Along tokens, the last granule of a row is copied to the padding after that row of the tile.
+    // Along tokens, the last 16-byte vector of a row is copied to the padding after that row of the tile.
     __device__ __forceinline__ static bool is_last_of_row(const Own& own) { return own.token == kTokens - 8; }
     __device__ __forceinline__ uint4* row_padding(int tensor, const Own& own) const {
         return reinterpret_cast<uint4*>(row(tensor, own.channel) + kTokens);
@@ -245,8 +246,9 @@ struct SelectiveElements {
         else
             found.store_some(to, args.io, 0, left(tile));
     }
-    // For whole tiles of unaligned rows. A thread stores the granules that begin in its eight elements; the last one ends in
-    // the next thread's elements. The last thread of a row keeps its rest for the first thread's elements of the next tile.
+    // For whole tiles of unaligned rows. A thread stores the aligned vectors that begin in its eight elements; the last one
+    // ends in the next thread's elements. The last thread of a row keeps its rest for the first thread's elements of the next
+    // tile.
     __device__ __forceinline__ void store_shifted(const Vector& found, char* to, int tile) const {
         const Own own = recomputed_own();
         const bool wide = Vector::is_wide(args.io), exists = own.channel < shared.place.channels, is_last = is_last_of_row(own);
@@ -257,10 +259,10 @@ struct SelectiveElements {
         __syncwarp();
         const uint4 next = (is_last ? (&mine)[1 - kTokens / 8] : (&mine)[1]).vectors[0];
         uint4 own_last = found.vectors[0];
-        auto* granules = reinterpret_cast<uint4*>(to + before);
+        auto* vectors = reinterpret_cast<uint4*>(to + before);
         if constexpr (!Shared::kConfiguration.is_narrow)
             if (wide) {
-                if (exists) *granules++ = joined(found.vectors[0], found.vectors[1], before);
+                if (exists) *vectors++ = joined(found.vectors[0], found.vectors[1], before);
                 own_last = found.vectors[1];
             }
         if (is_last) {
@@ -268,9 +270,9 @@ struct SelectiveElements {
             const uint4 earlier = kept;
             kept = own_last;
             own_last = earlier;
-            granules -= kTokens * size / 16;
+            vectors -= kTokens * size / 16;
         }
-        if (exists && !(is_last && tile == 0)) *granules = joined(own_last, next, before);
+        if (exists && !(is_last && tile == 0)) *vectors = joined(own_last, next, before);
         if (exists && own.token == 0 && tile == 0) found.store_some(to, args.io, 0, skipped);
         if (exists && is_last && tile + 2 * kTokens > shared.place.length)
             found.store_some(to, args.io, (wide ? 4 : 0) + skipped, 8);
