@@ -45,20 +45,20 @@ struct Raw<4> {
 };
 template <int kBytes>
 struct Raw {
-    static_assert(kBytes % 16 == 0);
-    Raw<16> vectors[kBytes / 16];
+    static_assert(kBytes % 32 == 0);
+    Raw<kBytes / 2> half[2];
 
     __device__ __forceinline__ void load_streaming(const void* from) {
-#pragma unroll
-        for (int i = 0; i < kBytes / 16; ++i) vectors[i].load_streaming(static_cast<const uint4*>(from) + i);
+        half[0].load_streaming(from);
+        half[1].load_streaming(static_cast<const uint4*>(from) + kBytes / 32);
     }
     __device__ __forceinline__ void load(const void* from) {
-#pragma unroll
-        for (int i = 0; i < kBytes / 16; ++i) vectors[i].load(static_cast<const uint4*>(from) + i);
+        half[0].load(from);
+        half[1].load(static_cast<const uint4*>(from) + kBytes / 32);
     }
     __device__ __forceinline__ void store(void* to) const {
-#pragma unroll
-        for (int i = 0; i < kBytes / 16; ++i) vectors[i].store(static_cast<uint4*>(to) + i);
+        half[0].store(to);
+        half[1].store(static_cast<uint4*>(to) + kBytes / 32);
     }
 };
 

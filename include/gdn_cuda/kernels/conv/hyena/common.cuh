@@ -25,8 +25,28 @@ struct HyenaRow {
     __device__ __forceinline__ float at(int t) const { return to_float(data[t * token]); }
 };
 
+// Not a Vector: its two accesses of 16 bytes in fp32, written out, give these kernels other registers than a loop.
 template <class T>
-using EightTokens = Vector<T, kEight, true>;
+struct EightTokens {
+    static constexpr int kVectors = kEight * int(sizeof(T)) / 16;
+
+    alignas(16) T items[kEight];
+
+    __device__ __forceinline__ void load_streaming(const T* from) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i)
+            reinterpret_cast<Raw<16>*>(items)[i].load_streaming(reinterpret_cast<const uint4*>(from) + i);
+    }
+    __device__ __forceinline__ void load(const T* from) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) reinterpret_cast<Raw<16>*>(items)[i].load(reinterpret_cast<const uint4*>(from) + i);
+    }
+    __device__ __forceinline__ void store(T* to) const {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) reinterpret_cast<const Raw<16>*>(items)[i].store(reinterpret_cast<uint4*>(to) + i);
+    }
+    __device__ __forceinline__ float operator[](int i) const { return to_float(items[i]); }
+};
 
 __device__ __forceinline__ int lane_of_warp() {
     return static_cast<int>(threadIdx.x) % 32;

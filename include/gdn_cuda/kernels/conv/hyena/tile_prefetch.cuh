@@ -19,8 +19,8 @@ __device__ __forceinline__ void fetch(HyenaOwnSlot<kBytes>& to, const HyenaTileR
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int i = 0; i < EightTokens<T>::kBytes / 16; ++i) {
-                const int at = ToeplitzTile<T>::first(0, half) + i * (16 / int(sizeof(T)));
+            for (int i = 0; i < EightTokens<T>::kVectors; ++i) {
+                const int at = ToeplitzTile<T>::first(0, half) + i * (kEight / EightTokens<T>::kVectors);
                 cp_async_16_zfill(static_cast<unsigned>(__cvta_generic_to_shared(items + at)), row.data + tile + at, true);
             }
         return;
