@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
@@ -91,12 +92,6 @@ struct ElementType {
             static_cast<Storage<kIo>*>(to)[at] = from_float<Storage<kIo>>(x.re);
     }
 };
-
-// Hides x from the compiler, so that expressions of x are computed here. Hoisted out of a loop they would occupy registers.
-__device__ __forceinline__ unsigned opaque(unsigned x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 // `at` receives the offset of a row of operand `of`.
 struct RowOffset {

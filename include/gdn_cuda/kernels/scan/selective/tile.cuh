@@ -1,6 +1,7 @@
 // Indices of chunks, and which elements of a tile the threads and lanes of a block take.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/scan/selective/inputs.cuh>
 
@@ -76,19 +77,6 @@ struct ChannelLanes {
         return x;
     }
 };
-
-// Hides from the compiler how an address was computed. It would recompute it for every tile, in ten instructions.
-__device__ __forceinline__ char* opaque(char* address) {
-    asm volatile("" : "+l"(address));
-    return address;
-}
-// Hides a value that only rare paths use. The compiler would compute what they derive from it before the loop and keep it in
-// registers.
-template <class T>
-__device__ __forceinline__ T opaque(T x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 // An element of A, or of a constant B or C.
 template <class Number>

@@ -17,7 +17,7 @@ struct ColumnUnit {
     int first_item, step;
 
     __device__ __forceinline__ explicit ColumnUnit(const SelectiveStepArgs& args) {
-        const int thread = computed_once(static_cast<int>(threadIdx.x));
+        const int thread = opaque(static_cast<int>(threadIdx.x));
         const int most_units = args.columns >> min(bits(args.B), bits(args.C));
         const int width_bits = 32 - __clz(most_units - 1), row = thread >> width_bits;
         is_C = row & 1;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
     const int thread = static_cast<int>(threadIdx.x);
     const int bits = args.columns >= kConfig.threads() ? 31 - __clz(kConfig.threads()) : 32 - __clz(args.columns - 1);
     const int width = 1 << bits, first_item = thread >> bits, item_step = kConfig.threads() >> bits;
-    const i64 next_B = computed_once(args.B.item * item_step), next_C = computed_once(args.C.item * item_step);
+    const i64 next_B = opaque(args.B.item * item_step), next_C = opaque(args.C.item * item_step);
 #pragma unroll 1
     for (int n = thread & (width - 1); n < args.columns; n += width) {
         const auto start = [&](const SelectiveStepArgs::ByColumn& x) {

@@ -1,20 +1,11 @@
 // scan/selective_step: a row's scalars for each item: loads δ, x and the gate of z to shared memory, and stores outputs.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/scan/selective_step/lane.cuh>
 
 namespace gdn_cuda::scan {
-
-// Hides from the compiler how a value was computed. It would recompute it at each use.
-__device__ __forceinline__ i64 computed_once(i64 x) {
-    asm volatile("" : "+l"(x));
-    return x;
-}
-__device__ __forceinline__ int computed_once(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 __device__ __forceinline__ RawElement load_raw_element(const char* from, const Tagged& x) {
     RawElement element;
@@ -69,7 +60,7 @@ struct RowsInFlight {
     // Branches on the type: predicated loads of both types to one register would wait for each other.
     __device__ __forceinline__ static void load_words(Words& words, const char* from, const SelectiveStepArgs::ByRow& x,
                                                       int lane_bits, int count) {
-        const i64 next = computed_once(x.item << lane_bits);
+        const i64 next = opaque(x.item << lane_bits);
         const auto load_as = [&]<class Word>(Word) {
             const char* at = from;
 #pragma unroll
@@ -107,7 +98,7 @@ __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& sha
             to_float_by_shift(loaded.x[k], args.x.values.type), to_float_by_shift(loaded.z[k], args.z.values.type));
     }
     if (args.delta_a.values.data == nullptr) return;
-    const StepLane<kConfig> row(args, computed_once(mine.in_block),
+    const StepLane<kConfig> row(args, opaque(mine.in_block),
                                 0);  // recomputed, so that its head and channel take no registers
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
@@ -156,7 +147,7 @@ template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepLane<kConfig>& mine, const RowPlaces& places, float D, int first_item,
                                               const StepItems& items) {
-    const i64 next = computed_once(args.out.item << args.lane_bits);
+    const i64 next = opaque(args.out.item << args.lane_bits);
     char* out = places.out;
     const int count = mine.items_of(args, first_item, items.count);
 #pragma unroll
