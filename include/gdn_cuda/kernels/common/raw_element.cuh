@@ -1,14 +1,15 @@
-// Elements whose dtype is known at run time. One compiled kernel then serves fp32, bf16 and fp16, so that a first call compiles
-// little; a branch or a select on the dtype costs less than the load that it follows. The dtype of the tensors that bound a
-// kernel is in its configuration instead, as Storage and Vector.
+// Elements whose dtype is known at run time. One compiled kernel serves fp32, bf16 and fp16, and every combination of them over
+// its tensors, so that a first call compiles one kernel and is short. The dtype of the tensors that bound a kernel is in its
+// configuration instead (Storage, Vector).
 //
 // "Raw" bits are as loaded. They are converted where they are used, so that nothing waits for a load before that.
 //
 //     load_float, store_float        one element, converted
 //     load_raw, to_float             its bits, and their value
 //     RawElement, RawElements        one or several elements in flight
-//     RawVector (raw_vector.cuh)     4 or 8 contiguous elements, aligned
+//     RawVector                      4 or 8 contiguous elements, aligned (raw_vector.cuh)
 //     UnalignedVector                8 contiguous elements at any element address (unaligned_vector.cuh)
+//     load_index                     an element of int32 or int64
 #pragma once
 
 #include <gdn_cuda/kernels/common/storage.cuh>
