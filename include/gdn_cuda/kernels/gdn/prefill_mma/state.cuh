@@ -326,8 +326,8 @@ struct MmaState : MmaLane {
             const i64 at = chunk * kChunk + token;
             const Io* key = static_cast<const Io*>(work.key) + at * call.key.token + 2 * t;
             const Io* query = static_cast<const Io*>(work.query) + at * call.query.token + 2 * t;
-            const float gate = load_number({call.gate.values.data, work.gate_type}, work.gate + at * call.gate.token);
-            const float beta = load_number({call.beta.values.data, work.beta_type}, work.beta + at * call.beta.token);
+            const float gate = load_float({call.gate.values.data, work.gate_type}, work.gate + at * call.gate.token);
+            const float beta = load_float({call.beta.values.data, work.beta_type}, work.beta + at * call.beta.token);
             const float decay = exp2_fast(kLog2e * gate);
             float predicted[2] = {}, square = 0.f;
 #pragma unroll

@@ -18,7 +18,7 @@ struct MmaTokens : MmaLane {
     Plan& shared;
     const GdnCall& call;
     const typename Plan::Work& work = shared.work;
-    RawNumber raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
+    RawElement raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
 
     __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), call(args.recurrence) {}
     __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
@@ -50,7 +50,7 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void issue_scalar_loads(int chunk) {
         refresh();
         const int count = tokens_in(chunk);
-        const auto issue_load = [&](RawNumber& raw, const Scalars& scalars, i64 first, int token) {
+        const auto issue_load = [&](RawElement& raw, const Scalars& scalars, i64 first, int token) {
             raw = {};
             if (token < count) raw.load(scalars.values, first + (chunk * kChunk + token) * scalars.token);
         };
@@ -79,7 +79,7 @@ struct MmaTokens : MmaLane {
         float sums[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            sums[half] = at_least(kLog2e * raw_gates[half].number(call.gate.values.type), kLowestGateLog2);
+            sums[half] = at_least(kLog2e * raw_gates[half].to_float(call.gate.values.type), kLowestGateLog2);
         resets = __any_sync(0xffffffffu, fminf(sums[0], sums[1]) < kResetGateLog2);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -117,7 +117,7 @@ struct MmaTokens : MmaLane {
         const float2 gates = cumulated_gates(resets);
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
         if (has_key) {
-            const float beta = raw_beta.number(call.beta.values.type);
+            const float beta = raw_beta.to_float(call.beta.values.type);
             factors.gate[token] = gate;
             factors.column[token] = gate - log_norm;
             factors.beta[token] = beta;
