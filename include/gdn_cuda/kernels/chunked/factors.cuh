@@ -19,7 +19,7 @@ struct ScalarStream {
     const DType type;
     const int token_stride;  // in bytes
     const char* at;
-    RawNumber raw[2];
+    RawElement raw[2];
 
     __device__ __forceinline__ explicit ScalarStream(const Scalars& scalars)
         : type(scalars.values.type), token_stride(static_cast<int>(scalars.token) * bytes_of(type)) {}
@@ -37,7 +37,7 @@ struct ScalarStream {
         if (first + 1 < count) raw[1].load({at + token_stride, type}, 0);
         at += static_cast<i64>(token_stride) * to_next;
     }
-    __device__ __forceinline__ float2 values() const { return {raw[0].number(type), raw[1].number(type)}; }
+    __device__ __forceinline__ float2 values() const { return {raw[0].to_float(type), raw[1].to_float(type)}; }
 };
 
 // Cumulative gates (log2) of tokens 2 lane and 2 lane + 1. Gates are clamped at kLowestGateLog2: their exponential is 0 in any

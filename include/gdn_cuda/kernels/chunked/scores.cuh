@@ -58,7 +58,7 @@ struct ScoresRole : Lane {
         if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, full);
     }
     __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
-        for (RawNumber* raw : {gates.raw, betas.raw})
+        for (RawElement* raw : {gates.raw, betas.raw})
             raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
         if (kConfig.persistent && warp != kScalarWarp) return;
         const int chunk_tile = work_tile_of(chunk, work_tile);

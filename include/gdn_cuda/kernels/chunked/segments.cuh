@@ -78,7 +78,7 @@ __device__ __forceinline__ float log_growth(const GdnCall& call, int sequence, i
     const int lane = threadIdx.x % 32;
     const float square = call.qk_norm ? 1.f : key_squares<kConfig>(call, sequence, first, head);
     const auto scalar_of = [&](const Scalars& scalars) {
-        return load_number(scalars.values, sequence * scalars.batch + (first + lane) * scalars.token + head * scalars.head);
+        return load_float(scalars.values, sequence * scalars.batch + (first + lane) * scalars.token + head * scalars.head);
     };
     const float change = fabsf(1.f - scalar_of(call.beta) * square);
     float growth = fmaf(scalar_of(call.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never negligible
@@ -159,7 +159,7 @@ __device__ __forceinline__ i64 rate_of_chunk(const ChunkedArgs& args, int sequen
     int sum = 0;
 #pragma unroll
     for (const unsigned bits : raw) {  // NaN converts to 0: never negligible
-        const float gate = number_of(bits, call.gate.values.type) * (kLog2e * kRateUnit);
+        const float gate = to_float(bits, call.gate.values.type) * (kLog2e * kRateUnit);
         sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kRateUnit));
     }
     return static_cast<i64>(sum) * kGateStride;

@@ -7,17 +7,17 @@
 namespace gdn_cuda {
 
 // `threads`: a multiple of 32.
-__device__ __forceinline__ void named_barrier_sync(int threads, int number) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+__device__ __forceinline__ void named_barrier_sync(int threads, int index) {
+    asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
 }
-// The same with a barrier ID known at compile time. With the ID in a register, ptxas reserves all 16 barriers for the block,
+// The same with an index known at compile time. With the index in a register, ptxas reserves all 16 barriers for the block,
 // and SMs of sm_86, sm_89 and sm_120 have barriers for one or two of these blocks.
-template <int kNumber>
+template <int kIndex>
 __device__ __forceinline__ void named_barrier_sync(int threads) {
-    asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "r"(threads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"(kIndex), "r"(threads) : "memory");
 }
 // Returns whether `found` is true for any of the threads.
-__device__ __forceinline__ bool named_barrier_or(int threads, int number, bool found) {
+__device__ __forceinline__ bool named_barrier_or(int threads, int index, bool found) {
     unsigned any;
     asm volatile(
         "{\n"
@@ -27,7 +27,7 @@ __device__ __forceinline__ bool named_barrier_or(int threads, int number, bool f
         "selp.u32 %0, 1, 0, any;\n"
         "}"
         : "=r"(any)
-        : "r"(number), "r"(threads), "r"(static_cast<unsigned>(found))
+        : "r"(index), "r"(threads), "r"(static_cast<unsigned>(found))
         : "memory");
     return any != 0;
 }

@@ -1,135 +1,13 @@
-// Conversions, and the scalar functions of the gates, accurate to a few fp32 ulps.
+// Scalar functions of the gates in fp32, accurate to a few ulps. Includes the conversions of elements, which nearly every
+// kernel needs with them.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/common/raw_element.cuh>
 
 namespace gdn_cuda {
 
 __device__ __forceinline__ float quiet_nan() {
     return __int_as_float(0x7fc00000);
-}
-
-template <DType>
-struct StorageOf;
-template <>
-struct StorageOf<DType::f32> {
-    using type = float;
-};
-template <>
-struct StorageOf<DType::bf16> {
-    using type = __nv_bfloat16;
-};
-template <>
-struct StorageOf<DType::f16> {
-    using type = __half;
-};
-template <DType kType>
-using Storage = typename StorageOf<kType>::type;
-
-__device__ __forceinline__ float to_float(float x) {
-    return x;
-}
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
-    return __bfloat162float(x);
-}
-__device__ __forceinline__ float to_float(__half x) {
-    return __half2float(x);
-}
-
-template <class T>
-__device__ __forceinline__ T from_float(float x);
-template <>
-__device__ __forceinline__ float from_float<float>(float x) {
-    return x;
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-    return __float2bfloat16(x);
-}
-template <>
-__device__ __forceinline__ __half from_float<__half>(float x) {
-    return __float2half(x);
-}
-
-// Loads the bits without conversion and without a branch, so that several loads can be in flight.
-__device__ __forceinline__ unsigned load_raw(const Tagged& from, i64 at) {
-    const bool wide = from.type == DType::f32;
-    const char* address = static_cast<const char*>(from.data) + (at << (wide ? 2 : 1));
-    unsigned raw;
-    asm volatile(
-        "{\n"
-        ".reg .pred wide;\n"
-        "setp.ne.u32 wide, %2, 0;\n"
-        "@wide ld.global.u32 %0, [%1];\n"
-        "@!wide ld.global.u16 %0, [%1];\n"
-        "}"
-        : "=r"(raw)
-        : "l"(address), "r"(static_cast<unsigned>(wide)));
-    return raw;
-}
-
-__device__ __forceinline__ float number_of(unsigned raw, DType type) {
-    const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(raw)));
-    return type == DType::f16 ? half : __uint_as_float(type == DType::bf16 ? raw << 16 : raw);
-}
-
-// A load in flight. 32-bit and 16-bit loads write separate registers: with one register the second load would wait for the
-// first.
-struct RawNumber {
-    unsigned wide = 0, narrow = 0;
-
-    __device__ __forceinline__ void load(const Tagged& from, i64 at) {
-        const bool is_wide = from.type == DType::f32;
-        load(static_cast<const char*>(from.data) + (at << (is_wide ? 2 : 1)), is_wide);
-    }
-    __device__ __forceinline__ void load(const void* address, bool is_wide) {
-        asm volatile(
-            "{\n"
-            ".reg .pred wide;\n"
-            "setp.ne.u32 wide, %3, 0;\n"
-            "@wide ld.global.u32 %0, [%2];\n"
-            "@!wide ld.global.u16 %1, [%2];\n"
-            "}"
-            : "+r"(wide), "+r"(narrow)
-            : "l"(address), "r"(static_cast<unsigned>(is_wide)));
-    }
-    __device__ __forceinline__ float number(DType type) const { return number_of(wide | narrow, type); }
-};
-
-__device__ __forceinline__ float load_number(const Tagged& from, i64 at) {
-    return number_of(load_raw(from, at), from.type);
-}
-
-// Rounds to a dtype known at run time.
-__device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
-    if (type == DType::f32)
-        static_cast<float*>(to)[at] = x;
-    else if (type == DType::bf16)
-        static_cast<__nv_bfloat16*>(to)[at] = from_float<__nv_bfloat16>(x);
-    else
-        static_cast<__half*>(to)[at] = from_float<__half>(x);
-}
-__device__ __forceinline__ void store_number(const Tagged& to, i64 at, float x) {
-    store_number(const_cast<void*>(to.data), to.type, at, x);
-}
-
-__device__ __forceinline__ i64 load_index(const Tagged& from, i64 at) {
-    const bool wide = from.type == DType::i64;
-    const char* address = static_cast<const char*>(from.data) + (at << (wide ? 3 : 2));
-    i64 index;
-    asm volatile(
-        "{\n"
-        ".reg .pred wide;\n"
-        "setp.ne.u32 wide, %2, 0;\n"
-        "@wide ld.global.s64 %0, [%1];\n"
-        "@!wide ld.global.s32 %0, [%1];\n"
-        "}"
-        : "=l"(index)
-        : "l"(address), "r"(static_cast<unsigned>(wide)));
-    return index;
 }
 
 // 2^x to 2 ulp; 0 below 2^-126.
@@ -196,11 +74,11 @@ __device__ __forceinline__ float at_most(float x, float bound) {
 // e^x for x up to 88, 0 where subnormal, to 3e-7 in fewer instructions than expf. The rounding error of x * log2(e) is added
 // back at the end.
 __device__ __forceinline__ float exp_fast(float x) {
-    constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f, kRestTimesLn2 = 1.33497e-8f, kLowest = -100.f;
+    constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f, kResidualTimesLn2 = 1.33497e-8f, kLowest = -100.f;
     x = at_least(x, kLowest);
     const float power = x * kLog2e;
     const float y = exp2_fast(power);
-    return fmaf(y, fmaf(x, kRestTimesLn2, fmaf(x, kLog2e, -power) * kLn2), y);
+    return fmaf(y, fmaf(x, kResidualTimesLn2, fmaf(x, kLog2e, -power) * kLn2), y);
 }
 
 __device__ __forceinline__ float softplus(float x) {

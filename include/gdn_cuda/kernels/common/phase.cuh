@@ -9,13 +9,13 @@
 namespace gdn_cuda {
 
 struct Turns {
-    unsigned long long fraction;  // of a turn, times 2^64
+    unsigned long long fraction;  // fraction of a turn, times 2^64
 
     // Valid for phases up to 1e15 radians; beyond that, fp64 does not resolve a turn.
     __device__ __forceinline__ static Turns of(double radians) {
-        constexpr double kInverse = 0x1.45f306dc9c883p-3, kRest = -0x1.6b01ec5417056p-57;  // 1 / (2 pi)
-        const double product = radians * kInverse, rest = fma(radians, kRest, fma(radians, kInverse, -product));
-        return {scaled(product - trunc(product)) + scaled(fmax(fmin(rest, 0.5), -0.5))};
+        constexpr double kInverse = 0x1.45f306dc9c883p-3, kResidual = -0x1.6b01ec5417056p-57;  // 1 / (2 pi)
+        const double product = radians * kInverse, residual = fma(radians, kResidual, fma(radians, kInverse, -product));
+        return {scaled(product - trunc(product)) + scaled(fmax(fmin(residual, 0.5), -0.5))};
     }
     // Sine and cosine after `steps` steps.
     __device__ __forceinline__ void after(unsigned long long steps, double& sine, double& cosine) const {
@@ -23,13 +23,14 @@ struct Turns {
     }
     // To 2 ulp, by minimax polynomials over a quarter turn centred on a multiple of a quarter turn.
     __device__ __forceinline__ void after(unsigned long long steps, float& sine, float& cosine) const {
-        constexpr float kHalfPi = 0x1.921fb6p+0f, kRest = -0x1.777a5cp-25f;
+        constexpr float kHalfPi = 0x1.921fb6p+0f, kResidual = -0x1.777a5cp-25f;
         const unsigned long long turns = fraction * steps, nearest = turns + 0x20000000u;
         const auto to_quarter = static_cast<unsigned>(nearest >> 32) + 0x20000000u;
-        const float rest = static_cast<float>(static_cast<int>(turns << 2));  // the only significant bits of small angles
-        const float x = fmaf(static_cast<float>(static_cast<int>(nearest >> 30)), 0x1p-32f, rest * 0x1p-64f), square = x * x;
+        const float residual = static_cast<float>(static_cast<int>(turns << 2));  // the only significant bits of small angles
+        const float x = fmaf(static_cast<float>(static_cast<int>(nearest >> 30)), 0x1p-32f, residual * 0x1p-64f),
+                    square = x * x;
         float odd = fmaf(-0x1.2dc84cp-8f, square, 0x1.466004p-4f), even = fmaf(0x1.d9d57ep-11f, square, -0x1.55c5e0p-6f);
-        odd = fmaf(fmaf(odd, square, -0x1.4abbbep-1f), square, kRest);
+        odd = fmaf(fmaf(odd, square, -0x1.4abbbep-1f), square, kResidual);
         even = fmaf(fmaf(even, square, 0x1.03c1dep-2f), square, -0x1.3bd3ccp+0f);
         const float first = fmaf(x, kHalfPi, x * odd), second = fmaf(even, square, 1.f);
         const bool swap = (to_quarter & 0x40000000u) != 0;
@@ -53,16 +54,16 @@ struct Turns {
 template <class Real>
 struct Powers {
     Turns turns;
-    Real log2_size, rest;  // per step; rounding residual
+    Real log2_size, residual;  // per step; rounding residual
 
     // NaN or infinite phases make the powers NaN through log2_size: integer turns cannot express them.
     __device__ __forceinline__ static Powers of(double log_size, double radians) {
-        constexpr double kInverse = 0x1.71547652b82fep+0, kRest = 0x1.777d0ffda0d24p-56;     // 1 / ln 2
-        const double finite = log_size < -1e20 ? -1e20 : log_size > 1e20 ? 1e20 : log_size;  // 0 times infinity would be NaN
+        constexpr double kInverse = 0x1.71547652b82fep+0, kResidual = 0x1.777d0ffda0d24p-56;  // 1 / ln 2
+        const double finite = log_size < -1e20 ? -1e20 : log_size > 1e20 ? 1e20 : log_size;   // 0 times infinity would be NaN
         const double log2_size = finite * kInverse + radians * 0;
         const auto rounded = static_cast<Real>(log2_size);
         return {Turns::of(radians), rounded,
-                static_cast<Real>(fma(finite, kInverse, -static_cast<double>(rounded)) + finite * kRest)};
+                static_cast<Real>(fma(finite, kInverse, -static_cast<double>(rounded)) + finite * kResidual)};
     }
     __device__ __forceinline__ void after(unsigned long long steps, Real& re, Real& im) const {
         Real sine, cosine;
@@ -78,18 +79,18 @@ struct Powers {
         constexpr Real kLn2 = static_cast<Real>(0x1.62e42fefa39efp-1);
         if constexpr (sizeof(Real) == sizeof(float)) {
             const auto last = static_cast<float>(static_cast<unsigned>(steps) & 0xffffffu);
-            float exponent = log2_size * last, left = fmaf(log2_size, last, -exponent) + rest * last;
+            float exponent = log2_size * last, left = fmaf(log2_size, last, -exponent) + residual * last;
             if (const auto most_steps = static_cast<unsigned>(steps >> 24)) [[unlikely]] {
                 const float most = static_cast<float>(most_steps) * 0x1p24f, high_product = log2_size * most,
                             low_product = exponent;
                 exponent = high_product + low_product;
-                left += fmaf(log2_size, most, -high_product) + rest * most + (low_product - (exponent - high_product));
+                left += fmaf(log2_size, most, -high_product) + residual * most + (low_product - (exponent - high_product));
             }
             const float size = exp2_fast(exponent);
             return fmaf(size, left * kLn2, size);
         } else {
             const auto many = static_cast<double>(steps);
-            const double exponent = log2_size * many, left = fma(log2_size, many, -exponent) + rest * many;
+            const double exponent = log2_size * many, left = fma(log2_size, many, -exponent) + residual * many;
             const double size = exp2(exponent);
             return fma(size, left * kLn2, size);
         }

@@ -24,17 +24,17 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 3xTF32: an operand of nearly fp32 accuracy as two tf32 parts, `high` and the `rest`, which the tensor cores truncate to tf32.
-// Three products of parts (all but rest times rest) have a relative error of about 2^-20.
+// 3xTF32: an operand of nearly fp32 accuracy as two tf32 parts, `high` and the `residual`, which the tensor cores truncate to
+// tf32. Three products of parts (all but residual times residual) have a relative error of about 2^-20.
 struct TwoParts {
-    unsigned high, rest;
+    unsigned high, residual;
 
     static __device__ __forceinline__ TwoParts of(float x) {
         const unsigned high = __float_as_uint(x) & 0xffffe000u;
         return {high, __float_as_uint(x - __uint_as_float(high))};
     }
-    // Four instructions, not two: both parts rounded to nearest, with an error of about 2^-23 and no bias. Scaling the rest up
-    // makes its truncation unbiased on average; adding to its bits, as to_tf32 does, could turn NaN into a finite value.
+    // Four instructions, not two: both parts rounded to nearest, with an error of about 2^-23 and no bias. Scaling the residual
+    // up makes its truncation unbiased on average; adding to its bits, as to_tf32 does, could turn NaN into a finite value.
     static __device__ __forceinline__ TwoParts nearest(float x) {
         const float high = round_tf32(x);
         return {__float_as_uint(high), __float_as_uint((x - high) * 0x1.0016p+0f)};
@@ -44,9 +44,9 @@ struct TwoParts {
 // sums (16 x 8) += a (16 x 8) b (8 x 8), fragments as in mma_m16n8k8_tf32; small products first.
 __device__ __forceinline__ void add_product_fp32(float (&sums)[4], const TwoParts (&a)[4], TwoParts b0, TwoParts b1) {
     const unsigned high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
-    const unsigned rest[4] = {a[0].rest, a[1].rest, a[2].rest, a[3].rest};
-    mma_m16n8k8_tf32(sums, rest, b0.high, b1.high);
-    mma_m16n8k8_tf32(sums, high, b0.rest, b1.rest);
+    const unsigned residual[4] = {a[0].residual, a[1].residual, a[2].residual, a[3].residual};
+    mma_m16n8k8_tf32(sums, residual, b0.high, b1.high);
+    mma_m16n8k8_tf32(sums, high, b0.residual, b1.residual);
     mma_m16n8k8_tf32(sums, high, b0.high, b1.high);
 }
 

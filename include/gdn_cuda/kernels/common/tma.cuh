@@ -10,9 +10,9 @@ struct TileAt {
     int element, head, token, batch;
 };
 
-__device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, const TileAt& at, Barrier& arrived) {
+__device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, const TileAt& at, Barrier& full) {
     constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&arrived), kHint, shared, at.element, at.head, at.token,
+    cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), kHint, shared, at.element, at.head, at.token,
                                  at.batch);
 }
 

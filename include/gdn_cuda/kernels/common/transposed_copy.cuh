@@ -28,8 +28,8 @@ struct TransposedTile {
     TransposedCopySharedPlan<kConfig>& shared;
     const Element* from;  // first element of the tile, as `to`
     Element* to;
-    i64 row_stride;          // of `from`
-    i64 column_stride;       // of `to`
+    i64 row_stride;          // between rows of `from`
+    i64 column_stride;       // between columns of `to`
     unsigned rows, columns;  // remaining from the tile's start on; may exceed kTile
 
     // Vectors are swizzled by their row. Eight lanes write the vectors of one row; a warp reads the four words of one vector

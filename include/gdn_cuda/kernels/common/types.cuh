@@ -53,8 +53,8 @@ GDN_HOST_DEVICE constexpr i64 ceil_div(i64 a, i64 b) {
     return (a + b - 1) / b;
 }
 
-// Scalars or indices with a run-time type tag, which saves a kernel instantiation per type. For a few values per head or
-// sequence.
+// Scalars or indices of a dtype known at run time, which saves a kernel instantiation per dtype; raw_element.cuh loads them.
+// For a few values per head or sequence.
 struct Tagged {
     const void* data = nullptr;
     DType type = DType::f32;

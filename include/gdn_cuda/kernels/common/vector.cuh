@@ -1,10 +1,13 @@
-// Short vectors of a storage type: one memory access, arithmetic in fp32.
+// Short vectors of a dtype known at compile time: loaded and stored by as few accesses as their alignment allows, read and
+// written in fp32. raw_vector.cuh has those of a dtype known at run time.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda {
 
+// The bits of kBytes contiguous bytes: one access of 4, 8 or 16 bytes, or several of 16.
+//
 // load_streaming bypasses L1: state is read once per step, and L1 stays free for q and k, which every warp of a block reads.
 template <int kBytes>
 struct Raw;
@@ -40,20 +43,22 @@ struct Raw<4> {
     __device__ __forceinline__ void load(const void* from) { bits = *static_cast<const unsigned*>(from); }
     __device__ __forceinline__ void store(void* to) const { *static_cast<unsigned*>(to) = bits; }
 };
-template <>
-struct Raw<32> {
-    Raw<16> half[2];
+template <int kBytes>
+struct Raw {
+    static_assert(kBytes % 32 == 0);
+    Raw<kBytes / 2> half[2];
+
     __device__ __forceinline__ void load_streaming(const void* from) {
         half[0].load_streaming(from);
-        half[1].load_streaming(static_cast<const uint4*>(from) + 1);
+        half[1].load_streaming(static_cast<const uint4*>(from) + kBytes / 32);
     }
     __device__ __forceinline__ void load(const void* from) {
         half[0].load(from);
-        half[1].load(static_cast<const uint4*>(from) + 1);
+        half[1].load(static_cast<const uint4*>(from) + kBytes / 32);
     }
     __device__ __forceinline__ void store(void* to) const {
         half[0].store(to);
-        half[1].store(static_cast<uint4*>(to) + 1);
+        half[1].store(static_cast<uint4*>(to) + kBytes / 32);
     }
 };
 

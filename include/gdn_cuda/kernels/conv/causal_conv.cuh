@@ -41,8 +41,8 @@ struct CausalRows {
         const Tagged from = is_bias ? args.bias : args.weight;
         float own = 0.f;
         if (from.data != nullptr && tap >= 0 && lane <= kTaps)
-            own = load_number(from,
-                              is_bias ? channel * args.bias_channel : channel * args.weight_channel + tap * args.weight_tap);
+            own =
+                load_float(from, is_bias ? channel * args.bias_channel : channel * args.weight_channel + tap * args.weight_tap);
 #pragma unroll
         for (int k = 0; k < kTaps; ++k) weight[k] = __shfl_sync(kAllLanes, own, k);
         bias = __shfl_sync(kAllLanes, own, kTaps);

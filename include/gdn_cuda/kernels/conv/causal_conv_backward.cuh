@@ -128,8 +128,8 @@ struct CausalBackward {
         const i64 position = place.token + token - (end - states.positions);
         if (position < 0 || position >= states.positions) return 0.f;
         if (!packed && own != sequences.id_of(forward.tokens - 1)) return 0.f;
-        return load_number(states.values, (packed ? own : place.batch) * states.slot +
-                                              (place.channel + channel) * states.channel + position * states.position);
+        return load_float(states.values, (packed ? own : place.batch) * states.slot +
+                                             (place.channel + channel) * states.channel + position * states.position);
     }
     __device__ __forceinline__ void compute_dx_by_token(int channel, int first) const {
         const int end = min(first + kRun, forward.tokens - place.token);

@@ -154,7 +154,7 @@ struct CausalColumnsBackward {
     template <bool kSilu>
     __device__ __forceinline__ void process(int first, int last, const CausalRun& run, MixedSteps mixed = 0,
                                             const HiddenBits* hidden = nullptr) {
-        const int end = min(last + kBefore, run.end);  // of the pass
+        const int end = min(last + kBefore, run.end);  // where the pass ends
         load_before(first, run);
         T* to = out + (first - kBefore) * forward.out.token;
         const auto step = [&](int slot, int token, bool own, unsigned hidden_bits) {
@@ -215,7 +215,7 @@ struct CausalColumnsBackward {
             const i64 index = runs.sequences.index_of(run.end - kBefore + i);
             if (index < 0 || index != runs.sequences.index_of(run.end - 1)) return 0.f;
         }
-        return load_number(states.values, run.sequence * states.slot + c * states.channel + position * states.position);
+        return load_float(states.values, run.sequence * states.slot + c * states.channel + position * states.position);
     }
     __device__ __forceinline__ void fill(int token, int last) const {
         Items zeros;
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backw
         if (k < kTaps)
             shared.weight[k][c] = load_tap(forward, kTaps, global, k);
         else
-            shared.bias[c] = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, global * forward.bias_channel);
+            shared.bias[c] = forward.bias.data == nullptr ? 0.f : load_float(forward.bias, global * forward.bias_channel);
     }
     __syncthreads();
     if (exists) columns.load_weights();

@@ -60,7 +60,7 @@ struct CausalRowsBackward {
             weight[k] = load_tap(forward, kTaps, channel, k);
             dweight[k] = 0.f;
         }
-        bias = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, channel * forward.bias_channel);
+        bias = forward.bias.data == nullptr ? 0.f : load_float(forward.bias, channel * forward.bias_channel);
         dbias = 0.f;
     }
     // Loads next_dz for the tokens from `end` on, the segment's end; the segment's last token belongs to `run`.
@@ -256,7 +256,7 @@ struct CausalRowsBackward {
         const CausalStates& states = args.grad_states;
         const int position = token - (run.end - states.positions);
         if (states.values.data == nullptr || position < 0) return 0.f;
-        return load_number(states.values, run.sequence * states.slot + channel * states.channel + position * states.position);
+        return load_float(states.values, run.sequence * states.slot + channel * states.channel + position * states.position);
     }
 
     // With seq_idx: the final state belongs to the last token's sequence.

@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kConfig.threads) causal_states(const __grid_co
         } else if (packed || sequences.id_of(token) == id) {
             input = id < 0 ? 0.f : to_float(x[(span.start + token) * args.x.token]);
         }
-        store_number(final_states.values, slot * final_states.slot + channel * final_states.channel + i * final_states.position,
-                     input);
+        store_float(final_states.values, slot * final_states.slot + channel * final_states.channel + i * final_states.position,
+                    input);
     }
 }
 

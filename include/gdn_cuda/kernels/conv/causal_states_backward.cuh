@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kConfig.threads)
             x.data)[(packed ? 0 : sequence * x.batch) + channel * x.channel + (span.start + token) * x.token]);
     };
     const auto weight = [&](int k) {
-        return load_number(forward.weight, channel * forward.weight_channel + k * forward.weight_tap);
+        return load_float(forward.weight, channel * forward.weight_channel + k * forward.weight_tap);
     };
 
     const CausalStates &to = args.dinitial, &final_states = args.call.grad_states;
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kConfig.threads)
     for (int i = 0; i < to.positions; ++i) {
         float sum = 0.f;
         if (passes && i >= span.length)
-            sum = load_number(final_states.values, sequence * final_states.slot + channel * final_states.channel +
-                                                       (i - span.length) * final_states.position);
+            sum = load_float(final_states.values, sequence * final_states.slot + channel * final_states.channel +
+                                                      (i - span.length) * final_states.position);
         result[i * to.position] = sum;
     }
 #pragma unroll 1
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kConfig.threads)
         if (id < 0 || id_of(token) != id) continue;
         float d = value_at(args.call.grad, token);
         if (forward.silu) {
-            float z = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, channel * forward.bias_channel);
+            float z = forward.bias.data == nullptr ? 0.f : load_float(forward.bias, channel * forward.bias_channel);
 #pragma unroll 1
             for (int k = 0; k < forward.taps; ++k) {
                 const int at = token - (forward.taps - 1) + k;

@@ -32,14 +32,14 @@ __device__ __forceinline__ void read_history(const CausalStepArgs& args, const S
                                              const StepRing<kConfig>& ring) {
     const auto column = [&](int i) { return state + i * args.state.column; };
 #pragma unroll 4
-    for (int i = 0; i < ring.length; ++i) ring[i] = load_number(args.state.values, column(sequence.history_column(args, i)));
+    for (int i = 0; i < ring.length; ++i) ring[i] = load_float(args.state.values, column(sequence.history_column(args, i)));
     const int count = sequence.moved(args), history_to = sequence.history_to(args);
 #pragma unroll 1
     for (int i = 0; i < count; ++i)
-        store_number(args.state.values, column(i),
-                     load_number(args.state.values, state + (i + i64{sequence.length}) * args.state.column));
+        store_float(args.state.values, column(i),
+                    load_float(args.state.values, state + (i + i64{sequence.length}) * args.state.column));
 #pragma unroll 1
-    for (int i = max(0, -history_to); i < ring.length; ++i) store_number(args.state.values, column(i + history_to), ring[i]);
+    for (int i = max(0, -history_to); i < ring.length; ++i) store_float(args.state.values, column(i + history_to), ring[i]);
 }
 
 template <CausalStepAnyConfig kConfig>
@@ -50,8 +50,8 @@ __device__ __forceinline__ float token_sum(const CausalStepArgs& args, i64 chann
     int i = ring.at;
 #pragma unroll 4
     for (int k = 0; k < ring.length; ++k, i = ring.after(i), tap += args.weight_tap)
-        y = fmaf(load_number(args.weight, tap), ring[i], y);
-    return fmaf(load_number(args.weight, tap), x, y);
+        y = fmaf(load_float(args.weight, tap), ring[i], y);
+    return fmaf(load_float(args.weight, tap), x, y);
 }
 
 template <CausalStepAnyConfig kConfig>
@@ -68,25 +68,25 @@ __global__ void __launch_bounds__(kConfig.threads) causal_step_any(const __grid_
     const StepSequence sequence = step_sequence(args, n);
     if (sequence.place != Place::run) {
         for (int t = 0; t < sequence.length; ++t)
-            store_number(args.out.values, at(args.out, sequence.start + t), output_without_state(sequence.place));
+            store_float(args.out.values, at(args.out, sequence.start + t), output_without_state(sequence.place));
     } else if (sequence.length > 0) {
         const i64 state = sequence.slot * args.state.slot + channel * args.state.channel;
         StepRing<kConfig> ring{shared.ring, args.width - 1};
         read_history<kConfig>(args, sequence, state, ring);
-        const float bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, channel * args.bias_channel);
+        const float bias = args.bias.data == nullptr ? 0.f : load_float(args.bias, channel * args.bias_channel);
         const int kept_from = sequence.kept_from(args);
         int column = sequence.token_to(args);
 #pragma unroll 1
         for (int t = 0; t < sequence.length; ++t, column = sequence.column_after(args, column)) {
-            const float x = load_number(args.x.values, at(args.x, sequence.start + t));
-            if (t >= kept_from) store_number(args.state.values, state + column * args.state.column, x);
+            const float x = load_float(args.x.values, at(args.x, sequence.start + t));
+            if (t >= kept_from) store_float(args.state.values, state + column * args.state.column, x);
             const float y = token_sum<kConfig>(args, channel, bias, ring, x);
-            store_number(args.out.values, at(args.out, sequence.start + t), activated(y, args.silu));
+            store_float(args.out.values, at(args.out, sequence.start + t), activated(y, args.silu));
             ring.push(x);
         }
     }
     const Tail tail = tail_after(args, n, sequence);
-    for (int t = 0; t < tail.length; ++t) store_number(args.out.values, at(args.out, tail.start + t), 0.f);
+    for (int t = 0; t < tail.length; ++t) store_float(args.out.values, at(args.out, tail.start + t), 0.f);
 }
 
 }  // namespace gdn_cuda::conv

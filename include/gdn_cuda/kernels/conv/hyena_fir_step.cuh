@@ -29,10 +29,10 @@ struct FirRow {
         return sequence * x.sequence + channel * x.channel + token * x.token;
     }
     __device__ __forceinline__ float load(const HyenaTokens& x, int token) const {
-        return runs ? load_number(x.values, at(x, token)) : 0.f;
+        return runs ? load_float(x.values, at(x, token)) : 0.f;
     }
     __device__ __forceinline__ void store(const HyenaTokens& to, int token, float x) const {
-        store_number(to.values, at(to, token), x);
+        store_float(to.values, at(to, token), x);
     }
     // Fills the output of a sequence that does not run.
     __device__ __forceinline__ void fill(const HyenaTokens& out, int tokens, int lane, int lanes) const {
@@ -68,12 +68,12 @@ struct FirStep {
     __device__ __forceinline__ void load_filter() {
         if (!exists) return;
         const i64 weight = channel / args.group_channels * args.weight_group;
-        if (args.bias.data != nullptr) bias = load_number(args.bias, channel * args.bias_channel);
-        current_tap = load_number(args.weight, weight + (args.flipped ? 0 : args.width) * args.weight_tap);
+        if (args.bias.data != nullptr) bias = load_float(args.bias, channel * args.bias_channel);
+        current_tap = load_float(args.weight, weight + (args.flipped ? 0 : args.width) * args.weight_tap);
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
             if (position(e) >= 0)
-                taps[e] = load_number(args.weight, weight + (args.flipped ? age(e) + 1 : position(e)) * args.weight_tap);
+                taps[e] = load_float(args.weight, weight + (args.flipped ? age(e) + 1 : position(e)) * args.weight_tap);
     }
 
     struct Loaded {
@@ -116,7 +116,7 @@ struct FirStep {
         float u = loaded.u;
         Inputs inputs;
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) inputs[e] = number_of(loaded.inputs[e], args.state_type);
+        for (int e = 0; e < kElements; ++e) inputs[e] = to_float(loaded.inputs[e], args.state_type);
         for (int t = 0;; ++t) {
             const float y = output(inputs, u);
             if (row.runs && lane == 0) row.store(args.out, t, y);
@@ -134,7 +134,7 @@ struct FirStep {
         if (lane == 0 && args.width > 0) store_state(row, args.width - 1, u);
     }
     __device__ __forceinline__ void store_state(const FirRow& row, int position, float x) const {
-        store_number(args.states, args.state_type, row.state + position * args.state_position, x);
+        store_float(args.states, args.state_type, row.state + position * args.state_position, x);
     }
 };
 

@@ -54,8 +54,8 @@ struct FirWarp {
     int channels = min(kConfig.rows, args.channels - first_channel);  // the warp's
     int units = channels * args.width / kUnitValues;
     float* states = static_cast<float*>(args.states) + first_channel * i64{args.width} + lane * kUnitValues;  // in slot 0
-    const Io* u = token(args.u, first_sequence);  // of the sequence that is fetched next
-    Io* out = token(args.out, first_sequence);    // of the sequence that is computed
+    const Io* u = token(args.u, first_sequence);  // the sequence that is fetched next
+    Io* out = token(args.out, first_sequence);    // the sequence that is computed
     float taps[kSums][kElements], current_tap[kOwn], bias[kOwn];
 
     __device__ __forceinline__ int own_row(int i) const { return kConfig.lanes == 1 ? i * 32 + lane : lane; }
@@ -93,11 +93,11 @@ struct FirWarp {
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
 #pragma unroll
-            for (int e = 0; e < kElements; ++e) taps[i][e] = number_of(raw_taps[i][e], args.weight.type);
+            for (int e = 0; e < kElements; ++e) taps[i][e] = to_float(raw_taps[i][e], args.weight.type);
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-            current_tap[i] = number_of(raw_current[i], args.weight.type);
-            bias[i] = number_of(raw_bias[i], args.bias.type);
+            current_tap[i] = to_float(raw_current[i], args.weight.type);
+            bias[i] = to_float(raw_bias[i], args.bias.type);
         }
     }
 
@@ -160,7 +160,7 @@ struct FirWarp {
     }
     __device__ __forceinline__ void process_tokens(int sequence, Fetched& fetched, unsigned run) const {
         Io* to = out;
-        int start = 0;  // of the first row's window
+        int start = 0;  // where the first row's window starts
 #pragma unroll 1
         for (int t = 0;; to += args.out.token) {
             float y[kOwn];

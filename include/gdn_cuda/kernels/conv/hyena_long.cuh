@@ -170,7 +170,7 @@ struct HyenaLongWarp {
     __device__ __forceinline__ void run() {
         fill_tables();
         begin();
-        const float bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, segment.column * args.bias_channel);
+        const float bias = args.bias.data == nullptr ? 0.f : load_float(args.bias, segment.column * args.bias_channel);
         // The next tile is prefetched while this one is computed: to registers, or by cp.async where registers do not
         // suffice.
         typename Access::Own x1, v, x2;

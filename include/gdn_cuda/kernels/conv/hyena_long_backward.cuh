@@ -298,7 +298,7 @@ struct HyenaLongBackwardWarp {
         begin();
         park_correlation();
         const HyenaLongArgs& forward = args.forward;
-        const float bias = load_number(forward.bias, segment.column * forward.bias_channel);
+        const float bias = load_float(forward.bias, segment.column * forward.bias_channel);
         const int tiles = (segment.end - segment.first + kTileTokens - 1) / kTileTokens;
         constexpr bool kAhead = kConfig.buffers() == 2;
         int buffer = 0, tile = segment.first + (tiles - 1) * kTileTokens;

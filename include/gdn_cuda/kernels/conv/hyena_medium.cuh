@@ -48,7 +48,7 @@ struct HyenaMediumWarp {
         }
     }
     __device__ __forceinline__ void run(int begin, int end) {
-        const float rest = fill_taps(shared.taps, args.filter, channel, rows(), exists());
+        const float residual = fill_taps(shared.taps, args.filter, channel, rows(), exists());
         load_before(begin);
         typename Access::Own x1, v, x2;
         access.load(x1, args.x1, begin);
@@ -63,7 +63,7 @@ struct HyenaMediumWarp {
                 access.load(v, args.v, tile + kTileTokens);
             }
             TileSums sums = {};
-            add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), rest);
+            add_band<false, kSeparateSums>(sums, ring(), shared.taps, tile, rows(), residual);
             __syncwarp();
             store_sums(shared.scratch, sums, access.flip());
             access.sync();

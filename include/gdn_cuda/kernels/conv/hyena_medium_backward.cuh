@@ -116,14 +116,14 @@ struct HyenaMediumBackwardWarp {
         }
     }
     // The sums of z and of du, written to shared memory.
-    __device__ __forceinline__ void sums_of_z(int tile, float rest) const {
+    __device__ __forceinline__ void sums_of_z(int tile, float residual) const {
         TileSums sums = {};
-        add_band<false, kSeparateSums>(sums, u_ring(), shared.taps, tile, rows(), rest);
+        add_band<false, kSeparateSums>(sums, u_ring(), shared.taps, tile, rows(), residual);
         store_sums(shared.scratch + Shared::kSumsOfZ, sums, access.flip());
     }
-    __device__ __forceinline__ void sums_of_du(int tile, float rest) const {
+    __device__ __forceinline__ void sums_of_du(int tile, float residual) const {
         TileSums sums = {};
-        add_band<true, kSeparateSums>(sums, dz_ring(), shared.taps, tile, rows(), rest);
+        add_band<true, kSeparateSums>(sums, dz_ring(), shared.taps, tile, rows(), residual);
         store_sums(shared.scratch + Shared::kSumsOfDu, sums, access.flip());
         add_last_state_gradient(tile);
     }
@@ -155,7 +155,7 @@ struct HyenaMediumBackwardWarp {
         for (int lag = lane(); lag < taps(); lag += 32) to[lag] = shared.dtaps[lag];
     }
     // Writes du of the tokens before the sequence; called by all threads.
-    __device__ __forceinline__ void write_initial_gradient(float rest) const {
+    __device__ __forceinline__ void write_initial_gradient(float residual) const {
         const int length = taps() - 1;
 #pragma unroll 1
         for (int tile = -kTileTokens; tile + kTileTokens > -length; tile -= kTileTokens) {
@@ -163,7 +163,7 @@ struct HyenaMediumBackwardWarp {
 #pragma unroll 1
             for (int i = lane(); i < kTileTokens / 2; i += 32) store_pair(dz_ring(), tile / 2 + i, 0.f, 0.f);
             __syncwarp();
-            sums_of_du(tile, rest);
+            sums_of_du(tile, residual);
             __syncwarp();
             if (!exists()) continue;
             float* const to = args.dinitial + (static_cast<i64>(segment.batch) * forward.channels + segment.column) * length;
@@ -178,7 +178,7 @@ struct HyenaMediumBackwardWarp {
     __device__ __forceinline__ void run() const {
         const int tiles = (segment.end - segment.first + kTileTokens - 1) / kTileTokens;
         const int last = segment.first + (tiles - 1) * kTileTokens;
-        const float rest = fill_taps(shared.taps, forward.filter, segment.column, rows(), exists());
+        const float residual = fill_taps(shared.taps, forward.filter, segment.column, rows(), exists());
         for (int lag = lane(); lag < kForward.taps; lag += 32) shared.dtaps[lag] = 0.f;
         load_dz_after(last + kTileTokens);
         Own x1, v, x2, dy;
@@ -200,8 +200,8 @@ struct HyenaMediumBackwardWarp {
             access.load(x1, forward.x1, tile);
             access.load(v, forward.v, tile);
             correlate(tile);
-            sums_of_z(tile, rest);
-            sums_of_du(tile, rest);
+            sums_of_z(tile, residual);
+            sums_of_du(tile, residual);
             access.sync();
 
             // The next tile's loads come after the last use of this tile's: loads of both share scoreboards, so that use
@@ -221,7 +221,7 @@ struct HyenaMediumBackwardWarp {
         }
         access.sync();
         write_tap_sums();
-        if (segment.first == 0 && args.dinitial != nullptr) write_initial_gradient(rest);
+        if (segment.first == 0 && args.dinitial != nullptr) write_initial_gradient(residual);
     }
 };
 

@@ -72,7 +72,7 @@ struct ModalStep {
         if constexpr (kConfig.vectors)
             *reinterpret_cast<Io*>(to) = from_float<Io>(y);
         else
-            store_number(to, args.out.values.type, 0, y);
+            store_float(to, args.out.values.type, 0, y);
     }
 
     __device__ __forceinline__ void load_filter() {
@@ -83,11 +83,11 @@ struct ModalStep {
                                    args.residues_state, args.count - first_state);
         load_four<kConfig.vectors>(poles, args.log_poles, group * args.log_poles_group + first_state * args.log_poles_state,
                                    args.log_poles_state, args.count - first_state);
-        D = load_number(args.D, channel * args.D_channel);
+        D = load_float(args.D, channel * args.D_channel);
 #pragma unroll
         for (int i = 0; i < kElements; ++i) {
-            const float log_pole = number_of(poles[i], kConfig.vectors ? DType::f32 : args.log_poles.type);
-            residue[i] = number_of(residues[i], kConfig.vectors ? DType::f32 : args.residues.type);
+            const float log_pole = to_float(poles[i], kConfig.vectors ? DType::f32 : args.log_poles.type);
+            residue[i] = to_float(residues[i], kConfig.vectors ? DType::f32 : args.residues.type);
             const bool offset = fabsf(log_pole) < kOffsetBelow;
             keep_mask[i] = offset ? ~0u : 0u;
             rate[i] = offset ? expm1_small(log_pole) : exp_fast(log_pole);
@@ -98,7 +98,7 @@ struct ModalStep {
     struct Loaded {
         char* states = nullptr;  // the lane's first state in the pool; null: the sequence does not run
         unsigned state[kElements];
-        unsigned gate, x1, v;  // of the first token
+        unsigned gate, x1, v;  // the first token's
     };
     __device__ __forceinline__ Loaded load(int sequence) {
         Loaded loaded;
@@ -127,20 +127,20 @@ struct ModalStep {
 
     // Advances the states by a token, and returns its output to all lanes of the row.
     __device__ __forceinline__ float advance(float (&state)[kElements], const Loaded& loaded) const {
-        const float u = number_of(loaded.x1, type_of(args.x1)) * number_of(loaded.v, type_of(args.v));
+        const float u = to_float(loaded.x1, type_of(args.x1)) * to_float(loaded.v, type_of(args.v));
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < kElements; ++i) {
             state[i] = fmaf(rate[i], state[i], __uint_as_float(__float_as_uint(state[i]) & keep_mask[i]) + u);
             if (has_state(i)) sum = fmaf(residue[i], state[i], sum);
         }
-        return number_of(loaded.gate, type_of(args.x2)) * fmaf(D, u, group_sum<kLanes>(sum));
+        return to_float(loaded.gate, type_of(args.x2)) * fmaf(D, u, group_sum<kLanes>(sum));
     }
     __device__ __forceinline__ void run(int sequence, Loaded loaded) const {
         const bool runs = loaded.states != nullptr, writes = runs && lane == 0;
         float state[kElements];
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) state[i] = number_of(loaded.state[i], state_type());
+        for (int i = 0; i < kElements; ++i) state[i] = to_float(loaded.state[i], state_type());
         const float y = advance(state, loaded);
         if (writes) store_token(out, y);
         char* to = out;
@@ -159,7 +159,7 @@ struct ModalStep {
         } else {
 #pragma unroll
             for (int i = 0; i < kElements; ++i)
-                if (has_state(i)) store_number(to, args.state_type, i * args.state_position, state[i]);
+                if (has_state(i)) store_float(to, args.state_type, i * args.state_position, state[i]);
         }
     }
     // Fills the output of a sequence that does not run.

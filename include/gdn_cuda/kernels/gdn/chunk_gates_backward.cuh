@@ -41,21 +41,21 @@ __global__ void __launch_bounds__(kConfig.threads()) chunk_gates_backward(const 
                 if (args.forms.gate == GateForms::decay) {
                     slope = 1.f / gate;
                 } else if (args.forms.gate == GateForms::raw) {
-                    const float z = number_of(gates.gate, args.gate.values.type) + number_of(gates.dt_bias, args.dt_bias.type);
-                    slope = log_decay_slope(number_of(gates.A_log, args.A_log.type), z);
+                    const float z = to_float(gates.gate, args.gate.values.type) + to_float(gates.dt_bias, args.dt_bias.type);
+                    slope = log_decay_slope(to_float(gates.A_log, args.A_log.type), z);
                 }
                 const float found = dg == 0.f ? 0.f : dg * slope;
-                store_number(args.gate_to, at, found);
+                store_float(args.gate_to, at, found);
                 by_A_log += dg == 0.f ? 0.f : dg * gate;
                 by_bias += found;
             }
             if (args.beta_to.data != nullptr) {
                 float found = args.beta_gradient[at];
                 if (args.forms.beta_is_logit) {
-                    const float logit = number_of(gates.beta, args.beta.values.type);
+                    const float logit = to_float(gates.beta, args.beta.values.type);
                     found *= args.forms.beta_factor * sigmoid(logit) * sigmoid(-logit);
                 }
-                store_number(args.beta_to, at, found);
+                store_float(args.beta_to, at, found);
             }
         }
     }

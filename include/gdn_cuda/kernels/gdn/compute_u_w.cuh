@@ -41,7 +41,7 @@ struct ComputeUWBlock {
         const int token = threadIdx.x;
         if (token >= kChunk) return;
         const float gate = gate_of(args.gate, place, head, count, token);
-        const float beta = token < count ? load_number(args.beta.values, scalar_at(args.beta, place, head, token)) : 0.f;
+        const float beta = token < count ? load_float(args.beta.values, scalar_at(args.beta, place, head, token)) : 0.f;
         shared.gate[token] = gate;
         shared.beta[token] = beta;
         shared.decayed_beta[token] = beta * exp_fast(gate);

@@ -109,10 +109,10 @@ __global__ void __launch_bounds__(kConfig.threads()) move_states(const __grid_co
         if (move.to < 0) continue;
         for_each_element(from, [&](int r, int c, i64 offset) {
             const bool is_one = kMove == StatesMove::identity && first_row + r - call.values == first_column + c;
-            tile[r][c] = is_one ? 1.f : move.from < 0 ? 0.f : load_number({from.data, from.type}, move.from + offset);
+            tile[r][c] = is_one ? 1.f : move.from < 0 ? 0.f : load_float({from.data, from.type}, move.from + offset);
         });
         __syncthreads();
-        for_each_element(to, [&](int r, int c, i64 offset) { store_number({to.data, to.type}, move.to + offset, tile[r][c]); });
+        for_each_element(to, [&](int r, int c, i64 offset) { store_float({to.data, to.type}, move.to + offset, tile[r][c]); });
         __syncthreads();
     }
 }

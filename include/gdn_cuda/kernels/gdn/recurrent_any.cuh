@@ -62,7 +62,7 @@ struct RecurrentAnyBlock {
     }
     __device__ __forceinline__ void load(const RecurrentStates& states, i64 at, float (&s)[kLayout.per_lane]) {
         for_each_element(states, [&](int r, int c) {
-            shared.state[r][c] = load_number({states.data, states.type}, at + offset_of(states, r, c));
+            shared.state[r][c] = load_float({states.data, states.type}, at + offset_of(states, r, c));
         });
         __syncthreads();
 #pragma unroll
@@ -77,7 +77,7 @@ struct RecurrentAnyBlock {
         for (int i = 0; i < kLayout.per_lane; ++i) shared.state[row][lane + i * kLanes] = s[i];
         __syncthreads();
         for_each_element(states, [&](int r, int c) {
-            store_number({states.data, states.type}, at + offset_of(states, r, c), shared.state[r][c]);
+            store_float({states.data, states.type}, at + offset_of(states, r, c), shared.state[r][c]);
         });
         __syncthreads();
     }
@@ -92,7 +92,7 @@ struct RecurrentAnyBlock {
         if (r >= rows || first_row + r >= call.outputs) return;
 #pragma unroll 1
         for (i64 token = first + threadIdx.x / kRows; token < last; token += kThreads / kRows)
-            store_number(call.output.data, args.io, at(call.output, sequence, token, 1) + (first_row + r) * args.output_d, x);
+            store_float(call.output.data, args.io, at(call.output, sequence, token, 1) + (first_row + r) * args.output_d, x);
     }
     // Loads tokens [first, first + count) and computes their scalars.
     __device__ __forceinline__ void load_tokens(int sequence, i64 first, int count) {
@@ -102,14 +102,14 @@ struct RecurrentAnyBlock {
             const bool inside = c < call.dk;
             const i64 query = at(call.query, sequence, first + t, args.heads_per_query) + c * args.query_d;
             const i64 key = at(call.key, sequence, first + t, call.heads_per_key) + c * args.key_d;
-            shared.query[t][c] = inside ? load_number({call.query.data, args.io}, query) : 0.f;
-            shared.key[t][c] = inside ? load_number({call.key.data, args.io}, key) : 0.f;
+            shared.query[t][c] = inside ? load_float({call.query.data, args.io}, query) : 0.f;
+            shared.key[t][c] = inside ? load_float({call.key.data, args.io}, key) : 0.f;
         }
 #pragma unroll 1
         for (int i = threadIdx.x; i < count * kRows; i += kThreads) {
             const int t = i / kRows, r = i % kRows;
             const i64 value = at(call.value, sequence, first + t, args.heads_per_value) + (first_row + r) * args.value_d;
-            shared.value[t][r] = r < rows && first_row + r < call.values ? load_number({call.value.data, args.io}, value) : 0.f;
+            shared.value[t][r] = r < rows && first_row + r < call.values ? load_float({call.value.data, args.io}, value) : 0.f;
         }
         __syncthreads();
         const int t = min(row, count - 1);  // one token per group of lanes; all lanes of a warp: sums use shuffles
@@ -127,7 +127,7 @@ struct RecurrentAnyBlock {
         for (int i = threadIdx.x; i < count * kRows; i += kThreads) {
             const int t = i / kRows, r = i % kRows;
             const i64 output = at(call.output, sequence, first + t, 1) + (first_row + r) * args.output_d;
-            if (r < rows && first_row + r < call.outputs) store_number(call.output.data, args.io, output, shared.value[t][r]);
+            if (r < rows && first_row + r < call.outputs) store_float(call.output.data, args.io, output, shared.value[t][r]);
         }
     }
     __device__ __forceinline__ void advance_token(int t, float (&s)[kLayout.per_lane]) {

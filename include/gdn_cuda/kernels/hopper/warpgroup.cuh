@@ -16,6 +16,7 @@ constexpr int kWarpgroupBarrier = 2;
 #ifdef __CUDACC__
 
 #include <gdn_cuda/kernels/common/named_barrier.cuh>
+#include <gdn_cuda/kernels/common/opaque.cuh>
 
 namespace gdn_cuda {
 
@@ -50,16 +51,6 @@ struct Lane {
         return shared_address(tile.bytes) + (row * 128 | (vector ^ row % 8) << 4);  // one register for every tile
     }
 };
-
-// Optimisation barrier: keeps the compiler from hoisting what depends on x, and holding it in registers.
-__device__ __forceinline__ int opaque(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-__device__ __forceinline__ float opaque(float x) {
-    asm volatile("" : "+f"(x));
-    return x;
-}
 
 }  // namespace gdn_cuda
 

@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
     float lowest = kLowestOfSoftplus;  // smaller `a + dt_bias` need gate_by_logarithm
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-        const float rate_log = load_number(args.A_log, head + i);
+        const float rate_log = load_float(args.A_log, head + i);
         rate[i] = -expf(rate_log);
-        bias[i] = load_number(args.dt_bias, head + i);
+        bias[i] = load_float(args.dt_bias, head + i);
         if (rate_log > kLargestRateLog) lowest = __int_as_float(0x7f800000);
     }
 
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
         const T* a_row = static_cast<const T*>(args.a) + batch * args.a_batch + token * args.a_token;
 #pragma unroll 1
         for (int h = head; h < head + kVector; ++h) {
-            const float x = to_float(a_row[h]) + load_number(args.dt_bias, h);
-            args.gate[row * args.heads + h] = log_decay(load_number(args.A_log, h), x);
+            const float x = to_float(a_row[h]) + load_float(args.dt_bias, h);
+            args.gate[row * args.heads + h] = log_decay(load_float(args.A_log, h), x);
         }
     }
 }

@@ -72,9 +72,9 @@ struct SplitOutputs {
         if (is_written) elements.store(to);
         to += lane.step;
     }
-    __device__ __forceinline__ void fill(float number) {
+    __device__ __forceinline__ void fill(float value) {
         Elements elements;
-        elements.fill(number);
+        elements.fill(value);
         elements.store(to);
         to += lane.step;
     }

@@ -28,13 +28,13 @@ struct RawGates {
     // The logarithm of the decay; with GateForms::decay the decay itself.
     template <class Args>
     __device__ __forceinline__ float gate_of(const Args& args, const GateForms& forms) const {
-        const float g = number_of(gate, args.gate.values.type);
+        const float g = to_float(gate, args.gate.values.type);
         if (forms.gate != GateForms::raw) return g;
-        return log_decay(number_of(A_log, args.A_log.type), g + number_of(dt_bias, args.dt_bias.type));
+        return log_decay(to_float(A_log, args.A_log.type), g + to_float(dt_bias, args.dt_bias.type));
     }
     template <class Args>
     __device__ __forceinline__ float beta_of(const Args& args, const GateForms& forms) const {
-        const float b = number_of(beta, args.beta.values.type);
+        const float b = to_float(beta, args.beta.values.type);
         return forms.beta_is_logit ? forms.beta_factor * sigmoid(b) : b;
     }
     template <class Args>

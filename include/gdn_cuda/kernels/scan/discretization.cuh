@@ -124,16 +124,16 @@ __device__ __forceinline__ T after(T x, const Step<T>& step) {
 
 // A sum, and its rounding error.
 struct ExactSum {
-    float sum = 0.f, rest = 0.f;
+    float sum = 0.f, residual = 0.f;
 
     __device__ __forceinline__ void add(float x) {
         const float next = sum + x, added = next - sum;
-        rest += (sum - (next - added)) + (x - added);
+        residual += (sum - (next - added)) + (x - added);
         sum = next;
     }
     __device__ __forceinline__ void add(const ExactSum& x) {
         add(x.sum);
-        rest += x.rest;
+        residual += x.residual;
     }
 };
 
@@ -196,19 +196,19 @@ struct Pole<kTransition, true> {
     static constexpr bool kRelative = kTransition == Transition::bilinear, kFollowsSteps = !kRelative;
     using Complex = ComplexNumber<float>;
 
-    Complex A, inverse;       // inverse: 1 / A, for zoh
-    float rate, turns, rest;  // per unit of δ: log2 |Ā|, Im A / 2π, and the rounding error of turns
+    Complex A, inverse;           // inverse: 1 / A, for zoh
+    float rate, turns, residual;  // per unit of δ: log2 |Ā|, Im A / 2π, and the rounding error of turns
 
     __device__ __forceinline__ static Pole of(Complex A) {
-        constexpr float kInverse = 0.159154937f, kRest = 6.42063833e-9f;  // 1 / 2π
+        constexpr float kInverse = 0.159154937f, kResidual = 6.42063833e-9f;  // 1 / 2π
         const float turns = A.im * kInverse;
         return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{}, A.re * kLog2e, turns,
-                fmaf(A.im, kRest, fmaf(A.im, kInverse, -turns))};
+                fmaf(A.im, kResidual, fmaf(A.im, kInverse, -turns))};
     }
     // √2 times the sine and cosine of half the angle of e^(δA); turns are reduced without error.
     __device__ __forceinline__ void sincos(float delta, float& sine, float& cosine) const {
         const float part = fmaf(delta, turns, -rintf(delta * turns));
-        sincos_half_turns(fmaf(delta, rest, part), sine, cosine);
+        sincos_half_turns(fmaf(delta, residual, part), sine, cosine);
     }
     // e^(δA)
     __device__ __forceinline__ Complex power(float delta) const {
@@ -227,7 +227,7 @@ struct Pole<kTransition, true> {
     // Ā over steps that sum to `steps`, for any number of turns.
     __device__ __forceinline__ Complex decay_over(const ExactSum& steps) const {
         const float phase = steps.sum * turns, power = steps.sum * A.re;
-        const float error = fmaf(steps.sum, rest, fmaf(steps.sum, turns, -phase)) + steps.rest * turns;
+        const float error = fmaf(steps.sum, residual, fmaf(steps.sum, turns, -phase)) + steps.residual * turns;
         const float size = fabsf(power) < 0.5f ? 1.f + expm1_small(power) : exp2_fast(steps.sum * rate);
         return unit_at(2.f * (phase - rintf(phase) + error)) * size;
     }

@@ -66,10 +66,10 @@ struct Exponent {
     float real, imaginary, turns;
 
     __device__ __forceinline__ static Exponent of(float delta, const Complex& A) {
-        constexpr float kInverse = 0x1.45f306p-3f, kInverseRest = 0x1.b9391p-28f;  // 1 / (2 pi)
-        const float phase = delta * A.im, rest = fmaf(delta, A.im, -phase);
+        constexpr float kInverse = 0x1.45f306p-3f, kInverseResidual = 0x1.b9391p-28f;  // 1 / (2 pi)
+        const float phase = delta * A.im, residual = fmaf(delta, A.im, -phase);
         const float whole = rintf(phase * kInverse);
-        const float turns = fmaf(phase, kInverse, -whole) + fmaf(phase, kInverseRest, rest * kInverse);
+        const float turns = fmaf(phase, kInverse, -whole) + fmaf(phase, kInverseResidual, residual * kInverse);
         return {delta * A.re, phase, turns};
     }
 };

@@ -29,7 +29,7 @@ struct RglruForward {
     RglruScan<kConfig> scan{shared.steps};
     float u[kTokens], delta[kTokens], y[kTokens];
     RglruMarked marked;
-    bool any_marked;  // of the block's tokens; uniform, as there are barriers in the branches
+    bool any_marked;  // in the whole block: uniform, as there are barriers in the branches
 
     __device__ __forceinline__ bool packed() const { return args.cu_seqlens.data != nullptr; }
     __device__ __forceinline__ float initial_of(int sequence, int state) const {

@@ -32,10 +32,10 @@ struct RglruBackward {
     RglruScan<kConfig> forward{shared.forward}, reverse{shared.reverse};
     float u[kTokens], delta[kTokens], grad[kTokens], du[kTokens], ddelta[kTokens];
     RglruMarked marked;
-    bool any_marked;  // of the block's tokens; uniform, as there are barriers in the branches
+    bool any_marked;  // in the whole block: uniform, as there are barriers in the branches
 
     __device__ __forceinline__ bool packed() const { return args.cu_seqlens.data != nullptr; }
-    __device__ __forceinline__ float number_of(const RglruStates& x, int sequence, int state) const {
+    __device__ __forceinline__ float value_of(const RglruStates& x, int sequence, int state) const {
         return x.data != nullptr && place.exists ? x.data[place.in(x, sequence, state)] : 0.f;
     }
     __device__ __forceinline__ float log_A(int state) const {
@@ -55,8 +55,8 @@ struct RglruBackward {
             for_starts(marked.starts, shared.marks, first, [&](int i, int sequence) {
                 const int ended = sequence_before(args, sequence);
                 shared.initial.at[i][place.column()] =
-                    sequence < args.sequences ? number_of(args.initial, sequence, state) : 0.f;
-                shared.grads.at[i][place.column()] = ended >= 0 ? number_of(call.grad_last, ended, state) : 0.f;
+                    sequence < args.sequences ? value_of(args.initial, sequence, state) : 0.f;
+                shared.grads.at[i][place.column()] = ended >= 0 ? value_of(call.grad_last, ended, state) : 0.f;
             });
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) {
@@ -143,10 +143,10 @@ struct RglruBackward {
     // f after the last token: the gradient of its sequence's last state.
     __device__ __forceinline__ RglruState begin() {
         const int sequence = last_sequence(args, place);
-        if constexpr (!kMany) return {sequence < 0 ? 0.f : number_of(call.grad_last, sequence, 0), 0.f};
+        if constexpr (!kMany) return {sequence < 0 ? 0.f : value_of(call.grad_last, sequence, 0), 0.f};
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
         for (int state = place.segment; state < args.states; state += groups)
-            shared.carry.at[state][place.column()] = {sequence < 0 ? 0.f : number_of(call.grad_last, sequence, state), 0.f};
+            shared.carry.at[state][place.column()] = {sequence < 0 ? 0.f : value_of(call.grad_last, sequence, state), 0.f};
         __syncthreads();
         return {};
     }
@@ -161,7 +161,7 @@ struct RglruBackward {
             for (int i = place.segment; i < args.sequences; i += groups)
                 if (!has_tokens(args, i))
                     for (int state = 0; state < args.states; ++state)
-                        call.dinitial.data[place.in(call.dinitial, i, state)] = number_of(call.grad_last, i, state);
+                        call.dinitial.data[place.in(call.dinitial, i, state)] = value_of(call.grad_last, i, state);
             return;
         }
         for (int state = place.segment; state < args.states; state += groups)

@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(kConfig.threads)
         const i64 group = line % sums.groups, row = line / sums.groups;
         const Coefficients& to = sums.to;
         const int parts = to.pair != 0 ? 2 : 1;
-        store_number(to.data, to.type,
-                     row * to.batch + group * to.group + token * to.token + column / parts * to.n + column % parts * to.pair,
-                     sum);
+        store_float(to.data, to.type,
+                    row * to.batch + group * to.group + token * to.token + column / parts * to.n + column % parts * to.pair,
+                    sum);
     }
 }
 

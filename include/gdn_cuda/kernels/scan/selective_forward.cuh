@@ -43,7 +43,7 @@ struct SelectiveForward {
     Shared& shared;
     Elements elements;
     CoefficientTiles coefficients;
-    int lane, channel;  // of this thread's states
+    int lane, channel;  // where this thread's states are
 
     __device__ __forceinline__ float* row(int rows) const { return elements.row(rows, channel); }
     __device__ __forceinline__ static int place_in_row(int channel, int token) {
@@ -225,7 +225,7 @@ struct SelectiveForward {
             for (float x : step) total.add(x);
             Lanes::each_distance([&](int distance) {
                 total.add(ExactSum{__shfl_xor_sync(0xffffffffu, total.sum, distance),
-                                   __shfl_xor_sync(0xffffffffu, total.rest, distance)});
+                                   __shfl_xor_sync(0xffffffffu, total.residual, distance)});
             });
         } else {
 #pragma unroll

@@ -15,7 +15,7 @@ struct SelectiveForwardConfig {
     constexpr bool operator==(const SelectiveForwardConfig&) const = default;
     static constexpr int kThreads = 128;
     GDN_HOST_DEVICE constexpr int channels() const { return kThreads / lanes; }
-    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: eight elements a thread
+    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // per tile: eight elements a thread
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     // Blocks an SM for which registers are limited. Below sm_90 an SM lacks the shared memory for five blocks, or for three of
@@ -33,7 +33,7 @@ template <SelectiveForwardConfig kConfig>
 struct SelectiveForwardSharedPlan {
     static constexpr SelectiveForwardConfig kConfiguration = kConfig;
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
-    // Padding makes consecutive rows begin in different banks. It also receives the last granule of an unaligned row
+    // Padding makes consecutive rows begin in different banks. It also receives the last 16-byte vector of an unaligned row
     // (elements.cuh).
     static constexpr int kPitch = kTokens + 4;
     static constexpr int kRowPitch = kTokens * kConfig.parts() + 4;

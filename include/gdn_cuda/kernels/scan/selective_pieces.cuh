@@ -63,7 +63,7 @@ struct SelectivePieces {
     Elements elements;
     CoefficientTile coefficients;
     int segment, first;  // first: of the block's states
-    int lane, channel;   // of this thread's states
+    int lane, channel;   // where this thread's states are
 
     // ---- The tile
 
@@ -198,7 +198,7 @@ struct SelectivePieces {
             else
                 tile.sum += x;
         Lanes::each_distance(
-            [&](int distance) { tile.add(ExactSum{shuffled(tile.sum, distance), shuffled(tile.rest, distance)}); });
+            [&](int distance) { tile.add(ExactSum{shuffled(tile.sum, distance), shuffled(tile.residual, distance)}); });
         states.steps.add(tile);
         return tile;
     }

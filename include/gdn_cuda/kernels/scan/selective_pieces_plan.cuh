@@ -15,7 +15,7 @@ struct SelectivePiecesConfig {
     static constexpr int kThreads = 128;
     static constexpr bool is_narrow = false;  // as in SelectiveForwardConfig
     GDN_HOST_DEVICE constexpr int channels() const { return kThreads / lanes; }
-    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: eight elements a thread
+    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // per tile: eight elements a thread
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
@@ -31,7 +31,8 @@ struct SelectivePiecesSharedPlan {
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
     static constexpr int kPitch = kTokens + 4, kRowPitch = kTokens * kConfig.parts() + 4;  // as in SelectiveForwardSharedPlan
 
-    // Rows of the tile's steps, inputs and sizes. Their padding receives the last granules of unaligned rows of u, δ and z.
+    // Rows of the tile's steps, inputs and sizes. Their padding receives the last 16-byte vectors of unaligned rows of u, δ and
+    // z.
     alignas(16) float rows[3][kChannels * kPitch];
     // B, or C in reverse; filled with ones if that is constant.
     struct Tile {

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     const auto row_scalar = [&](const SelectiveStepArgs::PerRow& x) {
         if (x.values.data == nullptr || !mine.exists) return 0.f;
         const char* from = static_cast<const char*>(x.values.data) + mine.head * x.head + mine.d * x.d;
-        return load_raw_number(from, x.values).number(x.values.type);
+        return load_raw_element(from, x.values).to_float(x.values.type);
     };
     const float D = row_scalar(args.D), bias = row_scalar(args.bias);
     typename StepTypes<kConfig>::Number A[kConfig.elements()], state[kConfig.elements()];

@@ -37,7 +37,8 @@ struct DirectCall {
     __device__ __forceinline__ bool is_rglru() const { return !kPlain && args.discretization == Discretization::rglru; }
 };
 
-// A lane's elements of B or C, as raw bits.
+// A lane's elements of B or C, as raw bits. Not a RawVector: its branch on the dtype would wait for earlier loads, so the
+// second half is loaded for every dtype.
 template <SelectiveStepConfig kConfig, bool kPlain>
 struct DirectColumns {
     using Types = StepTypes<kConfig>;
@@ -57,7 +58,7 @@ struct DirectColumns {
             const char* at = from + existing_column(lane, v, call.args.columns) * next;
             if (call.column_units()) {
                 halves[v][0].load(at);
-                halves[v][1].load(at + (is_wide ? 4 * kHalf : 0));  // a branch would wait for earlier loads
+                halves[v][1].load(at + (is_wide ? 4 * kHalf : 0));  // without a branch
             } else {
                 load_elements(reinterpret_cast<float*>(halves[v]), at, x);
             }
@@ -70,7 +71,7 @@ struct DirectColumns {
             for (int j = 0; j < kFloats; ++j) to.set(j, __uint_as_float(words[j]));
         } else if constexpr (!is_complex(kConfig.state)) {
 #pragma unroll
-            for (int j = 0; j < kFloats; ++j) to.set(j, number_by_shift(words[j / 2] >> (j % 2 * 16) & 0xffffu, type));
+            for (int j = 0; j < kFloats; ++j) to.set(j, to_float_by_shift(words[j / 2] >> (j % 2 * 16) & 0xffffu, type));
         }
     }
 
@@ -82,7 +83,7 @@ struct DirectColumns {
                 const Complex number = *reinterpret_cast<const Complex*>(from);
                 to[2 * j] = number.re, to[2 * j + 1] = number.im;
             } else {
-                to[j] = load_raw_number(from, x.values).number(x.values.type);
+                to[j] = load_raw_element(from, x.values).to_float(x.values.type);
             }
         }
     }
@@ -118,8 +119,8 @@ __device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
     };
     struct RowScalar {
         DType type;
-        RawNumber raw;
-        __device__ __forceinline__ float number() const { return raw.number(type); }
+        RawElement raw;
+        __device__ __forceinline__ float to_float() const { return raw.to_float(type); }
     };
     const auto load = [&](const Tagged& x, DType type, const char* from) {
         RowScalar loading{type, {}};
@@ -169,8 +170,8 @@ __device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
         if (call.is_rglru())
 #pragma unroll
             for (float& a : A) a = logf(a);
-    StepRow row = row_of_token(args, delta.number() + bias.number(), x.number(), z.number());
-    if (call.has_delta_a()) row.delta_a = delta_a.number();
+    StepRow row = row_of_token(args, delta.to_float() + bias.to_float(), x.to_float(), z.to_float());
+    if (call.has_delta_a()) row.delta_a = delta_a.to_float();
 #pragma unroll
     for (int i = 0; i < kConfig.elements(); ++i) state[i] = Types::at(vectors[i / kConfig.vector], i % kConfig.vector);
     float part = 0.f;
@@ -185,9 +186,9 @@ __device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
     };
     if (works) with_step<kConfig, kPlain>(args, move_on);
     store_state<kConfig>(own, lane, 0, args.columns, state);
-    const float y = output_of<kConfig>(args, row_sum_over_lanes(part, lane.lanes), row, D.number(), place);
+    const float y = output_of<kConfig>(args, row_sum_over_lanes(part, lane.lanes), row, D.to_float(), place);
     if (lane.lane == 0 && lane.exists)
-        store_number(const_cast<char*>(token_address(args.out)), call.token_type(args.x.values), y);
+        store_float(const_cast<char*>(token_address(args.out)), call.token_type(args.x.values), y);
 }
 
 template <SelectiveStepConfig kConfig>

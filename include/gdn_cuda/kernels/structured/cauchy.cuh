@@ -151,7 +151,7 @@ struct Cauchy {
                 if constexpr (kConfig.pairs_anywhere()) {
                     if (row < 0) {
                         const CauchyPairsAnywhere::Pole pole(x);
-                        shared.pairs_anywhere[n] = {pole.re, pole.im_squared.square, pole.im_squared.rest};
+                        shared.pairs_anywhere[n] = {pole.re, pole.im_squared.square, pole.im_squared.residual};
                     } else {
                         const Real re = CauchyPairsAnywhere::scaled(2 * x.re), im = CauchyPairsAnywhere::scaled(2 * x.im);
                         shared.residues_anywhere[row][n] = {re, im * load_from(args.poles, tiles.poles, n).im};
@@ -232,7 +232,7 @@ struct Cauchy {
         CauchyPairsAnywhere::Pole pole;
         pole.re = pair.re;
         pole.im_squared.square = pair.im_squared;
-        pole.im_squared.rest = pair.rest;
+        pole.im_squared.residual = pair.residual;
         return pole;
     }
     // Whether a warp's points and a tile's pairs need no range checks.
@@ -438,10 +438,10 @@ struct Cauchy {
                 if constexpr (kComplex) add_kahan(sums[row][p].im, compensations[row][p].im, parts[row][p].im);
             }
     }
-    // Kahan summation: sum += x; `rest` has the rounding error of the previous addition.
-    __device__ __forceinline__ static void add_kahan(Real& sum, Real& rest, Real x) {
-        const Real y = x - rest, total = sum + y;
-        rest = (total - sum) - y;
+    // Kahan summation: sum += x; `residual` has the rounding error of the previous addition.
+    __device__ __forceinline__ static void add_kahan(Real& sum, Real& residual, Real x) {
+        const Real y = x - residual, total = sum + y;
+        residual = (total - sum) - y;
         sum = total;
     }
 };

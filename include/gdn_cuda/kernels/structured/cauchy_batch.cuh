@@ -58,7 +58,7 @@ struct CauchyBatch {
         for (int row = 0; row < kRows; row += 2) {
             const TwoParts a = TwoParts::nearest(loaded.residues[row]), b = TwoParts::nearest(loaded.residues[row + 1]);
             *reinterpret_cast<uint2*>(group.high[step].by_lane[row / 2 * 4 + by_lane][which]) = {a.high, b.high};
-            *reinterpret_cast<uint2*>(group.rest[step].by_lane[row / 2 * 4 + by_lane][which]) = {a.rest, b.rest};
+            *reinterpret_cast<uint2*>(group.residual[step].by_lane[row / 2 * 4 + by_lane][which]) = {a.residual, b.residual};
         }
         group.poles[lane] = loaded.pole;
         check_range(loaded);
@@ -84,9 +84,9 @@ struct CauchyBatch {
     __device__ __forceinline__ void add_step(float (&parts)[kColumns][4], const float (&z)[kColumns], int step) const {
         const auto& group = shared.groups[warp];
         const uint4 high = *reinterpret_cast<const uint4*>(group.high[step].by_lane[lane]),
-                    rest = *reinterpret_cast<const uint4*>(group.rest[step].by_lane[lane]);
+                    residual = *reinterpret_cast<const uint4*>(group.residual[step].by_lane[lane]);
         const float2 poles = *reinterpret_cast<const float2*>(&group.poles[step * Operand::kPoles + lane % 4 * 2]);
-        const TwoParts residues[4] = {{high.x, rest.x}, {high.y, rest.y}, {high.z, rest.z}, {high.w, rest.w}};
+        const TwoParts residues[4] = {{high.x, residual.x}, {high.y, residual.y}, {high.z, residual.z}, {high.w, residual.w}};
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
             float sums[4]{};
@@ -155,9 +155,9 @@ struct CauchyBatch {
         const unsigned row = place.first_row + warp;
         const int point = place.first_point + lane;
         if (point >= args.point_count) return;
-        float sum = 0.f, rest = 0.f;
+        float sum = 0.f, residual = 0.f;
 #pragma unroll
-        for (int from = 0; from < kWarps; ++from) One::add_kahan(sum, rest, shared.sums[from][warp][lane]);
+        for (int from = 0; from < kWarps; ++from) One::add_kahan(sum, residual, shared.sums[from][warp][lane]);
         typename Io::Number whole{sum, 0.f};
         if (shared.recompute[lane] || shared.recompute_all || !isfinite(sum) || (sum != 0.f && fabsf(sum) < shared.min_sum))
             [[unlikely]]

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/structured/broadcast_operand.cuh>
 
 namespace gdn_cuda::structured {
@@ -92,12 +93,6 @@ struct ElementType {
     }
 };
 
-// Hides x from the compiler, so that expressions of x are computed here. Hoisted out of a loop they would occupy registers.
-__device__ __forceinline__ unsigned opaque(unsigned x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // `at` receives the offset of a row of operand `of`.
 struct RowOffset {
     const BroadcastOperand& of;
@@ -110,9 +105,9 @@ __device__ __forceinline__ void set_row_offsets(const Args& args, unsigned row, 
     ((begins.at = 0), ...);
 #pragma unroll 1
     for (int d = args.leading - 1; d >= 0; --d) {
-        const auto size = static_cast<unsigned>(args.size[d]), rest = d == 0 ? 0 : row / size, i = row - rest * size;
+        const auto size = static_cast<unsigned>(args.size[d]), outer = d == 0 ? 0 : row / size, i = row - outer * size;
         ((begins.at += i * begins.of.stride[d]), ...);
-        row = rest;
+        row = outer;
     }
 }
 template <class Args>

@@ -48,7 +48,7 @@ struct ToeplitzEliminate {
     unsigned peer;                               // cluster address of the shared memory this lane sends to
     Number right[2];                             // right generators of the step's column, before its update
 
-    struct Row {  // of C or of the identity; left is premultiplied by back, the node's conjugate
+    struct Row {  // a row of C or of the identity; left is premultiplied by back, the node's conjugate
         Number left[2], rhs[kColumns], back, entry;  // entry: in the step's column
         int node;
     };

@@ -158,10 +158,10 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) {
                 const unsigned i = row_at(s);
-                const double rest = residual()[i] - length * image[s], x = solution()[i] + length * along[s];
-                residual()[i] = rest;
+                const double next_residual = residual()[i] - length * image[s], x = solution()[i] + length * along[s];
+                residual()[i] = next_residual;
                 solution()[i] = x;
-                squares.re += rest * rest;
+                squares.re += next_residual * next_residual;
                 squares.im += x * x;
             }
             ends = converged(over_block(Buffer::kThird, squares.re, squares.im, sum_of), 1);

@@ -52,7 +52,7 @@ struct Vandermonde {
 #pragma unroll 1
         for (int first = 0; first < Products::padded(args.pole_count); first += Products::kAtOnce) {
             const int among = first % kConfig.poles,
-                      left = args.pole_count - first;  // of the poles that have powers
+                      left = args.pole_count - first;  // poles that have powers
             if (Products::kAtOnce == kConfig.poles || among == 0) {
                 load_poles(first);
                 __syncthreads();

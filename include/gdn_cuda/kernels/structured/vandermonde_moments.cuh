@@ -66,8 +66,8 @@ struct VandermondeMoments {
             for (int i = 0; i < kConfig.side; i += kLeaps)
 #pragma unroll
                 for (int j = 0; j < kWidth; ++j) {
-                    const int number = first + i * kConfig.side + j;
-                    to[i * kConfig.tile + j] = number < count ? values[number * args.values.step] : Real{};
+                    const int index = first + i * kConfig.side + j;
+                    to[i * kConfig.tile + j] = index < count ? values[index * args.values.step] : Real{};
                 }
         }
         cp_async_fence();
@@ -77,12 +77,12 @@ struct VandermondeMoments {
         constexpr int kSteps = kConfig.threads() / kPoles;  // per iteration
         static_assert(kRoots % kSteps == 0);
         const int pole = static_cast<int>(threadIdx.x) % kPoles, first = static_cast<int>(threadIdx.x) / kPoles;
-        const int rest = static_cast<int>(steps < kConfig.side ? steps : kConfig.side) - first;
+        const int left = static_cast<int>(steps < kConfig.side ? steps : kConfig.side) - first;
 #pragma unroll
         for (int i = 0; i < kConfig.side; i += kSteps) {
             Number power = Table::product(Table::fine(shared.roots, pole, false, first + i % kRoots),
                                           Table::coarse(shared.roots, pole, false, i / kRoots));
-            if (i >= rest) power = {};
+            if (i >= left) power = {};
             auto& to = shared.powers[first + i];
             Table::put(to[pole], power);
             if constexpr (kOrders == 2) Table::put(to[kPoles + pole], {power.re * (first + i), power.im * (first + i)});
@@ -158,11 +158,11 @@ struct VandermondeMoments {
         const unsigned block = blockIdx.x / groups, values_row = block / squares, square = block - values_row * squares;
         const int first_pole = static_cast<int>(blockIdx.x - block * groups) * kPoles;
         const i64 first_leap = static_cast<i64>(square) * kConfig.side, done = first_leap * kConfig.side,
-                  rest = args.steps - done;
-        i64 first_number, exponents;
-        set_row_offsets(args, values_row, RowOffset{args.values, first_number}, RowOffset{args.exponents, exponents});
-        const Real* const values = static_cast<const Real*>(args.values.data) + first_number + done * args.values.step;
-        const int count = static_cast<int>(rest < kConfig.square() ? rest : kConfig.square());
+                  left = args.steps - done;
+        i64 first_value, exponents;
+        set_row_offsets(args, values_row, RowOffset{args.values, first_value}, RowOffset{args.exponents, exponents});
+        const Real* const values = static_cast<const Real*>(args.values.data) + first_value + done * args.values.step;
+        const int count = static_cast<int>(left < kConfig.square() ? left : kConfig.square());
         const bool whole_vectors =
             args.values.step == 1 && count % kWidth == 0 && reinterpret_cast<unsigned long long>(values) % 16 == 0;
 

@@ -52,7 +52,7 @@ struct CausalBackwardSharedPlan {
     float weight[kReach][kChannels];
     float bias[kChannels];
     float dweight[kParts][kReach][kChannels], dbias[kParts][kChannels];
-    i64 ids[kTokens + 2 * kReach];  // of the tokens of x
+    i64 ids[kTokens + 2 * kReach];  // one for each token of x
 };
 
 }  // namespace gdn_cuda::conv

@@ -36,26 +36,6 @@ struct CausalSegment {
     }
 };
 
-// Values whose loads are in flight together.
-template <int kCount>
-struct RawValues {
-    unsigned bits[kCount] = {};
-
-    __device__ __forceinline__ void load(const Tagged& from, const auto& place_of, const auto& exists) {
-        if (from.type == DType::f32)
-            load_bits(static_cast<const unsigned*>(from.data), place_of, exists);
-        else
-            load_bits(static_cast<const unsigned short*>(from.data), place_of, exists);
-    }
-
-  private:
-    __device__ __forceinline__ void load_bits(const auto* from, const auto& place_of, const auto& exists) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i)
-            if (exists(i)) bits[i] = from[place_of(i)];
-    }
-};
-
 // Whether seq_idx gives the sequences.
 template <auto kConfig>
 constexpr bool has_indices() {
@@ -108,8 +88,8 @@ struct CausalColumns {
     }
     // Lanes without channels load the taps of the last channels.
     __device__ __forceinline__ void load_taps() {
-        RawValues<kTaps * kVector> weights;
-        RawValues<kVector> biases;
+        RawElements<kTaps * kVector> weights{};
+        RawElements<kVector> biases{};
         const int c = min(channel, args.channels - kVector);
         const i64 first = c * args.weight_channel - (kTaps - args.taps) * args.weight_tap;
         weights.load(
@@ -119,9 +99,9 @@ struct CausalColumns {
             biases.load(args.bias, [&](int e) { return (c + e) * args.bias_channel; }, [](int) { return true; });
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-            bias[e] = number_of(biases.bits[e], args.bias.type);
+            bias[e] = biases.to_float(e, args.bias.type);
 #pragma unroll
-            for (int k = 0; k < kTaps; ++k) weight[k][e] = number_of(weights.bits[e * kTaps + k], args.weight.type);
+            for (int k = 0; k < kTaps; ++k) weight[k][e] = weights.to_float(e * kTaps + k, args.weight.type);
         }
     }
     __device__ __forceinline__ static void push(float (&before)[kBefore][kVector], const float (&row)[kVector]) {

@@ -14,7 +14,7 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 // A kernel compiled for `reach` taps aligns the taps at its end: the first ones are missing.
 __device__ __forceinline__ float load_tap(const CausalArgs& args, int reach, int channel, int k) {
     const int tap = k - (reach - args.taps);
-    return tap < 0 ? 0.f : load_number(args.weight, channel * args.weight_channel + tap * args.weight_tap);
+    return tap < 0 ? 0.f : load_float(args.weight, channel * args.weight_channel + tap * args.weight_tap);
 }
 
 struct CausalRun {

@@ -37,7 +37,7 @@ struct HiddenFromLane {
 // after it, which see its tokens, are of another sequence.
 template <int kSteps, int kStep, int kBefore, bool kAfter>
 struct CausalStepMasks {
-    alignas(8) HiddenBits hidden[kSteps * kStep + 32];  // of mixed steps, and of the 32 tokens after each
+    alignas(8) HiddenBits hidden[kSteps * kStep + 32];  // for mixed steps, and for the 32 tokens after each
     bool uniform[kSteps];  // one sequence holds a step's tokens, those they see and (kAfter) those that see them
 
     // Called by all threads of a block. `is_mixed(first token of a step)` forces a step to be mixed.
@@ -52,7 +52,7 @@ struct CausalStepMasks {
                                                  bool is_mixed) {
         constexpr int kParts = kStep / 32;
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        i64 index[kParts + 1 + kAfter];  // of the 32 tokens before the step, its own, and the 32 after it
+        i64 index[kParts + 1 + kAfter];  // for the 32 tokens before the step, its own, and the 32 after it
 #pragma unroll
         for (int p = 0; p < kParts + 1 + kAfter; ++p)
             index[p] = sequences.index_of(min(begin + (p - 1) * 32 + lane, sequences.args.tokens - 1));

@@ -1,7 +1,7 @@
 // Which tokens of a row belong to the same sequence, the states before them, and the activation: shared by the kernels of
 // causal_conv1d.
 //
-// The sequence of a token has an id: the packed sequence's number, the token's seq_idx, or 0. A token sees those of the last
+// The sequence of a token has an id: the packed sequence's index, the token's seq_idx, or 0. A token sees those of the last
 // W tokens that have its id. Every kernel adds bias and taps in the same order, oldest tap first, so they all give a token
 // the same bits.
 #pragma once
@@ -70,7 +70,7 @@ struct CausalSequences {
 
         // The input `back` >= 1 tokens before the sequence's first.
         __device__ __forceinline__ float at(int c, i64 back) const {
-            return back > positions ? 0.f : load_number(values, end + c * channel - back * position);
+            return back > positions ? 0.f : load_float(values, end + c * channel - back * position);
         }
     };
     __device__ __forceinline__ State state_of(i64 id) const {
@@ -116,13 +116,13 @@ __device__ __forceinline__ float output_of_token(const CausalArgs& args, const C
     const i64 first = sequences.first_token(id);
     const bool continues = sequences.continues(id), by_token = args.sequences.seq_idx.data != nullptr;
     const CausalSequences::State state = continues ? sequences.state_of(id) : CausalSequences::State{};
-    float z = args.bias.data == nullptr ? 0.f : load_number(args.bias, channel * args.bias_channel);
+    float z = args.bias.data == nullptr ? 0.f : load_float(args.bias, channel * args.bias_channel);
 #pragma unroll 1
     for (int k = 0; k < args.taps; ++k) {
         const i64 at = token - (args.taps - 1) + k;
         if (at < first ? !continues : by_token && sequences.id_of(static_cast<int>(at)) != id) continue;
         const float seen = at < first ? state.at(channel, first - at) : to_float(x[at * args.x.token]);
-        z = fmaf(load_number(args.weight, channel * args.weight_channel + k * args.weight_tap), seen, z);
+        z = fmaf(load_float(args.weight, channel * args.weight_channel + k * args.weight_tap), seen, z);
     }
     return output_of(z, args.silu);
 }

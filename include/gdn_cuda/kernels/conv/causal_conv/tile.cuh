@@ -30,12 +30,12 @@ __device__ __forceinline__ void load_taps(const CausalArgs& args, int first, flo
         const int k = i % args.taps, channel = i / args.taps;
         const bool exists = first + channel < args.channels;
         weight[k][channel] =
-            exists ? load_number(args.weight, (first + channel) * args.weight_channel + k * args.weight_tap) : 0.f;
+            exists ? load_float(args.weight, (first + channel) * args.weight_channel + k * args.weight_tap) : 0.f;
     }
 #pragma unroll 1
     for (int i = thread; i < kChannels; i += kThreads) {
         const bool exists = args.bias.data != nullptr && first + i < args.channels;
-        bias[i] = exists ? load_number(args.bias, (first + i) * args.bias_channel) : 0.f;
+        bias[i] = exists ? load_float(args.bias, (first + i) * args.bias_channel) : 0.f;
     }
 }
 

@@ -38,7 +38,7 @@ struct CausalTileSharedPlan {
     CausalInputs<kConfig.channels_last, kConfig.channels(), kConfig.tokens() + kConfig.reach> x;
     float weight[kConfig.reach][kConfig.channels()];
     float bias[kConfig.channels()];
-    i64 ids[kConfig.tokens() + kConfig.reach];  // of the tokens of x
+    i64 ids[kConfig.tokens() + kConfig.reach];  // one for each token of x
 };
 
 }  // namespace gdn_cuda::conv

@@ -18,7 +18,7 @@ struct StepSequence {
     i64 start;   // first token
     int length;  // tokens
     int first;   // column of the oldest value of the history
-    i64 slot;    // of the state
+    i64 slot;    // the state's slot
 
     __device__ __forceinline__ int history_column(const CausalStepArgs& args, int i) const {
         const int column = first + i;
@@ -133,7 +133,7 @@ struct StepTaps {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
                 const unsigned pair = narrow[i / 2];
-                each(i, number_of(kType == DType::f32 ? wide[i] : i % 2 == 0 ? pair & 0xffff : pair >> 16, kType));
+                each(i, to_float(kType == DType::f32 ? wide[i] : i % 2 == 0 ? pair & 0xffff : pair >> 16, kType));
             }
         }
         template <int kWords>
@@ -185,19 +185,19 @@ struct StepTaps {
   private:
     // All loads are issued before the first value is used.
     __device__ __forceinline__ void load_biases(const CausalStepArgs& args, i64 channel) {
-        RawNumber raw[kVector];
+        RawElement raw[kVector];
         if (args.bias.data != nullptr)
 #pragma unroll
             for (int v = 0; v < kVector; ++v) raw[v].load(args.bias, (channel + v) * args.bias_channel);
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) bias[v] = raw[v].number(args.bias.type);
+        for (int v = 0; v < kVector; ++v) bias[v] = raw[v].to_float(args.bias.type);
     }
     __device__ __forceinline__ void load_taps(const CausalStepArgs& args, i64 channel) {
 #pragma unroll
         for (int k = 0; k < kWidth; ++k)
 #pragma unroll
             for (int v = 0; v < kVector; ++v)
-                tap[k][v] = load_number(args.weight, (channel + v) * args.weight_channel + k * args.weight_tap);
+                tap[k][v] = load_float(args.weight, (channel + v) * args.weight_channel + k * args.weight_tap);
     }
 };
 

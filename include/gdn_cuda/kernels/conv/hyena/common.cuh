@@ -25,6 +25,7 @@ struct HyenaRow {
     __device__ __forceinline__ float at(int t) const { return to_float(data[t * token]); }
 };
 
+// Not a Vector: its two accesses of 16 bytes in fp32, written out, give these kernels other registers than a loop.
 template <class T>
 struct EightTokens {
     static constexpr int kVectors = kEight * int(sizeof(T)) / 16;
@@ -100,7 +101,7 @@ __device__ __forceinline__ float mask_at(const HyenaMask& mask, int batch, int t
     if (mask.is_bool) return static_cast<const unsigned char*>(mask.values.data)[at] != 0 ? 1.f : 0.f;
     const DType type = mask.values.type;
     if (type == DType::i32 || type == DType::i64) return static_cast<float>(load_index(mask.values, at));
-    return load_number(mask.values, at);
+    return load_float(mask.values, at);
 }
 
 // Called by all lanes: stages the mask's factors of a tile, 0 from `end` on.
@@ -115,8 +116,7 @@ __device__ __forceinline__ void stage_mask(HyenaStage<kTokens>& stage, const Hye
 // The value of an initial state `before` tokens before the first token, 1 for the last; 0 beyond the state.
 __device__ __forceinline__ float initial_at(const HyenaInitial& initial, int batch, int channel, int length, int before) {
     if (initial.values.data == nullptr || before > length) return 0.f;
-    return load_number(initial.values,
-                       batch * initial.batch + channel * initial.channel + (length - before) * initial.position);
+    return load_float(initial.values, batch * initial.batch + channel * initial.channel + (length - before) * initial.position);
 }
 
 // u at a token, which may be negative; for the few tokens before a warp's segment.
@@ -129,10 +129,10 @@ __device__ __forceinline__ float u_at(const HyenaArgs& args, int batch, int chan
 // The tap that multiplies u of `lag` tokens ago.
 __device__ __forceinline__ float correlation_tap(const HyenaFilter& filter, int channel, int lag) {
     const i64 at = channel / filter.channels_a_group * filter.group + (filter.taps - 1 - lag) * filter.tap;
-    return load_number(filter.weight, at);
+    return load_float(filter.weight, at);
 }
 __device__ __forceinline__ float bias_of(const HyenaFilter& filter, int channel) {
-    return filter.bias.data == nullptr ? 0.f : load_number(filter.bias, channel * filter.bias_channel);
+    return filter.bias.data == nullptr ? 0.f : load_float(filter.bias, channel * filter.bias_channel);
 }
 
 // Writes the state after the last token; called by `lanes` lanes for a channel.

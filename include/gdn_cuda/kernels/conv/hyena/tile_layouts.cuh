@@ -24,6 +24,7 @@
 // their channel. Memory is accessed in sectors of 32 bytes if a block has 32 bytes of channels.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/conv/hyena/tile.cuh>
 #include <gdn_cuda/kernels/conv/hyena/tile_layouts_plan.cuh>
 
@@ -108,22 +109,14 @@ struct HyenaTileColumns {
     int batch, first_channel, channels, end;  // the block's first channel, and the tensors' number of channels
 
     // Opaque to the compiler, like opaque_batch: hoisting what depends on the thread alone out of loops would spill.
-    __device__ __forceinline__ static int thread() {
-        int x = static_cast<int>(threadIdx.x);
-        asm volatile("" : "+r"(x));
-        return x;
-    }
+    __device__ __forceinline__ static int thread() { return opaque(static_cast<int>(threadIdx.x)); }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token(int vector) { return thread() / kVectorsOfToken + vector * kStep; }
     // A vector exists as a whole or not at all: rows of channels are whole vectors.
     __device__ __forceinline__ bool exists(int tile, int vector) const {
         return first_channel + own_channel() < channels && tile + own_token(vector) < end;
     }
-    __device__ __forceinline__ int opaque_batch() const {
-        int x = batch;
-        asm volatile("" : "+r"(x));
-        return x;
-    }
+    __device__ __forceinline__ int opaque_batch() const { return opaque(batch); }
     __device__ __forceinline__ T* at(const HyenaTensor& x, int tile, int vector) const {
         return static_cast<T*>(x.data) + opaque_batch() * x.batch + first_channel + own_channel() +
                (tile + own_token(vector)) * x.token;

@@ -11,9 +11,9 @@ __device__ __forceinline__ float power_of_pole(float log_pole, float t) {
     constexpr float kLowest = -200.f;
     if (t == 0.f) return 1.f;
     const float exponent = log_pole * t;
-    const float rest = exponent > kLowest ? fmaf(log_pole, t, -exponent) : 0.f;
+    const float residual = exponent > kLowest ? fmaf(log_pole, t, -exponent) : 0.f;
     const float power = exp_fast(exponent);
-    return fmaf(power, rest, power);
+    return fmaf(power, residual, power);
 }
 
 __device__ __forceinline__ HyenaFilterPowers powers_of_lane(float log_pole) {

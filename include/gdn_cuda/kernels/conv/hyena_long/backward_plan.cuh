@@ -7,7 +7,7 @@ namespace gdn_cuda::conv {
 
 struct HyenaLongBackwardConfig {
     DType io;      // dtype of x1, x2, v and their gradients, and the gradient of y
-    int groups;    // of 16 states each
+    int groups;    // groups of 16 states
     bool columns;  // channels are contiguous in memory, in whole vectors
 
     constexpr bool operator==(const HyenaLongBackwardConfig&) const = default;
@@ -88,7 +88,7 @@ struct HyenaLongBackwardShared {
     };
     PairTables<kConfig.parts()> taps, taps_back;
     HyenaStage<kConfig.columns ? kRowTokens : kTileTokens> stage;
-    HyenaOwnSlot<bytes_of(kConfig.io)> x2, factors[kConfig.buffers()][3];  // of a tile: x1, v and the gradient of y
+    HyenaOwnSlot<bytes_of(kConfig.io)> x2, factors[kConfig.buffers()][3];  // `factors`: x1, v and the gradient of y, for a tile
     HyenaCarriedBack carried[kConfig.groups];
     alignas(16) float parked[kConfig.parks_correlation() ? 8 : 1][32][4];  // [4 m + p][lane][i]
     float first[kHyenaGroup * kConfig.groups];                             // states before the segment

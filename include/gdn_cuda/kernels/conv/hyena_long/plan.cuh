@@ -11,7 +11,7 @@ inline constexpr int kHyenaGroup = 16, kHyenaMostGroups = 4, kHyenaMostStates = 
 
 struct HyenaLongConfig {
     DType io;          // dtype of x1, x2, v, y
-    int groups;        // of 16 states each
+    int groups;        // groups of 16 states
     bool columns;      // channels are contiguous in memory, in whole vectors
     bool sectors;      // if columns: a block has the channels of a whole 32-byte sector, otherwise of half a sector
     bool only_states;  // computes no outputs, only what every segment adds to the states after it

@@ -13,16 +13,16 @@ __device__ __forceinline__ float pole_power(float log_pole, int tokens) {
 }
 // The same in twice the precision, because a state is multiplied by it thousands of times.
 struct LongFactor {
-    float value, rest;
+    float value, residual;
 
-    __device__ __forceinline__ LongFactor(float value, float rest) : value(value), rest(rest) {}
+    __device__ __forceinline__ LongFactor(float value, float residual) : value(value), residual(residual) {}
     __device__ __forceinline__ LongFactor(float log_pole, int tokens) {
         const double exact = tokens == 0 ? 1. : exp(static_cast<double>(log_pole) * tokens);
         value = static_cast<float>(exact);
-        rest = static_cast<float>(exact - value);
+        residual = static_cast<float>(exact - value);
     }
     __device__ __forceinline__ float times_plus(float state, float added) const {
-        return fmaf(value, state, fmaf(rest, state, added));
+        return fmaf(value, state, fmaf(residual, state, added));
     }
 };
 
@@ -33,10 +33,10 @@ struct HyenaPoles {
     __device__ __forceinline__ HyenaPoles(const HyenaLongArgs& args, int channel)
         : args(args), row(channel / args.channels_a_row) {}
     __device__ __forceinline__ float residue(int state) const {
-        return load_number(args.residues, row * args.residue_row + state * args.residue_state);
+        return load_float(args.residues, row * args.residue_row + state * args.residue_state);
     }
     __device__ __forceinline__ float log_pole(int state) const {
-        return load_number(args.log_poles, row * args.pole_row + state * args.pole_state);
+        return load_float(args.log_poles, row * args.pole_row + state * args.pole_state);
     }
 
     // Writes h of the first 32 tokens to `h`; a __syncwarp has to follow.
@@ -59,7 +59,7 @@ struct HyenaPoles {
         to.half[state] = decay(kTileTokens / 2).value;
         const LongFactor tile = decay(kTileTokens);
         to.tile[0][state] = tile.value;
-        to.tile[1][state] = tile.rest;
+        to.tile[1][state] = tile.residual;
     }
     template <int kParts>
     __device__ __forceinline__ void fill(HyenaPoleGroup<kParts>& to, int group, int lane) const {

@@ -31,10 +31,10 @@ template <int kTaps, int kParts>
 __device__ __forceinline__ float fill_taps(BandTable<kTaps, kParts>& table, const HyenaFilter& filter, int channel, int rows,
                                            bool exists) {
     const i64 group = channel / filter.channels_a_group * filter.group;
-    const float first = exists ? load_number(filter.weight, group) + bias_of(filter, channel) : 0.f;
+    const float first = exists ? load_float(filter.weight, group) + bias_of(filter, channel) : 0.f;
     fill_band(table, lane_of_warp(), rows, [&](int x) {
         if (x == 0) return first;
-        return x > 0 && x < filter.taps && exists ? load_number(filter.weight, group + x * filter.tap) : 0.f;
+        return x > 0 && x < filter.taps && exists ? load_float(filter.weight, group + x * filter.tap) : 0.f;
     });
     return first - unpack<DType::bf16>(pack<DType::bf16>(first, 0.f)).x;
 }

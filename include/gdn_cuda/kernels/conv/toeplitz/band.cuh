@@ -126,10 +126,10 @@ __device__ __forceinline__ void load_band(unsigned (&a)[kParts][4], const BandTa
 
 // sums += the band's product of the tile. kBefore: targets precede sources, which is the transposed band. Tensor cores
 // truncate their sums, which shows in fp32 after the many products of a long filter; kSeparateSums gives each d sums of its
-// own, which are then added with rounding to nearest. `rest` is added to h[0], rounded to bf16; 0 for nothing.
+// own, which are then added with rounding to nearest. `residual` is added to h[0], rounded to bf16; 0 for nothing.
 template <bool kBefore, bool kSeparateSums, int kUnits, int kParts, int kTaps, int kTapParts>
 __device__ __forceinline__ void add_band(TileSums& sums, const BandRing<kUnits, kParts>& ring,
-                                         const BandTable<kTaps, kTapParts>& table, int tile, int rows, float rest) {
+                                         const BandTable<kTaps, kTapParts>& table, int tile, int rows, float residual) {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
     BandSources<kParts> sources;
     // Block i of targets is multiplied by block (i + shift) % 4 of the loaded sources.
@@ -154,8 +154,8 @@ __device__ __forceinline__ void add_band(TileSums& sums, const BandRing<kUnits, 
 #pragma unroll
     for (int block = 0; block < 4; ++block) sources.load(ring, from, block);
     add(0, 0);
-    if constexpr (kTapParts == 1) {  // `rest` of h[0], on the diagonal
-        const unsigned low = g / 2 == t ? pack<DType::bf16>(rest, 0.f) : 0, high = low << 16;
+    if constexpr (kTapParts == 1) {  // `residual` of h[0], on the diagonal
+        const unsigned low = g / 2 == t ? pack<DType::bf16>(residual, 0.f) : 0, high = low << 16;
         const unsigned a[4] = {g % 2 == 0 ? low : 0, g % 2 == 0 ? high : 0, g % 2 == 1 ? low : 0, g % 2 == 1 ? high : 0};
 #pragma unroll
         for (int i = 0; i < 4; ++i) mma_m16n8k16<DType::bf16>(sums[i], a, sources.blocks[i][0][0], sources.blocks[i][0][1]);

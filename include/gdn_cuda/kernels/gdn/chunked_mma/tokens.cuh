@@ -20,7 +20,7 @@ struct MmaTokens : MmaLane {
     Plan& shared;
     const GdnCall& call;
     const MmaWork& work = shared.work;
-    RawNumber raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
+    RawElement raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
 
     __device__ __forceinline__ MmaTokens(Plan& shared, const GdnCall& call) : shared(shared), call(call) {}
     __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
@@ -53,7 +53,7 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void issue_scalar_loads(int chunk) {
         refresh();
         const int count = tokens_in(chunk);
-        const auto issue_load = [&](RawNumber& raw, const Scalars& scalars, i64 first, int token) {
+        const auto issue_load = [&](RawElement& raw, const Scalars& scalars, i64 first, int token) {
             raw = {};
             if (token < count) raw.load(scalars.values, first + (in_time(chunk) * kChunk + token) * scalars.token);
         };
@@ -82,7 +82,7 @@ struct MmaTokens : MmaLane {
         float sums[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            sums[half] = at_least(kLog2e * raw_gates[half].number(call.gate.values.type), kLowestGateLog2);
+            sums[half] = at_least(kLog2e * raw_gates[half].to_float(call.gate.values.type), kLowestGateLog2);
         resets = __any_sync(0xffffffffu, fminf(sums[0], sums[1]) < kResetGateLog2);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -121,7 +121,7 @@ struct MmaTokens : MmaLane {
         const float2 gates = cumulated_gates(resets);
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
         if (has_key) {
-            float beta = raw_beta.number(call.beta.values.type);
+            float beta = raw_beta.to_float(call.beta.values.type);
             if constexpr (requires { kConfig.beta_of_zero(); }) beta = beta == 0.f ? kConfig.beta_of_zero() : beta;
             factors.gate[token] = gate;
             factors.column[token] = gate - log_norm;

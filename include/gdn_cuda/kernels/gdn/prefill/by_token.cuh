@@ -37,7 +37,7 @@ __device__ __forceinline__ bool products_may_overflow(const Owner& own, int chun
 template <class Owner>
 __device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& scalars, int chunk, int token) {
     const i64 at = own.work.start + in_time<Owner::kConfig>(own.work, chunk) * kChunk + token;
-    return load_number(scalars.values, own.work.sequence * scalars.batch + at * scalars.token + own.work.head * scalars.head);
+    return load_float(scalars.values, own.work.sequence * scalars.batch + at * scalars.token + own.work.head * scalars.head);
 }
 // Columns 8 n + 2 t and + 1 of a key or query.
 template <DType kIo>

@@ -135,9 +135,9 @@ __device__ __forceinline__ void advance_by_token(Owner& own, int chunk) {
         const Io* key = static_cast<const Io*>(own.work.key) + at * own.call.key.token + 2 * own.t;
         const Io* query = static_cast<const Io*>(own.work.query) + at * own.call.query.token + 2 * own.t;
         const float gate =
-            load_number({own.call.gate.values.data, own.work.gate_type}, own.work.gate + at * own.call.gate.token);
+            load_float({own.call.gate.values.data, own.work.gate_type}, own.work.gate + at * own.call.gate.token);
         const float beta =
-            load_number({own.call.beta.values.data, own.work.beta_type}, own.work.beta + at * own.call.beta.token);
+            load_float({own.call.beta.values.data, own.work.beta_type}, own.work.beta + at * own.call.beta.token);
         const float decay = exp2_fast(kLog2e * gate);
         float predicted[2] = {}, square = 0.f;
 #pragma unroll

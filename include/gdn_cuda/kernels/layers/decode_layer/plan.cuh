@@ -5,16 +5,16 @@
 
 namespace gdn_cuda::layers {
 
-inline constexpr int kLayerTaps = 4;         // of the convolution
+inline constexpr int kLayerTaps = 4;         // taps of the convolution
 inline constexpr int kMostLayerTokens = 16;  // per sequence in one call
-inline constexpr int kMostHeadRows = 256;    // of a value head
+inline constexpr int kMostHeadRows = 256;    // per value head
 inline constexpr int kRowQuarters = 4;       // per value head; a block has one, two or four of them
 
 struct DecodeLayerConfig {
     int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;    // projections and output
     DType state;
-    int tokens;  // of a sequence, at most: 1, 4 or kMostLayerTokens
+    int tokens;  // per sequence, at most: 1, 4 or kMostLayerTokens
     bool plain;  // the convolution's tensors have the dtype `io` and are read four channels at a time
 
     constexpr bool operator==(const DecodeLayerConfig&) const = default;
@@ -62,10 +62,11 @@ struct DecodeLayerSharedPlan {
     };
     Vector state[kConfig.stages()][kConfig.layout().vectors()][kConfig.threads()];
     Row query[kConfig.tokens], key[kConfig.tokens];
-    gdn::TokenScalars products[kConfig.tokens];  // of query and key; the gates are
+    gdn::TokenScalars products[kConfig.tokens];  // factors of query and key; decay and beta are in `gates`
     LayerGate gates[kConfig.tokens];
     i64 target[kConfig.tokens];  // offset of the state after a token; negative: it is not stored
-                                 // The convolution's state after the tokens.
+
+    // The convolution's state after the tokens.
     union {
         float history[kConfig.plain ? 1 : kChannels][kLayerTaps - 1];
         FourChannels units[kConfig.plain ? kChannels / 4 : 1][kLayerTaps - 1];
@@ -98,7 +99,7 @@ struct DecodeLayerArgs {
     int parts_log2;
     float scale, epsilon, beta_scale;
     bool silu;          // after the convolution
-    bool sigmoid_gate;  // of the norm; else silu
+    bool sigmoid_gate;  // the norm's gate; else silu
 
     struct ConvStates {  // (slots, C, columns) or (rows, tokens, C, 3)
         Tagged values;

@@ -52,7 +52,7 @@ struct LayerChannels {
 
     const DecodeLayerArgs& args;
     int sequence, key_head;
-    const Io *query, *key, *value;  // of the first token
+    const Io *query, *key, *value;  // the first token's
 
     __device__ __forceinline__ LayerChannels(const DecodeLayerArgs& args, int sequence, int key_head)
         : args(args),
@@ -82,26 +82,6 @@ struct LayerChannels {
     }
 };
 
-// Values of a run-time dtype whose loads are in flight. One branch on the dtype for all of them: loads of both sizes into one
-// register would wait for each other.
-template <int kCount>
-struct RawValues {
-    unsigned bits[kCount];
-
-    __device__ __forceinline__ void load(const Tagged& from, i64 at, int stride) {
-        if (from.type == DType::f32) {
-            const unsigned* wide = static_cast<const unsigned*>(from.data) + at;
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) bits[i] = wide[i * stride];
-        } else {
-            const unsigned short* narrow = static_cast<const unsigned short*>(from.data) + at;
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) bits[i] = narrow[i * stride];
-        }
-    }
-    __device__ __forceinline__ float value(int i, const Tagged& from) const { return number_of(bits[i], from.type); }
-};
-
 // One channel of the convolution.
 template <DecodeLayerConfig kConfig>
 struct LayerChannel {
@@ -110,9 +90,9 @@ struct LayerChannel {
     static constexpr int kHistory = kLayerTaps - 1, kAhead = kConfig.tokens < 4 ? kConfig.tokens : 4;
 
     int channel_index;  // index among the channels of all heads
-    RawValues<kLayerTaps> taps;
-    RawValues<kHistory> history;
-    RawValues<1> bias;
+    RawElements<kLayerTaps> taps;
+    RawElements<kHistory> history;
+    RawElements<1> bias;
     Io x[kAhead];
 
     __device__ __forceinline__ void load_tokens(const Channels& channels, int c, int first) {
@@ -141,10 +121,10 @@ struct LayerChannel {
         const DecodeLayerArgs& args = channels.args;
         float tap[kLayerTaps];
 #pragma unroll
-        for (int i = 0; i < kHistory; ++i) last[i] = history.value(i, args.conv.values);
+        for (int i = 0; i < kHistory; ++i) last[i] = history.to_float(i, args.conv.values.type);
 #pragma unroll
-        for (int k = 0; k < kLayerTaps; ++k) tap[k] = taps.value(k, args.weight);
-        const float constant = args.bias.data == nullptr ? 0.f : bias.value(0, args.bias);
+        for (int k = 0; k < kLayerTaps; ++k) tap[k] = taps.to_float(k, args.weight.type);
+        const float constant = args.bias.data == nullptr ? 0.f : bias.to_float(0, args.bias.type);
 #pragma unroll 1
         for (int first = 0; first < (kConfig.tokens == 1 ? 1 : args.tokens); first += kAhead) {
             if (kConfig.tokens > 1 && first > 0) load_tokens(channels, c, first);
@@ -175,7 +155,7 @@ __device__ __forceinline__ bool keeps_last_inputs(const DecodeLayerArgs& args) {
 template <DecodeLayerConfig kConfig>
 __device__ __forceinline__ float channel_input(const LayerChannels<kConfig>& channels, int c, i64 state, int columns, int i) {
     const DecodeLayerArgs::ConvStates& conv = channels.args.conv;
-    if (i < columns) return load_number(conv.values, state + i * static_cast<i64>(conv.column));
+    if (i < columns) return load_float(conv.values, state + i * static_cast<i64>(conv.column));
     i64 stride;
     const auto* from = channels.inputs(c, stride);
     return to_float(from[(i - columns) * stride]);
@@ -190,7 +170,7 @@ __device__ __forceinline__ void store_history(const LayerChannels<kConfig>& chan
     const int channel = channels.index(c);
     const i64 row = slots.conv * args.conv.slot + channel * args.conv.channel;
     const auto store = [&](int column, float x) {
-        store_number(args.conv.values, row + column * static_cast<i64>(args.conv.column), x);
+        store_float(args.conv.values, row + column * static_cast<i64>(args.conv.column), x);
     };
     if (keeps_last_inputs(args)) {
 #pragma unroll
@@ -206,9 +186,9 @@ __device__ __forceinline__ void store_history(const LayerChannels<kConfig>& chan
         for (int t = 0; t < args.tokens; ++t)
 #pragma unroll 1
             for (int i = 0; i < kHistory; ++i)
-                store_number(const_cast<void*>(to.values.data), to.values.type,
-                             step_row * to.slot + t * to.step + channel * to.channel + i * static_cast<i64>(to.column),
-                             channel_input(channels, c, before, kHistory, t + 1 + i));
+                store_float(const_cast<void*>(to.values.data), to.values.type,
+                            step_row * to.slot + t * to.step + channel * to.channel + i * static_cast<i64>(to.column),
+                            channel_input(channels, c, before, kHistory, t + 1 + i));
         return;
     }
     // Verify keeps all but the first of the inputs before the tokens, and all tokens; otherwise the last inputs are kept.
@@ -227,21 +207,22 @@ __device__ __forceinline__ LayerGate layer_gate(const DecodeLayerArgs& args, int
         return sequence * of.batch + t * of.token + key_head * of.key_head + head * of.head;
     };
     const i64 value_head = static_cast<i64>(key_head) * args.heads_per_key + head;
-    RawValues<1> a, b, A_log, dt_bias;
+    RawElements<1> a, b, A_log, dt_bias;
     a.load(args.a.values, at(args.a), 0);
     b.load(args.b.values, at(args.b), 0);
     A_log.load(args.A_log, value_head, 0);
     dt_bias.load(args.dt_bias, value_head, 0);
-    const float x = a.value(0, args.a.values) + dt_bias.value(0, args.dt_bias);
-    return {expf(log_decay(A_log.value(0, args.A_log), x)), args.beta_scale * sigmoid(b.value(0, args.b.values))};
+    const float x = a.to_float(0, args.a.values.type) + dt_bias.to_float(0, args.dt_bias.type);
+    return {expf(log_decay(A_log.to_float(0, args.A_log.type), x)),
+            args.beta_scale * sigmoid(b.to_float(0, args.b.values.type))};
 }
 
 // Gain of row `row` of a head: norm weight times the activated gate. `gate`: the row's z.
 __device__ __forceinline__ float layer_gain(const DecodeLayerArgs& args, float gate, int row) {
-    RawValues<1> weight;
+    RawElements<1> weight;
     weight.load(args.norm_weight, row * args.norm_weight_row, 0);
     const float s = silu_gate(gate);
-    return weight.value(0, args.norm_weight) * (args.sigmoid_gate ? s : gate * s);
+    return weight.to_float(0, args.norm_weight.type) * (args.sigmoid_gate ? s : gate * s);
 }
 
 }  // namespace gdn_cuda::layers

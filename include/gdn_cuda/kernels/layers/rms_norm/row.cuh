@@ -54,9 +54,9 @@ struct RmsNormRaw {
     Elements vectors[kVectors ? kCount / 8 : 1];
     unsigned bits[kVectors ? 1 : kCount];
 
-    __device__ __forceinline__ float number(int i, DType type) const {
+    __device__ __forceinline__ float to_float(int i, DType type) const {
         if constexpr (kVectors) return vectors[i / 8][i % 8];
-        return number_of(bits[i], kIsIo ? kConfig.io : type);
+        return gdn_cuda::to_float(bits[i], kIsIo ? kConfig.io : type);
     }
     __device__ __forceinline__ void unpack(float (&to)[kCount], DType type) const {
         if constexpr (kVectors) {
@@ -64,7 +64,7 @@ struct RmsNormRaw {
             for (int i = 0; i < kCount; i += 8) to_floats(to + i, vectors[i / 8]);
         } else {
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) to[i] = number(i, type);
+            for (int i = 0; i < kCount; ++i) to[i] = to_float(i, type);
         }
     }
 };
@@ -93,14 +93,14 @@ struct RmsNormPlace {
 
     // Offset of a row's first element in this block's group of columns.
     __device__ __forceinline__ i64 offset(const RmsNormTensor& x, unsigned row) const {
-        unsigned rest = row;
+        unsigned remaining = row;
         i64 at = static_cast<i64>(blockIdx.y) * args.columns * x.column;
         for (int d = args.dims - 1; d > 0; --d) {
-            const unsigned outer = rest / args.sizes[d];
-            at += (rest - outer * args.sizes[d]) * x.strides[d];
-            rest = outer;
+            const unsigned outer = remaining / args.sizes[d];
+            at += (remaining - outer * args.sizes[d]) * x.strides[d];
+            remaining = outer;
         }
-        return at + rest * x.strides[0];
+        return at + remaining * x.strides[0];
     }
     __device__ __forceinline__ i64 result_offset(i64 row) const { return (row * args.groups + blockIdx.y) * args.columns; }
 
@@ -136,7 +136,7 @@ struct RmsNormPlace {
         } else {
 #pragma unroll
             for (int i = 0; i < kCount; ++i)
-                if (has(chunk, i)) weight[i] = load_number(from, (group + column(chunk, i)) * args.weight_column);
+                if (has(chunk, i)) weight[i] = load_float(from, (group + column(chunk, i)) * args.weight_column);
         }
     }
     __device__ __forceinline__ static void load_eight(float* to, const Tagged& from, i64 at) {
@@ -149,7 +149,7 @@ struct RmsNormPlace {
             Vector<unsigned short, 8, true> narrow;
             narrow.load(static_cast<const unsigned short*>(from.data) + at);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) to[i] = number_of(narrow.items[i], from.type);
+            for (int i = 0; i < 8; ++i) to[i] = to_float(narrow.items[i], from.type);
         }
     }
     // Stores to a contiguous result of dtype `type`, which with vectors is the configuration's.
@@ -166,7 +166,7 @@ struct RmsNormPlace {
         } else {
 #pragma unroll
             for (int i = 0; i < kCount; ++i)
-                if (has(chunk, i)) store_number(to, type, at + column(chunk, i), from[i]);
+                if (has(chunk, i)) store_float(to, type, at + column(chunk, i), from[i]);
         }
     }
 };

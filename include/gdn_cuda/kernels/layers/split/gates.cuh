@@ -40,9 +40,9 @@ __device__ __forceinline__ bool wrote_gates(const SplitArgs& args) {
     for (int i = 0; i < kGates; ++i) {
         if (threadIdx.x + i * kThreads >= count) break;
         const i64 at = first + threadIdx.x + i * kThreads;
-        const float x = number_of(a[i], gates.a.values.type) + number_of(dt_bias[i], gates.dt_bias.type);
-        gates.gate[at] = log_decay(number_of(A_log[i], gates.A_log.type), x);
-        store_number(gates.beta, gates.b.values.type, at, sigmoid(number_of(b[i], gates.b.values.type)));
+        const float x = to_float(a[i], gates.a.values.type) + to_float(dt_bias[i], gates.dt_bias.type);
+        gates.gate[at] = log_decay(to_float(A_log[i], gates.A_log.type), x);
+        store_float(gates.beta, gates.b.values.type, at, sigmoid(to_float(b[i], gates.b.values.type)));
     }
     return true;
 }

@@ -95,7 +95,7 @@ struct SplitArgs {
 struct SplitBackwardArgs {
     SplitHeads heads;
     conv::CausalTensor y;       // output of the convolution and silu
-    const void* grads[3] = {};  // of q, k and v, contiguous
+    const void* grads[3] = {};  // gradients of q, k and v, contiguous
     void* dy = nullptr;         // contiguous (batch, token, channel)
     int batches = 0, tokens = 0;
 };

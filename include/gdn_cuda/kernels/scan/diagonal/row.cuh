@@ -28,7 +28,8 @@ __device__ __forceinline__ Wide inverse(const Wide& x) {
     return x.conjugate() * (1 / x.square());
 }
 
-// ---- Loads and stores of a thread's tokens, which start at a multiple of kDiagonalTokens
+// ---- Loads and stores of a thread's tokens, which start at a multiple of kDiagonalTokens (scan/s7/tokens.cuh says why not
+// shared with it)
 
 template <class T>
 using Tokens = Vector<T, kDiagonalTokens, true>;
@@ -57,10 +58,11 @@ __device__ __forceinline__ void store_tokens(const Tokens<T>& tokens, T* row, in
 
 // e^(i radians), to 1e-11 for phases up to 1e15; beyond that fp64 does not resolve a turn, and it is a power of i.
 __device__ __forceinline__ Wide unit_of(double radians) {
-    constexpr double kInverse = 0x1.45f306dc9c883p-1, kQuarter = 0x1.921fb54442d18p+0, kRest = 0x1.1a62633145c07p-54;  // pi / 2
-    constexpr double kRound = 0x1.8p52;  // the sum's last bits are the nearest integer
+    constexpr double kInverse = 0x1.45f306dc9c883p-1, kQuarter = 0x1.921fb54442d18p+0,
+                     kResidual = 0x1.1a62633145c07p-54;  // pi / 2
+    constexpr double kRound = 0x1.8p52;                  // the sum's last bits are the nearest integer
     const double sum = fma(radians, kInverse, kRound), quarters = sum - kRound;
-    double x = fma(-quarters, kRest, fma(-quarters, kQuarter, radians));
+    double x = fma(-quarters, kResidual, fma(-quarters, kQuarter, radians));
     if (fabs(x) > 0.8) x = 0;  // keeps NaN
     const double square = x * x;
     double odd = fma(square, -1.0 / 39916800, 1.0 / 362880), even = fma(square, 1.0 / 479001600, -1.0 / 3628800);
@@ -80,12 +82,12 @@ __device__ __forceinline__ Wide unit_of(double radians) {
 // e^z as 2^n (1 + p), with p in fp32: between e^-700 and e^700.
 __device__ __forceinline__ double size_of(float z) {
     constexpr float kRound = 0x1.8p23f, kInverse = 1.44269504f, kLn2 = 0.693145752f,
-                    kRest = 1.42860677e-6f;  // kLn2 has 15 bits
+                    kResidual = 1.42860677e-6f;  // kLn2 has 15 bits
     z = at_most(at_least(z, -700.f), 700.f);
     const float sum = fmaf(z, kInverse, kRound), n = sum - kRound;
-    const float rest = fmaf(-n, kRest, fmaf(-n, kLn2, z));  // up to ln(2) / 2 in size
+    const float residual = fmaf(-n, kResidual, fmaf(-n, kLn2, z));  // up to ln(2) / 2 in size
     const double power = __hiloint2double((1023 + __float_as_int(sum) - __float_as_int(kRound)) << 20, 0);
-    return fma(power, static_cast<double>(expm1_small(rest)), power);
+    return fma(power, static_cast<double>(expm1_small(residual)), power);
 }
 
 // e^(delta A)

@@ -70,8 +70,8 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
             for (int sequence = low + thread; sequence <= args.sequences; sequence += kThreads) {
                 const i64 start = min(max(load_index(args.cu_seqlens, sequence), i64{0}), i64{args.tokens});
                 if (start - first >= kTile) break;
-                const bool is_rest = sequence == args.sequences && start < args.tokens;
-                if (start >= first && (is_rest || (sequence < args.sequences && has_tokens(args, sequence))))
+                const bool is_tail = sequence == args.sequences && start < args.tokens;
+                if (start >= first && (is_tail || (sequence < args.sequences && has_tokens(args, sequence))))
                     atomicMax(&shared.starts[start - first], sequence + 1);  // the last of overlapping sequences
             }
             __syncthreads();

@@ -44,25 +44,23 @@ struct RglruPlace {
 template <RglruConfig kConfig>
 struct RglruTokens {
     using T = Storage<kConfig.io>;
-    static constexpr int kTokens = kConfig.tokens, kVectors = kTokens * int(sizeof(T)) / 16;
-    static_assert(kVectors * 16 == kTokens * int(sizeof(T)));
+    static constexpr int kTokens = kConfig.tokens;
+    static_assert(kTokens * sizeof(T) % 16 == 0);
 
-    alignas(16) T items[kTokens];
+    Vector<T, kTokens, true> tokens;
 
     // Tokens from `length` on are 0, as are those of channels that do not exist.
     __device__ __forceinline__ void load(const RglruTensor& from, const RglruPlace<kConfig>& place, int first, int length) {
         const T* at = static_cast<const T*>(from.data) + place.in(from) + first * from.token;
         const int left = place.exists ? length - first : 0;
         if (!kConfig.channels_last && from.vectors && left >= kTokens) {
-#pragma unroll
-            for (int i = 0; i < kVectors; ++i)
-                reinterpret_cast<Raw<16>*>(items)[i].load(reinterpret_cast<const uint4*>(at) + i);
+            tokens.load(at);
         } else if (kConfig.channels_last && left >= kTokens) {
 #pragma unroll
-            for (int i = 0; i < kTokens; ++i, at += from.token) items[i] = *at;
+            for (int i = 0; i < kTokens; ++i, at += from.token) tokens.items[i] = *at;
         } else {
 #pragma unroll
-            for (int i = 0; i < kTokens; ++i, at += from.token) items[i] = i < left ? *at : from_float<T>(0.f);
+            for (int i = 0; i < kTokens; ++i, at += from.token) tokens.items[i] = i < left ? *at : from_float<T>(0.f);
         }
     }
     __device__ __forceinline__ void store(const RglruTensor& to, const RglruPlace<kConfig>& place, int first,
@@ -70,25 +68,23 @@ struct RglruTokens {
         T* at = static_cast<T*>(to.data) + place.in(to) + first * to.token;
         const int left = place.exists ? length - first : 0;
         if (!kConfig.channels_last && to.vectors && left >= kTokens) {
-#pragma unroll
-            for (int i = 0; i < kVectors; ++i)
-                reinterpret_cast<const Raw<16>*>(items)[i].store(reinterpret_cast<uint4*>(at) + i);
+            tokens.store(at);
         } else if (kConfig.channels_last && left >= kTokens) {
 #pragma unroll
-            for (int i = 0; i < kTokens; ++i, at += to.token) *at = items[i];
+            for (int i = 0; i < kTokens; ++i, at += to.token) *at = tokens.items[i];
         } else {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i, at += to.token)
-                if (i < left) *at = items[i];
+                if (i < left) *at = tokens.items[i];
         }
     }
     __device__ __forceinline__ void get(float (&to)[kTokens]) const {
 #pragma unroll
-        for (int i = 0; i < kTokens; ++i) to[i] = to_float(items[i]);
+        for (int i = 0; i < kTokens; ++i) to[i] = tokens[i];
     }
     __device__ __forceinline__ void set(const float (&from)[kTokens]) {
 #pragma unroll
-        for (int i = 0; i < kTokens; ++i) items[i] = from_float<T>(from[i]);
+        for (int i = 0; i < kTokens; ++i) tokens.set(i, from[i]);
     }
 };
 

@@ -1,4 +1,5 @@
-// Loads and stores of a thread's consecutive tokens of a row.
+// Loads and stores of a thread's consecutive tokens of a row, whose last vector may be partial. Not shared with scan/diagonal:
+// one function for both compiles to other code.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>

@@ -1,10 +1,10 @@
 // B and C of a tile in a selective scan, fp32 in shared memory, where all channels of a block read them. A thread loads a few
-// vectors of eight floats, along tokens or along states, whichever is contiguous in memory, one pass ahead. Unaligned vectors
-// are read in granules, as in elements.cuh.
+// vectors of eight floats, along tokens or along states, whichever is contiguous in memory, one pass ahead. Unaligned ones
+// are read as aligned 16-byte vectors, as in elements.cuh.
 #pragma once
 
+#include <gdn_cuda/kernels/common/unaligned_vector.cuh>
 #include <gdn_cuda/kernels/scan/selective/tile.cuh>
-#include <gdn_cuda/kernels/scan/selective/unaligned_vector_8.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -15,13 +15,13 @@ struct SelectiveCoefficients {
     static constexpr int kTokens = Shared::kTokens, kGroup = Shared::kConfiguration.group(),
                          kParts = Shared::kConfiguration.parts();
     static constexpr int kVectors = Shared::kVectors;  // a thread
-    using Vector = RawVector8<Shared::kConfiguration.is_narrow>;
-    using Read = UnalignedVector8<Shared::kConfiguration.is_narrow>;
+    using Vector = RawVector<8, Shared::kConfiguration.is_narrow>;
+    using Read = UnalignedVector<Shared::kConfiguration.is_narrow>;
     using GeneralTile = TileKind<Plain::none, Shared::kConfiguration.is_narrow>;
 
     const Args& args;
     Shared& shared;
-    int length;                 // of the sequence or segment
+    int length;                 // the sequence's or segment's
     char* addresses[kVectors];  // the thread's vectors in the first tile
 
     __device__ __forceinline__ Vector& in_flight(int i) const {
@@ -99,7 +99,7 @@ struct SelectiveCoefficients {
             if (aligned)
                 Vector::fetch(in_flight(i), from, kind.type(tensor.type));
             else
-                fetch_granules(i, from, tile, first);
+                fetch_unaligned(i, from, tile, first);
         }
     }
     template <class Kind>
@@ -141,7 +141,7 @@ struct SelectiveCoefficients {
     __device__ __forceinline__ int count(const Place& at, int tile, int first) const {
         return is_whole(tile, first) ? 8 : left(at, tile, first);
     }
-    __device__ __forceinline__ void fetch_granules(int i, const char* from, int tile, int first) const {
+    __device__ __forceinline__ void fetch_unaligned(int i, const char* from, int tile, int first) const {
         const Place at = recomputed_place(i);
         if (!at.from->varies) return;
         const Read read = Read::of(from, count(at, tile, first), at.from->type);
@@ -156,13 +156,13 @@ struct SelectiveCoefficients {
         __syncwarp();
         Vector x = in_flight(i);
         if (at.along_tokens)
-            x = Read::joined(x, is_last_of_row(at) ? *row_padding(at) : (&in_flight(i))[1].bits[0], before, type);
+            x = Read::joined(x, is_last_of_row(at) ? *row_padding(at) : (&in_flight(i))[1].vectors[0], before, type);
         else if (at.from->varies && before != 0)
             x = Read::of(from, count(at, tile, first), type).load(type);
         __syncwarp();  // the next fetch overwrites it
         return x;
     }
-    // Along tokens, the last granule of a row is copied to the padding after that row of the tile.
+    // Along tokens, the last 16-byte vector of a row is copied to the padding after that row of the tile.
     __device__ __forceinline__ static bool is_last_of_row(const Place& at) { return at.token == kTokens - 8 / kParts; }
     __device__ __forceinline__ static uint4* row_padding(const Place& at) {
         return reinterpret_cast<uint4*>(&at.to[at.n][kTokens * kParts]);

@@ -3,14 +3,15 @@
 // memory, and later stores the outputs of the same elements.
 //
 // Loads of the next tile are in flight meanwhile. In a whole, aligned tile a thread fetches one vector. Otherwise rows are read
-// in granules of 16 aligned bytes. Along tokens, each thread fetches a granule and the last thread of a row one more; a
-// thread's elements are in its own granule and the next thread's. Along channels, a thread loads the two granules that hold its
-// elements when it needs them. Outputs along tokens are shifted back into granules.
+// as aligned 16-byte vectors (unaligned_vector.cuh). Along tokens, each thread fetches the vectors that begin with or before
+// its elements, and the last thread of a row one more; the end of a thread's elements is in the next thread's first vector.
+// Along channels, a thread loads all vectors that hold its elements when it needs them. Outputs along tokens are shifted back
+// into aligned vectors.
 #pragma once
 
+#include <gdn_cuda/kernels/common/unaligned_vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization.cuh>
 #include <gdn_cuda/kernels/scan/selective/tile.cuh>
-#include <gdn_cuda/kernels/scan/selective/unaligned_vector_8.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -20,14 +21,14 @@ struct SelectiveElements {
     static constexpr int kChannels = Shared::kChannels, kTokens = Shared::kTokens;
     static constexpr Transition kTransition = Shared::kConfiguration.transition;
     using Own = TileVector<kChannels, kTokens>;
-    using Vector = RawVector8<Shared::kConfiguration.is_narrow>;
-    using Read = UnalignedVector8<Shared::kConfiguration.is_narrow>;
+    using Vector = RawVector<8, Shared::kConfiguration.is_narrow>;
+    using Read = UnalignedVector<Shared::kConfiguration.is_narrow>;
 
     const Args& args;
     Shared& shared;
     Own own;             // position in a tile
     int whole, aligned;  // first token after the whole tiles, and after those that are aligned vectors too
-    char* addresses[4];  // of the thread's elements in the first tile
+    char* addresses[4];  // the thread's elements in the first tile
     enum Address { at_u, at_delta, at_z, at_out };
 
     enum InFlight { u_even, u_odd, delta, z };
@@ -65,7 +66,7 @@ struct SelectiveElements {
         return args.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
     }
     __device__ __forceinline__ int count(int tile) const { return tile < whole ? 8 : left(tile); }
-    // Along tokens, the last granule of a row is copied to the padding after that row of the tile.
+    // Along tokens, the last 16-byte vector of a row is copied to the padding after that row of the tile.
     __device__ __forceinline__ static bool is_last_of_row(const Own& own) { return own.token == kTokens - 8; }
     __device__ __forceinline__ uint4* row_padding(int tensor, const Own& own) const {
         return reinterpret_cast<uint4*>(row(tensor, own.channel) + kTokens);
@@ -99,7 +100,7 @@ struct SelectiveElements {
         Vector found = in_flight(slot);
         if (args.along_tokens) {
             const Own own = recomputed_own();
-            const uint4& next = is_last_of_row(own) ? *row_padding(tensor, own) : (&in_flight(slot))[1].bits[0];
+            const uint4& next = is_last_of_row(own) ? *row_padding(tensor, own) : (&in_flight(slot))[1].vectors[0];
             found = Read::joined(found, next, Read::before_of(from), args.io);
         } else if (Read::before_of(from) != 0) {
             found = Read::of(from, count(tile), args.io).load(args.io);
@@ -245,8 +246,9 @@ struct SelectiveElements {
         else
             found.store_some(to, args.io, 0, left(tile));
     }
-    // For whole tiles of unaligned rows. A thread stores the granules that begin in its eight elements; the last one ends in
-    // the next thread's elements. The last thread of a row keeps its rest for the first thread's elements of the next tile.
+    // For whole tiles of unaligned rows. A thread stores the aligned vectors that begin in its eight elements; the last one
+    // ends in the next thread's elements. The last thread of a row keeps its rest for the first thread's elements of the next
+    // tile.
     __device__ __forceinline__ void store_shifted(const Vector& found, char* to, int tile) const {
         const Own own = recomputed_own();
         const bool wide = Vector::is_wide(args.io), exists = own.channel < shared.place.channels, is_last = is_last_of_row(own);
@@ -255,22 +257,22 @@ struct SelectiveElements {
         Vector& mine = in_flight(u_of(tile));  // u has been read
         mine = found;
         __syncwarp();
-        const uint4 next = (is_last ? (&mine)[1 - kTokens / 8] : (&mine)[1]).bits[0];
-        uint4 own_last = found.bits[0];
-        auto* granules = reinterpret_cast<uint4*>(to + before);
+        const uint4 next = (is_last ? (&mine)[1 - kTokens / 8] : (&mine)[1]).vectors[0];
+        uint4 own_last = found.vectors[0];
+        auto* vectors = reinterpret_cast<uint4*>(to + before);
         if constexpr (!Shared::kConfiguration.is_narrow)
             if (wide) {
-                if (exists) *granules++ = joined(found.bits[0], found.bits[1], before);
-                own_last = found.bits[1];
+                if (exists) *vectors++ = joined(found.vectors[0], found.vectors[1], before);
+                own_last = found.vectors[1];
             }
         if (is_last) {
             uint4& kept = *row_padding(padding_out, own);
             const uint4 earlier = kept;
             kept = own_last;
             own_last = earlier;
-            granules -= kTokens * size / 16;
+            vectors -= kTokens * size / 16;
         }
-        if (exists && !(is_last && tile == 0)) *granules = joined(own_last, next, before);
+        if (exists && !(is_last && tile == 0)) *vectors = joined(own_last, next, before);
         if (exists && own.token == 0 && tile == 0) found.store_some(to, args.io, 0, skipped);
         if (exists && is_last && tile + 2 * kTokens > shared.place.length)
             found.store_some(to, args.io, (wide ? 4 : 0) + skipped, 8);

@@ -22,7 +22,7 @@ struct ChannelRows {
 // strides of 0.
 struct Coefficients {
     void* data = nullptr;
-    DType type = DType::f32;  // of a float, or of each part of a complex number
+    DType type = DType::f32;  // a float, or each part of a complex number, has it
     bool varies = false;
     int groups = 0;
     i64 batch = 0, group = 0, n = 0, token = 0, pair = 0;

@@ -1,6 +1,7 @@
 // Indices of chunks, and which elements of a tile the threads and lanes of a block take.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/scan/selective/inputs.cuh>
 
@@ -18,7 +19,7 @@ __device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequen
 // A thread's eight contiguous elements of a tile of channels × tokens: along tokens, or along channels.
 template <int kChannels, int kTokens>
 struct TileVector {
-    int channel, token;  // of the first element
+    int channel, token;  // the first element's
 
     __device__ __forceinline__ static TileVector for_thread(unsigned thread, bool along_tokens) {
         constexpr unsigned kRow = kTokens / 8, kColumn = kChannels / 8;
@@ -54,21 +55,21 @@ __device__ __forceinline__ void with_tile_kind(bool is_plain, bool along_tokens,
 // channels and read the same B and C: a warp's 16-byte shared loads take two wavefronts instead of four.
 template <int kLanes>
 struct ChannelLanes {
-    static constexpr int kSpacing = 2;
+    static constexpr int kLaneStride = 2;
 
     template <class Int>
     __device__ __forceinline__ static Int lane(Int thread) {
-        return thread / kSpacing % kLanes;
+        return thread / kLaneStride % kLanes;
     }
     template <class Int>
     __device__ __forceinline__ static Int channel(Int thread) {
-        return thread / (kSpacing * kLanes) * kSpacing + thread % kSpacing;
+        return thread / (kLaneStride * kLanes) * kLaneStride + thread % kLaneStride;
     }
     // Calls `call` with the lane distance of each shuffle of a butterfly reduction over a channel's lanes.
     template <class F>
     __device__ __forceinline__ static void each_distance(const F& call) {
 #pragma unroll
-        for (int distance = kLanes / 2; distance > 0; distance /= 2) call(distance * kSpacing);
+        for (int distance = kLanes / 2; distance > 0; distance /= 2) call(distance * kLaneStride);
     }
     // Every lane gets the sum, added in the same order.
     __device__ __forceinline__ static float sum(float x) {
@@ -76,19 +77,6 @@ struct ChannelLanes {
         return x;
     }
 };
-
-// Hides from the compiler how an address was computed. It would recompute it for every tile, in ten instructions.
-__device__ __forceinline__ char* opaque(char* address) {
-    asm volatile("" : "+l"(address));
-    return address;
-}
-// Hides a value that only rare paths use. The compiler would compute what they derive from it before the loop and keep it in
-// registers.
-template <class T>
-__device__ __forceinline__ T opaque(T x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 // An element of A, or of a constant B or C.
 template <class Number>

@@ -1,8 +1,8 @@
 // scan/selective_backward: loads B and C of a chunk, if they vary, into tiles.
 #pragma once
 
+#include <gdn_cuda/kernels/common/raw_vector.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward/block.cuh>
-#include <gdn_cuda/kernels/scan/selective_backward/raw_vector_4.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -65,7 +65,7 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
 
     // A thread's vectors of B and C, loaded together.
     struct InFlight {
-        RawVector4 vectors[2][kVectorsPerThread];
+        RawVector<4> vectors[2][kVectorsPerThread];
     };
     __device__ __forceinline__ void load(InFlight& x, int first, int tokens) const {
         if (!are_vectors(tokens)) return;
@@ -113,7 +113,7 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
                 const auto address = [&](int j) {
                     return offset_by(offset_by(begin, j / kParts, next), j % kParts, strides.part);
                 };
-                RawVector4 raw;
+                RawVector<4> raw;
                 float x[4];
                 if (from.type == DType::f32)
                     raw.load_each<unsigned>(count, address);

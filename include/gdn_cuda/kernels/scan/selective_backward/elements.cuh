@@ -205,7 +205,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
     __device__ __forceinline__ void sum_unit(const float (&x)[2][Unit::kSize], const Unit& unit) const {
         if (args.dD == nullptr && args.ddelta_bias == nullptr) return;
         constexpr int kSums = Unit::kSize / 2;
-        float sums[kSums];  // of D and of the bias, for each channel
+        float sums[kSums];  // gradients of D and of the bias, for each channel
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
             const float* four = &x[i % 2][i / 2 * 4];

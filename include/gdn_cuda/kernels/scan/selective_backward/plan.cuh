@@ -15,7 +15,7 @@ struct SelectiveBackwardConfig {
 
     constexpr bool operator==(const SelectiveBackwardConfig&) const = default;
     static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-    static constexpr int kTokens = 8;      // of a sub-tile, all of whose states are in registers
+    static constexpr int kTokens = 8;      // per sub-tile, all of whose states are in registers
     static constexpr int kMostBlocks = 3;  // blocks an SM for which registers are limited; more would spill
     GDN_HOST_DEVICE constexpr bool is_wide() const { return only_varying && !is_narrow; }
     GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }
@@ -33,8 +33,8 @@ struct SelectiveBackwardConfig {
 struct BackwardPlace {
     int channel, channels;  // the first channel, and how many of the block's channels exist
     int sequence, batch, segment;
-    int length;              // of the segment
-    i64 start, first_chunk;  // of the segment: its first token in the row of the batch, its first chunk
+    int length;              // the segment's
+    i64 start, first_chunk;  // the segment's first token in the row of the batch, its first chunk
 };
 
 template <SelectiveBackwardConfig kConfig>
@@ -60,7 +60,7 @@ struct SelectiveBackwardSharedPlan {
     }
     alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
     static constexpr int kConstant = kConfig.only_varying ? 1 : kChannels;
-    alignas(16) float constant_dB[kConstant][kColumns], constant_dC[kConstant][kColumns];  // of each channel
+    alignas(16) float constant_dB[kConstant][kColumns], constant_dC[kConstant][kColumns];  // for each channel
     alignas(16) float D[kChannels], bias[kChannels];
     float element_sums[2][kChannels];  // the gradients of D and of the bias
     float* partial[2];                 // the block's sums for B and C, at the sequence's first token

@@ -43,7 +43,7 @@ struct BackwardSums : BackwardBlock<kConfig> {
     // more than four lanes, several get the same sum.
     __device__ __forceinline__ static int over_lanes(float (&x)[kHalf], int thread) {
         static_assert(kLanes >= kHalf);
-        return sum_over_lanes<kLanes, Block::Lanes::kSpacing, kHalf>(x, thread);
+        return sum_over_lanes<kLanes, Block::Lanes::kLaneStride, kHalf>(x, thread);
     }
     __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k & 1; }
     // This thread's warp; read from lane 0, so that the compiler knows it is uniform.

@@ -3,8 +3,8 @@
 // in bf16, are compiled for their shape and dtype (PlainUnit); for all others both are tested at run time.
 #pragma once
 
+#include <gdn_cuda/kernels/common/raw_vector.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward/block.cuh>
-#include <gdn_cuda/kernels/scan/selective_backward/raw_vector_4.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -23,7 +23,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     struct Unit {
         static constexpr bool kIsPlain = false, kIsAlongTokens = false;  // known at compile time
         static constexpr int kSize = 4;
-        int channel, token;  // of the first element
+        int channel, token;  // the first element's
         Shape shape;
         DType type;
         int count;  // how many elements exist, from the first one on
@@ -189,7 +189,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <int kSize>
     struct InFlight {
-        RawVector4 u[kSize / 4], delta[kSize / 4], grad_out[kSize / 4], z[kSize / 4], delta_a[kSize / 4];
+        RawVector<4> u[kSize / 4], delta[kSize / 4], grad_out[kSize / 4], z[kSize / 4], delta_a[kSize / 4];
     };
     template <int kSize>
     struct Floats {
@@ -219,7 +219,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <class Bits>
     __device__ __forceinline__ void load_each(InFlight<4>& x, const Unit& at, int first) const {
-        each_input(x, at, [&](RawVector4(&x)[1], const Rows& rows) {
+        each_input(x, at, [&](RawVector<4>(&x)[1], const Rows& rows) {
             const char* from = address(rows, at, first);
             const unsigned token_stride = rows.token_stride;
             x[0].template load_each<Bits>(at.count, [&](int i) { return offset_by(from, i * kTokenStep, token_stride); });
@@ -243,7 +243,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <DType kType, bool kEach, int kSize>
     __device__ __forceinline__ static void convert(Floats<kSize>& x, const InFlight<kSize>& raw) {
-        const auto floats = [](float(&to)[kSize], const RawVector4(&from)[kSize / 4]) {
+        const auto floats = [](float(&to)[kSize], const RawVector<4>(&from)[kSize / 4]) {
 #pragma unroll
             for (int i = 0; i < kSize; i += 4) {
                 float x[4];
@@ -319,7 +319,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
             const unsigned channel_stride = rows.channel_stride, token_stride = rows.token_stride;
 #pragma unroll
             for (int i = 0; i < Unit::kSize; i += 4) {
-                const RawVector4 bits = RawVector4::of<kType>({x[i], x[i + 1], x[i + 2], x[i + 3]});
+                const RawVector<4> bits = RawVector<4>::of<kType>({x[i], x[i + 1], x[i + 2], x[i + 3]});
                 if (at.shape != Shape::strided)
                     bits.store(offset_by(to, i / 4 * kRows, channel_stride), kType);
                 else

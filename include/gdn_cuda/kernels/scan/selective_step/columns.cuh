@@ -8,8 +8,8 @@ namespace gdn_cuda::scan {
 
 // ---- By 16-byte units
 
-// Which 16-byte unit of the items' rows of B or C a thread copies, in every step-th item. Computed where it is used, as
-// registers cost more.
+// Which 16-byte unit of the items' rows of B or C a thread copies, in every step-th item. Units are copied as bytes; their
+// dtype counts when widen converts them. Computed where it is used, as registers cost more.
 template <SelectiveStepConfig kConfig>
 struct ColumnUnit {
     bool is_C, exists;
@@ -17,7 +17,7 @@ struct ColumnUnit {
     int first_item, step;
 
     __device__ __forceinline__ explicit ColumnUnit(const SelectiveStepArgs& args) {
-        const int thread = computed_once(static_cast<int>(threadIdx.x));
+        const int thread = opaque(static_cast<int>(threadIdx.x));
         const int most_units = args.columns >> min(bits(args.B), bits(args.C));
         const int width_bits = 32 - __clz(most_units - 1), row = thread >> width_bits;
         is_C = row & 1;
@@ -91,10 +91,10 @@ __device__ __forceinline__ void widen_columns(SelectiveStepSharedPlan<kConfig>& 
 // An element of B or C in flight.
 template <bool kComplex>
 struct ColumnInFlight {
-    RawNumber raw;
+    RawElement raw;
 
-    __device__ __forceinline__ void load(const char* from, const Tagged& x) { raw = load_raw_number(from, x); }
-    __device__ __forceinline__ float number(DType type) const { return raw.number(type); }
+    __device__ __forceinline__ void load(const char* from, const Tagged& x) { raw = load_raw_element(from, x); }
+    __device__ __forceinline__ float number(DType type) const { return raw.to_float(type); }
 };
 template <>
 struct ColumnInFlight<true> {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
     const int thread = static_cast<int>(threadIdx.x);
     const int bits = args.columns >= kConfig.threads() ? 31 - __clz(kConfig.threads()) : 32 - __clz(args.columns - 1);
     const int width = 1 << bits, first_item = thread >> bits, item_step = kConfig.threads() >> bits;
-    const i64 next_B = computed_once(args.B.item * item_step), next_C = computed_once(args.C.item * item_step);
+    const i64 next_B = opaque(args.B.item * item_step), next_C = opaque(args.C.item * item_step);
 #pragma unroll 1
     for (int n = thread & (width - 1); n < args.columns; n += width) {
         const auto start = [&](const SelectiveStepArgs::ByColumn& x) {

@@ -1,23 +1,11 @@
 // scan/selective_step: the types of a configuration, and which rows, sequences and tokens a thread computes.
 #pragma once
 
-#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/common/to_floats.cuh>
 #include <gdn_cuda/kernels/scan/exact_step.cuh>
 #include <gdn_cuda/kernels/scan/selective_step/plan.cuh>
 
 namespace gdn_cuda::scan {
-
-// Element i of a vector, in fp32.
-template <class Element, int kCount, bool kAligned>
-__device__ __forceinline__ float element_at(const Vector<Element, kCount, kAligned>& vector, int i) {
-    return vector[i];
-}
-// One instruction; the compiler would take two for the second element of a pair.
-template <int kCount>
-__device__ __forceinline__ float element_at(const Vector<__nv_bfloat16, kCount, true>& vector, int i) {
-    const unsigned pair = reinterpret_cast<const Raw<4>*>(vector.items)[i / 2].bits;
-    return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
-}
 
 template <SelectiveStepConfig kConfig>
 struct StepTypes {

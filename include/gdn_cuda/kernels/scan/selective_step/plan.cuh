@@ -37,12 +37,12 @@ struct SelectiveStepConfig {
         return state == DType::f32 && capability >= 90 ? 6 : 5;
     }
     GDN_HOST_DEVICE constexpr bool aligned() const { return vector > 1; }
-    GDN_HOST_DEVICE constexpr int elements() const { return vector * vectors; }  // of a row per lane
-    GDN_HOST_DEVICE constexpr int columns() const {                              // of the longest row
+    GDN_HOST_DEVICE constexpr int elements() const { return vector * vectors; }  // per lane, of one row
+    GDN_HOST_DEVICE constexpr int columns() const {                              // in the longest row
         return aligned() && vectors == 1 ? 16 * vector : 256;
     }
-    GDN_HOST_DEVICE constexpr int fewest_lanes() const { return !aligned() ? 1 : vectors == 1 ? 2 : 4; }  // of a row
-    GDN_HOST_DEVICE constexpr int most_rows() const { return threads() / fewest_lanes(); }                // of a block
+    GDN_HOST_DEVICE constexpr int fewest_lanes() const { return !aligned() ? 1 : vectors == 1 ? 2 : 4; }  // per row
+    GDN_HOST_DEVICE constexpr int most_rows() const { return threads() / fewest_lanes(); }                // per block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(state) ? 2 : 1; }
     // Whether B and C may be copied by 16-byte units, and how many a thread copies for the current items.
     GDN_HOST_DEVICE constexpr bool column_units() const { return aligned() && !is_complex(state); }
@@ -95,7 +95,7 @@ struct SelectiveStepArgs {
     };
     // Strides below are in elements.
     ByRow x, delta, delta_a, z;
-    ByRow out;  // of x's dtype
+    ByRow out;  // has x's dtype
     ByColumn B, C;
     bool column_units;  // whether rows of B and C consist of 16-byte units, and start on them
     const void* A;      // (head, d, n)

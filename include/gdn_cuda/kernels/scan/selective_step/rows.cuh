@@ -1,31 +1,16 @@
 // scan/selective_step: a row's scalars for each item: loads δ, x and the gate of z to shared memory, and stores outputs.
 #pragma once
 
+#include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/scan/selective_step/lane.cuh>
 
 namespace gdn_cuda::scan {
 
-// Hides from the compiler how a value was computed. It would recompute it at each use.
-__device__ __forceinline__ i64 computed_once(i64 x) {
-    asm volatile("" : "+l"(x));
-    return x;
-}
-__device__ __forceinline__ int computed_once(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-__device__ __forceinline__ RawNumber load_raw_number(const char* from, const Tagged& x) {
-    RawNumber number;
-    number.load(from, x.type == DType::f32);
-    return number;
-}
-
-// Converts raw bits to fp32 in few instructions: fp32 and bf16 take a shift.
-__device__ __forceinline__ float number_by_shift(unsigned raw, DType type) {
-    const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(raw)));
-    return type == DType::f16 ? half : __uint_as_float(raw << (type == DType::f32 ? 0 : 16));
+__device__ __forceinline__ RawElement load_raw_element(const char* from, const Tagged& x) {
+    RawElement element;
+    element.load(from, x.type == DType::f32);
+    return element;
 }
 
 // Address of the row's scalar in an item.
@@ -75,7 +60,7 @@ struct RowsInFlight {
     // Branches on the type: predicated loads of both types to one register would wait for each other.
     __device__ __forceinline__ static void load_words(Words& words, const char* from, const SelectiveStepArgs::ByRow& x,
                                                       int lane_bits, int count) {
-        const i64 next = computed_once(x.item << lane_bits);
+        const i64 next = opaque(x.item << lane_bits);
         const auto load_as = [&]<class Word>(Word) {
             const char* at = from;
 #pragma unroll
@@ -108,23 +93,23 @@ __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& sha
     for (int k = 0; k < kConfig.row_items(); ++k) {
         if (k >= count) break;
         const int item = first_item + k * mine.lanes;
-        shared.items[item].row[mine.in_block] =
-            row_of_token(args, number_by_shift(loaded.delta[k], args.delta.values.type) + bias,
-                         number_by_shift(loaded.x[k], args.x.values.type), number_by_shift(loaded.z[k], args.z.values.type));
+        shared.items[item].row[mine.in_block] = row_of_token(
+            args, to_float_by_shift(loaded.delta[k], args.delta.values.type) + bias,
+            to_float_by_shift(loaded.x[k], args.x.values.type), to_float_by_shift(loaded.z[k], args.z.values.type));
     }
     if (args.delta_a.values.data == nullptr) return;
-    const StepLane<kConfig> row(args, computed_once(mine.in_block),
+    const StepLane<kConfig> row(args, opaque(mine.in_block),
                                 0);  // recomputed, so that its head and channel take no registers
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
         const int item = first_item + k * mine.lanes;
         const char* from = row_address(args.delta_a, row, items, items.first + item);
         shared.items[item].row[mine.in_block].delta_a =
-            load_raw_number(from, args.delta_a.values).number(args.delta_a.values.type);
+            load_raw_element(from, args.delta_a.values).to_float(args.delta_a.values.type);
     }
 }
 
-__device__ __forceinline__ void store_number(void* to, DType type, float x) {
+__device__ __forceinline__ void store_float(void* to, DType type, float x) {
     if (type == DType::f32) {
         *static_cast<float*>(to) = x;
         return;
@@ -162,7 +147,7 @@ template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepLane<kConfig>& mine, const RowPlaces& places, float D, int first_item,
                                               const StepItems& items) {
-    const i64 next = computed_once(args.out.item << args.lane_bits);
+    const i64 next = opaque(args.out.item << args.lane_bits);
     char* out = places.out;
     const int count = mine.items_of(args, first_item, items.count);
 #pragma unroll
@@ -171,7 +156,7 @@ __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kCon
         const int item = first_item + k * mine.lanes;
         const Place place = static_cast<Place>(shared.place[items.in_block(item)]);
         const float sum = row_sum(shared.items[item].sum + (mine.in_block << args.lane_bits), mine.lanes);
-        store_number(out, args.x.values.type, output_of<kConfig>(args, sum, shared.items[item].row[mine.in_block], D, place));
+        store_float(out, args.x.values.type, output_of<kConfig>(args, sum, shared.items[item].row[mine.in_block], D, place));
     }
 }
 

@@ -59,14 +59,14 @@ struct CauchyAxisPairs : CauchyPairLimits {
 
     __device__ __forceinline__ static bool takes(const Complex<float>& z) { return (z.re == 0) & (fabs(z.im) <= kLargest); }
     struct Pole {
-        float square, rest, four_a_squared;  // a^2 + m^2, its rounding error, and 4 a^2
+        float square, residual, four_a_squared;  // a^2 + m^2, its rounding error, and 4 a^2
 
         Pole() = default;
         __device__ __forceinline__ explicit Pole(const Complex<float>& w) {
             const SquareInParts x(w.re), y(w.im);
             square = x.square + y.square;
             const float part = square - x.square;
-            rest = (x.square - (square - part)) + (y.square - part) + (x.rest + y.rest);
+            residual = (x.square - (square - part)) + (y.square - part) + (x.residual + y.residual);
             four_a_squared = 4 * x.square;
         }
         __device__ __forceinline__ bool fits() const { return square >= kLeastSquare && square <= kLargest * kLargest; }
@@ -79,7 +79,7 @@ struct CauchyAxisPairs : CauchyPairLimits {
     };
 
     __device__ __forceinline__ static void add(float* sums, const Pole& pole, const Point& point) {
-        const float den = fma(-point.y, point.y, pole.square) + pole.rest,
+        const float den = fma(-point.y, point.y, pole.square) + pole.residual,
                     p = reciprocal_in_range(den * den + pole.four_a_squared * point.y_squared), h = den * p, hh = h * h,
                     hp = h * p;
         sums[kReH] += point.re * h;

@@ -28,7 +28,8 @@ struct CauchyBatchOperand {
 struct CauchyBatchSharedPlan {
     using Config = CauchyBatchConfig;
     struct alignas(16) Group {
-        CauchyBatchOperand high[Config::kGroup / CauchyBatchOperand::kPoles], rest[Config::kGroup / CauchyBatchOperand::kPoles];
+        CauchyBatchOperand high[Config::kGroup / CauchyBatchOperand::kPoles],
+            residual[Config::kGroup / CauchyBatchOperand::kPoles];
         float poles[Config::kGroup];
     };
     union {

@@ -13,12 +13,12 @@ struct CauchyPairLimits {
     __device__ __forceinline__ static float scaled(float x) { return x * (1 / kUnit); }
 };
 
-// m^2 as square + rest: a difference from it loses no digits for a point close to a pole.
+// m^2 as square + residual: a difference from it loses no digits for a point close to a pole.
 struct SquareInParts {
-    float square, rest;
+    float square, residual;
 
     SquareInParts() = default;
-    __device__ __forceinline__ explicit SquareInParts(float x) : square(__fmul_rn(x, x)), rest(fma(x, x, -square)) {}
+    __device__ __forceinline__ explicit SquareInParts(float x) : square(__fmul_rn(x, x)), residual(fma(x, x, -square)) {}
 };
 
 // For arbitrary points, on the imaginary axis or off it.
@@ -42,7 +42,7 @@ struct CauchyPairsAnywhere : CauchyPairLimits {
         float a, re, im, square;
 
         __device__ __forceinline__ Reciprocal(const Pole& pole, float x, float y, float two_y) : a(x - pole.re) {
-            const float den_im = a * two_y, den = fma(a, a, fma(-y, y, pole.im_squared.square) + pole.im_squared.rest);
+            const float den_im = a * two_y, den = fma(a, a, fma(-y, y, pole.im_squared.square) + pole.im_squared.residual);
             square = reciprocal_in_range(den * den + den_im * den_im);
             re = den * square;
             im = den_im * square;

@@ -6,7 +6,7 @@
 namespace gdn_cuda::structured {
 
 struct CauchyConfig {
-    DType io;    // of all operands; bf16 and f16 are computed in fp32
+    DType io;    // all operands; bf16 and f16 are computed in fp32
     bool conj;   // every pole and residue counts with its conjugate
     int rows;    // rows of residues per block, over the same poles and points
     int points;  // points per thread
@@ -41,7 +41,7 @@ struct CauchySharedPlan {
     };
     // The same for arbitrary points; the square of Im w is in two parts.
     struct alignas(16) PairAnywhere {
-        float re, im_squared, rest;
+        float re, im_squared, residual;
     };
     struct alignas(8) ResidueAnywhere {
         float re, im_product;  // 2 Re v and 2 Im v Im w, scaled

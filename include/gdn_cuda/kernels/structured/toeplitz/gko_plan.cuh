@@ -6,7 +6,7 @@
 namespace gdn_cuda::structured {
 
 struct ToeplitzGkoConfig {
-    DType io;  // of all operands: f32, f64, c64 or c128
+    DType io;  // all operands: f32, f64, c64 or c128
     int threads;
     int slots;    // rows per thread, and columns of the matrix
     int columns;  // right-hand sides per block, including the probe

@@ -7,14 +7,16 @@
 namespace gdn_cuda::structured {
 
 struct ToeplitzMatvecConfig {
-    DType io;       // of all operands: f32, f64, c64 or c128
+    DType io;       // all operands: f32, f64, c64 or c128
     int transform;  // complex values of the longest transform
     int threads;
 
     constexpr bool operator==(const ToeplitzMatvecConfig&) const = default;
 
     GDN_FIELDS(io, transform, threads)
-    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight values per thread
+    GDN_HOST_DEVICE constexpr int groups() const {
+        return transform / kFftEach / threads;
+    }  // eight values per thread and group
     // Whether registers and shared memory suffice to transform T and a right-hand side together, and to keep all twiddles.
     GDN_HOST_DEVICE constexpr bool together() const { return groups() == 1; }
     // A real system of order n needs a transform of n complex values, a complex one of 2 n.
@@ -33,7 +35,7 @@ struct ToeplitzMatvecSharedPlan {
 // Strides in elements, 0 where a dimension is broadcast.
 struct ToeplitzOperand {
     const void* data = nullptr;
-    i64 step = 0, stride = 0;  // of elements, and of the outermost leading dimension
+    i64 step = 0, stride = 0;  // between elements, and in the outermost leading dimension
 };
 // Fields that every block reads come first: arguments are loaded from memory, and loading 64 bytes takes as long as loading
 // one.

@@ -14,7 +14,9 @@ struct ToeplitzPcgConfig {
     constexpr bool operator==(const ToeplitzPcgConfig&) const = default;
 
     GDN_FIELDS(io, transform, threads)
-    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight values per thread
+    GDN_HOST_DEVICE constexpr int groups() const {
+        return transform / kFftEach / threads;
+    }  // eight values per thread and group
     GDN_HOST_DEVICE constexpr int rows() const { return 2 * transform; }
     // Scratch doubles per block: three spectra, solution, residual and direction.
     GDN_HOST_DEVICE constexpr int scratch() const { return 3 * transform + 3 * rows(); }
@@ -29,7 +31,7 @@ struct ToeplitzPcgSharedPlan {
     Number exchange[fft_padded(kPoints)], twiddles[kPoints / 4], roots[kPoints / kFftEach];
     struct {
         double column_size, right_scale, solution_scale, allowed;
-    } rhs;                      // of the current right-hand side
+    } rhs;                      // for the current right-hand side
     double sums[3][2][kWarps];  // per warp, two sums at a time; three buffers, so that a reduction needs one barrier
 };
 

@@ -6,7 +6,7 @@
 namespace gdn_cuda::structured {
 
 struct ToeplitzSumsConfig {
-    DType io;   // of all operands: f32, f64, c64 or c128
+    DType io;   // all operands: f32, f64, c64 or c128
     int strip;  // rows per thread
     int threads;
 

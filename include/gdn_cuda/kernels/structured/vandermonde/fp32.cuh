@@ -82,15 +82,15 @@ struct VandermondeProducts<kConfig> {
             asm volatile("" ::: "memory");
             const int fragment = i + me.warp % kWarpsPerStep;
             const Number coarse = Table::coarse(shared.roots, pole, leaps, fragment);
-            Fragment::OfLane high, rest;
+            Fragment::OfLane high, residual;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const TwoParts power = TwoParts::nearest(coarse.re * others[j].re - coarse.im * others[j].im);
                 high.at[j] = power.high;
-                rest.at[j] = power.rest;
+                residual.at[j] = power.residual;
             }
             to[fragment].high[me.lane] = high;
-            to[fragment].rest[me.lane] = rest;
+            to[fragment].residual[me.lane] = residual;
         }
     }
     __device__ __forceinline__ void multiply(int which) {
@@ -100,15 +100,15 @@ struct VandermondeProducts<kConfig> {
         for (int step = 0; step < kSteps; ++step) {
             const auto& near = shared.tables.at[which][0][step];
             const auto& far = shared.tables.at[which][1][step];
-            Fragment::OfLane near_high[kColumns], near_rest[kColumns];
+            Fragment::OfLane near_high[kColumns], near_residual[kColumns];
 #pragma unroll
             for (int i = 0; i < kColumns; ++i) {
                 near_high[i] = near[me.first_column() + i].high[me.lane];
-                near_rest[i] = near[me.first_column() + i].rest[me.lane];
+                near_residual[i] = near[me.first_column() + i].residual[me.lane];
             }
 #pragma unroll
             for (int a = 0; a < kLeaps; ++a) {
-                const auto high = far[me.first_leap() + a].high[me.lane], rest = far[me.first_leap() + a].rest[me.lane];
+                const auto high = far[me.first_leap() + a].high[me.lane], residual = far[me.first_leap() + a].residual[me.lane];
 #pragma unroll
                 for (int b = 0; b < kColumns; ++b) {
                     float parts[2][4]{};
@@ -116,8 +116,8 @@ struct VandermondeProducts<kConfig> {
                     for (int product = 0; product < 3; ++product)  // small products first
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            const auto& right = product == 1 ? near_rest[b] : near_high[b];
-                            mma_m16n8k8_tf32(parts[half], product == 0 ? rest.at : high.at, right.at[2 * half],
+                            const auto& right = product == 1 ? near_residual[b] : near_high[b];
+                            mma_m16n8k8_tf32(parts[half], product == 0 ? residual.at : high.at, right.at[2 * half],
                                              right.at[2 * half + 1]);
                         }
 #pragma unroll
@@ -128,14 +128,14 @@ struct VandermondeProducts<kConfig> {
             }
         }
     }
-    // `out`: start of the square; the row has `rest` outputs from there on.
-    __device__ __forceinline__ void store(float* out, i64 rest) const {
+    // `out`: start of the square; the row has `outputs` outputs from there on.
+    __device__ __forceinline__ void store(float* out, i64 outputs) const {
         const Place me;
         if (!me.multiplies()) return;
         const int first = (me.first_leap() * Fragment::kPowers + me.lane / 4 * 2) * kConfig.side +
                           me.first_column() * Fragment::kPowers + me.lane % 4 * 4;
-        const bool whole = rest >= kConfig.square() && reinterpret_cast<unsigned long long>(out) % 16 == 0;
-        const int left = static_cast<int>(rest < kConfig.square() ? rest : kConfig.square()) - first;
+        const bool whole = outputs >= kConfig.square() && reinterpret_cast<unsigned long long>(out) % 16 == 0;
+        const int left = static_cast<int>(outputs < kConfig.square() ? outputs : kConfig.square()) - first;
         float* const mine = out + first;
 #pragma unroll
         for (int a = 0; a < kLeaps; ++a)

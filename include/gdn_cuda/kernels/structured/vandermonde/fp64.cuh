@@ -89,11 +89,11 @@ struct VandermondeProducts<kConfig> {
                     for (int b = 0; b < kMine; ++b) sums[a][b] += far[a] * near[b];
             }
     }
-    // `out`: start of the square; the row has `rest` outputs from there on.
-    __device__ __forceinline__ void store(Real* out, i64 rest) const {
+    // `out`: start of the square; the row has `left` outputs from there on.
+    __device__ __forceinline__ void store(Real* out, i64 left) const {
         const int first = first_row() * kConfig.side + column(0);
         Real* const mine = out + first;
-        if (rest >= kConfig.square() && reinterpret_cast<unsigned long long>(out) % sizeof(Vector) == 0) {
+        if (left >= kConfig.square() && reinterpret_cast<unsigned long long>(out) % sizeof(Vector) == 0) {
 #pragma unroll
             for (int a = 0; a < kMine; ++a)
 #pragma unroll
@@ -105,7 +105,7 @@ struct VandermondeProducts<kConfig> {
                 }
             return;
         }
-        const int mine_left = static_cast<int>(rest < kConfig.square() ? rest : kConfig.square()) - first;
+        const int mine_left = static_cast<int>(left < kConfig.square() ? left : kConfig.square()) - first;
 #pragma unroll
         for (int a = 0; a < kMine; ++a)
 #pragma unroll

@@ -6,7 +6,7 @@
 namespace gdn_cuda::structured {
 
 struct VandermondeMomentsConfig {
-    DType io;    // of exponents and moments: c64 or c128; the summed values are real
+    DType io;    // exponents and moments: c64 or c128; the summed values are real
     int orders;  // 1 or 2
     int side;    // a block sums over a square of side x side values
     int tile;    // steps per shared-memory tile

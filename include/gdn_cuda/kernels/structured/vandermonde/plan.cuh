@@ -37,7 +37,7 @@ struct VandermondeReal<DType::c128> {
 template <class Real>
 struct VandermondePole {
     unsigned long long turns;
-    Real log2_size, rest;
+    Real log2_size, residual;
 };
 
 // Per pole: fine roots (0 to kRoots - 1 steps) and coarse roots (multiples of kRoots steps), then the same for leaps. An unused
@@ -63,7 +63,7 @@ struct VandermondeFragment {
     struct alignas(16) OfLane {
         unsigned at[4];
     };
-    OfLane high[32], rest[32];
+    OfLane high[32], residual[32];
 };
 template <VandermondeConfig kConfig>
     requires(kConfig.io == DType::c64)

@@ -40,7 +40,7 @@ struct VandermondePowers {
         if (first_pole + pole < pole_count)
             x = Io::template load<double>(exponents.data, row + (first_pole + pole) * exponents.step);
         const auto powers = Powers<Real>::of(x.re, x.im);
-        roots.exponents[pole] = {powers.turns.fraction, powers.log2_size, powers.rest};
+        roots.exponents[pole] = {powers.turns.fraction, powers.log2_size, powers.residual};
     }
     // Computes the roots of the first `poles`, after load_exponents() and a barrier. Leaps count from `first_leap`.
     __device__ __forceinline__ static void make_roots(Roots& roots, int poles, i64 first_leap) {
@@ -52,7 +52,7 @@ struct VandermondePowers {
 #pragma unroll 1
         for (int pole = static_cast<int>(thread % (kThreads / 2) / kLanes); pole < poles; pole += kGroups) {
             const VandermondePole<Real> exponent = roots.exponents[pole];
-            const Powers<Real> powers{{exponent.turns}, exponent.log2_size, exponent.rest};
+            const Powers<Real> powers{{exponent.turns}, exponent.log2_size, exponent.residual};
             auto& to = roots.at[leaps][pole];
 #pragma unroll kAtOnce
             for (int round = 0; round < (kConfig.roots() + kLanes - 1) / kLanes; ++round) {
