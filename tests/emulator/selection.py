@@ -34,16 +34,19 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "conv/hyena_short_columns",
         "conv/hyena_short_columns_backward",
     ),
-    "test_hyena_medium.py::test_every_option[7]": ("conv/hyena_medium", "conv/hyena_medium_backward"),
+    "test_hyena_medium.py::test_every_option[7-tokens-4-530]": ("conv/hyena_medium", "conv/hyena_medium_backward"),
     "test_hyena_long.py::test_every_option": ("conv/hyena_long",),
-    "test_hyena_long_backward.py::test_states[1-dtype0]": ("conv/hyena_long_backward", "conv/hyena_long_states"),
+    "test_hyena_long_backward.py::test_layouts_and_states[1-tokens-dtype0]": (
+        "conv/hyena_long_backward",
+        "conv/hyena_long_states",
+    ),
     "test_hyena_filter.py::test_filters[5-257]": ("conv/hyena_filter",),
     "test_hyena_filter.py::test_gradients[16-256]": ("conv/hyena_filter_backward",),
     "test_hyena_steps.py::test_dtypes[state0-io0]": ("conv/hyena_fir_step", "conv/hyena_modal_step"),
     "test_hyena_steps.py::test_states_in_whole_units_are_staged[8]": ("conv/hyena_fir_step_staged",),
     "test_rms_norm_gated.py::test_row_lengths[64-dtype1]": ("layers/rms_norm", "layers/rms_norm_backward"),
     "test_conv_split_l2norm.py::test_options": ("layers/split_conv", "layers/split_columns"),
-    "test_conv_split_l2norm.py::test_gradients[dtype0]": ("layers/split_backward",),
+    "test_conv_split_l2norm.py::test_gradients[(1, 2, 5, 3)-dtype0]": ("layers/split_backward",),
     # gdn and layers
     "test_gdn.py::test_a_step[1-64-40-decode-state0]": ("gdn/decode",),
     "test_gdn.py::test_a_step[3-64-64-verify-state0]": ("gdn/verify",),
@@ -64,7 +67,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_prefill.py::test_lengths[65-64-one group-io0]": ("gdn/prefill",),
     "test_prefill_ahead.py::test_lengths[1472-io0]": ("gdn/prefill_ahead",),
     # scan
-    "test_selective_scan.py::test_lengths[tokens-few-65]": (
+    "test_selective_scan.py::test_groups[tokens-2]": (
         "scan/selective_forward",
         "scan/selective_backward",
         "scan/selective_backward_sums",
