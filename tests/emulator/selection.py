@@ -55,8 +55,8 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
-    "test_pieces.py::test_gating[dtype0-shape2]": ("layers/gating",),
-    "test_pieces.py::test_pieces_with_bf16_states[64]": (
+    "test_chunk_steps.py::test_gating[dtype0-shape2]": ("layers/gating",),
+    "test_chunk_steps.py::test_pieces_with_bf16_states[64]": (
         "gdn/mn_major",
         "gdn/chunk_cumsum",
         "gdn/compute_u_w",
@@ -72,7 +72,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "scan/selective_backward",
         "scan/selective_backward_sums",
     ),
-    "test_selective_pieces.py::test_a_layer_at_initialisation[tokens-2]": ("scan/selective_pieces", "scan/selective_starts"),
+    "test_selective_segments.py::test_a_layer_at_initialisation[tokens-2]": ("scan/selective_pieces", "scan/selective_starts"),
     "test_transposed_copy.py::test_sizes[shape0-2]": ("common/transposed_copy",),
     "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
     "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),
