@@ -1,5 +1,5 @@
-"""The tests of this folder that run without its being named, by the kernels that they are there for. Together they launch every
-kernel (test_configurations.py), each in a configuration or more; conftest.py sees that each test launches its own."""
+"""The tests of tests/emulator that run when that folder is not named on the command line, with the kernels that each launches
+(conftest.py checks it). Together they launch every kernel, in one configuration or more (test_configurations.py)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
     "test_chunk_steps.py::test_gating[dtype0-shape2]": ("layers/gating",),
-    "test_chunk_steps.py::test_pieces_with_bf16_states[64]": (
+    "test_chunk_steps.py::test_chunk_steps_with_bf16_states[64]": (
         "gdn/mn_major",
         "gdn/chunk_cumsum",
         "gdn/compute_u_w",

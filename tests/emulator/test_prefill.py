@@ -62,7 +62,7 @@ def test_sequences_one_after_another(B: int, T: int, dv: int, dk: int, io: torch
 def test_slots_of_a_pool_one_after_another(skipped: list[int], seed: int) -> None:
     x = inputs(seed, 70, 64, 128, B=4, Hk=1, Hv=2)
     x["gate"][1, 30] = -INF
-    x["value"][1, 20] = INF  # taken token by token
+    x["value"][1, 20] = INF  # computed token by token
     pool = torch.randn(9, 2, 128, 64, generator=torch.Generator().manual_seed(seed))
     slots = torch.tensor([4, 0, 3, 7])
     given = {name: each for name, each in x.items() if name != "state"}
@@ -116,11 +116,11 @@ def test_split_sequences_give_the_bits_of_unsplit_ones(
     assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
 
 
-LINKED = 5200  # tokens, of ten segments, or with `deterministic` of five
+CHAINED = 5200  # tokens, of ten segments, or with `deterministic` of five
 IN_GROUPS = 9000  # enough segments for multiplying their maps in groups
 
 
-@pytest.mark.parametrize("tokens", [LINKED, IN_GROUPS])
+@pytest.mark.parametrize("tokens", [CHAINED, IN_GROUPS])
 @pytest.mark.parametrize("case", ["slow", "then fast", "then slow", "none", "fp16", "pool", "40/72", "96/64", "128/128"])
 def test_states_that_carry_over_from_segment_to_segment(case: str, tokens: int, seed: int) -> None:
     dk, dv = map(int, case.split("/")) if "/" in case else (64, 64)
@@ -146,7 +146,7 @@ def test_states_that_carry_over_from_segment_to_segment(case: str, tokens: int, 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_heads_of_slow_decay_get_more_blocks(in_place: bool, seed: int) -> None:
-    x = inputs(seed, LINKED, 64, 64, Hk=1, Hv=3, gate_range=(-1e-3, 0.0))
+    x = inputs(seed, CHAINED, 64, 64, Hk=1, Hv=3, gate_range=(-1e-3, 0.0))
     x["gate"][..., ::2] *= 2000
     expected, expected_state, _ = oracle(x)
     pool = torch.cat([x["state"], x["state"]])
@@ -160,9 +160,9 @@ def test_heads_of_slow_decay_get_more_blocks(in_place: bool, seed: int) -> None:
 @pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
 @pytest.mark.parametrize("in_place", [False, True])
 # 14400 tokens have 14 segments, the fewest whose maps are multiplied in groups.
-@pytest.mark.parametrize("lengths", [[LINKED, 70, 0, 5300], [5800, 14400, 5200, 64]], ids=["few", "groups"])
+@pytest.mark.parametrize("lengths", [[CHAINED, 70, 0, 5300], [5800, 14400, 5200, 64]], ids=["few", "groups"])
 def test_deterministic_segments(lengths: list[int], in_place: bool, gates: tuple[float, float], seed: int) -> None:
-    """Long sequences of a packed batch are split by their own length; another launch takes the short ones."""
+    """Long sequences of a packed batch are split by their own length; another launch computes the short ones."""
     x = packed_inputs(seed, lengths, Hv=1, gate_range=gates)
     expected, expected_state, _ = oracle(x)
     options: dict[str, Any] = {"state_indices": torch.tensor([3, 2, 1, 0])} if in_place else {}
@@ -183,7 +183,7 @@ def test_deterministic_segments(lengths: list[int], in_place: bool, gates: tuple
 
 
 def test_deterministic_heads_of_slow_decay_get_more_blocks(seed: int) -> None:
-    lengths = [70, LINKED, 200]
+    lengths = [70, CHAINED, 200]
     x = packed_inputs(seed, lengths, Hk=1, Hv=3, gate_range=(-1e-3, 0.0))
     x["gate"][..., ::2] *= 2000
     expected, expected_state, _ = oracle(x)
@@ -191,7 +191,7 @@ def test_deterministic_heads_of_slow_decay_get_more_blocks(seed: int) -> None:
         out, state = chunked_forward(**x, deterministic=True, out=poisoned(x["value"]))[:2]
         assert blocks() == 2 * 4 * 3 + 3 * 3
     assert state is not None and rel_rms(out, expected) < 5e-3 and rel_rms(state, expected_state) < 5e-3
-    mine = slice(70, 70 + LINKED)
+    mine = slice(70, 70 + CHAINED)
     alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
     fixed, fixed_state = run(alone | {"state": x["state"][1:2]}, multiprocessors=12, deterministic=True)
     assert torch.equal(out[mine], fixed[0]) and torch.equal(state[1], fixed_state[0])
@@ -200,7 +200,7 @@ def test_deterministic_heads_of_slow_decay_get_more_blocks(seed: int) -> None:
 @pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
 def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
     """Segments between the first and the last one export their summaries."""
-    x = inputs(seed, LINKED, gate_range=gates)
+    x = inputs(seed, CHAINED, gate_range=gates)
     part = {name: x[name] for name in ("key", "value", "beta", "gate")}
     with emulated() as launched, counted_blocks() as blocks:
         summary = chunked_summary(**part)
@@ -217,7 +217,7 @@ def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
 @pytest.mark.parametrize("slow", ["no head", "one head"])
 def test_one_of_two_launches_computes_the_result(slow: str, seed: int) -> None:
     """Another configuration is faster on unsplit sequences, so both are launched."""
-    x = inputs(seed, LINKED, 64, 128, Hv=2, gate_range=(-2.0, -1.0))
+    x = inputs(seed, CHAINED, 64, 128, Hv=2, gate_range=(-2.0, -1.0))
     if slow == "one head":
         x["gate"][..., 1] *= 1e-4
     expected, expected_state, _ = oracle(x)

@@ -24,11 +24,11 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GDN_SCAN_PIECES", getattr(request, "param", "2"))
 
 
-SEVERAL_TILES_AND_ONE = pytest.mark.parametrize("pieces", ["2", "7"], indirect=True)
+SEVERAL_TILES_AND_ONE = pytest.mark.parametrize("segments", ["2", "7"], indirect=True)
 
 
 @EVERY_DISCRETIZATION

@@ -97,11 +97,11 @@ def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) ->
 
 
 # The configuration that is fastest without a split differs from the one that splits: both are launched, and one computes.
-@pytest.mark.parametrize("remember", ["no head", "one head", "all heads"])
+@pytest.mark.parametrize("slow", ["no head", "one head", "all heads"])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_of_two_launches_one_computes_the_result(remember: str, in_place: bool, seed: int) -> None:
+def test_one_of_two_launches_computes_the_result(slow: str, in_place: bool, seed: int) -> None:
     x = inputs(B=1, T=5300, Hk=16, Hv=32, seed=seed, gate_range=(-2.0, -1.0))
-    heads = {"no head": slice(0), "one head": slice(7, 8), "all heads": slice(None)}[remember]
+    heads = {"no head": slice(0), "one head": slice(7, 8), "all heads": slice(None)}[slow]
     x["gate"][..., heads] *= 1e-4
     fixed, fixed_state = gdn_cuda.chunked_forward(**x, deterministic=True)
     expected, expected_state = gdn_cuda.recurrent_forward(**x)
@@ -109,15 +109,15 @@ def test_of_two_launches_one_computes_the_result(remember: str, in_place: bool, 
     given = {**x, "state": x["state"].clone()}
     out, state = gdn_cuda.chunked_forward(**given, **options, out=poisoned(x["value"]))
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-    if remember != "no head":
+    if slow != "no head":
         assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
 
 
-@pytest.mark.parametrize("remembering", [[2], [0, 3, 7], [0, 1, 2, 4, 5, 6, 7]])
+@pytest.mark.parametrize("slow", [[2], [0, 3, 7], [0, 1, 2, 4, 5, 6, 7]])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_heads_that_remember_get_more_blocks(remembering: list[int], in_place: bool, seed: int) -> None:
+def test_heads_of_slow_decay_get_more_blocks(slow: list[int], in_place: bool, seed: int) -> None:
     x = inputs(B=1, T=17000, Hk=4, Hv=8, seed=seed, gate_range=(-2.0, -1.0))
-    x["gate"][..., remembering] *= 1e-4
+    x["gate"][..., slow] *= 1e-4
     expected, expected_state = gdn_cuda.recurrent_forward(**x)
     options = {"state_indices": torch.tensor([0], device="cuda")} if in_place else {}
     results = [
@@ -168,7 +168,7 @@ def test_fp16_states_between_segments_keep_values_below_the_fp16_range(seed: int
 
 
 def split_alone(lengths: list[int], seed: int, heads: int = 8, **options: object) -> dict[str, Tensor]:
-    """Packed sequences whose heads remember, forget, or do either in turn."""
+    """Packed sequences whose heads have slow decay, fast decay, or first the one and then the other."""
     x = packed_inputs(lengths, Hk=heads // 2, Hv=heads, seed=seed, gate_range=(-2.0, -1.0), **options)
     x["gate"][..., ::2] *= 1e-4
     x["gate"][: sum(lengths) // 2, ..., 1] *= 1e-4
