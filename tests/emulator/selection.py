@@ -65,14 +65,14 @@ SELECTED: dict[str, tuple[str, ...]] = {
     ),
     "test_prefill_mma.py::test_gates_in_every_form[raw]": ("gdn/prefill_mma", "gdn/chunk_gates"),
     "test_prefill.py::test_lengths[65-64-one group-io0]": ("gdn/prefill",),
-    "test_prefill_ahead.py::test_lengths[1472-io0]": ("gdn/prefill_ahead",),
+    "test_prefill_ahead.py::test_state_dtypes[None]": ("gdn/prefill_ahead",),
     # scan
     "test_selective_scan.py::test_groups[tokens-2]": (
         "scan/selective_forward",
         "scan/selective_backward",
         "scan/selective_backward_sums",
     ),
-    "test_selective_segments.py::test_a_layer_at_initialisation[tokens-2]": ("scan/selective_pieces", "scan/selective_starts"),
+    "test_selective_segments.py::test_slices_and_mixed_layouts[tokens]": ("scan/selective_pieces", "scan/selective_starts"),
     "test_transposed_copy.py::test_sizes[shape0-2]": ("common/transposed_copy",),
     "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
     "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),

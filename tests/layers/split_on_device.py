@@ -37,10 +37,10 @@ def check_on(device: Device, x: Inputs, *kernels: str) -> None:
 @pytest.mark.parametrize("heads", OF_LANES, ids=str)
 def test_heads_of_lanes(heads: Heads, W: int, dtype: torch.dtype, device: Device, seed: int) -> None:
     """A packed row has the same bits as alone."""
-    L = device.size(37, 150)
-    check_on(device, inputs(2, L, heads, W, seed, dtype=dtype, device=device.name), COLUMNS)
+    L, kernel = device.size(37, 150), COLUMNS if W == 4 else CONV
+    check_on(device, inputs(2, L, heads, W, seed, dtype=dtype, device=device.name), kernel)
     x = inputs(1, L, heads, W, seed, dtype=dtype, packed=[0, 20, L], device=device.name)
-    check_on(device, x, COLUMNS)
+    check_on(device, x, kernel)
     with device.kernels():
         packed = x.call()
         alone = replace(x, x=x.x[:, :, 20:], options={}).call()
@@ -57,7 +57,8 @@ def test_other_heads(heads: Heads, dtype: torch.dtype, device: Device, seed: int
 @pytest.mark.parametrize("W", [1, 2, 3, 4, 5, 32])
 def test_taps(W: int, device: Device, seed: int) -> None:
     for heads in ((2, 3, 8, 8), (1, 2, 5, 3)):
-        check_on(device, inputs(1, device.size(40, 200), heads, W, seed, dtype=BF16, device=device.name))
+        x = inputs(1, device.size(40, 200), heads, W, seed, dtype=BF16, device=device.name)
+        check_on(device, x, COLUMNS if W == 4 and heads[2] == 8 else CONV)
 
 
 def test_options(device: Device, seed: int) -> None:
