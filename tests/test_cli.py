@@ -169,14 +169,21 @@ def test_the_usage_names_the_command_that_was_typed(cache: Path) -> None:
     assert subprocess.run([script, "bench", "-h"], capture_output=True, text=True).stdout.startswith("usage: gdn-cuda bench ")
 
 
+@pytest.fixture(scope="module")
+def checks() -> list[cli.doctor.Check]:
+    """Once, because other processes may write to the cache between two calls."""
+    return cli.doctor.examine()
+
+
 @pytest.mark.parametrize("columns", [None, 60, 140])
 def test_piped_tables_keep_to_a_width_and_words_whole(
-    columns: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: int | None, checks: list[cli.doctor.Check], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "" if columns is None else str(columns))
+    monkeypatch.setattr(cli.doctor, "examine", lambda: checks)
     told = {
         "kernels": [f"{entry['family']}/{entry['name']} {entry['summary']}" for entry in _C.kernels()],
-        "doctor": [check.found for check in cli.doctor.examine()],
+        "doctor": [check.found for check in checks],
     }
     for command, texts in told.items():
         assert cli.main([command]) in (0, 1)

@@ -16,14 +16,14 @@ import gdn_cuda
 
 
 def _cases(length: int, dtype: torch.dtype, seed: int) -> Iterator[Case]:
-    def case(kind: str, W: int, layout: str, **form: Any) -> Case:
+    def case(label: str, W: int, layout: str, **form: Any) -> Case:
         x = inputs(1, 16, length, W, seed, dtype=dtype, layout=layout, bias=True, activation="silu", **form)
         x = {name: y for name, y in x.items() if name != "activation"}
 
         def ours(x: Tensor, *others: Any, **more: Any) -> Any:  # copies to a GPU are dense
             return gdn_cuda.causal_conv1d(laid_out(x, layout), *others, activation="silu", return_final_states=True, **more)
 
-        return Case("causal_conv1d", kind, results_and_gradients(ours, partial(oracle.causal_conv1d, silu=True), x))
+        return Case("causal_conv1d", label, results_and_gradients(ours, partial(oracle.causal_conv1d, silu=True), x))
 
     packed = [0, 0, length // 7, length // 2, length]
     yield case("W = 4", 4, "tokens")

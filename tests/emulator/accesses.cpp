@@ -13,7 +13,7 @@ const std::vector<Registers>* registers_in_flight;
 
 namespace {
 
-struct Piece {
+struct Vector {
     const char* what;  // name of the last asynchronous instruction
     Place place;
     unsigned short reads, writes;  // in flight
@@ -27,7 +27,7 @@ struct Store {
     Place place;
 };
 constexpr std::size_t kWindow = kMostBlocks * kArenaPitch, kWords = kWindow / 4;
-Piece pieces[kWindow / kPiece];
+Vector vectors[kWindow / kVectorBytes];
 Store stores[kWords];
 bool touched[kMostBlocks];
 
@@ -56,8 +56,8 @@ bool is_fenced(const Store& store, const Asynchronous& by) {
     return true;
 }
 
-std::string named(const Piece& piece) {
-    return std::string(piece.what) + text_of(piece.place);
+std::string named(const Vector& vector) {
+    return std::string(vector.what) + text_of(vector.place);
 }
 
 // An access to a word, by a thread or an asynchronous instruction.
@@ -107,14 +107,14 @@ constexpr unsigned char kAllBytes = 0xf;
 
 void note_shared(std::size_t address, std::size_t bytes, bool is_store, Place place) {
     const Access access{"", is_store ? "stores " : "loads ", place};
-    for (std::size_t at = address / kPiece; at <= (address + bytes - 1) / kPiece; ++at) {
-        const Piece& piece = pieces[at];
-        if (piece.writes > 0)
+    for (std::size_t at = address / kVectorBytes; at <= (address + bytes - 1) / kVectorBytes; ++at) {
+        const Vector& vector = vectors[at];
+        if (vector.writes > 0)
             fail_at(place, std::string(access.verb) + "what has not arrived yet, " +
-                               text_of_shared(static_cast<unsigned>(address)) + ": " + named(piece));
-        if (is_store && piece.reads > 0)
+                               text_of_shared(static_cast<unsigned>(address)) + ": " + named(vector));
+        if (is_store && vector.reads > 0)
             fail_at(place,
-                    "stores what is still read, " + text_of_shared(static_cast<unsigned>(address)) + ": " + named(piece));
+                    "stores what is still read, " + text_of_shared(static_cast<unsigned>(address)) + ": " + named(vector));
     }
     touch(address);
     const Event event = event_of_warp();
@@ -145,8 +145,8 @@ void note(const void* pointer, std::size_t bytes, bool is_store, Place place) {
     else if (is_in_stacks(begin)) {
         if (!registers_in_flight->empty()) note_registers(begin, bytes, is_store, place);
     } else if (is_store) {
-        const std::size_t first = reinterpret_cast<std::size_t>(begin) / kPiece;
-        for (std::size_t at = first; at <= (reinterpret_cast<std::size_t>(begin) + bytes - 1) / kPiece; ++at)
+        const std::size_t first = reinterpret_cast<std::size_t>(begin) / kVectorBytes;
+        for (std::size_t at = first; at <= (reinterpret_cast<std::size_t>(begin) + bytes - 1) / kVectorBytes; ++at)
             global_stores[at] = now.fences + 1;
     }
 }
@@ -154,39 +154,39 @@ void note(const void* pointer, std::size_t bytes, bool is_store, Place place) {
 }  // namespace
 
 void begin_read(unsigned address, const Asynchronous& by) {
-    Piece& piece = pieces[address / kPiece];
+    Vector& vector = vectors[address / kVectorBytes];
     touch(address);
-    if (piece.writes > 0)
+    if (vector.writes > 0)
         fail_at(by.place,
-                std::string(by.what) + " takes what has not arrived yet, " + text_of_shared(address) + ": " + named(piece));
-    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) {
+                std::string(by.what) + " takes what has not arrived yet, " + text_of_shared(address) + ": " + named(vector));
+    for (unsigned word = address / 4; word < (address + kVectorBytes) / 4; ++word) {
         check_load(word, {by.what, " takes ", by.place});
         if (!is_fenced(stores[word], by)) fail_without_fence(word, by);
     }
-    piece = {by.what, by.place, static_cast<unsigned short>(piece.reads + 1), 0};
+    vector = {by.what, by.place, static_cast<unsigned short>(vector.reads + 1), 0};
 }
 void end_read(unsigned address) {
-    --pieces[address / kPiece].reads;
+    --vectors[address / kVectorBytes].reads;
     const Event event = event_of_warp();
-    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) note_load(word, event);
+    for (unsigned word = address / 4; word < (address + kVectorBytes) / 4; ++word) note_load(word, event);
 }
 void begin_write(unsigned address, const Asynchronous& by) {
-    Piece& piece = pieces[address / kPiece];
+    Vector& vector = vectors[address / kVectorBytes];
     touch(address);
-    if (piece.reads > 0 || piece.writes > 0)
+    if (vector.reads > 0 || vector.writes > 0)
         fail_at(by.place,
-                std::string(by.what) + " overwrites what is still in use, " + text_of_shared(address) + ": " + named(piece));
-    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word) {
+                std::string(by.what) + " overwrites what is still in use, " + text_of_shared(address) + ": " + named(vector));
+    for (unsigned word = address / 4; word < (address + kVectorBytes) / 4; ++word) {
         check_store(word, kAllBytes, {by.what, " overwrites ", by.place});
         if (!is_fenced(stores[word], by)) fail_without_fence(word, by);
     }
-    piece = {by.what, by.place, 0, 1};
+    vector = {by.what, by.place, 0, 1};
 }
 void end_write(unsigned address, const Event& event) {
-    Piece& piece = pieces[address / kPiece];
-    piece.writes = 0;
-    for (unsigned word = address / 4; word < (address + kPiece) / 4; ++word)
-        stores[word] = {event, 0, 0, kAllBytes, piece.place};
+    Vector& vector = vectors[address / kVectorBytes];
+    vector.writes = 0;
+    for (unsigned word = address / 4; word < (address + kVectorBytes) / 4; ++word)
+        stores[word] = {event, 0, 0, kAllBytes, vector.place};
 }
 
 void note_store(const void* to, std::size_t bytes) {
@@ -196,7 +196,7 @@ void note_store(const void* to, std::size_t bytes) {
 void check_global_read(const void* from, std::size_t bytes, const Asynchronous& by) {
     if (global_stores.empty() || bytes == 0) return;
     const std::size_t first = reinterpret_cast<std::size_t>(from);
-    for (std::size_t at = first / kPiece; at <= (first + bytes - 1) / kPiece; ++at)
+    for (std::size_t at = first / kVectorBytes; at <= (first + bytes - 1) / kVectorBytes; ++at)
         if (const auto found = global_stores.find(at); found != global_stores.end())
             for (int each = by.first; each <= by.last; ++each)
                 if (fibers[each].fenced_global < found->second)
@@ -208,7 +208,7 @@ void check_global_read(const void* from, std::size_t bytes, const Asynchronous& 
 void reset_accesses(int rank) {
     if (!touched[rank]) return;
     touched[rank] = false;
-    std::fill_n(pieces + rank * (kArenaPitch / kPiece), kArenaBytes / kPiece, Piece{});
+    std::fill_n(vectors + rank * (kArenaPitch / kVectorBytes), kArenaBytes / kVectorBytes, Vector{});
     std::fill_n(stores + rank * (kArenaPitch / 4), kArenaBytes / 4, Store{});
 }
 void reset_global_stores() {

@@ -11,18 +11,18 @@
 
 namespace emulator {
 
-constexpr unsigned kPiece = 16;  // bytes of shared memory that are tracked together
+constexpr unsigned kVectorBytes = 16;  // bytes of shared memory that are tracked together
 
 // Registers of the running thread that wgmmas in flight will write.
 extern const std::vector<Registers>* registers_in_flight;
 
-// An instruction that reads or writes memory after its thread has gone on.
+// An instruction that may read or write memory after its thread has executed later ones.
 struct Asynchronous {
     const char* what;
     Place place;
     int first, last;  // threads that issue it
 };
-// Addresses are in the shared window. Between begin_read and end_read nobody may write the piece; between begin_write and
+// Addresses are in the shared window. Between begin_read and end_read nobody may write these bytes; between begin_write and
 // end_write nobody may read or write it. Earlier stores by threads must be fenced. A read ends with an event of the running
 // warp, a write with `event`.
 void begin_read(unsigned address, const Asynchronous& by);

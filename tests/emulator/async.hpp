@@ -8,7 +8,7 @@ namespace emulator {
 
 // ---- Copies (tma.cpp)
 
-bool something_arrives();       // completes one copy in flight, if there is any
+bool complete_one_copy();       // false if none is in flight
 Place place_of_arrival();       // the copy that begins or completes now, or nullptr
 void check_copies_of_thread();  // when a thread returns
 void end_copies();              // when all threads of the cluster have returned

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def built(pytestconfig: pytest.Config) -> None:
-    """Its error is that of all tests, without another try."""
+    """A build that fails is not tried again: its error is that of every test."""
     if pytestconfig.stash[EVERYTHING]:
         emulator_build.build_all()
     library()

@@ -80,10 +80,10 @@ Signals::Signals() {
     struct sigaction action {};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    for (std::size_t i = 0; i < std::size(kNamedBarriers); ++i) sigaction(kNamedBarriers[i], &action, &before_[i]);
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &before_[i]);
 }
 Signals::~Signals() {
-    for (std::size_t i = 0; i < std::size(kNamedBarriers); ++i) sigaction(kNamedBarriers[i], &before_[i], nullptr);
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
     sigaltstack(&stack_, nullptr);
 }
 

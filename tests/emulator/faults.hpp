@@ -19,8 +19,8 @@ class Signals {
     ~Signals();
 
   private:
-    static constexpr int kNamedBarriers[] = {SIGSEGV, SIGBUS, SIGFPE};
-    struct sigaction before_[std::size(kNamedBarriers)];
+    static constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
+    struct sigaction before_[std::size(kSignals)];
     stack_t stack_;
 };
 

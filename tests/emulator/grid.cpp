@@ -220,7 +220,7 @@ void run_fibers() {
         if (rank < now.ready.size()) {
             now.ready.reset(rank);
             resume(now.fiber_at[rank]);
-        } else if (!something_arrives() && !poll_again(before, idle_polls)) {
+        } else if (!complete_one_copy() && !poll_again(before, idle_polls)) {
             now.fault = "block " + text_of(now.block[0].index) + ", " + deadlock();
         }
     }

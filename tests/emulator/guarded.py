@@ -16,7 +16,7 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Guarded:
-    """Makes such tensors and checks them."""
+    """Allocates guarded tensors, and checks the memory around them."""
 
     def __init__(self) -> None:
         self._around: list[tuple[mmap.mmap, int, int]] = []

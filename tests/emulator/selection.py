@@ -1,5 +1,5 @@
-"""The tests of this folder that run without its being named, by the kernels that they are there for. Together they launch every
-kernel (test_configurations.py), each in a configuration or more; conftest.py sees that each test launches its own."""
+"""The tests of tests/emulator that run when that folder is not named on the command line, with the kernels that each launches
+(conftest.py checks it). Together they launch every kernel, in one configuration or more (test_configurations.py)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,19 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "conv/hyena_short_columns",
         "conv/hyena_short_columns_backward",
     ),
-    "test_hyena_medium.py::test_every_option[7]": ("conv/hyena_medium", "conv/hyena_medium_backward"),
+    "test_hyena_medium.py::test_every_option[7-tokens-4-530]": ("conv/hyena_medium", "conv/hyena_medium_backward"),
     "test_hyena_long.py::test_every_option": ("conv/hyena_long",),
-    "test_hyena_long_backward.py::test_states[1-dtype0]": ("conv/hyena_long_backward", "conv/hyena_long_states"),
+    "test_hyena_long_backward.py::test_layouts_and_states[1-tokens-dtype0]": (
+        "conv/hyena_long_backward",
+        "conv/hyena_long_states",
+    ),
     "test_hyena_filter.py::test_filters[5-257]": ("conv/hyena_filter",),
     "test_hyena_filter.py::test_gradients[16-256]": ("conv/hyena_filter_backward",),
     "test_hyena_steps.py::test_dtypes[state0-io0]": ("conv/hyena_fir_step", "conv/hyena_modal_step"),
     "test_hyena_steps.py::test_states_in_whole_units_are_staged[8]": ("conv/hyena_fir_step_staged",),
     "test_rms_norm_gated.py::test_row_lengths[64-dtype1]": ("layers/rms_norm", "layers/rms_norm_backward"),
     "test_conv_split_l2norm.py::test_options": ("layers/split_conv", "layers/split_columns"),
-    "test_conv_split_l2norm.py::test_gradients[dtype0]": ("layers/split_backward",),
+    "test_conv_split_l2norm.py::test_gradients[(1, 2, 5, 3)-dtype0]": ("layers/split_backward",),
     # gdn and layers
     "test_gdn.py::test_a_step[1-64-40-decode-state0]": ("gdn/decode",),
     "test_gdn.py::test_a_step[3-64-64-verify-state0]": ("gdn/verify",),
@@ -52,8 +55,8 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
-    "test_pieces.py::test_gating[dtype0-shape2]": ("layers/gating",),
-    "test_pieces.py::test_pieces_with_bf16_states[64]": (
+    "test_chunk_steps.py::test_gating[dtype0-shape2]": ("layers/gating",),
+    "test_chunk_steps.py::test_chunk_steps_with_bf16_states[64]": (
         "gdn/mn_major",
         "gdn/chunk_cumsum",
         "gdn/compute_u_w",
@@ -62,14 +65,14 @@ SELECTED: dict[str, tuple[str, ...]] = {
     ),
     "test_prefill_mma.py::test_gates_in_every_form[raw]": ("gdn/prefill_mma", "gdn/chunk_gates"),
     "test_prefill.py::test_lengths[65-64-one group-io0]": ("gdn/prefill",),
-    "test_prefill_ahead.py::test_lengths[1472-io0]": ("gdn/prefill_ahead",),
+    "test_prefill_ahead.py::test_state_dtypes[None]": ("gdn/prefill_ahead",),
     # scan
-    "test_selective_scan.py::test_lengths[tokens-few-65]": (
+    "test_selective_scan.py::test_groups[tokens-2]": (
         "scan/selective_forward",
         "scan/selective_backward",
         "scan/selective_backward_sums",
     ),
-    "test_selective_pieces.py::test_a_layer_at_initialisation[tokens-2]": ("scan/selective_pieces", "scan/selective_starts"),
+    "test_selective_segments.py::test_slices_and_mixed_layouts[tokens]": ("scan/selective_pieces", "scan/selective_starts"),
     "test_transposed_copy.py::test_sizes[shape0-2]": ("common/transposed_copy",),
     "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
     "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),

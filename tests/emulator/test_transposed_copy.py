@@ -10,8 +10,9 @@ import pytest
 import torch
 from emulated import emulated, library, with_lines
 from guarded import Guarded
-from selective_checks import check, scan
+from selective_checks import check
 from selective_inputs import channels_last, identity_scan, selective_inputs
+from selective_on_device import scan
 from torch import Tensor
 
 BITS = {2: torch.int16, 4: torch.int32}

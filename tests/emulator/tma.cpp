@@ -68,10 +68,10 @@ struct Global {
             if (to != nullptr) std::memcpy(to, x.data() + before, count);
         });
     }
-    // The swizzled address in shared memory of the piece at offset `before` of a tile.
-    unsigned piece(unsigned tile, std::size_t before) const {
-        const unsigned address = tile + static_cast<unsigned>(before), mask = is_box ? map.swizzle / kPiece - 1 : 0;
-        return address ^ (address >> 7 & mask) * kPiece;
+    // The swizzled address in shared memory of the 16 bytes at offset `before` of a tile.
+    unsigned vector_at(unsigned tile, std::size_t before) const {
+        const unsigned address = tile + static_cast<unsigned>(before), mask = is_box ? map.swizzle / kVectorBytes - 1 : 0;
+        return address ^ (address >> 7 & mask) * kVectorBytes;
     }
 };
 
@@ -88,7 +88,7 @@ Global box_of(const void* map, Coordinates at, Place place) {
     std::copy(at.begin(), at.end(), box.at);
     box.bytes = box.map.element_bytes;
     for (int i = 0; i < box.map.rank; ++i) box.bytes *= box.map.box[i];
-    if (box.map.swizzle > kPiece && box.map.box[0] * box.map.element_bytes != box.map.swizzle)
+    if (box.map.swizzle > kVectorBytes && box.map.box[0] * box.map.element_bytes != box.map.swizzle)
         fail_at(place, "a box whose rows are shorter than the swizzle's, which the emulator does not support");
     return box;
 }
@@ -118,11 +118,12 @@ struct Load {
     Clock before = {};  // its thread's clock when it begins
 
     std::size_t bytes() const { return value.empty() ? from.bytes : value.size(); }
-    std::size_t piece_bytes() const { return std::min<std::size_t>(kPiece, bytes()); }
-    bool is_tracked() const { return bytes() >= kPiece; }  // several smaller ones may be in one piece
+    std::size_t vector_bytes() const { return std::min<std::size_t>(kVectorBytes, bytes()); }
+    bool is_tracked() const { return bytes() >= kVectorBytes; }  // several smaller ones may be in one vector
     template <class Visit>
-    void for_each_piece(const Target& target, Visit&& visit) const {
-        for (std::size_t before = 0; before < bytes(); before += kPiece) visit(from.piece(target.tile, before), before);
+    void for_each_vector(const Target& target, Visit&& visit) const {
+        for (std::size_t before = 0; before < bytes(); before += kVectorBytes)
+            visit(from.vector_at(target.tile, before), before);
     }
 };
 std::vector<Load> loads;  // in flight
@@ -133,9 +134,9 @@ void end(const Load& load) {
     const Bytes read = load.value.empty() ? load.from.read(load.by) : load.value;
     for (const Target& target : load.targets) {
         const Event event = end_of_phase(target.mbarrier, target.phase, load.by.place);
-        load.for_each_piece(target, [&](unsigned piece, std::size_t before) {
-            std::memcpy(shared_pointer(piece), read.data() + before, load.piece_bytes());
-            if (load.is_tracked()) end_write(piece, event);
+        load.for_each_vector(target, [&](unsigned vector, std::size_t before) {
+            std::memcpy(shared_pointer(vector), read.data() + before, load.vector_bytes());
+            if (load.is_tracked()) end_write(vector, event);
         });
         bytes_arrive(target.mbarrier, static_cast<unsigned>(read.size()), target.phase, load.before, load.by.place);
     }
@@ -144,7 +145,7 @@ void end(const Load& load) {
 
 void begin(Load load, unsigned tile, unsigned mbarrier, unsigned blocks) {
     const Place place = arriving = load.by.place;
-    if (tile % (load.from.is_box ? 128 : std::min<std::size_t>(kPiece, load.bytes())) != 0)
+    if (tile % (load.from.is_box ? 128 : std::min<std::size_t>(kVectorBytes, load.bytes())) != 0)
         fail_at(place, "a copy to a misaligned address of shared memory");
     for (unsigned rank = 0; blocks >> rank != 0; ++rank)
         if ((blocks >> rank & 1) != 0) {
@@ -155,9 +156,9 @@ void begin(Load load, unsigned tile, unsigned mbarrier, unsigned blocks) {
         pointer_for_store(target.tile);
         check_mbarrier_of_copy(target.mbarrier, place);
         target.phase = phase_of(target.mbarrier, place);
-        load.for_each_piece(target, [&](unsigned piece, std::size_t) {
-            std::memset(shared_pointer(piece), kUnwritten, load.piece_bytes());
-            if (load.is_tracked()) begin_write(piece, load.by);
+        load.for_each_vector(target, [&](unsigned vector, std::size_t) {
+            std::memset(shared_pointer(vector), kUnwritten, load.vector_bytes());
+            if (load.is_tracked()) begin_write(vector, load.by);
         });
     }
     arriving = nullptr;
@@ -193,8 +194,8 @@ std::vector<TmaStore> unwritten;        // source read, destination not yet writ
 
 void read(TmaStore& store) {
     store.read.resize(store.to.bytes);
-    for (std::size_t before = 0; before < store.read.size(); before += kPiece)
-        std::memcpy(store.read.data() + before, shared_pointer(store.to.piece(store.tile, before)), kPiece);
+    for (std::size_t before = 0; before < store.read.size(); before += kVectorBytes)
+        std::memcpy(store.read.data() + before, shared_pointer(store.to.vector_at(store.tile, before)), kVectorBytes);
 }
 void write(const TmaStore& store) {
     arriving = store.by.place;
@@ -205,8 +206,8 @@ void write(const TmaStore& store) {
 void begin(TmaStore store) {
     const Place place = store.by.place;
     if (store.tile % (store.to.is_box ? 128 : 16) != 0) fail_at(place, "a copy from a misaligned address of shared memory");
-    for (std::size_t before = 0; before < store.to.bytes; before += kPiece)
-        begin_read(store.to.piece(store.tile, before), store.by);
+    for (std::size_t before = 0; before < store.to.bytes; before += kVectorBytes)
+        begin_read(store.to.vector_at(store.tile, before), store.by);
     if (ends_at_once(store.tile, store.to, 0)) read(store);
     auto& mine = groups[current];
     if (mine.empty()) mine.emplace_back();
@@ -258,8 +259,8 @@ void wait_for_bulk_groups(int most_in_flight, bool written) {
     for (; static_cast<int>(mine.size()) > most_in_flight + 1; mine.pop_front())
         for (TmaStore& store : mine.front()) {
             if (store.read.empty()) read(store);
-            for (std::size_t before = 0; before < store.to.bytes; before += kPiece)
-                end_read(store.to.piece(store.tile, before));
+            for (std::size_t before = 0; before < store.to.bytes; before += kVectorBytes)
+                end_read(store.to.vector_at(store.tile, before));
             unwritten.push_back(std::move(store));
         }
     const auto is_late = [&](const TmaStore& store) { return !written && !ends_at_once(store.tile, store.to, 1); };
@@ -272,7 +273,7 @@ void check_tensor_map(const void* map, int rank) {
     map_of(map, rank, __builtin_return_address(0));
 }
 
-bool something_arrives() {
+bool complete_one_copy() {
     if (loads.empty()) return false;
     std::swap(loads[drawn_below(static_cast<unsigned>(loads.size()))], loads.back());
     const Load load = std::move(loads.back());

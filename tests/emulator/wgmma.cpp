@@ -40,16 +40,16 @@ struct Operand {
                                text_of_shared(arena + start));
     }
     // The 16 bytes that begin with element 8 i of the contiguous dimension, at index `other` of the other dimension.
-    unsigned piece(unsigned i, unsigned other) const {
-        const unsigned pieces = row / 16;  // in a row
+    unsigned vector_at(unsigned i, unsigned other) const {
+        const unsigned vectors = row / 16;  // of 16 bytes, in a row
         unsigned at = start;
         if (along_k)
-            at += other / 8 * stride + other % 8 * row + (pieces == 1 ? i * leading : i * 16);
-        else if (pieces == 1)
+            at += other / 8 * stride + other % 8 * row + (vectors == 1 ? i * leading : i * 16);
+        else if (vectors == 1)
             at += i * stride + other % 8 * 16 + other / 8 * leading;
         else
-            at += i / pieces * leading + i % pieces * 16 + other % 8 * row + other / 8 * stride;
-        return arena + (at ^ (at >> 7 & (pieces - 1)) * 16) % kArenaBytes;
+            at += i / vectors * leading + i % vectors * 16 + other % 8 * row + other / 8 * stride;
+        return arena + (at ^ (at >> 7 & (vectors - 1)) * 16) % kArenaBytes;
     }
 };
 
@@ -69,7 +69,7 @@ struct Accumulator {
 };
 struct Product {
     std::shared_ptr<Accumulator> into;
-    std::vector<unsigned> pieces;  // addresses of the shared memory that it reads
+    std::vector<unsigned> vectors;  // addresses of the shared memory that it reads
 };
 struct Warp {
     std::deque<std::vector<Product>> groups;  // the last is open
@@ -144,11 +144,11 @@ std::shared_ptr<Accumulator> accumulator_of(const Words& words, const Wgmma& eac
 void read(const Operand& operand, int first, int rows, bool is_bf16, bool negates, double* into, Product& product,
           const Asynchronous& by) {
     const auto take = [&](unsigned i, unsigned other, auto&& store) {
-        const unsigned piece = operand.piece(i, other);
-        begin_read(piece, by);
-        product.pieces.push_back(piece);
+        const unsigned vector = operand.vector_at(i, other);
+        begin_read(vector, by);
+        product.vectors.push_back(vector);
         unsigned short elements[8];
-        std::memcpy(elements, shared_pointer(piece), sizeof elements);
+        std::memcpy(elements, shared_pointer(vector), sizeof elements);
         for (int e = 0; e < 8; ++e)
             store(e, negates ? -value_of_16_bits(elements[e], is_bf16) : value_of_16_bits(elements[e], is_bf16));
     };
@@ -205,7 +205,7 @@ void multiply(const Words& words) {
 // Called when a thread has waited for the product: writes its results to the registers, unless another product in flight adds
 // to them.
 void end(Warp& warp, const Product& product) {
-    for (const unsigned piece : product.pieces) end_read(piece);
+    for (const unsigned vector : product.vectors) end_read(vector);
     Accumulator& into = *product.into;
     if (--into.in_flight > 0) return;
     warp.fenced = false;

@@ -7,21 +7,21 @@ import sys
 
 import pytest
 import torch
-from transformers_conv import KINDS, check_forward_and_backward, check_generate, installed, make_model, tokens
+from transformers_conv import MODELS, check_forward_and_backward, check_generate, installed, make_model, tokens
 
 from gdn_cuda.compat import causal_conv1d, mamba_ssm
 
 MODELING = "transformers.models.lfm2.modeling_lfm2"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_forward_and_backward(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_forward_and_backward(kind, seed, rng, "cpu")
+@pytest.mark.parametrize("model_type", MODELS)
+def test_forward_and_backward(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_forward_and_backward(model_type, seed, rng, "cpu")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_generate(kind, seed, rng, "cpu")
+@pytest.mark.parametrize("model_type", MODELS)
+def test_generate(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_generate(model_type, seed, rng, "cpu")
 
 
 def test_both_packages_at_once(seed: int, rng: torch.Generator) -> None:

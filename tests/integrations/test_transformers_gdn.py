@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 from transformers_gdn import (
-    KINDS,
+    MODELS,
     check_bf16,
     check_continued_prompt,
     check_generate,
@@ -31,15 +31,15 @@ from gdn_cuda.integrations import Refused
 MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.parametrize("check", [check_generate, check_bf16, check_continued_prompt, check_training])
-def test_models(kind: str, check: object, seed: int, rng: torch.Generator) -> None:
-    check(kind, seed, rng, "cpu")  # type: ignore[operator]
+def test_models(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
+    check(model_type, seed, rng, "cpu")  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "olmo_hybrid"])
-def test_packed_documents(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_packed(kind, seed, rng, "cpu")
+@pytest.mark.parametrize("model_type", ["qwen3_next", "olmo_hybrid"])
+def test_packed_documents(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_packed(model_type, seed, rng, "cpu")
 
 
 def test_every_model_is_as_verified() -> None:

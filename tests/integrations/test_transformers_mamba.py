@@ -17,14 +17,14 @@ from gdn_cuda.nn import Mamba
 MODELING = "transformers.models.mamba.modeling_mamba"
 
 
-@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
-def test_forward_and_backward(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_forward_and_backward(kind, seed, rng, "cpu")
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
+def test_forward_and_backward(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_forward_and_backward(model_type, seed, rng, "cpu")
 
 
-@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba", "mamba2"])
-def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_generate(kind, seed, rng, "cpu")
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba", "jamba", "mamba2"])
+def test_generate(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_generate(model_type, seed, rng, "cpu")
 
 
 def test_bf16(seed: int, rng: torch.Generator) -> None:

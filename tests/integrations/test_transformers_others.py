@@ -14,20 +14,20 @@ STEPS = 5  # of generate, after the first token
 LAYERS = {"mamba": 2, "falcon_mamba": 2, "jamba": 2, "mamba2": 2, "lfm2": 2}  # layers with a convolution
 
 
-def expected(kind: str) -> dict[str, dict[str, int]]:
+def expected(model_type: str) -> dict[str, dict[str, int]]:
     times = {"causal_conv1d_fn": 1, "causal_conv1d_update": STEPS}
-    if kind == "mamba2":
+    if model_type == "mamba2":
         times |= {"selective_state_update": STEPS, "rms_norm_gated": STEPS + 1}
-    elif kind != "lfm2":
+    elif model_type != "lfm2":
         times |= {"selective_scan_fn": 1, "selective_state_update": STEPS}
-    return {name: {"gdn_cuda": count * LAYERS[kind]} for name, count in times.items()}
+    return {name: {"gdn_cuda": count * LAYERS[model_type]} for name, count in times.items()}
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", LAYERS)
-def test_generate(kind: str, masked: bool, seed: int, rng: torch.Generator) -> None:
-    made_by = transformers_conv if kind == "lfm2" else transformers_mamba
-    model = made_by.make_model(kind, seed)
+@pytest.mark.parametrize("model_type", LAYERS)
+def test_generate(model_type: str, masked: bool, seed: int, rng: torch.Generator) -> None:
+    made_by = transformers_conv if model_type == "lfm2" else transformers_mamba
+    model = made_by.make_model(model_type, seed)
     ids = torch.randint(1, 64, (2, 9), generator=rng)
     mask = torch.ones_like(ids)
     mask[0, : 3 * masked] = 0
@@ -35,16 +35,16 @@ def test_generate(kind: str, masked: bool, seed: int, rng: torch.Generator) -> N
     theirs = model.generate(ids, attention_mask=mask, **options)
     with installed():
         found = model.generate(ids, attention_mask=mask, **options)
-        assert counts() == expected(kind)
+        assert counts() == expected(model_type)
     assert torch.equal(found.sequences, theirs.sequences)
     for a, b in zip(found.logits, theirs.logits, strict=True):
         assert rel_rms(a, b) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["mamba", "jamba", "lfm2"])
-def test_training(kind: str, seed: int, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("model_type", ["mamba", "jamba", "lfm2"])
+def test_training(model_type: str, seed: int, rng: torch.Generator) -> None:
     """The scans and convolutions have gradients, so no call falls back; with left padding."""
-    model = (transformers_conv if kind == "lfm2" else transformers_mamba).make_model(kind, seed).train()
+    model = (transformers_conv if model_type == "lfm2" else transformers_mamba).make_model(model_type, seed).train()
     ids = torch.randint(1, 64, (2, 13), generator=rng)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0

@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "pad_token_id": 
 _ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
 _GDN = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 _EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba": ("MambaConfig", "MambaForCausalLM", {"num_hidden_layers": 2, "state_size": 8}),
     "qwen3_next": (
         "Qwen3NextConfig",
@@ -39,11 +39,11 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-import_models(KINDS)
+import_models(MODELS)
 
 
-def make_model(kind: str, seed: int, device: str = "cpu") -> Any:
-    config, model, sizes = KINDS[kind]
+def make_model(model_type: str, seed: int, device: str = "cpu") -> Any:
+    config, model, sizes = MODELS[model_type]
     torch.manual_seed(seed)
     made = getattr(transformers, model)(getattr(transformers, config)(**_COMMON | sizes))
     with torch.no_grad():
@@ -79,8 +79,8 @@ def tokens(rng: torch.Generator, batch: int, length: int, device: str) -> Tensor
     return torch.randint(1, 64, (batch, length), generator=rng).to(device)
 
 
-def check_forward_and_backward(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    model, ids = make_model(kind, seed, device), tokens(rng, 2, 13, device)
+def check_forward_and_backward(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
+    model, ids = make_model(model_type, seed, device), tokens(rng, 2, 13, device)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0  # left padding
 
@@ -100,9 +100,9 @@ def check_forward_and_backward(kind: str, seed: int, rng: torch.Generator, devic
         assert rel_rms(our_gradients[name], gradient) < 10 * BOUND, name
 
 
-def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_generate(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Also from a prompt that is shorter than a convolution."""
-    model = make_model(kind, seed, device)
+    model = make_model(model_type, seed, device)
     options = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     for length in (2, 7):
         ids = tokens(rng, 3, length, device)

@@ -22,7 +22,7 @@ _MAMBA2 = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
 _JAMBA = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
 _JAMBA |= {"num_key_value_heads": 2, "mamba_d_state": 8, "attn_layer_period": 2, "num_experts": 2, "pad_token_id": 0}
 _JAMBA |= {"attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "eos_token_id": None}
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba": ("MambaConfig", "MambaForCausalLM", _SIZES),
     "falcon_mamba": ("FalconMambaConfig", "FalconMambaForCausalLM", _SIZES | {"time_step_rank": 6}),
     "jamba": ("JambaConfig", "JambaForCausalLM", _JAMBA),
@@ -30,8 +30,8 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def make_model(kind: str, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
-    config, model, sizes = KINDS[kind]
+def make_model(model_type: str, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    config, model, sizes = MODELS[model_type]
     torch.manual_seed(seed)
     made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
     with torch.no_grad():
@@ -69,8 +69,8 @@ def tokens(rng: torch.Generator, batch: int, length: int, device: str = "cpu") -
     return torch.randint(1, 64, (batch, length), generator=rng).to(device)
 
 
-def check_forward_and_backward(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    model, ids = make_model(kind, seed, device), tokens(rng, 2, 13, device)
+def check_forward_and_backward(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
+    model, ids = make_model(model_type, seed, device), tokens(rng, 2, 13, device)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0  # left padding
 
@@ -90,8 +90,8 @@ def check_forward_and_backward(kind: str, seed: int, rng: torch.Generator, devic
         assert rel_rms(our_gradients[name], gradient) < 1e-4, name
 
 
-def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
-    model, ids = make_model(kind, seed, device), tokens(rng, 3, 7, device)
+def check_generate(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
+    model, ids = make_model(model_type, seed, device), tokens(rng, 3, 7, device)
     options = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     theirs = model.generate(ids, **options)
     with installed() as calls:
@@ -102,11 +102,11 @@ def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> N
         assert rel_rms(a, b) < 1e-5
 
 
-def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_bf16(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Results are no further from the fp32 model than with transformers' own functions, which keep the state in bf16."""
     exact, model, ids = (
-        make_model(kind, seed, device),
-        make_model(kind, seed, device, torch.bfloat16),
+        make_model(model_type, seed, device),
+        make_model(model_type, seed, device, torch.bfloat16),
         tokens(rng, 2, 24, device),
     )
     exact.load_state_dict(model.state_dict())

@@ -165,17 +165,17 @@ def test_a_refused_call_has_written_nothing(case: Composed) -> None:
 
 
 @pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
-@pytest.mark.parametrize("kind", ["inference tensor", "one of several views", "view made in no_grad"])
-def test_memory_that_autograd_cannot_track_is_refused_before_anything_is_written(case: Composed, kind: str) -> None:
+@pytest.mark.parametrize("memory", ["inference tensor", "one of several views", "view made in no_grad"])
+def test_memory_that_autograd_cannot_track_is_refused_before_anything_is_written(case: Composed, memory: str) -> None:
     for name in case.written:
         x = case.make()
         first = next(iter(x))
         x[first] = x[first].requires_grad_()
         given = x[name]
-        if kind == "one of several views":
+        if memory == "one of several views":
             x[name] = torch.stack([given, given]).unbind(0)[0]
         else:
-            with torch.inference_mode() if kind == "inference tensor" else torch.no_grad():
+            with torch.inference_mode() if memory == "inference tensor" else torch.no_grad():
                 x[name] = torch.stack([given, given])[0]
         before = {each: x[each].detach().clone() for each in case.written}
         with pytest.raises(ValueError, match=f"{name}: expected memory that autograd can track, as {first}"):

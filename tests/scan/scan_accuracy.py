@@ -34,7 +34,7 @@ STEPS = 64
 @dataclass
 class Case:
     operator: str
-    kind: str
+    label: str
     errors: Callable[[str, int], Errors]  # (device, seed)
 
 
@@ -82,8 +82,8 @@ def selective(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[C
         is_complex = dtype.is_complex
         io = torch.float32 if is_complex else dtype
 
-        def case(kind: str, x: Inputs, gradients: bool = True) -> Case:
-            return Case("selective_scan", kind, results_and_gradients(ours, oracle.selective_scan, x, gradients))
+        def case(label: str, x: Inputs, gradients: bool = True) -> Case:
+            return Case("selective_scan", label, results_and_gradients(ours, oracle.selective_scan, x, gradients))
 
         def drawn(name: str = "mamba", **form: Any) -> Inputs:
             return selective_inputs(
@@ -124,13 +124,13 @@ def gated(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[Case]
         return gdn_cuda.s7_scan(**x, return_last_state=True)
 
     def cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-        def case(kind: str, *shape: int, **form: Any) -> Case:
+        def case(label: str, *shape: int, **form: Any) -> Case:
             x = rglru_cases.inputs(*shape, seed, dtype=dtype, **form)
             given = {"u": x.u, "delta": x.delta, "A": x.A, **x.options}
-            return Case("rglru_scan", kind, results_and_gradients(rglru, gated_oracle.rglru, given))
+            return Case("rglru_scan", label, results_and_gradients(rglru, gated_oracle.rglru, given))
 
-        def s7_case(kind: str, x: Inputs, gradients: bool = True) -> Case:
-            return Case("s7_scan", kind, results_and_gradients(s7, gated_oracle.s7, x, gradients))
+        def s7_case(label: str, x: Inputs, gradients: bool = True) -> Case:
+            return Case("s7_scan", label, results_and_gradients(s7, gated_oracle.s7, x, gradients))
 
         yield case("as RecurrentGemma", 2, 8, length, 1, first_multiplier=True)
         yield case("transposed, resets, N = 7", 1, 4, length, 7, channels_last=True, resets=True)
@@ -160,9 +160,9 @@ def simplified(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[
         return gdn_cuda.simplified_scan(**x, return_last_state=True)
 
     def cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-        def case(kind: str, x: Inputs, gradients: bool = True) -> Case:
+        def case(label: str, x: Inputs, gradients: bool = True) -> Case:
             measured = results_and_gradients(ours, simplified_oracle.simplified_scan, x, gradients)
-            return Case("simplified_scan", kind, measured)
+            return Case("simplified_scan", label, measured)
 
         for name in simplified_oracle.NAMES:
             for varying in (False, True):
@@ -237,11 +237,11 @@ def check(part: str, table: Parts, device: str, seed: int) -> None:
     rows: dict[tuple[str, str], dict[torch.dtype, Errors]] = {}
     for dtype in dtypes:
         for case in cases(dtype, seed):
-            rows.setdefault((case.operator, case.kind), {})[dtype] = case.errors(device, seed + 1)
+            rows.setdefault((case.operator, case.label), {})[dtype] = case.errors(device, seed + 1)
     text = [f"| | inputs | {' | '.join(str(dtype)[6:] for dtype in dtypes)} |", "|---" * (2 + len(dtypes)) + "|"]
-    for (operator, kind), row in rows.items():
+    for (operator, label), row in rows.items():
         cells = [" · ".join(f"{error:.0e}" for error in row.get(dtype, ())) for dtype in dtypes]
-        text.append(f"| `{operator}` | {kind} | {' | '.join(cells)} |")
+        text.append(f"| `{operator}` | {label} | {' | '.join(cells)} |")
     print(f"\n{part[0].upper() + part[1:]}, {device}:\n", *text, sep="\n")
     for name, row in rows.items():
         for dtype, errors in row.items():

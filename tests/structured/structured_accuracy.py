@@ -34,7 +34,7 @@ Function = Callable[..., Tensor]
 @dataclass
 class Case:
     operator: str
-    kind: str
+    label: str
     inputs: tuple[Tensor, ...]
     ours: Function
     oracle: Function
@@ -79,16 +79,16 @@ class Table:
                     expected = case.oracle(*case.inputs)
                     dense = rel_rms(case.dense(*case.inputs), expected)
                 last = case
-                errors = self.rows.setdefault((case.operator, case.kind), {}).setdefault(dtype, Errors())
+                errors = self.rows.setdefault((case.operator, case.label), {}).setdefault(dtype, Errors())
                 errors.ours += rel_rms(case.ours(*(x.to(device) for x in case.inputs)), expected) / DRAWS
                 errors.dense += dense / DRAWS
                 errors.allowed += (case.bound + case.times_dense * dense) / DRAWS
 
     def __str__(self) -> str:
         text = [f"| | inputs | {' | '.join(str(dtype)[6:] for dtype in self.dtypes)} |", "|---" * (2 + len(self.dtypes)) + "|"]
-        for (operator, kind), row in self.rows.items():
+        for (operator, label), row in self.rows.items():
             cells = [f"{each.ours:.0e} ({each.dense:.0e})" if each else "" for each in map(row.get, self.dtypes)]
-            text.append(f"| `{operator}` | {kind} | {' | '.join(cells)} |")
+            text.append(f"| `{operator}` | {label} | {' | '.join(cells)} |")
         return "\n".join(text)
 
     def check(self) -> None:
@@ -120,7 +120,7 @@ def toeplitz_matrices(draw: Draw, n: int) -> dict[str, tuple[Tensor, ...]]:
         "tiny leading minor": (tiny, draw(n)),
         "nearly singular": hermitian(gaussian + (1e-5 if draw.single else 1e-12) * first),
     }
-    return {kind: tuple(x.to(draw.dtype) for x in pair) for kind, pair in made.items()}
+    return {label: tuple(x.to(draw.dtype) for x in pair) for label, pair in made.items()}
 
 
 def matrix_of(c: Tensor, r: Tensor) -> Tensor:
@@ -130,12 +130,12 @@ def matrix_of(c: Tensor, r: Tensor) -> Tensor:
 def toeplitz_products(n: int) -> Callable[[Draw], Iterator[Case]]:
     def cases(draw: Draw) -> Iterator[Case]:
         bound = 1e-6 if draw.single else 4e-15
-        for kind, (c, r) in toeplitz_matrices(draw, n).items():
+        for label, (c, r) in toeplitz_matrices(draw, n).items():
             given = c, r, draw(n).to(draw.dtype)
-            yield Case("toeplitz_matvec", kind, given, toeplitz_matvec, literal.toeplitz_matvec,
+            yield Case("toeplitz_matvec", label, given, toeplitz_matvec, literal.toeplitz_matvec,
                        lambda c, r, x: matrix_of(c, r) @ x, bound)  # fmt: skip
-            if kind == "nonsymmetric":
-                yield Case("toeplitz_matvec_transpose", kind, given, toeplitz_matvec_transpose,
+            if label == "nonsymmetric":
+                yield Case("toeplitz_matvec_transpose", label, given, toeplitz_matvec_transpose,
                            lambda c, r, x: literal.toeplitz_matvec(c, r, x, True),
                            lambda c, r, x: matrix_of(c, r).mT @ x, bound)  # fmt: skip
 
@@ -165,21 +165,21 @@ def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
         return ops.toeplitz_pcg_long(c, b)[0]  # type: ignore[no-any-return]
 
     def cases(draw: Draw) -> Iterator[Case]:
-        for kind, (c, r) in toeplitz_matrices(draw, n).items():
+        for label, (c, r) in toeplitz_matrices(draw, n).items():
             found: list[tuple[str, Function]] = [("toeplitz_solve", solve)]
-            if kind.startswith("SPD") and not draw.dtype.is_complex:
+            if label.startswith("SPD") and not draw.dtype.is_complex:
                 found += [
                     ("toeplitz_solve_symmetric", by_recursion),
                     ("toeplitz_solve_symmetric, as beyond 4096 rows", by_gradients),
                     ("toeplitz_solve_symmetric, as beyond 8192 rows", by_gradients_in_torch),
                 ]
-            elif kind == "indefinite" and not draw.dtype.is_complex:
+            elif label == "indefinite" and not draw.dtype.is_complex:
                 found.append(
                     ("toeplitz_solve_symmetric", lambda c, r, b: ops.toeplitz_solve_within(c, c, b, True, True, limits)[0])
                 )
             given = c, r, draw(n).to(draw.dtype)
             for operator, solver in found:
-                yield Case(operator, kind, given, solver, solution, by_lapack, 2 * torch.finfo(draw.dtype).eps,
+                yield Case(operator, label, given, solver, solution, by_lapack, 2 * torch.finfo(draw.dtype).eps,
                            times_dense=0.0 if draw.single else 10.0)  # fmt: skip
 
     return cases
@@ -189,27 +189,27 @@ def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
 
 
 def displacements(n: int) -> Callable[[Draw], Iterator[Case]]:
-    def case(draw: Draw, disp_type: DisplacementType, kind: str, G: Tensor, H: Tensor) -> Case:
+    def case(draw: Draw, disp_type: DisplacementType, label: str, G: Tensor, H: Tensor) -> Case:
         def dense(G: Tensor, H: Tensor, x: Tensor) -> Tensor:
             return displacement_oracle.displacement_matrix(G, H, disp_type).to(x.dtype) @ x
 
         given = tuple(y.to(draw.dtype) for y in (G, H, draw(n)))
-        return Case("displacement_matvec", f"{disp_type.name}, {kind}", given, lambda *x: displacement_matvec(*x, disp_type),
+        return Case("displacement_matvec", f"{disp_type.name}, {label}", given, lambda *x: displacement_matvec(*x, disp_type),
                     lambda *x: displacement_oracle.displacement_matvec(*x, disp_type), dense,
                     1e-6 if draw.single else 1e-12)  # fmt: skip
 
     def cases(draw: Draw) -> Iterator[Case]:
         for disp_type in DisplacementType:
             yield case(draw, disp_type, "random of rank 3", draw(n, 3), draw(n, 3))
-        for kind, (c, r) in toeplitz_matrices(draw, n).items():
-            if kind in ("SPD", "nonsymmetric"):
+        for label, (c, r) in toeplitz_matrices(draw, n).items():
+            if label in ("SPD", "nonsymmetric"):
                 # Z_1 T − T Z_{−1} is zero except its first row and last column.
                 ends = torch.zeros(n, 2, dtype=draw.wide)
                 ends[0, 0] = ends[-1, 1] = 1
                 row = torch.cat([c[1:].flip(0) - r[1:], c[:1]])
                 column = torch.cat([torch.zeros_like(c[:1]), r[1:].flip(0) + c[1:]])
                 G, H = torch.stack([ends[:, 0], column], -1), torch.stack([row, ends[:, 1]], -1)
-                yield case(draw, DisplacementType.CYCLIC_ANTICYCLIC, f"a Toeplitz matrix, {kind}", G, H)
+                yield case(draw, DisplacementType.CYCLIC_ANTICYCLIC, f"a Toeplitz matrix, {label}", G, H)
 
     return cases
 
@@ -226,20 +226,20 @@ def cauchy_sums(poles: int, points: int) -> Callable[[Draw], Iterator[Case]]:
         centres = draw(4)
         clustered = centres[torch.arange(poles) % 4] + 1e-4 * draw(poles)
         near = centres[torch.arange(points) % 4] + 1e-4 * draw(points)
-        kinds = {
+        points_and_poles = {
             "separate poles": (draw(points), draw(poles)),
             "clustered poles": (torch.cat([draw(points - points // 2), near[: points // 2]]), clustered),
         }
         if draw.dtype.is_complex:
             between = (torch.arange(poles) + 1 / 3).double() / poles
-            kinds["poles on the unit circle"] = circle(torch.arange(points).double() / points), circle(between)
+            points_and_poles["poles on the unit circle"] = circle(torch.arange(points).double() / points), circle(between)
         bound = 1e-6 if draw.single else 1e-14
-        for kind, (omega, lambd) in kinds.items():
+        for label, (omega, lambd) in points_and_poles.items():
             v, omega, lambd = (x.to(draw.dtype) for x in (draw(poles), omega, lambd))
             omega = torch.where((omega[:, None] == lambd).any(-1), omega + 1, omega)  # no pole on a point
-            yield Case("cauchy_kernel", kind, (v, omega, lambd), cauchy_kernel, literal.cauchy_kernel, by_sums, bound)
+            yield Case("cauchy_kernel", label, (v, omega, lambd), cauchy_kernel, literal.cauchy_kernel, by_sums, bound)
             if draw.dtype.is_complex:
-                yield Case("cauchy_conj", kind, (v, omega, lambd), cauchy_conj, literal.cauchy_conj,
+                yield Case("cauchy_conj", label, (v, omega, lambd), cauchy_conj, literal.cauchy_conj,
                            lambda v, z, w: by_sums(v, z, w) + by_sums(v.conj(), z, w.conj()), bound)  # fmt: skip
 
     return cases
@@ -256,24 +256,24 @@ def power_sums(poles: int, steps: int) -> Callable[[Draw], Iterator[Case]]:
     def cases(draw: Draw) -> Iterator[Case]:
         decay = -2 * draw.real(poles).abs() / steps
         places = torch.arange(poles) % 4
-        kinds = {
+        exponents = {
             "decaying, phases to 1e3 rad": torch.complex(decay, 1e3 / steps * draw.real(poles)),
             "clustered poles": torch.complex(decay[places], 1e3 / steps * draw.real(4)[places]) + 1e-4 / steps * draw(poles),
         }
         for phase in (1e3, 1e6):
             turns = phase / steps * (1 - 2 * torch.rand(poles, generator=draw.rng, dtype=torch.float64))
-            kinds[f"poles on the unit circle, phases to {phase:.0e} rad"] = torch.complex(torch.zeros_like(turns), turns)
+            exponents[f"poles on the unit circle, phases to {phase:.0e} rad"] = torch.complex(torch.zeros_like(turns), turns)
         bound = 1e-6 if draw.single else 2e-14
-        for kind, x in kinds.items():
+        for label, x in exponents.items():
             v, x, u = (
                 draw(poles).to(draw.dtype),
                 x.to(draw.dtype),
                 draw.real(steps).to(torch.zeros(0, dtype=draw.dtype).real.dtype),
             )
-            yield Case("log_vandermonde", kind, (v, x), lambda v, x: log_vandermonde(v, x, steps),
+            yield Case("log_vandermonde", label, (v, x), lambda v, x: log_vandermonde(v, x, steps),
                        lambda v, x: literal.log_vandermonde(v, x, steps), lambda v, x: 2 * (v @ powers(x)).real,
                        bound)  # fmt: skip
-            yield Case("log_vandermonde_transpose", kind, (u, v, x), lambda u, v, x: log_vandermonde_transpose(u, v, x, steps),
+            yield Case("log_vandermonde_transpose", label, (u, v, x), lambda u, v, x: log_vandermonde_transpose(u, v, x, steps),
                        lambda u, v, x: literal.log_vandermonde_transpose(u, v, x, steps),
                        lambda u, v, x: v * (powers(x) @ u.to(v.dtype)), bound)  # fmt: skip
 

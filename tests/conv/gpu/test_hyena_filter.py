@@ -1,4 +1,4 @@
-"""hyena_filter, its gradients and fft_causal_conv on the GPU against their definitions in fp64."""
+"""hyena_filter on the GPU, and fft_causal_conv, whose transforms are torch's, against its definition in fp64."""
 
 from __future__ import annotations
 
@@ -6,32 +6,10 @@ import hyena_oracle as oracle
 import pytest
 import torch
 from helpers import rel_rms
-from hyena_cases import draws, modal_parameters
+from hyena_cases import draws
+from hyena_filter_on_device import *  # noqa: F403
 
-from gdn_cuda import fft_causal_conv, hyena_filter
-from gdn_cuda.conv.reference_hyena import modal_filter
-
-
-@pytest.mark.parametrize("L", [1, 33, 256, 1025, 4097, 40000, 2**20])
-@pytest.mark.parametrize("S", [1, 16, 64])
-def test_filters_and_their_gradients(S: int, L: int, seed: int) -> None:
-    parameters = [x.cuda() for x in modal_parameters(5, 5, S, seed, torch.float32)[:2]]
-    wide = [x.double() for x in parameters]
-    leaves = [x.requires_grad_() for x in parameters]
-    h = hyena_filter(*leaves, L)
-    assert rel_rms(h, modal_filter(*wide, L)) < 2e-6
-    grad = torch.randn(5, L, device="cuda")
-    found = torch.autograd.grad(h, leaves, grad)
-    again = torch.autograd.grad(hyena_filter(*leaves, L), leaves, grad)
-    expected = torch.ops.gdn_cuda.hyena_filter_backward(*(x.cpu().double() for x in (grad, *wide)))
-    for mine, other, same in zip(found, expected, again, strict=True):
-        assert rel_rms(mine, other) < 1e-5 and torch.equal(mine, same)
-
-
-@pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-3, -1.0, -50.0, -torch.inf])
-def test_poles_at_the_limits_of_their_range(log_pole: float) -> None:
-    R, logs = torch.ones(2, 1, device="cuda"), torch.full((2, 1), log_pole, device="cuda")
-    assert rel_rms(hyena_filter(R, logs, 2**20), modal_filter(R.double(), logs.double(), 2**20)) < 1e-6
+from gdn_cuda import fft_causal_conv
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

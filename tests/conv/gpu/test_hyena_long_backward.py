@@ -1,62 +1,16 @@
-"""The kernels of hyena_long's gradients against the adjoint of its recurrence in fp64."""
+"""The kernels of hyena_long's gradients on the GPU; many channels against few, bits of two calls, memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from helpers import rel_rms
 from hyena_cases import gated_inputs, modal_parameters
-from hyena_fir_checks import LAYOUTS
-from hyena_long_gradients import NAMES, check_long_gradients
+from hyena_long_backward_on_device import *  # noqa: F403
+from hyena_long_gradients import NAMES
 
 from gdn_cuda import hyena_long
-
-
-def states(B: int, D: int, S: int, seed: int) -> torch.Tensor:
-    return torch.randn(B, D, S, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("S", [1, 15, 16, 17, 64])
-def test_layouts_and_states(dtype: torch.dtype, layout: str, S: int, seed: int) -> None:
-    check_long_gradients(2, 34, 2056, S, seed, dtype, layout, groups=17, device="cuda")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("L", [0, 1, 2, 127, 128, 129, 511, 512, 513, 4099, 20000])
-def test_lengths(layout: str, L: int, seed: int) -> None:
-    check_long_gradients(2, 6, L, 16, seed, torch.float32, layout, device="cuda", initial_state=states(2, 6, 16, seed))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("D, L", [(8, 4099), (40, 2056), (2048, 700), (8, 20000)])
-@pytest.mark.parametrize("S", [3, 16, 20])
-def test_channels_in_whole_vectors(dtype: torch.dtype, D: int, L: int, S: int, seed: int) -> None:
-    state = states(1, D, S, seed)
-    check_long_gradients(1, D, L, S, seed, dtype, "channels", groups=D // 2, device="cuda", initial_state=state)
-
-
-@pytest.mark.parametrize("log_pole", [0.0, -1e-6, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
-@pytest.mark.parametrize("D", [2, 1024])  # split among warps, and not
-def test_poles(log_pole: float, D: int, seed: int) -> None:
-    poles = torch.full((D, 1), log_pole)
-    check_long_gradients(1, D, 5000, 1, seed, torch.float32, log_poles=poles, device="cuda", initial_state=torch.ones(1, D, 1))
-
-
-def test_groups_and_dtypes_of_states(seed: int) -> None:
-    for groups in (1, 4):
-        for dtype in (torch.float32, torch.bfloat16):
-            state = states(2, 4, 16, seed).to(dtype)
-            check_long_gradients(2, 4, 3000, 16, seed, groups=groups, device="cuda", initial_state=state, with_state=False)
-    check_long_gradients(2, 4, 3000, 16, seed, device="cuda", grad_layout="channels")
-
-
-@pytest.mark.parametrize("B, D", [(0, 3), (2, 0)])
-def test_empty_tensors(B: int, D: int, seed: int) -> None:
-    check_long_gradients(B, D, 5, 7, seed, groups=1, device="cuda")
 
 
 def leaves_of(B: int, D: int, L: int, S: int, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:

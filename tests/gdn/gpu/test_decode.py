@@ -105,12 +105,12 @@ def test_unaligned_views(seed: int) -> None:
 def test_slots_not_in_the_indices_are_not_written(seed: int) -> None:
     inputs = make_step(4, 1, slots=64, seed=seed)
     before = inputs["state_pool"].clone()
-    neighbour = inputs["state_pool"]._base.clone()[:, 1]  # type: ignore[union-attr]
+    other_cache = inputs["state_pool"]._base.clone()[:, 1]  # type: ignore[union-attr]
     gdn_cuda.fused_decode(**inputs)
     others = torch.ones(64, dtype=torch.bool)
     others[inputs["state_indices"].cpu().long()] = False
     assert torch.equal(inputs["state_pool"][others.cuda()], before[others.cuda()])
-    assert torch.equal(inputs["state_pool"]._base[:, 1], neighbour)  # type: ignore[index]
+    assert torch.equal(inputs["state_pool"]._base[:, 1], other_cache)  # type: ignore[index]
     assert not torch.equal(inputs["state_pool"], before)
 
 
@@ -228,7 +228,7 @@ def test_slot_offsets_are_64_bit() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     inputs = make_step(1, 1, Hk=16, Hv=32, state=torch.bfloat16)
-    pool = torch.empty(6000, 32, 128, 128, dtype=torch.bfloat16, device="cuda")  # slot 5999 lies past 2^31 elements
+    pool = torch.empty(6000, 32, 128, 128, dtype=torch.bfloat16, device="cuda")  # slot 5999 is past 2^31 elements
     pool[5999] = inputs["state_pool"][0]
     small = inputs["state_pool"][:1].clone()
     inputs["state_indices"] = torch.tensor([0], device="cuda")

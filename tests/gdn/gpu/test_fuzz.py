@@ -58,20 +58,20 @@ def some_number(rng: random.Random, dtype: torch.dtype, near: int) -> int:
 
 def offsets(rng: random.Random, tokens: int, sequences: int, dtype: torch.dtype) -> list[int]:
     """cu_seqlens, most of them wrong."""
-    kind = rng.choice(["right", "decreasing", "anywhere", "in range", "a few wrong", "all", "extreme"])
+    form = rng.choice(["right", "decreasing", "anywhere", "in range", "a few wrong", "all", "extreme"])
     inside = [rng.randint(0, tokens) for _ in range(sequences + 1)]
-    if kind == "decreasing":
+    if form == "decreasing":
         return sorted(inside, reverse=True)
-    if kind == "all":  # every second span is the whole batch
+    if form == "all":  # every second span is the whole batch
         return [tokens * (i % 2) for i in range(sequences + 1)]
-    if kind == "extreme":
+    if form == "extreme":
         return [some_number(rng, dtype, tokens) for _ in inside]
-    if kind == "anywhere":
+    if form == "anywhere":
         return [rng.randint(-tokens, 2 * tokens) for _ in inside]
-    if kind == "in range":
+    if form == "in range":
         return inside
     inside = [0, *sorted(inside[1:])]
-    for _ in range(2 if kind == "a few wrong" else 0):
+    for _ in range(2 if form == "a few wrong" else 0):
         inside[rng.randrange(sequences + 1)] = some_number(rng, dtype, tokens)
     return inside
 
@@ -230,10 +230,10 @@ def test_fused_decode_stays_in_range_for_any_offsets(seed: int) -> None:
         step.update({name: step[name].flatten(0, 1) for name in ("query", "key", "value", "a", "b")})
         cu_seqlens = torch.tensor(offsets(rng, tokens, sequences, dtype), dtype=dtype).cuda()
         options: dict[str, Tensor] = {"state_indices": torch.arange(sequences, device="cuda")}
-        kind = rng.randrange(3)
-        if kind == 1:  # fewer columns than tokens
+        states = rng.randrange(3)
+        if states == 1:  # fewer columns than tokens
             options["state_indices"] = torch.randperm(sequences + 2)[:2].repeat(sequences, 1).cuda()
-        elif kind == 2:
+        elif states == 2:
             options["step_states"] = guarded.new(sequences, 2, 16, 128, 128, dtype=torch.float32, fill=0)
             options["step_slots"] = torch.arange(sequences, device="cuda")
         gdn_cuda.fused_decode(**step, **options, cu_seqlens=cu_seqlens, out=guarded.new(*step["value"].shape))  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""chunked_forward on the GPU against the recurrence in fp64: hostile gates and keys, every head dimension, any packing."""
+"""chunked_forward on the GPU against the recurrence in fp64: segments of sequences, equal bits with `deterministic`, long
+sequences, and all of it by the other kernels."""
 
 from __future__ import annotations
 
@@ -6,29 +7,16 @@ import math
 
 import pytest
 import torch
-from gdn_inputs import to_double
 from helpers import rel_rms
 from other_kernels import CHOSEN, check_with
+from prefill_on_device import *  # noqa: F403
+from prefill_on_device import oracle, poisoned
 from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.gdn.inputs import KEY_MODES, make_gdn_inputs, make_packed_gdn_inputs
-from gdn_cuda.reference import recurrent
 
-# Of output and state: V', the scores and the state are each rounded to bf16 for the tensor cores.
 BOUND = 5e-3
-
-
-def oracle(inputs: dict[str, Tensor], **options: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, final state and states after every token, in fp64 on the GPU."""
-    given = {name: x for name, x in inputs.items() if x is not None}
-    output, final_state, steps = recurrent(**to_double(given), keep_steps=True, **options)  # type: ignore[arg-type]
-    assert steps is not None
-    return output, final_state, steps
-
-
-def poisoned(value: Tensor) -> Tensor:
-    return torch.full(value.shape, float("nan"), dtype=value.dtype, device=value.device)
 
 
 def inputs(**options: object) -> dict[str, Tensor]:
@@ -37,40 +25,6 @@ def inputs(**options: object) -> dict[str, Tensor]:
 
 def packed_inputs(lengths: list[int], **options: object) -> dict[str, Tensor]:
     return make_packed_gdn_inputs(lengths, **{"dk": 128, "dv": 128, "dtype": torch.bfloat16, "device": "cuda", **options})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("key_mode", KEY_MODES)
-@pytest.mark.parametrize("gates", [(-100.0, 0.0), (-5.0, 0.0), (-0.2, 0.0), (0.0, 0.0)])
-@pytest.mark.parametrize("T", [64, 300])
-def test_hostile_inputs(key_mode: str, gates: tuple[float, float], T: int, seed: int) -> None:
-    norm = key_mode == "unnormalized"
-    x = inputs(T=T, seed=seed, gate_range=gates, beta_max=2.0, key_mode=key_mode)
-    expected, expected_state, _ = oracle(x, use_qk_l2norm=norm)
-    out, state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, out=poisoned(x["value"]))
-    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-
-
-@pytest.mark.parametrize(
-    "dk,dv", [(128, 128), (64, 64), (96, 192), (64, 256), (128, 40), (40, 72), (8, 8), (192, 128), (256, 256)]
-)
-@pytest.mark.parametrize("T", [1, 63, 65, 200])
-def test_dimensions_and_lengths(dk: int, dv: int, T: int, seed: int) -> None:
-    x = inputs(T=T, Hk=2, Hv=6, dk=dk, dv=dv, seed=seed, gate_range=(-2, 0))
-    expected, expected_state, _ = oracle(x)
-    out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
-    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-
-
-@pytest.mark.parametrize("B,Hk,Hv", [(1, 1, 1), (3, 2, 16), (9, 16, 32)])  # few blocks, and more than run at once
-def test_a_batch_gives_the_bits_of_each_sequence_alone(B: int, Hk: int, Hv: int, seed: int) -> None:
-    x = inputs(B=B, T=150, Hk=Hk, Hv=Hv, seed=seed, gate_range=(-1, 0))
-    expected, expected_state, _ = oracle(x)
-    out, state = gdn_cuda.chunked_forward(**x)
-    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-    again = gdn_cuda.chunked_forward(**x)
-    assert torch.equal(out, again[0]) and torch.equal(state, again[1])
-    alone = gdn_cuda.chunked_forward(**{name: t[-1:] for name, t in x.items()})
-    assert torch.equal(alone[0], out[-1:]) and torch.equal(alone[1], state[-1:])
 
 
 # With few heads a sequence is split into segments that begin where the previous state has decayed, or at its start.
@@ -143,11 +97,11 @@ def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) ->
 
 
 # The configuration that is fastest without a split differs from the one that splits: both are launched, and one computes.
-@pytest.mark.parametrize("remember", ["no head", "one head", "all heads"])
+@pytest.mark.parametrize("slow", ["no head", "one head", "all heads"])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_of_two_launches_one_computes_the_result(remember: str, in_place: bool, seed: int) -> None:
+def test_one_of_two_launches_computes_the_result(slow: str, in_place: bool, seed: int) -> None:
     x = inputs(B=1, T=5300, Hk=16, Hv=32, seed=seed, gate_range=(-2.0, -1.0))
-    heads = {"no head": slice(0), "one head": slice(7, 8), "all heads": slice(None)}[remember]
+    heads = {"no head": slice(0), "one head": slice(7, 8), "all heads": slice(None)}[slow]
     x["gate"][..., heads] *= 1e-4
     fixed, fixed_state = gdn_cuda.chunked_forward(**x, deterministic=True)
     expected, expected_state = gdn_cuda.recurrent_forward(**x)
@@ -155,15 +109,15 @@ def test_of_two_launches_one_computes_the_result(remember: str, in_place: bool, 
     given = {**x, "state": x["state"].clone()}
     out, state = gdn_cuda.chunked_forward(**given, **options, out=poisoned(x["value"]))
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-    if remember != "no head":
+    if slow != "no head":
         assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
 
 
-@pytest.mark.parametrize("remembering", [[2], [0, 3, 7], [0, 1, 2, 4, 5, 6, 7]])
+@pytest.mark.parametrize("slow", [[2], [0, 3, 7], [0, 1, 2, 4, 5, 6, 7]])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_heads_that_remember_get_more_blocks(remembering: list[int], in_place: bool, seed: int) -> None:
+def test_heads_of_slow_decay_get_more_blocks(slow: list[int], in_place: bool, seed: int) -> None:
     x = inputs(B=1, T=17000, Hk=4, Hv=8, seed=seed, gate_range=(-2.0, -1.0))
-    x["gate"][..., remembering] *= 1e-4
+    x["gate"][..., slow] *= 1e-4
     expected, expected_state = gdn_cuda.recurrent_forward(**x)
     options = {"state_indices": torch.tensor([0], device="cuda")} if in_place else {}
     results = [
@@ -214,7 +168,7 @@ def test_fp16_states_between_segments_keep_values_below_the_fp16_range(seed: int
 
 
 def split_alone(lengths: list[int], seed: int, heads: int = 8, **options: object) -> dict[str, Tensor]:
-    """Packed sequences whose heads remember, forget, or do either in turn."""
+    """Packed sequences whose heads have slow decay, fast decay, or first the one and then the other."""
     x = packed_inputs(lengths, Hk=heads // 2, Hv=heads, seed=seed, gate_range=(-2.0, -1.0), **options)
     x["gate"][..., ::2] *= 1e-4
     x["gate"][: sum(lengths) // 2, ..., 1] *= 1e-4
@@ -275,50 +229,6 @@ def test_a_short_sequence_beside_a_long_one_is_not_split(seed: int) -> None:
     assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
 
 
-@pytest.mark.parametrize("gates", [(-2.0, 0.0), (-0.001, 0.0)])
-def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float], seed: int) -> None:
-    x = inputs(B=1, T=3200, Hk=1, Hv=2, seed=seed, gate_range=gates)
-    expected, expected_state, steps = oracle(x)
-    pool = torch.randn(3, *x["state"].shape[1:], device="cuda")
-    for _ in range(5):
-        pool[1] = x["state"][0]
-        kept = pool.clone()
-        slots = torch.tensor([1], device="cuda")
-        out, _, checkpoints = gdn_cuda.chunked_forward(**x | {"state": pool}, state_indices=slots, checkpoint_every=128)
-        assert rel_rms(out, expected) < BOUND and rel_rms(pool[1], expected_state[0]) < BOUND
-        assert torch.equal(pool[::2], kept[::2])
-        assert rel_rms(checkpoints, steps[0, 127::128]) < BOUND
-
-
-def test_packed_sequences_do_not_depend_on_their_neighbours(seed: int) -> None:
-    lengths = [70, 1, 0, 128, 65]
-    x = packed_inputs(lengths, seed=seed, gate_range=(-1, 0))
-    out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
-    for i, length in enumerate(lengths):
-        start = sum(lengths[:i])
-        mine = slice(start, start + length)
-        beside = {name: x[name].clone() for name in ("query", "key", "value")}
-        for rows in beside.values():
-            rows[:start] = rows[start + length :] = float("nan")
-        among, states = gdn_cuda.chunked_forward(**{**x, **beside})
-        assert torch.equal(among[mine], out[mine]) and torch.equal(states[i], state[i])
-        alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
-        padded = gdn_cuda.chunked_forward(**alone, state=x["state"][i : i + 1])
-        assert torch.equal(padded[0][0], out[mine]) and torch.equal(padded[1][0], state[i])
-    assert not out.isnan().any()
-
-
-def test_slices_of_one_projection(seed: int) -> None:
-    x = inputs(T=130, Hk=4, Hv=8, seed=seed, gate_range=(-1, 0))
-    B, T = x["value"].shape[:2]
-    both = torch.cat([x["query"].flatten(2), x["key"].flatten(2), x["value"].flatten(2)], -1)
-    query, key, value = (part.unflatten(-1, (-1, 128)) for part in both.split([4 * 128, 4 * 128, 8 * 128], -1))
-    wide = torch.full((B, T, 8, 256), float("nan"), dtype=torch.bfloat16, device="cuda")
-    out, state = gdn_cuda.chunked_forward(**{**x, "query": query, "key": key, "value": value}, out=wide[..., 128:])
-    expected, expected_state = gdn_cuda.chunked_forward(**x)
-    assert torch.equal(out, expected) and torch.equal(state, expected_state) and bool(wide[..., :128].isnan().all())
-
-
 def test_unaligned_slices_take_the_slower_kernel(seed: int) -> None:
     x = inputs(T=70, seed=seed, gate_range=(-1, 0))
     shifted = torch.empty(x["key"].numel() + 1, dtype=torch.bfloat16, device="cuda")[1:].view(x["key"].shape)
@@ -326,31 +236,6 @@ def test_unaligned_slices_take_the_slower_kernel(seed: int) -> None:
     expected, expected_state, _ = oracle(x)
     out, state = gdn_cuda.chunked_forward(**{**x, "key": shifted})
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-
-
-def test_fp16_inputs_with_bf16_and_fp16_gates(seed: int) -> None:
-    x = inputs(T=200, dtype=torch.float16, seed=seed, gate_range=(-1, 0))
-    x["gate"], x["beta"] = x["gate"].bfloat16(), x["beta"].half()
-    expected, expected_state, _ = oracle(x)
-    out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
-    assert rel_rms(out, expected) < 1e-3 and rel_rms(state, expected_state) < 1e-3
-
-
-@pytest.mark.parametrize("scale", [0.5, 0.0, -2.0])
-def test_scale(scale: float, seed: int) -> None:
-    x = inputs(T=100, seed=seed, gate_range=(-1, 0))
-    expected, _, _ = oracle(x, scale=scale)
-    out, _ = gdn_cuda.chunked_forward(**x, scale=scale, out=poisoned(x["value"]))
-    assert rel_rms(out, expected) < BOUND
-
-
-def test_no_tokens(seed: int) -> None:
-    x = inputs(T=0, seed=seed)
-    out, state = gdn_cuda.chunked_forward(**x)
-    assert out.numel() == 0 and torch.equal(state, x["state"])
-    x = packed_inputs([0, 0], seed=seed)
-    _, state = gdn_cuda.chunked_forward(**x)
-    assert torch.equal(state, x["state"])
 
 
 @pytest.mark.parametrize("T", [8192, 131072])
@@ -364,46 +249,6 @@ def test_long_sequences_against_the_recurrent_kernel(T: int, seed: int) -> None:
     expected, expected_state = gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, is_qk_norm=True)
     out, state = gdn_cuda.chunked_forward(query, key, value, beta, gate, use_qk_l2norm=True)
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-
-
-def test_checkpoints(seed: int) -> None:
-    x = inputs(B=2, T=1000, seed=seed, gate_range=(-1, 0))
-    _, expected_state, steps = oracle(x)
-    _, state, checkpoints = gdn_cuda.chunked_forward(**x, checkpoint_every=192)
-    assert rel_rms(state, expected_state) < BOUND
-    assert rel_rms(checkpoints, steps[:, 191::192].flatten(0, 1)) < BOUND
-
-
-@pytest.mark.parametrize("given,wanted", [(None, None), (None, torch.bfloat16), (torch.bfloat16, torch.float32),
-                                          (torch.float32, torch.bfloat16), (torch.bfloat16, None)])  # fmt: skip
-def test_chunked_forward_state_dtypes(given: torch.dtype | None, wanted: torch.dtype | None, seed: int) -> None:
-    x = inputs(T=70, dv=64, seed=seed, gate_range=(-1, 0))
-    x["state"] = None if given is None else x["state"].to(given)  # type: ignore[assignment]
-    _, expected, _ = oracle(x)
-    _, state = gdn_cuda.chunked_forward(**x, state_dtype=wanted)
-    assert state is not None and state.dtype == (wanted or given or torch.float32)
-    assert rel_rms(state, expected) < BOUND
-
-
-def test_chunked_forward_in_a_pool_with_checkpoints(seed: int) -> None:
-    lengths = [130, 0, 64, 20]
-    x = packed_inputs(lengths, seed=seed, gate_range=(-1, 0))
-    pool = torch.randn(9, 4, 128, 128, device="cuda")
-    slots = torch.tensor([4, 0, -1, 7], dtype=torch.int32, device="cuda")
-    pool[[4, 0, 7]] = x["state"][[0, 1, 3]]
-    before = pool.clone()
-    alone = gdn_cuda.chunked_forward(**x, checkpoint_every=64)
-    given = {**x, "state": pool}
-    out, state, checkpoints = gdn_cuda.chunked_forward(
-        **given, state_indices=slots, checkpoint_every=64, out=poisoned(x["value"])
-    )
-    assert state is pool
-    assert torch.equal(out[:130], alone[0][:130]) and torch.equal(out[194:], alone[0][194:]) and not out[130:194].any()
-    assert torch.equal(pool[[4, 7]], alone[1][[0, 3]]) and torch.equal(pool[0], before[0])
-    others = [1, 2, 3, 5, 6, 8]
-    assert torch.equal(pool[others], before[others])
-    assert checkpoints.shape[0] == 214 // 64
-    assert torch.equal(checkpoints[:2], alone[2][:2]) and not checkpoints[2].any()
 
 
 @pytest.mark.skipif(CHOSEN != "auto", reason="this is the child")

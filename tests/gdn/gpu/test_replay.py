@@ -95,7 +95,7 @@ def test_offsets_of_slots_are_64_bit(seed: int) -> None:
     server = Server(seed, sequences=1, steps=2, Hk=16, Hv=32, dv=128, state=torch.bfloat16, device="cuda")
     slot = int(server.slots[0])
     x = server.arguments(server.tokens(1, 2))
-    pool = torch.empty(6000, 32, 128, 128, dtype=torch.bfloat16, device="cuda")  # slot 5999 lies past 2^31 elements
+    pool = torch.empty(6000, 32, 128, 128, dtype=torch.bfloat16, device="cuda")  # slot 5999 is past 2^31 elements
     pool[5999] = server.pool[slot]
     buffers = gdn_cuda.replay_buffers(pool, 2, 16)
     for _ in range(2):

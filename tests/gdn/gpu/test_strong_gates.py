@@ -35,7 +35,7 @@ from gdn_cuda import InferenceMode, reference
 from gdn_cuda.gdn.inputs import make_gdn_inputs
 
 BOUND, STATE_BOUND = 5e-3, 1e-5  # docs/numerics.md
-PIECES_BOUND = 1e-2
+CHUNK_STEPS_BOUND = 1e-2
 PATH = os.environ.get("GDN_PREFILL", "auto")
 GPU = {"device": "cuda", "dk": 128, "dv": 128}
 
@@ -127,27 +127,27 @@ def test_verify_and_staged_decode(gate: float, state: float, state_dtype: torch.
         check_decode(case, x, 1e-2, 1e-2)
 
 
-# ---- the pieces
+# ---- Chunk steps
 
 
 @pytest.mark.parametrize("case", ONE_GATE + SEVERAL + STATES, ids=id_of)
-def test_pieces(case: Case, seed: int) -> None:
+def test_chunk_steps(case: Case, seed: int) -> None:
     x = case.inputs(seed, **GPU)
-    check(case, *from_chunk_steps(x), x, PIECES_BOUND, PIECES_BOUND)
+    check(case, *from_chunk_steps(x), x, CHUNK_STEPS_BOUND, CHUNK_STEPS_BOUND)
 
 
 @pytest.mark.parametrize("dk,dv", [(64, 64), (96, 192), (256, 256), (40, 24)])
 @pytest.mark.parametrize("case", [ONE_GATE[-2], SEVERAL[2], STATES[-1], STATES[12]], ids=id_of)
-def test_head_dimensions_of_pieces(case: Case, dk: int, dv: int, seed: int) -> None:
+def test_head_dimensions_of_chunk_steps(case: Case, dk: int, dv: int, seed: int) -> None:
     x = case.inputs(seed, device="cuda", dk=dk, dv=dv)
-    check(case, *from_chunk_steps(x), x, PIECES_BOUND, PIECES_BOUND)
+    check(case, *from_chunk_steps(x), x, CHUNK_STEPS_BOUND, CHUNK_STEPS_BOUND)
 
 
-def test_pieces_with_gates_cumulated_by_the_caller(seed: int) -> None:
+def test_chunk_steps_with_gates_cumulated_by_the_caller(seed: int) -> None:
     x = Case("a sum with -inf", ((20, -INF), (40, -1.0), (100, -INF))).inputs(seed, **GPU)
     out, state = from_chunk_steps(x, sum_of_the_caller(x["gate"]))
-    behind = x | {"gate": gates_of_that_sum(x["gate"])}
-    check(Case("", ((20, -INF), (100, -INF))), out, state, behind, PIECES_BOUND, PIECES_BOUND)
+    summed = x | {"gate": gates_of_that_sum(x["gate"])}
+    check(Case("", ((20, -INF), (100, -INF))), out, state, summed, CHUNK_STEPS_BOUND, CHUNK_STEPS_BOUND)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

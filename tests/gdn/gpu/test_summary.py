@@ -100,7 +100,7 @@ def test_long_parts(T: int, heads: int, kernel: str, seed: int) -> None:
 # rows.
 @pytest.mark.parametrize("dk,dv,heads", [(128, 128, 4), (96, 192, 4), (96, 192, 3), (64, 64, 4)])
 def test_segments(dk: int, dv: int, heads: int, seed: int) -> None:
-    """Of long parts with few heads, of which some remember and some forget."""
+    """Long parts with few heads, some of slow and some of fast decay."""
     lengths = [20000, 300, 0, 6000]
     options: dict[str, Any] = {"Hk": 1, "Hv": heads, "dk": dk, "dv": dv, "dtype": torch.bfloat16, "device": "cuda"}
     x = make_packed_gdn_inputs(lengths, seed=seed, gate_range=(-2.0, -1.0), **options)

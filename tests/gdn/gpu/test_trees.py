@@ -17,7 +17,7 @@ def test_trees(tokens: int, dk: int, dv: int, state: torch.dtype, seed: int) -> 
 
 
 @pytest.mark.parametrize("io", [torch.bfloat16, torch.float32])
-def test_parents_that_lie_give_nan_and_store_nothing(io: torch.dtype, seed: int) -> None:
+def test_invalid_parents_give_nan_and_store_nothing(io: torch.dtype, seed: int) -> None:
     check_tree(draw_tree(seed, INVALID_PARENTS, io=io, device="cuda"), fused_decode)
 
 

@@ -68,20 +68,22 @@ def test_no_autograd_graph_is_built_outside_grad_mode(name: str, mode: Any, seed
 
 
 @pytest.mark.parametrize("name, argument", WRITES)
-@pytest.mark.parametrize("kind", ["leaf", "view of a leaf", "inference tensor", "one of several views", "view made in no_grad"])
+@pytest.mark.parametrize(
+    "memory", ["leaf", "view of a leaf", "inference tensor", "one of several views", "view made in no_grad"]
+)
 def test_memory_that_autograd_cannot_track_is_refused_before_anything_is_written(
-    name: str, argument: str, kind: str, seed: int
+    name: str, argument: str, memory: str, seed: int
 ) -> None:
     case, arguments = with_gradient(name, seed)
     given = arguments[argument]
-    if kind == "leaf":
+    if memory == "leaf":
         arguments[argument] = given.requires_grad_()
-    elif kind == "view of a leaf":
+    elif memory == "view of a leaf":
         arguments[argument] = torch.stack([given, given]).requires_grad_()[0]
-    elif kind == "inference tensor":
+    elif memory == "inference tensor":
         with torch.inference_mode():
             arguments[argument] = given.clone()
-    elif kind == "one of several views":
+    elif memory == "one of several views":
         arguments[argument] = torch.stack([given, given]).unbind(0)[0]
     else:
         with torch.no_grad():
@@ -94,15 +96,15 @@ def test_memory_that_autograd_cannot_track_is_refused_before_anything_is_written
 
 
 @pytest.mark.parametrize("name, argument", WRITES)
-@pytest.mark.parametrize("kind", ["leaf", "inference tensor", "view made in no_grad"])
-def test_outside_grad_mode_any_memory_may_be_written(name: str, argument: str, kind: str, seed: int) -> None:
+@pytest.mark.parametrize("memory", ["leaf", "inference tensor", "view made in no_grad"])
+def test_outside_grad_mode_any_memory_may_be_written(name: str, argument: str, memory: str, seed: int) -> None:
     """All results are written, as by kernels: no copy of the CPU implementation is refused after others are done."""
     case, arguments = with_gradient(name, seed)
     expected = {n: copied(x.detach()) if isinstance(x, Tensor) else x for n, x in arguments.items()}
     case.function(**expected)
-    with torch.inference_mode() if kind == "inference tensor" else torch.no_grad():
+    with torch.inference_mode() if memory == "inference tensor" else torch.no_grad():
         arguments[argument] = copied(arguments[argument])
-    if kind == "leaf":
+    if memory == "leaf":
         arguments[argument].requires_grad_()
     with torch.no_grad():
         case.function(**arguments)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers_conv import KINDS, check_forward_and_backward, check_generate
+from transformers_conv import MODELS, check_forward_and_backward, check_generate
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_forward_and_backward(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_forward_and_backward(kind, seed, rng, "cuda")
+@pytest.mark.parametrize("model_type", MODELS)
+def test_forward_and_backward(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_forward_and_backward(model_type, seed, rng, "cuda")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_generate(kind, seed, rng, "cuda")
+@pytest.mark.parametrize("model_type", MODELS)
+def test_generate(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_generate(model_type, seed, rng, "cuda")

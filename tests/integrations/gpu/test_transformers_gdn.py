@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers_gdn import KINDS, check_bf16, check_continued_prompt, check_generate, check_packed, check_training
+from transformers_gdn import MODELS, check_bf16, check_continued_prompt, check_generate, check_packed, check_training
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.parametrize("check", [check_generate, check_bf16, check_continued_prompt, check_packed, check_training])
-def test_models(kind: str, check: object, seed: int, rng: torch.Generator) -> None:
-    check(kind, seed, rng, "cuda")  # type: ignore[operator]
+def test_models(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
+    check(model_type, seed, rng, "cuda")  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The steps of scans on the GPU against their definitions in fp64, and in calls as engines make them."""
+"""The steps of scans on the GPU; poles, sizes of models, every configuration, large pools, graphs and compiled calls."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import COMPLEX, REAL, check, close, draws, layer_inputs, simplified
+from step_cases import COMPLEX, REAL, check, close, draws, simplified
+from steps_on_device import *  # noqa: F403
+from steps_on_device import EVERY_STATE, STATES
 from torch import Tensor
 
 from gdn_cuda import _C, selective_state_update, simplified_state_update
 from gdn_cuda.scan.simplified_step import _inputs as simplified_inputs
 
-STATES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 DTYPES = dict(zip(STATES, ("f32", "bf16", "f16", "c64"), strict=True))
-HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 
 def on_gpu(seed: int, name: str = "mamba", **more: Any) -> dict[str, Any]:
@@ -24,30 +24,6 @@ def on_gpu(seed: int, name: str = "mamba", **more: Any) -> dict[str, Any]:
 
 def moved(x: dict[str, Any]) -> dict[str, Any]:
     return {name: y.cuda() if isinstance(y, Tensor) else y for name, y in x.items()}
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("N", [1, 2, 7, 8, 16, 24, 33, 64, 100, 128, 136, 200, 255, 256])
-def test_row_lengths(N: int, state: torch.dtype, seed: int) -> None:
-    for dim in (1, 37):
-        check(on_gpu(seed, N=N, dim=dim, state=state), selective_state_update)
-        check(on_gpu(seed, N=N, dim=dim, tokens=5, state=state), selective_state_update)
-
-
-@pytest.mark.parametrize("N", [7, 16, 128])
-@pytest.mark.parametrize("name, state", [*((n, s) for n in REAL for s in STATES[:3]), *((n, STATES[3]) for n in COMPLEX)])
-def test_discretizations(name: str, state: torch.dtype, N: int, seed: int) -> None:
-    """With one step size for Ā and B̄, and with two."""
-    check(on_gpu(seed, name, N=N, state=state, heads=4, groups=2), selective_state_update)
-    check(on_gpu(seed, name, N=N, state=state, bare=True), selective_state_update)
-    check(on_gpu(seed, name, N=N, state=state, bare=True, tokens=9), selective_state_update)
-
-
-@pytest.mark.parametrize("state", STATES[:3])
-@pytest.mark.parametrize("N", [8, 16, 24, 56, 64, 128, 256])
-def test_inputs_of_layers(N: int, state: torch.dtype, seed: int) -> None:
-    for x in layer_inputs(seed, state, N, "cuda"):
-        check(x, selective_state_update)
 
 
 @pytest.mark.parametrize("name, is_complex", [*((n, False) for n in REAL), *((n, True) for n in COMPLEX)])
@@ -78,14 +54,14 @@ def test_phases(phase: float, seed: int) -> None:
         check(x, selective_state_update)
 
 
-@pytest.mark.parametrize("state", STATES)
+@EVERY_STATE
 @pytest.mark.parametrize("batch, dim, N", [(1, 5120, 16), (300, 1000, 16), (301, 500, 128), (67, 2000, 24), (530, 300, 7)])
-def test_batches(batch: int, dim: int, N: int, state: torch.dtype, seed: int) -> None:
+def test_batches_of_models(batch: int, dim: int, N: int, state: torch.dtype, seed: int) -> None:
     """One to four sequences per block, and a last block with fewer."""
     check(on_gpu(seed, batch=batch, dim=dim, N=N, state=state, io=torch.bfloat16), selective_state_update)
 
 
-@pytest.mark.parametrize("state", STATES)
+@EVERY_STATE
 @pytest.mark.parametrize("N", [7, 16, 128])
 def test_blocks_of_32_sequences(N: int, state: torch.dtype, seed: int) -> None:
     """Many groups, so that there are enough blocks; the last ones have four sequences, and some sequences have no state."""
@@ -107,22 +83,6 @@ def test_mamba_2(groups: int | None, state: torch.dtype, seed: int) -> None:
         check(x, selective_state_update)
 
 
-def test_strides(seed: int) -> None:
-    """Pools with gaps between slots, rows that are not 16-byte aligned, transposed rows, any index strides."""
-    for gap in (0, 1, 4):
-        plain = on_gpu(seed, batch=5, heads=4, groups=2, slots=9)
-        strided = {name: y.clone() if isinstance(y, Tensor) else y for name, y in plain.items()}
-        pool = torch.full((9, 4 * 5 * 16 + gap), 7.0, device="cuda")
-        strided["state"] = pool[:, : 4 * 5 * 16].view(9, 4, 5, 16).copy_(plain["state"])
-        for name in ("x", "dt", "z", "B", "C", "A"):
-            strided[name] = plain[name].mT.contiguous().mT
-        slots = torch.tensor([[8, 0], [3, 0], [0, 0], [-1, 0], [5, 0]], device="cuda")[:, 0]
-        outs = [selective_state_update(**x, state_batch_indices=slots) for x in (plain, strided)]
-        close(outs[1], outs[0].double().cpu().numpy(), 1e-6)
-        close(strided["state"], plain["state"].double().cpu().numpy(), 1e-6)
-        assert bool((pool[:, 4 * 5 * 16 :] == 7).all())
-
-
 # ---- Slots
 
 
@@ -134,63 +94,6 @@ def test_slots_that_are_not_named_are_not_written(seed: int) -> None:
     others = torch.ones(64, dtype=torch.bool, device="cuda")
     others[[7, 63, 0]] = False
     assert torch.equal(x["state"][others], before[others])
-
-
-@pytest.mark.parametrize("tokens", [None, 3])
-@pytest.mark.parametrize("N", [7, 16])
-def test_hostile_slots(N: int, tokens: int | None, seed: int) -> None:
-    """For slots past the pool the output is NaN, for negative ones 0, and no state is touched."""
-    x = on_gpu(seed, batch=10, slots=12, N=N, tokens=tokens)
-    x["state_batch_indices"] = torch.tensor(HOSTILE * 2, device="cuda")
-    x["state_batch_indices"][-1] = 2
-    out = check(x, selective_state_update)
-    assert out[0].isnan().all() and out[2].isnan().all() and not out[1].any() and not out[3].any()
-
-
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-@pytest.mark.parametrize("state", STATES)
-def test_verify_in_slots(state: torch.dtype, index: torch.dtype, seed: int) -> None:
-    for tokens in (1, 5):
-        x = on_gpu(seed, tokens=tokens, batch=5, slots=40, heads=2, state=state)
-        slots = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[: 5 * tokens]
-        x["state_batch_indices"] = slots.view(5, tokens).to("cuda", index)
-        x["state_batch_indices"][2, tokens - 1] = -1  # not written
-        x["state_batch_indices"][4] = -7
-        x["num_accepted_tokens"] = torch.tensor([0, 1, min(tokens, 4), 1, 2**31 - 1], device="cuda").to(index)
-        check(x, selective_state_update)
-
-
-def test_hostile_numbers_of_accepted_tokens_and_steps(seed: int) -> None:
-    x = on_gpu(seed, tokens=2, batch=5, slots=10)
-    x["state_batch_indices"] = torch.arange(10, device="cuda").view(5, 2)
-    accepted = torch.tensor([-(2**63), 2**63 - 1, 2**32, 0, 1], device="cuda")
-    expected = x | {"state": x["state"].clone(), "num_accepted_tokens": accepted.clamp(1, 2)}
-    assert torch.equal(selective_state_update(**x, num_accepted_tokens=accepted), selective_state_update(**expected))
-    assert torch.equal(x["state"], expected["state"])
-
-
-@pytest.mark.parametrize("tokens", [1, 4, 6])
-def test_verify_in_step_states(tokens: int, seed: int) -> None:
-    x = on_gpu(seed, tokens=tokens, batch=5, slots=6, heads=2)
-    steps = torch.full((5, tokens + 1, 2, 5, 16), 7.0, device="cuda")
-    x |= {"step_states": steps, "step_slots": torch.tensor([4, -1, 0, 2**40, 2], device="cuda")}
-    x["state_batch_indices"] = torch.tensor([5, 1, -1, 0, 2], device="cuda")
-    before = x["state"].clone()
-    check(x, selective_state_update)
-    assert torch.equal(x["state"], before) and bool((steps[:, tokens] == 7).all() & (steps[[0, 1, 3]] == 7).all())
-
-
-@pytest.mark.parametrize("N", [7, 16, 256])
-def test_several_tokens_equal_single_ones(N: int, seed: int) -> None:
-    """The same bits."""
-    for state in (torch.float32, torch.complex64):
-        together, alone = (on_gpu(seed, "zoh", tokens=7, batch=3, N=N, state=state) for _ in range(2))
-        out = selective_state_update(**together)
-        rows = ("x", "dt", "z", "delta_a", "B", "C")
-        for t in range(7):
-            token = {name: y[:, t] if name in rows else y for name, y in alone.items()}
-            assert torch.equal(selective_state_update(**token), out[:, t])
-        assert torch.equal(together["state"], alone["state"])
 
 
 def test_a_sequence_has_the_same_bits_in_any_batch(seed: int) -> None:
@@ -239,17 +142,6 @@ def test_equal_calls_give_equal_bits(seed: int) -> None:
         results.append((selective_state_update(**x), x["state"]))
     for out, state in results[1:]:
         assert torch.equal(out, results[0][0]) and torch.equal(state, results[0][1])
-
-
-def test_infinities_and_nans_stay_in_their_row(seed: int) -> None:
-    for name in REAL:
-        clean, spoilt = (on_gpu(seed, name, batch=4, dim=37, bare=True) for _ in range(2))
-        spoilt["x"][1, 2], spoilt["dt"][2, 3], spoilt["state"][3, 1, 4] = torch.nan, torch.inf, -torch.inf
-        results = [(selective_state_update(**x), x["state"]) for x in (clean, spoilt)]
-        touched = torch.zeros(4, 37, dtype=torch.bool, device="cuda")
-        touched[1, 2] = touched[2, 3] = touched[3, 1] = True
-        assert torch.equal(results[0][0][~touched], results[1][0][~touched])
-        assert torch.equal(results[0][1][~touched], results[1][1][~touched])
 
 
 def test_empty_batches_tokens_and_channels(seed: int) -> None:
@@ -319,22 +211,6 @@ def test_an_argument_on_another_device_is_refused(argument: str, seed: int) -> N
 
 
 # ---- Simplified
-
-
-@pytest.mark.parametrize("name", ["bilinear", "zoh", "dirac"])
-@pytest.mark.parametrize("conj_sym", [False, True])
-def test_simplified(name: str, conj_sym: bool, seed: int) -> None:
-    # A single value may be the result of a cancellation, so (1, 1) has 64.
-    for P, H, B in ((7, 5, 3), (1, 1, 64), (512, 1024, 1), (256, 300, 65), (3, 4, 0), (0, 4, 2)):
-        x = moved(simplified_inputs(B, seed, P, H)) | {"discretization": name, "conj_sym": conj_sym}
-        D, delta_a = torch.randn(H, H, device="cuda"), torch.rand(P, device="cuda")
-        forms = ({}, {"D": D.diagonal()}, {"D": D.T, "delta_a": delta_a}, {"dt": delta_a, "A": x["A"][:, None]})
-        conjugate = {"A": x["A"].conj(), "B": x["B"].conj(), "C": x["C"].conj()}
-        for more in (*forms, conjugate, {"x": torch.complex(x["x"], x["x"].flip(0)), "D": D}):
-            given = x | more | {"state": x["state"].clone()}
-            out, state = simplified(given)
-            close(simplified_state_update(**given), out, 3e-6)
-            close(given["state"], state, 3e-6)
 
 
 def test_simplified_writes_states_of_any_stride(seed: int) -> None:

@@ -126,11 +126,11 @@ def test_broadcasting(disp_type, rng):
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128]
 )
 def test_dtypes_are_widened_before_anything_is_computed(dtype, rng):
-    kind = torch.complex128 if dtype.is_complex else torch.float64
-    G, H, x = (draw(rng, *shape, dtype=kind).to(dtype) for shape in ((4, 2), (4, 2), (4,)))
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    G, H, x = (draw(rng, *shape, dtype=wide).to(dtype) for shape in ((4, 2), (4, 2), (4,)))
     y = displacement_matvec(G, H, x, 1)
-    assert y.dtype == kind
-    assert torch.equal(y, displacement_matvec(G.to(kind), H.to(kind), x.to(kind), 1))
+    assert y.dtype == wide
+    assert torch.equal(y, displacement_matvec(G.to(wide), H.to(wide), x.to(wide), 1))
     assert displacement_matvec(G, H, x.to(torch.complex64), 1).dtype == torch.complex128
 
 

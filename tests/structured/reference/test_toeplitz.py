@@ -95,14 +95,14 @@ def test_the_first_column_decides_the_diagonal(rng):
     assert torch.equal(gs_compute_generators(c, mismatched)[1], gs_compute_generators(c, r)[1])
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("matrix", CLASSES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
-def test_solutions_are_exact_to_the_last_digits(kind, n, rng):
-    c, r = matrices(n, rng)[kind]
+def test_solutions_are_exact_to_the_last_digits(matrix, n, rng):
+    c, r = matrices(n, rng)[matrix]
     b = draw(rng, n)
     expected = exact_solution(toeplitz(c, r), b)
     assert rel_rms(toeplitz_solve(c, r, b), expected) < 1e-15
-    if kind in ("SPD", "indefinite", "nearly singular"):
+    if matrix in ("SPD", "indefinite", "nearly singular"):
         assert rel_rms(toeplitz_solve_symmetric(c, b), expected) < 1e-15
 
 
@@ -247,15 +247,15 @@ def test_gradients(n, dtype, rng):
 
 @pytest.mark.parametrize("dtype", WORKING)
 def test_dtypes_are_widened_before_anything_is_computed(dtype, rng):
-    kind = torch.complex128 if dtype.is_complex else torch.float64
-    c, r, x = (draw(rng, 6, dtype=kind).to(dtype) for _ in range(3))
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    c, r, x = (draw(rng, 6, dtype=wide).to(dtype) for _ in range(3))
     c[0] += 5
     for function in (toeplitz_matvec, toeplitz_matvec_transpose, toeplitz_solve):
         out = function(c, r, x)
-        assert out.dtype == kind
-        assert torch.equal(out, function(c.to(kind), r.to(kind), x.to(kind)))
+        assert out.dtype == wide
+        assert torch.equal(out, function(c.to(wide), r.to(wide), x.to(wide)))
     generators = gs_compute_generators(c, r)
-    assert all(torch.equal(a, b) for a, b in zip(generators, gs_compute_generators(c.to(kind), r.to(kind)), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(generators, gs_compute_generators(c.to(wide), r.to(wide)), strict=True))
     assert toeplitz_to_cauchy(c, r).dtype == torch.complex128
 
 

@@ -111,8 +111,8 @@ def test_gradient_of_large_phases_is_as_exact_as_the_sum(rng):
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128]
 )
 def test_dtypes_are_widened_before_anything_is_computed(dtype, rng):
-    kind = dtype if dtype.is_complex else torch.float64
-    u, v, x = (draw(rng, n, dtype=kind).to(dtype) for n in (8, 3, 3))
+    wide = dtype if dtype.is_complex else torch.float64
+    u, v, x = (draw(rng, n, dtype=wide).to(dtype) for n in (8, 3, 3))
     wide = torch.complex128 if dtype.is_complex else torch.float64
     out = log_vandermonde(v, x, 8)
     assert out.dtype == torch.float64

@@ -112,7 +112,7 @@ def chunk_counts(x: dict[str, Tensor]) -> list[int]:
     return [-(-n // 64) for n in lengths]
 
 
-def pieces(
+def chunk_steps(
     x: dict[str, Tensor], initial: bool = True, state_dtype: torch.dtype = torch.float32, layout: str = "contiguous"
 ) -> dict[str, Tensor]:
     """The chunked form by its public parts; all outputs and the memory around them are NaN first."""
@@ -154,7 +154,7 @@ def pieces(
     return result
 
 
-def check_pieces(x: dict[str, Tensor], got: dict[str, Tensor], bound: float, state_bound: float) -> None:
+def check_chunk_steps(x: dict[str, Tensor], got: dict[str, Tensor], bound: float, state_bound: float) -> None:
     """u and w against the chunk's definition, output and final state against the recurrence."""
     double, cu = to_double(x), x.get("cu_seqlens")
     cumulated = reference.chunk_local_cumsum(double["gate"], False, cu)
@@ -184,53 +184,53 @@ RAGGED = [70, 0, 64, 1, 130, 0, 63]
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("initial", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_chunked_form_from_its_pieces(
+def test_the_chunked_form_by_its_steps(
     dk: int, dv: int, packed: bool, initial: bool, layout: str, device: Device, seed: int
 ) -> None:
     extent = {"lengths": RAGGED} if packed else {"B": device.size(1, 2), "T": 150}
     x = bf16_inputs(device, **extent, dk=dk, dv=dv, seed=seed)  # type: ignore[arg-type]
     if not initial:
         x["state"] = torch.zeros_like(x["state"])
-    check_pieces(x, pieces(x, initial, layout=layout), CHAIN, CHAIN_STATE)
+    check_chunk_steps(x, chunk_steps(x, initial, layout=layout), CHAIN, CHAIN_STATE)
 
 
 @pytest.mark.parametrize("T", [1, 63, 64, 65, 320, 4096])
-def test_lengths_of_the_pieces(T: int, device: Device, seed: int) -> None:
+def test_lengths_of_sequences(T: int, device: Device, seed: int) -> None:
     if device.size(320, T) < T:
         pytest.skip("takes minutes in the emulator")
     x = bf16_inputs(device, B=2, T=T, dk=128, dv=128, seed=seed)
-    check_pieces(x, pieces(x), CHAIN, CHAIN_STATE)
+    check_chunk_steps(x, chunk_steps(x), CHAIN, CHAIN_STATE)
 
 
-def test_pieces_of_no_tokens(device: Device) -> None:
+def test_chunk_steps_of_no_tokens(device: Device) -> None:
     x = bf16_inputs(device, B=2, T=0, dk=128, dv=128)
-    got = pieces(x)
+    got = chunk_steps(x)
     assert got["o"].shape == x["value"].shape and not got["last"].any()
 
 
 @pytest.mark.parametrize("key_mode", ["random", "repeated", "parallel", "zero"])
 @pytest.mark.parametrize("gate_range", [(-3, 0), (0, 0), (-100, 0)])
 @pytest.mark.parametrize("dk", [128, 256])
-def test_pieces_with_negative_eigenvalues(
+def test_chunk_steps_with_negative_eigenvalues(
     key_mode: str, gate_range: tuple[float, float], dk: int, device: Device, seed: int
 ) -> None:
-    """beta to 2: with keys that repeat, or are one percent apart, T alternates and w cancels."""
+    """beta to 2: with keys that repeat, or are that differ by one percent, T alternates and w cancels."""
     x = bf16_inputs(
         device, B=1, T=device.size(200, 700), dk=dk, dv=128, gate_range=gate_range, beta_max=2.0, key_mode=key_mode, seed=seed
     )
-    check_pieces(x, pieces(x), 8e-3, 1e-2)
+    check_chunk_steps(x, chunk_steps(x), 8e-3, 1e-2)
 
 
 @pytest.mark.parametrize("dk", [64, 128, 256])
-def test_pieces_with_bf16_states(dk: int, device: Device, seed: int) -> None:
+def test_chunk_steps_with_bf16_states(dk: int, device: Device, seed: int) -> None:
     x = bf16_inputs(device, B=1, T=200, dk=dk, dv=128, seed=seed)
-    check_pieces(x, pieces(x, state_dtype=torch.bfloat16), CHAIN, CHAIN_STATE)
+    check_chunk_steps(x, chunk_steps(x, state_dtype=torch.bfloat16), CHAIN, CHAIN_STATE)
 
 
-def test_pieces_without_gate(device: Device, seed: int) -> None:
+def test_chunk_steps_without_gate(device: Device, seed: int) -> None:
     """No gate is the same as gates of zero, bit by bit."""
     x = bf16_inputs(device, B=2, T=150, dk=128, dv=128, gate_range=(0, 0), seed=seed)
-    gated = pieces(x)
+    gated = chunk_steps(x)
     beta = gdn_cuda.transpose_to_mn_major(x["beta"])
     u, w, o = (torch.full_like(x["value"], NAN) for _ in range(3))
     states, last = (
@@ -248,7 +248,7 @@ def test_pieces_without_gate(device: Device, seed: int) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_sequence_has_the_same_bits_alone_and_beside_nan(layout: str, device: Device, seed: int) -> None:
     x = bf16_inputs(device, RAGGED, dk=128, dv=128, seed=seed)
-    together = pieces(x, layout=layout)
+    together = chunk_steps(x, layout=layout)
     counts = chunk_counts(x)
     poisoned = x | {name: x[name].clone() for name in ("query", "key", "value", "beta", "gate", "state")}
     for n in (2, 4):
@@ -256,10 +256,10 @@ def test_a_sequence_has_the_same_bits_alone_and_beside_nan(layout: str, device: 
         for name in ("query", "key", "value", "beta", "gate"):
             poisoned[name][first:last] = NAN
         poisoned["state"][n] = NAN
-    beside = pieces(poisoned, layout=layout)
+    beside = chunk_steps(poisoned, layout=layout)
     for n in (0, 3, 6):
         span, chunks = slice(x["cu_seqlens"][n], x["cu_seqlens"][n + 1]), slice(sum(counts[:n]), sum(counts[: n + 1]))
-        alone = pieces(take_sequence(x, n))
+        alone = chunk_steps(take_sequence(x, n))
         for name in ("u", "w", "v_new", "o"):
             assert torch.equal(together[name][span], alone[name][0]) and torch.equal(beside[name][span], alone[name][0])
         assert torch.equal(together["states"][chunks], alone["states"]) and torch.equal(beside["last"][n], alone["last"][0])
@@ -268,7 +268,7 @@ def test_a_sequence_has_the_same_bits_alone_and_beside_nan(layout: str, device: 
 def test_tokens_of_no_sequence_are_not_written(device: Device, seed: int) -> None:
     x = bf16_inputs(device, [70, 64], dk=128, dv=128, seed=seed)
     x |= {name: torch.cat([x[name], torch.full_like(x[name][:9], NAN)]) for name in ("query", "key", "value", "beta", "gate")}
-    got = pieces(x)
+    got = chunk_steps(x)
     for name in ("u", "w", "v_new", "o"):
         assert got[name][:134].isfinite().all() and got[name][134:].isnan().all()
 
@@ -278,4 +278,4 @@ def test_many_short_sequences(device: Device, seed: int) -> None:
     x = bf16_inputs(
         device, [n % 5 * 40 for n in range(100)], Hk=1, Hv=device.size(1, 4), dk=64, dv=device.size(8, 64), seed=seed
     )
-    check_pieces(x, pieces(x), CHAIN, CHAIN_STATE)
+    check_chunk_steps(x, chunk_steps(x), CHAIN, CHAIN_STATE)

@@ -8,8 +8,9 @@ import oracle
 import pytest
 import torch
 from emulated import emulated, launched, library
-from selective_checks import BOTH_LAYOUTS, EVERY_DISCRETIZATION, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
+from selective_checks import FEW_AND_MANY, check, plain_inputs
 from selective_inputs import INVALID_OFFSETS, channels_last, model_inputs, selective_inputs
+from selective_on_device import BOTH_LAYOUTS, EVERY_DISCRETIZATION, ROWS, scan, weights
 
 FORMS: dict[str, dict[str, Any]] = {
     "varying": {},
@@ -23,11 +24,11 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GDN_SCAN_PIECES", getattr(request, "param", "2"))
 
 
-SEVERAL_TILES_AND_ONE = pytest.mark.parametrize("pieces", ["2", "7"], indirect=True)
+SEVERAL_TILES_AND_ONE = pytest.mark.parametrize("segments", ["2", "7"], indirect=True)
 
 
 @EVERY_DISCRETIZATION
