@@ -254,6 +254,7 @@ def _conv_split_l2norm(x: Draws) -> Call:
         "dt_bias": x.hostile((0.0, 1.0, INF) if infinite == "dt_bias" else (0.0, 1.0), Hv),
     }
     given = {"x": x.hostile((0.0, 1e-3, 30.0), B, L, D).mT, "weight": x.normal(D, W), "bias": x.maybe(lambda: x.normal(D))}
+    given["initial_states"] = x.maybe(lambda: x.normal(B, D, W - 1))
     return Call(gdn_cuda.conv_split_l2norm, given | heads | gates | {"l2norm": x.pick(True, False), "eps": x.pick(1e-6, 0.5)})
 
 

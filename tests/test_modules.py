@@ -23,9 +23,8 @@ MATRICES = pytest.mark.parametrize("case", [case for case in CASES if not case.i
 STEPPED = pytest.mark.parametrize("case", [case for case in CASES if case.has_steps], ids=lambda case: case.id)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-INFERENCE = {"GatedDeltaNet"}  # modules without gradients
 # Kernels' steps count parameters as constants.
-STEPS_FOR_INFERENCE = INFERENCE | {"S6", "Mamba", "HyenaCascade", "ShortConv", "S4Kernel", "S4DKernel"}
+STEPS_FOR_INFERENCE = {"GatedDeltaNet", "S6", "Mamba", "HyenaCascade", "ShortConv", "S4Kernel", "S4DKernel"}
 # A few roundings of inputs, parameters and results in sequence, and of projections between them.
 BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -38,16 +37,6 @@ def test_the_list_of_modules_is_complete() -> None:
     page = (Path(__file__).resolve().parents[1] / "docs/operators.md").read_text()
     listed = next(line for line in page.splitlines() if line.startswith("- `gdn_cuda.nn` has modules. "))
     assert set(re.findall(r"`(\w+)`", listed)) == set(nn.__all__)
-
-
-def run(case: Case, module: torch.nn.Module, x: Tensor) -> Tensor:
-    """The module's result; skips the test where GatedDeltaNet's operators do not support fp64 yet."""
-    try:
-        return case.run(module, x)
-    except ValueError as refusal:
-        if case.module == "GatedDeltaNet" and re.fullmatch(r"chunked_forward: \w+: expected .*, got float64", str(refusal)):
-            pytest.skip(f"fp64: {refusal}")
-        raise
 
 
 def result_dtype(case: Case, dtype: torch.dtype) -> torch.dtype:
@@ -82,7 +71,7 @@ def test_a_module_has_the_dtype_it_is_made_with(case: Case, dtype: torch.dtype, 
     module = with_dtype(case, wide, dtype)
     fits = {dtype} if not case.is_layer else {dtype, torch.float64 if dtype == torch.float64 else torch.float32}
     assert {p.dtype for p in module.parameters()} <= fits
-    y = run(case, module, x.to(dtype))
+    y = case.run(module, x.to(dtype))
     assert y.dtype == result_dtype(case, dtype)
     assert rel_rms(y, case.run(with_dtype(case, wide, torch.float32), x)) < max(BOUNDS[dtype], 1e-5)
 
@@ -94,7 +83,7 @@ def test_a_module_can_be_converted(case: Case, dtype: torch.dtype, seed: int) ->
     expected = case.run(copy.deepcopy(wide), x)
     module = wide.to(dtype)
     assert {p.dtype for p in module.parameters()} <= {dtype, torch.float32}
-    y = run(case, module, x.to(dtype))
+    y = case.run(module, x.to(dtype))
     assert y.dtype == result_dtype(case, dtype)
     assert rel_rms(y, expected) < max(BOUNDS[dtype], 1e-5)
 
@@ -148,10 +137,9 @@ def test_empty_and_short_inputs(case: Case, B: int, L: int, dtype: torch.dtype, 
     x = case.inputs(seed, B, L, dtype=dtype).requires_grad_()
     y = case.run(module, x)
     assert y.shape == case.shape(B, L) and y.isfinite().all()
-    if case.module not in INFERENCE:
-        y.abs().float().square().sum().backward()
-        assert x.grad is not None and x.grad.isfinite().all()
-        assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in module.parameters())
+    y.abs().float().square().sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in module.parameters())
 
 
 @STEPPED
@@ -172,22 +160,11 @@ def test_no_sequences_and_no_tokens_keep_states(case: Case, L: int, seed: int) -
 # ---- Gradients
 
 
-@pytest.mark.parametrize("name", sorted(INFERENCE))
-def test_layers_for_inference_refuse_backward(name: str) -> None:
-    """When this fails for a layer, the layer has gradients and is removed from INFERENCE."""
-    case = next(case for case in CASES if case.module == name)
-    y = case.run(case.make(), case.inputs(0))
-    with pytest.raises(RuntimeError):
-        y.sum().backward()
-
-
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_finite(case: Case, dtype: torch.dtype, seed: int) -> None:
     module, x = case.make(dtype=dtype), case.inputs(seed, dtype=dtype).requires_grad_()
     y = case.run(module, x)
-    if case.module in INFERENCE:
-        pytest.skip("is for inference")
     (y.abs().float() * torch.randn(y.shape)).sum().backward()
     for name, p in (*module.named_parameters(), ("x", x)):
         assert p.grad is not None and p.grad.dtype == p.dtype and bool(p.grad.isfinite().all()), name
@@ -198,10 +175,8 @@ def test_gradients_are_finite(case: Case, dtype: torch.dtype, seed: int) -> None
 def test_fp64_is_computed_in_fp64(case: Case, seed: int) -> None:
     """Finite differences of results agree with gradients to many digits."""
     module, x = case.make(dtype=torch.float64), case.inputs(seed, dtype=torch.float64).requires_grad_()
-    y = run(case, module, x)
+    y = case.run(module, x)
     assert y.dtype == result_dtype(case, torch.float64)
-    if case.module in INFERENCE:
-        pytest.skip("is for inference")
     y_of = lambda x: torch.view_as_real(y) if (y := case.run(module, x)).is_complex() else y  # noqa: E731
     assert torch.autograd.gradcheck(y_of, (x,), fast_mode=True, rtol=1e-6, atol=1e-7)
 
@@ -235,7 +210,7 @@ def test_checkpoints_and_copies(case: Case, seed: int) -> None:
 def test_steps_give_the_same_as_the_sequence(case: Case, dtype: torch.dtype, seed: int) -> None:
     """From the default state, and after a prompt."""
     module, x = case.make(dtype=dtype), case.inputs(seed, L=24, dtype=dtype)
-    whole = run(case, module, x)
+    whole = case.run(module, x)
     assert rel_rms(case.stepped(module, x), whole) < BOUNDS[dtype]
     first, state = case.prompt(module, x[:, :9])
     parts = torch.cat([first, case.stepped(module, x[:, 9:], state)], 1)
@@ -278,8 +253,6 @@ def test_layers_return_the_dtype_of_autocast(case: Case, given: torch.dtype, see
 
 @LAYERS
 def test_gradients_under_autocast(case: Case, seed: int) -> None:
-    if case.module in INFERENCE:
-        pytest.skip("is for inference")
     module, x = case.make(), case.inputs(seed, L=20).requires_grad_()
     weights = torch.randn(case.shape(2, 20))
     leaves = [x, *module.parameters()]
@@ -293,7 +266,7 @@ def test_gradients_under_autocast(case: Case, seed: int) -> None:
 @LAYERS
 def test_autocast_leaves_fp64(case: Case, seed: int) -> None:
     module, x = case.make(dtype=torch.float64), case.inputs(seed, dtype=torch.float64)
-    expected = run(case, module, x)
+    expected = case.run(module, x)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(case.run(module, x), expected)
 

@@ -122,7 +122,8 @@ def gradients_of_gates(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of a call's beta, gate, A_log and dt_bias, from those of betas and of logarithms of decays, which are `gate`.
 
-    Where a gradient is 0, as at a reset, so are those that it is multiplied into, even by infinity.
+    Where a gradient is 0, so are those that it is multiplied into, even by infinity. At a reset e^gate and all its derivatives
+    are 0, so it passes nothing on but NaN: 0 · NaN is NaN.
     """
     over_tokens = tuple(range(d_gate.dim() - 1))
     if x.beta_is_logit:
@@ -132,8 +133,10 @@ def gradients_of_gates(
     if x.A_log is not None:
         rate_log = x.A_log.to(d_gate.dtype)
         z = x.gate.to(d_gate.dtype) + (0 if x.dt_bias is None else x.dt_bias.to(d_gate.dtype))
-        d_raw = (d_gate * -(rate_log + F.logsigmoid(z)).exp()).masked_fill(is_zero, 0)  # exp(A_log) alone may be infinite
-        by_rate = (d_gate * gate.to(d_gate.dtype)).masked_fill(is_zero, 0)
+        is_reset = gate.isneginf()
+        by_raw = -(rate_log + F.logsigmoid(z)).exp().masked_fill(is_reset, 0)  # exp(A_log) alone may be infinite
+        d_raw = (d_gate * by_raw).masked_fill(is_zero, 0)
+        by_rate = (d_gate * gate.to(d_gate.dtype).masked_fill(is_reset, 0)).masked_fill(is_zero, 0)
         return d_beta, d_raw, by_rate.sum(over_tokens), None if x.dt_bias is None else d_raw.sum(over_tokens)
     if x.gate_is_linear:
         d_gate = (d_gate / x.gate.to(d_gate.dtype)).masked_fill(is_zero, 0)

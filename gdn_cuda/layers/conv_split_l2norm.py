@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from ..conv import reference_causal
 from ..conv.causal_conv1d import _backward as _conv_backward
 from ..conv.causal_conv1d import _conv as _causal_conv
 from ..gdn.reference_operators import fused_gdn_gating as gates_on_cpu
+from ..gdn.reference_operators import gradients_of_gates
 from ..operators import Differentiable
 from ..operators.autograd import with_autograd
 from ..operators.calls import typical_call
@@ -66,7 +66,7 @@ def _unrounded(x: Any, **more: Any) -> Any:
 
 
 def _forward(x: Any) -> WithGates:
-    y, _ = reference_causal.causal_conv1d(_unrounded(x, initial_states=None, return_final_states=False))
+    y, _ = reference_causal.causal_conv1d(_unrounded(x, initial_states=x.initial_states, return_final_states=False))
     return _with_gates(x, _normalised(x, y))
 
 
@@ -105,27 +105,26 @@ def _shapes(x: Any) -> WithGates:
 def _gradients(x: Any, needs: Any, *grads: Tensor) -> dict[str, Any]:
     """The convolution is recomputed rather than saved: saving its output would more than double the memory."""
     grads, gate_grads = grads[:3], {} if x.a is None else _gate_gradients(x, *grads[3:])
-    given = (x.x, x.weight, x.bias, None, None, x.cu_seqlens, True)
+    given = (x.x, x.weight, x.bias, None, x.initial_states, x.cu_seqlens, True)
     y, _ = _causal_conv(*given, False)
     heads = (x.key_heads, x.value_heads, x.dk, x.dv, x.l2norm, x.eps)
     dy = _backward(y, *(grad.contiguous() for grad in grads), *heads)
-    dx, dweight, dbias, _ = _conv_backward(dy, None, *given)
-    return gate_grads | {"x": dx, "weight": dweight, "bias": dbias if needs.bias else None}
+    dx, dweight, dbias, dstates = _conv_backward(dy, None, *given)
+    return gate_grads | {
+        "x": dx,
+        "weight": dweight,
+        "bias": dbias if needs.bias else None,
+        "initial_states": dstates.to(x.initial_states.dtype) if needs.initial_states else None,
+    }
 
 
 def _gate_gradients(x: Any, grad_beta: Tensor, grad_gate: Tensor) -> dict[str, Tensor]:
-    wide = state_dtype(x.a)
-    a, b, A_log, dt_bias = (y.to(wide) for y in (x.a, x.b, x.A_log, x.dt_bias))
     raw = x.a.contiguous()
     _, gate = fused_gdn_gating(x.A_log, x.dt_bias, raw, raw)
-    # A gate of −∞ has zero gradient, as e^gate and all its derivatives are 0; NaN propagates, since 0 · NaN is NaN.
-    is_reset = gate.isneginf()
-    by_A_log = gate.masked_fill(is_reset, 0)
-    # ∂gate/∂a = −exp(A_log)·sigmoid(a + dt_bias); exp(A_log) alone may be infinite.
-    by_a = -torch.exp(A_log + logsigmoid(a + dt_bias)).masked_fill(is_reset, 0)
-    da, db = grad_gate * by_a, grad_beta.to(wide) * torch.sigmoid(b) * torch.sigmoid(-b)
-    found = {"a": da, "b": db, "A_log": (grad_gate * by_A_log).sum((0, 1)), "dt_bias": da.sum((0, 1))}
-    return {name: y.to(getattr(x, name).dtype) for name, y in found.items()}
+    options = {"beta_is_logit": True, "allow_negative_eigenvalues": False, "gate_is_linear": False}
+    call = SimpleNamespace(beta=x.b, gate=x.a, A_log=x.A_log, dt_bias=x.dt_bias, **options)
+    found = gradients_of_gates(call, gate, grad_beta.to(gate.dtype), grad_gate)
+    return {name: y.to(getattr(x, name).dtype) for name, y in zip(("b", "a", "A_log", "dt_bias"), found, strict=True)}
 
 
 def _refuse_vmap(x: Any, dims: Any) -> Any:
@@ -145,7 +144,7 @@ _prefill = register(
     shapes=_shapes,
     cpu=_prefill_on_cpu,
     function=_NAME,
-    differentiable="no conv_state",
+    differentiable="initial_states in place of conv_state",
 )
 
 
@@ -160,6 +159,7 @@ def conv_split_l2norm(
     dv: int,
     l2norm: bool = True,
     eps: float = 1e-6,
+    initial_states: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     conv_state: Tensor | None = None,
     state_indices: Tensor | None = None,
@@ -181,6 +181,7 @@ def conv_split_l2norm(
           transposed view of (B, L, D) is fast, other strides work
         weight: (D, W), W from 1 to 32; bias: (D,); fp32, bf16 or fp16
         q, k: (B, L, key_heads, dk), v: (B, L, value_heads, dv), contiguous, of x's dtype
+        initial_states: (B or sequences, D, W − 1), the last W − 1 inputs, oldest first; fp32, bf16 or fp16, any strides
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
         conv_state, state_indices, has_initial_state: as of causal_conv1d, a pool of states in place
         a, b: (B, L, value_heads), of one dtype, any strides; A_log, dt_bias: (value_heads,); fp32, bf16 or fp16; all or none
@@ -192,8 +193,9 @@ def conv_split_l2norm(
         l2norm: False: q and k are not normalised
         eps: added to the sum of squares of a row of q and of k
 
-    Nothing is rounded between convolution and norm. Calls without conv_state have gradients, for which the convolution is
-    recomputed; calls with it have none. CPU tensors may also be fp64.
+    Nothing is rounded between convolution and norm. Calls without conv_state have gradients, also of initial_states, for which
+    the convolution is recomputed; calls with it have none. The states to continue from are the last W − 1 columns of x, after
+    the initial ones. CPU tensors may also be fp64.
 
     Edge cases:
         Tokens after the last packed sequence, and sequences with a negative state index, have zeros in q, k and v.
@@ -212,8 +214,10 @@ def conv_split_l2norm(
         for argument, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
             if given is not None:
                 refuse(_NAME, argument, "None without conv_state", "a tensor")
-        found = _fused(x, weight, bias, *rest)
+        found = _fused(x, weight, bias, initial_states, *rest)
         return found[:3] if a is None else found
+    if initial_states is not None:
+        refuse(_NAME, "initial_states", "None with conv_state", "a tensor")
     if isinstance(has_initial_state, Tensor) and has_initial_state.dtype == torch.bool:
         has_initial_state = has_initial_state.to(torch.int32)
     found = with_autograd(_prefill, (x, weight, bias, conv_state, state_indices, has_initial_state, *rest))
@@ -248,7 +252,9 @@ def _example_gates(B: int, T: int, seed: int) -> Arguments:
 
 @example(conv_split_l2norm, "conv_split_l2norm, packed", packed=True)
 def _example_packed(B: int, T: int, seed: int) -> Arguments:
-    return _given(1, 7, seed) | {"cu_seqlens": torch.tensor([0, 5, 5, 7], dtype=torch.int32), "l2norm": False}
+    states = random(3, 3, _CHANNELS, seed=seed + 3).mT
+    offsets = torch.tensor([0, 5, 5, 7], dtype=torch.int32)
+    return _given(1, 7, seed) | {"cu_seqlens": offsets, "initial_states": states, "l2norm": False}
 
 
 @example(conv_split_l2norm, "conv_split_l2norm, pool", packed=True)
@@ -278,26 +284,32 @@ def _example_backward(B: int, T: int, seed: int) -> Arguments:
 # ---- Measurements
 
 GPU_LENGTHS, CPU_LENGTHS = ((1, 8192), (1, 32768), (8, 4096), (1, 512)), ((1, 8),)
+_MEASURED_HEADS: Arguments = {"key_heads": 16, "value_heads": 32, "dk": 128, "dv": 128}  # Qwen3-Next's
 
 
-def _work(device: str, B: int, L: int, dtype: torch.dtype, pool: bool, gates: bool) -> Work:
-    """Qwen3-Next's heads."""
-    heads: Arguments = {"key_heads": 16, "value_heads": 32, "dk": 128, "dv": 128}
+def _work(device: str, B: int, L: int, dtype: torch.dtype, pool: bool, gates: bool, backward: bool) -> Work:
     D = 2 * 16 * 128 + 32 * 128
     x, weight = normal(B, L, D, device=device, dtype=dtype).mT, normal(D, 4, device=device, dtype=dtype)
     states = {"conv_state": normal(B, 3, D, device=device, dtype=dtype).mT} if pool else {}
     raw = normal(4, B, L, 32, device=device, dtype=dtype)
     given = {"a": raw[0], "b": raw[1], "A_log": raw[2, 0, 0], "dt_bias": raw[3, 0, 0]} if gates else {}
-    moved = 2 * size(x) + (size(raw[0]) * 3 + B * L * 32 * 4 if gates else 0)
-    return Work(partial(conv_split_l2norm, x, weight, **heads, **states, **given), moved, 0)
+    scalars = size(raw[0]) * 3 + B * L * 32 * 4 if gates else 0
+    if not backward:
+        return Work(partial(conv_split_l2norm, x, weight, **_MEASURED_HEADS, **states, **given), 2 * size(x) + scalars, 0)
+    leaves = [y.detach().requires_grad_() for y in (x, weight, *given.values())]
+    with_gradients: Arguments = dict(zip(given, leaves[2:], strict=True))
+    found = conv_split_l2norm(leaves[0], leaves[1], **_MEASURED_HEADS, **with_gradients)
+    grads = [torch.empty_like(y).normal_() for y in found]
+    return Work(partial(torch.autograd.grad, found, leaves, grads, retain_graph=True), 3 * size(x) + 2 * scalars, 0)
 
 
 @bench(operator="conv_split_l2norm")
 def _measured(device: str) -> Iterator[Case]:
     for B, L in GPU_LENGTHS if device == "cuda" else CPU_LENGTHS:
-        for more in ((), ("gates",), ("pool",), ("pool", "gates")):
+        for more in ((), ("gates",), ("pool",), ("pool", "gates"), ("backward",), ("gates", "backward")):
             name = ", ".join((f"{B}×{L} 16/32 heads of 128", *more))
-            yield Case(name, partial(_work, device, B, L, torch.bfloat16, "pool" in more, "gates" in more))
+            options = ("pool" in more, "gates" in more, "backward" in more)
+            yield Case(name, partial(_work, device, B, L, torch.bfloat16, *options))
 
 
 typical_call(
@@ -315,9 +327,9 @@ def _sanitized() -> None:
             heads: Arguments = {"key_heads": 2, "value_heads": 3, "dk": dk, "dv": dv}
             D = 4 * dk + 3 * dv
             x, weight = draw(1, 150, D, dtype=dtype).mT.requires_grad_(), draw(D, W).requires_grad_()
-            starts = torch.tensor([0, 7, 7, 100, 150], device="cuda")
-            found = conv_split_l2norm(x, weight, **heads, cu_seqlens=starts)
-            torch.autograd.grad(found, (x, weight), [torch.ones_like(y) for y in found])
+            starts, states = torch.tensor([0, 7, 7, 100, 150], device="cuda"), draw(4, D, W - 1).requires_grad_()
+            found = conv_split_l2norm(x, weight, **heads, cu_seqlens=starts, initial_states=states)
+            torch.autograd.grad(found, (x, weight, states), [torch.ones_like(y) for y in found])
             a, b = draw(2, 1, 150, 3, dtype=dtype)
             gates: Arguments = {"a": a, "b": b, "A_log": draw(3), "dt_bias": draw(3)}
             with torch.no_grad():

@@ -11,7 +11,7 @@ from ..operators.schema import not_a_tensor, refuse
 
 LAYOUTS = ("qwen3_next", "qwen3_5", "split")
 # Operators that compute a layer with gradients.
-DIFFERENTIABLE = "conv_split_l2norm without conv_state, gdn_cuda.reference.chunked_forward and rms_norm_gated"
+DIFFERENTIABLE = "gdn_prefill_layer without pools"
 
 
 class LayerParts(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,8 +37,8 @@ def gdn_prefill_layer(
     dt_bias: Tensor,
     norm_weight: Tensor,
     norm_eps: float = 1e-6,
-    conv_pool: Tensor,
-    state_pool: Tensor,
+    conv_pool: Tensor | None = None,
+    state_pool: Tensor | None = None,
     state_indices: Tensor | None = None,
     heads: tuple[int, int],
     dk: int,
@@ -52,8 +54,8 @@ def gdn_prefill_layer(
     z: Tensor | None = None,
     a: Tensor | None = None,
 ) -> Tensor:
-    """A layer's prompts without its projections; states of two pools are updated in place. Returns the input of the output
-    projection.
+    """A layer's prompts without its projections, with states of two pools in place; without pools it has gradients, for
+    training. Returns the input of the output projection.
 
     Formula:
         q, k, v = conv_split_l2norm(q, k, v);  beta and gate of b and a as in `gdn_decode_layer`
@@ -71,6 +73,9 @@ def gdn_prefill_layer(
     Parameters:
         norm_eps, gate_activation, allow_negative_eigenvalues, scale, null_slot: as in `gdn_decode_layer`
         deterministic: as in `chunked_forward`
+
+    Without pools every sequence starts from zeros, its states are dropped, and qkvz, ba, z, a and all weights have gradients.
+    With pools there are none.
 
     A sequence whose has_initial_state is False starts from zeros, and its slot is not read. After a prompt its last inputs are
     in the last columns of `conv_pool`, as decode without verify expects; for verify, which expects them in the first columns,
@@ -94,7 +99,6 @@ def gdn_prefill_layer(
         (torch.Size([1, 89, 16]), torch.Size([1, 1, 16]))
     """
     require_tensors(_NAME, conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias, norm_weight=norm_weight)
-    require_tensors(_NAME, conv_pool=conv_pool, state_pool=state_pool)
     heads = heads_k, heads_v = check_heads(_NAME, heads)
     check_parts(_NAME, qkvz, ba, z, a, heads, dk, dv, layout)
     for name, given in (("state_indices", state_indices), ("cu_seqlens", cu_seqlens)):
@@ -102,9 +106,30 @@ def gdn_prefill_layer(
             require_tensor(_NAME, name, given, optional=True)
     if cu_seqlens is not None and qkvz.shape[0] != 1:
         refuse(_NAME, "qkvz", "(1, T, …) with cu_seqlens", str(tuple(qkvz.shape)))
+    parts = layer_parts(qkvz, ba, z, a, heads, dk, dv, layout)
+    convolution: dict[str, Any] = {"key_heads": heads_k, "value_heads": heads_v, "dk": dk, "dv": dv, "cu_seqlens": cu_seqlens}
+    recurrence: dict[str, Any] = {
+        "cu_seqlens": cu_seqlens,
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "beta_is_logit": True,
+        "allow_negative_eigenvalues": allow_negative_eigenvalues,
+        "scale": scale,
+        "deterministic": deterministic,
+    }
+    norm = (parts.z, norm_weight, norm_eps, gate_activation)
+    if conv_pool is None and state_pool is None:
+        for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
+            if given is not None:
+                refuse(_NAME, name, "None without pools", "a tensor")
+        query, key, value, *_ = conv_split_l2norm(parts.mixed.mT, conv_weight, conv_bias, **convolution)
+        found = chunked_forward(query, key, value, parts.b, parts.a, **recurrence, output_final_state=False)[0]
+        return rms_norm_gated(found, *norm).flatten(-2)
+    require_tensor(_NAME, "conv_pool", conv_pool)
+    require_tensor(_NAME, "state_pool", state_pool)
+    assert conv_pool is not None and state_pool is not None
     if conv_pool.shape[:1] != state_pool.shape[:1]:
         refuse(_NAME, "conv_pool", f"as many slots as state_pool {tuple(state_pool.shape)}", str(tuple(conv_pool.shape)))
-    parts = layer_parts(qkvz, ba, z, a, heads, dk, dv, layout)
     indices = state_indices
     if null_slot is not None and state_indices is not None:
         state_indices = torch.where(state_indices == null_slot, -1, state_indices)
@@ -113,24 +138,11 @@ def gdn_prefill_layer(
         sequences = qkvz.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         slots = torch.arange(sequences, device=qkvz.device)
     o = qkvz.new_empty(*qkvz.shape[:2], heads_v, dv)
-    recurrence = {
-        "state": state_pool,
-        "cu_seqlens": cu_seqlens,
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "beta_is_logit": True,
-        "allow_negative_eigenvalues": allow_negative_eigenvalues,
-        "scale": scale,
-        "deterministic": deterministic,
-        "state_indices": slots,
-        "has_initial_state": has_initial_state,
-    }
+    recurrence |= {"state": state_pool, "state_indices": slots, "has_initial_state": has_initial_state}
 
     def rows_and_out(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         rows = {"query": query, "key": key, "value": value, "beta": parts.b, "gate": parts.a, "out": o}
         return rows if cu_seqlens is None else {name: x[0] for name, x in rows.items()}
-
-    norm = (parts.z, norm_weight, norm_eps, gate_activation)
 
     def checks() -> None:
         """Checks the operators that run after the convolution has written its states; shapes of results are those of inputs."""
@@ -145,11 +157,7 @@ def gdn_prefill_layer(
             parts.mixed.mT,
             conv_weight,
             conv_bias,
-            key_heads=heads_k,
-            value_heads=heads_v,
-            dk=dk,
-            dv=dv,
-            cu_seqlens=cu_seqlens,
+            **convolution,
             conv_state=conv_pool,
             state_indices=state_indices,
             has_initial_state=has_initial_state,

@@ -1,7 +1,8 @@
-"""A Gated Delta Net layer for inference, as Qwen3-Next, Qwen3.5, OLMo-Hybrid and FLA have it."""
+"""A Gated Delta Net layer, as Qwen3-Next, Qwen3.5, OLMo-Hybrid and FLA have it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 
 from ..layers import gdn_decode_layer, gdn_prefill_layer
 from ..layers.decode_layer import MOST_TOKENS, TAPS, by_operators
-from ..layers.layer_parts import DIFFERENTIABLE
 from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
 from .dtypes import recurrence_dtype
 
+_DT_MIN, _DT_MAX = 0.001, 0.1  # the initial range of softplus(dt_bias)
 _FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
 _FUSED_HEAD_K, _FUSED_HEAD_V = (64, 96, 128, 192, 256), range(8, 257, 8)
 # Names of separate parameters in Qwen3.5, OLMo-Hybrid and FLA, in the order in which they are concatenated.
@@ -36,13 +37,17 @@ class GatedDeltaNetState(NamedTuple):
 
 
 class GatedDeltaNet(nn.Module):
-    """A Gated Delta Net layer, for inference: prompts by `forward`, tokens by `step`, states in slots of pools.
+    """A Gated Delta Net layer: training by `forward` without a state; prompts by `forward` and tokens by `step`, with states in
+    slots of pools.
 
     Projections q, k, v, z, b and a of the input, `gdn_prefill_layer` or `gdn_decode_layer`, and the output projection.
 
-    It does not train: in grad mode a call computes the same, and backward through its results or states raises. Operators with
-    gradients are `conv_split_l2norm` without a pool, `gdn_cuda.reference.chunked_forward` and `rms_norm_gated`. Run it under
-    `torch.no_grad()`.
+    Without a state, `forward` has gradients for x and all parameters, also of packed sequences, under autocast,
+    `torch.compile(fullgraph=True)` and activation checkpointing. Calls with a state have none: run them under
+    `torch.no_grad()`; in grad mode backward through their results or states raises.
+
+    Initially exp(A_log) is uniform on (0, 16) and softplus(dt_bias) log-uniform on (0.001, 0.1), as in FLA, and both parameters
+    have the attribute `_no_weight_decay`, which training scripts read.
 
     `load_state_dict` takes a layer's parameters from transformers' Qwen3-Next with layout "qwen3_next"; with "qwen3_5" from its
     Qwen3.5 and OLMo-Hybrid (with allow_negative_eigenvalues, norm_eps=1e-5) and from FLA's GatedDeltaNet, whose separate
@@ -66,9 +71,13 @@ class GatedDeltaNet(nn.Module):
 
     Example:
         >>> layer = gdn_cuda.nn.GatedDeltaNet(32, heads=(1, 2), head_k_dim=64, head_v_dim=16, dtype=torch.bfloat16)
+        >>> layer(torch.randn(2, 70, 32).bfloat16()).square().mean().backward()  # training
+        >>> layer.A_log.grad.shape
+        torch.Size([2])
         >>> state, slots = layer.new_state(slots=4), torch.tensor([3, 1])
-        >>> y = layer(torch.randn(2, 70, 32).bfloat16(), state, state_indices=slots)
-        >>> y_next = layer.step(torch.randn(2, 1, 32).bfloat16(), state, state_indices=slots)
+        >>> with torch.no_grad():  # inference
+        ...     y = layer(torch.randn(2, 70, 32).bfloat16(), state, state_indices=slots)
+        ...     y_next = layer.step(torch.randn(2, 1, 32).bfloat16(), state, state_indices=slots)
         >>> y.shape, y_next.shape, state.recurrent.shape
         (torch.Size([2, 70, 32]), torch.Size([2, 1, 32]), torch.Size([4, 2, 16, 64]))
     """
@@ -100,12 +109,23 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_ba = nn.Linear(hidden_size, 2 * heads[1], bias=False, **like)
         self.conv1d = nn.Conv1d(self.channels, self.channels, TAPS, groups=self.channels, bias=conv_bias, **like)
         like["dtype"] = recurrence_dtype(dtype)
-        self.A_log = nn.Parameter(torch.empty(heads[1], **like).uniform_(0.01, 16).log())
-        self.dt_bias = nn.Parameter(torch.ones(heads[1], **like))
+        self.A_log = nn.Parameter(torch.empty(heads[1], **like))
+        self.dt_bias = nn.Parameter(torch.empty(heads[1], **like))
+        self.reset_recurrence()
         like["dtype"] = dtype
         self.norm = nn.RMSNorm(head_v_dim, norm_eps, **like)
         self.out_proj = nn.Linear(rows, hidden_size, bias=False, **like)
         self.register_load_state_dict_pre_hook(_merge_parameters)
+
+    @torch.no_grad()
+    def reset_recurrence(self) -> None:
+        """Draws A_log and dt_bias anew, and marks them: after `to_empty`, which loses the marks."""
+        smallest = torch.finfo(self.A_log.dtype).tiny  # 0 would be drawn, too
+        self.A_log.uniform_(smallest, 16).log_()
+        dt = torch.empty_like(self.dt_bias).uniform_(math.log(_DT_MIN), math.log(_DT_MAX)).exp_()
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        for parameter in (self.A_log, self.dt_bias):
+            parameter._no_weight_decay = True
 
     def new_state(self, slots: int, columns: int = TAPS - 1, dtype: torch.dtype | None = None) -> GatedDeltaNetState:
         """Pools of zeros. `columns`: columns of the convolution's states, T + 2 if steps verify T tokens; `dtype`: dtype of the
@@ -126,17 +146,18 @@ class GatedDeltaNet(nn.Module):
         has_initial_state: Tensor | None = None,
         null_slot: int | None = None,
     ) -> Tensor:
-        """Prompts; arguments as of `gdn_prefill_layer`. Without a state, prompts start from zeros and their states are
-        dropped."""
+        """Prompts with a state, and sequences to train on without; arguments as of `gdn_prefill_layer`. Without a state,
+        sequences start from zeros, and the call has gradients."""
         self._check(x)
-        if state is None:
-            for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
-                if given is not None:
-                    raise ValueError(f"GatedDeltaNet: {name}: expected None without a state, got a tensor")
-            state = self.new_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-        more: dict[str, Any] = {"state_indices": state_indices, "null_slot": null_slot}
-        more |= {"cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
-        return self._run("GatedDeltaNet", gdn_prefill_layer, x, state, more)
+        if state is not None:
+            more: dict[str, Any] = {"state_indices": state_indices, "null_slot": null_slot}
+            more |= {"cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+            return self._run("GatedDeltaNet", gdn_prefill_layer, x, state, more)
+        for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
+            if given is not None:
+                raise ValueError(f"GatedDeltaNet: {name}: expected None without a state, got a tensor")
+        out: Tensor = self.out_proj(gdn_prefill_layer(**self._arguments(x), cu_seqlens=cu_seqlens))
+        return out
 
     def step(
         self,
@@ -160,13 +181,14 @@ class GatedDeltaNet(nn.Module):
         self, function: str, layer: Callable[..., Tensor], x: Tensor, state: GatedDeltaNetState, more: dict[str, Any]
     ) -> Tensor:
         def run() -> Tensor:
-            out: Tensor = self.out_proj(layer(**self._arguments(x, state), **more))
+            pools = {"conv_pool": state.conv, "state_pool": state.recurrent}
+            out: Tensor = self.out_proj(layer(**self._arguments(x), **pools, **more))
             return out
 
         written = {"state.conv": state.conv, "state.recurrent": state.recurrent}
-        return as_one_call(function, DIFFERENTIABLE, written, {"x": x}, run, self)
+        return as_one_call(function, "forward without a state", written, {"x": x}, run, self)
 
-    def _arguments(self, x: Tensor, state: GatedDeltaNetState) -> dict[str, Any]:
+    def _arguments(self, x: Tensor) -> dict[str, Any]:
         return {
             "qkvz": self.in_proj_qkvz(x),
             "ba": self.in_proj_ba(x),
@@ -176,8 +198,6 @@ class GatedDeltaNet(nn.Module):
             "dt_bias": self.dt_bias,
             "norm_weight": self.norm.weight,
             "norm_eps": self.norm_eps,
-            "conv_pool": state.conv,
-            "state_pool": state.recurrent,
             "heads": self.heads,
             "dk": self.head_k_dim,
             "dv": self.head_v_dim,

@@ -86,17 +86,18 @@ struct GDN_HOLDS_TENSORS RmsNormGated {
 // out, contiguous and of x's dtype
 Tensor rms_norm_gated(const RmsNormGated& arguments);
 
-// x: (B, D, L) of D = 2 key_heads dk + value_heads dv channels, float32, bfloat16 or float16. weight: (D, W), bias: (D). Of the
-// gates, all four or none: a, b: (B, L, value_heads), A_log, dt_bias: (value_heads).
+// x: (B, D, L) of D = 2 key_heads dk + value_heads dv channels, float32, bfloat16 or float16. weight: (D, W), bias: (D),
+// initial_states: (B or sequences, D, W - 1). Of the gates, all four or none: a, b: (B, L, value_heads), A_log, dt_bias:
+// (value_heads).
 struct GDN_HOLDS_TENSORS ConvSplitL2norm {
     static constexpr const char* name = "conv_split_l2norm";
     Given x, weight;
-    OptionalTensor bias = {}, cu_seqlens = {}, a = {}, b = {}, A_log = {}, dt_bias = {};
+    OptionalTensor bias = {}, initial_states = {}, cu_seqlens = {}, a = {}, b = {}, A_log = {}, dt_bias = {};
     int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
     bool l2norm = true;
     double eps = 1e-6;
 
-    GDN_FIELDS(x, weight, bias, cu_seqlens, a, b, A_log, dt_bias, key_heads, value_heads, dk, dv, l2norm, eps)
+    GDN_FIELDS(x, weight, bias, initial_states, cu_seqlens, a, b, A_log, dt_bias, key_heads, value_heads, dk, dv, l2norm, eps)
 };
 // (q, k, v, beta, gate), the last two empty without a
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& arguments);

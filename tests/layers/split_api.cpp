@@ -10,12 +10,13 @@ using gdn_cuda::Tensor;
 
 using Split = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Split conv_split(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& a,
-                 const OptionalTensor& b, const OptionalTensor& A_log, const OptionalTensor& dt_bias, int64_t key_heads,
-                 int64_t value_heads, int64_t dk, int64_t dv) {
+Split conv_split(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& initial_states,
+                 const OptionalTensor& a, const OptionalTensor& b, const OptionalTensor& A_log, const OptionalTensor& dt_bias,
+                 int64_t key_heads, int64_t value_heads, int64_t dk, int64_t dv) {
     return gdn_cuda::conv_split_l2norm({.x = x,
                                         .weight = weight,
                                         .bias = bias,
+                                        .initial_states = initial_states,
                                         .a = a,
                                         .b = b,
                                         .A_log = A_log,
@@ -42,9 +43,8 @@ Split conv_split_prefill(const Tensor& x, const Tensor& weight, const OptionalTe
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
     m.def(
-        "conv_split(Tensor x, Tensor weight, Tensor? bias, Tensor? a, Tensor? b, Tensor? A_log, Tensor? dt_bias, int "
-        "key_heads, "
-        "int value_heads, int dk, int dv) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+        "conv_split(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? a, Tensor? b, Tensor? A_log, "
+        "Tensor? dt_bias, int key_heads, int value_heads, int dk, int dv) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def(
         "conv_split_prefill(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) conv_state, Tensor slots, int key_heads, int "
         "value_heads, int dk, int dv) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");

@@ -79,6 +79,15 @@ def with_pool(given: Inputs, slots: list[int], count: int, seed: int, fresh: lis
     return given
 
 
+def with_states(given: Inputs, seed: int, *, dtype: torch.dtype | None = None) -> Inputs:
+    """A copy with initial states, channels last, of all sequences."""
+    D, W = given.weight.shape
+    states = torch.randn(
+        len(_sequences(given)), W - 1, D, generator=torch.Generator().manual_seed(seed + 7), dtype=torch.float64
+    )
+    return replace(given, options=given.options | {"initial_states": states.to(given.x.device, dtype or given.x.dtype).mT})
+
+
 def with_gates(given: Inputs, seed: int, *, dtype: torch.dtype | None = None, views: bool = False) -> Inputs:
     """A copy with a, b, A_log and dt_bias as models have them; with `views` a and b are alternating elements of one tensor."""
     B, _, L = given.x.shape
@@ -125,7 +134,8 @@ def oracle(x: Inputs) -> tuple[list[Tensor], Tensor | None]:
     for n, (b, first, end) in enumerate(_sequences(x)):
         slots, continues = x.options.get("state_indices"), x.options.get("has_initial_state")
         slot = n if slots is None else int(slots[n])
-        state = torch.zeros(D, W - 1, dtype=torch.float64)
+        initial = x.options.get("initial_states")
+        state = torch.zeros(D, W - 1, dtype=torch.float64) if initial is None else initial[n].cpu().double()
         if after is not None:
             if slot < 0:
                 continue
@@ -173,17 +183,17 @@ def check(x: Inputs) -> None:
 
 
 def check_gradients(x: Inputs, seed: int) -> None:
-    gates = [name for name in GATES if name in x.options]
+    named = [name for name in (*GATES, "initial_states") if name in x.options]
     given = [x.x, x.weight, *([] if x.bias is None else [x.bias])]
-    leaves = [y.detach().requires_grad_() for y in (*given, *(x.options[name] for name in gates))]
+    leaves = [y.detach().requires_grad_() for y in (*given, *(x.options[name] for name in named))]
     wide = [y.detach().cpu().double().requires_grad_() for y in leaves]
 
     def of(y: list[Tensor]) -> Inputs:
-        options = x.options | dict(zip(gates, y[len(given) :], strict=True))
+        options = x.options | dict(zip(named, y[len(given) :], strict=True))
         return Inputs(y[0], y[1], None if x.bias is None else y[2], x.heads, options)
 
     found, (expected, _) = of(leaves).call(), oracle(of(wide))
-    if gates:
+    if "a" in named:
         expected += gates_oracle(of(wide))
     rng = torch.Generator().manual_seed(seed + 5)
     grads = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(z.dtype) for y, z in zip(expected, found, strict=True)]

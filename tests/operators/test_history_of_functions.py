@@ -183,6 +183,12 @@ def flashinfer_drafts() -> Arguments:
     return x | {"initial_state": x.pop("state"), "initial_state_indices": torch.arange(2), "disable_state_update": False}
 
 
+def sequences() -> Arguments:
+    """Of gdn_prefill_layer without pools."""
+    x = layer_arguments(2, 3, 0, "split")
+    return {name: y for name, y in x.items() if name not in ("conv_pool", "state_pool", "state_indices")}
+
+
 def griffin(**x: Tensor) -> Any:
     module = SimpleNamespace(num_attention_heads=2, block_width=3, recurrent_states=None, **x)
     activations = module.__dict__.pop("activations")
@@ -202,7 +208,8 @@ DECODE, CONV, STEP = "fused_decode", "causal_conv1d_update", "selective_state_up
 # Calls by function.
 CALLS: dict[Function, list[Call]] = {
     gdn_cuda.gdn_prefill_layer: [
-        call_of(gdn_cuda.gdn_prefill_layer, prompts, ("conv_pool", "state_pool"), "gdn_prefill_layer")
+        call_of(gdn_cuda.gdn_prefill_layer, prompts, ("conv_pool", "state_pool"), "gdn_prefill_layer"),
+        call_of(gdn_cuda.gdn_prefill_layer, sequences),
     ],
     gdn_cuda.commit_replay: [call_of(commit, committed, ("state_pool", "keys", "updates", "decays"), "replay_decode")],
     gdn_cuda.fft_causal_conv: [call_of(gdn_cuda.fft_causal_conv, lambda: by_name(u=(2, 4, 6), k=(4, 6), D=(4,)))],

@@ -94,7 +94,9 @@ PreparedSplit prepare_any(const Call& x) {
     return prepared;
 }
 PreparedSplit prepare_split(const ConvSplitL2norm& x) {
-    return prepare_any(x);
+    PreparedSplit prepared = prepare_any(x);
+    if (x.initial_states) conv::set_initial_states(Checks{kFunction}, prepared.conv, View(*x.initial_states));
+    return prepared;
 }
 PreparedSplit prepare_prefill(const ConvSplitL2normPrefill& x) {
     const Checks check{kFunction};

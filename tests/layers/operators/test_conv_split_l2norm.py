@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from split_cases import inputs, with_gates
+from split_cases import inputs, with_gates, with_states
 
 from gdn_cuda import conv_split_l2norm
 
@@ -36,6 +36,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (GATES | {"A_log": torch.ones(2)}, "A_log: expected (Hv,) = (3,), got (2,)"),
     (GATES | {"A_log": torch.ones(3).double()}, "A_log: expected float32 or bfloat16 or float16, got float64"),
     (GATES | {"dt_bias": torch.ones(6)[::2]}, "dt_bias: expected a contiguous last dimension, got stride 2"),
+    (
+        {"initial_states": torch.ones(2, 31, 4)},
+        "initial_states: expected (B or sequences, D, W − 1) = (2, 31, 3), got (2, 31, 4)",
+    ),
+    (
+        {"initial_states": torch.ones(2, 31, 3).double()},
+        "initial_states: expected float32 or bfloat16 or float16, got float64",
+    ),
     ({"cu_seqlens": torch.tensor([0, 6])}, "x: expected (1, D, L), as cu_seqlens is given, got (2, 31, 6)"),
 ]
 
@@ -43,10 +51,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize("change, message", BAD, ids=[message for _, message in BAD])
 def test_refused(change: dict[str, Any], message: str) -> None:
     for pool in ({}, {"conv_state": torch.ones(2, 31, 3)}):
-        if pool and change.keys() & {"state_indices", "cu_seqlens", "conv_state", "weight"}:
+        if pool and change.keys() & {"initial_states", "state_indices", "cu_seqlens", "conv_state", "weight"}:
             continue
         with pytest.raises(ValueError, match=f"^conv_split_l2norm: {re.escape(message)}"):
             conv_split_l2norm(**({"x": X, "weight": WEIGHT} | HEADS | pool | change))
+
+
+def test_initial_states_and_a_pool() -> None:
+    states = {"initial_states": torch.ones(2, 31, 3), "conv_state": torch.ones(2, 31, 3)}
+    with pytest.raises(ValueError, match=r"^conv_split_l2norm: initial_states: expected None with conv_state, got a tensor"):
+        conv_split_l2norm(X, WEIGHT, **HEADS, **states)
 
 
 def test_a_pool_has_no_gradients() -> None:
@@ -71,12 +85,12 @@ def test_a_pool_that_overlaps_x() -> None:
 
 
 def test_compiled(seed: int) -> None:
-    given = with_gates(inputs(2, 9, (2, 3, 4, 5), 4, seed, dtype=torch.bfloat16), seed)
+    given = with_states(with_gates(inputs(2, 9, (2, 3, 4, 5), 4, seed, dtype=torch.bfloat16), seed), seed)
     leaves = [y.requires_grad_() for y in (given.x, given.weight, *given.options.values())]
 
     def loss(*x: torch.Tensor) -> torch.Tensor:
-        gates = dict(zip(given.options, x[2:], strict=True))
-        return sum(y.float().square().sum() for y in conv_split_l2norm(*x[:2], **given.heads, **gates, l2norm=False))
+        named = dict(zip(given.options, x[2:], strict=True))
+        return sum(y.float().square().sum() for y in conv_split_l2norm(*x[:2], **given.heads, **named, l2norm=False))
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     both = (torch.autograd.grad(f(*leaves), leaves) for f in (compiled, loss))
