@@ -12,7 +12,7 @@ from gdn_inputs import take_sequence, to_double
 from helpers import rel_rms
 from torch import Tensor
 
-from gdn_cuda import chunked_forward, reference
+from gdn_cuda import chunked_forward, recurrent_forward, reference
 from gdn_cuda.gdn.inputs import KEY_MODES, make_gdn_inputs, make_packed_gdn_inputs
 
 # Of output and state: V', the scores and the state are each rounded to bf16 for the tensor cores.
@@ -182,6 +182,18 @@ def test_no_tokens(device: Device, seed: int) -> None:
         out, state = chunked_forward(**x)
         _, states = chunked_forward(**packed)
     assert out.numel() == 0 and torch.equal(state, x["state"]) and torch.equal(states, packed["state"])
+
+
+def test_tokens_of_no_sequence(device: Device, seed: int) -> None:
+    """Packed tensors of no sequence at all: outputs are 0, and states have no rows."""
+    x = make_gdn_inputs(B=1, T=5, Hk=1, Hv=2, dk=64, dv=64, dtype=torch.bfloat16, device=device.name, seed=seed)
+    given = {name: x[name][0] for name in ("query", "key", "value", "beta", "gate")}
+    none = {"state": x["state"][:0], "cu_seqlens": torch.zeros(1, dtype=torch.int32, device=device.name)}
+    for function in (chunked_forward, recurrent_forward):
+        out = torch.full_like(given["value"], torch.nan)
+        with device.kernels():
+            _, state = function(**given, **none, out=out)[:2]
+        assert state.shape[0] == 0 and not out.any()
 
 
 # ---- Pools and checkpoints

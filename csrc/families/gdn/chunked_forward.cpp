@@ -48,6 +48,7 @@ struct StateRows {
 Tensor run_chunked(Prepared& prepared, const auto& x, const StateRows& rows, DType checkpoint_type) {
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(ChunkedForward::name, prepared.sequences.query);
+    clear_without_sequences(prepared.sequences, x.out);
     ChunkInputs inputs(prepared, x.out, target);
     inputs.close_gaps(x.query, x.key, x.value);
     const bool by_any = !prepared.sequences.plain(), moves = !by_any && moves_states(prepared);

@@ -77,7 +77,9 @@ Prepared prepare_decode(const FusedDecode& x) {
 }
 
 void run_decode(const FusedDecode& x) {
-    run_by_token(prepare_decode(x), x.name);
+    const Prepared prepared = prepare_decode(x);
+    clear_without_sequences(prepared.sequences, x.out);
+    run_by_token(prepared, x.name);
 }
 
 GDN_REGISTER(FusedDecode, prepare_decode, run_decode)

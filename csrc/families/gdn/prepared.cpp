@@ -199,6 +199,12 @@ Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, co
     return torch::stable::new_empty(like, shape, scalar_type(type));
 }
 
+void clear_without_sequences(const Sequences& sequences, const Tensor& out) {
+    if (!sequences.packed() || sequences.count > 0) return;
+    Tensor cleared = out;
+    torch::stable::zero_(cleared);
+}
+
 Tensor as_dtype(const Tensor& states, DType type) {
     return dtype_of(View(states)) == type ? states : torch::stable::to(states, scalar_type(type));
 }

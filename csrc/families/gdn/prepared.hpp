@@ -63,6 +63,9 @@ void check_has_initial(const Checks& check, Prepared& prepared, const View& has_
 RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType type, int64_t steps = 1);
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type);
 
+// Outputs of tokens after the last sequence are 0, which the last sequence's blocks see to; here, where there is none.
+void clear_without_sequences(const Sequences& sequences, const Tensor& out);
+
 Tensor as_dtype(const Tensor& states, DType type);  // itself, where it is of that dtype
 
 // What the choices of all kernels depend on; the other members are the caller's. `tokens`: as Problem says.

@@ -46,6 +46,7 @@ Tensor run_recurrent(const RecurrentForward& x) {
     Prepared prepared = prepare_recurrent(x);
     const Sequences& sequences = prepared.sequences;
     GdnCall& args = prepared.args;
+    clear_without_sequences(sequences, x.out);
     if (x.inference_mode == InferenceMode::spec_verify) {
         const Tensor states = sequences.packed()
                                   ? new_states(x.out, {sequences.tokens}, sequences, prepared.state_type)

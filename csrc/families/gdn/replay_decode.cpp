@@ -129,6 +129,7 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
 void run_replay(const ReplayDecode& x) {
     const PreparedReplay prepared = prepare_replay(x);
     const DeviceScope scope(prepared.sequences.query.device_index);
+    clear_without_sequences(prepared.sequences, x.out);
     Replay::run(prepared.problem, prepared.args, target_of(x.name, prepared.sequences.query));
 }
 
