@@ -76,7 +76,9 @@ def inputs(case: GradientCase, seed: int, dtype: torch.dtype = torch.bfloat16) -
     if case.beta == "zeros":
         beta = beta * (torch.rand(*lead, heads, generator=rng) > 0.5)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    x: dict[str, Any] = {name: y.to(dtype) for name, y in (("query", query), ("key", key), ("value", normal(*lead, heads, case.dv)))}
+    x: dict[str, Any] = {
+        name: y.to(dtype) for name, y in (("query", query), ("key", key), ("value", normal(*lead, heads, case.dv)))
+    }
     x |= {"beta": beta.to(wide), "gate": gate.to(wide)}
     if case.options.get("beta_is_logit"):
         x["beta"] = normal(*lead, heads).to(dtype)
@@ -106,7 +108,9 @@ def gradients_of(function: Any, x: dict[str, Any], grads: tuple[Tensor | None, T
     leaves = {name: x[name].detach().requires_grad_() for name in LEAVES if x.get(name) is not None}
     results = function(**(x | leaves))[:2]
     pairs = [(y, g) for y, g in zip(results, grads, strict=True) if g is not None]
-    found = torch.autograd.grad([y for y, _ in pairs], list(leaves.values()), [g.to(y.dtype) for y, g in pairs], allow_unused=True)
+    found = torch.autograd.grad(
+        [y for y, _ in pairs], list(leaves.values()), [g.to(y.dtype) for y, g in pairs], allow_unused=True
+    )
     return {name: torch.zeros_like(y) if g is None else g for (name, y), g in zip(leaves.items(), found, strict=True)}
 
 

@@ -13,7 +13,11 @@ CASES = [
     GradientCase(lengths=(70, 0, 1, 130), heads=(2, 4), dk=96, dv=192),
     GradientCase(heads=(1, 8), gates=(0.01, 0.01, 100.0, 0.01, 0.01, 0.01, 0.01, 0.01)),
     *(GradientCase(gates=strongest) for strongest in (1e-5, 10.0, 30.0, 100.0)),
-    *(GradientCase(keys=keys, beta=2.0, gates=1e-3, state=state, last=state) for keys in ("repeated", "near") for state in (True, False)),
+    *(
+        GradientCase(keys=keys, beta=2.0, gates=1e-3, state=state, last=state)
+        for keys in ("repeated", "near")
+        for state in (True, False)
+    ),
     GradientCase(keys="zero"),
     *(GradientCase(beta=beta) for beta in ("zeros", 1e-4)),
     GradientCase(resets=True),
