@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
-from gradient_cases import GradientCase, cotangents, error, gradients_of, inputs, oracle
-from test_gradients import A100
+from gradient_cases import RAW, GradientCase, drawn, error, gradients_of, oracle, with_leaves
 from torch import Tensor
 
 from gdn_cuda import chunked_forward, fused_decode
 
+A100 = {"capability": 80, "multiprocessors": 108, "shared_bytes": 163 << 10}
 CASE = GradientCase(lengths=(70, 70), heads=(1, 2), dk=32, dv=32)
 PACKED = GradientCase(lengths=(66, 0, 5), heads=(2, 4), dk=32, dv=32)
-
-
-def drawn(case: GradientCase, seed: int) -> tuple[dict[str, Any], Any]:
-    x = inputs(case, seed)
-    return x, cotangents(case, seed, x)
+BF16 = torch.bfloat16
 
 
 def kernels(launched: Any) -> set[str]:
@@ -31,12 +27,12 @@ def kernels(launched: Any) -> set[str]:
 @pytest.mark.parametrize("options", [{}, {"beta_is_logit": True}])
 def test_gradients_of_values_and_states_need_one_pass(options: dict[str, Any], seed: int) -> None:
     case = replace(CASE, beta="zeros", options=options)
-    x, grads = drawn(case, seed)
+    x, grads = drawn(case, seed, BF16)
     if options:
         x["beta"][:, ::3] = -torch.inf
     with emulated(**A100):
         wanted = gradients_of(chunked_forward, x, grads)
-    leaves = x | {name: x[name].clone().requires_grad_() for name in ("value", "state")}
+    leaves = with_leaves(x, "value", "state")
     with emulated(**A100) as launched:
         found = torch.autograd.grad(chunked_forward(**leaves), [leaves["value"], leaves["state"]], grads)
     assert "gdn/backward_mma_states" in kernels(launched)
@@ -48,7 +44,7 @@ def test_gradients_of_values_and_states_need_one_pass(options: dict[str, Any], s
 
 def test_the_sum_of_the_output(seed: int) -> None:
     """Its gradient is one number, expanded: no rows to load in vectors."""
-    x, grads = drawn(CASE, seed)
+    x, grads = drawn(CASE, seed, BF16)
     ones = torch.ones(()).bfloat16().expand_as(grads[0])
     with emulated(**A100):
         found = gradients_of(chunked_forward, x, (ones, None))
@@ -57,7 +53,7 @@ def test_the_sum_of_the_output(seed: int) -> None:
 
 
 def test_strided_gradients(seed: int) -> None:
-    x, grads = drawn(PACKED, seed)
+    x, grads = drawn(PACKED, seed, BF16)
     with emulated(**A100):
         wanted = gradients_of(chunked_forward, x, grads)
         for given in (
@@ -69,7 +65,7 @@ def test_strided_gradients(seed: int) -> None:
 
 
 def test_more_query_heads_than_value_heads(seed: int) -> None:
-    x, grads = drawn(replace(CASE, heads=(4, 4)), seed)
+    x, grads = drawn(replace(CASE, heads=(4, 4)), seed, BF16)
     x["key"], x["value"] = x["key"][:, :, :2].contiguous(), x["value"][:, :, :2].contiguous()
     wanted = oracle(x, grads)
     with emulated(**A100) as launched:
@@ -81,7 +77,7 @@ def test_more_query_heads_than_value_heads(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sequences_that_start_without_their_state(dtype: torch.dtype, seed: int) -> None:
-    x, grads = drawn(CASE, seed)
+    x, grads = drawn(CASE, seed, BF16)
     has = torch.tensor([False, True])
     x["state"] = x["state"].to(dtype).masked_fill(~has.view(-1, 1, 1, 1), torch.nan)
     zeroed = x | {"state": x["state"].nan_to_num(0)}
@@ -92,10 +88,10 @@ def test_sequences_that_start_without_their_state(dtype: torch.dtype, seed: int)
     assert all(torch.equal(found[name], wanted[name]) for name in found)
 
 
-@pytest.mark.parametrize("options", [{}, {"A_log": True, "beta_is_logit": True, "use_qk_l2norm": True}])
+@pytest.mark.parametrize("options", [{}, RAW])
 def test_tokens_of_no_sequence_have_gradients_of_zero(options: dict[str, Any], seed: int) -> None:
     """Whatever they are, and whatever the gradient of their outputs is: results are NaN before they are written."""
-    x, grads = drawn(replace(PACKED, options=options), seed)
+    x, grads = drawn(replace(PACKED, options=options), seed, BF16)
     tokens, rows = x["query"].shape[0], ("query", "key", "value", "beta", "gate")
     longer = x | {name: torch.cat([x[name], torch.full_like(x[name][:7], torch.nan)])[None] for name in rows}
     out = torch.cat([grads[0], torch.full_like(grads[0][:7], torch.nan)])[None]
@@ -108,7 +104,7 @@ def test_tokens_of_no_sequence_have_gradients_of_zero(options: dict[str, Any], s
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "beta", "gate", "state", "grad_out", "grad_final_state"])
 def test_others_keep_their_bits_beside_values_that_are_not_finite(name: str, seed: int) -> None:
-    x, grads = drawn(PACKED, seed)
+    x, grads = drawn(PACKED, seed, BF16)
     given = x | {"grad_out": grads[0], "grad_final_state": grads[1]}
     bad = given[name].clone()
     bad[(0, 0, 3, 5) if name.endswith("state") else (9, 0)] = torch.nan
@@ -139,9 +135,9 @@ def decoded(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 def test_recurrent_is_in_the_bits_of_decode(tokens: int, seed: int) -> None:
-    case = GradientCase((tokens,) * 2, (1, 2), 64, 64, options={"A_log": True, "beta_is_logit": True, "use_qk_l2norm": True})
-    x, grads = drawn(case, seed)
-    leaves = x | {"value": x["value"].clone().requires_grad_()}
+    case = GradientCase((tokens,) * 2, (1, 2), 64, 64, options=RAW)
+    x, grads = drawn(case, seed, BF16)
+    leaves = with_leaves(x, "value")
     with emulated(**A100) as launched:
         out, last = decoded(x)
         assert kernels(launched) == {"gdn/decode"}

@@ -8,30 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_cases import LEAVES, GradientCase, cotangents, error, gradients_of, inputs, oracle
+from gradient_cases import CASE, LEAVES, PACKED, RAW, GradientCase, drawn, error, gradients_of, oracle, same, with_leaves
 from operator_cases import Recorder
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gdn_cuda import chunked_forward
-
-CASE = GradientCase(lengths=(70, 70), heads=(2, 4), dk=16, dv=24)
-PACKED = GradientCase(lengths=(70, 0, 1, 30), heads=(2, 4), dk=16, dv=24)
-RAW = {"A_log": True, "beta_is_logit": True, "use_qk_l2norm": True}
-
-
-def drawn(case: GradientCase, seed: int, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Any], Any]:
-    x = inputs(case, seed, dtype)
-    return x, cotangents(case, seed, x)
-
-
-def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)
-
-
-def with_leaves(x: dict[str, Any], *names: str) -> dict[str, Any]:
-    return x | {name: x[name].detach().clone().requires_grad_() for name in names}
-
 
 # ---- Which gradients are computed
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_cases import LEAVES, GradientCase, cotangents, gradients_of, inputs
+from gradient_cases import CASE, LEAVES, PACKED, RAW, GradientCase, cotangents, drawn, gradients_of, inputs, same, with_leaves
 from operator_cases import Recorder
-from test_training import CASE, PACKED, RAW, drawn, same, with_leaves
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from gdn_cuda import chunked_forward
@@ -119,15 +119,16 @@ def test_checkpointed_in_compiled_code(seed: int) -> None:
 
 def test_fake_tensors_on_a_gpu_that_is_not_there(seed: int) -> None:
     """Shapes, dtypes and strides of gradients, and refusals, without a device."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def on_gpu(y: Tensor) -> Tensor:
+        return torch.empty(y.shape, dtype=y.dtype, device="cuda")
 
     x = inputs(replace(CASE, dk=64, dv=64, options=RAW), seed)
     grads = cotangents(replace(CASE, dk=64, dv=64), seed, x)
-    with FakeTensorMode() as mode:
-        fake = {name: torch.empty_like(y, device="cuda") if isinstance(y, Tensor) else y for name, y in x.items()}
-        found = gradients_of(chunked_forward, fake, tuple(torch.empty_like(g, device="cuda") for g in grads))
+    with FakeTensorMode():
+        fake = {name: on_gpu(y) if isinstance(y, Tensor) else y for name, y in x.items()}
+        found = gradients_of(chunked_forward, fake, tuple(map(on_gpu, grads)))
         with pytest.raises(ValueError, match="chunked_forward: state: expected a state for each of 2 sequences"):
             chunked_forward(**with_leaves(fake, "value") | {"state": fake["state"][:1]})
-    assert mode is not None
     for name, gradient in found.items():
         assert (gradient.dtype, gradient.shape, gradient.device.type) == (x[name].dtype, x[name].shape, "cuda")
