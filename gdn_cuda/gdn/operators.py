@@ -494,8 +494,8 @@ def chunked_forward(
         checkpoint_every: a multiple of 64, the number of tokens between checkpoints; 0: no checkpoints
         update_state: False, with state_indices: the pool is only read
         workspace: bytes that the backward may use at a time; None: a GiB
-        forward: "recurrent" computes token by token, in the bits of `recurrent_forward`, and so of `fused_decode` with a fp32
-          pool; the backward is the same. For training on numbers that decode has sampled
+        forward: "recurrent" computes token by token, in the bits of `recurrent_forward`, and so on a GPU of `fused_decode` with
+          an fp32 pool; the backward is the same. For training on numbers that decode has sampled
         deterministic: whether a sequence has the same bits whatever it is batched or packed with
 
     Chunks run on the tensor cores, from sm_80 on, if rows start on 16 bytes; other calls run token by token. Sequences are

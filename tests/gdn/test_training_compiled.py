@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_cases import CASE, LEAVES, PACKED, RAW, GradientCase, cotangents, drawn, gradients_of, inputs, same, with_leaves
+from gradient_cases import CASE, LEAVES, PACKED, RAW, GradientCase, drawn, gradients_of, same, with_leaves
 from operator_cases import Recorder
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -117,18 +117,19 @@ def test_checkpointed_in_compiled_code(seed: int) -> None:
     assert same(gradients_of(compiled, x, grads), gradients_of(chunked_forward, x, grads))
 
 
-def test_fake_tensors_on_a_gpu_that_is_not_there(seed: int) -> None:
-    """Shapes, dtypes and strides of gradients, and refusals, without a device."""
+def test_meta_tensors(seed: int) -> None:
+    """Shapes and dtypes of gradients."""
+    x, grads = drawn(replace(CASE, options=RAW), seed, torch.bfloat16)
+    on_meta = {name: y.to("meta") if isinstance(y, Tensor) else y for name, y in x.items()}
+    for name, gradient in gradients_of(chunked_forward, on_meta, tuple(g.to("meta") for g in grads)).items():
+        assert (gradient.dtype, gradient.shape, gradient.device.type) == (x[name].dtype, x[name].shape, "meta")
 
-    def on_gpu(y: Tensor) -> Tensor:
-        return torch.empty(y.shape, dtype=y.dtype, device="cuda")
 
-    x = inputs(replace(CASE, dk=64, dv=64, options=RAW), seed)
-    grads = cotangents(replace(CASE, dk=64, dv=64), seed, x)
+def test_fake_tensors_of_a_gpu_are_checked(seed: int) -> None:
+    x, _ = drawn(CASE, seed, torch.bfloat16)
     with FakeTensorMode():
-        fake = {name: on_gpu(y) if isinstance(y, Tensor) else y for name, y in x.items()}
-        found = gradients_of(chunked_forward, fake, tuple(map(on_gpu, grads)))
+        fake = {name: torch.empty(y.shape, dtype=y.dtype, device="cuda") for name, y in x.items()}
+        out, last = chunked_forward(**with_leaves(fake, "value"))
+        assert out.requires_grad and out.device.type == last.device.type == "cuda"
         with pytest.raises(ValueError, match="chunked_forward: state: expected a state for each of 2 sequences"):
             chunked_forward(**with_leaves(fake, "value") | {"state": fake["state"][:1]})
-    for name, gradient in found.items():
-        assert (gradient.dtype, gradient.shape, gradient.device.type) == (x[name].dtype, x[name].shape, "cuda")
