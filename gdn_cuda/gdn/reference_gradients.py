@@ -69,10 +69,10 @@ def gradients(
     rows = (unit_q, unit_k, v, beta, gate, grad_out)
     options: dict[str, Any] = {"scale": scale, "only_value_and_state": only_value_and_state, "chunk": chunk}
     if cu_seqlens is None:
-        found = _of_batch(*rows, states, last, **options)
+        found = _of_batch(rows, states, last, **options)
     else:
         parts = [
-            _of_batch(*(x[None, a:b] for x in rows), states[n : n + 1], last[n : n + 1], **options)
+            _of_batch(tuple(x[None, a:b] for x in rows), states[n : n + 1], last[n : n + 1], **options)
             for n, (a, b) in enumerate(spans)
         ]
         found = _joined(parts, rows, states, only_value_and_state)
@@ -100,12 +100,7 @@ def _padded(x: Tensor | None, tokens: int) -> Tensor | None:
 
 
 def _of_batch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    gate: Tensor,
-    grad_out: Tensor,
+    rows: tuple[Tensor, ...],
     state: Tensor,
     grad_last: Tensor,
     *,
@@ -114,6 +109,7 @@ def _of_batch(
     chunk: int,
 ) -> Gradients:
     """Of a padded batch with normalised queries and keys."""
+    q, k, v, beta, gate, grad_out = rows
     tokens, heads = v.shape[1], v.shape[2]
     if tokens == 0:
         return Gradients._make([*(torch.zeros_like(x) for x in (q, k, v, beta, gate)), grad_last])

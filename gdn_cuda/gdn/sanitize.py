@@ -171,6 +171,18 @@ def converted_gates_and_states() -> None:
         )
 
 
+@sanitizes("backward_mma_states", "backward_mma_gradients", "chunk_gates_backward")
+def backward() -> None:
+    for dk, dv in ((64, 72), (128, 128), (256, 40)):
+        for x in (padded(dk, dv, 150), packed(dk, dv), *hostile(dk, dv)):
+            heads = x["value"].shape[-2]
+            raw = x | {"A_log": draw(heads), "dt_bias": draw(heads), "beta_is_logit": True, "use_qk_l2norm": True}
+            for call, names in ((x, ("query", "state")), (raw, ("gate", "A_log")), (x, ("value",))):
+                leaves = {name: call[name].clone().requires_grad_() for name in names}
+                results = gdn_cuda.chunked_forward(**(call | leaves))
+                torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
+
+
 @sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")
 def chunk_steps() -> None:
     for dk, dv in ((128, 128), (96, 192)):

@@ -38,7 +38,6 @@ def test_the_numbers_of_decode(dtype: torch.dtype, first: int, seed: int) -> Non
         assert (
             error(results[0], out.double()) < rounding and error(results[1], last.double()) < 16 * torch.finfo(last.dtype).eps
         )
-        assert all(y.requires_grad == given["query"].requires_grad for y in results)
 
 
 @pytest.mark.parametrize("case", [CASE, PACKED])

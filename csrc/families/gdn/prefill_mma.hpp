@@ -50,9 +50,7 @@ struct PrefillMma {
 
     static std::span<const Config> configurations() { return kPrefillMmaConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kPrefillMmaConfigurations, MmaPlan>(config);
-    }
+    static int shared_bytes(const Config& config) { return plan_bytes<kPrefillMmaConfigurations, MmaPlan>(config); }
 
     static void run(const ChunkedProblem& problem, const GdnCall& recurrence, const Target& target) {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
