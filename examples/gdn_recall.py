@@ -1,5 +1,5 @@
-"""Trains a small hybrid of Gated Delta Net and attention on associative recall, with gdn_cuda and with a loop in plain torch: the
-losses are one curve.
+"""Trains a small hybrid of Gated Delta Net and attention on associative recall, with gdn_cuda and with a loop in plain torch:
+the losses are one curve.
 
 A sequence has 32 pairs of a key and a value, a pair in a token, and then keys alone, where the model has to give their values:
 `python examples/gdn_recall.py`, a minute or two on two CPU cores. `--png FILE` plots it with matplotlib. With `--device cuda`
