@@ -161,20 +161,37 @@ def test_an_explanation_leaves_no_state() -> None:
 
 def test_a_pool_with_a_history_is_explained_and_a_leaf_refused_as_in_a_call() -> None:
     """A call with an input that requires a gradient gives the pool a grad_fn."""
-    rows = torch.randn(1, 5, 2, 16).bfloat16().requires_grad_()
-    gates = torch.rand(1, 5, 2)
+    rows = torch.randn(1, 1, 2, 64).bfloat16()
+    arguments = rows.requires_grad_(), rows, rows, torch.rand(1, 1, 2), torch.rand(1, 1, 2), torch.rand(2), torch.rand(2)
     slots = torch.zeros(1, dtype=torch.int32)
-    arguments = rows, rows, rows, gates, -gates
-    pool = torch.zeros(4, 2, 16, 16)
-    gdn_cuda.chunked_forward(*arguments, pool, state_indices=slots)
+    pool = torch.zeros(4, 2, 64, 64)
+    gdn_cuda.fused_decode(*arguments, pool, slots)
     assert pool.grad_fn is not None
-    found = explained(gdn_cuda.chunked_forward, *arguments, pool, state_indices=slots, device="h200")
-    assert [kernel for kernel, _ in launches(found)] == ["gdn/prefill"]
-    leaf = torch.zeros(4, 2, 16, 16, requires_grad=True)
-    for call in (gdn_cuda.chunked_forward, explained):
-        given = (gdn_cuda.chunked_forward,) if call is explained else ()
-        with pytest.raises(ValueError, match="state: expected memory that requires no gradient, as it is written, got a leaf"):
-            call(*given, *arguments, leaf, state_indices=slots)
+    found = explained(gdn_cuda.fused_decode, *arguments, pool, slots, device="h200")
+    assert [kernel for kernel, _ in launches(found)] == ["gdn/decode"]
+    leaf = torch.zeros(4, 2, 64, 64, requires_grad=True)
+    for call in (gdn_cuda.fused_decode, explained):
+        given = (gdn_cuda.fused_decode,) if call is explained else ()
+        with pytest.raises(
+            ValueError, match="state_pool: expected memory that requires no gradient, as it is written, got a leaf"
+        ):
+            call(*given, *arguments, leaf, slots)
+
+
+def test_the_backward_of_chunked_forward_is_explained() -> None:
+    rows = torch.empty(1, 200, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    gates = torch.empty(1, 200, 2, device="meta")
+
+    def step(value: torch.Tensor, query: torch.Tensor | None = None) -> None:
+        out, _ = gdn_cuda.chunked_forward(rows.detach() if query is None else query, rows.detach(), value, gates, gates)
+        torch.autograd.grad(out.sum(), [x for x in (value, query) if x is not None])
+
+    both, alone = (
+        [kernel for kernel, _ in launches(explained(step, *given, device="a100"))] for given in ((rows, rows), (rows,))
+    )
+    passes = ["gdn/backward_mma_states", "gdn/backward_mma_states", "gdn/backward_mma_gradients", "gdn/chunk_gates_backward"]
+    assert both[-4:] == passes
+    assert alone == both[:-3]
 
 
 def test_a_call_that_cannot_be_explained_is_refused_in_a_sentence() -> None:

@@ -21,11 +21,12 @@ nothing, and each function's documentation says what it returns for them.
 What a call writes (`out`, a pool, the results of the steps) must not share memory with its other arguments or overlap itself.
 Interleaved slices share no memory: slots of a pool between other caches, or `out` beside the inputs in one buffer, are fine.
 
-These functions have no gradients; `gdn_cuda.reference` has. In grad mode, with an input that requires a gradient, a call
-computes the same results, and backward through what it returns or writes raises an error that names the function and an
-alternative with gradients. Tensors that autograd does not allow a call to write then (a leaf that requires a gradient, an
-inference tensor, a view that it does not track) are refused; under `torch.no_grad()` any tensor may be written. Compiled code
-does not give pools this history. Forward mode and torch.func's gradients are refused.
+`chunked_forward` has gradients, which its documentation describes. The other functions have none; `gdn_cuda.reference` has. In
+grad mode, with an input that requires a gradient, a call of these computes the same results, and backward through what it
+returns or writes raises an error that names the function and an alternative with gradients. Tensors that autograd does not
+allow a call to write then (a leaf that requires a gradient, an inference tensor, a view that it does not track) are refused;
+under `torch.no_grad()` any tensor may be written. Compiled code does not give pools this history. Forward mode and torch.func's
+gradients are refused.
 """
 
 from .chunk_steps import (

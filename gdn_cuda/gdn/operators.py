@@ -112,7 +112,10 @@ def _check_chunked(
     write_indices: Tensor | None,
     update_state: bool,
     final_state: Tensor | None,
+    workspace: int | None,
 ) -> None:
+    if workspace is not None and not (isinstance(workspace, int) and workspace >= 0):
+        refuse("chunked_forward", "workspace", "bytes, not negative, or None", repr(workspace))
     if state_indices is not None:
         _check_pool(state, state_dtype, state_indices)
         if isinstance(final_state, Tensor):
@@ -340,6 +343,7 @@ class _ChunkedOptions(TypedDict, total=False):
     checkpoints: Tensor | None
     states_before: Tensor | None
     workspace: int | None
+    forward: Literal["chunked", "recurrent"]
     out: Tensor | None
 
 
@@ -399,6 +403,7 @@ def chunked_forward(
     variant=("state_indices", "chunked_forward_pool"),
     before=_check_chunked,
     results=_chunked_results,
+    instead=("forward", with_gradients, with_gradients),
     with_gradients=with_gradients,
 )
 def chunked_forward(
@@ -431,6 +436,7 @@ def chunked_forward(
     checkpoints: Tensor | None = None,
     states_before: Tensor | None = None,
     workspace: int | None = None,
+    forward: str = "chunked",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Prefill: returns `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
@@ -461,6 +467,8 @@ def chunked_forward(
         checkpoint_every: a multiple of 64, the number of tokens between checkpoints; 0: no checkpoints
         update_state: False, with state_indices: the pool is only read
         workspace: bytes that the backward may use at a time; None: a GiB
+        forward: "recurrent" computes token by token, in the bits of `recurrent_forward`, and so on a GPU of `fused_decode` with
+          an fp32 pool; the backward is the same. For training on numbers that decode has sampled
         deterministic: whether a sequence has the same bits whatever it is batched or packed with
 
     Chunks run on the tensor cores, from sm_80 on, if rows start on 16 bytes; other calls run token by token. Sequences are
@@ -473,6 +481,16 @@ def chunked_forward(
         A gate of −∞ is an exact reset (docs/numerics.md).
         A sequence of no tokens returns the state it starts from. Its slot in a pool becomes 0 if has_initial_state is False;
         its slot in write_indices becomes a copy of that state; no other slot is read or written.
+        Query, key, value, beta, gate, state, A_log and dt_bias have gradients, of their own dtype. All are summed in a fixed
+          order, so two runs have the same bits. Those that no input requires are not computed.
+        With an input that requires a gradient, all results are new: `out`, `final_state`, `state_indices`, `write_indices`,
+          `checkpoint_every` and its buffers are refused, as with forward="recurrent". Gradients of gradients, forward mode and
+          torch.vmap are refused.
+        A gate of −∞ has a gradient of 0, and none passes it. Where beta is 0, its own gradient is not, but value's is. Tokens
+          of no sequence have gradients of 0; a sequence of no tokens hands the final state's gradient on to its state.
+        NaN or infinities change gradients of their own sequence and key head alone, and those of A_log and dt_bias.
+        float32 rows, rows with gaps and head dimensions that are no multiples of 8 have a backward in plain torch.
+        A workspace too small for one key head raises in the backward, and says what it needs.
 
     Example:
         >>> query, key, value = torch.randn(3, 1, 130, 2, 16).bfloat16()  # one sequence, 130 tokens, 2 heads

@@ -17,7 +17,7 @@ Every term of dg carries the decay across token t: a reset has a gradient of exa
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +28,13 @@ LEAST_BETA = 2.0**-60  # a beta of 0 counts as this, so that R, and with it the 
 
 
 class Gradients(NamedTuple):
-    """Of query, key, value, beta, gate and state, in the dtype of the arithmetic."""
+    """In the dtype of the arithmetic; None where only those of value and state are computed."""
 
-    query: Tensor
-    key: Tensor
+    query: Tensor | None
+    key: Tensor | None
     value: Tensor
-    beta: Tensor
-    gate: Tensor
+    beta: Tensor | None
+    gate: Tensor | None
     state: Tensor
 
 
@@ -51,38 +51,64 @@ def gradients(
     *,
     scale: float,
     use_qk_l2norm: bool,
+    only_value_and_state: bool = False,
     chunk: int = gdn.CHUNK,
 ) -> Gradients:
-    """Shapes are those of `gdn_cuda.gdn.reference`, with as many heads in query as in key, or fewer than in value."""
+    """Shapes are those of `gdn_cuda.gdn.reference`, with as many heads in query as in key, or fewer than in value. Tokens of no
+    sequence have gradients of 0, whatever they are."""
     dtype = gdn.promoted_dtype(query, key, value, beta, gate, state)
-    q, k, v, beta, gate, grad_out = (x.to(dtype) for x in (query, key, value, beta, gate, grad_out))
-    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    tokens = value.shape[0]
+    spans = [] if cu_seqlens is None else gdn.sequence_spans(cu_seqlens, tokens)
+    end = None if cu_seqlens is None else spans[-1][1] if spans else 0  # packed: where the last sequence ends
+    q, k, v, beta, gate, grad_out = (x[:end].to(dtype) for x in (query, key, value, beta, gate, grad_out))
+    sequences = v.shape[0] if cu_seqlens is None else len(spans)
     zeros = v.new_zeros(sequences, v.shape[-2], v.shape[-1], k.shape[-1])
     states, last = (zeros if x is None else x.to(dtype) for x in (state, grad_final_state))
     inverse_norms = [torch.rsqrt((x * x).sum(-1, keepdim=True) + gdn.L2NORM_EPSILON) if use_qk_l2norm else None for x in (q, k)]
     unit_q, unit_k = (x if norm is None else x * norm for x, norm in zip((q, k), inverse_norms, strict=True))
     rows = (unit_q, unit_k, v, beta, gate, grad_out)
+    options: dict[str, Any] = {"scale": scale, "only_value_and_state": only_value_and_state, "chunk": chunk}
     if cu_seqlens is None:
-        found = _of_batch(rows, states, last, scale, chunk)
+        found = _of_batch(rows, states, last, **options)
     else:
-        spans = gdn.sequence_spans(cu_seqlens, v.shape[0])
         parts = [
-            _of_batch(tuple(x[None, first:end] for x in rows), states[n : n + 1], last[n : n + 1], scale, chunk)
-            for n, (first, end) in enumerate(spans)
+            _of_batch(tuple(x[None, a:b] for x in rows), states[n : n + 1], last[n : n + 1], **options)
+            for n, (a, b) in enumerate(spans)
         ]
-        of_tokens = [
-            gdn.pack([part[i] for part in parts], v.shape[0], like) for i, like in enumerate((unit_q, unit_k, v, beta, gate))
-        ]
-        found = Gradients._make([*of_tokens, torch.cat([states[:0], *(part.state for part in parts)])])
-    dq, dk = (
-        dx if norm is None else norm * (dx - x * (x * dx).sum(-1, keepdim=True))
-        for dx, x, norm in zip(found[:2], (unit_q, unit_k), inverse_norms, strict=True)
-    )
-    return found._replace(query=dq, key=dk)
+        found = _joined(parts, rows, states, only_value_and_state)
+    of_keys = zip(found[:2], (unit_q, unit_k), inverse_norms, strict=True)
+    dq, dk = (dx if dx is None or norm is None else norm * (dx - x * (x * dx).sum(-1, keepdim=True)) for dx, x, norm in of_keys)
+    found = found._replace(query=dq, key=dk)
+    return found if cu_seqlens is None else Gradients._make([*(_padded(x, tokens) for x in found[:5]), found.state])
 
 
-def _of_batch(rows: tuple[Tensor, ...], state: Tensor, grad_last: Tensor, scale: float, chunk: int) -> Gradients:
-    """Of a padded batch. rows: query and key, normalised, value, beta, gate, and the gradient of the output."""
+def _joined(parts: list[Gradients], rows: tuple[Tensor, ...], states: Tensor, only_value_and_state: bool) -> Gradients:
+    """The gradients of packed sequences from those of each; `rows`: what they are the gradients of."""
+
+    computed = [field for field in Gradients._fields[:5] if field == "value" or not only_value_and_state]
+    absent = Gradients(None, None, rows[2], None, None, torch.cat([states[:0], *(part.state for part in parts)]))
+    joined = {
+        field: torch.cat([like[:0], *(getattr(part, field)[0] for part in parts)])
+        for field, like in zip(Gradients._fields, rows, strict=False)
+        if field in computed
+    }
+    return absent._replace(**joined)
+
+
+def _padded(x: Tensor | None, tokens: int) -> Tensor | None:
+    return x if x is None else torch.cat([x, x.new_zeros(tokens - x.shape[0], *x.shape[1:])])
+
+
+def _of_batch(
+    rows: tuple[Tensor, ...],
+    state: Tensor,
+    grad_last: Tensor,
+    *,
+    scale: float,
+    only_value_and_state: bool,
+    chunk: int,
+) -> Gradients:
+    """Of a padded batch with normalised queries and keys."""
     q, k, v, beta, gate, grad_out = rows
     tokens, heads = v.shape[1], v.shape[2]
     if tokens == 0:
@@ -104,6 +130,10 @@ def _of_batch(rows: tuple[Tensor, ...], state: Tensor, grad_last: Tensor, scale:
         dv.append(inverse[:, c].mT @ (scores[:, c].mT @ do[:, c] + after[:, c] * (k_[:, c] @ later.mT)))
         later = gdn.decayed(later, kept[:, c]) + (scale * before[:, c] * do[:, c]).mT @ q_[:, c]
         later = later - (before[:, c] * dv[-1]).mT @ k_[:, c]
+    dv_ = torch.stack(dv[::-1], 1)
+    of_values = gdn.from_chunks(dv_, tokens).masked_fill((beta == 0)[..., None], 0)
+    if only_value_and_state:
+        return Gradients(None, None, of_values, None, None, later)
     states, errors = [], []
     for c in range(k_.shape[1]):
         states.append(state)
@@ -112,7 +142,7 @@ def _of_batch(rows: tuple[Tensor, ...], state: Tensor, grad_last: Tensor, scale:
         state = gdn.decayed(state, kept[:, c]) + (after[:, c] * new).mT @ k_[:, c]
 
     s, r = torch.stack(states, 1), torch.stack(errors, 1)
-    dv_, e = torch.stack(dv[::-1], 1), torch.stack(state_gradients[::-1], 1)
+    e = torch.stack(state_gradients[::-1], 1)
     to_later = decay * beta_.mT
     d_scores = scale * (do @ r.mT) * to_later
     d_keys = (-(dv_ @ r.mT) * to_later).tril(-1)
@@ -125,9 +155,9 @@ def _of_batch(rows: tuple[Tensor, ...], state: Tensor, grad_last: Tensor, scale:
     moments = d_scores * (q_ @ k_.mT) + d_keys * (k_ @ k_.mT)
     d_gate = _sum_from(until) + _sum_before(since) + (kept[..., 0] * (e * s).sum((-2, -1))[..., None])
     d_gate = d_gate + _sum_across(moments)
-    dq, dk, dv_, d_beta, d_gate = (gdn.from_chunks(x, tokens) for x in (dq, dk, dv_, d_beta, d_gate))
+    dq, dk, d_beta, d_gate = (gdn.from_chunks(x, tokens) for x in (dq, dk, d_beta, d_gate))
     dq, dk = (x.unflatten(2, (y.shape[2], -1)).sum(3) for x, y in ((dq, q), (dk, k)))
-    return Gradients(dq, dk, dv_.masked_fill((beta == 0)[..., None], 0), d_beta, d_gate, later)
+    return Gradients(dq, dk, of_values, d_beta, d_gate, later)
 
 
 def _sum_from(x: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def _packed(x: Any, *names: str) -> Any:
     x = _with_wide_gates(x)
     if x.cu_seqlens is None:
         return x
-    rank = {"query": 4, "key": 4, "value": 4, "beta": 3, "gate": 3, "a": 3, "b": 3}
+    rank = {"query": 4, "key": 4, "value": 4, "grad_out": 4, "beta": 3, "gate": 3, "a": 3, "b": 3}
     tensors = {name: getattr(x, name) for name in names}
     flat = {name: y[0] for name, y in tensors.items() if y is not None and y.dim() == rank[name]}
     return SimpleNamespace(**(vars(x) | flat))
@@ -128,7 +128,8 @@ def gradients_of_gates(
     over_tokens = tuple(range(d_gate.dim() - 1))
     if x.beta_is_logit:
         b = x.beta.to(d_beta.dtype)
-        d_beta = d_beta * ((2 if x.allow_negative_eigenvalues else 1) * torch.sigmoid(b) * torch.sigmoid(-b))
+        slope = (2 if x.allow_negative_eigenvalues else 1) * torch.sigmoid(b) * torch.sigmoid(-b)
+        d_beta = (d_beta * slope).masked_fill(d_beta == 0, 0)
     is_zero = d_gate == 0
     if x.A_log is not None:
         rate_log = x.A_log.to(d_gate.dtype)
@@ -216,7 +217,11 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
     def run(start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
-        options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "checkpoint_every": x.checkpoint_every}
+        options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm}
+        if x.forward == "recurrent":
+            output, final_state, _ = gdn.recurrent(*inputs, **options)
+            return output, final_state, final_state[:0]
+        options["checkpoint_every"] = x.checkpoint_every
         return gdn.chunked(*inputs, **options, output_final_state=x.output_final_state or x.state_indices is not None)
 
     if x.state is None or x.state_indices is None:

@@ -172,17 +172,14 @@ def converted_gates_and_states() -> None:
 
 @sanitizes("backward_mma_states", "backward_mma_gradients", "chunk_gates_backward")
 def backward() -> None:
-    for dk, dv in ((128, 128), (96, 192), (40, 72), (256, 64)):
-        for x in (padded(dk, dv, T=130), packed(dk, dv), *hostile(dk, dv)):
-            for raw in (False, True):
-                gates = {"A_log": draw(x["value"].shape[-2]), "beta_is_logit": True} if raw else {}
-                given = {
-                    name: y.detach().requires_grad_(y.is_floating_point())
-                    for name, y in (x | gates).items()
-                    if isinstance(y, Tensor)
-                }
-                out, state = gdn_cuda.chunked_forward(**(x | gates | given), use_qk_l2norm=raw)
-                torch.autograd.backward([out, state], [torch.randn_like(out), torch.randn_like(state)])
+    for dk, dv in ((64, 72), (128, 128), (256, 40)):
+        for x in (padded(dk, dv, 150), packed(dk, dv), *hostile(dk, dv)):
+            heads = x["value"].shape[-2]
+            raw = x | {"A_log": draw(heads), "dt_bias": draw(heads), "beta_is_logit": True, "use_qk_l2norm": True}
+            for call, names in ((x, ("query", "state")), (raw, ("gate", "A_log")), (x, ("value",))):
+                leaves = {name: call[name].clone().requires_grad_() for name in names}
+                results = gdn_cuda.chunked_forward(**(call | leaves))
+                torch.autograd.grad(results, list(leaves.values()), [torch.ones_like(y) for y in results])
 
 
 @sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")

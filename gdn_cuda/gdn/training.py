@@ -10,76 +10,87 @@ from torch import Tensor
 
 from ..operators import Differentiable
 from ..operators.dtypes import state_dtype as wide_enough
+from ..operators.examples import call_operator, example
 from ..operators.first_order import first_order
 from ..operators.registration import library
 from ..operators.schema import refuse
 from . import reference as gdn
 from . import reference_operators as reference
+from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 from .reference_gradients import gradients
 
 _NAME = "chunked_forward"
 WORKSPACE = 1 << 30  # bytes
 _ARGUMENTS = ("query", "key", "value", "beta", "gate", "state", "A_log", "dt_bias")
+_IN_FP32 = ("state", "A_log", "dt_bias")  # as the operator returns their gradients
 _ROWS = ("query", "key", "value", "beta", "gate", "grad_out")
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor]:
-    return x.value.new_empty(x.value.shape), x.value.new_empty(_state_shape(x), dtype=wide_enough(x.value))
-
-
-def _state_shape(x: Any) -> tuple[Any, ...]:
+    *tokens, _, dv = x.value.shape
+    heads = gdn.heads_of(x.query, x.value)
     sequences = x.query.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-    return sequences, *x.value.shape[-2:], x.query.shape[-1]
+    last = x.value.new_empty((sequences, heads, dv, x.query.shape[-1]), dtype=wide_enough(x.value))
+    return x.value.new_empty((*tokens, heads, dv)), last
 
 
 def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
     wide = wide_enough(x.value)
 
-    def like(y: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        return x.value.new_empty(0, dtype=wide) if y is None else y.new_empty(y.shape, dtype=dtype)
+    def like(name: str, dtype: torch.dtype | None = None) -> Tensor:
+        y = getattr(x, name)
+        if y is None or (x.only_value_and_state and name not in ("value", "state")):
+            return x.value.new_empty(0, dtype=wide)
+        return y.new_empty(y.shape, dtype=dtype)
 
-    of_tokens = [like(y) for y in (x.query, x.key, x.value, x.beta, x.gate)]
-    return (*of_tokens, like(x.state, wide), like(x.A_log, wide), like(x.dt_bias, wide))
+    return tuple(like(name, wide if name in _IN_FP32 else None) for name in _ARGUMENTS)
 
 
 def _forward_on_cpu(x: Any) -> tuple[Tensor, Tensor]:
-    absent = dict.fromkeys(("has_initial_state", "state_indices", "final_state", "checkpoints", "states_before"))
-    call = SimpleNamespace(**vars(x), **absent, output_final_state=True, state_dtype=None, checkpoint_every=0)
+    absent = dict.fromkeys(("state_indices", "final_state", "checkpoints", "states_before"))
+    options = {"output_final_state": True, "checkpoint_every": 0, "state_dtype": wide_enough(x.value)}
+    call = SimpleNamespace(**vars(x), **absent, **options, forward="recurrent" if x.recurrent else "chunked")
     out, final_state, _ = reference.chunked_forward(call)
-    return out.contiguous(), final_state.to(wide_enough(x.value)).clone()
+    return out.contiguous(), final_state.clone()
 
 
 # ---- The backward by `gdn_cuda.gdn.reference_gradients`: on CPUs, and for tensors that no kernel takes
 
 
 def _backward_by_reference(x: Any) -> tuple[Tensor, ...]:
-    shapes = [x.query.shape, x.key.shape, x.value.shape]
     wide = wide_enough(x.value)
-    y = SimpleNamespace(**vars(x))
+    y = reference._packed(SimpleNamespace(**vars(x)), *_ROWS)
+    heads, value_heads = gdn.heads_of(y.query, y.value), y.value.shape[-2]
+    y = SimpleNamespace(**vars(y))
+    if value_heads < heads:
+        y.key, y.value = gdn.repeat_heads(y.key, heads), gdn.repeat_heads(y.value, heads)
     if y.grad_out is None:
         y.grad_out = torch.zeros_like(y.value)
-    if y.cu_seqlens is not None and y.value.dim() == 4:
-        for name in _ROWS:
-            given = getattr(y, name)
-            setattr(y, name, None if given is None else given[0])
+    y.state = reference._initial(y.state, y.has_initial_state)
     beta, gate = reference.gates_of_call(y)
-    found = [_of_heads(y, beta, gate, *heads) for heads in _groups(y)]
-    dq, dk, dv, d_beta, d_gate = (
-        torch.cat(parts, dim=-1 if i > 2 else -2) for i, parts in enumerate(zip(*found, strict=True)) if i < 5
-    )
-    d_state = torch.cat([each.state for each in found], dim=1)
-    d_beta, d_gate, d_A_log, d_dt_bias = reference.gradients_of_gates(y, gate, d_beta, d_gate)
-    none = x.value.new_empty(0, dtype=wide)
+    found = [_of_heads(y, beta, gate, *each) for each in _groups(y)]
 
-    def of(given: Tensor | None, gradient: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    def joined(name: str, dim: int) -> Tensor | None:
+        parts = [getattr(each, name) for each in found]
+        return None if parts[0] is None else torch.cat(parts, dim)
+
+    by = {name: joined(name, dim) for name, dim in (("query", -2), ("key", -2), ("value", -2), ("state", 1))}
+    if value_heads < heads:
+        for name in ("key", "value"):
+            if (repeated := by[name]) is not None:
+                by[name] = repeated.unflatten(-2, (value_heads, -1)).sum(-2)
+    by["state"] = reference._initial(by["state"], y.has_initial_state)
+    if not x.only_value_and_state:
+        of_gates = reference.gradients_of_gates(y, gate, joined("beta", -1), joined("gate", -1))
+        by |= dict(zip(("beta", "gate", "A_log", "dt_bias"), of_gates, strict=True))
+
+    def result(name: str) -> Tensor:
+        given, gradient = getattr(x, name), by.get(name)
         if given is None or gradient is None:
-            return none
-        return gradient.reshape(given.shape).to(dtype or given.dtype).contiguous()
+            return x.value.new_empty(0, dtype=wide)
+        return gradient.reshape(given.shape).to(wide if name in _IN_FP32 else given.dtype).contiguous()
 
-    rows = [of(given, each) for given, each in zip((x.query, x.key, x.value), (dq, dk, dv), strict=True)]
-    assert [each.shape for each in rows] == shapes
-    per_head = (of(x.A_log, d_A_log, wide), of(x.dt_bias, d_dt_bias, wide))
-    return (*rows, of(x.beta, d_beta), of(x.gate, d_gate), of(x.state, d_state, wide), *per_head)
+    return tuple(result(name) for name in _ARGUMENTS)
 
 
 def _groups(y: Any) -> list[tuple[int, int]]:
@@ -116,6 +127,7 @@ def _of_heads(y: Any, beta: Tensor, gate: Tensor, first: int, end: int) -> Any:
         None if last is None else last[:, of_value],
         scale=y.key.shape[-1] ** -0.5 if y.scale is None else y.scale,
         use_qk_l2norm=y.use_qk_l2norm,
+        only_value_and_state=y.only_value_and_state,
     )
 
 
@@ -123,12 +135,11 @@ def _of_heads(y: Any, beta: Tensor, gate: Tensor, first: int, end: int) -> Any:
 
 
 def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_final_state: Tensor | None) -> dict[str, Any]:
-    found = _backward(grad_out, grad_final_state, *(getattr(x, argument) for argument in _rule.schema.arguments))
-    return {
-        name: gradient.to(getattr(x, name).dtype)
-        for name, gradient in zip(_ARGUMENTS, found, strict=True)
-        if getattr(needs, name)
-    }
+    wanted = [name for name in _ARGUMENTS if getattr(needs, name)]
+    only_value_and_state = {"value", "state"}.issuperset(wanted)
+    given = (getattr(x, argument) for argument in _rule.schema.arguments)
+    found = dict(zip(_ARGUMENTS, _backward(grad_out, grad_final_state, only_value_and_state, *given), strict=True))
+    return {name: found[name].to(getattr(x, name).dtype) for name in wanted}
 
 
 def _refuse_vmap(x: Any, dims: Any) -> Any:
@@ -150,10 +161,38 @@ _rule: Differentiable = first_order(
 
 
 def _on_gpu(*args: Any) -> tuple[Tensor, ...]:
-    return _backward_by_reference(_backward.schema.named(args))
+    with torch.autocast("cuda", enabled=False):  # products are in fp32
+        return _backward_by_reference(_backward.schema.named(args))
 
 
 library.impl("gated_delta_rule_backward_reference", _on_gpu, "CUDA")
+
+
+# ---- Examples of the operators
+
+
+def _given(x: dict[str, Any]) -> dict[str, Any]:
+    flags = {_rule.schema.arguments[i]: False for i, kind in _rule.schema.others if kind == "bool"}
+    return dict.fromkeys(_rule.schema.arguments) | flags | {"workspace": WORKSPACE} | x
+
+
+@example(call_operator("gated_delta_rule"))
+def _example(B: int, T: int, seed: int) -> dict[str, Any]:
+    return _given(make_gdn_inputs(B, T, 2, 4, 16, 8, dtype=torch.bfloat16, seed=seed))
+
+
+@example(call_operator("gated_delta_rule"), "gated_delta_rule, packed", packed=True)
+def _example_packed(B: int, T: int, seed: int) -> dict[str, Any]:
+    return _given(make_packed_gdn_inputs([3, 0, 70], Hk=2, Hv=4, dk=16, dv=8, dtype=torch.float32, seed=seed))
+
+
+@example(call_operator("gated_delta_rule_backward"))
+def _example_backward(B: int, T: int, seed: int) -> dict[str, Any]:
+    x = _example(B, T, seed)
+    return {"grad_out": torch.ones_like(x["value"]), "grad_final_state": None, "only_value_and_state": False} | x
+
+
+# ---- What chunked_forward calls
 
 
 def with_gradients(
@@ -164,6 +203,8 @@ def with_gradients(
     gate: Tensor | None,
     state: Tensor | None,
     cu_seqlens: Tensor | None,
+    chunk_indices: Tensor | None,
+    cu_chunks: Tensor | None,
     scale: float | None,
     use_qk_l2norm: bool,
     output_final_state: bool,
@@ -184,26 +225,35 @@ def with_gradients(
     states_before: Tensor | None,
     out: Tensor | None,
     workspace: int | None,
+    forward: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """chunked_forward, all results of which are new and have gradients."""
+    """chunked_forward, all results of which are new and have gradients, or whose forward is by token."""
+    if forward not in ("chunked", "recurrent"):
+        refuse(_NAME, "forward", "'chunked' or 'recurrent'", repr(forward))
+    why = "where forward is 'recurrent'" if forward == "recurrent" else "where an input requires a gradient"
     written = {"state_indices": state_indices, "write_indices": write_indices, "final_state": final_state}
     written |= {"checkpoints": checkpoints, "states_before": states_before, "out": out}
     for argument, given in written.items():
         if given is not None:
-            refuse(_NAME, argument, "None where an input requires a gradient (torch.no_grad() computes none)", "a tensor")
+            refuse(_NAME, argument, f"None {why}", "a tensor" if isinstance(given, Tensor) else type(given).__name__)
     if checkpoint_every:
-        refuse(_NAME, "checkpoint_every", "0 where an input requires a gradient", checkpoint_every)
+        refuse(_NAME, "checkpoint_every", f"0 {why}", checkpoint_every)
     if not update_state:
         refuse(_NAME, "update_state", "True without state_indices", update_state)
-    heads = gdn.heads_of(query, value)
-    if value.shape[-2] < heads:
-        key, value = gdn.repeat_heads(key, heads), gdn.repeat_heads(value, heads)
-    stored = state_dtype or (wide_enough(query) if state is None else state.dtype)
-    if state is not None:
-        if has_initial_state is not None:
-            state = state.masked_fill(~has_initial_state.view(-1, 1, 1, 1), 0)
-        state = state.to(wide_enough(query))
-    gates = (A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear)
-    most = WORKSPACE if workspace is None else workspace
-    result, last = _rule(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, *gates, most)
-    return result, last.to(stored) if output_final_state else None
+    if state_dtype is not None:
+        _check_state_dtype(state_dtype, query)
+    gates = (A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state)
+    options = (cu_seqlens, scale, use_qk_l2norm, deterministic, *gates, forward == "recurrent")
+    result, last = _rule(query, key, value, beta, gate, state, *options, WORKSPACE if workspace is None else workspace)
+    if not output_final_state:
+        return result, None
+    return result, last.to(state_dtype or (last if state is None else state).dtype)
+
+
+def _check_state_dtype(given: Any, query: Any) -> None:
+    allowed = [torch.float32, torch.bfloat16, torch.float16]
+    if isinstance(query, Tensor) and query.dtype == torch.float64:
+        allowed.append(torch.float64)
+    if given not in allowed:
+        expected = "float32, bfloat16, float16 or None, or float64 with a float64 query"
+        refuse(_NAME, "state_dtype", expected, str(given).removeprefix("torch."))

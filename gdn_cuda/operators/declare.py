@@ -60,7 +60,8 @@ def operator(
     operator's results. `variant`: (parameter, operator), the operator that is called if that parameter is passed.
     `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other parameters
     that they read, and `results` returns the function's result. `instead`: (parameter, function, operator's function): if that
-    parameter is passed, the function alone is called, with it and the parameters that the operator has too; others are refused.
+    parameter is not its default, the function alone is called, with it and the parameters that the operator has too; others are
+    refused.
     `with_gradients`: the function that alone is called if an input requires a gradient; it names the parameters that it takes.
     """
 
@@ -119,7 +120,10 @@ def _compiled(
     body = []
     if instead:
         closure["instead"], closure["refuse"] = instead[1], refuse
-        body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, instead[0], instead[2]))]
+        body += [
+            f"if {_differs(inspect.signature(function).parameters[instead[0]])}:",
+            *_indented(_called_instead(function, instead[0], instead[2])),
+        ]
     if with_gradients:
         closure["requires_gradient"], closure["with_gradients"] = requires_gradient, with_gradients
         tensors = ", ".join(schemas[0].arguments[i] for i, _ in schemas[0].tensors if i not in schemas[0].writes)
@@ -183,10 +187,15 @@ def _called_instead(function: Callable[..., Any], chosen_by: str, operator: Call
         else:
             expected = repr(f"{p.default} with {chosen_by}")
             lines += [
-                f"if {p.name} is not {p.default!r}:",
+                f"if {_differs(p)}:",
                 f"    refuse({function.__name__!r}, {p.name!r}, {expected}, type({p.name}).__name__)",
             ]
     return [*lines, f"return instead({', '.join(f'{name}={name}' for name in taken)})"]
+
+
+def _differs(p: inspect.Parameter) -> str:
+    """A condition: whether the caller passed something else than the default."""
+    return f"{p.name} {'is not' if p.default is None or isinstance(p.default, bool) else '!='} {p.default!r}"
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -97,7 +97,7 @@ struct GDN_HOLDS_TENSORS ChunkedResult {
 };
 ChunkedResult chunked_forward(const ChunkedForward& arguments);
 
-// chunked_forward with results that have gradients: everything is new, and states are contiguous fp32 (sequences, H, dv, dk).
+// chunked_forward with results that have gradients: everything is new, and the final state is contiguous fp32.
 struct GDN_HOLDS_TENSORS GatedDeltaRule {
     static constexpr const char* name = "gated_delta_rule";
     Given query, key, value;
@@ -106,9 +106,12 @@ struct GDN_HOLDS_TENSORS GatedDeltaRule {
     bool use_qk_l2norm = false;
     bool deterministic = false;
     GateOptions gates = {};
+    OptionalTensor has_initial_state = {};
+    bool recurrent = false;                // the forward is recurrent_forward's, token by token
     int64_t workspace = int64_t{1} << 30;  // bytes that the backward may use at a time
 
-    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, workspace)
+    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, has_initial_state,
+               recurrent, workspace)
 };
 // (out, final state)
 std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaRule& arguments);
@@ -116,13 +119,15 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaRule& arguments);
 struct GDN_HOLDS_TENSORS GatedDeltaRuleBackward {
     static constexpr const char* name = "gated_delta_rule_backward";
     OptionalTensor grad_out = {}, grad_final_state = {};  // zeros where absent
+    bool only_value_and_state = false;                    // the other gradients are not computed
     GatedDeltaRule forward;
 
-    GDN_FIELDS(grad_out, grad_final_state, forward)
+    GDN_FIELDS(grad_out, grad_final_state, only_value_and_state, forward)
 };
 struct GDN_HOLDS_TENSORS GatedDeltaRuleGradients {
     Tensor query, key, value;
-    Tensor beta, gate, state, A_log, dt_bias;  // of no elements where the argument is absent; those of heads in fp32
+    Tensor beta, gate, state, A_log, dt_bias;  // those of states and heads in fp32
+    // A gradient that is not computed, or whose argument is absent, has no elements.
 };
 GatedDeltaRuleGradients gated_delta_rule_backward(const GatedDeltaRuleBackward& arguments);
 

@@ -132,3 +132,24 @@ def error(found: Tensor, wanted: Tensor, by_head: int | None = None) -> float:
         return 0.0
     difference, size = (found.double() - wanted).square().mean().sqrt(), wanted.square().mean().sqrt()
     return float(difference / size) if size > 0 else float(difference)
+
+
+# ---- Small calls, for what does not depend on sizes
+
+CASE = GradientCase(lengths=(70, 70), heads=(2, 4), dk=16, dv=24)
+PACKED = GradientCase(lengths=(70, 0, 1, 30), heads=(2, 4), dk=16, dv=24)
+RAW = {"A_log": True, "beta_is_logit": True, "use_qk_l2norm": True}
+
+
+def drawn(case: GradientCase, seed: int, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Any], Any]:
+    """The arguments, and the gradients of the results."""
+    x = inputs(case, seed, dtype)
+    return x, cotangents(case, seed, x)
+
+
+def with_leaves(x: dict[str, Any], *names: str) -> dict[str, Any]:
+    return x | {name: x[name].detach().clone().requires_grad_() for name in names}
+
+
+def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in found)

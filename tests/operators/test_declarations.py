@@ -56,7 +56,7 @@ def test_parameters_that_no_kernel_reads_are_only_the_functions() -> None:
         "hyena_long": "return_state",
         "hyena_medium": "return_state",
         "hyena_short": "return_state",
-        "chunked_forward": "chunk_indices cu_chunks",
+        "chunked_forward": "chunk_indices cu_chunks workspace forward",
         "chunk_local_cumsum_bf16": "batch_size seq_len num_heads chunk_indices",
         "bf16_gdn_compute_u_w": "compiled_dims chunk_indices",
         "bf16_chunked_seq_state_update": "compiled_dims chunk_size",

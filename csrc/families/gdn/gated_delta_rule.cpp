@@ -32,8 +32,10 @@ ChunkedForward as_chunked_forward(const GatedDeltaRule& x) {
             .cu_seqlens = x.cu_seqlens,
             .scale = x.scale,
             .use_qk_l2norm = x.use_qk_l2norm,
+            .state_dtype = ScalarType::Float,
             .deterministic = x.deterministic,
-            .gates = x.gates};
+            .gates = x.gates,
+            .has_initial_state = x.has_initial_state};
 }
 
 // ---- Forward
@@ -44,7 +46,7 @@ struct PreparedRule : Prepared {
 
 PreparedRule prepare_rule(const GatedDeltaRule& x) {
     const Checks check{kFunction};
-    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     PreparedRule prepared{prepare_states(sequences, x.use_qk_l2norm), {}};
     prepared.args.outputs = prepared.args.dv;
     prepared.args.scale = scale_of(check, x.scale, sequences);
@@ -55,14 +57,30 @@ PreparedRule prepare_rule(const GatedDeltaRule& x) {
         GDN_REQUIRE(check, state.size(0) == sequences.count, "state",
                     fmt::format("a state for each of {} sequences", sequences.count), shape_text(state));
     }
+    check_has_initial(check, prepared, view_of(x.has_initial_state));
     return prepared;
+}
+
+OptionalTensor in_fp32(const OptionalTensor& states) {
+    if (!states) return std::nullopt;
+    return torch::stable::contiguous(torch::stable::to(*states, ScalarType::Float));
 }
 
 std::tuple<Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
     prepare_rule(x);
-    ChunkedForward forward = as_chunked_forward(x);
-    forward.state_dtype = ScalarType::Float;
-    const ChunkedResult result = chunked_forward(forward);
+    if (x.recurrent)  // fp32 states, so that the kernels are those of decode with an fp32 pool
+        return recurrent_forward({.query = x.query,
+                                  .key = x.key,
+                                  .value = x.value,
+                                  .state = in_fp32(x.state),
+                                  .beta = x.beta,
+                                  .gate = x.gate,
+                                  .cu_seqlens = x.cu_seqlens,
+                                  .is_qk_norm = x.use_qk_l2norm,
+                                  .scale = x.scale,
+                                  .gates = x.gates,
+                                  .has_initial_state = x.has_initial_state});
+    const ChunkedResult result = chunked_forward(as_chunked_forward(x));
     return {result.output, *result.final_state};
 }
 
@@ -73,23 +91,27 @@ PreparedRule prepare_backward(const GatedDeltaRuleBackward& x) {
     const Checks check{kFunction};
     const Sequences& sequences = prepared.sequences;
     if (const View grad = view_of(x.grad_out); grad.defined()) {
-        const View value(x.forward.value);
-        GDN_REQUIRE(check, grad.rank == value.rank && std::equal(grad.sizes, grad.sizes + grad.rank, value.sizes), "grad_out",
-                    fmt::format("the shape of value {}", shape_text(value)), shape_text(grad));
+        const std::vector<int64_t> output = output_sizes(x.forward.query, x.forward.value);
+        GDN_REQUIRE(
+            check, std::equal(grad.sizes, grad.sizes + grad.rank, output.begin(), output.end()), "grad_out",
+            fmt::format("the shape of value {}{}", shape_text(View(x.forward.value)),
+                        sequences.has_more_queries() ? fmt::format(" with the {} of query for heads", sequences.heads) : ""),
+            shape_text(grad));
         check.dtype("grad_out", grad, {sequences.io});
-        check.device("grad_out", grad, value, "value");
+        check.device("grad_out", grad, sequences.query, "query");
     }
     if (const View grad = view_of(x.grad_final_state); grad.defined()) {
         check.shape("grad_final_state", grad, {sequences.count, sequences.heads, sequences.dv, sequences.dk},
                     "(sequences, Hv, dv, dk)");
+        dtype_beside(check, "grad_final_state", grad, sequences.io);
         check.device("grad_final_state", grad, sequences.query, "query");
     }
     return prepared;
 }
 
-// Rows that kernels load in vectors of 16 bytes.
+// Rows that kernels load in vectors of 16 bytes; an expanded last dimension has a stride of 0.
 bool has_vectors(const View& rows) {
-    return rows.stride(-1) <= 1 && rows.aligned16();
+    return rows.stride(-1) == 1 && rows.aligned16();
 }
 bool kernels_take(const PreparedRule& prepared, const Target& target) {
     const Sequences& sequences = prepared.sequences;
@@ -107,7 +129,8 @@ std::vector<int64_t> sizes_of(const View& view) {
     return {view.sizes, view.sizes + view.rank};
 }
 
-// What a group of heads hands over from pass to pass; one after another use the same memory.
+// What a group of heads hands over from pass to pass; groups use the same memory one after another. The gradients of values and
+// of the state need the first two parts.
 struct Workspace {
     i64 chunks, scalars, states, errors;  // of a head: chunks of all sequences, and bytes of each part
 
@@ -117,12 +140,14 @@ struct Workspace {
           states(chunks * sequences.dv * sequences.dk * 2),
           errors(chunks * 2 * kChunk * sequences.dv * 2) {}
 
-    i64 bytes_of_head() const { return scalars + 2 * states + errors; }
+    i64 bytes_of_head(bool only_value_and_state) const {
+        return scalars + states + (only_value_and_state ? 0 : states + errors);
+    }
     BackwardHandover of(char* memory, i64 heads) const {
         char* const first = memory + heads * scalars;
         return {.scalars = reinterpret_cast<ChunkScalars*>(memory),
-                .states = first,
-                .state_gradients = first + heads * states,
+                .states = first + heads * states,
+                .state_gradients = first,
                 .errors = first + 2 * heads * states,
                 .chunks = chunks};
     }
@@ -149,7 +174,7 @@ struct Passes {
     float *beta_gradient, *gate_gradient;
 
     // For `count` heads from `first` on, which are those of whole key heads.
-    void run(i64 first, i64 count, const BackwardHandover& handover, const Target& target) const {
+    void run(i64 first, i64 count, const BackwardHandover& handover, bool only_value_and_state, const Target& target) const {
         const i64 key_head = first / call.heads_per_key;
         GdnCall each = call;
         each.heads = static_cast<int>(count);
@@ -164,6 +189,7 @@ struct Passes {
         states.call.initial = from_head(final_gradient, first);
         states.call.last = from_head(initial_gradient, first);
         BackwardMmaStates::run(Direction::backward, states, io, target);
+        if (only_value_and_state) return;
         states.call.value = from_head(call.value, first);
         states.call.initial = from_head(initial, first);
         states.call.last = {};
@@ -191,6 +217,21 @@ struct Passes {
     }
 };
 
+// `states` with zeros for sequences that start without one.
+OptionalTensor without_absent(const OptionalTensor& states, const GatedDeltaRule& forward) {
+    if (!states || !forward.has_initial_state) return states;
+    const Tensor absent = torch::stable::reshape(math::logical_not(*forward.has_initial_state), {-1, 1, 1, 1});
+    return math::masked_fill(*states, absent, math::number(0));
+}
+// `gradient` of values with zeros for tokens whose beta is 0. It counts as the least beta in the chains.
+Tensor without_unwritten(const Tensor& gradient, const GatedDeltaRule& forward) {
+    if (!forward.beta) return gradient;
+    Tensor beta = *forward.beta;
+    if (forward.gates.beta_is_logit) beta = call_torch("aten::sigmoid", "", torch::stable::to(beta, ScalarType::Float));
+    const Tensor is_zero = torch::stable::unsqueeze(math::logical_not(beta), -1);
+    return math::masked_fill(gradient, is_zero, math::number(0));
+}
+
 Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x, const Target& target) {
     const GatedDeltaRule& forward = x.forward;
     const Sequences& sequences = prepared.sequences;
@@ -211,11 +252,8 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     const Tensor grad_out = !x.grad_out ? zeros(forward.value, sizes_of(View(forward.value)), forward.value->scalar_type())
                             : has_vectors(View(*x.grad_out)) ? *x.grad_out
                                                              : torch::stable::contiguous(*x.grad_out);
-    const auto dense = [&](const OptionalTensor& states) {
-        return states ? OptionalTensor(torch::stable::contiguous(torch::stable::to(*states, ScalarType::Float)))
-                      : OptionalTensor();
-    };
-    const OptionalTensor initial = dense(forward.state), final_gradient = dense(x.grad_final_state);
+    const OptionalTensor initial = without_absent(in_fp32(forward.state), forward),
+                         final_gradient = in_fp32(x.grad_final_state);
     const auto place = [&](const OptionalTensor& states) {
         return states ? contiguous_states(memory_of(*states), sequences, DType::f32) : RecurrentStates{};
     };
@@ -223,6 +261,7 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     ChunkInputs inputs(prepared, forward.value, target);
     const GdnCall given = prepared.args;
     if (!has_chunk_gates(prepared.args)) inputs.convert_gates();
+    prepared.args.has_initial = nullptr;  // `initial` has zeros where it is false, and final states have gradients everywhere
     const Passes passes{.call = prepared.args,
                         .io = sequences.io,
                         .output_gradient = rows(grad_out),
@@ -235,7 +274,8 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
                         .beta_gradient = static_cast<float*>(memory_of(by_beta)),
                         .gate_gradient = static_cast<float*>(memory_of(by_gate))};
     const Workspace workspace(sequences);
-    const i64 of_key_head = workspace.bytes_of_head() * passes.call.heads_per_key;
+    const bool only = x.only_value_and_state;
+    const i64 of_head = workspace.bytes_of_head(only), of_key_head = of_head * passes.call.heads_per_key;
     GDN_REQUIRE(Checks{kFunction}, of_key_head <= forward.workspace, "workspace",
                 fmt::format("at least {} bytes, what the backward of one key head needs", of_key_head),
                 fmt::format("{}", forward.workspace));
@@ -243,16 +283,18 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
         const i64 key_heads =
             std::min<i64>(sequences.key_heads, of_key_head > 0 ? forward.workspace / of_key_head : sequences.key_heads);
         const i64 most = key_heads * passes.call.heads_per_key;
-        const Tensor memory = torch::stable::new_empty(forward.value, {most * workspace.bytes_of_head()}, ScalarType::Byte);
+        const Tensor memory = torch::stable::new_empty(forward.value, {most * of_head}, ScalarType::Byte);
         for (i64 first = 0; first < sequences.heads; first += most)
             passes.run(first, std::min(most, sequences.heads - first),
-                       workspace.of(static_cast<char*>(memory_of(memory)), std::min(most, sequences.heads - first)), target);
+                       workspace.of(static_cast<char*>(memory_of(memory)), std::min(most, sequences.heads - first)), only,
+                       target);
     }
+    const Tensor absent = torch::stable::new_empty(forward.value, none, ScalarType::Float);
+    const Tensor state_gradient = forward.state ? *without_absent(to_state, forward) : absent;
+    if (only) return {absent, absent, without_unwritten(dv, forward), absent, absent, state_gradient, absent, absent};
 
     // Gates, as the call has them.
-    const auto gradient_of = [&](const OptionalTensor& x) {
-        return x ? made(*x) : torch::stable::new_empty(forward.value, none, ScalarType::Float);
-    };
+    const auto gradient_of = [&](const OptionalTensor& x) { return x ? made(*x) : absent; };
     const Tensor to_beta = gradient_of(forward.beta), to_gate = gradient_of(forward.gate);
     const bool raw = forward.gates.A_log.has_value();
     ChunkGatesBackwardArgs gates{.gate = given.gate,
@@ -275,21 +317,40 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     if (raw) gates.sums = static_cast<float*>(memory_of(sums));
     ChunkGatesBackward::run(gates, blocks, target);
     const auto sum_of = [&](int64_t which, bool is_given) {
-        return is_given ? math::sum(torch::stable::select(sums, 0, which), 0)
-                        : torch::stable::new_empty(forward.value, none, ScalarType::Float);
+        return is_given ? math::sum(torch::stable::select(sums, 0, which), 0) : absent;
     };
-    return {dq,
-            dk,
-            dv,
-            to_beta,
-            to_gate,
-            forward.state ? to_state : torch::stable::new_empty(forward.value, none, ScalarType::Float),
-            sum_of(0, raw),
-            sum_of(1, forward.gates.dt_bias.has_value())};
+    return {dq, dk, dv, to_beta, to_gate, state_gradient, sum_of(0, raw), sum_of(1, forward.gates.dt_bias.has_value())};
+}
+
+// (…, H, d) to (…, heads, d): adjacent heads are copies of one.
+Tensor repeated_heads(const Tensor& rows, int64_t heads) {
+    std::vector<int64_t> sizes(rows.sizes().begin(), rows.sizes().end());
+    const size_t at = sizes.size() - 2;
+    std::vector<int64_t> one = sizes, each = sizes;
+    one.insert(one.begin() + at + 1, 1);
+    each.insert(each.begin() + at + 1, heads / sizes[at]);
+    sizes[at] = heads;
+    return math::reshape(math::expand(math::reshape(rows, one), each), sizes);
+}
+// The sums over those copies; `like`: the rows that were repeated.
+Tensor summed_heads(const Tensor& rows, const Tensor& like) {
+    if (rows.dim() != like.dim()) return rows;  // not computed
+    std::vector<int64_t> sizes(like.sizes().begin(), like.sizes().end());
+    sizes.insert(sizes.end() - 1, rows.size(-2) / like.size(-2));
+    return math::sum(math::reshape(rows, sizes), -2);
 }
 
 Gradients run_backward(const GatedDeltaRuleBackward& x) {
     PreparedRule prepared = prepare_backward(x);
+    if (prepared.sequences.has_more_queries()) {
+        GatedDeltaRuleBackward repeated = x;
+        repeated.forward.key.emplace(repeated_heads(x.forward.key, prepared.sequences.heads));
+        repeated.forward.value.emplace(repeated_heads(x.forward.value, prepared.sequences.heads));
+        Gradients found = run_backward(repeated);
+        std::get<1>(found) = summed_heads(std::get<1>(found), x.forward.key);
+        std::get<2>(found) = summed_heads(std::get<2>(found), x.forward.value);
+        return found;
+    }
     const DeviceScope scope(prepared.sequences.query.device_index);
     const Target target = target_of(kFunction, prepared.sequences.query);
     if (kernels_take(prepared, target)) return run_by_kernels(prepared, x, target);

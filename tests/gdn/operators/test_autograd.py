@@ -1,4 +1,5 @@
-"""The GDN operators have no gradients: their backward raises, and refused calls write nothing."""
+"""GDN operators without gradients: their backward raises, and refused calls write nothing. tests/gdn/test_training.py has
+chunked_forward, which has them."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ EACH = one_of_each()
 NAMES = list(EACH)
 WRITTEN = {name: written for name, case in EACH.items() if (written := written_by(case))}
 WRITES = [(name, argument) for name, arguments in WRITTEN.items() for argument in arguments]
+TRAINS = {name for name, case in EACH.items() if case.function is gdn_cuda.chunked_forward}
+WITHOUT_GRADIENTS = [name for name in NAMES if name not in TRAINS]
 
 
 def read_of(name: str) -> str:
@@ -42,7 +45,7 @@ def tensors(*values: Any) -> list[Tensor]:
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
 def test_the_call_works_and_backward_raises(name: str, seed: int) -> None:
     case, arguments = with_gradient(name, seed)
     plain = {argument: x.detach().clone() if isinstance(x, Tensor) else x for argument, x in arguments.items()}
@@ -67,7 +70,7 @@ def test_no_autograd_graph_is_built_outside_grad_mode(name: str, mode: Any, seed
     assert not any(x.requires_grad for x in tensors(results) + [arguments[argument] for argument in WRITTEN.get(name, [])])
 
 
-@pytest.mark.parametrize("name, argument", WRITES)
+@pytest.mark.parametrize("name, argument", [(name, argument) for name, argument in WRITES if name not in TRAINS])
 @pytest.mark.parametrize(
     "memory", ["leaf", "view of a leaf", "inference tensor", "one of several views", "view made in no_grad"]
 )
@@ -168,8 +171,13 @@ def test_overwriting_what_autograd_saved_is_noticed(name: str, seed: int) -> Non
 # ---- forward mode and torch.func
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("transform", ["grad", "jvp", "jacrev", "jacfwd", "vjp", "dual"])
+BACKWARD, FORWARD = ("grad", "jacrev", "vjp"), ("jvp", "jacfwd", "dual")
+
+
+@pytest.mark.parametrize(
+    "name, transform",
+    [(name, transform) for name in NAMES for transform in (FORWARD if name in TRAINS else BACKWARD + FORWARD)],
+)
 def test_forward_mode_and_torch_func_are_refused(name: str, transform: str, seed: int) -> None:
     case, argument = CASES[name], READ[name]
     arguments = arguments_of(case, seed)
@@ -214,7 +222,7 @@ def test_a_transform_over_another_tensor_is_allowed(seed: int) -> None:
 # ---- compiled
 
 
-@pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "chunked", "u-w"])
+@pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "u-w"])
 def test_compiled_calls_work_and_their_backward_raises(name: str, seed: int) -> None:
     torch._dynamo.reset()
     case, arguments = with_gradient(name, seed)

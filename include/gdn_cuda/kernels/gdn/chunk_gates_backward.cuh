@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kConfig.threads()) chunk_gates_backward(const 
             }
             if (args.beta_to.data != nullptr) {
                 float found = args.beta_gradient[at];
-                if (args.forms.beta_is_logit) {
+                if (args.forms.beta_is_logit && found != 0.f) {  // a token of no sequence may have any logit
                     const float logit = to_float(gates.beta, args.beta.values.type);
                     found *= args.forms.beta_factor * sigmoid(logit) * sigmoid(-logit);
                 }
