@@ -56,8 +56,8 @@ def gradients(function: Any, x: dict[str, Any], positional: int = 0) -> tuple[tu
     results = function(*first, **call)
     out, state = results
     cotangents = [torch.cos(torch.arange(y.numel(), device=y.device)).view(y.shape).to(y) for y in results if y is not None]
-    found = torch.autograd.grad([y for y in results if y is not None], list(leaves.values()), cotangents)
-    return (out, state), dict(zip(leaves, found, strict=True))
+    torch.autograd.backward([y for y in results if y is not None], cotangents)
+    return (out, state), {name: leaf.grad for name, leaf in leaves.items()}
 
 
 def wide(x: dict[str, Any]) -> dict[str, Any]:
