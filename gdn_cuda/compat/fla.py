@@ -116,14 +116,8 @@ def fused_recurrent_gated_delta_rule(
         options = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
         return _chunked(q, k, v, gates, initial_state, bool(output_final_state), v_first, cu_seqlens, options)
     state = _states(initial_state, v_first)
-    output, after = recurrent_forward(
-        *(q, k, v),
-        state=None if state is None else state.to(state_dtype(v)),
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        is_qk_norm=use_qk_l2norm_in_kernel,
-        **gates,
-    )
+    gates |= {"state": None if state is None else state.to(state_dtype(v)), "cu_seqlens": cu_seqlens, "scale": scale}
+    output, after = recurrent_forward(q, k, v, is_qk_norm=use_qk_l2norm_in_kernel, **gates)
     return output, _states(after, v_first) if output_final_state else None
 
 
@@ -143,15 +137,8 @@ def _chunked(
     cu_seqlens: Tensor | None,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    output, state = chunked_forward(
-        *(q, k, v),
-        state=_states(initial_state, v_first),
-        cu_seqlens=cu_seqlens,
-        output_final_state=output_final_state,
-        state_dtype=state_dtype(v),
-        **gates,
-        **options,
-    )
+    call: dict[str, Any] = gates | options | {"state": _states(initial_state, v_first), "cu_seqlens": cu_seqlens}
+    output, state = chunked_forward(q, k, v, **call, output_final_state=output_final_state, state_dtype=state_dtype(v))
     return output, _states(state, v_first)
 
 
@@ -172,9 +159,7 @@ def _layout(function: str, v_first: bool, others: dict[str, Any]) -> bool:
     return bool(others["transpose_state_layout"])
 
 
-def _raw_gates(
-    function: str, g: Tensor | None, are_raw: bool, A_log: Tensor | None, dt_bias: Tensor | None
-) -> dict[str, Tensor | None]:
+def _raw_gates(function: str, g: Tensor | None, are_raw: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> dict[str, Any]:
     if not are_raw:
         return {"gate": g, "A_log": None, "dt_bias": None}
     if A_log is None:

@@ -116,9 +116,7 @@ class GatedDeltaNet(nn.Module):
         self.o_proj = nn.Linear(self.value_dim, hidden_size, bias=False)
 
     def _conv1d(self, channels: int) -> nn.Conv1d:
-        return nn.Conv1d(
-            channels, channels, self.conv_size, padding=self.conv_size - 1, groups=channels, bias=self.conv_bias
-        )
+        return nn.Conv1d(channels, channels, self.conv_size, padding=self.conv_size - 1, groups=channels, bias=self.conv_bias)
 
     def forward(
         self,
@@ -135,12 +133,13 @@ class GatedDeltaNet(nn.Module):
         `output_attentions` and other keywords change nothing."""
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.hidden_size:
             refuse(_NAME, "hidden_states", f"(B, T, hidden_size={self.hidden_size})", tuple(hidden_states.shape))
-        if past_key_values is not None and self.layer_idx is None:
+        index = -1 if self.layer_idx is None else self.layer_idx
+        if past_key_values is not None and index < 0:
             refuse(_NAME, "past_key_values", "None in a layer that was made without layer_idx", "a cache")
         batch, length, _ = hidden_states.shape
         cached = None
-        if past_key_values is not None and len(past_key_values) > self.layer_idx:
-            cached = past_key_values[self.layer_idx]
+        if past_key_values is not None and len(past_key_values) > index:
+            cached = past_key_values[index]
         by_token = not torch.is_grad_enabled() and (
             (length <= _LONGEST_STEP and not self.training) or self.mode == "fused_recurrent"
         )
@@ -152,7 +151,7 @@ class GatedDeltaNet(nn.Module):
         out, recurrent_state = self._recurrence(x, q, k, v, cached, bool(use_cache), cu_seqlens, by_token)
         if past_key_values is not None:
             states = {"recurrent_state": recurrent_state, "conv_state": conv_state}
-            past_key_values.update(layer_idx=self.layer_idx, offset=length, **states)
+            past_key_values.update(layer_idx=index, offset=length, **states)
         gate = self.g_proj(x).unflatten(-1, (self.num_v_heads, self.head_v_dim)) if self.use_gate else None
         y = self.o_proj(rms_norm_gated(out, gate, self.o_norm.weight, self.norm_eps, self.output_gate_activation).flatten(-2))
         if kept is not None:
@@ -206,7 +205,7 @@ class GatedDeltaNet(nn.Module):
 
 def _without_decay(x: Tensor) -> nn.Parameter:
     parameter = nn.Parameter(x)
-    parameter._no_weight_decay = True  # type: ignore[attr-defined]
+    parameter._no_weight_decay = True
     return parameter
 
 
@@ -228,7 +227,7 @@ def conv_by_token(
     activation: str | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The convolution of x (B, T, D) by a weight (D, W) with FLA's states (N, D, W), the last W inputs, and gradients of all."""
+    """The convolution of x (B, T, D) by a weight (D, W), with FLA's states (N, D, W), the last W inputs. All have gradients."""
     if initial_state is None and not output_final_state:
         return causal_conv1d(x.mT, weight, bias, activation=activation, cu_seqlens=cu_seqlens).mT, None
     # A first tap of 0 gives the convolution a state of W inputs.

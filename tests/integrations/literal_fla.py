@@ -111,7 +111,9 @@ def layer(module: Any, x: Tensor, lengths: list[int] | None = None) -> Tensor:
         )
     else:
         q, k, v = (F.silu(y) for y in (q, k, v))
-    q, k, v = (y.unflatten(-1, (-1, size)) for y, size in ((q, module.head_k_dim), (k, module.head_k_dim), (v, module.head_v_dim)))
+    q, k, v = (
+        y.unflatten(-1, (-1, size)) for y, size in ((q, module.head_k_dim), (k, module.head_k_dim), (v, module.head_v_dim))
+    )
     out, _ = gated_delta_rule(
         *(q, k, v, module.a_proj(x), module.b_proj(x)),
         use_qk_l2norm_in_kernel=True,

@@ -20,10 +20,10 @@ from gdn_cuda.integrations import fla as integration
 if not integration.available()[0]:
     pytest.skip(integration.available()[1], allow_module_level=True)
 
+import fla.modules.causal_conv1d.ops as conv_ops
 import fla.ops.gated_delta_rule as theirs
 import fla.ops.gated_delta_rule.chunk as chunk_module
 import fla.ops.gated_delta_rule.fused_recurrent as recurrent_module
-import fla.modules.causal_conv1d.ops as conv_ops
 from fla.modules import FusedRMSNormGated, ShortConvolution
 from fla.ops.gated_delta_rule import naive_recurrent_gated_delta_rule
 
@@ -142,6 +142,31 @@ def test_gradients(name: str, packed: bool, device: str, rng: torch.Generator) -
     expected, wanted = run(literal_fla.gated_delta_rule, {name: y.double() for name, y in x.items()})
     for a, b in zip((*results, *found), (*expected, *wanted), strict=True):
         assert a.dtype == torch.float32 and rel_rms(a, b) < 1e-4
+
+
+@pytest.mark.parametrize("trainer", ["Megatron 0.16", "Megatron main", "torchtitan 0.3"])
+def test_calls_of_trainers_that_use_fla(trainer: str, device: str, rng: torch.Generator) -> None:
+    """Exactly their arguments, with gradients, through FLA's dispatch."""
+    x = inputs(rng, 1, 70, dtype=torch.float32, device=device)
+    x.pop("initial_state")
+    x |= {name: F.normalize(x[name], dim=-1).repeat_interleave(HV // H, 2) for name in ("q", "k")}
+    leaves = {name: y.requires_grad_() for name, y in x.items()}
+    none = {"initial_state": None, "output_final_state": False, "use_qk_l2norm_in_kernel": False}
+    offsets = torch.tensor([0, 33, 70], dtype=torch.int32, device=device)
+    packed = {"use_qk_l2norm_in_kernel": True, "cu_seqlens": offsets}
+    if trainer == "Megatron 0.16":
+        found = theirs.chunk_gated_delta_rule(x["q"], x["k"], x["v"], g=x["g"], beta=x["beta"], **none)
+        wanted = literal_fla.gated_delta_rule(**x)
+    elif trainer == "Megatron main":
+        found = theirs.chunk_gated_delta_rule(**x, **none, cu_seqlens=offsets)
+        wanted = literal_fla.gated_delta_rule(**x, cu_seqlens=offsets)
+    else:
+        found = theirs.chunk_gated_delta_rule(*x.values(), **packed, cu_seqlens_cpu=offsets.cpu())
+        wanted = literal_fla.gated_delta_rule(**x, **packed)
+    assert counts() == {"chunk_gated_delta_rule": {"gdn_cuda": 1}}
+    assert rel_rms(found[0], wanted[0]) < 1e-5
+    pairs = zip(*(torch.autograd.grad(y[0].square().sum(), list(leaves.values())) for y in (found, wanted)), strict=True)
+    assert all(rel_rms(a, b) < 1e-4 for a, b in pairs)
 
 
 # ---- Convolutions and norms

@@ -1,9 +1,11 @@
-"""gdn_cuda.compat.fla.GatedDeltaNet, and FLA's own layer on gdn_cuda.integrations.fla: parameters, results, gradients, padded and
-packed batches, caches, and twenty steps of training. FLA's Triton kernels need a GPU: on a CPU functions written out stand in."""
+"""gdn_cuda.compat.fla.GatedDeltaNet, and FLA's own layer on gdn_cuda.integrations.fla: parameters, results, gradients, padded
+and packed batches, caches, and twenty steps of training. FLA's Triton kernels need a GPU: on a CPU functions that are written
+out stand in for them."""
 
 from __future__ import annotations
 
 import copy
+import doctest
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ import torch
 from helpers import rel_rms
 from torch import Tensor
 
+import gdn_cuda
 from gdn_cuda import integrations
 from gdn_cuda.compat.fla import GatedDeltaNet
 from gdn_cuda.integrations import fla as integration
@@ -81,6 +84,13 @@ def test_packed(kind: str, seed: int, rng: torch.Generator) -> None:
     layer, lengths = make(kind, seed), [30, 1, 64, 5]
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     check(lambda x: layer(x, cu_seqlens=offsets)[0], layer, tokens(rng, 1, 100), lengths)
+
+
+def test_the_example_in_its_docstring_runs() -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(
+        GatedDeltaNet, "GatedDeltaNet", globs={"torch": torch, "gdn_cuda": gdn_cuda}
+    )
+    assert example.examples and not doctest.DocTestRunner(verbose=False).run(example).failed
 
 
 @pytest.mark.parametrize("columns", [20, 25])
@@ -271,7 +281,9 @@ def test_flas_layer_has_our_gradients(kind: str, form: str, seed: int, rng: torc
     with installed():
         found, gradients = trained(lambda y: run(layer, y), layer, x)
         convolutions = {"batch": 1, "padded": 3, "packed": 3, "cache": 6}[form]
-        calls = {"causal_conv1d": convolutions} | dict.fromkeys(("chunk_gated_delta_rule", "rms_norm_gated"), 2 if form == "cache" else 1)
+        calls = {"causal_conv1d": convolutions} | dict.fromkeys(
+            ("chunk_gated_delta_rule", "rms_norm_gated"), 2 if form == "cache" else 1
+        )
         assert integrations.calls("fla") == {f"fla.{name}": {"gdn_cuda": count} for name, count in calls.items()}
     assert rel_rms(found, expected) < 1e-5
     assert all(rel_rms(gradients[name], wanted[name]) < 1e-4 for name in wanted)

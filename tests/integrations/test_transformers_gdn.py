@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from helpers import rel_rms
+from transformers import DynamicCache
 from transformers_gdn import (
     KINDS,
     check_bf16,
@@ -30,8 +31,6 @@ from transformers_gdn import (
     tokens,
 )
 
-from transformers import DynamicCache
-
 from gdn_cuda import integrations
 from gdn_cuda.hosts import replaced
 from gdn_cuda.integrations import Refused
@@ -46,7 +45,9 @@ def test_models(kind: str, check: object, seed: int, rng: torch.Generator) -> No
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "olmo_hybrid"])
-@pytest.mark.parametrize("check", [check_packed, check_packed_training, check_gradients_of_states, check_gradient_checkpointing])
+@pytest.mark.parametrize(
+    "check", [check_packed, check_packed_training, check_gradients_of_states, check_gradient_checkpointing]
+)
 def test_some_models(kind: str, check: object, seed: int, rng: torch.Generator) -> None:
     check(kind, seed, rng, "cpu")  # type: ignore[operator]
 
@@ -60,7 +61,11 @@ def test_the_layers_cache_by_its_new_name_and_its_old_one(seed: int, rng: torch.
     """5.24 calls the argument `cache`; 5.23 called it `cache_params`."""
     model, x = make_model("qwen3_next", seed), torch.randn(1, 9, 64, generator=rng)
     layer = model.model.layers[0].linear_attn
-    names = {"cache", "cache_params"} if "cache" in inspect.signature(inspect.unwrap(layer.forward)).parameters else {"cache_params"}
+    names = (
+        {"cache", "cache_params"}
+        if "cache" in inspect.signature(inspect.unwrap(layer.forward)).parameters
+        else {"cache_params"}
+    )
 
     def run(name: str) -> torch.Tensor:
         cache = DynamicCache(config=model.config)
