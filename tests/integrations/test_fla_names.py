@@ -125,7 +125,7 @@ def test_no_state_and_no_final_one(function: Any, device: str, rng: torch.Genera
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype, device: str, rng: torch.Generator) -> None:
     x = raw(inputs(rng, device, dtype=dtype), rng) | {"output_final_state": True}
-    check(names.chunk_gated_delta_rule, x, 15e-3)
+    check(names.chunk_gated_delta_rule, x, 15e-3 if device == "cuda" else 8e-3)
 
 
 def test_betas_without_gates(device: str, rng: torch.Generator) -> None:
