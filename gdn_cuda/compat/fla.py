@@ -150,11 +150,11 @@ def _states(state: Tensor | None, v_first: bool) -> Tensor | None:
 def _layout(function: str, v_first: bool, others: dict[str, Any]) -> bool:
     """Whether V is first in states, of a call that may have keywords that FLA has removed."""
     if "head_first" in others:
-        refuse(function, "head_first", "no such argument, as tensors are (B, T, H, ...)", others["head_first"])
+        refuse(function, "head_first", "no value, as tensors are (B, T, H, ...)", others["head_first"])
     if "transpose_state_layout" not in others:
         return v_first
     if v_first:
-        refuse(function, "transpose_state_layout", "no such argument beside state_v_first", others["transpose_state_layout"])
+        refuse(function, "transpose_state_layout", "no value beside state_v_first", others["transpose_state_layout"])
     warnings.warn("transpose_state_layout is deprecated; its name is state_v_first", DeprecationWarning, stacklevel=4)
     return bool(others["transpose_state_layout"])
 

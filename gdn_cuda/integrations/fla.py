@@ -39,7 +39,6 @@ _TARGETS = {
     **{target: expected for target, (expected, _) in FUNCTIONS.items()},
 }
 HOST = verified.Host("fla-core", "fla", VERSIONS, {"": _TARGETS})
-_REMOVED = ("transpose_state_layout", "head_first")  # FLA warns of these or refuses them
 
 _replaced = Replaced()
 _takes_cpu = False
@@ -53,12 +52,6 @@ def _decline_device(q: Tensor) -> None:
         raise Declined(f"tensors are on {q.device.type}")
 
 
-def _decline_removed(kwargs: dict[str, Any]) -> None:
-    for name in _REMOVED:
-        if name in kwargs:
-            raise Declined(f"{name} is given")
-
-
 _CHUNK_PARAMETERS = inspect.signature(names.chunk_gated_delta_rule)
 
 
@@ -66,7 +59,6 @@ def _verify_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     """Raises Declined for a call that is FLA's own."""
     x = _CHUNK_PARAMETERS.bind(q, k, v, g, beta, *args, **kwargs).arguments
     _decline_device(q)
-    _decline_removed(x.get("others", {}))
     if x.get("cp_context") is not None:
         raise Declined("cp_context is given")
     if x.get("use_gate_in_kernel") and x.get("A_log") is None:
@@ -75,7 +67,6 @@ def _verify_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
 
 def _by_token(q: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     _decline_device(q)
-    _decline_removed(kwargs)
     return names.fused_recurrent_gated_delta_rule(q, *args, **kwargs)
 
 

@@ -98,6 +98,17 @@ def test_packed_sequences(name: str, v_first: bool, device: str, rng: torch.Gene
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_old_name_of_the_layout(name: str, device: str, rng: torch.Generator) -> None:
+    x = inputs(rng, 1, 20, device=device)
+    expected = getattr(theirs, name)(**x, **OPTIONS)
+    x["initial_state"] = x["initial_state"].mT.contiguous()
+    with pytest.warns(DeprecationWarning, match="transpose_state_layout"):
+        found = getattr(theirs, name)(**x, **OPTIONS, transpose_state_layout=True)
+    assert counts() == {name: {"gdn_cuda": 2}}
+    assert rel_rms(found[0], expected[0]) < BF16 and rel_rms(found[1], expected[1].mT) < BF16
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("negative", [False, True])
 def test_raw_gates(name: str, negative: bool, device: str, rng: torch.Generator) -> None:
     x = inputs(rng, 1, 20, device=device)
@@ -252,7 +263,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         ({"cp_context": object()}, "cp_context is given"),
         ({"use_gate_in_kernel": True}, "use_gate_in_kernel is given without A_log"),
-        ({"transpose_state_layout": True}, "transpose_state_layout is given"),
+        ({"head_first": False}, "chunk_gated_delta_rule: head_first: expected no value, as tensors are (B, T, H, ...)"),
     ],
 )
 def test_declined_calls_reach_triton(
@@ -261,7 +272,7 @@ def test_declined_calls_reach_triton(
     x = inputs(rng, 1, 5) | change
     try:
         theirs.chunk_gated_delta_rule(**x)
-    except (AssertionError, ValueError, KeyError):  # FLA's own function raises it about its arguments
+    except (AssertionError, AttributeError, DeprecationWarning):  # FLA's own function raises it about its arguments
         reached.append("ChunkGatedDeltaRuleFunction")
     assert reached == ["ChunkGatedDeltaRuleFunction"]
     assert counts() == {"chunk_gated_delta_rule": {reason: 1}}

@@ -23,14 +23,14 @@ from gdn_cuda.compat.fla import GatedDeltaNet
 from gdn_cuda.integrations import fla as integration
 
 SIZES: dict[str, Any] = {"hidden_size": 48, "head_dim": 16, "num_heads": 2, "num_v_heads": 4, "layer_idx": 0}
-KINDS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "negative eigenvalues": {"allow_neg_eigval": True, "expand_v": 1.5},
     "biases, sigmoid": {"conv_bias": True, "output_gate_activation": "sigmoid", "num_v_heads": None},
     "without a gate": {"use_gate": False, "conv_size": 3},
     "without convolutions": {"use_short_conv": False},
 }
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def flas_layer() -> type:
@@ -39,11 +39,11 @@ def flas_layer() -> type:
     return pytest.importorskip("fla.layers.gated_deltanet", reason="flash-linear-attention is not installed").GatedDeltaNet
 
 
-def make(kind: str = "plain", seed: int = 0, layer: type = GatedDeltaNet, **more: Any) -> Any:
+def make(variant: str = "plain", seed: int = 0, layer: type = GatedDeltaNet, **more: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the layer without convolutions
         torch.manual_seed(seed)
-        return layer(**SIZES | KINDS[kind] | more)
+        return layer(**SIZES | VARIANTS[variant] | more)
 
 
 def tokens(rng: torch.Generator, B: int = 2, T: int = 70, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -72,16 +72,16 @@ def check(run: Any, module: Any, x: Tensor, lengths: list[int] | None = None, to
 # ---- Our layer
 
 
-@each_kind
-def test_gradients_of_all_parameters(kind: str, seed: int, rng: torch.Generator) -> None:
-    layer = make(kind, seed)
+@each_variant
+def test_gradients_of_all_parameters(variant: str, seed: int, rng: torch.Generator) -> None:
+    layer = make(variant, seed)
     assert {id(p) for p in layer.parameters() if getattr(p, "_no_weight_decay", False)} == {id(layer.A_log), id(layer.dt_bias)}
     check(lambda x: layer(x)[0], layer, tokens(rng))
 
 
-@each_kind
-def test_packed(kind: str, seed: int, rng: torch.Generator) -> None:
-    layer, lengths = make(kind, seed), [30, 1, 64, 5]
+@each_variant
+def test_packed(variant: str, seed: int, rng: torch.Generator) -> None:
+    layer, lengths = make(variant, seed), [30, 1, 64, 5]
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     check(lambda x: layer(x, cu_seqlens=offsets)[0], layer, tokens(rng, 1, 100), lengths)
 
@@ -148,10 +148,10 @@ class Cache:
         self.seen += offset
 
 
-@each_kind
+@each_variant
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_cache_continues_prompts(kind: str, grad: bool, seed: int, rng: torch.Generator) -> None:
-    layer, x, cache = make(kind, seed).eval(), tokens(rng), Cache()
+def test_a_cache_continues_prompts(variant: str, grad: bool, seed: int, rng: torch.Generator) -> None:
+    layer, x, cache = make(variant, seed).eval(), tokens(rng), Cache()
     with torch.set_grad_enabled(grad):
         whole = layer(x)[0]
         parts = [
@@ -245,23 +245,23 @@ def written_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@each_kind
-def test_parameters_are_flas(kind: str, seed: int) -> None:
+@each_variant
+def test_parameters_are_flas(variant: str, seed: int) -> None:
     """Names, shapes and, from a seed, values; state dicts go both ways."""
-    ours, theirs = make(kind, seed), make(kind, seed, flas_layer())
+    ours, theirs = make(variant, seed), make(variant, seed, flas_layer())
     expected = theirs.state_dict()
     assert list(ours.state_dict()) == list(expected)
     for name, value in ours.state_dict().items():
         assert value.dtype == expected[name].dtype and torch.equal(value, expected[name]), name
-    make(kind, seed + 1).load_state_dict(expected)
-    make(kind, seed + 1, flas_layer()).load_state_dict(ours.state_dict())
+    make(variant, seed + 1).load_state_dict(expected)
+    make(variant, seed + 1, flas_layer()).load_state_dict(ours.state_dict())
 
 
-@pytest.mark.parametrize("kind", ["plain", "negative eigenvalues"])
+@pytest.mark.parametrize("variant", ["plain", "negative eigenvalues"])
 @pytest.mark.parametrize("form", ["batch", "packed", "padded", "cache"])
-def test_flas_layer_has_our_gradients(kind: str, form: str, seed: int, rng: torch.Generator) -> None:
-    layer = make(kind, seed, flas_layer())
-    ours = make(kind, seed)
+def test_flas_layer_has_our_gradients(variant: str, form: str, seed: int, rng: torch.Generator) -> None:
+    layer = make(variant, seed, flas_layer())
+    ours = make(variant, seed)
     x = tokens(rng, 1 if form == "packed" else 2)
     more: dict[str, Any] = {}
     if form == "packed":

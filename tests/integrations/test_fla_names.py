@@ -204,8 +204,8 @@ def test_the_old_name_of_the_layout_warns(function: Any, device: str, rng: torch
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"head_first": False}, r"head_first: expected no such argument, .*, got False"),
-        ({"transpose_state_layout": False, "state_v_first": True}, r"transpose_state_layout: expected no such argument beside"),
+        ({"head_first": False}, r"head_first: expected no value, .*, got False"),
+        ({"transpose_state_layout": False, "state_v_first": True}, r"transpose_state_layout: expected no value beside"),
         ({"allow_neg_eigval": True}, r"allow_neg_eigval: expected False without use_beta_sigmoid_in_kernel, got True"),
         ({"use_gate_in_kernel": True}, r"A_log: expected a tensor \(HV,\) with use_gate_in_kernel, got None"),
         ({"k": torch.zeros(2, 69, H, K)}, r"k: expected"),
