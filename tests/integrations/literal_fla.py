@@ -101,7 +101,7 @@ def rms_norm_gated(x: Tensor, g: Tensor | None, weight: Tensor, eps: float, acti
 
 def layer(module: Any, x: Tensor, lengths: list[int] | None = None) -> Tensor:
     """The output of FLA's or our GatedDeltaNet for x (B, T, D), or for packed sequences of these lengths."""
-    cu_seqlens = None if lengths is None else torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    cu_seqlens = None if lengths is None else torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])  # read by the host
     q, k, v = (getattr(module, f"{name}_proj")(x) for name in "qkv")
     if module.use_short_conv:
         convs = (module.q_conv1d, module.k_conv1d, module.v_conv1d)

@@ -33,6 +33,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
+@pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
 def flas_layer() -> type:
     if not integration.available()[0]:
         pytest.skip(integration.available()[1])
@@ -55,7 +60,7 @@ def trained(run: Any, module: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]
     x = x.detach().requires_grad_()
     module.zero_grad()
     out = run(x)
-    out.backward(torch.cos(torch.arange(out.numel())).view(out.shape).to(out.dtype))
+    out.backward(torch.cos(torch.arange(out.numel())).view(out.shape).to(out))
     return out.detach(), {"x": x.grad} | {name: p.grad.clone() for name, p in module.named_parameters()}
 
 
@@ -73,17 +78,17 @@ def check(run: Any, module: Any, x: Tensor, lengths: list[int] | None = None, to
 
 
 @each_variant
-def test_gradients_of_all_parameters(variant: str, seed: int, rng: torch.Generator) -> None:
-    layer = make(variant, seed)
+def test_gradients_of_all_parameters(variant: str, device: str, seed: int, rng: torch.Generator) -> None:
+    layer = make(variant, seed).to(device)
     assert {id(p) for p in layer.parameters() if getattr(p, "_no_weight_decay", False)} == {id(layer.A_log), id(layer.dt_bias)}
-    check(lambda x: layer(x)[0], layer, tokens(rng))
+    check(lambda x: layer(x)[0], layer, tokens(rng).to(device))
 
 
 @each_variant
-def test_packed(variant: str, seed: int, rng: torch.Generator) -> None:
-    layer, lengths = make(variant, seed), [30, 1, 64, 5]
-    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
-    check(lambda x: layer(x, cu_seqlens=offsets)[0], layer, tokens(rng, 1, 100), lengths)
+def test_packed(variant: str, device: str, seed: int, rng: torch.Generator) -> None:
+    layer, lengths = make(variant, seed).to(device), [30, 1, 64, 5]
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], device=device)
+    check(lambda x: layer(x, cu_seqlens=offsets)[0], layer, tokens(rng, 1, 100).to(device), lengths)
 
 
 def test_the_example_in_its_docstring_runs() -> None:
@@ -247,7 +252,7 @@ def written_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @each_variant
 def test_parameters_are_flas(variant: str, seed: int) -> None:
-    """Names, shapes and, from a seed, values; state dicts go both ways."""
+    """Names, shapes and, from a seed, values; state dicts go in either direction."""
     ours, theirs = make(variant, seed), make(variant, seed, flas_layer())
     expected = theirs.state_dict()
     assert list(ours.state_dict()) == list(expected)
@@ -259,15 +264,15 @@ def test_parameters_are_flas(variant: str, seed: int) -> None:
 
 @pytest.mark.parametrize("variant", ["plain", "negative eigenvalues"])
 @pytest.mark.parametrize("form", ["batch", "packed", "padded", "cache"])
-def test_flas_layer_has_our_gradients(variant: str, form: str, seed: int, rng: torch.Generator) -> None:
-    layer = make(variant, seed, flas_layer())
-    ours = make(variant, seed)
-    x = tokens(rng, 1 if form == "packed" else 2)
+def test_flas_layer_has_our_gradients(variant: str, form: str, device: str, seed: int, rng: torch.Generator) -> None:
+    layer = make(variant, seed, flas_layer()).to(device)
+    ours = make(variant, seed).to(device)
+    x = tokens(rng, 1 if form == "packed" else 2).to(device)
     more: dict[str, Any] = {}
     if form == "packed":
-        more["cu_seqlens"] = torch.tensor([0, 20, 70])
+        more["cu_seqlens"] = torch.tensor([0, 20, 70], device=device)
     if form == "padded":
-        more["attention_mask"] = torch.ones(2, 70, dtype=torch.int64)
+        more["attention_mask"] = torch.ones(2, 70, dtype=torch.int64, device=device)
         more["attention_mask"][0, :9] = 0
 
     def run(module: Any, y: Tensor) -> Tensor:
@@ -300,15 +305,15 @@ def losses(layer: Any, x: Tensor, target: Tensor, steps: int = 20) -> list[float
     return found
 
 
-def test_twenty_steps_of_training(seed: int, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twenty_steps_of_training(device: str, seed: int, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """FLA's layer with the integration, our layer, and FLA's layer on functions that are written out: the same losses."""
-    x, target = tokens(rng, 2, 66), tokens(rng, 2, 66)
+    x, target = (tokens(rng, 2, 66).to(device) for _ in range(2))
     theirs = flas_layer()
-    ours = losses(make("plain", seed), x, target)
+    ours = losses(make("plain", seed).to(device), x, target)
     with installed():
-        integrated = losses(make("plain", seed, theirs), x, target)
+        integrated = losses(make("plain", seed, theirs).to(device), x, target)
         assert integrations.calls("fla")["fla.chunk_gated_delta_rule"] == {"gdn_cuda": 20}
     with written_out(monkeypatch):
-        expected = losses(make("plain", seed, theirs), x, target)
+        expected = losses(make("plain", seed, theirs).to(device), x, target)
     assert expected[-1] < 0.95 * expected[0]
     assert integrated == pytest.approx(expected, rel=1e-4) and ours == pytest.approx(expected, rel=1e-4)
