@@ -135,6 +135,15 @@ def test_autocast(seed: int, rng: torch.Generator) -> None:
         assert gradient.dtype == torch.float32 and rel_rms(gradient, wanted[name]) < 6e-2, name
 
 
+def test_compiled(seed: int, rng: torch.Generator) -> None:
+    layer, x = make("plain", seed), tokens(rng)
+    compiled = torch.compile(lambda y: layer(y)[0], fullgraph=True, backend="aot_eager")
+    found, gradients = trained(compiled, layer, x)
+    expected, wanted = trained(lambda y: layer(y)[0], layer, x)
+    assert torch.equal(found, expected)
+    assert all(rel_rms(gradients[name], wanted[name]) < 1e-6 for name in wanted)
+
+
 class Cache:
     """The part of FLA's cache that a layer uses."""
 
