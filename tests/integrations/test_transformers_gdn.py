@@ -14,7 +14,7 @@ import torch
 from helpers import rel_rms
 from transformers import DynamicCache
 from transformers_gdn import (
-    KINDS,
+    MODELS,
     check_bf16,
     check_continued_prompt,
     check_generate,
@@ -38,23 +38,23 @@ from gdn_cuda.integrations import Refused
 MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.parametrize("check", [check_generate, check_bf16, check_continued_prompt, check_training])
-def test_models(kind: str, check: object, seed: int, rng: torch.Generator) -> None:
-    check(kind, seed, rng, "cpu")  # type: ignore[operator]
+def test_models(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
+    check(model_type, seed, rng, "cpu")  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "olmo_hybrid"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "olmo_hybrid"])
 @pytest.mark.parametrize(
     "check", [check_packed, check_packed_training, check_gradients_of_states, check_gradient_checkpointing]
 )
-def test_some_models(kind: str, check: object, seed: int, rng: torch.Generator) -> None:
-    check(kind, seed, rng, "cpu")  # type: ignore[operator]
+def test_some_models(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
+    check(model_type, seed, rng, "cpu")  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
-def test_twenty_steps_of_training(kind: str, seed: int, rng: torch.Generator) -> None:
-    check_twenty_steps(kind, seed, rng, "cpu")
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
+def test_twenty_steps_of_training(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_twenty_steps(model_type, seed, rng, "cpu")
 
 
 def test_the_layers_cache_by_its_new_name_and_its_old_one(seed: int, rng: torch.Generator) -> None:

@@ -29,7 +29,7 @@ _QWEN |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 # Every token goes to all experts: a different choice of experts would be no rounding error.
 _EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 _OLMO = {"linear_key_head_dim": 24, "linear_value_head_dim": 48}
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", _QWEN | _EXPERTS),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _QWEN | _EXPERTS),
@@ -37,11 +37,11 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-import_models(KINDS)
+import_models(MODELS)
 
 
-def make_model(kind: str, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
-    config, model, sizes = KINDS[kind]
+def make_model(model_type: str, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    config, model, sizes = MODELS[model_type]
     torch.manual_seed(seed)
     made = getattr(transformers, model)(getattr(transformers, config)(**_COMMON | sizes))
     made.config._experts_implementation = "eager"  # others do not support fp64
@@ -84,9 +84,9 @@ def ours(prefills: int, steps: int) -> dict[str, dict[str, int]]:
     return {name: {"gdn_cuda": count * LINEAR} for name, count in expected.items() if count}
 
 
-def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_generate(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """In fp32 the tokens are the same, from prompts of one chunk, of more, and of a single token."""
-    model = make_model(kind, seed, device)
+    model = make_model(model_type, seed, device)
     options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     for length in (1, 70):
         ids = tokens(rng, 2, length, device)
@@ -99,10 +99,10 @@ def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> N
             assert rel_rms(a, b) < 1e-4
 
 
-def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_bf16(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """A prompt and the next token are hardly further from the fp64 model than with transformers' own functions in bf16."""
-    model, ids = make_model(kind, seed, device, torch.bfloat16), tokens(rng, 2, 71, device)
-    exact = make_model(kind, seed, device, torch.float64)
+    model, ids = make_model(model_type, seed, device, torch.bfloat16), tokens(rng, 2, 71, device)
+    exact = make_model(model_type, seed, device, torch.float64)
     exact.load_state_dict(model.state_dict())
 
     @torch.no_grad()
@@ -119,9 +119,9 @@ def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
     assert rel_rms(found, expected) < share * rel_rms(theirs, expected)
 
 
-def check_continued_prompt(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_continued_prompt(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """A prompt in two parts: the second starts from states and has more than one token; with left padding."""
-    model, ids = make_model(kind, seed, device), tokens(rng, 2, 90, device)
+    model, ids = make_model(model_type, seed, device), tokens(rng, 2, 90, device)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
 
@@ -137,9 +137,9 @@ def check_continued_prompt(kind: str, seed: int, rng: torch.Generator, device: s
     assert rel_rms(found, theirs) < 1e-4
 
 
-def check_packed(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_packed(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Two documents packed in a row give the same as each alone; transformers' own functions refuse packed rows."""
-    model, lengths = make_model(kind, seed, device), (37, 66)
+    model, lengths = make_model(model_type, seed, device), (37, 66)
     parts = [tokens(rng, 1, length, device) for length in lengths]
     offsets = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32, device=device)
     document = torch.repeat_interleave(torch.arange(2, dtype=torch.int32, device=device), offsets.diff())[None]
@@ -156,9 +156,9 @@ def check_packed(kind: str, seed: int, rng: torch.Generator, device: str) -> Non
     assert rel_rms(found, expected) < 1e-4
 
 
-def check_training(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_training(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Gradients of all parameters are those of transformers' own functions."""
-    model, ids = make_model(kind, seed, device), tokens(rng, 2, 13, device)
+    model, ids = make_model(model_type, seed, device), tokens(rng, 2, 13, device)
 
     def run() -> tuple[Tensor, dict[str, Tensor]]:
         model.zero_grad()
@@ -176,9 +176,9 @@ def check_training(kind: str, seed: int, rng: torch.Generator, device: str) -> N
         assert rel_rms(gradients[name], gradient) < (1e-2 if sums else 1e-3), name
 
 
-def check_gradients_of_states(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_gradients_of_states(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """The functions that a layer calls, with states that require gradients; a cache itself overwrites what autograd saved."""
-    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    module = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     names = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_update")
     rows = {name: torch.randn(2, 9, 4, 16, generator=rng) for name in ("query", "key", "value")}
     rows |= {"g": -torch.rand(2, 9, 4, generator=rng), "beta": torch.rand(2, 9, 4, generator=rng)}
@@ -211,9 +211,9 @@ def check_gradients_of_states(kind: str, seed: int, rng: torch.Generator, device
     assert all(rel_rms(a, b) < 1e-5 for a, b in zip(found, theirs, strict=True))
 
 
-def check_gradient_checkpointing(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_gradient_checkpointing(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Layers that are computed again in the backward have the same gradients."""
-    model, ids = make_model(kind, seed, device).train(), tokens(rng, 2, 70, device)
+    model, ids = make_model(model_type, seed, device).train(), tokens(rng, 2, 70, device)
 
     def run() -> dict[str, Tensor]:
         model.zero_grad()
@@ -230,9 +230,9 @@ def check_gradient_checkpointing(kind: str, seed: int, rng: torch.Generator, dev
     assert all(rel_rms(found[name], expected[name]) < 1e-6 for name in expected)
 
 
-def check_packed_training(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_packed_training(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Packed documents have the gradients of each alone, by transformers' own functions, which refuse packed rows."""
-    model, lengths = make_model(kind, seed, device), (37, 66)
+    model, lengths = make_model(model_type, seed, device), (37, 66)
     parts = [tokens(rng, 1, length, device) for length in lengths]
     offsets = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32, device=device)
     document = torch.repeat_interleave(torch.arange(2, dtype=torch.int32, device=device), offsets.diff())[None]
@@ -254,13 +254,13 @@ def check_packed_training(kind: str, seed: int, rng: torch.Generator, device: st
         assert rel_rms(found[name], gradient) < (1e-2 if sums else 1e-3), name
 
 
-def check_twenty_steps(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+def check_twenty_steps(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Training has the same losses as on transformers' own functions, step by step. Steps are small, as large ones enlarge any
     rounding: at 1e-3, weights that differ by 1e-7 give losses that differ by 1e-2 after 20 steps; here by less than 1e-4."""
     ids = tokens(rng, 2, 66, device)
 
     def losses() -> list[float]:
-        model = make_model(kind, seed, device).train()
+        model = make_model(model_type, seed, device).train()
         optimizer, found = torch.optim.AdamW(model.parameters(), lr=2e-4), []
         for _ in range(20):
             optimizer.zero_grad()

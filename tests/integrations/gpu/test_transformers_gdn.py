@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers_gdn import (
-    KINDS,
+    MODELS,
     check_bf16,
     check_continued_prompt,
     check_generate,
@@ -18,15 +18,15 @@ from transformers_gdn import (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.parametrize("check", [check_generate, check_bf16, check_continued_prompt, check_packed, check_training])
-def test_models(kind: str, check: object, seed: int, rng: torch.Generator) -> None:
-    check(kind, seed, rng, "cuda")  # type: ignore[operator]
+def test_models(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
+    check(model_type, seed, rng, "cuda")  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
 @pytest.mark.parametrize(
     "check", [check_twenty_steps, check_packed_training, check_gradients_of_states, check_gradient_checkpointing]
 )
-def test_training(kind: str, check: object, seed: int, rng: torch.Generator) -> None:
-    check(kind, seed, rng, "cuda")  # type: ignore[operator]
+def test_training(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
+    check(model_type, seed, rng, "cuda")  # type: ignore[operator]
