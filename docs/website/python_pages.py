@@ -54,8 +54,10 @@ def methods(module: type) -> list[str]:
 
 def compat_row(module: Any, name: str) -> str:
     found = getattr(module, name)
-    if inspect.isclass(found):
+    if inspect.isclass(found) and found is getattr(gdn_cuda.nn, name, None):
         return f"- `{name}`: `gdn_cuda.nn.{name}`"
+    if inspect.isclass(found):
+        return f"\n{entry(name, found, '###')}"
     if not inspect.isfunction(found):
         return f"- `{name}`: a {type(found).__name__} with the keys {', '.join(map(repr, found))}"
     if found is getattr(gdn_cuda, found.__name__, None):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.autograd import needs_gradients
+
 logger = logging.getLogger("gdn_cuda")
 _OURS = "gdn_cuda"
 _counts: dict[str, Counter[str]] = {}
@@ -72,7 +74,7 @@ def run(name: str, ours: Callable[..., Any], host: Callable[..., Any], args: Any
 
 
 def decline_gradients(*tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+    if needs_gradients(*tensors):
         raise Declined("gradients are needed")
 
 

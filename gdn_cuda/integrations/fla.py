@@ -3,8 +3,9 @@ and its gated norm by name.
 
     fla.install()
 
-FLA asks a backend at every call whether it takes it. Calls that need gradients, context parallel ones, and those on a CPU run
-FLA's own kernels; `install(cpu=True)` takes CPU tensors too, for which FLA has none. FLA_GDN_CUDA=0 switches the backend off.
+FLA asks a backend at every call whether it takes it. Calls that need gradients are taken, also of
+`fused_recurrent_gated_delta_rule`, for which FLA has none. Context parallel calls and those on a CPU run FLA's own kernels;
+`install(cpu=True)` takes CPU tensors too, for which FLA has none. FLA_GDN_CUDA=0 switches the backend off.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ..compat import fla as names
 from ..hosts import verified
 from ..hosts.replaced import Replaced
-from ..runtime import package as gdn_cuda
-from .counted import Declined, count, counted, decline_gradients
+from .counted import Declined, count, counted
 from .fla_modules import FUNCTIONS
 
 _CHUNK = "fla.ops.gated_delta_rule.chunk:chunk_gated_delta_rule"
@@ -39,7 +39,6 @@ _TARGETS = {
     **{target: expected for target, (expected, _) in FUNCTIONS.items()},
 }
 HOST = verified.Host("fla-core", "fla", VERSIONS, {"": _TARGETS})
-_REMOVED = ("transpose_state_layout", "head_first")  # FLA warns of these or refuses them
 
 _replaced = Replaced()
 _takes_cpu = False
@@ -48,116 +47,27 @@ _takes_cpu = False
 # ---- The calls
 
 
-def _decline(q: Tensor, *others: Tensor | None) -> None:
-    decline_gradients(q, *others)
-    _decline_device(q)
-
-
 def _decline_device(q: Tensor) -> None:
     if not (q.is_cuda or (_takes_cpu and q.device.type == "cpu")):
         raise Declined(f"tensors are on {q.device.type}")
 
 
-def _decline_removed(kwargs: dict[str, Any]) -> None:
-    for name in _REMOVED:
-        if name in kwargs:
-            raise Declined(f"{name} is given")
-
-
-def _gates(
-    g: Tensor | None, beta: Tensor | None, rate: Tensor | None, bias: Tensor | None, is_logit: bool, twice: bool
-) -> dict[str, Any]:
-    """Gates and betas of a call; `rate` is A_log if g is raw, otherwise None."""
-    if rate is not None and bias is None:
-        bias = torch.zeros_like(rate)
-    forms = {"beta_is_logit": is_logit, "allow_negative_eigenvalues": is_logit and twice}
-    return {"gate": g, "beta": beta, "A_log": rate, "dt_bias": bias} | forms
-
-
-def _states(state: Tensor | None, v_first: bool) -> Tensor | None:
-    """Converts states between FLA's (N, HV, K, V), or with state_v_first (N, HV, V, K), and our layout."""
-    return state if state is None or v_first else state.mT
-
-
-def _chunk(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-    cp_context: Any = None,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    rate, bias = (A_log, dt_bias) if use_gate_in_kernel else (None, None)
-    gates = _gates(g, beta, rate, bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more: dict[str, Any] = {"state": _states(initial_state, state_v_first), "cu_seqlens": cu_seqlens, "scale": scale}
-    more |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state, "state_dtype": torch.float32}
-    output, state = gdn_cuda.chunked_forward(q, k, v, **gates, **more)
-    return output, _states(state, state_v_first)
-
-
-_CHUNK_PARAMETERS = inspect.signature(_chunk)
+_CHUNK_PARAMETERS = inspect.signature(names.chunk_gated_delta_rule)
 
 
 def _verify_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **kwargs: Any) -> None:
-    """Raises Declined if `_chunk` would decline the call."""
+    """Raises Declined for a call that is FLA's own."""
     x = _CHUNK_PARAMETERS.bind(q, k, v, g, beta, *args, **kwargs).arguments
-    _decline(q, k, v, g, beta, x.get("initial_state"), x.get("A_log"), x.get("dt_bias"))
-    _decline_removed(x.get("others", {}))
+    _decline_device(q)
     if x.get("cp_context") is not None:
         raise Declined("cp_context is given")
     if x.get("use_gate_in_kernel") and x.get("A_log") is None:
         raise Declined("use_gate_in_kernel is given without A_log")
 
 
-def _by_token(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    _decline(q, k, v, g, beta, initial_state, A_log, dt_bias)
-    _decline_removed(others)
-    if gk is not None or gv is not None:
-        raise Declined("gk or gv is given: gates of every column")
-    if use_gate_in_kernel and (A_log is None or g is None):
-        raise Declined("use_gate_in_kernel is given without A_log or g")
-    rate, bias = (A_log, dt_bias) if use_gate_in_kernel else (None, None)
-    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
-        raise Declined("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
-    gates = _gates(g, beta, rate, bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    state = None if initial_state is None else _states(initial_state.float(), state_v_first)
-    more: dict[str, Any] = {"state": state, "cu_seqlens": cu_seqlens, "scale": scale, "is_qk_norm": use_qk_l2norm_in_kernel}
-    output, after = gdn_cuda.recurrent_forward(q, k, v, **gates, **more)
-    return output, _states(after, state_v_first) if output_final_state else None
+def _by_token(q: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    _decline_device(q)
+    return names.fused_recurrent_gated_delta_rule(q, *args, **kwargs)
 
 
 def _where_taken(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,7 +100,7 @@ def _backend() -> type:
 
         def __init__(self) -> None:
             super().__init__()
-            self._run = counted("fla.chunk_gated_delta_rule", _chunk, _default(_CHUNK))
+            self._run = counted("fla.chunk_gated_delta_rule", names.chunk_gated_delta_rule, _default(_CHUNK))
 
         def is_enabled(self) -> bool:
             return bool(_replaced) and super().is_enabled()

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compat.fla_layer import conv_by_token
+from ..operators.autograd import needs_gradients
 from ..runtime import package as gdn_cuda
 from .counted import Declined, decline_gradients
 
@@ -34,15 +36,16 @@ def _conv(
         raise Declined("residual, cp_context or seq_idx is given")
     if x.dim() != 3 or weight is None:
         raise Declined("x has another rank than 3, or there is no weight")
-    options: dict[str, Any] = {"activation": activation, "cu_seqlens": cu_seqlens}
-    state = None
-    if initial_state is not None or output_final_state:
-        decline_gradients(x, weight, bias, initial_state)
-        sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state = x.new_zeros(sequences, *weight.shape) if initial_state is None else initial_state.clone()
-        options |= {"conv_state": state, "has_initial_state": torch.ones(sequences, dtype=torch.int32, device=x.device)}
-    output = gdn_cuda.causal_conv1d(x.mT, weight, bias, **options).mT
-    return output, state if output_final_state else None
+    states = initial_state is not None or output_final_state
+    if not states or needs_gradients(x, weight, bias, initial_state):
+        return conv_by_token(x, weight, bias, initial_state, bool(output_final_state), activation, cu_seqlens)
+    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = x.new_zeros(sequences, *weight.shape) if initial_state is None else initial_state.clone()
+    has_state = torch.ones(sequences, dtype=torch.int32, device=x.device)
+    output = gdn_cuda.causal_conv1d(
+        x.mT, weight, bias, activation=activation, cu_seqlens=cu_seqlens, conv_state=state, has_initial_state=has_state
+    )
+    return output.mT, state if output_final_state else None
 
 
 def _conv_step(

@@ -3,8 +3,8 @@
     transformers.install()
 
 replaces, by name, the functions that transformers' modeling files call, in files imported before or later. It works
-before and after `from_pretrained`, on a GPU and on a CPU. Calls that need gradients through the recurrence, and torch.export,
-run transformers' own functions; convolutions, norms and scans have gradients here.
+before and after `from_pretrained`, on a GPU and on a CPU, in training and in inference. torch.export, and steps of
+convolutions and scans that need gradients, run transformers' own functions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import conv, gdn, layers
@@ -22,8 +23,9 @@ from ..compat import causal_conv1d as conv_functions
 from ..compat import mamba_ssm
 from ..hosts import verified
 from ..hosts.replaced import AfterImport, Replaced
+from ..operators.autograd import needs_gradients
 from ..operators.schema import refuse
-from .counted import counted, decline_export, decline_gradients
+from .counted import Declined, counted, decline_export, decline_gradients
 
 # ---- The replacements
 
@@ -43,7 +45,6 @@ def _chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Prefill; states are (B, Hv, dk, dv) in transformers."""
     decline_export()
-    decline_gradients(query, key, value, g, beta, initial_state)
     state = None if initial_state is None else initial_state.mT
     options: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
     output, state = gdn.chunked_forward(query, key, value, beta, g, state, cu_seqlens, **options)
@@ -62,8 +63,10 @@ def _by_token(
     cu_seqlens: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    if needs_gradients(query, key, value, g, beta, initial_state):
+        options = {"output_final_state": output_final_state, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        return _chunk(query, key, value, g, beta, 64, initial_state, cu_seqlens=cu_seqlens, **options)
     decline_export()
-    decline_gradients(query, key, value, g, beta, initial_state)
     state = None if initial_state is None else initial_state.mT
     options = {"is_qk_norm": use_qk_l2norm_in_kernel}
     output, after = gdn.recurrent_forward(query, key, value, state, beta, g, cu_seqlens, **options)
@@ -86,7 +89,14 @@ def _conv_update(
     hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     decline_export()
-    decline_gradients(hidden_states, conv_state, weight, bias)
+    if needs_gradients(hidden_states, conv_state, weight, bias):
+        columns, before = conv_state.shape[-1], weight.shape[-1] - 1
+        if columns < before:
+            raise Declined("conv_state has fewer columns than the convolution has taps before a token")
+        state = conv_state[..., columns - before :].clone()
+        out = conv.causal_conv1d(hidden_states, weight, bias, None, state, activation=activation)
+        conv_state.copy_(torch.cat([conv_state, hidden_states], -1)[..., -columns:])
+        return out
     return conv_functions.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 
 

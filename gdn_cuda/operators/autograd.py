@@ -81,6 +81,11 @@ def requires_gradient(given: tuple[Any, ...]) -> bool:
     return any(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
+def needs_gradients(*given: Tensor | None) -> bool:
+    """Whether autograd records a call of these tensors."""
+    return is_grad_enabled() and requires_gradient(given)
+
+
 def may_need_gradients() -> bool:
     """Whether a call has to go through `without_gradients`; outside grad mode and forward mode it need not."""
     return is_grad_enabled() or forward_ad._current_level >= 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import literal_fla
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from gdn_cuda.integrations import fla as integration
 if not integration.available()[0]:
     pytest.skip(integration.available()[1], allow_module_level=True)
 
+import fla.modules.causal_conv1d.ops as conv_ops
 import fla.ops.gated_delta_rule as theirs
 import fla.ops.gated_delta_rule.chunk as chunk_module
 import fla.ops.gated_delta_rule.fused_recurrent as recurrent_module
@@ -96,6 +98,17 @@ def test_packed_sequences(name: str, v_first: bool, device: str, rng: torch.Gene
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_old_name_of_the_layout(name: str, device: str, rng: torch.Generator) -> None:
+    x = inputs(rng, 1, 20, device=device)
+    expected = getattr(theirs, name)(**x, **OPTIONS)
+    x["initial_state"] = x["initial_state"].mT.contiguous()
+    with pytest.warns(DeprecationWarning, match="transpose_state_layout"):
+        found = getattr(theirs, name)(**x, **OPTIONS, transpose_state_layout=True)
+    assert counts() == {name: {"gdn_cuda": 2}}
+    assert rel_rms(found[0], expected[0]) < BF16 and rel_rms(found[1], expected[1].mT) < BF16
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("negative", [False, True])
 def test_raw_gates(name: str, negative: bool, device: str, rng: torch.Generator) -> None:
     x = inputs(rng, 1, 20, device=device)
@@ -117,6 +130,54 @@ def test_no_gate_no_beta_and_a_scale(device: str, rng: torch.Generator) -> None:
     one, zero = torch.ones_like(x["beta"]), torch.zeros_like(x["g"])
     q, k = (y.repeat_interleave(HV // H, 2) for y in (q, k))
     assert rel_rms(output, naive_recurrent_gated_delta_rule(q, k, v, one, zero, 0.5)[0]) < BF16
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients(name: str, packed: bool, device: str, rng: torch.Generator) -> None:
+    """The call of FLA's layer, with gradients of all inputs, compared with the recurrence written out in fp64."""
+    x = inputs(rng, 1, 70, N=2 if packed else 1, dtype=torch.float32, device=device)
+    x |= {name: torch.randn(1, 70, HV, generator=rng).to(device) for name in ("g", "beta")}
+    x |= {"A_log": torch.randn(HV, generator=rng).to(device), "dt_bias": torch.randn(HV, generator=rng).to(device)}
+    flags = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    options = OPTIONS | flags | {"cu_seqlens": torch.tensor([0, 33, 70], device=device) if packed else None}
+
+    def run(function: Any, x: dict[str, Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
+        leaves = {name: y.detach().clone().requires_grad_() for name, y in x.items()}
+        results = function(**leaves, **options)
+        cotangents = [torch.cos(torch.arange(y.numel(), device=y.device)).view(y.shape).to(y) for y in results]
+        return results, torch.autograd.grad(results, list(leaves.values()), cotangents)
+
+    results, found = run(getattr(theirs, name), x)
+    assert counts() == {name: {"gdn_cuda": 1}}
+    expected, wanted = run(literal_fla.gated_delta_rule, {name: y.double() for name, y in x.items()})
+    for a, b in zip((*results, *found), (*expected, *wanted), strict=True):
+        assert a.dtype == torch.float32 and rel_rms(a, b) < 1e-4
+
+
+@pytest.mark.parametrize("trainer", ["Megatron 0.16", "Megatron main", "torchtitan 0.3"])
+def test_calls_of_trainers_that_use_fla(trainer: str, device: str, rng: torch.Generator) -> None:
+    """Exactly their arguments, with gradients, through FLA's dispatch."""
+    x = inputs(rng, 1, 70, dtype=torch.float32, device=device)
+    x.pop("initial_state")
+    x |= {name: F.normalize(x[name], dim=-1).repeat_interleave(HV // H, 2) for name in ("q", "k")}
+    leaves = {name: y.requires_grad_() for name, y in x.items()}
+    none = {"initial_state": None, "output_final_state": False, "use_qk_l2norm_in_kernel": False}
+    offsets = torch.tensor([0, 33, 70], dtype=torch.int32, device=device)
+    packed = {"use_qk_l2norm_in_kernel": True, "cu_seqlens": offsets}
+    if trainer == "Megatron 0.16":
+        found = theirs.chunk_gated_delta_rule(x["q"], x["k"], x["v"], g=x["g"], beta=x["beta"], **none)
+        wanted = literal_fla.gated_delta_rule(**x)
+    elif trainer == "Megatron main":
+        found = theirs.chunk_gated_delta_rule(**x, **none, cu_seqlens=offsets)
+        wanted = literal_fla.gated_delta_rule(**x, cu_seqlens=offsets)
+    else:
+        found = theirs.chunk_gated_delta_rule(*x.values(), **packed, cu_seqlens_cpu=offsets.cpu())
+        wanted = literal_fla.gated_delta_rule(**x, **packed)
+    assert counts() == {"chunk_gated_delta_rule": {"gdn_cuda": 1}}
+    assert rel_rms(found[0], wanted[0]) < 1e-5
+    pairs = zip(*(torch.autograd.grad(y[0].square().sum(), list(leaves.values())) for y in (found, wanted)), strict=True)
+    assert all(rel_rms(a, b) < 1e-4 for a, b in pairs)
 
 
 # ---- Convolutions and norms
@@ -157,6 +218,30 @@ def test_gradients_of_convolution_and_norm(device: str, rng: torch.Generator) ->
         assert rel_rms(gradient, expected) < 1e-5
 
 
+def test_gradients_of_a_convolution_with_states(device: str, rng: torch.Generator) -> None:
+    """A prompt and its continuation, then packed ones, of which two are shorter than the convolution."""
+    torch.manual_seed(0)
+    layer = ShortConvolution(24, 4, bias=True, activation="silu").to(device)
+    x = torch.randn(2, 20, 24, generator=rng).to(device).requires_grad_()
+    offsets = torch.tensor([0, 2, 19, 20], device=device)
+
+    def run(convolve: Any, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        more = {"activation": "silu", "output_final_state": True}
+        first, state = convolve(x[:, :9], weight, bias, **more)
+        second, state = convolve(x[:, 9:], weight, bias, initial_state=state, **more)
+        packed, states = convolve(x[:1], weight, bias, initial_state=state[[0, 1, 0]], cu_seqlens=offsets, **more)
+        results = first, second, packed, state, states
+        cotangents = [torch.cos(torch.arange(y.numel(), device=y.device)).view(y.shape).to(y) for y in results]
+        return *results, *torch.autograd.grad(results, [x, weight, bias], cotangents)
+
+    weight = layer.weight[:, 0].detach().requires_grad_()
+    found = run(conv_ops.causal_conv1d, x, weight, layer.bias)
+    assert counts() == {"causal_conv1d": {"gdn_cuda": 3}}
+    wide = [y.detach().double().requires_grad_() for y in (x, weight, layer.bias)]
+    for a, b in zip(found, run(literal_fla.causal_conv1d, *wide), strict=True):
+        assert a.dtype == torch.float32 and rel_rms(a, b) < 1e-5
+
+
 # ---- Calls that FLA's own kernels run
 
 
@@ -176,22 +261,18 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"q": "requires_grad"}, "gradients are needed"),
+        ({"cp_context": object()}, "cp_context is given"),
         ({"use_gate_in_kernel": True}, "use_gate_in_kernel is given without A_log"),
-        ({"transpose_state_layout": True}, "transpose_state_layout is given"),
+        ({"head_first": False}, "chunk_gated_delta_rule: head_first: expected no value, as tensors are (B, T, H, ...)"),
     ],
 )
 def test_declined_calls_reach_triton(
     change: dict[str, Any], reason: str, reached: list[str], rng: torch.Generator, recwarn: pytest.WarningsRecorder
 ) -> None:
-    x = inputs(rng, 1, 5)
-    if change == {"q": "requires_grad"}:
-        x["q"].requires_grad_()
-    else:
-        x |= change
+    x = inputs(rng, 1, 5) | change
     try:
         theirs.chunk_gated_delta_rule(**x)
-    except (AssertionError, ValueError, KeyError):  # FLA's own function raises it about its arguments
+    except (AssertionError, AttributeError, DeprecationWarning):  # FLA's own function raises it about its arguments
         reached.append("ChunkGatedDeltaRuleFunction")
     assert reached == ["ChunkGatedDeltaRuleFunction"]
     assert counts() == {"chunk_gated_delta_rule": {reason: 1}}
@@ -203,7 +284,7 @@ def test_a_call_that_our_operator_refuses_reaches_triton(reached: list[str], rng
     theirs.chunk_gated_delta_rule(**x)
     assert reached == ["ChunkGatedDeltaRuleFunction"]
     (reason,) = counts()["chunk_gated_delta_rule"]
-    assert reason.startswith("chunked_forward: key: expected")
+    assert reason.startswith("chunk_gated_delta_rule: k: expected")
 
 
 def test_gates_of_columns_reach_triton(reached: list[str], rng: torch.Generator) -> None:
@@ -211,7 +292,8 @@ def test_gates_of_columns_reach_triton(reached: list[str], rng: torch.Generator)
     x.pop("initial_state")
     theirs.fused_recurrent_gated_delta_rule(**x, gk=torch.zeros(1, 5, HV, K))
     assert reached == ["FusedRecurrentFunction"]
-    assert counts() == {"fused_recurrent_gated_delta_rule": {"gk or gv is given: gates of every column": 1}}
+    reason = "fused_recurrent_gated_delta_rule: gk: expected None, as a head has one gate for all columns"
+    assert counts() == {"fused_recurrent_gated_delta_rule": {reason: 1}}
 
 
 def test_cpu_tensors_are_taken_only_when_asked(reached: list[str], rng: torch.Generator) -> None:

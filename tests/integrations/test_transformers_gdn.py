@@ -4,19 +4,26 @@ install replaces, refuses and leaves unchanged."""
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import sys
 from types import ModuleType
 
 import pytest
 import torch
+from helpers import rel_rms
+from transformers import DynamicCache
 from transformers_gdn import (
     MODELS,
     check_bf16,
     check_continued_prompt,
     check_generate,
+    check_gradient_checkpointing,
+    check_gradients_of_states,
     check_packed,
+    check_packed_training,
     check_training,
+    check_twenty_steps,
     counts,
     installed,
     integration,
@@ -38,8 +45,39 @@ def test_models(model_type: str, check: object, seed: int, rng: torch.Generator)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "olmo_hybrid"])
-def test_packed_documents(model_type: str, seed: int, rng: torch.Generator) -> None:
-    check_packed(model_type, seed, rng, "cpu")
+@pytest.mark.parametrize(
+    "check", [check_packed, check_packed_training, check_gradients_of_states, check_gradient_checkpointing]
+)
+def test_some_models(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
+    check(model_type, seed, rng, "cpu")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
+def test_twenty_steps_of_training(model_type: str, seed: int, rng: torch.Generator) -> None:
+    check_twenty_steps(model_type, seed, rng, "cpu")
+
+
+def test_the_layers_cache_by_its_new_name_and_its_old_one(seed: int, rng: torch.Generator) -> None:
+    """5.24 calls the argument `cache`; 5.23 called it `cache_params`."""
+    model, x = make_model("qwen3_next", seed), torch.randn(1, 9, 64, generator=rng)
+    layer = model.model.layers[0].linear_attn
+    names = (
+        {"cache", "cache_params"}
+        if "cache" in inspect.signature(inspect.unwrap(layer.forward)).parameters
+        else {"cache_params"}
+    )
+
+    def run(name: str) -> torch.Tensor:
+        cache = DynamicCache(config=model.config)
+        return torch.cat([layer(x[:, :8], **{name: cache}), layer(x[:, 8:], **{name: cache})], 1)
+
+    with torch.no_grad():
+        for name in names:
+            expected = run(name)
+            with installed():
+                found = run(name)
+                assert counts()["fused_recurrent_gated_delta_rule"] == {"gdn_cuda": 1}
+            assert rel_rms(found, expected) < 1e-5
 
 
 def test_every_model_is_as_verified() -> None:
@@ -121,9 +159,14 @@ def test_compiled_code_calls_our_operators(rng: torch.Generator) -> None:
     def layer(q: torch.Tensor) -> torch.Tensor:
         return module.torch_chunk_gated_delta_rule(2 * q, k, v, g=g, beta=beta)[0]
 
-    with installed(), torch.no_grad():
-        assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(q), layer(q))
-    assert len(graphs) == 1 and "chunked_forward" in graphs[0]
+    with installed():
+        with torch.no_grad():
+            assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(q), layer(q))
+        q.requires_grad_()
+        compiled = torch.compile(layer, fullgraph=True, backend=backend)
+        found, expected = (torch.autograd.grad(run(q).float().square().sum(), q)[0] for run in (compiled, layer))
+        assert torch.equal(found, expected)
+    assert len(graphs) == 2 and "chunked_forward" in graphs[0] and "gated_delta_rule" in graphs[1]
 
 
 # ---- Hosts that differ from what was verified

@@ -16,8 +16,9 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda import compat
+from gdn_cuda.compat import attention_gym, hotdog, lrnnx_scans, mamba_ssm, recurrent_gemma, structured_functions, vortex
 from gdn_cuda.compat import causal_conv1d as conv_names
-from gdn_cuda.compat import hotdog, lrnnx_scans, mamba_ssm, recurrent_gemma, structured_functions, vortex
+from gdn_cuda.compat import fla as fla_names
 from gdn_cuda.integrations import flashinfer
 from gdn_cuda.layers.decode_layer import layer_arguments
 from gdn_cuda.operators import examples
@@ -31,6 +32,7 @@ WITHOUT_HISTORY = {
     "compile",
     "DisplacementType",
     "explain",
+    "GatedDeltaNet",
     "get_cauchy_kernel",
     "get_vandermonde_kernel",
     "get_vandermonde_transpose_kernel",
@@ -124,6 +126,18 @@ def by_name(**shapes: tuple[int, ...]) -> Arguments:
 
 def prompts() -> Arguments:
     return layer_arguments(2, 3, 0, "split", slots=4) | {"state_indices": torch.tensor([3, 1])}
+
+
+def rule() -> Arguments:
+    """The call of FLA's layer."""
+    x = by_name(q=(2, 5, 1, 4), k=(2, 5, 1, 4), v=(2, 5, 2, 3), g=(2, 5, 2), beta=(2, 5, 2), initial_state=(2, 2, 4, 3))
+    x |= by_name(A_log=(2,), dt_bias=(2,)) | {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+    return x | {"use_qk_l2norm_in_kernel": True, "output_final_state": True}
+
+
+def gym_rule() -> Arguments:
+    names = ("q", "k", "v", "beta", "initial_state")
+    return {name: x for name, x in rule().items() if name in names} | {"gate": -real(2, 5, 2).abs(), "output_final_state": True}
 
 
 def commit(state_pool: Tensor, keys: Tensor, updates: Tensor, decays: Tensor, banks: Tensor) -> Any:
@@ -318,6 +332,9 @@ CALLS: dict[Function, list[Call]] = {
             "cauchy_kernel_forward",
         )
     ],
+    fla_names.chunk_gated_delta_rule: [call_of(fla_names.chunk_gated_delta_rule, rule)],
+    fla_names.fused_recurrent_gated_delta_rule: [call_of(fla_names.fused_recurrent_gated_delta_rule, rule)],
+    attention_gym.chunk_gdn: [call_of(attention_gym.chunk_gdn, gym_rule)],
     recurrent_gemma.rglru_forward: [call_of(griffin, griffin_arguments)],
     flashinfer.chunk_gated_delta_rule: [call_of(flashinfer.chunk_gated_delta_rule, flashinfer_prefill, (), "chunked_forward")],
     flashinfer.gated_delta_rule_decode: [call_of(flashinfer.gated_delta_rule_decode, flashinfer_decode, ("state",), DECODE)],

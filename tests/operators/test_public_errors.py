@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.compat import causal_conv1d, hotdog, lrnnx_scans, mamba_ssm, structured_functions, vortex
+from gdn_cuda.compat import attention_gym, causal_conv1d, fla, hotdog, lrnnx_scans, mamba_ssm, structured_functions, vortex
 from gdn_cuda.layers.decode_layer import layer_arguments
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Arguments
@@ -157,6 +157,17 @@ def s7_tensors() -> Arguments:
     return {"u": rows(1, 2, 5), "A": rows(1, 3, 5), "B": rows(1, 3, 2, 5), "C": rows(1, 2, 3, 5), "bias": rows(1, 3, 5)}
 
 
+def rule() -> Arguments:
+    x = {"q": rows(2, 5, 1, 4), "k": rows(2, 5, 1, 4), "v": rows(2, 5, 2, 3), "g": -rows(2, 5, 2), "beta": rows(2, 5, 2)}
+    x |= {"initial_state": rows(2, 2, 4, 3), "A_log": rows(2), "dt_bias": rows(2), "use_gate_in_kernel": True}
+    return x
+
+
+def gym_rule() -> Arguments:
+    x = {name: y for name, y in rule().items() if name in ("q", "k", "v", "beta", "initial_state")}
+    return x | {"gate": -rows(2, 5, 2)}
+
+
 COMPAT_MADE: dict[Any, dict[str, Make]] = {
     causal_conv1d: {
         "causal_conv1d_fn": convolved,
@@ -165,6 +176,8 @@ COMPAT_MADE: dict[Any, dict[str, Make]] = {
         "causal_conv1d_update_ref": conv_step,
         "causal_conv1d_varlen_states": lambda: {"x": rows(5, 4), "cu_seqlens": torch.tensor([0, 2, 5]), "state_len": 3},
     },
+    fla: {"chunk_gated_delta_rule": rule, "fused_recurrent_gated_delta_rule": rule},
+    attention_gym: {"chunk_gdn": gym_rule},
     mamba_ssm: {
         "selective_scan_fn": scanned,
         "selective_state_update": stepped,

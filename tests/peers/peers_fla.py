@@ -1,10 +1,8 @@
 """FLA's tests/ops/test_gdn.py, with the backend of `gdn_cuda.integrations.fla` in FLA's dispatch.
 
-The tests compare outputs and final states, and then gradients. Our recurrence has no gradients, and the integration would leave
-every call that needs them to FLA. So the tests run under torch.no_grad(), `backward` does nothing, and only outputs and states
-are compared; skipped comparisons are counted too. The reference is FLA's naive_recurrent_gated_delta_rule, in torch. If a test
-compares two forms of one call (raw gates, logits, states [V, K]), both run on gdn_cuda; the plain form is then also compared
-with that reference.
+The tests compare outputs, final states and gradients; comparisons of either are counted. The reference is FLA's
+naive_recurrent_gated_delta_rule, in torch. If a test compares two forms of one call (raw gates, logits, states [V, K]), both
+run on gdn_cuda; outputs and states of the plain form are then also compared with that reference.
 
 Tests of FlashQLA, another backend of that dispatch, run on our backend, without the check that FlashQLA was reached.
 """
@@ -50,13 +48,6 @@ _FORMS = ("use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "state_v_first", "
 _test = ""
 
 
-class _NoGradient:
-    """The `grad` of tensors in these tests."""
-
-    def transpose(self, *dims: int) -> _NoGradient:
-        return self
-
-
 def prepare() -> None:
     from gdn_cuda.integrations import fla
 
@@ -65,7 +56,7 @@ def prepare() -> None:
 
 def adapt(module: ModuleType) -> None:
     module.IS_NPU = True  # otherwise tests of grouped heads are skipped, because a backend that is not installed lacks them
-    module.assert_close = _without_gradients(module.assert_close)
+    module.assert_close = _counted(module.assert_close)
     for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
         setattr(module, name, _compared(getattr(module, name), module))
     module._flash_qla_run = lambda monkeypatch, **arguments: module.chunk_gated_delta_rule(**arguments)
@@ -75,14 +66,11 @@ def adapt(module: ModuleType) -> None:
             function.pytestmark = [mark for mark in marks if not str(mark.kwargs.get("reason", "")).startswith("FlashQLA")]
 
 
-def _without_gradients(assert_close: Callable[..., None]) -> Callable[..., None]:
-    def compare(name: str, expected: Any, got: Any, ratio: float, *args: Any, **kwargs: Any) -> None:
-        if name.strip().startswith("d"):
-            assert isinstance(expected, _NoGradient) and isinstance(got, _NoGradient)
-            peers_plugin.notes["fla: comparisons of gradients left out"] += 1
-        else:
-            assert_close(name, expected, got, ratio, *args, **kwargs)
-            peers_plugin.notes["fla: comparisons of outputs and final states"] += 1
+def _counted(assert_close: Callable[..., None]) -> Callable[..., None]:
+    def compare(name: str, *args: Any, **kwargs: Any) -> None:
+        assert_close(name, *args, **kwargs)
+        what = "gradients" if name.strip().startswith("d") else "outputs and final states"
+        peers_plugin.notes[f"fla: comparisons of {what}"] += 1
 
     return compare
 
@@ -91,9 +79,10 @@ def _compared(function: Callable[..., Any], module: ModuleType) -> Callable[...,
     def call(**given: Any) -> Any:
         output, state = function(**given)
         if _test in _TWO_FORMS and not any(given.get(form) for form in _FORMS):
-            expected, final = _naive(module, **given)
-            module.assert_close("o, naive", expected, output, 0.005)
-            module.assert_close("ht, naive", final, state, 0.005)
+            with torch.no_grad():
+                expected, final = _naive(module, **given)
+                module.assert_close("o, naive", expected, output.detach(), 0.005)
+                module.assert_close("ht, naive", final, state.detach(), 0.005)
         return output, state
 
     return call
@@ -133,7 +122,4 @@ def _naive(
 def running(item: pytest.Function) -> Iterator[None]:
     global _test
     _test = item.originalname or item.name
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(torch.Tensor, "backward", lambda *args, **kwargs: None)
-        patch.setattr(torch.Tensor, "grad", property(lambda x: _NoGradient(), lambda x, gradient: None))
-        yield
+    yield

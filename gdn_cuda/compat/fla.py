@@ -1,0 +1,175 @@
+"""FLA's functions of the Gated Delta Net and its layer, as in fla-core and flash-linear-attention 0.6.0, with gradients.
+
+    from gdn_cuda.compat.fla import GatedDeltaNet, chunk_gated_delta_rule
+
+`chunk_gated_delta_rule` is also what Megatron and torchtitan call; docs/training.md has the lines. A call of
+`fused_recurrent_gated_delta_rule`, which has no backward in FLA, computes its gradients as the chunked form does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+from ..gdn import chunked_forward, recurrent_forward
+from ..operators.autograd import needs_gradients
+from ..operators.caller import in_words_of_caller
+from ..operators.dtypes import state_dtype
+from ..operators.schema import refuse
+from .fla_layer import GatedDeltaNet
+
+__all__ = [
+    "GatedDeltaNet",
+    "chunk_gated_delta_rule",
+    "chunk_gdn",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gdn",
+]
+_CHUNK_SIZES = (16, 32, 64)
+_NAMES = {"query": "q", "key": "k", "value": "v", "gate": "g", "state": "initial_state"}
+_in_words_of_fla = in_words_of_caller(**_NAMES)
+
+
+@_in_words_of_fla
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool | None = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: Any = None,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`gdn_cuda.chunked_forward`: returns the output and, with `output_final_state`, the final state, which is fp32 at least.
+
+    States are (N, HV, K, V) views of memory with K contiguous, or (N, HV, V, K) with `state_v_first`. With `use_gate_in_kernel`
+    g is raw, and A_log (HV,) is needed; dt_bias None is 0. `cu_seqlens_cpu`, `chunk_indices` and `chunk_size` (16, 32 or 64)
+    change nothing. `transpose_state_layout` is `state_v_first` with a DeprecationWarning; `head_first` and `cp_context` are
+    refused; other keywords are ignored, as in FLA.
+    """
+    function = "chunk_gated_delta_rule"
+    v_first = _layout(function, state_v_first, others)
+    if chunk_size not in _CHUNK_SIZES:
+        refuse(function, "chunk_size", "16, 32 or 64", chunk_size)
+    if cp_context is not None:
+        refuse(function, "cp_context", "None, as a call has whole sequences", f"a {type(cp_context).__name__}")
+    raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
+    gates = raw | _betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    options = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
+    return _chunked(q, k, v, gates, initial_state, bool(output_final_state), v_first, cu_seqlens, options)
+
+
+@_in_words_of_fla
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool | None = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`gdn_cuda.recurrent_forward`, and `gdn_cuda.chunked_forward` where an input requires a gradient.
+
+    Arguments and results as of `chunk_gated_delta_rule`. Without g nothing decays; beta None is 1. gk and gv, gates of every
+    column, are refused.
+    """
+    function = "fused_recurrent_gated_delta_rule"
+    v_first = _layout(function, state_v_first, others)
+    for name, given in (("gk", gk), ("gv", gv)):
+        if given is not None:
+            refuse(function, name, "None, as a head has one gate for all columns", "a tensor")
+    if use_gate_in_kernel and g is None:
+        refuse(function, "g", "raw gates with use_gate_in_kernel", None)
+    raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
+    gates = raw | _betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    if needs_gradients(q, k, v, g, beta, initial_state, raw["A_log"], raw["dt_bias"]):
+        options = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
+        return _chunked(q, k, v, gates, initial_state, bool(output_final_state), v_first, cu_seqlens, options)
+    state = _states(initial_state, v_first)
+    gates |= {"state": None if state is None else state.to(state_dtype(v)), "cu_seqlens": cu_seqlens, "scale": scale}
+    output, after = recurrent_forward(q, k, v, is_qk_norm=use_qk_l2norm_in_kernel, **gates)
+    return output, _states(after, v_first) if output_final_state else None
+
+
+# FLA has these names, too.
+chunk_gdn = chunk_gated_delta_rule
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule
+
+
+def _chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: dict[str, Any],
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    v_first: bool,
+    cu_seqlens: Tensor | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    call: dict[str, Any] = gates | options | {"state": _states(initial_state, v_first), "cu_seqlens": cu_seqlens}
+    output, state = chunked_forward(q, k, v, **call, output_final_state=output_final_state, state_dtype=state_dtype(v))
+    return output, _states(state, v_first)
+
+
+def _states(state: Tensor | None, v_first: bool) -> Tensor | None:
+    """Converts between FLA's layout and ours, (N, HV, V, K), in either direction."""
+    return state if state is None or v_first else state.mT
+
+
+def _layout(function: str, v_first: bool, others: dict[str, Any]) -> bool:
+    """Whether V is first in states, of a call that may have keywords that FLA has removed."""
+    if "head_first" in others:
+        refuse(function, "head_first", "no value, as tensors are (B, T, H, ...)", others["head_first"])
+    if "transpose_state_layout" not in others:
+        return v_first
+    if v_first:
+        refuse(function, "transpose_state_layout", "no value beside state_v_first", others["transpose_state_layout"])
+    warnings.warn("transpose_state_layout is deprecated; its name is state_v_first", DeprecationWarning, stacklevel=4)
+    return bool(others["transpose_state_layout"])
+
+
+def _raw_gates(function: str, g: Tensor | None, are_raw: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> dict[str, Any]:
+    if not are_raw:
+        return {"gate": g, "A_log": None, "dt_bias": None}
+    if A_log is None:
+        refuse(function, "A_log", "a tensor (HV,) with use_gate_in_kernel", None)
+    return {"gate": g, "A_log": A_log, "dt_bias": dt_bias}
+
+
+def _betas(function: str, v: Tensor, beta: Tensor | None, is_logit: bool, twice: bool) -> dict[str, Any]:
+    if twice and not is_logit:
+        refuse(function, "allow_neg_eigval", "False without use_beta_sigmoid_in_kernel", twice)
+    if beta is None and is_logit:
+        beta = v.new_ones(v.shape[:-1])  # FLA's default, whose sigmoid it takes
+    return {"beta": beta, "beta_is_logit": is_logit, "allow_negative_eigenvalues": twice}
