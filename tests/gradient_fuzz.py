@@ -258,6 +258,24 @@ def _conv_split_l2norm(x: Draws) -> Call:
     return Call(gdn_cuda.conv_split_l2norm, given | heads | gates | {"l2norm": x.pick(True, False), "eps": x.pick(1e-6, 0.5)})
 
 
+@drawn(emulated=False)  # fp32 rows, whose backward is in torch
+def _chunked_forward(x: Draws) -> Call:
+    B, T, Hk, Hv = x.pick(1, 2), x.pick(1, 2, 70), x.pick(1, 2), x.pick(2, 4)
+    dk, dv = x.pick(1, 8, 20), x.pick(1, 8)
+    arguments = {
+        "query": x.normal(B, T, Hk, dk),
+        "key": x.normal(B, T, Hk, dk),
+        "value": x.hostile((0.0, 1e-3, 30.0), B, T, Hv, dv),
+        "beta": x.hostile((-INF, -80.0, 0.0, 80.0, INF), B, T, Hv),
+        "gate": x.hostile((0.0, -1e-30, -1.0, -80.0, -1e4, -INF), B, T, Hv),
+        "state": x.maybe(lambda: x.normal(B, Hv, dv, dk)),
+        "beta_is_logit": True,
+        "allow_negative_eigenvalues": x.pick(True, False),
+        "use_qk_l2norm": True,
+    }
+    return Call(gdn_cuda.chunked_forward, arguments)
+
+
 @drawn(emulated=True)
 def _rms_norm_gated(x: Draws) -> Call:
     rows, groups, columns = x.pick(1, 3), x.pick(1, 2), x.pick(1, 2, 8, 70)

@@ -22,11 +22,6 @@ struct GDN_HOLDS_TENSORS RawGates {
     GDN_FIELDS(A_log, dt_bias, allow_negative_eigenvalues)
 };
 
-// What the sigmoid of a logit of beta is multiplied by.
-float beta_factor(const auto& gates) {
-    return gates.allow_negative_eigenvalues ? 2.f : 1.f;
-}
-
 // Speculative verify: after how many of the last call's tokens each sequence continues.
 struct GDN_HOLDS_TENSORS VerifyOptions {
     OptionalTensor num_accepted_tokens = {};

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "../../operators/beta_factor.hpp"
+
 namespace gdn_cuda::gdn {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <gdn_cuda/layers.hpp>
 #include <vector>
 
+#include "../../operators/beta_factor.hpp"
 #include "../../operators/float64.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/state_slots.hpp"
