@@ -81,8 +81,8 @@ def _backward_by_reference(x: Any) -> tuple[Tensor, ...]:
                 by[name] = repeated.unflatten(-2, (value_heads, -1)).sum(-2)
     by["state"] = reference._initial(by["state"], y.has_initial_state)
     if not x.only_value_and_state:
-        of_gates = reference.gradients_of_gates(y, gate, joined("beta", -1), joined("gate", -1))
-        by |= dict(zip(("beta", "gate", "A_log", "dt_bias"), of_gates, strict=True))
+        by_gates = reference.gradients_of_gates(y, gate, joined("beta", -1), joined("gate", -1))
+        by |= dict(zip(("beta", "gate", "A_log", "dt_bias"), by_gates, strict=True))
 
     def result(name: str) -> Tensor:
         given, gradient = getattr(x, name), by.get(name)
@@ -97,34 +97,34 @@ def _groups(y: Any) -> list[tuple[int, int]]:
     """Key heads, first and past the last, whose states of every chunk and their gradients fit into the workspace."""
     key_heads, heads, dv, dk = y.key.shape[-2], y.value.shape[-2], y.value.shape[-1], y.key.shape[-1]
     chunks = sum(-(-length // gdn.CHUNK) for length in reference.lengths_of(y.value, y.cu_seqlens).tolist())
-    of_key_head = (
+    key_head_bytes = (
         heads
         // max(key_heads, 1)
         * chunks
         * (4 * dv * dk + 8 * gdn.CHUNK * (gdn.CHUNK + dv + dk))
         * wide_enough(y.value).itemsize
     )
-    if of_key_head > y.workspace:
-        refuse(_NAME, "workspace", f"at least {of_key_head} bytes, what the backward of one key head needs", y.workspace)
-    step = min(max(y.workspace // max(of_key_head, 1), 1), max(key_heads, 1))
+    if key_head_bytes > y.workspace:
+        refuse(_NAME, "workspace", f"at least {key_head_bytes} bytes, what the backward of one key head needs", y.workspace)
+    step = min(max(y.workspace // max(key_head_bytes, 1), 1), max(key_heads, 1))
     return [(first, min(first + step, key_heads)) for first in range(0, key_heads, step)]
 
 
 def _of_heads(y: Any, beta: Tensor, gate: Tensor, first: int, end: int) -> Any:
-    of_key = slice(first, end)
+    keys = slice(first, end)
     r = y.value.shape[-2] // y.key.shape[-2]
-    of_value = slice(first * r, end * r)
+    values = slice(first * r, end * r)
     last = y.grad_final_state
     return gradients(
-        y.query[..., of_key, :],
-        y.key[..., of_key, :],
-        y.value[..., of_value, :],
-        beta[..., of_value],
-        gate[..., of_value],
-        None if y.state is None else y.state[:, of_value],
+        y.query[..., keys, :],
+        y.key[..., keys, :],
+        y.value[..., values, :],
+        beta[..., values],
+        gate[..., values],
+        None if y.state is None else y.state[:, values],
         y.cu_seqlens,
-        y.grad_out[..., of_value, :],
-        None if last is None else last[:, of_value],
+        y.grad_out[..., values, :],
+        None if last is None else last[:, values],
         scale=y.key.shape[-1] ** -0.5 if y.scale is None else y.scale,
         use_qk_l2norm=y.use_qk_l2norm,
         only_value_and_state=y.only_value_and_state,

@@ -275,15 +275,15 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
                         .gate_gradient = static_cast<float*>(memory_of(by_gate))};
     const Workspace workspace(sequences);
     const bool only = x.only_value_and_state;
-    const i64 of_head = workspace.bytes_of_head(only), of_key_head = of_head * passes.call.heads_per_key;
-    GDN_REQUIRE(Checks{kFunction}, of_key_head <= forward.workspace, "workspace",
-                fmt::format("at least {} bytes, what the backward of one key head needs", of_key_head),
+    const i64 head_bytes = workspace.bytes_of_head(only), key_head_bytes = head_bytes * passes.call.heads_per_key;
+    GDN_REQUIRE(Checks{kFunction}, key_head_bytes <= forward.workspace, "workspace",
+                fmt::format("at least {} bytes, what the backward of one key head needs", key_head_bytes),
                 fmt::format("{}", forward.workspace));
     if (sequences.heads > 0 && sequences.count > 0) {
         const i64 key_heads =
-            std::min<i64>(sequences.key_heads, of_key_head > 0 ? forward.workspace / of_key_head : sequences.key_heads);
+            std::min<i64>(sequences.key_heads, key_head_bytes > 0 ? forward.workspace / key_head_bytes : sequences.key_heads);
         const i64 most = key_heads * passes.call.heads_per_key;
-        const Tensor memory = torch::stable::new_empty(forward.value, {most * of_head}, ScalarType::Byte);
+        const Tensor memory = torch::stable::new_empty(forward.value, {most * head_bytes}, ScalarType::Byte);
         for (i64 first = 0; first < sequences.heads; first += most)
             passes.run(first, std::min(most, sequences.heads - first),
                        workspace.of(static_cast<char*>(memory_of(memory)), std::min(most, sequences.heads - first)), only,

@@ -219,28 +219,28 @@ struct ChunkGradients : TileProducts<kConfig.io> {
             load_states(head, slab, block);
             wait_for_loads();
             const ChunkScalars& scalars = shared.scalars;
-            float of_output[2], of_value[2], of_error[2];
+            float output_factors[2], value_factors[2], error_factors[2];
 #pragma unroll
             for (int which = 0; which < 2; ++which) {
                 const int at = row(2 * which);
                 const float before = exp2_fast(scalars.gate[at]),
                             after = exp2_fast(scalars.gate[kChunk - 1] - scalars.gate[at]);
-                of_output[which] = args.scale * before * scalars.query_norm[at];
-                of_value[which] = -before * scalars.key_norm[at];
-                of_error[which] = after * scalars.beta[at] * scalars.key_norm[at];
+                output_factors[which] = args.scale * before * scalars.query_norm[at];
+                value_factors[which] = -before * scalars.key_norm[at];
+                error_factors[which] = after * scalars.beta[at] * scalars.key_norm[at];
             }
             const auto& columns = shared.columns;
             TileSums sums;
             clear(sums);
             this->add(sums, shared.values.output_gradient, columns.state);
-            add_rows(dq, s, sums, of_output, columns.query);
+            add_rows(dq, s, sums, output_factors, columns.query);
             clear(sums);
             this->add(sums, shared.values.value_gradient, columns.state);
-            add_rows(dk, s, sums, of_value, columns.key);
+            add_rows(dk, s, sums, value_factors, columns.key);
             clear(sums);
 #pragma unroll
             for (const Tile& error : shared.values.error) this->add(sums, error, columns.state_gradient);
-            add_rows(dk, u, sums, of_error, columns.key);
+            add_rows(dk, u, sums, error_factors, columns.key);
             product += product_of_states();
             if (slab + 1 < slabs()) __syncthreads();
         }
