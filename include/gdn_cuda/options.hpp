@@ -11,6 +11,8 @@ struct GDN_HOLDS_TENSORS GateOptions {
     OptionalTensor A_log = {}, dt_bias = {};
     bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
 
+    float beta_factor() const { return allow_negative_eigenvalues ? 2.f : 1.f; }  // multiplies the sigmoid of a logit of beta
+
     GDN_FIELDS(A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear)
 };
 
@@ -18,6 +20,8 @@ struct GDN_HOLDS_TENSORS GateOptions {
 struct GDN_HOLDS_TENSORS RawGates {
     Given A_log, dt_bias;
     bool allow_negative_eigenvalues = false;
+
+    float beta_factor() const { return allow_negative_eigenvalues ? 2.f : 1.f; }
 
     GDN_FIELDS(A_log, dt_bias, allow_negative_eigenvalues)
 };

@@ -64,6 +64,11 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "gdn/compute_o",
     ),
     "test_prefill_mma.py::test_gates_in_every_form[raw]": ("gdn/prefill_mma", "gdn/chunk_gates"),
+    "test_gradients.py::test_against_the_recurrence[65x65-1x2x64x64-gates1.0-random-beta1.0-state-last]": (
+        "gdn/backward_mma_states",
+        "gdn/backward_mma_gradients",
+        "gdn/chunk_gates_backward",
+    ),
     "test_prefill.py::test_lengths[65-64-one group-io0]": ("gdn/prefill",),
     "test_prefill_ahead.py::test_state_dtypes[None]": ("gdn/prefill_ahead",),
     # scan

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "../../operators/beta_factor.hpp"
-
 namespace gdn_cuda::gdn {
 namespace {
 
@@ -101,7 +99,7 @@ GateTensors check_gates(const Checks& check, Prepared& prepared, const OptionalT
                           : options.gate_is_linear ? GateForms::decay
                                                    : GateForms::log_decay,
                   .beta_is_logit = options.beta_is_logit,
-                  .beta_factor = beta_factor(options)};
+                  .beta_factor = options.beta_factor()};
     return x;
 }
 
@@ -112,7 +110,7 @@ GateTensors check_raw_gates(const Checks& check, Prepared& prepared, const Tenso
     args.beta = check_scalars(check, "b", x.beta, prepared.sequences);
     args.A_log = check_per_head(check, "A_log", x.A_log, prepared.sequences);
     args.dt_bias = check_per_head(check, "dt_bias", x.dt_bias, prepared.sequences);
-    args.forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = beta_factor(gates)};
+    args.forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = gates.beta_factor()};
     return x;
 }
 

@@ -5,7 +5,6 @@
 #include <gdn_cuda/layers.hpp>
 #include <vector>
 
-#include "../../operators/beta_factor.hpp"
 #include "../../operators/float64.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/state_slots.hpp"
@@ -273,7 +272,7 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     args.dv = static_cast<int>(sizes.dv);
     args.scale = static_cast<float>(x.scale.value_or(1.0 / std::sqrt(static_cast<double>(sizes.dk))));
     args.epsilon = static_cast<float>(x.norm_eps);
-    args.beta_scale = beta_factor(x.gates);
+    args.beta_scale = x.gates.beta_factor();
     args.silu = x.silu;
     args.sigmoid_gate = x.gate_activation == GateActivation::sigmoid;
     check.grid("qkvz", {sizes.sequences * kMostLayerBlocks, sizes.key_heads, 1});

@@ -75,25 +75,27 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         __syncwarp();  // every lane's values have arrived
         const i64 index = shared.first_index + own.in_time(chunk);
         const MmaTile* keys = shared.key[chunk % kConfig.key_stages];
-        TokenOperands x;
         MmaLane::TokenSums products;
         auto* const states = static_cast<Io*>(kBackward ? args.to.state_gradients : args.to.states);
         multiply_keys(own, products, keys, states + index * call.dv * call.dk);
         if constexpr (kBackward) {
             store_scalars(own, args.to.scalars[index], call.qk_norm, call.scale);
-            load_operands(own, x);
-        } else {
-            form_x(own, x, products);
         }
+        TokenOperands x;
+        if constexpr (!kBackward) form_x(own, x, products);
         tokens.finish();
         __syncthreads();  // T and P are complete
         own.refresh();
         if constexpr (kBackward) {
+            add_scores(own, products);
+            own.refresh();
+            add_queries(own);
+            own.refresh();
             MmaLane::TokenSums gradients;
-            add_scores(own, products, x);
             apply_inverse_transposed(own, gradients, products);
             own.stage(own.value_tile(), gradients);
-            update_gradient(own, gradients, x, keys);
+            own.refresh();
+            subtract_keys(own, gradients, keys);
             __syncthreads();  // no warp reads the queries any more
             tokens.load_next_queries(chunk);
         } else {

@@ -25,21 +25,10 @@ __device__ __forceinline__ void multiply_keys(Owner& own, MmaLane::TokenSums& pr
                 *reinterpret_cast<unsigned*>(to + i % 2 * 8 * dk + column) = left[i];
     }
 }
-// The warp's columns of the value tile as operands.
+// 16 tokens of the warp's columns of the value tile as an operand.
 template <class Owner>
-__device__ __forceinline__ void load_operands(const Owner& own, TokenOperands& x) {
-#pragma unroll
-    for (int step = 0; step < Owner::kTokenSteps; ++step)
-        ldmatrix_x4_trans(x[step], own.crossed_vector(own.value_tile().bytes, own.warp % 4) + step * Owner::kRowBlockBytes);
-}
-// Calls visit(number of the 8 tokens, index, register, its two elements' factors) for each register of operands.
-template <class Owner, class Visit>
-__device__ __forceinline__ void for_each_operand(const Owner& own, const float (&factors)[kChunk], TokenOperands& x,
-                                                 Visit&& visit) {
-#pragma unroll
-    for (int step = 0; step < Owner::kTokenSteps; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) visit(2 * step + i / 2, i % 2 * 2, x[step][i], own.pair_of(factors, 2 * step + i / 2));
+__device__ __forceinline__ void load_operand(const Owner& own, unsigned (&x)[4], int step) {
+    ldmatrix_x4_trans(x, own.crossed_vector(own.value_tile().bytes, own.warp % 4) + step * Owner::kRowBlockBytes);
 }
 
 // ---- Forward
@@ -47,26 +36,33 @@ __device__ __forceinline__ void for_each_operand(const Owner& own, const float (
 // X = v - exp(G) k S^T, as operands.
 template <class Owner>
 __device__ __forceinline__ void form_x(const Owner& own, TokenOperands& x, const MmaLane::TokenSums& products) {
-    load_operands(own, x);
-    for_each_operand(own, own.shared.factors.key_state, x, [&](int n, int i, unsigned& pair, const float2& factor) {
-        const float2 v = unpack<Owner::kIo>(pair);
-        pair = pack<Owner::kIo>(v.x - factor.x * products[n][i], v.y - factor.y * products[n][i + 1]);
-    });
+#pragma unroll
+    for (int step = 0; step < Owner::kTokenSteps; ++step) {
+        load_operand(own, x[step], step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int n = 2 * step + i / 2;
+            const float2 factor = own.pair_of(own.shared.factors.key_state, n), v = unpack<Owner::kIo>(x[step][i]);
+            x[step][i] = pack<Owner::kIo>(v.x - factor.x * products[n][i % 2 * 2], v.y - factor.y * products[n][i % 2 * 2 + 1]);
+        }
+    }
 }
-// R = V' / beta, to the value tile and its residual.
+// R = V' / beta, to the value tile, and its rounding residual.
 template <class Owner>
 __device__ __forceinline__ void stage_errors(const Owner& own, const MmaLane::TokenSums& v, const MmaTile& residual) {
-    MmaLane::TokenSums errors;
+    const unsigned rounded_at = own.first_staged(own.value_tile()), residual_at = own.first_staged(residual);
 #pragma unroll
     for (int n = 0; n < 2 * Owner::kTokenSteps; ++n) {
         const float2 beta = own.pair_of(own.shared.factors.beta, n);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) errors[n][i] = v[n][i] / (i % 2 == 0 ? beta.x : beta.y);
+        for (int half = 0; half < 2; ++half) {
+            const float x = v[n][2 * half] / beta.x, y = v[n][2 * half + 1] / beta.y;
+            const unsigned rounded = pack<Owner::kIo>(x, y);
+            own.stage_pair(rounded_at, n, half, rounded);
+            own.stage_pair(residual_at, n, half, pack_residual<Owner::kIo>(x, y, rounded));
+        }
     }
-    own.stage(own.value_tile(), errors);
-    for (auto& tile : errors)
-        for (float& x : tile) x -= to_float(from_float<typename Owner::Io>(x));
-    own.stage(residual, errors);
+    __syncwarp();
 }
 
 // ---- Backward
@@ -90,7 +86,7 @@ __device__ __forceinline__ void add_rows(const Owner& own, MmaLane::TokenSums& s
 }
 // From E k^T to dV' = E k^T exp(G_C - G) + dO^T P.
 template <class Owner>
-__device__ __forceinline__ void add_scores(const Owner& own, MmaLane::TokenSums& v, const TokenOperands& output_gradient) {
+__device__ __forceinline__ void add_scores(const Owner& own, MmaLane::TokenSums& v) {
 #pragma unroll
     for (int n = 0; n < 2 * Owner::kTokenSteps; ++n) {
         const float2 factor = own.pair_of(own.shared.factors.update, n);
@@ -100,8 +96,7 @@ __device__ __forceinline__ void add_scores(const Owner& own, MmaLane::TokenSums&
 #pragma unroll
     for (int step = 0; step < Owner::kTokenSteps; ++step) {
         unsigned left[1][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) left[0][i] = output_gradient[step][i];
+        load_operand(own, left[0], step);
         add_rows(own, v, left, step, [&](int row, int column) -> const TwoPartBlock& {
             return own.shared.scores[ChunkTriangle::index_of(row, column)];
         });
@@ -121,25 +116,37 @@ __device__ __forceinline__ void apply_inverse_transposed(const Owner& own, MmaLa
         });
     }
 }
-// E <- exp(G_C) E + (scale exp(G) dO)^T q - (exp(G) dV)^T k.
+// E <- exp(G_C) E + (scale exp(G) dO)^T q. Loads dO once more: there are no registers to keep it.
 template <class Owner>
-__device__ __forceinline__ void update_gradient(Owner& own, MmaLane::TokenSums& dv, const TokenOperands& output_gradient,
-                                                const MmaTile* keys) {
+__device__ __forceinline__ void add_queries(Owner& own) {
     own.decay_state();
+#pragma unroll
+    for (int step = 0; step < Owner::kTokenSteps; ++step) {
+        unsigned operand[4];
+        load_operand(own, operand, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 pair = unpack<Owner::kIo>(operand[i]),
+                         factor = own.pair_of(own.shared.factors.query_state, 2 * step + i / 2);
+            operand[i] = pack<Owner::kIo>(pair.x * factor.x, pair.y * factor.y);
+        }
+#pragma unroll
+        for (int k = 0; k < Owner::kStateSteps; ++k) {
+            unsigned right[4];
+            ldmatrix_x4_trans(right, own.straight_vector(own.shared.query, k) + step * Owner::kRowBlockBytes);
+            mma_m16n8k16<Owner::kIo>(own.state[2 * k], operand, right[0], right[1]);
+            mma_m16n8k16<Owner::kIo>(own.state[2 * k + 1], operand, right[2], right[3]);
+        }
+    }
+}
+// E <- E - (exp(G) dV)^T k.
+template <class Owner>
+__device__ __forceinline__ void subtract_keys(Owner& own, MmaLane::TokenSums& dv, const MmaTile* keys) {
 #pragma unroll
     for (auto& tile : dv)
 #pragma unroll
         for (float& x : tile) x = -x;
     own.add_tokens(dv, own.shared.factors.key_state, keys);
-#pragma unroll
-    for (int step = 0; step < Owner::kTokenSteps; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float2 pair = unpack<Owner::kIo>(output_gradient[step][i]);
-            dv[2 * step + i / 2][i % 2 * 2] = pair.x;
-            dv[2 * step + i / 2][i % 2 * 2 + 1] = pair.y;
-        }
-    own.add_tokens(dv, own.shared.factors.query_state, own.shared.query);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -151,14 +151,20 @@ struct MmaRows : MmaLane {
     }
     // Overwrites values in a tile, before the state update needs the registers.
     __device__ __forceinline__ void stage(const MmaTile& tile, const TokenSums& output) const {
-        const unsigned first = row_vector(tile_row(tile.bytes, g), value_vector()) + 4 * t;
+        const unsigned first = first_staged(tile);
 #pragma unroll
         for (int n = 0; n < 2 * kTokenSteps; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_shared(row_vector(first, half) + n * (kRowBlockBytes / 2),
-                             transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
+                stage_pair(first, n, half, pack<kIo>(output[n][2 * half], output[n][2 * half + 1]));
         __syncwarp();
+    }
+    __device__ __forceinline__ unsigned first_staged(const MmaTile& tile) const {
+        return row_vector(tile_row(tile.bytes, g), value_vector()) + 4 * t;
+    }
+    // Elements 2 half and 2 half + 1 of accumulator n, packed.
+    static __device__ __forceinline__ void stage_pair(unsigned first, int n, int half, unsigned pair) {
+        store_shared(row_vector(first, half) + n * (kRowBlockBytes / 2), transposed(pair));
     }
     // Stores what a tile has of a chunk, at `to` for this lane's first vector, and calls `between` before it waits for memory.
     template <class Between>
@@ -216,7 +222,7 @@ struct MmaRows : MmaLane {
 #pragma unroll
             for (float& element : tile) element *= decay;
     }
-    // state += v^T diag(factors) tokens: of keys or queries.
+    // state += v^T diag(factors) tokens, of keys or queries; v is split into two parts.
     __device__ __forceinline__ void add_tokens(TokenSums& v, const float (&factors)[kChunk], const MmaTile* tokens) {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
