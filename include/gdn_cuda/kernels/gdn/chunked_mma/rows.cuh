@@ -167,8 +167,10 @@ struct MmaRows : MmaLane {
         store_shared(row_vector(first, half) + n * (kRowBlockBytes / 2), transposed(pair));
     }
     // Stores what a tile has of a chunk, at `to` for this lane's first vector, and calls `between` before it waits for memory.
+    // The stride by reference: as a value it made branches of the predicated stores.
     template <class Between>
-    __device__ __forceinline__ void store_staged(unsigned vectors, Io* to, i64 stride, int count, Between&& between) const {
+    __device__ __forceinline__ void store_staged(unsigned vectors, Io* to, const i64& stride, int count,
+                                                 Between&& between) const {
         Raw<16> eight[kTokenSteps];
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(vectors + i * kRowBlockBytes);
