@@ -105,7 +105,7 @@ def draw(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 @dataclass
 class Run:
     losses: list[float] = field(default_factory=list)
-    correct: float = 0.0  # of the queries in the last ten batches
+    correct: float = 0.0  # the share of right answers in the last ten batches
     seconds: float = 0.0
 
 

@@ -76,8 +76,8 @@ def gradients(
             for n, (a, b) in enumerate(spans)
         ]
         found = _joined(parts, rows, states, only_value_and_state)
-    of_keys = zip(found[:2], (unit_q, unit_k), inverse_norms, strict=True)
-    dq, dk = (dx if dx is None or norm is None else norm * (dx - x * (x * dx).sum(-1, keepdim=True)) for dx, x, norm in of_keys)
+    normed = zip(found[:2], (unit_q, unit_k), inverse_norms, strict=True)
+    dq, dk = (dx if dx is None or norm is None else norm * (dx - x * (x * dx).sum(-1, keepdim=True)) for dx, x, norm in normed)
     found = found._replace(query=dq, key=dk)
     return found if cu_seqlens is None else Gradients._make([*(_padded(x, tokens) for x in found[:5]), found.state])
 
@@ -108,7 +108,7 @@ def _of_batch(
     only_value_and_state: bool,
     chunk: int,
 ) -> Gradients:
-    """Of a padded batch with normalised queries and keys."""
+    """Gradients in a padded batch with normalised queries and keys."""
     q, k, v, beta, gate, grad_out = rows
     tokens, heads = v.shape[1], v.shape[2]
     if tokens == 0:
@@ -131,9 +131,9 @@ def _of_batch(
         later = gdn.decayed(later, kept[:, c]) + (scale * before[:, c] * do[:, c]).mT @ q_[:, c]
         later = later - (before[:, c] * dv[-1]).mT @ k_[:, c]
     dv_ = torch.stack(dv[::-1], 1)
-    of_values = gdn.from_chunks(dv_, tokens).masked_fill((beta == 0)[..., None], 0)
+    d_value = gdn.from_chunks(dv_, tokens).masked_fill((beta == 0)[..., None], 0)
     if only_value_and_state:
-        return Gradients(None, None, of_values, None, None, later)
+        return Gradients(None, None, d_value, None, None, later)
     states, errors = [], []
     for c in range(k_.shape[1]):
         states.append(state)
@@ -157,7 +157,7 @@ def _of_batch(
     d_gate = d_gate + _sum_across(moments)
     dq, dk, d_beta, d_gate = (gdn.from_chunks(x, tokens) for x in (dq, dk, d_beta, d_gate))
     dq, dk = (x.unflatten(2, (y.shape[2], -1)).sum(3) for x, y in ((dq, q), (dk, k)))
-    return Gradients(dq, dk, of_values, d_beta, d_gate, later)
+    return Gradients(dq, dk, d_value, d_beta, d_gate, later)
 
 
 def _sum_from(x: Tensor) -> Tensor:

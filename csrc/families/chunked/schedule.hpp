@@ -64,7 +64,7 @@ struct ChunkedSchedule {
     i64 summaries, summaries_of_head;  // 0: a slow-decay head is not split
     int summaries_of_sequence;         // for each head: one for each segment but the last, and groups'
     int summary_tokens;   // if not 0, packed sequences are split by their own lengths: a summary for so many tokens
-    i64 state_row_tiles;  // of the states between all segments
+    i64 state_row_tiles;  // in the states between all segments
     i64 state_words, transition_words, cached_words;
     i64 chunks;  // in all sequences, at most
 

@@ -132,7 +132,7 @@ std::vector<int64_t> sizes_of(const View& view) {
 // What a group of heads hands over from pass to pass; groups use the same memory one after another. The gradients of values and
 // of the state need the first two parts.
 struct Workspace {
-    i64 chunks, scalars, states, errors;  // of a head: chunks of all sequences, and bytes of each part
+    i64 chunks, scalars, states, errors;  // a head's: chunks of all sequences, and bytes of each part
 
     Workspace(const Sequences& sequences)
         : chunks(chunk_indices(sequences.packed(), static_cast<int>(sequences.count), static_cast<int>(sequences.tokens))),

@@ -7,7 +7,7 @@
 // Where dg is 0, as at a reset, so is what it is multiplied by, even infinity. Adjacent threads have adjacent heads. A thread
 // keeps its head, and sums over every so many of its block's tokens in order; the host adds the blocks' sums.
 //
-// Bound: the launch; memory from some 100,000 tokens on.
+// Bound: not measured. Probably the launch, as in gdn/chunk_gates.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_gates_backward_plan.cuh>
