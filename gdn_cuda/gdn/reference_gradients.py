@@ -64,8 +64,7 @@ def gradients(
     sequences = v.shape[0] if cu_seqlens is None else len(spans)
     zeros = v.new_zeros(sequences, v.shape[-2], v.shape[-1], k.shape[-1])
     states, last = (zeros if x is None else x.to(dtype) for x in (state, grad_final_state))
-    inverse_norms = [torch.rsqrt((x * x).sum(-1, keepdim=True) + gdn.L2NORM_EPSILON) if use_qk_l2norm else None for x in (q, k)]
-    unit_q, unit_k = (x if norm is None else x * norm for x, norm in zip((q, k), inverse_norms, strict=True))
+    unit_q, unit_k = (x * _inverse_norm(x) if use_qk_l2norm else x for x in (q, k))
     rows = (unit_q, unit_k, v, beta, gate, grad_out)
     options: dict[str, Any] = {"scale": scale, "only_value_and_state": only_value_and_state, "chunk": chunk}
     if cu_seqlens is None:
@@ -76,10 +75,19 @@ def gradients(
             for n, (a, b) in enumerate(spans)
         ]
         found = _joined(parts, rows, states, only_value_and_state)
-    normed = zip(found[:2], (unit_q, unit_k), inverse_norms, strict=True)
-    dq, dk = (dx if dx is None or norm is None else norm * (dx - x * (x * dx).sum(-1, keepdim=True)) for dx, x, norm in normed)
-    found = found._replace(query=dq, key=dk)
+    if use_qk_l2norm and not only_value_and_state:
+        found = found._replace(query=_through_norm(found.query, q), key=_through_norm(found.key, k))
     return found if cu_seqlens is None else Gradients._make([*(_padded(x, tokens) for x in found[:5]), found.state])
+
+
+def _inverse_norm(x: Tensor) -> Tensor:
+    return torch.rsqrt((x * x).sum(-1, keepdim=True) + gdn.L2NORM_EPSILON)
+
+
+def _through_norm(gradient: Any, x: Tensor) -> Tensor:
+    """From the gradient of a normalised row to that of the row. In fp64, as of a short row almost all cancels."""
+    wide, inverse, dx = x.double(), _inverse_norm(x.double()), gradient.double()
+    return (inverse * (dx - inverse**2 * wide * (wide * dx).sum(-1, keepdim=True))).to(x.dtype)
 
 
 def _joined(parts: list[Gradients], rows: tuple[Tensor, ...], states: Tensor, only_value_and_state: bool) -> Gradients:
