@@ -7,6 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/torch_math.hpp"
+#include "backward_gradients.hpp"
 #include "backward_mma.hpp"
 #include "chunk_gates_backward.hpp"
 #include "chunk_inputs.hpp"
@@ -194,26 +195,29 @@ struct Passes {
         states.call.initial = from_head(initial, first);
         states.call.last = {};
         BackwardMmaStates::run(Direction::forward, states, io, target);
-        BackwardMmaGradients::run({.query = each.query,
-                                   .key = each.key,
-                                   .output_gradient = from_head(output_gradient, first),
-                                   .value_gradient = from_head(value_gradient, first),
-                                   .query_gradient = from_head(query_gradient, key_head),
-                                   .key_gradient = from_head(key_gradient, key_head),
-                                   .beta_gradient = beta_gradient + first,
-                                   .gate_gradient = gate_gradient + first,
-                                   .from = handover,
-                                   .cu_seqlens = call.cu_seqlens,
-                                   .sequences = call.sequences,
-                                   .tokens = call.tokens,
-                                   .heads = each.heads,
-                                   .heads_per_key = call.heads_per_key,
-                                   .dk = call.dk,
-                                   .dv = call.dv,
-                                   .heads_in_all = call.heads,
-                                   .scale = call.scale,
-                                   .qk_norm = call.qk_norm},
-                                  io, target);
+        const BackwardGradientsArgs gradients{.query = each.query,
+                                              .key = each.key,
+                                              .output_gradient = from_head(output_gradient, first),
+                                              .value_gradient = from_head(value_gradient, first),
+                                              .query_gradient = from_head(query_gradient, key_head),
+                                              .key_gradient = from_head(key_gradient, key_head),
+                                              .beta_gradient = beta_gradient + first,
+                                              .gate_gradient = gate_gradient + first,
+                                              .from = handover,
+                                              .cu_seqlens = call.cu_seqlens,
+                                              .sequences = call.sequences,
+                                              .tokens = call.tokens,
+                                              .heads = each.heads,
+                                              .heads_per_key = call.heads_per_key,
+                                              .dk = call.dk,
+                                              .dv = call.dv,
+                                              .heads_in_all = call.heads,
+                                              .scale = call.scale,
+                                              .qk_norm = call.qk_norm};
+        if (BackwardGradients::takes(gradients, jit::device_traits(target.ordinal)))
+            BackwardGradients::run(gradients, io, target);
+        else
+            BackwardMmaGradients::run(gradients, io, target);
     }
 };
 

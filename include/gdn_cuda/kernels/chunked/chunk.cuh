@@ -12,6 +12,10 @@ constexpr float kLog2e = 1.4426950408889634f;
 // precision for later gates. A gate below kResetGateLog2 resets the state: its own exponential is 0.
 constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
 
+// Similar keys with large beta give (I + A)^-1 large entries that cancel: rounding them, V' and P to 16 bits once would be most
+// of the error. Chunks with an off-diagonal entry beyond this split all three into two 16-bit parts (docs/numerics.md).
+constexpr float kCancelThreshold = 0.5f;
+
 // The order in which a block takes the chunks of its work.
 enum class Direction : int { forward, backward };
 // How a configuration's text has it (csrc/launch/fields.hpp).

@@ -54,10 +54,6 @@ struct ChunkedConfig {
     GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 1 ? 208 : head_k == 128 ? 192 : 184; }
 };
 
-// Similar keys with large beta give (I + A)^-1 large entries that cancel: rounding them, V' and P to 16 bits once would be most
-// of the error. Chunks with an off-diagonal entry beyond this split all three into two 16-bit parts (docs/numerics.md).
-constexpr float kCancelThreshold = 0.5f;
-
 // Marks a chunk in which some exp(gate) is 0: -0, distinct from a decay product that underflows.
 constexpr float kResets = -0.f;
 

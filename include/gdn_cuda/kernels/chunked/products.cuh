@@ -35,11 +35,6 @@ __device__ __forceinline__ void start_product_mn(float (&d)[kElements], const To
         Product<kIo, 2 * kElements, false>::run(d, left[step], operand + mn_major_step(step), add || step > 0);
     cute::warpgroup_commit_batch();
 }
-template <int kPending = 0, int kElements>
-__device__ __forceinline__ void wait_for_product(float (&accumulator)[kElements]) {
-    cute::warpgroup_wait<kPending>();
-    warpgroup_fence_operand(accumulator);
-}
 
 // A tile of tokens x this warpgroup's 64 rows as a left operand, transposed by ldmatrix.
 __device__ __forceinline__ void load_operand(TokenOperand& x, const SwizzledTile& tile, const Lane& lane) {

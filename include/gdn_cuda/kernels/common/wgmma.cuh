@@ -37,14 +37,16 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulator)[kCo
 
 namespace gmma = cute::SM90::GMMA;
 
-// CUTLASS's instructions by element type, N and major-ness of b; a from registers (RS) or shared memory (SS).
+// CUTLASS's instructions by element type, N and major-ness of b; a from registers (RS) or shared memory (SS, or SSTransposed
+// where a is MN-major).
 template <DType kType, int kN, gmma::Major kMajor>
 struct Wgmma;
-#define GDN_WGMMA(type, n, inputs)                                                 \
-    template <gmma::Major kMajor>                                                  \
-    struct Wgmma<DType::type, n, kMajor> {                                         \
-        using RS = gmma::MMA_64x##n##x16_F32##inputs##_RS<gmma::Major::K, kMajor>; \
-        using SS = gmma::MMA_64x##n##x16_F32##inputs##_SS<gmma::Major::K, kMajor>; \
+#define GDN_WGMMA(type, n, inputs)                                                            \
+    template <gmma::Major kMajor>                                                             \
+    struct Wgmma<DType::type, n, kMajor> {                                                    \
+        using RS = gmma::MMA_64x##n##x16_F32##inputs##_RS<gmma::Major::K, kMajor>;            \
+        using SS = gmma::MMA_64x##n##x16_F32##inputs##_SS<gmma::Major::K, kMajor>;            \
+        using SSTransposed = gmma::MMA_64x##n##x16_F32##inputs##_SS<gmma::Major::MN, kMajor>; \
     }
 GDN_WGMMA(bf16, 64, BF16BF16);
 GDN_WGMMA(bf16, 96, BF16BF16);
@@ -65,6 +67,11 @@ struct Product {
     }
     __device__ __forceinline__ static void run(Accumulator& d, const TileOperand& a, const TileOperand& b, bool add) {
         run<typename Instruction::SS>(d, add, a.descriptor(), b.descriptor());
+    }
+    // d = or += a^T b, a (16 x 64) with rows along k.
+    __device__ __forceinline__ static void run_transposed(Accumulator& d, const TileOperand& a, const TileOperand& b,
+                                                          bool add) {
+        run<typename Instruction::SSTransposed>(d, add, a.descriptor(), b.descriptor());
     }
 
   private:

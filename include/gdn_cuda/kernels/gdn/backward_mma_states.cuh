@@ -35,6 +35,34 @@ __device__ __forceinline__ void store_scalars(const Owner& own, ChunkScalars& to
     to.query_norm[token] = scale != 0.f ? factors.query_row[token] / scale : 1.f;
 }
 
+// Whether entries of T cancel, by one warp of the same block, once T is complete.
+template <class Owner>
+__device__ __forceinline__ void store_cancels(const Owner& own, ChunkScalars& to) {
+    if (own.work.first_row > 0 || own.warp > 0) return;
+    // A lane's 16 bytes of each block: half of a row.
+    const int row = own.lane / 2, vector = own.lane % 2 ^ row / 4 % 2;
+    unsigned largest = 0;
+#pragma unroll
+    for (int column = 0; column < kInverseWarps; ++column)
+#pragma unroll
+        for (int below = column; below < kInverseWarps; ++below) {
+            const TwoPartBlock& block = as_two_parts(own.shared.inverse.block(below, column));
+            const uint4 eight = load_shared(shared_address(block.parts[0]) + 16 * own.lane);
+            const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int ahead = row - 8 * vector - 2 * i;  // of the pair's first column
+                const bool diagonal = below == column && ahead >= 0 && ahead < 2;
+                largest = larger<Owner::kIo>(largest, pairs[i] & (!diagonal    ? 0xffffffffu
+                                                                  : ahead == 0 ? 0xffff0000u
+                                                                               : 0xffffu));
+            }
+        }
+    const float2 both = unpack<Owner::kIo>(largest);
+    const bool cancels = __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
+    if (own.lane == 0) to.cancels = cancels;
+}
+
 template <BackwardStatesConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     backward_mma_states(const __grid_constant__ BackwardStatesArgs args) {
@@ -82,11 +110,16 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             store_scalars(own, args.to.scalars[index], call.qk_norm, call.scale);
         }
         TokenOperands x;
-        if constexpr (!kBackward) form_x(own, x, products);
+        unsigned cancels = 0;
+        if constexpr (!kBackward) {
+            cancels = args.to.scalars[index].cancels;
+            form_x(own, x, products);
+        }
         tokens.finish();
         __syncthreads();  // T and P are complete
         own.refresh();
         if constexpr (kBackward) {
+            store_cancels(own, args.to.scalars[index]);
             add_scores(own, products);
             own.refresh();
             add_queries(own);
@@ -110,10 +143,10 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             own.store_output_and_load_values(chunk);
         } else {
             const auto mine = own.vectors();
-            const int count = mine.row < call.dv ? own.tokens_in(chunk) - mine.token : 0;
+            const int count = mine.row < call.dv ? kChunk : 0;  // tokens past the end have zeros
             Io* const to = static_cast<Io*>(args.to.errors) + (2 * index * kChunk + mine.token) * call.dv + mine.row;
             const unsigned residual = mine.shared - shared_address(shared.value) + shared_address(shared.query);
-            own.store_staged(residual, to + kChunk * call.dv, call.dv, count, [] {});
+            own.store_staged(residual, to + kChunk * call.dv, call.dv, cancels != 0 ? count : 0, [] {});
             own.store_staged(mine.shared, to, call.dv, count, [&] { own.load_values(mine, chunk + 1); });
         }
         cp_async_fence();

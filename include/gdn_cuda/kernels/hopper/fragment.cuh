@@ -22,6 +22,13 @@ __device__ __forceinline__ void scale_fragment(float (&fragment)[kElements], flo
     for (float& x : fragment) x *= factor;
 }
 
+// Waits until at most kPending later groups of products are in flight.
+template <int kPending = 0, int kElements>
+__device__ __forceinline__ void wait_for_product(float (&accumulator)[kElements]) {
+    cute::warpgroup_wait<kPending>();
+    warpgroup_fence_operand(accumulator);
+}
+
 template <DType kType, int kSteps>
 __device__ __forceinline__ void round_to_operand(unsigned (&operand)[kSteps][4], const float (&fragment)[8 * kSteps]) {
 #pragma unroll

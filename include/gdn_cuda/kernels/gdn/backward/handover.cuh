@@ -16,14 +16,17 @@ struct alignas(16) ChunkScalars {
     float gate[kChunk];                          // G, cumulative (log2)
     float beta[kChunk];                          // never 0
     float query_norm[kChunk], key_norm[kChunk];  // inverse norms, or 1
+    unsigned cancels;                            // whether entries of T cancel: then R is used in two parts
+    unsigned unused[3];
 };
 
 struct BackwardHandover {
     ChunkScalars* scalars;  // (head, chunk)
     void* states;           // S before the chunk, (head, chunk, dv, dk), rounded to 16 bits
     void* state_gradients;  // E, the gradient of the state after it
-    void* errors;           // R = V' / beta, (head, chunk, part, token, dv): rounded, and the rounding residual
-    i64 chunks;             // of all sequences
+    // R = V' / beta, (head, chunk, part, token, dv), with zeros past the end: rounded, and, where T cancels, the residual.
+    void* errors;
+    i64 chunks;  // of all sequences
 };
 
 // Chunks of sequence n begin at this index, so that no two sequences share one and no search is needed. Packed sequences leave

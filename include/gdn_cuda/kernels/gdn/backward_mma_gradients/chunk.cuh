@@ -19,7 +19,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
 
     BackwardGradientsPlan& shared;
     const BackwardGradientsArgs& args;
-    const BackwardGradientsPlan::Work& work = shared.work;
+    const GradientsWork& work = shared.work;
 
     TileSums query[kConfig.key_blocks], key[kConfig.key_blocks];  // r dq, r dk, summed over value heads
 
@@ -31,10 +31,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
 
     // ---- Memory
 
-    __device__ __forceinline__ Io* rows_of(const Rows& rows, int head) const {
-        return static_cast<Io*>(rows.data) + work.sequence * rows.batch + (work.start + work.first) * rows.token +
-               head * rows.head;
-    }
+    __device__ __forceinline__ Io* rows_of(const Rows& rows, int head) const { return rows_of_chunk<Io>(rows, work, head); }
     // Zeros past `rows` and `columns`. `from`: the tile's first element.
     __device__ __forceinline__ void load(Tile& tile, const Io* from, i64 stride, int rows, int columns) const {
 #pragma unroll
@@ -59,9 +56,10 @@ struct ChunkGradients : TileProducts<kConfig.io> {
              columns);
 #pragma unroll
         for (int part = 0; part < 2; ++part)
-            load(shared.values.error[part],
-                 static_cast<const Io*>(args.from.errors) + (2 * place_of(head) + part) * kChunk * args.dv + first, args.dv,
-                 work.count, columns);
+            if (part < parts())
+                load(shared.values.error[part],
+                     static_cast<const Io*>(args.from.errors) + (2 * place_of(head) + part) * kChunk * args.dv + first, args.dv,
+                     work.count, columns);
     }
     __device__ __forceinline__ void load_keys(int block) const {
         const int first = block * kChunk, columns = args.dk - first;
@@ -74,6 +72,8 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         load(shared.columns.state, static_cast<const Io*>(args.from.states) + first, args.dk, rows, columns);
         load(shared.columns.state_gradient, static_cast<const Io*>(args.from.state_gradients) + first, args.dk, rows, columns);
     }
+    // Of R: the residual counts where T cancels.
+    __device__ __forceinline__ int parts() const { return shared.scalars.cancels ? 2 : 1; }
     __device__ __forceinline__ int slabs() const { return (args.dv + kChunk - 1) / kChunk; }
 
     // ---- Tokens x tokens
@@ -87,10 +87,10 @@ struct ChunkGradients : TileProducts<kConfig.io> {
             refresh();
             load_values(head, slab);
             wait_for_loads();
-#pragma unroll
-            for (const Tile& error : shared.values.error) {
-                this->add_by_rows(by_output, shared.values.output_gradient, error);
-                this->add_by_rows(by_value, shared.values.value_gradient, error);
+#pragma unroll 1
+            for (int part = 0; part < parts(); ++part) {
+                this->add_by_rows(by_output, shared.values.output_gradient, shared.values.error[part]);
+                this->add_by_rows(by_value, shared.values.value_gradient, shared.values.error[part]);
             }
             if (slab + 1 < slabs()) __syncthreads();
         }
@@ -238,8 +238,8 @@ struct ChunkGradients : TileProducts<kConfig.io> {
             this->add(sums, shared.values.value_gradient, columns.state);
             add_rows(dk, s, sums, value_factors, columns.key);
             clear(sums);
-#pragma unroll
-            for (const Tile& error : shared.values.error) this->add(sums, error, columns.state_gradient);
+#pragma unroll 1
+            for (int part = 0; part < parts(); ++part) this->add(sums, shared.values.error[part], columns.state_gradient);
             add_rows(dk, u, sums, error_factors, columns.key);
             product += product_of_states();
             if (slab + 1 < slabs()) __syncthreads();
@@ -295,41 +295,24 @@ struct ChunkGradients : TileProducts<kConfig.io> {
             to[i] = from[i];
         __syncthreads();
     }
-    // The gradient of the gate of token t: s_i over i >= t, u_j over j < t, Gamma <E, S>, and M over i >= t > j. By one warp.
+    // By one warp.
     __device__ __forceinline__ void store_gates(int head) {
         if (warp != 0) return;
-        constexpr unsigned kAll = 0xffffffffu;
         const auto sum_of = [&](int which, int token) {
             return shared.row_sums[0][which][token] + shared.row_sums[1][which][token];
         };
-        float later[2], earlier[2];
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            later[part] = sum_of(0, lane + 32 * part);
-            const float u = __shfl_up_sync(kAll, sum_of(1, lane + 32 * part), 1);
-            earlier[part] = lane > 0 ? u : 0.f;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const float after = __shfl_down_sync(kAll, later[part], step),
-                            before = __shfl_up_sync(kAll, earlier[part], step);
-                if (lane + step < 32) later[part] += after;
-                if (lane >= step) earlier[part] += before;
-            }
-        }
-        later[0] += __shfl_sync(kAll, later[1], 0);
-        earlier[1] += __shfl_sync(kAll, earlier[0] + sum_of(1, lane), 31);
         float product = 0.f;
         for (const float each : shared.state_product) product += each;
         product *= exp2_fast(shared.scalars.gate[kChunk - 1]);
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            const int token = lane + 32 * part;
-            if (token >= work.count) continue;
-            const i64 tokens_before = args.cu_seqlens.data != nullptr ? work.start : i64{work.sequence} * args.tokens;
-            const i64 at = (tokens_before + work.first + token) * args.heads_in_all + head;
-            args.gate_gradient[at] = later[part] + earlier[part] + product + shared.within_chunk[token];
-            args.beta_gradient[at] = shared.beta_gradient[token];
-        }
+        const i64 first = first_scalar(args, work, head);
+        for_each_gate_gradient(
+            lane, product, [&](int token) { return sum_of(0, token); }, [&](int token) { return sum_of(1, token); },
+            [&](int token, float gradient) {
+                if (token >= work.count) return;
+                const i64 at = first + static_cast<i64>(token) * args.heads_in_all;
+                args.gate_gradient[at] = gradient + shared.within_chunk[token];
+                args.beta_gradient[at] = shared.beta_gradient[token];
+            });
     }
     // The value gradients of tokens whose beta is 0.
     __device__ __forceinline__ void clear_value_gradients(int head) {

@@ -1,7 +1,7 @@
-// Configuration, shared memory and arguments of gdn/backward_mma_gradients, for host and device.
+// Configuration and shared memory of gdn/backward_mma_gradients, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/backward/handover.cuh>
+#include <gdn_cuda/kernels/gdn/backward/gradients_args.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -30,12 +30,6 @@ struct BackwardGradientsPlan {
         Tile state, state_gradient;  // 64 value rows x 64 key columns
         Tile query, key;             // 64 tokens x 64 key columns
     };
-    // The block's chunk; kept out of registers.
-    struct Work {
-        i64 index, start;            // among all chunks; the sequence's first token
-        int sequence, first, count;  // first token of the chunk, within its sequence; tokens
-        int key_head;
-    };
     Values values;
     Tile by_scores[2];  // dP, of queries and keys, in two parts
     Tile by_keys;       // dA + dA^T
@@ -47,20 +41,8 @@ struct BackwardGradientsPlan {
     float row_sums[2][2][kChunk];  // by half of the columns: s, u; at the end x.dx of queries and keys
     float beta_gradient[kChunk], within_chunk[kChunk];
     float state_product[BackwardGradientsConfig::kWarps];  // <E, S> by warp
-    Work work;
-    int first_thread;  // 0 (MmaLane::refresh)
-};
-
-struct BackwardGradientsArgs {
-    Rows query, key, output_gradient, value_gradient;  // value_gradient: read; rows of tokens whose beta is 0 are cleared
-    Rows query_gradient, key_gradient;
-    float *beta_gradient, *gate_gradient;  // (token of all sequences, head)
-    BackwardHandover from;
-    Tagged cu_seqlens;
-    int sequences, tokens, heads, heads_per_key, dk, dv;
-    int heads_in_all;  // in the rows of beta_gradient and gate_gradient
-    float scale;
-    bool qk_norm;
+    GradientsWork work;                                    // kept out of registers
+    int first_thread;                                      // 0 (MmaLane::refresh)
 };
 
 }  // namespace gdn_cuda::gdn
