@@ -225,6 +225,7 @@ struct GradientsColumnsRole : GradientsConsumer<kConfig> {
                 store_sums(s, u, product);
             }
             if (args.call.qk_norm) through_norms(query, key, tokens, query_norms, key_norms);
+            this->warpgroup_sync();  // no warp reads queries and keys any more
             store(args.call.query_gradient, work, query, tokens.query[tile()]);
             store(args.call.key_gradient, work, key, tokens.key[tile()]);
             cutlass::arch::fence_view_async_shared();

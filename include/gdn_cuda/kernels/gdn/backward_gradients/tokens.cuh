@@ -114,12 +114,12 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
                 float until = x + next;
 #pragma unroll
                 for (int step = 1; step < 4; step *= 2) {
-                    const float earlier = __shfl_up_sync(kAll, until, step, 4);
+                    const float earlier = __shfl_up_sync(kAll, until, step);
                     if (t >= step) until += earlier;
                 }
-                const float earlier = __shfl_up_sync(kAll, until, 1, 4);
+                const float earlier = __shfl_up_sync(kAll, until, 1);
                 const float first = before[half] + (t > 0 ? earlier : 0.f), second = first + x;
-                before[half] += __shfl_sync(kAll, until, 3, 4);
+                before[half] += __shfl_sync(kAll, until, lane | 3);
                 const int ahead = row(half) - 8 * n - 2 * t;
                 sums[0] += ahead >= 0 ? first : 0.f;
                 sums[1] += ahead >= 1 ? second : 0.f;
@@ -162,8 +162,8 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
         }
         store(shared.keys, by_value);
         cutlass::arch::fence_view_async_shared();
+        wait_for_product(by_keys);  // after the last head, gradients overwrite queries and keys
         barrier(shared.scores_full).arrive();
-        wait_for_product(by_keys);
 #pragma unroll
         for (int i = 0; i < 32; ++i) moments[i] = fmaf(by_value[i], by_keys[i], moments[i]);
         sum_moments(moments);
