@@ -59,8 +59,9 @@ struct GradientsColumnsRole : GradientsConsumer<kConfig> {
     __device__ __forceinline__ void add_through_states(Columns& query, Columns& key, const Tokens& tokens, float (&s)[2],
                                                        float (&u)[2], float& product) {
         const ChunkScalars& scalars = shared.scalars[Stage(heads).index];
-        float output_factors[2], value_factors[2], error_factors[2];
+#pragma unroll 1
         for (int slab_of_head = 0; slab_of_head < this->slabs_of_head(); ++slab_of_head, ++slabs) {
+            this->find_lane();
             const Stage stage(slabs);
             const auto& slab = shared.slabs[stage.index];
             const SwizzledTile &state = slab.state[tile()], &gradient = slab.state_gradient[tile()];
@@ -68,19 +69,13 @@ struct GradientsColumnsRole : GradientsConsumer<kConfig> {
             Columns by_output, by_value;
             start_tile_product<TileProduct::straight, kIo>(by_output, slab.output_gradient, state, false);
             start_tile_product<TileProduct::straight, kIo>(by_value, slab.value_gradient, state, false);
-            if (slab_of_head == 0)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int at = row(half);
-                    const float before = exp2_fast(scalars.gate[at]),
-                                after = exp2_fast(scalars.gate[kChunk - 1] - scalars.gate[at]);
-                    output_factors[half] = args.call.scale * before * scalars.query_norm[at];
-                    value_factors[half] = -before * scalars.key_norm[at];
-                    error_factors[half] = after * scalars.beta[at] * scalars.key_norm[at];
-                }
             product += product_of(state, gradient, thread);
             wait_for_product<1>(by_output);
-            add_rows(query, s, by_output, output_factors, tokens.query[tile()]);
+            float factors[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                factors[half] = args.call.scale * exp2_fast(scalars.gate[row(half)]) * scalars.query_norm[row(half)];
+            add_rows(query, s, by_output, factors, tokens.query[tile()]);
             Columns& by_error = by_output;
             start_tile_product<TileProduct::straight, kIo>(by_error, slab.error, gradient, false);
             if (this->two_part()) [[unlikely]] {
@@ -89,10 +84,17 @@ struct GradientsColumnsRole : GradientsConsumer<kConfig> {
             } else {
                 wait_for_product<1>(by_value);
             }
-            add_rows(key, s, by_value, value_factors, tokens.key[tile()]);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                factors[half] = -exp2_fast(scalars.gate[row(half)]) * scalars.key_norm[row(half)];
+            add_rows(key, s, by_value, factors, tokens.key[tile()]);
             wait_for_product(by_error);
             this->arrive(shared.slab_empty[stage.index]);
-            add_rows(key, u, by_error, error_factors, tokens.key[tile()]);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                factors[half] = exp2_fast(scalars.gate[kChunk - 1] - scalars.gate[row(half)]) * scalars.beta[row(half)] *
+                                scalars.key_norm[row(half)];
+            add_rows(key, u, by_error, factors, tokens.key[tile()]);
         }
     }
     // Adds what passes from token to token of the chunk.

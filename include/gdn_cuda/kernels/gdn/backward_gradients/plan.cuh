@@ -21,8 +21,8 @@ struct HopperGradientsConfig {
     GDN_HOST_DEVICE constexpr int consumer_warps() const { return 4 * (1 + key_tiles); }
     // setmaxnreg per role.
     GDN_HOST_DEVICE static constexpr int loads_registers() { return 40; }
-    GDN_HOST_DEVICE static constexpr int tokens_registers() { return 136; }
-    GDN_HOST_DEVICE static constexpr int columns_registers() { return 168; }
+    GDN_HOST_DEVICE constexpr int tokens_registers() const { return key_tiles == 2 ? 136 : 168; }
+    GDN_HOST_DEVICE constexpr int columns_registers() const { return key_tiles == 2 ? 168 : 200; }
 };
 
 struct HopperGradientsArgs {

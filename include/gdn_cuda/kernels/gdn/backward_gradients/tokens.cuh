@@ -41,27 +41,26 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
         for (int tile = 0; tile < kKeyTiles; ++tile)
             start_tile_product<TileProduct::by_rows, kIo>(products, x[tile], keys[tile], tile > 0);
     }
-    // In place, products times rows[half] exp(G_i - G_j) beta_j r_j for i >= j, or i > j, and i < count; 0 elsewhere.
-    __device__ __forceinline__ void scale(Products& products, const ChunkScalars& scalars, const float (&rows)[2],
-                                          bool with_diagonal, int count) const {
-        const float gate[2] = {scalars.gate[row(0)], scalars.gate[row(1)]};
+    // In place: dP from dO R^T, and dA from dV R^T; zeros above the diagonal and past the end.
+    __device__ __forceinline__ void decay(Products& by_output, Products& by_value, const ChunkScalars& scalars,
+                                          int count) const {
+        const float gate[2] = {scalars.gate[row(0)], scalars.gate[row(1)]},
+                    query[2] = {args.call.scale * scalars.query_norm[row(0)], args.call.scale * scalars.query_norm[row(1)]},
+                    key[2] = {-scalars.key_norm[row(0)], -scalars.key_norm[row(1)]};
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
-            if (n / 2 > warp) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) products[4 * n + i] = 0.f;
-                continue;
-            }
             const int column = 8 * n + 2 * t;
             const float2 gates = pair_at(&scalars.gate[column]), betas = pair_at(&scalars.beta[column]),
                          norms = pair_at(&scalars.key_norm[column]);
-            const float by_column[2] = {betas.x * norms.x, betas.y * norms.y};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int at = row(i / 2), ahead = at - column - i % 2;
-                const bool counts = at < count && (with_diagonal ? ahead >= 0 : ahead > 0);
+                const bool counts = ahead >= 0 && at < count;  // masked before exp2
                 const float decay = counts ? exp2_fast(gate[i / 2] - (i % 2 == 0 ? gates.x : gates.y)) : 0.f;
-                products[4 * n + i] = counts ? rows[i / 2] * decay * by_column[i % 2] * products[4 * n + i] : 0.f;
+                const float factor = decay * (i % 2 == 0 ? betas.x * norms.x : betas.y * norms.y);
+                float &output = by_output[4 * n + i], &value = by_value[4 * n + i];
+                output = counts ? query[i / 2] * factor * output : 0.f;
+                value = counts && ahead > 0 ? key[i / 2] * factor * value : 0.f;
             }
         }
     }
@@ -142,10 +141,7 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
         clear_value_gradients(scalars, work, head);
 
         start_products(moments, tokens.query, tokens.key);
-        {
-            const float rows[2] = {args.call.scale * scalars.query_norm[row(0)], args.call.scale * scalars.query_norm[row(1)]};
-            scale(by_output, scalars, rows, true, count);
-        }
+        decay(by_output, by_value, scalars, count);
         barrier(shared.scores_empty).wait(heads & 1 ^ 1);  // those of the head before
         store(shared.scores, by_output);
         if (this->two_part()) [[unlikely]]
@@ -156,10 +152,6 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
 
         Products& by_keys = by_output;
         start_products(by_keys, tokens.key, tokens.key);
-        {
-            const float rows[2] = {-scalars.key_norm[row(0)], -scalars.key_norm[row(1)]};
-            scale(by_value, scalars, rows, false, count);
-        }
         store(shared.keys, by_value);
         cutlass::arch::fence_view_async_shared();
         wait_for_product(by_keys);  // after the last head, gradients overwrite queries and keys
