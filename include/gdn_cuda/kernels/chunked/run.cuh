@@ -56,7 +56,7 @@ __device__ __forceinline__ void run_work_tiles(ChunkedPlan<kConfig>& shared, con
 #pragma unroll 1
     for (int index = 0;; ++index) {
         const WorkTile& work_tile = slot_at(shared.work_tiles, index);
-        if (work_tile.chunks == WorkTile::kNone) break;
+        if (work_tile.tokens.chunks == WorkTile::kNone) break;
         Role(shared, args, work_tile).run();
     }
 }

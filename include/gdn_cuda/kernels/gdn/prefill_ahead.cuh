@@ -39,8 +39,8 @@ __device__ __forceinline__ void prepare_chunks(PreparerPlan<kConfig>& shared, co
     if (threadIdx.x == 0) {
         ChunkedWork& work = shared.block.work;
         block.plan_outputs(work, first, last);
-        work.chunks = (last - first + args.preparers - 1) / args.preparers;
-        work.chunk_stride = args.preparers * kChunk;
+        work.tokens.chunks = (last - first + args.preparers - 1) / args.preparers;
+        work.tokens.chunk_stride = args.preparers * kChunk;
         set_barriers<true>(shared.block);
     }
     clear_matrices<kConfig>(shared.block);
