@@ -344,12 +344,4 @@ __device__ __forceinline__ void set_barriers(ChunkedPlan<kConfig>& shared) {
     cutlass::arch::fence_barrier_init();
 }
 
-// By the whole block, before the helper roles start: they write no zeros above the diagonal.
-template <ChunkedConfig kConfig>
-__device__ __forceinline__ void clear_matrices(ChunkedPlan<kConfig>& shared) {
-    constexpr int kVectors = sizeof(shared.matrices) / sizeof(uint4);
-    for (int i = threadIdx.x; i < kVectors; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    cutlass::arch::fence_view_async_shared();
-}
-
 }  // namespace gdn_cuda::gdn

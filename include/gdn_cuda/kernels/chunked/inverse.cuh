@@ -223,7 +223,6 @@ struct InverseRole : Lane {
     enum Ends { no_work_tile, work_tile, block };
 
     __device__ __forceinline__ void run_work_tiles() {
-        if (!has_work_tiles(shared.work_tiles)) return;
 #pragma unroll 1
         for (int chunk = 0;; ++chunk) {
             const int ends = run_chunk(chunk);

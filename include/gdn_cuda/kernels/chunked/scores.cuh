@@ -142,8 +142,7 @@ struct ScoresRole : Lane {
         }
         store_scalars(0, PipelineStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);
-        bool more = true;
-        if constexpr (kConfig.persistent) more = has_work_tiles(shared.work_tiles);
+        bool more = true;  // work tiles
 #pragma unroll 1
         for (int chunk = 0; kConfig.persistent ? more : chunk < shared.work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk), next(chunk + 1);

@@ -48,8 +48,6 @@ struct ValueRole {
     const ChunkedArgs& args;
     const WorkOf<kConfig>& work;
 
-    __device__ __forceinline__ ValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args)
-        : ValueRole(shared, args, shared.work) {}
     __device__ __forceinline__ ValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args, const WorkOf<kConfig>& work)
         : shared(shared), args(args), work(work) {}
 
