@@ -211,9 +211,9 @@ struct ChunkedBlock {
         plan_pass(work, ChunkedPass::outputs, first_row);
         i64 slot;
         find_slot(slot);
-        work.initial_slot = slot * call.initial.slot;
-        work.last_slot = slot * call.last.slot;
-        work.checkpoints_before = packed_steps_before(call, sequence);
+        work.states.initial_slot = slot * call.initial.slot;
+        work.states.last_slot = slot * call.last.slot;
+        work.states.checkpoints_before = packed_steps_before(call, sequence);
     }
     // By one thread: the first pass goes to shared.work, the others to shared.passes, last first.
     __device__ __forceinline__ void plan_passes(ChunkedPlan<kConfig>& shared) const {
@@ -243,14 +243,14 @@ struct ChunkedBlock {
             ChunkedWork& work = i == last ? shared.work : shared.passes[i - first];
             const int row_tile = pass == ChunkedPass::group_transition ? in_group : max(transition, 0);
             plan_pass(work, pass, first_row + row_tile * step);
-            plan_summaries(work);
-            if (pass == ChunkedPass::group_transition && row_tile > 0) work.to = -1;
-            work.stores_cache = recorded * (i == last);
-            if (work.stores_cache) work.first_scores = 0;
-            work.loads_cache = recorded * (i < last) * (work.chunks > 0);
-            work.initial_slot = slot * call.initial.slot;
-            work.last_slot = slot * call.last.slot;
-            work.checkpoints_before = checkpoints_before;
+            plan_summaries(work.summaries, work.states, pass);
+            if (pass == ChunkedPass::group_transition && row_tile > 0) work.states.to = -1;
+            work.cache.stores = recorded * (i == last);
+            if (work.cache.stores) work.tokens.first_scores = 0;
+            work.cache.loads = recorded * (i < last) * (work.tokens.chunks > 0);
+            work.states.initial_slot = slot * call.initial.slot;
+            work.states.last_slot = slot * call.last.slot;
+            work.states.checkpoints_before = checkpoints_before;
         }
     }
     __device__ __forceinline__ i64 first_summary() const {
@@ -260,20 +260,20 @@ struct ChunkedBlock {
                                                              : static_cast<i64>(index_in_launch) * args.summaries.per_sequence);
     }
     // The summaries that a pass applies: those of all groups that end before this segment and of the segments after these
-    // groups, or those of a group's own segments.
-    __device__ __forceinline__ void plan_summaries(ChunkedWork& work) const {
-        work.group_summaries = work.segment_summaries = 0;
-        work.first_group_summary = first_summary() + segments - 1;
-        if (work.pass == ChunkedPass::chain) {
-            work.group_summaries = group > 1 ? max(segment - 3, 0) / group : 0;
-            work.first_segment_summary = first_summary() + 1 + work.group_summaries * group;
-            work.segment_summaries = segment - 1 - work.group_summaries * group;
-        } else if (is_of_group(work.pass)) {
+    // groups, or those of a group's own segments, from its first one's on.
+    __device__ __forceinline__ void plan_summaries(PassSummaries& summaries, PassStates& states, ChunkedPass pass) const {
+        summaries.groups = summaries.segments = 0;
+        summaries.first_of_groups = first_summary() + segments - 1;
+        if (pass == ChunkedPass::chain) {
+            summaries.groups = group > 1 ? max(segment - 3, 0) / group : 0;
+            summaries.first_of_segments = first_summary() + 1 + summaries.groups * group;
+            summaries.segments = segment - 1 - summaries.groups * group;
+        } else if (is_of_group(pass)) {
             const int group_index = (segment - 1) / group - 1;
-            work.from = first_summary() + 1 + group_index * group;
-            work.to = work.summary = work.first_group_summary + group_index;
-            work.first_segment_summary = work.from + 1;
-            work.segment_summaries = group - 1;
+            states.from = first_summary() + 1 + group_index * group;
+            states.to = states.summary = summaries.first_of_groups + group_index;
+            summaries.first_of_segments = states.from + 1;
+            summaries.segments = group - 1;
         }
     }
     __device__ __forceinline__ static bool is_of_group(ChunkedPass pass) {
@@ -286,34 +286,38 @@ struct ChunkedBlock {
         return static_cast<CachedChunk<kConfig>*>(args.summaries.cached) + first + before + begin;
     }
     __device__ __forceinline__ void plan_pass(ChunkedWork& work, ChunkedPass pass, int row) const {
-        const bool outputs = pass == ChunkedPass::outputs, chain = pass == ChunkedPass::chain;
         const bool transitions = pass == ChunkedPass::transition || pass == ChunkedPass::group_transition;
-        const i64 summary = first_summary() + segment;
         work.pass = pass;
-        work.stores_cache = kConfig.direction == Direction::backward && args.summaries.cached != nullptr;
-        work.loads_cache = false;
-        work.start = span.start + begin * kChunk;
-        work.length = min(span.length, end * kChunk) - begin * kChunk;
-        work.chunks = chain || is_of_group(pass) ? 0 : end - begin;
-        work.first_output = (outputs && call.outputs > 0 ? segment_begins : end) - begin;
-        work.first_scores = work.first_output;
-        work.tokens_before = begin * kChunk;
-        work.begins = begin == 0;
-        work.ends = end == chunks;
-        work.segment = segment;
-        work.cached = cached_chunks();
-        const i64 state_before = summary - 1 + (segment > 1 ? args.summaries.count : 0);
-        work.from = chain ? first_summary() : outputs && resumes() ? state_before : -1;
-        work.to = chain ? state_before : pass == ChunkedPass::summary || (outputs && leaves_state()) ? summary : -1;
-        work.summary = summary;
-        const int others = split == Split::unsplit ? 0 : call.outputs > 0 ? segment : split == Split::chained && segment > 0;
-        work.readers = (1 + others) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;
         work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key));
         work.first_row = row;
         work.first_value = transitions ? call.dv : row;
         work.rows = transitions ? call.dk : call.dv;
+        plan_tokens(work.tokens, pass);
+        plan_states(work.states, pass);
+        work.cache = {.chunks = cached_chunks(),
+                      .stores = kConfig.direction == Direction::backward && args.summaries.cached != nullptr,
+                      .loads = false};
+    }
+    __device__ __forceinline__ void plan_tokens(PassTokens& tokens, ChunkedPass pass) const {
+        const bool outputs = pass == ChunkedPass::outputs && call.outputs > 0;
+        tokens.start = span.start + begin * kChunk;
+        tokens.length = min(span.length, end * kChunk) - begin * kChunk;
+        tokens.chunks = pass == ChunkedPass::chain || is_of_group(pass) ? 0 : end - begin;
+        tokens.first_output = tokens.first_scores = (outputs ? segment_begins : end) - begin;
+        tokens.before = begin * kChunk;
+    }
+    __device__ __forceinline__ void plan_states(PassStates& states, ChunkedPass pass) const {
+        const bool outputs = pass == ChunkedPass::outputs, chain = pass == ChunkedPass::chain;
+        const i64 summary = first_summary() + segment, before = summary - 1 + (segment > 1 ? args.summaries.count : 0);
+        states.begins = begin == 0;
+        states.ends = end == chunks;
+        states.from = chain ? first_summary() : outputs && resumes() ? before : -1;
+        states.to = chain ? before : pass == ChunkedPass::summary || (outputs && leaves_state()) ? summary : -1;
+        states.summary = summary;
+        const int others = split == Split::unsplit ? 0 : call.outputs > 0 ? segment : split == Split::chained && segment > 0;
+        states.readers = (1 + others) * kConfig.value_groups;
     }
 };
 
@@ -324,8 +328,8 @@ __device__ __forceinline__ void set_barriers(ChunkedPlan<kConfig>& shared) {
         if (!kFirst) barrier(word).invalidate();
         barrier(word).init(arrivals);
     };
-    const bool loads_cache = kConfig.chained && shared.work.loads_cache,
-               chains = kConfig.chained && summaries_to_apply(shared.work) > 0;
+    const bool loads_cache = kConfig.chained && shared.work.cache.loads,
+               chains = kConfig.chained && shared.work.summaries.count() > 0;
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
         // Producers of keys, queries and values, and the scalar warp's lanes; if the cache is loaded, the producers of the keys
@@ -338,14 +342,6 @@ __device__ __forceinline__ void set_barriers(ChunkedPlan<kConfig>& shared) {
 #pragma unroll
     for (auto& word : shared.scratch_empty) set(word, kWarpgroup);
     cutlass::arch::fence_barrier_init();
-}
-
-// By the whole block, before the helper roles start: they write no zeros above the diagonal.
-template <ChunkedConfig kConfig>
-__device__ __forceinline__ void clear_matrices(ChunkedPlan<kConfig>& shared) {
-    constexpr int kVectors = sizeof(shared.matrices) / sizeof(uint4);
-    for (int i = threadIdx.x; i < kVectors; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    cutlass::arch::fence_view_async_shared();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -36,7 +36,7 @@ __device__ __forceinline__ void start_store(CachedChunk<kConfig>& cached,
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& shared, int chunk) {
     const int stage = PipelineStage<kConfig.stages>(chunk).index, slot = chunk % (kConfig.stages - 1);
-    auto& cached = static_cast<CachedChunk<kConfig>*>(shared.work.cached)[in_time<kConfig>(shared.work, chunk)];
+    auto& cached = static_cast<CachedChunk<kConfig>*>(shared.work.cache.chunks)[in_time<kConfig>(shared.work.tokens, chunk)];
     const auto cancels = shared.cancels[slot];
     cutlass::arch::fence_view_async_shared();
     start_store<kConfig>(cached, shared.matrices[slot], shared.factors[stage], columns_that_cancel(cancels) != 0);
@@ -48,11 +48,11 @@ __device__ __forceinline__ void start_cached_store(const ChunkedPlan<kConfig>& s
 // By one warp, which then arrives at the full barrier in place of the loads: the tail chunk's tokens past the end, as the
 // inverse role clears them elsewhere.
 template <ChunkedConfig kConfig, class Plan>
-__device__ __forceinline__ void clear_tail_tokens(Plan& shared, const ChunkedWork& work, unsigned long long& full) {
-    const int chunk = tail_chunk<kConfig>(work), lane = threadIdx.x % 32;
+__device__ __forceinline__ void clear_tail_tokens(Plan& shared, const PassTokens& tokens, unsigned long long& full) {
+    const int chunk = tail_chunk<kConfig>(tokens), lane = threadIdx.x % 32;
     barrier(full).wait(0);
     clear_tokens_from<kConfig, 32>(shared.stages[PipelineStage<kConfig.stages>(chunk).index], lane,
-                                   tokens_in<kConfig>(work, chunk));
+                                   tokens_in<kConfig>(tokens, chunk));
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
 }
@@ -75,7 +75,7 @@ struct CachedChunkLoader {
             warp == chunks ? load_cached() : load_tokens(warp);
         }
         __syncwarp();
-        if (warp == keys && has_tail<kConfig>(work, tail_chunk<kConfig>(work))) clear_tail();
+        if (warp == keys && has_tail<kConfig>(work.tokens, tail_chunk<kConfig>(work.tokens))) clear_tail();
     }
 
   private:
@@ -90,13 +90,13 @@ struct CachedChunkLoader {
     __device__ __forceinline__ void load_cached() {
         using Copy = cute::SM90_BULK_COPY_G2S;
         constexpr int kSlots = kConfig.stages - 1;
-        const auto* from = static_cast<const Cached*>(work.cached);
+        const auto* from = static_cast<const Cached*>(work.cache.chunks);
         fence_proxy_async_global();
         Scalars next(from[0]);
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
             const Scalars now = next;
-            if (chunk + 1 < work.chunks) next = Scalars(from[chunk + 1]);
+            if (chunk + 1 < work.tokens.chunks) next = Scalars(from[chunk + 1]);
             const PipelineStage<kConfig.stages> current(chunk), before(chunk - kSlots);
             if (chunk >= kSlots) barrier(shared.stage_empty[before.index]).wait(before.parity);
             const Cached& cached = from[chunk];
@@ -104,7 +104,7 @@ struct CachedChunkLoader {
             auto& factors = shared.factors[current.index];
             Barrier& matrices_full = barrier(shared.matrices_full[current.index]);
             auto* mbarrier = reinterpret_cast<uint64_t*>(&matrices_full);
-            const bool cancels = columns_that_cancel(now.cancels) != 0, scores = chunk >= work.first_output;
+            const bool cancels = columns_that_cancel(now.cancels) != 0, scores = chunk >= work.tokens.first_output;
             shared.decay[current.index] = now.decay;
             shared.cancels[chunk % kSlots] = now.cancels;
             matrices_full.arrive_and_expect_tx((1 + cancels + scores) * kTile + static_cast<int>(sizeof(factors)));
@@ -119,27 +119,28 @@ struct CachedChunkLoader {
         const int head = which == values ? work.head : work.key_head, first_element = which == values ? work.first_value : 0,
                   count = which == values ? kConfig.value_groups : kConfig.key_tiles(), batch = batch_of(args, work);
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
             auto& stage = shared.stages[current.index];
             Barrier& matrices_full = barrier(shared.matrices_full[current.index]);
-            if (which == queries && chunk < work.first_output) {
+            if (which == queries && chunk < work.tokens.first_output) {
                 matrices_full.arrive();
                 continue;
             }
             SwizzledTile* tiles = which == values ? stage.value : which == queries ? stage.query : stage.key;
-            Barrier& full =
-                which != queries && has_tail<kConfig>(work, chunk) ? barrier(shared.stage_full[current.index]) : matrices_full;
-            const int token = first_token<kConfig>(work, chunk);
+            Barrier& full = which != queries && has_tail<kConfig>(work.tokens, chunk)
+                                ? barrier(shared.stage_full[current.index])
+                                : matrices_full;
+            const int token = first_token<kConfig>(work.tokens, chunk);
             full.arrive_and_expect_tx(count * kTile);
             for (int i = 0; i < count; ++i)
                 tma_load(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, full);
         }
     }
     __device__ __forceinline__ void clear_tail() {
-        const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work)).index;
-        clear_tail_tokens<kConfig>(shared, work, shared.stage_full[stage]);
+        const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work.tokens)).index;
+        clear_tail_tokens<kConfig>(shared, work.tokens, shared.stage_full[stage]);
         if (threadIdx.x % 32 != 0) return;
         barrier(shared.matrices_full[stage]).arrive();  // for keys
         barrier(shared.matrices_full[stage]).arrive();  // for values

@@ -28,7 +28,7 @@ struct ScalarStream {
         : ScalarStream(scalars) {
         at = static_cast<const char*>(scalars.values.data) +
              (work.sequence * scalars.batch + work.head * scalars.head) * bytes_of(type) +
-             (work.start + offset + 2 * (threadIdx.x % 32)) * token_stride;
+             (work.tokens.start + offset + 2 * (threadIdx.x % 32)) * token_stride;
     }
     __device__ __forceinline__ void start_at(const char* first) { at = first + 2 * (threadIdx.x % 32) * token_stride; }
     __device__ __forceinline__ void issue_loads(int count, int to_next) {

@@ -211,9 +211,9 @@ struct InverseRole : Lane {
     __device__ __forceinline__ void run() {
         if constexpr (kConfig.persistent) {
             run_work_tiles();
-        } else if (!kConfig.chained || !shared.work.loads_cache) {
+        } else if (!kConfig.chained || !shared.work.cache.loads) {
 #pragma unroll 1
-            for (int chunk = index(); chunk < shared.work.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
+            for (int chunk = index(); chunk < shared.work.tokens.chunks; chunk += kConfig.inverse_groups) run_chunk(chunk);
         }
     }
 
@@ -223,7 +223,6 @@ struct InverseRole : Lane {
     enum Ends { no_work_tile, work_tile, block };
 
     __device__ __forceinline__ void run_work_tiles() {
-        if (!has_work_tiles(shared.work_tiles)) return;
 #pragma unroll 1
         for (int chunk = 0;; ++chunk) {
             const int ends = run_chunk(chunk);

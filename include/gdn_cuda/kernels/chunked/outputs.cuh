@@ -22,7 +22,7 @@ __device__ __forceinline__ void write_output_tile(const Owner& own, const TokenF
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void start_tile_store(const ChunkedArgs& args, const ChunkedWork& work, int chunk, int rows,
                                                  const SwizzledTile& tile) {
-    const int token = first_token<kConfig>(work, chunk), batch = batch_of(args, work);
+    const int token = first_token<kConfig>(work.tokens, chunk), batch = batch_of(args, work);
     tma_store(args.output, {work.first_row + rows * kValueRows, work.head, token, batch}, tile.bytes);
     cute::tma_store_arrive();
 }
@@ -48,10 +48,10 @@ __device__ __forceinline__ void store_output_without_tma(const Owner& own, int c
     const int first_row = work.first_row + own.index() * kValueRows;
     using Io = Storage<Owner::kIo>;
     Io* to = static_cast<Io*>(call.output.data) +
-             (work.start + in_time<Owner::kConfig>(work, chunk) * kChunk) * call.output.token + work.head * call.output.head +
-             first_row;
+             (work.tokens.start + in_time<Owner::kConfig>(work.tokens, chunk) * kChunk) * call.output.token +
+             work.head * call.output.head + first_row;
 #pragma unroll 1
-    for (int i = own.thread; i < tokens_in<Owner::kConfig>(work, chunk) * 8; i += kWarpgroup)
+    for (int i = own.thread; i < tokens_in<Owner::kConfig>(work.tokens, chunk) * 8; i += kWarpgroup)
         if (first_row + i % 8 * 8 < call.outputs)
             *reinterpret_cast<uint4*>(to + i / 8 * call.output.token + i % 8 * 8) =
                 load_shared(row_vector(tile_row(own.shared.output[own.index()].bytes, i / 8), i % 8));

@@ -23,11 +23,11 @@ __device__ __forceinline__ int first_chunk(const WorkOf<kConfig>& work) {
 }
 // Whether a chunk belongs to a later work tile.
 __device__ __forceinline__ bool ends_before(const WorkTile& work_tile, int chunk) {
-    return static_cast<unsigned>(chunk) >= static_cast<unsigned>(work_tile.chunks);  // kNone is the largest
+    return static_cast<unsigned>(chunk) >= static_cast<unsigned>(work_tile.tokens.chunks);  // kNone is the largest
 }
 // The roles' loops end by these votes, which make the chunk warp-uniform for the compiler.
 __device__ __forceinline__ bool has_work_tiles(const WorkTiles& work_tiles) {
-    return __any_sync(0xffffffffu, work_tiles.slots[0].chunks != WorkTile::kNone);
+    return __any_sync(0xffffffffu, work_tiles.slots[0].tokens.chunks != WorkTile::kNone);
 }
 __device__ __forceinline__ bool is_followed(const WorkTiles::Chunk& chunk) {
     return !__any_sync(0xffffffffu, chunk.is_last);
@@ -38,7 +38,7 @@ __device__ __forceinline__ int tokens_of(const ChunkedPlan<kConfig>& shared, int
     if constexpr (kConfig.persistent)
         return shared.work_tiles.chunks[stage].tokens;
     else
-        return tokens_in<kConfig, kStrided>(shared.work, chunk);
+        return tokens_in<kConfig, kStrided>(shared.work.tokens, chunk);
 }
 
 // By a whole warp: plans the next work tile that has chunks, or the end.
@@ -72,14 +72,14 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
         work_tile.key_head = head / heads_per_key;
         work_tile.first_row = work_tile.first_value = row_tile * kConfig.rows_per_block();
         work_tile.rows = call.dv;
-        work_tile.initial_slot = slot * call.initial.slot;
-        work_tile.last_slot = slot * call.last.slot;
-        work_tile.begins = work_tile.ends = true;
-        work_tile.first_output = 0;
-        work_tile.tokens_before = -before * kChunk;
+        work_tile.states.initial_slot = slot * call.initial.slot;
+        work_tile.states.last_slot = slot * call.last.slot;
+        work_tile.states.begins = work_tile.states.ends = true;
+        work_tile.tokens.first_output = 0;
+        work_tile.tokens.before = -before * kChunk;
         work_tile.first = before;
-        work_tile.length = span.length + before * kChunk;
-        work_tile.start = span.start - static_cast<i64>(before) * kChunk;
+        work_tile.tokens.length = span.length + before * kChunk;
+        work_tile.tokens.start = span.start - static_cast<i64>(before) * kChunk;
         const auto first_of = [&](const Scalars& scalars) {
             return static_cast<const char*>(scalars.values.data) +
                    (sequence * scalars.batch + span.start * scalars.token + head * scalars.head) *
@@ -89,7 +89,7 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
         work_tile.betas = first_of(call.beta);
         const bool found = index < args.work_tiles;
         const int end = before + (span.length + kChunk - 1) / kChunk;
-        work_tile.chunks = found ? end : WorkTile::kNone;
+        work_tile.tokens.chunks = found ? end : WorkTile::kNone;
         work_tiles.planned_chunks = found ? end : WorkTiles::kNoMoreChunks;
     }
     __syncwarp();
@@ -98,7 +98,7 @@ __device__ __forceinline__ void plan_work_tile(ChunkedPlan<kConfig>& shared, con
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void plan_work_tiles(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
     auto& work_tiles = shared.work_tiles;
-    const int begun = work_tiles.begun, until = slot_at(work_tiles, begun).chunks + WorkTiles::kAhead;
+    const int begun = work_tiles.begun, until = slot_at(work_tiles, begun).tokens.chunks + WorkTiles::kAhead;
     __syncwarp();
     if (threadIdx.x % 32 == 0) work_tiles.begun = begun + 1;
 #pragma unroll 1

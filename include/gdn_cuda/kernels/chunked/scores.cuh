@@ -42,7 +42,7 @@ struct ScoresRole : Lane {
     // By lane 0 of every warp but kScalarWarp.
     __device__ __forceinline__ void load_tiles(int chunk, int work_tile, const PipelineStage<kConfig.stages>& current) {
         const auto& work = work_of(work_tile);
-        if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
+        if (chunk >= work.tokens.chunks || lane != 0 || warp == kScalarWarp) return;
         auto& stage = shared.stages[current.index];
         Barrier& full = barrier(shared.stage_full[current.index]);
         const bool value = warp == 1, query = warp == 2;
@@ -50,7 +50,7 @@ struct ScoresRole : Lane {
         SwizzledTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
-        const int token = first_token<kConfig, kStrided>(work, chunk);
+        const int token = first_token<kConfig, kStrided>(work.tokens, chunk);
         const int batch = batch_of(args, work);
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         full.arrive_and_expect_tx(count * static_cast<int>(sizeof(SwizzledTile)));
@@ -63,20 +63,21 @@ struct ScoresRole : Lane {
         if (kConfig.persistent && warp != kScalarWarp) return;
         const int chunk_tile = work_tile_of(chunk, work_tile);
         const auto& work = work_of(chunk_tile);
-        if (warp != kScalarWarp || chunk >= work.chunks) return;
+        if (warp != kScalarWarp || chunk >= work.tokens.chunks) return;
         if constexpr (kConfig.persistent)
             if (chunk_tile != work_tile || chunk == 0) [[unlikely]] {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
             }
-        const int count = tokens_in<kConfig, kStrided>(work, chunk), to_next = tokens_to_next<kConfig, kStrided>(work);
+        const int count = tokens_in<kConfig, kStrided>(work.tokens, chunk),
+                  to_next = tokens_to_next<kConfig, kStrided>(work.tokens);
         gates.issue_loads(count, to_next);
         betas.issue_loads(count, to_next);
     }
     // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
     __device__ __forceinline__ void store_scalars(int chunk, const PipelineStage<kConfig.stages>& current, ScalarStream& gates,
                                                   ScalarStream& betas) {
-        if (warp != kScalarWarp || chunk >= work_of(work_tile).chunks) return;
+        if (warp != kScalarWarp || chunk >= work_of(work_tile).tokens.chunks) return;
         auto& factors = shared.factors[current.index];
         bool resets;
         const float2 sums = cumulate(gates.values(), resets);
@@ -85,9 +86,10 @@ struct ScoresRole : Lane {
         if (lane == 31) shared.decay[current.index] = resets ? kResets : exp2_fast(sums.y);
         if constexpr (kConfig.persistent)
             if (lane == 0) {
-                const bool ends = chunk + 1 == work_of(work_tile).chunks;
-                shared.work_tiles.chunks[current.index] = {static_cast<short>(tokens_in<kConfig>(work_of(work_tile), chunk)),
-                                                           ends, ends && work_of(work_tile + 1).chunks == WorkTile::kNone};
+                const bool ends = chunk + 1 == work_of(work_tile).tokens.chunks;
+                shared.work_tiles.chunks[current.index] = {
+                    static_cast<short>(tokens_in<kConfig>(work_of(work_tile).tokens, chunk)), ends,
+                    ends && work_of(work_tile + 1).tokens.chunks == WorkTile::kNone};
             }
         barrier(shared.stage_full[current.index]).arrive();
     }
@@ -120,12 +122,12 @@ struct ScoresRole : Lane {
         if constexpr (kConfig.persistent) {
             run(ScalarStream(args.call.gate), ScalarStream(args.call.beta));
         } else {
-            if (kConfig.chained && shared.work.loads_cache) return CachedChunkLoader<kConfig>{shared, args}.run(warp);
-            if (kConfig.chained && summaries_to_apply(shared.work) > 0) {
+            if (kConfig.chained && shared.work.cache.loads) return CachedChunkLoader<kConfig>{shared, args}.run(warp);
+            if (kConfig.chained && shared.work.summaries.count() > 0) {
                 if (thread == 0) load_transitions(shared, args);
                 return __syncwarp();
             }
-            const int offset = in_time<kConfig>(shared.work, 0) * kChunk;
+            const int offset = in_time<kConfig>(shared.work.tokens, 0) * kChunk;
             run(ScalarStream(args.call.gate, shared.work, offset), ScalarStream(args.call.beta, shared.work, offset));
         }
     }
@@ -140,10 +142,9 @@ struct ScoresRole : Lane {
         }
         store_scalars(0, PipelineStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);
-        bool more = true;
-        if constexpr (kConfig.persistent) more = has_work_tiles(shared.work_tiles);
+        bool more = true;  // work tiles
 #pragma unroll 1
-        for (int chunk = 0; kConfig.persistent ? more : chunk < shared.work.chunks; ++chunk) {
+        for (int chunk = 0; kConfig.persistent ? more : chunk < shared.work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk), next(chunk + 1);
             find_lane();
             auto& stage = shared.stages[current.index];
@@ -168,7 +169,7 @@ struct ScoresRole : Lane {
             warpgroup_fence_operand(products);
             barrier(shared.exponents_full[current.index]).wait(current.parity);
             if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
-            if (kConfig.persistent || chunk >= shared.work.first_scores) {
+            if (kConfig.persistent || chunk >= shared.work.tokens.first_scores) {
                 decay(products, *this, factors.query_row, factors.column);
                 if constexpr (kConfig.chained)
                     lane = opaque(static_cast<int>(threadIdx.x)) % 32;  // recomputed to save a register

@@ -22,23 +22,24 @@ __device__ __forceinline__ StatePlace place_of_head(const Owner& own, const void
 template <class Owner>
 __device__ __forceinline__ StatePlace initial_state(const Owner& own) {
     const char* data = static_cast<const char*>(own.args.call.initial.data);
-    return place_of_head(
-        own, data == nullptr || !own.work.begins ? nullptr : data + own.work.initial_slot * bytes_of(own.args.state));
+    return place_of_head(own, data == nullptr || !own.work.states.begins
+                                  ? nullptr
+                                  : data + own.work.states.initial_slot * bytes_of(own.args.state));
 }
 template <class Owner>
 __device__ __forceinline__ StatePlace final_state(const Owner& own) {
     const char* data = static_cast<const char*>(own.args.call.last.data);
-    return place_of_head(own,
-                         data == nullptr || !own.work.ends ? nullptr : data + own.work.last_slot * bytes_of(own.args.state));
+    return place_of_head(
+        own, data == nullptr || !own.work.states.ends ? nullptr : data + own.work.states.last_slot * bytes_of(own.args.state));
 }
 // Where the state after a chunk is stored, if it is.
 template <class Owner>
 __device__ __forceinline__ StatePlace checkpoint(const Owner& own, int chunk) {
     const ChunkedWork& work = own.work;
-    if (chunk < work.first_output || end_of<Owner::kConfig>(work, chunk) > work.length) return {};
-    const int token = work.tokens_before + end_of<Owner::kConfig>(work, chunk) - 1;
+    if (chunk < work.tokens.first_output || end_of<Owner::kConfig>(work.tokens, chunk) > work.tokens.length) return {};
+    const int token = work.tokens.before + end_of<Owner::kConfig>(work.tokens, chunk) - 1;
     const auto step = [&]<class T>(T) {
-        return static_cast<const void*>(step_state<T>(own.args.call, work.sequence, work.checkpoints_before, token));
+        return static_cast<const void*>(step_state<T>(own.args.call, work.sequence, work.states.checkpoints_before, token));
     };
     return place_of_head(own, own.args.state == DType::f32 ? step(float{}) : step(__nv_bfloat16{}));
 }
@@ -73,8 +74,9 @@ __device__ __forceinline__ void signal_initial_state_read(const Owner& own) {
 }
 template <class Owner>
 __device__ __forceinline__ void wait_for_readers(const Owner& own) {
-    if (!Owner::kConfig.persistent && own.is_pass(ChunkedPass::outputs) && own.work.ends && own.args.readers != nullptr) {
-        if (own.thread == 0) wait_for_count(readers_of(own.args, own.work), own.work.readers);
+    if (!Owner::kConfig.persistent && own.is_pass(ChunkedPass::outputs) && own.work.states.ends &&
+        own.args.readers != nullptr) {
+        if (own.thread == 0) wait_for_count(readers_of(own.args, own.work), own.work.states.readers);
         own.warpgroup_sync();
     }
 }

@@ -23,14 +23,6 @@ __device__ __forceinline__ void await_summary(const Summaries& summaries, i64 su
     wait_for_count(summaries.have_summary + summary, blocks * kConfig.value_groups);
 }
 
-__device__ __forceinline__ int summaries_to_apply(const ChunkedWork& work) {
-    return work.group_summaries + work.segment_summaries;
-}
-// Where the pass's summary `summary` is among all. Those of groups come first.
-__device__ __forceinline__ i64 summary_to_apply(const ChunkedWork& work, int summary) {
-    return summary < work.group_summaries ? work.first_group_summary + summary
-                                          : work.first_segment_summary + (summary - work.group_summaries);
-}
 template <ChunkedConfig kConfig>
 struct PartOfTransition : PipelineStage<kConfig.stages> {
     __device__ __forceinline__ PartOfTransition(int summary, int part)
@@ -47,13 +39,12 @@ __device__ __forceinline__ unsigned blocks_of_group(const ChunkedArgs& args) {
 // By one thread.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void load_transitions(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args) {
-    const ChunkedWork& work = shared.work;
+    const PassSummaries& summaries = shared.work.summaries;
     cutlass::arch::fence_view_async_shared();  // earlier passes wrote and read what is loaded now
 #pragma unroll 1
-    for (int summary = 0; summary < summaries_to_apply(work); ++summary) {
-        const i64 index = summary_to_apply(work, summary);
-        await_summary<kConfig>(args.summaries, index,
-                               summary < work.group_summaries ? blocks_of_group<kConfig>(args) : gridDim.x);
+    for (int summary = 0; summary < summaries.count(); ++summary) {
+        const i64 index = summaries.index_of(summary);
+        await_summary<kConfig>(args.summaries, index, summary < summaries.groups ? blocks_of_group<kConfig>(args) : gridDim.x);
         fence_proxy_async_global();
 #pragma unroll 1
         for (int part = 0; part < kConfig.key_tiles(); ++part) {
@@ -116,7 +107,7 @@ __device__ constexpr int pair_of_transition(int i) {
 template <class Owner>
 __device__ __forceinline__ void store_transition(const Owner& own) {
     constexpr int kHeadK = Owner::kConfig.head_k;
-    unsigned* to = transition_rows(own, own.work.summary);
+    unsigned* to = transition_rows(own, own.work.states.summary);
 #pragma unroll
     for (int i = 0; i < kHeadK / 2; i += 2) {
         const unsigned rounded = pack<DType::bf16>(own.state[i], own.state[i + 1]);
@@ -141,11 +132,11 @@ __device__ __forceinline__ void load_transition(Owner& own, i64 summary) {
 template <class Owner>
 __device__ __forceinline__ void signal_summary_written(const Owner& own) {
     const ChunkedWork& work = own.work;
-    if (!Owner::kConfig.chained || work.to < 0 || own.is_pass(ChunkedPass::chain)) return;
+    if (!Owner::kConfig.chained || work.states.to < 0 || own.is_pass(ChunkedPass::chain)) return;
     own.warpgroup_sync();
     if (own.thread > 0) return;
-    red_release(own.is_pass(ChunkedPass::outputs) ? have_state(own.args.summaries, work.to)
-                                                  : own.args.summaries.have_summary + work.to);
+    red_release(own.is_pass(ChunkedPass::outputs) ? have_state(own.args.summaries, work.states.to)
+                                                  : own.args.summaries.have_summary + work.states.to);
 }
 
 // The stage that holds a part of M, once it is there.
@@ -190,7 +181,7 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
     if (own.is_pass(ChunkedPass::group_transition))
         clear_fragment(own.state);
     else
-        load_chained_state(own, summary_to_apply(own.work, summary));
+        load_chained_state(own, own.work.summaries.index_of(summary));
     await_transition(own, summary, kParts - 1);
     cute::warpgroup_arrive();
 #pragma unroll
@@ -213,12 +204,12 @@ __device__ __forceinline__ void apply_summary(Owner& own, int summary) {
 template <class Owner>
 __device__ __forceinline__ void apply_summaries(Owner& own) {
 #pragma unroll 1
-    for (int summary = 0; summary < summaries_to_apply(own.work); ++summary) apply_summary(own, summary);
+    for (int summary = 0; summary < own.work.summaries.count(); ++summary) apply_summary(own, summary);
 }
 template <class Owner>
 __device__ __forceinline__ void skip_summaries(const Owner& own) {
 #pragma unroll 1
-    for (int summary = 0; summary < summaries_to_apply(own.work); ++summary)
+    for (int summary = 0; summary < own.work.summaries.count(); ++summary)
 #pragma unroll 1
         for (int part = 0; part < Owner::kConfig.key_tiles(); ++part) {
             await_transition(own, summary, part);
@@ -227,7 +218,7 @@ __device__ __forceinline__ void skip_summaries(const Owner& own) {
 }
 template <class Owner>
 __device__ __forceinline__ bool applies_summaries(const Owner& own) {
-    return Owner::kConfig.chained && summaries_to_apply(own.work) > 0;
+    return Owner::kConfig.chained && own.work.summaries.count() > 0;
 }
 
 }  // namespace gdn_cuda::gdn

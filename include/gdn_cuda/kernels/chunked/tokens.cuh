@@ -14,45 +14,45 @@ __device__ __forceinline__ bool is_packed(const ChunkedArgs& args) {
 // A block counts its chunks in the order in which it takes them. Whatever asks which tokens a chunk has asks these functions.
 // Where it is in time:
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ int in_time(const ChunkedWork& work, int chunk) {
-    if constexpr (kConfig.direction == Direction::backward) return work.chunks - 1 - chunk;
+__device__ __forceinline__ int in_time(const PassTokens& tokens, int chunk) {
+    if constexpr (kConfig.direction == Direction::backward) return tokens.chunks - 1 - chunk;
     return chunk;
 }
 // The one that may be short, as the sequence ends within it.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ int tail_chunk(const ChunkedWork& work) {
-    return in_time<kConfig>(work, work.chunks - 1);
+__device__ __forceinline__ int tail_chunk(const PassTokens& tokens) {
+    return in_time<kConfig>(tokens, tokens.chunks - 1);
 }
 
 // Tokens from a chunk to the next in time of the block's. kStrided: the block takes some of a segment's chunks
 // (prefill_ahead.cuh). Read from shared memory each time, to save registers.
 template <bool kStrided>
-__device__ __forceinline__ int chunk_stride(const ChunkedWork& work) {
-    if constexpr (kStrided) return work.chunk_stride;
+__device__ __forceinline__ int chunk_stride(const PassTokens& tokens) {
+    if constexpr (kStrided) return tokens.chunk_stride;
     return kChunk;
 }
 // Tokens from a chunk to the next one that the block takes.
 template <ChunkedConfig kConfig, bool kStrided>
-__device__ __forceinline__ int tokens_to_next(const ChunkedWork& work) {
-    return kConfig.direction == Direction::backward ? -chunk_stride<kStrided>(work) : chunk_stride<kStrided>(work);
+__device__ __forceinline__ int tokens_to_next(const PassTokens& tokens) {
+    return kConfig.direction == Direction::backward ? -chunk_stride<kStrided>(tokens) : chunk_stride<kStrided>(tokens);
 }
 template <ChunkedConfig kConfig, bool kStrided = false>
-__device__ __forceinline__ int first_token(const ChunkedWork& work, int chunk) {
-    return static_cast<int>(work.start) + in_time<kConfig>(work, chunk) * chunk_stride<kStrided>(work);
+__device__ __forceinline__ int first_token(const PassTokens& tokens, int chunk) {
+    return static_cast<int>(tokens.start) + in_time<kConfig>(tokens, chunk) * chunk_stride<kStrided>(tokens);
 }
-// Counted from the work's first token.
+// Counted from the pass's first token.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ int end_of(const ChunkedWork& work, int chunk) {
-    return (in_time<kConfig>(work, chunk) + 1) * kChunk;
+__device__ __forceinline__ int end_of(const PassTokens& tokens, int chunk) {
+    return (in_time<kConfig>(tokens, chunk) + 1) * kChunk;
 }
 template <ChunkedConfig kConfig, bool kStrided = false>
-__device__ __forceinline__ int tokens_in(const ChunkedWork& work, int chunk) {
-    return min(kChunk, work.length - in_time<kConfig>(work, chunk) * chunk_stride<kStrided>(work));
+__device__ __forceinline__ int tokens_in(const PassTokens& tokens, int chunk) {
+    return min(kChunk, tokens.length - in_time<kConfig>(tokens, chunk) * chunk_stride<kStrided>(tokens));
 }
 // Whether the sequence ends within the chunk: what follows it in the chunk is another one's, or past the tensor.
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ bool has_tail(const ChunkedWork& work, int chunk) {
-    return tokens_in<kConfig>(work, chunk) < kChunk;
+__device__ __forceinline__ bool has_tail(const PassTokens& tokens, int chunk) {
+    return tokens_in<kConfig>(tokens, chunk) < kChunk;
 }
 
 __device__ __forceinline__ int batch_of(const ChunkedArgs& args, const ChunkedWork& work) {

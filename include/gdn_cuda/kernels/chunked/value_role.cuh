@@ -12,7 +12,7 @@ namespace gdn_cuda::gdn {
 template <class Owner>
 __device__ __forceinline__ bool caches_chunks(const Owner& own) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
-    return (kConfig.chained || kConfig.direction == Direction::backward) && own.work.stores_cache &&
+    return (kConfig.chained || kConfig.direction == Direction::backward) && own.work.cache.stores &&
            opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
 }
 template <class Owner>
@@ -32,7 +32,7 @@ __device__ __forceinline__ void skip_chunks(Owner& own, int first) {
     signal_initial_state_read(own);
     if (applies_summaries(own)) skip_summaries(own);
 #pragma unroll 1
-    for (int chunk = first; chunk < own.work.chunks; ++chunk) {
+    for (int chunk = first; chunk < own.work.tokens.chunks; ++chunk) {
         const PipelineStage<Owner::kConfig.stages> current(chunk);
         barrier(own.shared.matrices_full[current.index]).wait(current.parity);
         start_caching(own, chunk);
@@ -48,8 +48,6 @@ struct ValueRole {
     const ChunkedArgs& args;
     const WorkOf<kConfig>& work;
 
-    __device__ __forceinline__ ValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args)
-        : ValueRole(shared, args, shared.work) {}
     __device__ __forceinline__ ValueRole(ChunkedPlan<kConfig>& shared, const ChunkedArgs& args, const WorkOf<kConfig>& work)
         : shared(shared), args(args), work(work) {}
 

@@ -17,28 +17,50 @@ enum class ChunkedPass {
 };
 constexpr int kMaxPasses = 7;  // the rows of M may take two
 
-// One pass of a block: a segment and the warm-up before it, a value head, some rows of the state. Tokens and chunks are counted
-// from the pass's first. A chain loads M instead: 64 rows of M are stored like one chunk's keys.
-struct ChunkedWork {
-    ChunkedPass pass;
-    bool stores_cache, loads_cache;      // the pass caches what helper roles compute; reads it instead of computing it
-    i64 start, initial_slot, last_slot;  // first token; element offsets of the sequence's state slots
-    int length, chunks, first_output;    // chunks: 0 for a chain; no outputs before chunk first_output
-    int first_scores;                    // no scores before this chunk; a pass that caches forms all of them
-    int chunk_stride;                    // tokens from a chunk to the next, where a block takes only some of a segment's
-    int tokens_before;                   // in the sequence
-    bool begins, ends;                   // starts or ends the sequence
-    void* cached;                        // this block's, one a chunk
-    int segment;
-    i64 summary;   // index of this segment's summary, or of its group's
-    i64 from, to;  // summaries whose state is loaded and stored; -1: the caller's state
-    int readers;   // value groups that read the caller's initial state: those of this row tile, up to this segment
-    int sequence, head, key_head, first_row, rows;
-    int first_value;         // first value row; for M past dv, where TMA fills with zeros
+// The tokens of a pass, with the warm-up before its segment; tokens and chunks are counted from the pass's first. Every role
+// reads them.
+struct PassTokens {
+    int length, chunks;              // chunks: 0 for a chain
+    int first_output, first_scores;  // no outputs and no scores before these chunks; a pass that caches forms all scores
+    i64 start;                       // first token
+    int chunk_stride;                // tokens from a chunk to the next, where a block takes only some of a segment's
+    int before;                      // tokens before them in the sequence
+};
+// Where the value role's state comes from and goes.
+struct PassStates {
+    i64 initial_slot, last_slot;  // element offsets of the sequence's state slots
+    bool begins, ends;            // the pass starts or ends the sequence
+    i64 from, to;                 // summaries whose state is loaded and stored; -1: the caller's state
+    i64 summary;                  // index of this segment's summary, or of its group's
+    int readers;             // value groups that read the caller's initial state: those of this row tile, up to this segment
     i64 checkpoints_before;  // how many the sequences packed before this one have
-    // The summaries to apply: first those of some groups, then those of some segments.
-    i64 first_group_summary, first_segment_summary;
-    int group_summaries, segment_summaries;
+};
+// The summaries that a pass applies: first those of some groups, then those of some segments. 64 rows of an M are loaded like
+// one chunk's keys.
+struct PassSummaries {
+    i64 first_of_groups, first_of_segments;
+    int groups, segments;
+
+    GDN_HOST_DEVICE constexpr int count() const { return groups + segments; }
+    GDN_HOST_DEVICE constexpr i64 index_of(int summary) const {
+        return summary < groups ? first_of_groups + summary : first_of_segments + (summary - groups);
+    }
+};
+// What helper roles compute, cached by one pass and read by others in place of computing it.
+struct PassCache {
+    void* chunks;  // this block's CachedChunks
+    bool stores, loads;
+};
+
+// One pass of a block: a sequence, a value head, some rows of the state.
+struct ChunkedWork {
+    PassTokens tokens;
+    PassStates states;
+    PassSummaries summaries;
+    PassCache cache;
+    ChunkedPass pass;
+    int sequence, head, key_head, first_row, rows;
+    int first_value;  // first value row; for M past dv, where TMA fills with zeros
 };
 
 // The work that a persistent block takes at a time: a sequence, a value head, some rows of the state. Its chunks and tokens are

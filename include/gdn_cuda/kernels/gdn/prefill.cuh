@@ -11,8 +11,8 @@
 // V'^T P^T and V'^T k have S, X or V' as the left operand, in registers, and keys, queries, T or P as the right one, in shared
 // memory as TMA left them. T and P need no state, so two helper roles run ahead: one warpgroup issues the TMA loads and forms P
 // (chunked/scores.cuh), others compute T (chunked/inverse.cuh). chunked/plan.cuh has the shared memory and the mbarriers
-// between roles, chunked/run.cuh starts them. Norms, gates and scale are factors of rows and columns; q, k and v are never
-// rewritten.
+// between roles, chunked/run.cuh runs them over the work that the block's schedule yields (chunked/schedules.cuh). Norms, gates
+// and scale are factors of rows and columns; q, k and v are never rewritten.
 //
 // Most blocks take one pass. Where states cross segment borders, earlier passes compute and apply summaries of segments
 // (chunked/segments.cuh). A chunk whose gates reset the state and whose products may overflow is taken token by token
@@ -37,15 +37,12 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     auto& shared = *reinterpret_cast<ChunkedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
 
-    if constexpr (kConfig.persistent) {
-        run_persistent<GdnValueRole>(shared, args);
-    } else {
-        // Two launches run concurrently: one of them does the work, or each takes its sequences. One block of the second waits
-        // for the first to end, so that later work in the stream waits for both.
-        if (is_first_of_two(args.takes)) launch_dependent_grids();
-        run_block<GdnValueRole>(shared, args);
-        if (is_second_of_two(args.takes) && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();
-    }
+    // Two launches run concurrently: one of them does the work, or each takes its sequences. One block of the second waits for
+    // the first to end, so that later work in the stream waits for both. A persistent launch is alone.
+    if (!kConfig.persistent && is_first_of_two(args.takes)) launch_dependent_grids();
+    run_block<GdnValueRole>(shared, args);
+    if (!kConfig.persistent && is_second_of_two(args.takes) && blockIdx.x + blockIdx.y + blockIdx.z == 0)
+        wait_on_dependent_grids();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -32,7 +32,7 @@ struct CachedChunkStore {
         auto& block = shared.block;
         const int lane = threadIdx.x % 32;
 #pragma unroll 1
-        for (int chunk = 0; chunk < block.work.chunks; ++chunk) {
+        for (int chunk = 0; chunk < block.work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             barrier(block.matrices_full[current.index]).wait(current.parity);
             if (lane == 0) store(chunk, current.index);
@@ -75,13 +75,13 @@ struct AheadLoader {
     __device__ __forceinline__ void run(int warp) {
         if (threadIdx.x % 32 == 0) load_chunks(warp);
         __syncwarp();
-        if (warp == 1 && has_tail<kConfig>(work, tail_chunk<kConfig>(work))) clear_tail();
+        if (warp == 1 && has_tail<kConfig>(work.tokens, tail_chunk<kConfig>(work.tokens))) clear_tail();
     }
 
   private:
     __device__ __forceinline__ void load_chunks(int warp) {
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
             const PipelineStage<kConfig.stages> current(chunk);
             auto& stage = shared.stages[current.index];
             Barrier& full = barrier(shared.stage_full[current.index]);
@@ -91,7 +91,7 @@ struct AheadLoader {
             if (warp == 0)
                 load_cached(chunk, current.index, columns, full);
             else if (warp == 1)
-                load_keys_and_values(chunk, stage, has_tail<kConfig>(work, chunk) ? barrier(shared.tail_full) : full);
+                load_keys_and_values(chunk, stage, has_tail<kConfig>(work.tokens, chunk) ? barrier(shared.tail_full) : full);
             else
                 load_queries(chunk, stage, full);
         }
@@ -121,7 +121,7 @@ struct AheadLoader {
         full.arrive_and_expect_tx((kConfig.key_tiles() + 1) * kTile);
         load_tiles(stage.key, args.key, chunk, full);
         tma_load(stage.value[0].bytes, args.value,
-                 {work.first_value, work.head, first_token<kConfig>(work, chunk), batch_of(args, work)}, full);
+                 {work.first_value, work.head, first_token<kConfig>(work.tokens, chunk), batch_of(args, work)}, full);
     }
     __device__ __forceinline__ void load_queries(int chunk, Stage& stage, Barrier& full) {
         full.arrive_and_expect_tx(kConfig.key_tiles() * kTile);
@@ -131,11 +131,11 @@ struct AheadLoader {
 #pragma unroll
         for (int i = 0; i < kConfig.key_tiles(); ++i)
             tma_load(tiles[i].bytes, map,
-                     {i * kTileElements, work.key_head, first_token<kConfig>(work, chunk), batch_of(args, work)}, full);
+                     {i * kTileElements, work.key_head, first_token<kConfig>(work.tokens, chunk), batch_of(args, work)}, full);
     }
     __device__ __forceinline__ void clear_tail() {
-        const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work)).index;
-        clear_tail_tokens<kConfig>(shared, work, shared.tail_full);
+        const int stage = PipelineStage<kConfig.stages>(tail_chunk<kConfig>(work.tokens)).index;
+        clear_tail_tokens<kConfig>(shared, work.tokens, shared.tail_full);
         if (threadIdx.x % 32 == 0) barrier(shared.stage_full[stage]).arrive();
     }
 };
@@ -144,7 +144,7 @@ struct AheadLoader {
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void store_outputs(OwnerPlan<kConfig>& shared, const ChunkedArgs& args) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
+    for (int chunk = 0; chunk < shared.work.tokens.chunks; ++chunk) {
         barrier(shared.output_full).wait(chunk & 1);
         if (!shared.is_stored) {
             cutlass::arch::fence_view_async_shared();

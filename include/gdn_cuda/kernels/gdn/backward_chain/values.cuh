@@ -30,7 +30,7 @@ struct GdnBackwardRule {
     template <class Owner>
     __device__ __forceinline__ static void run(Owner& own, int first) {
 #pragma unroll 1
-        for (int chunk = first; chunk < own.work.chunks; ++chunk) run_chunk(own, chunk);
+        for (int chunk = first; chunk < own.work.tokens.chunks; ++chunk) run_chunk(own, chunk);
     }
 
   private:
@@ -69,7 +69,7 @@ struct GdnBackwardRule {
         TokenOperand update;
         pack_scaled_tokens<kIo>(update, d, scales);
         start_product_mn<kIo>(own.state, update, stage.key);
-        const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work, chunk) > own.work.length;
+        const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work.tokens, chunk) > own.work.tokens.length;
         store_output(own, d, chunk, !without_tma);
         if (without_tma) store_output_without_tma(own, chunk);
         wait_for_product(own.state);

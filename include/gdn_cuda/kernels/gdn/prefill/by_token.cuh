@@ -36,7 +36,7 @@ __device__ __forceinline__ bool products_may_overflow(const Owner& own, int chun
 // A token's gate or beta.
 template <class Owner>
 __device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& scalars, int chunk, int token) {
-    const i64 at = own.work.start + in_time<Owner::kConfig>(own.work, chunk) * kChunk + token;
+    const i64 at = own.work.tokens.start + in_time<Owner::kConfig>(own.work.tokens, chunk) * kChunk + token;
     return load_float(scalars.values, own.work.sequence * scalars.batch + at * scalars.token + own.work.head * scalars.head);
 }
 // Columns 8 n + 2 t and + 1 of a key or query.
@@ -68,7 +68,7 @@ __device__ __forceinline__ void run_tokens(Owner& own, int chunk) {
     const GdnCall& call = own.args.call;
     auto& stage = own.shared.stages[PipelineStage<Owner::kConfig.stages>(chunk).index];
     SwizzledTile& outputs = own.shared.output[own.index()];
-    const int count = tokens_in<Owner::kConfig>(own.work, chunk);
+    const int count = tokens_in<Owner::kConfig>(own.work.tokens, chunk);
 #pragma unroll 1
     for (int token = 0; token < count; ++token) {
         const float decay = exp2_fast(load_scalar(own, call.gate, chunk, token) * kLog2e);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void for_each_chunk(Owner& own, int first, RunChunks&
 #pragma unroll 1
     for (int chunk = first, checked = -1;;) {
         chunk = run_chunks(chunk, checked);
-        if (chunk >= own.work.chunks) break;
+        if (chunk >= own.work.tokens.chunks) break;
         if (products_may_overflow(own, chunk)) {
             run_by_tokens(chunk);
             ++chunk;

@@ -122,10 +122,10 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
     auto& shared = own.shared;
     const ChunkedWork& work = own.work;
     const GdnCall& call = own.args.call;
-    const int length = work.length;
+    const int length = work.tokens.length;
     int chunk = first;
 #pragma unroll 1
-    for (; chunk < work.chunks; ++chunk) {
+    for (; chunk < work.tokens.chunks; ++chunk) {
         const PipelineStage<kConfig.stages> current(chunk);
         const auto& stage = shared.stages[current.index];
         const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
@@ -145,7 +145,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         if constexpr (!kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);
         wait_for_product<kQueriesFirst<Owner>>(d);
         if constexpr (kQueriesFirst<Owner>) read_factors(scales, factors.key_scale, own.t);  // registers are short before
-        const bool warm_up = !kConfig.persistent && chunk < work.first_output;
+        const bool warm_up = !kConfig.persistent && chunk < work.tokens.first_output;
         form_x<kIo>(x, x, d, scales);
         if (resets && chunk != checked) [[unlikely]] {
             if constexpr (kQueriesFirst<Owner>)  // ptxas serialises all wgmmas of a loop that exits with some in flight
@@ -162,7 +162,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         scale_fragment(own.state, decay);
         read_factors(scales, factors.update_scale, own.t);
         wait_for_product(d);
-        const bool without_tma = is_packed(own.args) && end_of<kConfig>(work, chunk) > length;
+        const bool without_tma = is_packed(own.args) && end_of<kConfig>(work.tokens, chunk) > length;
         if (two_part) [[unlikely]] {
             add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
             finish<true>(own, d, output, scales, chunk, !without_tma && !warm_up);
@@ -181,8 +181,8 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
 template <class Owner>
 __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
-    const bool stores = kConfig.persistent || chunk >= own.work.first_output;
-    const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work, chunk) > own.work.length;
+    const bool stores = kConfig.persistent || chunk >= own.work.tokens.first_output;
+    const bool without_tma = is_packed(own.args) && end_of<kConfig>(own.work.tokens, chunk) > own.work.tokens.length;
     own.find_lane();
     if (own.thread == 0) cute::tma_store_wait<0>();
     own.warpgroup_sync();

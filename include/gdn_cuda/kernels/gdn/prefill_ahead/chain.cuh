@@ -60,7 +60,7 @@ template <class Owner>
 __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
     constexpr DType kIo = Owner::kIo;
     auto& shared = own.shared;
-    const int chunks = own.work.chunks;
+    const int chunks = own.work.tokens.chunks;
     int chunk = first;
     if (chunk >= chunks) return chunk;
     ReadAhead ahead;
@@ -114,14 +114,14 @@ __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
 template <class Owner>
 __device__ __forceinline__ void run_chain_by_tokens(Owner& own, int chunk) {
     auto& shared = own.shared;
-    const bool without_tma = is_packed(own.args) && end_of<Owner::kConfig>(own.work, chunk) > own.work.length;
+    const bool without_tma = is_packed(own.args) && end_of<Owner::kConfig>(own.work.tokens, chunk) > own.work.tokens.length;
     barrier(shared.values_empty).wait(chunk & 1 ^ 1);
     arrive_by_warp(own, shared.products_queued);
     if (own.thread == 0) shared.by_tokens = true;
     arrive_by_warp(own, shared.values_full);
     barrier(shared.values_empty).wait(chunk & 1);
     run_tokens(own, chunk);
-    const bool stores = chunk >= own.work.first_output;
+    const bool stores = chunk >= own.work.tokens.first_output;
     store_output_tile(own, chunk, stores && !without_tma);
     if (stores && without_tma) store_output_without_tma(own, chunk);
     if (own.thread == 0) {
@@ -144,14 +144,14 @@ struct GdnChain : AheadOwner<kConfig> {
         : Base(shared, args, shared.work), carried{carried} {}
 
     __device__ __forceinline__ void run() {
-        load_state(*this, this->work.begins ? initial_state(*this) : carried);
+        load_state(*this, this->work.states.begins ? initial_state(*this) : carried);
         warpgroup_fence_operand(this->state);
         this->round_state();
         hand_over_state(*this);
         for_each_chunk(
             *this, 0, [&](int chunk, int checked) { return run_chain(*this, chunk, checked); },
             [&](int chunk) { run_chain_by_tokens(*this, chunk); });
-        store_state(*this, this->work.ends ? final_state(*this) : carried);
+        store_state(*this, this->work.states.ends ? final_state(*this) : carried);
     }
 };
 

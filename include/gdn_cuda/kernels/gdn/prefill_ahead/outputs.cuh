@@ -47,7 +47,7 @@ __device__ __forceinline__ bool finish_outputs(const Owner& own, TokenFragment& 
     start_product<kIo>(output, x, &stage.scores, true);
     wait_for_product(output);
     write_output_tile(own, output);
-    if (!is_packed(own.args) || end_of<Owner::kConfig>(own.work, chunk) <= own.work.length) [[likely]]
+    if (!is_packed(own.args) || end_of<Owner::kConfig>(own.work.tokens, chunk) <= own.work.tokens.length) [[likely]]
         return false;
     own.warpgroup_sync();
     store_output_without_tma(own, chunk);
@@ -58,8 +58,8 @@ template <ChunkedConfig kConfig>
 __device__ __forceinline__ void run_outputs(OwnerPlan<kConfig>& shared, const ChunkedArgs& args) {
     AheadOwner<kConfig> own(shared, args, shared.work);
 #pragma unroll 1
-    for (int chunk = 0; chunk < own.work.chunks; ++chunk) {
-        if (chunk < own.work.first_output) {
+    for (int chunk = 0; chunk < own.work.tokens.chunks; ++chunk) {
+        if (chunk < own.work.tokens.first_output) {
             skip_outputs(own, chunk);
             continue;
         }
