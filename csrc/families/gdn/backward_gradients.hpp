@@ -17,6 +17,11 @@ inline constexpr std::array kHopperGradientsConfigurations = {
     HopperGradientsConfig{.key_tiles = 2, .io = DType::bf16}, HopperGradientsConfig{.key_tiles = 1, .io = DType::bf16},
     HopperGradientsConfig{.key_tiles = 2, .io = DType::f16}, HopperGradientsConfig{.key_tiles = 1, .io = DType::f16}};
 
+// R of each chunk, in two parts of 64 tokens.
+inline jit::TiledTensor errors_of(const BackwardHandover& handover, i64 heads, i64 dv) {
+    return {{handover.errors, 2 * kChunk * dv, dv, kChunk * dv}, heads * handover.chunks, kChunk, 2, dv};
+}
+
 struct BackwardGradients {
     GDN_KERNEL(BackwardGradients, gdn, backward_gradients, HopperGradientsConfig, HopperGradientsArgs,
                "gradients of queries, keys, betas and gates on Hopper's tensor cores", .min_capability = 90,
@@ -37,7 +42,7 @@ struct BackwardGradients {
             const auto tokens = [&](const Rows& rows, i64 heads, i64 d) {
                 return jit::TiledTensor{rows, packed ? 1 : x.sequences, x.tokens, heads, d};
             };
-            const i64 chunks = x.heads * x.from.chunks, state = i64{x.dv} * x.dk, errors_of_part = i64{kChunk} * x.dv;
+            const i64 chunks = x.heads * x.from.chunks, state = i64{x.dv} * x.dk;
             const auto of_states = [&](void* data) {
                 return jit::TiledTensor{{data, state, x.dk, state}, chunks, x.dv, 1, x.dk};
             };
@@ -47,7 +52,7 @@ struct BackwardGradients {
             value_gradient = tokens(x.value_gradient, x.heads, x.dv);
             states = of_states(x.from.states);
             state_gradients = of_states(x.from.state_gradients);
-            errors = {{x.from.errors, 2 * errors_of_part, x.dv, errors_of_part}, chunks, kChunk, 2, x.dv};
+            errors = errors_of(x.from, x.heads, x.dv);
         }
         bool tile() const {
             return std::ranges::all_of(std::array{&query, &key, &output_gradient, &value_gradient},

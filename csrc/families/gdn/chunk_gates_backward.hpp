@@ -22,7 +22,7 @@ struct ChunkGatesBackward {
 
     // Fills in how tokens and heads are spread over threads; returns the number of blocks whose sums are added.
     static i64 spread(Args& args) {
-        constexpr i64 kTokensOfBlock = 512;
+        constexpr i64 kTokensOfBlock = 32;
         constexpr int kMostLanes = kChunkGatesBackwardConfigurations.front().threads() / 2;  // two rows of threads add sums
         args.lanes = std::min(static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(args.heads, 1)))), kMostLanes);
         args.tokens_of_block = kTokensOfBlock;

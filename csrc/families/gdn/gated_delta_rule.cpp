@@ -7,6 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/torch_math.hpp"
+#include "backward_chain.hpp"
 #include "backward_gradients.hpp"
 #include "backward_mma.hpp"
 #include "chunk_gates_backward.hpp"
@@ -184,17 +185,14 @@ struct Passes {
         each.gate = from_head(call.gate, first);
         each.beta = from_head(call.beta, first);
 
-        BackwardStatesArgs states{.call = each, .state = DType::f32, .to = handover};
-        states.call.value = from_head(output_gradient, first);
-        states.call.output = from_head(value_gradient, first);
-        states.call.initial = from_head(final_gradient, first);
-        states.call.last = from_head(initial_gradient, first);
-        BackwardMmaStates::run(Direction::backward, states, io, target);
-        if (only_value_and_state) return;
-        states.call.value = from_head(call.value, first);
-        states.call.initial = from_head(initial, first);
-        states.call.last = {};
-        BackwardMmaStates::run(Direction::forward, states, io, target);
+        GdnCall backward = each, forward = each;
+        backward.value = from_head(output_gradient, first);
+        backward.output = from_head(value_gradient, first);
+        backward.initial = from_head(final_gradient, first);
+        backward.last = from_head(initial_gradient, first);
+        forward.value = from_head(call.value, first);
+        forward.initial = from_head(initial, first);
+        forward.last = {};
         const BackwardGradientsArgs gradients{.query = each.query,
                                               .key = each.key,
                                               .output_gradient = from_head(output_gradient, first),
@@ -214,7 +212,18 @@ struct Passes {
                                               .heads_in_all = call.heads,
                                               .scale = call.scale,
                                               .qk_norm = call.qk_norm};
-        if (BackwardGradients::takes(gradients, jit::device_traits(target.ordinal)))
+        const bool hopper = BackwardGradients::takes(gradients, jit::device_traits(target.ordinal)) &&
+                            BackwardChain::takes(backward) && BackwardChain::takes(forward);
+        const auto run_chain = [&](Direction direction, const GdnCall& chain) {
+            if (hopper)
+                BackwardChain::run(direction, chain, handover, io, target);
+            else
+                BackwardMmaStates::run(direction, {.call = chain, .state = DType::f32, .to = handover}, io, target);
+        };
+        run_chain(Direction::backward, backward);
+        if (only_value_and_state) return;
+        run_chain(Direction::forward, forward);
+        if (hopper)
             BackwardGradients::run(gradients, io, target);
         else
             BackwardMmaGradients::run(gradients, io, target);

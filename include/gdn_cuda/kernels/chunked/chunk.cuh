@@ -12,6 +12,12 @@ constexpr float kLog2e = 1.4426950408889634f;
 // precision for later gates. A gate below kResetGateLog2 resets the state: its own exponential is 0.
 constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
 
+// A beta of 0 counts as this in the backward, so that R = V' / beta and with it beta's gradient exist. A power of two: products
+// with it are exact. fp16 has no smaller one that V' = beta R could still be rounded to.
+GDN_HOST_DEVICE constexpr float least_beta(DType io) {
+    return io == DType::bf16 ? 0x1p-60f : 0x1p-13f;
+}
+
 // Similar keys with large beta give (I + A)^-1 large entries that cancel: rounding them, V' and P to 16 bits once would be most
 // of the error. Chunks with an off-diagonal entry beyond this split all three into two 16-bit parts (docs/numerics.md).
 constexpr float kCancelThreshold = 0.5f;

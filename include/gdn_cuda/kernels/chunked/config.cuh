@@ -27,10 +27,11 @@ struct ChunkedConfig {
     bool chained = false;     // a block may take several passes, to hand states from segment to segment (chunked/segments.cuh)
     bool persistent = false;  // one block per SM takes whole sequences one after another (chunked/persistent.cuh)
     Direction direction = Direction::forward;
+    bool trains = false;  // a chain of the backward: betas of 0 count as least_beta, and norms are kept
 
     constexpr bool operator==(const ChunkedConfig&) const = default;
 
-    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, chained, persistent, direction)
+    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io, chained, persistent, direction, trains)
 
     // What the roles rely on; ChunkedPlan asserts it, so that no kernel can be built of anything else.
     GDN_HOST_DEVICE constexpr bool is_valid() const {
@@ -40,7 +41,8 @@ struct ChunkedConfig {
         // A persistent block's one inverse warpgroup takes all chunks and plans work tiles; its sequences are not split.
         const bool persists = inverse_groups == 1 && stages == kWorkTileStages && !chained && direction == Direction::forward;
         // Segments hand states forward only.
-        return is_supported && (!persistent || persists) && (!chained || direction == Direction::forward);
+        return is_supported && (!persistent || persists) && (!chained || direction == Direction::forward) &&
+               (!trains || (!persistent && !chained));
     }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.

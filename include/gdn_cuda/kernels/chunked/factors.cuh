@@ -83,12 +83,14 @@ __device__ __forceinline__ void store_key_scales(Factors& factors, int token, fl
     const float gate = factors.gate[token], end = factors.gate[kChunk - 1];
     factors.key_scale[token] = exp2_fast(gate + log_norm);
     factors.update_scale[token] = exp2_fast(end - gate + log_norm);
+    if constexpr (requires { factors.key_norm; }) factors.key_norm[token] = exp2_fast(log_norm);
 }
 template <class Factors>
 __device__ __forceinline__ void store_query_factors(Factors& factors, int token, float log_norm, float scale) {
     const float gate = factors.gate[token];
     factors.query_row[token] = gate + log_norm + __log2f(fabsf(scale));
     factors.query_scale[token] = scale * exp2_fast(gate + log_norm);
+    if constexpr (requires { factors.query_norm; }) factors.query_norm[token] = exp2_fast(log_norm);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -264,7 +264,8 @@ struct InverseRole : Lane {
         barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
         const int slot = chunk % (kConfig.stages - 1);
         auto& matrices = shared.matrices[slot];
-        const bool cancels = store_column(factors, matrices.inverse);
+        bool cancels = store_column(factors, matrices.inverse);
+        if constexpr (kConfig.trains) cancels = any_of_warpgroup(cancels);  // backward takes no columns of T by themselves
         if (cancels) [[unlikely]] {
             find_lane();
             store_residual(factors, matrices.inverse_residual);

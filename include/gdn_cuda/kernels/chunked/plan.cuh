@@ -13,6 +13,14 @@ enum NamedBarriers : int {
 };
 static_assert(kKeysBarrier < kWarpgroupBarrier);
 
+// Inverse norms of queries and keys, where the backward hands them on.
+template <bool kKept>
+struct NormsIf {};
+template <>
+struct NormsIf<true> {
+    float query_norm[kChunk], key_norm[kChunk];
+};
+
 template <ChunkedConfig kConfig>
 struct ChunkedPlan {
     static_assert(kConfig.is_valid());
@@ -28,7 +36,7 @@ struct ChunkedPlan {
         bool column[4];
     };
     // Per-token scalars; G: cumulative gates (log2), r: inverse norms of keys and queries.
-    struct alignas(16) Factors {
+    struct alignas(16) Factors : NormsIf<kConfig.trains> {
         float gate[kChunk], beta[kChunk];
         // Exponents: key-key and query-key products are multiplied by 2^(row - column).
         float key_row[kChunk], query_row[kChunk], column[kChunk];

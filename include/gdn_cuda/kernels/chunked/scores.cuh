@@ -82,7 +82,12 @@ struct ScoresRole : Lane {
         bool resets;
         const float2 sums = cumulate(gates.values(), resets);
         reinterpret_cast<float2*>(factors.gate)[lane] = sums;
-        reinterpret_cast<float2*>(factors.beta)[lane] = betas.values();
+        float2 beta = betas.values();
+        if constexpr (kConfig.trains) {
+            if (beta.x == 0.f) beta.x = least_beta(kConfig.io);
+            if (beta.y == 0.f) beta.y = least_beta(kConfig.io);
+        }
+        reinterpret_cast<float2*>(factors.beta)[lane] = beta;
         if (lane == 31) shared.decay[current.index] = resets ? kResets : exp2_fast(sums.y);
         if constexpr (kConfig.persistent)
             if (lane == 0) {

@@ -53,10 +53,10 @@ __device__ __forceinline__ void add_values_residual(TokenFragment& output, Token
     start_product<Owner::kIo>(output, residual, &scores, true);
     wait_for_product(output);
 }
-// output += V' P_residual^T.
+// P_residual, in the owner's output tile.
 template <class Owner, class Stage, class Factors>
-__device__ __forceinline__ void add_scores_residual(const Owner& own, TokenFragment& output, const TokenOperand& x,
-                                                    const Stage& stage, const Factors& factors) {
+__device__ __forceinline__ const SwizzledTile& form_scores_residual(const Owner& own, const Stage& stage,
+                                                                    const Factors& factors) {
     TokenFragment products;
     start_token_products<Owner::kConfig>(products, stage.query, stage.key);
     if (own.thread == 0) cute::tma_store_wait<0>();
@@ -67,7 +67,14 @@ __device__ __forceinline__ void add_scores_residual(const Owner& own, TokenFragm
     store_scores<Owner::kIo, true>(products, own, tile, own.args.call.scale);
     cutlass::arch::fence_view_async_shared();
     own.warpgroup_sync();
-    start_product<Owner::kIo>(output, x, &tile, true);
+    return tile;
+}
+// output += V' P_residual^T.
+template <class Owner, class Stage, class Factors>
+__device__ __forceinline__ void add_scores_residual(const Owner& own, TokenFragment& output, const TokenOperand& x,
+                                                    const Stage& stage, const Factors& factors) {
+    const SwizzledTile& residual = form_scores_residual(own, stage, factors);
+    start_product<Owner::kIo>(output, x, &residual, true);
     wait_for_product(output);
 }
 

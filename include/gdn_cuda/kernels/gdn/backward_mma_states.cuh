@@ -110,11 +110,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             store_scalars(own, args.to.scalars[index], call.qk_norm, call.scale);
         }
         TokenOperands x;
-        unsigned cancels = 0;
-        if constexpr (!kBackward) {
-            cancels = args.to.scalars[index].cancels;
-            form_x(own, x, products);
-        }
+        if constexpr (!kBackward) form_x(own, x, products);
         tokens.finish();
         __syncthreads();  // T and P are complete
         own.refresh();
@@ -146,7 +142,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             const int count = mine.row < call.dv ? kChunk : 0;  // tokens past the end have zeros
             Io* const to = static_cast<Io*>(args.to.errors) + (2 * index * kChunk + mine.token) * call.dv + mine.row;
             const unsigned residual = mine.shared - shared_address(shared.value) + shared_address(shared.query);
-            own.store_staged(residual, to + kChunk * call.dv, call.dv, cancels != 0 ? count : 0, [] {});
+            if (args.to.scalars[index].cancels != 0) own.store_staged(residual, to + kChunk * call.dv, call.dv, count, [] {});
             own.store_staged(mine.shared, to, call.dv, count, [&] { own.load_values(mine, chunk + 1); });
         }
         cp_async_fence();

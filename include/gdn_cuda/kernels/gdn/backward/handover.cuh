@@ -5,12 +5,6 @@
 
 namespace gdn_cuda::gdn {
 
-// A beta of 0 counts as this in the backward, so that R = V' / beta and with it beta's gradient exist. A power of two: products
-// with it are exact. fp16 has no smaller one that V' = beta R could still be rounded to.
-GDN_HOST_DEVICE constexpr float least_beta(DType io) {
-    return io == DType::bf16 ? 0x1p-60f : 0x1p-13f;
-}
-
 // A chunk's scalars. Tokens past the end have the last gate, a beta of least_beta, and norms of their zeros.
 struct alignas(16) ChunkScalars {
     float gate[kChunk];                          // G, cumulative (log2)

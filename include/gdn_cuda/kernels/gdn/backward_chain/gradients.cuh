@@ -1,16 +1,14 @@
-// The rule of the reversed chain: E, the gradient of the state, from the last chunk to the first,
+// The rule of the chain backward in time: E, the gradient of the state, from the last chunk to the first,
 //
 //     dV' = P^T dO + exp(G_C - G) K E^T      dV = T^T dV'      E <- exp(G_C) E + (scale exp(G) dO)^T Q - (exp(G) dV)^T K,
 //
-// with T and P of gdn/prefill's helper roles, whose tiles are read in their other orientation. In the block's tensors dO stands
-// for values and dV for outputs; E starts as the gradient of the final state and ends as that of the initial one. A reset
-// scales E by 0. Where entries of T cancel, T, P, dV' and dV are used in one 16-bit part only.
-//
-// No registered kernel has it yet; a test runs it in the emulator (test_backward_chain.py).
+// with T and P of the helper roles, whose tiles are read in their other orientation. A reset scales E by 0. Where entries of T
+// cancel, T, P, dV' and dV are used in two 16-bit parts.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/outputs.cuh>
+#include <gdn_cuda/kernels/chunked/two_part.cuh>
 #include <gdn_cuda/kernels/chunked/value_role.cuh>
+#include <gdn_cuda/kernels/gdn/backward_chain/handover.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -26,7 +24,7 @@ __device__ __forceinline__ void scale_operand(TokenOperand& scaled, const TokenO
         }
 }
 
-struct GdnBackwardRule {
+struct StateGradientsRule {
     template <class Owner>
     __device__ __forceinline__ static void run(Owner& own, int first) {
 #pragma unroll 1
@@ -42,30 +40,48 @@ struct GdnBackwardRule {
         const PipelineStage<kConfig.stages> current(chunk);
         const auto& stage = shared.stages[current.index];
         const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
+        const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
         barrier(shared.matrices_full[current.index]).wait(current.parity);
-        start_caching(own, chunk);
 
         TokenOperand output_gradient, operand;
         TokenFragment d;
         TokenFactors scales;
         start_product<kIo>(d, own.rounded_state, stage.key);
         load_operand(output_gradient, stage.value[own.index()], own);
+        const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
+        const i64 index = handover_index(own, chunk);
+        store_rounded_state(own, handover_of(own).state_gradients, index);
+        store_scalars(own, index, current.index, two_part);
         read_factors(scales, factors.update_scale, own.t);
         wait_for_product(d);
         scale_tokens(d, scales);
         start_product_mn<kIo>(d, output_gradient, &matrices.scores);
+        if (two_part) [[unlikely]] {
+            wait_for_product(d);
+            start_product_mn<kIo>(d, output_gradient, &form_scores_residual(own, stage, factors));
+        }
         wait_for_product(d);
         pack_tokens<kIo>(operand, d);  // dV'
-        start_product_mn<kIo>(d, operand, &matrices.inverse, false);
+        if (two_part) [[unlikely]] {
+            TokenOperand residual;
+            pack_tokens_residual<kIo>(residual, d, operand);
+            start_product_mn<kIo>(d, residual, &matrices.inverse, false);
+            start_product_mn<kIo>(d, operand, &matrices.inverse_residual);
+            start_product_mn<kIo>(d, operand, &matrices.inverse);
+        } else {
+            start_product_mn<kIo>(d, operand, &matrices.inverse, false);
+        }
         scale_fragment(own.state, shared.decay[current.index]);
         read_factors(scales, factors.query_scale, own.t);
-        scale_operand<kIo>(operand, output_gradient, scales);
         wait_for_product(d);
+        scale_operand<kIo>(operand, output_gradient, scales);
         start_product_mn<kIo>(own.state, operand, stage.query);
         read_factors(scales, factors.key_scale, own.t);
         for (float2& scale : scales) scale = {-scale.x, -scale.y};
+        if (two_part) [[unlikely]]
+            add_values_residual_to_state(own, d, scales, stage.key);
         TokenOperand update;
         pack_scaled_tokens<kIo>(update, d, scales);
         start_product_mn<kIo>(own.state, update, stage.key);
@@ -74,11 +90,8 @@ struct GdnBackwardRule {
         if (without_tma) store_output_without_tma(own, chunk);
         wait_for_product(own.state);
         own.round_state();
-        finish_caching(own);
         own.release(current.index);
     }
 };
-template <ChunkedConfig kConfig>
-using GdnBackwardRole = ValueRole<kConfig, GdnBackwardRule>;
 
 }  // namespace gdn_cuda::gdn
