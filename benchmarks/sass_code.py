@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# A section's header in a 64-bit ELF file: name, type, flags, address, offset, size, link, info, ...
+# A section's header in a 64-bit ELF file: name, type, flags, address, offset, size, ...
 SECTION = struct.Struct("<IIQQQQIIQQ")
+# An attribute in .nv.info: format, name, and its value or, in the format of sized ones, how many bytes of value follow.
+ATTRIBUTE = struct.Struct("<BBH")
+SIZED, REGISTERS = 4, 0x2F  # REGISTERS: a function's symbol, and its registers
 DATA = re.compile(r"\.nv\.(constant[1-9]|global\.init)")  # constant0 has the parameters
 
 
@@ -51,16 +54,30 @@ def code_of(image: bytes, name: str = "cubin") -> Code:
     sections = [SECTION.unpack_from(image, headers + i * size) for i in range(count)]
     names = sections[names_index][4]
     text, registers, data = b"", 0, {}
-    for at, _, _, _, offset, length, _, info, *_ in sections:
+    for at, _, _, _, offset, length, *_ in sections:
         section = image[names + at : image.index(b"\0", names + at)].decode()
         if section.startswith(".text."):
             text += image[offset : offset + length]
-            registers = max(registers, info >> 24)
+        elif section == ".nv.info":
+            registers = most_registers(image[offset : offset + length])
         elif table := DATA.match(section):
             data[table[0]] = data.get(table[0], b"") + image[offset : offset + length]
     if not text:
         raise SystemExit(f"{name}: expected a section .text.*, got none")
     return Code(text, registers, data)
+
+
+def most_registers(attributes: bytes) -> int:
+    """The most registers that a function of a cubin uses."""
+    most = at = 0
+    while at < len(attributes):
+        form, name, size = ATTRIBUTE.unpack_from(attributes, at)
+        at += ATTRIBUTE.size
+        if form == SIZED:
+            if name == REGISTERS:
+                most = max(most, struct.unpack_from("<II", attributes, at)[1])
+            at += size
+    return most
 
 
 def compare(before: Path, after: Path, show: bool = False) -> Verdict:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from compare_sass import OptionsParser, chosen, renames_of, table
-from sass_code import Code, Verdict, difference, opcode
+from sass_code import Code, Verdict, code_of, difference, opcode
 from sass_pairs import Pair, Renames, default_of, fields_of, pairs, require_used
+
+from gdn_cuda import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFILL = "{.head_k = 128, .io = DType::bf16, .linked = false}"
@@ -260,6 +262,11 @@ def test_tables_that_no_instruction_reads_do_not_count() -> None:
     assert code(b"a", **tables).reading(["LDC R1, c[0x2][R2+0x84];"]) == code(b"a", constant2=b"jumps")
     through_an_address = code(b"a", **tables).reading(["LDC.64 R2, c[0x4][0x8];"])
     assert set(through_an_address.data) == {".nv.constant4", ".nv.global.init"}
+
+
+def test_registers_are_those_that_the_compiler_reports(tmp_path: Path) -> None:
+    compiled = runtime.compile(None, "gdn/chunk_gates", "sm_90a", tmp_path, force=True)
+    assert [code_of(cubin.read_bytes()).registers for cubin in tmp_path.glob("*.cubin")] == [compiled[0].registers]
 
 
 def test_opcodes_keep_their_modifiers() -> None:
