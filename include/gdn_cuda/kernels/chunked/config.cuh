@@ -45,6 +45,8 @@ struct ChunkedConfig {
                (!trains || (!persistent && !chained));
     }
 
+    GDN_HOST_DEVICE constexpr float cancel_threshold() const { return trains ? kTrainingCancelThreshold : kCancelThreshold; }
+
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
     GDN_HOST_DEVICE constexpr int threads() const { return (first_value_group() + value_groups) * kWarpgroup; }

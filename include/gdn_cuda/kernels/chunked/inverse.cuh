@@ -178,7 +178,7 @@ struct InverseRole : Lane {
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
-    // Returns whether an entry is beyond kCancelThreshold.
+    // Returns whether an entry is beyond the configuration's cancel_threshold().
     __device__ __forceinline__ bool store_column(const Factors& factors, SwizzledTile& inverse) {
         const unsigned to = matrix_row(inverse) + warp * kMnMajorStep;
         unsigned largest = 0;
@@ -192,7 +192,7 @@ struct InverseRole : Lane {
             stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
         });
         const float2 both = unpack<kConfig.io>(largest);
-        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
+        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kConfig.cancel_threshold());
     }
     // The rounding residual of the column; rarely needed, so recomputed.
     __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {

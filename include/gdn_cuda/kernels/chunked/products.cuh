@@ -75,6 +75,14 @@ __device__ __forceinline__ void pack_scaled_tokens(TokenOperand& x, TokenFragmen
     });
 }
 template <DType kIo>
+__device__ __forceinline__ void pack_scaled_tokens_residual(TokenOperand& residual, TokenFragment& d,
+                                                            const TokenFactors& factors, const TokenOperand& x) {
+    for_each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
+        const float2 factor = factors[2 * step + i / 2];
+        residual[step][i] = pack_residual<kIo>(v * factor.x, v_next * factor.y, x[step][i]);
+    });
+}
+template <DType kIo>
 __device__ __forceinline__ void pack_tokens_residual(TokenOperand& residual, TokenFragment& d, const TokenOperand& x) {
     for_each_token_pair(
         d, [&](int step, int i, float& v, float& v_next) { residual[step][i] = pack_residual<kIo>(v, v_next, x[step][i]); });

@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_cancels(const Owner& own, ChunkScalars& to
             }
         }
     const float2 both = unpack<Owner::kIo>(largest);
-    const bool cancels = __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
+    const bool cancels = __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kTrainingCancelThreshold);
     if (own.lane == 0) to.cancels = cancels;
 }
 

@@ -46,13 +46,13 @@ struct StatesRule {
         scale_fragment(own.state, shared.decay[current.index]);
         read_factors(scales, factors.update_scale, own.t);
         wait_for_product(d);
-        if (two_part) [[unlikely]] {
+        if (two_part) [[unlikely]]
             add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
-            add_values_residual_to_state(own, d, scales, stage.key);
-        }
-        TokenOperand update;
+        TokenOperand update, update_residual;  // in two parts always: where gates are slow, roundings of V' add up
         pack_scaled_tokens<kIo>(update, d, scales);
+        pack_scaled_tokens_residual<kIo>(update_residual, d, scales, update);
         start_product_mn<kIo>(own.state, update, stage.key);
+        start_product_mn<kIo>(own.state, update_residual, stage.key);
         store_errors(own, d, factors.beta, index, two_part);
         wait_for_product(own.state);
         own.round_state();
