@@ -69,6 +69,7 @@ struct BackwardChain {
         args.segments = 1;
         args.takes = LaunchTakes::every_call;
         args.to = to;
+        args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
         const Config config = backward_chain_config(call.dk, io, direction);
         const i64 row_tiles = ceil_div(call.dv, config.rows_per_block());
         launch<BackwardChain>(

@@ -17,6 +17,10 @@ inline constexpr std::array kHopperGradientsConfigurations = {
     HopperGradientsConfig{.key_tiles = 2, .io = DType::bf16}, HopperGradientsConfig{.key_tiles = 1, .io = DType::bf16},
     HopperGradientsConfig{.key_tiles = 2, .io = DType::f16}, HopperGradientsConfig{.key_tiles = 1, .io = DType::f16}};
 
+// S or E of each chunk.
+inline jit::TiledTensor states_of(const BackwardHandover& handover, void* states, i64 heads, i64 dk, i64 dv) {
+    return {{states, dv * dk, dk, dv * dk}, heads * handover.chunks, dv, 1, dk};
+}
 // R of each chunk, in two parts of 64 tokens.
 inline jit::TiledTensor errors_of(const BackwardHandover& handover, i64 heads, i64 dv) {
     return {{handover.errors, 2 * kChunk * dv, dv, kChunk * dv}, heads * handover.chunks, kChunk, 2, dv};
@@ -42,16 +46,12 @@ struct BackwardGradients {
             const auto tokens = [&](const Rows& rows, i64 heads, i64 d) {
                 return jit::TiledTensor{rows, packed ? 1 : x.sequences, x.tokens, heads, d};
             };
-            const i64 chunks = x.heads * x.from.chunks, state = i64{x.dv} * x.dk;
-            const auto of_states = [&](void* data) {
-                return jit::TiledTensor{{data, state, x.dk, state}, chunks, x.dv, 1, x.dk};
-            };
             query = tokens(x.query, x.heads / x.heads_per_key, x.dk);
             key = tokens(x.key, x.heads / x.heads_per_key, x.dk);
             output_gradient = tokens(x.output_gradient, x.heads, x.dv);
             value_gradient = tokens(x.value_gradient, x.heads, x.dv);
-            states = of_states(x.from.states);
-            state_gradients = of_states(x.from.state_gradients);
+            states = states_of(x.from, x.from.states, x.heads, x.dk, x.dv);
+            state_gradients = states_of(x.from, x.from.state_gradients, x.heads, x.dk, x.dv);
             errors = errors_of(x.from, x.heads, x.dv);
         }
         bool tile() const {

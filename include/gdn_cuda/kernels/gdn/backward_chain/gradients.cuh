@@ -2,8 +2,8 @@
 //
 //     dV' = P^T dO + exp(G_C - G) K E^T      dV = T^T dV'      E <- exp(G_C) E + (scale exp(G) dO)^T Q - (exp(G) dV)^T K,
 //
-// with T and P of the helper roles, whose tiles are read in their other orientation. A reset scales E by 0. Where entries of T
-// cancel, T, P, dV' and dV are used in two 16-bit parts.
+// with T and P of the helper roles, whose tiles are read in their other orientation. A reset scales E by 0. dV' is used in two
+// 16-bit parts; T, P, and dV in the update of E, where entries of T cancel.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
@@ -52,7 +52,7 @@ struct StateGradientsRule {
         load_operand(output_gradient, stage.value[own.index()], own);
         const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
         const i64 index = handover_index(own, chunk);
-        store_rounded_state(own, handover_of(own).state_gradients, index);
+        store_rounded_state(own, index);
         store_scalars(own, index, current.index, two_part);
         read_factors(scales, factors.update_scale, own.t);
         wait_for_product(d);
@@ -63,15 +63,14 @@ struct StateGradientsRule {
             start_product_mn<kIo>(d, output_gradient, &form_scores_residual(own, stage, factors));
         }
         wait_for_product(d);
-        pack_tokens<kIo>(operand, d);  // dV'
-        if (two_part) [[unlikely]] {
-            TokenOperand residual;
+        {
+            TokenOperand residual;  // of dV'
+            pack_tokens<kIo>(operand, d);
             pack_tokens_residual<kIo>(residual, d, operand);
             start_product_mn<kIo>(d, residual, &matrices.inverse, false);
-            start_product_mn<kIo>(d, operand, &matrices.inverse_residual);
             start_product_mn<kIo>(d, operand, &matrices.inverse);
-        } else {
-            start_product_mn<kIo>(d, operand, &matrices.inverse, false);
+            if (two_part) [[unlikely]]
+                start_product_mn<kIo>(d, operand, &matrices.inverse_residual);
         }
         scale_fragment(own.state, shared.decay[current.index]);
         read_factors(scales, factors.query_scale, own.t);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/state_owner.cuh>
+#include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/args.cuh>
 
 namespace gdn_cuda::gdn {
@@ -19,20 +20,29 @@ __device__ __forceinline__ i64 handover_index(const Owner& own, int chunk) {
            in_time<Owner::kConfig>(work.tokens, chunk);
 }
 
-// The owner's rows of its state, rounded as the chunk's products read it, into (dv, dk) matrices.
+// The owner's 64 rows of its state, rounded as the chunk's products read it. Call while no store of the thread's reads the
+// tiles that the state is staged in.
 template <class Owner>
-__device__ __forceinline__ void store_rounded_state(const Owner& own, void* states, i64 index) {
-    using Io = Storage<Owner::kIo>;
-    const int rows = own.rows(), columns = own.columns();
+__device__ __forceinline__ void store_rounded_state(const Owner& own, i64 index) {
+    auto& tiles = own.shared.states;
+    const unsigned to = tile_row(tiles[0].bytes, 16 * own.warp + own.lane % 16);
+    if (own.thread == 0) cute::tma_store_wait<0>();
+    own.warpgroup_sync();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = own.my_row() + 8 * half;
-        Io* const to = static_cast<Io*>(states) + (index * own.args.call.dv + row) * columns + 2 * own.t;
-#pragma unroll
-        for (int n = 0; n < 2 * Owner::kStateSteps; ++n)
-            if (row < rows && 8 * n < columns)
-                *reinterpret_cast<unsigned*>(to + 8 * n) = own.rounded_state[n / 2][n % 2 * 2 + half];
+    for (int step = 0; step < Owner::kStateSteps; ++step) {
+        const auto& x = own.rounded_state[step];
+        stmatrix_x4(row_vector(to, step % 4 * 2 + own.lane / 16) + step / 4 * static_cast<int>(sizeof(SwizzledTile)), x[0],
+                    x[1], x[2], x[3]);
     }
+    cutlass::arch::fence_view_async_shared();
+    own.warpgroup_sync();
+    if (own.thread > 0) return;
+    const int row = own.work.first_row + own.index() * kValueRows;
+#pragma unroll
+    for (int tile = 0; tile < Owner::kConfig.key_tiles(); ++tile)
+        tma_store(static_cast<const BackwardChainArgs&>(own.args).states,
+                  {tile * kTileElements, 0, row, static_cast<int>(index)}, tiles[tile].bytes);
+    cute::tma_store_arrive();
 }
 
 // A chunk's scalars, by the owner of the first rows.

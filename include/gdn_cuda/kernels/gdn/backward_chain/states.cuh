@@ -2,7 +2,7 @@
 //
 //     X = V - exp(G) K S^T      V' = T X      R = V' / beta      S <- exp(G_C) S + (exp(G_C - G) V')^T K.
 //
-// Where entries of T cancel, T, V' and R are two 16-bit parts.
+// X, and V' in the update of S, are used in two 16-bit parts; T and R where entries of T cancel.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/backward_chain/handover.cuh>
@@ -38,11 +38,15 @@ struct StatesRule {
         load_operand(x, stage.value[own.index()], own);
         const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
         const i64 index = handover_index(own, chunk);
-        store_rounded_state(own, handover_of(own).states, index);
+        store_rounded_state(own, index);
         read_factors(scales, factors.key_scale, own.t);
         wait_for_product(d);
-        form_x<kIo>(x, x, d, scales);
-        start_product<kIo>(d, x, &matrices.inverse);
+        {
+            TokenOperand residual;
+            form_x_in_two_parts<kIo>(x, residual, d, scales);
+            start_product<kIo>(d, residual, &matrices.inverse);
+            start_product<kIo>(d, x, &matrices.inverse, true);
+        }
         scale_fragment(own.state, shared.decay[current.index]);
         read_factors(scales, factors.update_scale, own.t);
         wait_for_product(d);
@@ -59,6 +63,17 @@ struct StatesRule {
         own.release(current.index);
     }
 
+    // x: from values to the rounded X = V - exp(G) K S^T.
+    template <DType kIo>
+    __device__ __forceinline__ static void form_x_in_two_parts(TokenOperand& x, TokenOperand& residual, TokenFragment& d,
+                                                               const TokenFactors& key_scale) {
+        for_each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
+            const float2 key = key_scale[2 * step + i / 2], v = unpack<kIo>(x[step][i]);
+            const float first = v.x - key.x * s, second = v.y - key.y * s_next;
+            x[step][i] = pack<kIo>(first, second);
+            residual[step][i] = pack_residual<kIo>(first, second, x[step][i]);
+        });
+    }
     // R, which replaces V'.
     template <class Owner>
     __device__ __forceinline__ static void store_errors(const Owner& own, TokenFragment& d, const float (&beta)[kChunk],
