@@ -296,9 +296,7 @@ struct ChunkedBlock {
         work.rows = transitions ? call.dk : call.dv;
         plan_tokens(work.tokens, pass);
         plan_states(work.states, pass);
-        work.cache = {.chunks = cached_chunks(),
-                      .stores = kConfig.direction == Direction::backward && args.summaries.cached != nullptr,
-                      .loads = false};
+        work.cache = {.chunks = cached_chunks(), .stores = false, .loads = false};
     }
     __device__ __forceinline__ void plan_tokens(PassTokens& tokens, ChunkedPass pass) const {
         const bool outputs = pass == ChunkedPass::outputs && call.outputs > 0;

@@ -8,11 +8,11 @@
 
 namespace gdn_cuda::gdn {
 
-// One thread caches chunks: forward in a pass that stores no outputs, backward in the only one.
+// One thread caches chunks, in a pass that stores no outputs.
 template <class Owner>
 __device__ __forceinline__ bool caches_chunks(const Owner& own) {
     constexpr ChunkedConfig kConfig = Owner::kConfig;
-    return (kConfig.chained || kConfig.direction == Direction::backward) && own.work.cache.stores &&
+    return kConfig.chained && own.work.cache.stores &&
            opaque(static_cast<int>(threadIdx.x)) == kConfig.first_value_group() * kWarpgroup;
 }
 template <class Owner>

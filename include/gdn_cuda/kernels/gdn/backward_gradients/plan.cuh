@@ -20,7 +20,7 @@ struct HopperGradientsConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return (kFirstColumnsGroup + key_tiles) * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int consumer_warps() const { return 4 * (1 + key_tiles); }
     // setmaxnreg per role.
-    GDN_HOST_DEVICE static constexpr int loads_registers() { return 40; }
+    GDN_HOST_DEVICE constexpr int loads_registers() const { return key_tiles == 2 ? 40 : 64; }
     GDN_HOST_DEVICE constexpr int tokens_registers() const { return key_tiles == 2 ? 136 : 168; }
     GDN_HOST_DEVICE constexpr int columns_registers() const { return key_tiles == 2 ? 168 : 200; }
 };

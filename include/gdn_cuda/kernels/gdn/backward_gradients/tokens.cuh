@@ -144,8 +144,10 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
         decay(by_output, by_value, scalars, count);
         barrier(shared.scores_empty).wait(heads & 1 ^ 1);  // those of the head before
         store(shared.scores, by_output);
-        if (this->two_part()) [[unlikely]]
+        if (this->two_part()) [[unlikely]] {
+            warpgroup_fence_operand(by_output);  // otherwise the rounded pairs would be kept, and spilled
             store<true>(shared.scores_residual, by_output);
+        }
         wait_for_product(moments);
 #pragma unroll
         for (int i = 0; i < 32; ++i) moments[i] *= by_output[i];
