@@ -21,7 +21,7 @@ struct HopperGradientsConfig {
     GDN_HOST_DEVICE constexpr int consumer_warps() const { return 4 * (1 + key_tiles); }
     // setmaxnreg per role.
     GDN_HOST_DEVICE constexpr int loads_registers() const { return key_tiles == 2 ? 40 : 64; }
-    GDN_HOST_DEVICE constexpr int tokens_registers() const { return key_tiles == 2 ? 136 : 168; }
+    GDN_HOST_DEVICE constexpr int tokens_registers() const { return key_tiles == 2 ? 136 : 200; }
     GDN_HOST_DEVICE constexpr int columns_registers() const { return key_tiles == 2 ? 168 : 200; }
 };
 
