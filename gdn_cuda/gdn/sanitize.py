@@ -170,7 +170,7 @@ def converted_gates_and_states() -> None:
         )
 
 
-@sanitizes("backward_mma_states", "backward_mma_gradients", "backward_gradients", "chunk_gates_backward")
+@sanitizes("backward_chain", "backward_mma_states", "backward_mma_gradients", "backward_gradients", "chunk_gates_backward")
 def backward() -> None:
     for dk, dv in ((64, 72), (128, 128), (256, 40)):
         for x in (padded(dk, dv, 150), packed(dk, dv), *hostile(dk, dv)):
