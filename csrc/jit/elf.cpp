@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint16_t kMachineCuda = 190;      // EM_CUDA
 constexpr unsigned char kOtherCudaEntry = 0x10;  // STO_CUDA_ENTRY in st_other: marks a __global__ function
 constexpr std::size_t kLargestNote = 1 << 20;
-constexpr std::uint64_t kMostBytes = std::uint64_t{4} << 30;  // NVRTC has about 0.1 GB
+constexpr std::uint64_t kLargestLibrary = std::uint64_t{4} << 30;  // NVRTC has about 0.1 GB
 
 bool is_elf64(std::string_view bytes) {
     return bytes.size() >= sizeof(Elf64_Ehdr) && std::memcmp(bytes.data(), ELFMAG, SELFMAG) == 0 &&
@@ -116,10 +116,10 @@ std::vector<std::string> kernel_symbols(std::string_view cubin) {
 
 std::string build_identity(const std::filesystem::path& library) {
     std::string why_not;
-    const Descriptor file = open_regular(library, kMostBytes, &why_not);
+    const Descriptor file = open_regular(library, kLargestLibrary, &why_not);
     if (!file.valid()) throw Error(fmt::format("{}: expected a readable file, got: {}", library.string(), why_not));
     if (std::string id = build_id(file.get()); !id.empty()) return id;
-    const auto bytes = read_descriptor(file.get(), &why_not, kMostBytes);
+    const auto bytes = read_descriptor(file.get(), &why_not, kLargestLibrary);
     if (!bytes) throw Error(fmt::format("{}: expected a readable file, got: {}", library.string(), why_not));
     return fmt::format("{}-{}", bytes->size(), sha256_hex(*bytes));
 }

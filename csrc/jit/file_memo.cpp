@@ -15,8 +15,7 @@ namespace {
 
 constexpr std::string_view kEveryHeader = "gdn_cuda memo ", kHeader = "gdn_cuda memo 2\n";
 static_assert(kHeader.size() == kMostMemoHeader);
-constexpr std::uint64_t kMostBytes = 256 << 20;
-constexpr std::size_t kDigestLength = 64;
+constexpr std::uint64_t kLargestFileMemo = 256 << 20;
 constexpr std::int64_t kSettled = 2'000'000'000;  // file times have a resolution of a few milliseconds
 
 std::int64_t nanoseconds(const timespec& time) {
@@ -60,7 +59,7 @@ std::string FileMemo::text() const {
 
 FileMemo FileMemo::read(const fs::path& path) {
     FileMemo memo;
-    const auto text = path.empty() ? std::nullopt : read_own(path, kMostBytes);
+    const auto text = path.empty() ? std::nullopt : read_own(path, kLargestFileMemo);
     if (!text || text->size() < kHeader.size() + kDigestLength + 1 || !text->starts_with(kHeader)) return memo;
     const std::string_view body = std::string_view(*text).substr(0, text->size() - kDigestLength - 1);
     if (text->substr(body.size()) != sha256_hex(body) + "\n") return memo;

@@ -17,7 +17,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-auto& installed = *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); never destroyed: threads may use it
+auto& current_hook = *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); never destroyed: threads may use it
 std::atomic<bool> have_hook{false};
 thread_local const std::atomic<bool>* cancelled = nullptr;
 
@@ -26,7 +26,7 @@ thread_local clock::time_point asked{};  // when this thread last called the hoo
 
 std::shared_ptr<const InterruptHook> hook() {
     const auto lock = fork_lock();
-    return installed;
+    return current_hook;
 }
 
 struct Task {
@@ -82,7 +82,7 @@ void set_interrupt_hook(InterruptHook given) {
     auto shared = given ? std::make_shared<const InterruptHook>(std::move(given)) : nullptr;
     have_hook.store(shared != nullptr);
     const auto lock = fork_lock();
-    installed.swap(shared);
+    current_hook.swap(shared);
 }
 
 bool interruptible() {

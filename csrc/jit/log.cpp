@@ -12,11 +12,11 @@ namespace gdn_cuda::jit {
 namespace {
 
 // Guarded by fork_lock(). Never destroyed: threads may log during exit, and the sink may belong to Python.
-struct State {
+struct LogState {
     std::shared_ptr<const LogSink> sink;
     std::set<std::string> said;
 };
-auto& state = *new State;
+auto& log_state = *new LogState;
 
 int threshold() {
     try {
@@ -44,14 +44,14 @@ const char* name(Level level) {
 void set_log_sink(LogSink sink) {
     auto shared = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
     const auto lock = fork_lock();
-    state.sink.swap(shared);
+    log_state.sink.swap(shared);
 }
 
 void log(Level level, const std::string& message) {
     std::shared_ptr<const LogSink> sink;
     {
         const auto lock = fork_lock();
-        sink = state.sink;
+        sink = log_state.sink;
     }
     if (sink) return (*sink)(level, message);  // without the lock, since it may wait for the GIL
     if (static_cast<int>(level) < threshold()) return;
@@ -62,7 +62,7 @@ void log(Level level, const std::string& message) {
 void log_once(Level level, const std::string& message) {
     {
         const auto lock = fork_lock();
-        if (!state.said.insert(message).second) return;
+        if (!log_state.said.insert(message).second) return;
     }
     log(level, message);
 }

@@ -5,20 +5,20 @@
 namespace gdn_cuda::jit {
 namespace {
 
-std::atomic<int> sections{0};
+std::atomic<int> open_sections{0};
 
 }  // namespace
 
 void enter_no_compile() {
-    ++sections;
+    ++open_sections;
 }
 
 void leave_no_compile() {
-    --sections;
+    --open_sections;
 }
 
 bool compiling_is_refused() {
-    return sections.load() > 0;
+    return open_sections.load() > 0;
 }
 
 }  // namespace gdn_cuda::jit

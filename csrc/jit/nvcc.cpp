@@ -16,12 +16,12 @@ namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kLargestOutput = std::uint64_t{1} << 30;
 
 std::string kept_ptx(const fs::path& folder) {
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(folder, ignored))
-        if (entry.path().extension() == ".ptx") return read_file(entry.path(), kMostBytes).value_or("");
+        if (entry.path().extension() == ".ptx") return read_file(entry.path(), kLargestOutput).value_or("");
     return {};
 }
 
@@ -50,7 +50,7 @@ Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const
     Compiled compiled;
     compiled.log = std::move(result.output);
     std::string why_not = "no output file";
-    auto cubin = result.exit_code == 0 ? read_file(output, kMostBytes, &why_not) : std::nullopt;
+    auto cubin = result.exit_code == 0 ? read_file(output, kLargestOutput, &why_not) : std::nullopt;
     if (!cubin || cubin->empty()) {
         const std::string compiler = fmt::format("{} (exit status {})", tools.nvcc.string(), result.exit_code);
         if (result.exit_code == 0) compiled.log += "\nnvcc reported success, but its output cannot be used: " + why_not;

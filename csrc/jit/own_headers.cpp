@@ -15,7 +15,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kMissing = "missing";
-constexpr std::size_t kDigestLength = 64;
 
 // Where an include may resolve to, in search order: the name relative to the include folder, and the path.
 struct Candidate {

@@ -15,10 +15,9 @@ namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kHeader = "gdn_cuda memo 1 of paths";
-constexpr std::size_t kDigestLength = 64;
-constexpr std::uint64_t kMostBytes = 64 << 10;
-constexpr std::time_t kSettled = 2;  // seconds: a folder that changed more recently may change again with the same times
+constexpr std::string_view kPathMemoHeader = "gdn_cuda memo 1 of paths";
+constexpr std::uint64_t kLargestPathMemo = 64 << 10;
+constexpr std::time_t kSettledSeconds = 2;  // seconds: a folder that changed more recently may change again with the same times
 
 // In file order.
 constexpr fs::path SearchPaths::*kParts[] = {
@@ -34,7 +33,7 @@ class Stamps {
             text_ += "gone\n";
             return;
         }
-        if (status.st_ctim.tv_sec > started_ - kSettled) settled_ = false;
+        if (status.st_ctim.tv_sec > started_ - kSettledSeconds) settled_ = false;
         text_ += fmt::format("{} {} {}.{} {}.{}\n", status.st_dev, status.st_ino, status.st_mtim.tv_sec, status.st_mtim.tv_nsec,
                              status.st_ctim.tv_sec, status.st_ctim.tv_nsec);
     }
@@ -59,7 +58,7 @@ Stamps stamps_of(const HookInputs& inputs, const SearchPaths& found) {
 }
 
 std::string body_of(const HookInputs& inputs, const SearchPaths& found, const Stamps& stamps) {
-    std::string text = fmt::format("{}\n{}\n{}\n", kHeader, sha256_hex(inputs.identity), stamps.digest());
+    std::string text = fmt::format("{}\n{}\n{}\n", kPathMemoHeader, sha256_hex(inputs.identity), stamps.digest());
     for (const auto part : kParts) text += (found.*part).string() + '\n';
     return text;
 }
@@ -73,7 +72,7 @@ std::optional<SearchPaths> parse(std::string_view text) {
         body.remove_prefix(std::min(first.size() + 1, body.size()));
         return first;
     };
-    if (line() != kHeader) return std::nullopt;
+    if (line() != kPathMemoHeader) return std::nullopt;
     line();  // identity and stamps; the caller compares them
     line();
     SearchPaths paths;
@@ -85,7 +84,7 @@ std::optional<SearchPaths> parse(std::string_view text) {
 
 SearchPaths memoised_paths(const HookInputs& inputs, const fs::path& memo, const PathHook& hook) {
     if (memo.empty()) return hook();
-    if (const auto text = read_own(memo, kMostBytes))
+    if (const auto text = read_own(memo, kLargestPathMemo))
         if (const auto known = parse(*text); known && text->starts_with(body_of(inputs, *known, stamps_of(inputs, *known))))
             return *known;
     const std::string before = stamps_of(inputs, {}).digest();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -22,6 +23,8 @@ class Sha256 {
     std::array<std::uint8_t, 64> pending_;
     std::uint64_t length_ = 0;
 };
+
+inline constexpr std::size_t kDigestLength = 64;  // of sha256_hex
 
 std::string hex(std::span<const std::uint8_t> bytes);
 std::string sha256_hex(std::string_view bytes);

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // The largest of CUDA's and CUTLASS's headers have a few MB.
-constexpr std::uint64_t kMostBytes = 256 << 20;
+constexpr std::uint64_t kLargestHeader = 256 << 20;
 
 struct FileFound {
     std::string name;  // relative to the root
@@ -88,7 +88,7 @@ class HeaderFiles {
 std::string read_header(const fs::path& path) {
     std::string why_not;
     interruption_point();  // thousands of files, perhaps on a slow file system
-    auto bytes = read_file(path, kMostBytes, &why_not);
+    auto bytes = read_file(path, kLargestHeader, &why_not);
     if (!bytes) throw Error(fmt::format("header {}: expected a readable file, got: {}", path.string(), why_not));
     return std::move(*bytes);
 }

@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char *kFolder = "tuned", *kSuffix = ".tuned", *kFirstLine = "gdn_cuda tuned 1\n", *kDigest = "sha256";
 constexpr std::size_t kDigestOfVersion = 16, kKeyDigits = 64;
-constexpr std::uint64_t kMostBytes = 64 << 10;
+constexpr std::uint64_t kLargestEntry = 64 << 10;
 
 // All fields with their labels, in file order.
 template <class Entry, class Visitor>
@@ -141,7 +141,8 @@ std::vector<TunedFile> TunedStore::list() const {
     for (auto it = fs::directory_iterator(folder_, error); !error && it != fs::directory_iterator(); it.increment(error)) {
         if (!is_name(it->path())) continue;
         TunedFile found{it->path().filename().string(), std::nullopt, {}};
-        if (const auto text = read_own(it->path(), kMostBytes, &found.problem)) found.entry = from_file(*text, &found.problem);
+        if (const auto text = read_own(it->path(), kLargestEntry, &found.problem))
+            found.entry = from_file(*text, &found.problem);
         if (found.entry && path_of(*found.entry).filename() != it->path().filename()) {
             found.entry.reset();
             found.problem = "its name is that of another entry";
@@ -157,7 +158,7 @@ bool TunedStore::remove(const std::string& file) const {
     if (fs::path(file).filename() != fs::path(file) || !is_name(file))
         throw Error(fmt::format("tuned entry: expected the name of a file <kernel>-<key>{} in {}, got {}", kSuffix,
                                 folder_.string(), file));
-    const auto text = read_own(folder_ / file, kMostBytes);
+    const auto text = read_own(folder_ / file, kLargestEntry);
     if (!text || !text->starts_with(kFirstLine)) return false;
     std::error_code ignored;
     return fs::remove(folder_ / file, ignored);

@@ -10,20 +10,20 @@
 namespace gdn_cuda {
 namespace {
 
-constinit const RegisteredTuning* last_added = nullptr;
+constinit const RegisteredTuning* last_tuning = nullptr;
 
 }  // namespace
 
 void add_to_tunables(RegisteredTuning& tuning) {
-    tuning.next = last_added;
-    last_added = &tuning;
+    tuning.next = last_tuning;
+    last_tuning = &tuning;
 }
 
 const std::vector<Tunable>& tunables() {
     static constinit std::atomic<const std::vector<Tunable>*> all{nullptr};
     return jit::made_once(all, [] {
         std::vector<Tunable> made;
-        for (const RegisteredTuning* tuning = last_added; tuning != nullptr; tuning = tuning->next)
+        for (const RegisteredTuning* tuning = last_tuning; tuning != nullptr; tuning = tuning->next)
             made.push_back(tuning->make());
         std::ranges::sort(made, {}, &Tunable::kernel);
         return made;

@@ -89,7 +89,10 @@ def library() -> Path:
     with _locked(FOLDER / "lock"):
         for header in (ROOT / "include").rglob("*.*h*"):
             _write(FOLDER / "include" / header.relative_to(ROOT / "include"), _with_line_numbers(header))
-        units = [*_host_units(), *_emulator_units(), *map(_precompiled, (False, True))]
+        header = _host_header()
+        if not header.is_current():
+            header.compile()
+        units = [*_host_units(header), *_emulator_units(), *map(_precompiled, (False, True))]
         stale = [unit for unit in units if not unit.is_current()]
         _in_parallel(unit.compile for unit in stale)
         ours = runtime.library_path()
@@ -116,8 +119,7 @@ def kernel_library(kernel: str, configuration: str) -> Path:
     with _locked(source.with_suffix(".lock")):
         _write(source, code)
         header = _precompiled(any(ASYNCHRONOUS in _included(name) for name in _INCLUDE.findall(code)))
-        # The preprocessor finds the precompiled header under the name of a source, which need not exist.
-        unit = Unit(source, (*header.options, "-include", str(header.target.with_suffix("")), "-Winvalid-pch"))
+        unit = Unit(source, (*header.options, *_including(header)))
         if not unit.is_current() or not target.is_file():
             unit.compile()
             _link([str(unit.target), f"-L{FOLDER}", "-lemulator"], target)
@@ -176,19 +178,27 @@ def _emulator_units() -> Iterator[Unit]:
         yield Unit(HERE / f"{name}.cpp", tuple(VECTORIZED))
 
 
-def _host_units() -> Iterator[Unit]:
+def _including(header: Unit) -> tuple[str, ...]:
+    """The preprocessor finds the precompiled header under the name of a source, which need not exist."""
+    return ("-include", str(header.target.with_suffix("")), "-Winvalid-pch")
+
+
+def _host_header() -> Unit:
     # Not ours, which -I names: a system header is no dependency, and a system folder is one under any option.
     others = [path for folder in _C.toolchain()["include_dirs"] if (path := Path(folder).resolve()) != ROOT / "include"]
-    options = (*HOST, *(word for folder in others for word in ("-isystem", str(folder))))
-    yield Unit(HERE / "operators.cpp", options)
-    yield Unit(HERE / "tensor_map.cpp", options)
+    return Unit(HERE / "operators.hpp", (*HOST, *(word for folder in others for word in ("-isystem", str(folder)))), ".gch")
+
+
+def _host_units(header: Unit) -> Iterator[Unit]:
+    yield Unit(HERE / "operators.cpp", header.options)
+    yield Unit(HERE / "tensor_map.cpp", header.options)
     folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]
     sources = [each for folder in folders for each in sorted(folder.glob("*.cpp"))]
     sources += [ROOT / "csrc/launch" / f"{name}.cpp" for name in ("registry", "spec", "tunables")]  # hidden in libgdn_cuda.so
     for number, group in enumerate(_grouped(sources)):
         source = FOLDER / f"host_{number}.cpp"
         _write(source, "".join(f'#include "{each}"\n' for each in group))
-        yield Unit(source, (*options, "-include", str(HERE / "operators.hpp")))
+        yield Unit(source, (*header.options, *_including(header)))
 
 
 def _grouped(sources: list[Path]) -> list[list[Path]]:

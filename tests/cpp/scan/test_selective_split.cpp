@@ -13,7 +13,7 @@ namespace {
 
 constexpr SplitCost kCost{.more = 1.2, .launches = 0};
 
-SplitProblem random_problem(Random& random) {
+SplitProblem random_split(Random& random) {
     const bool packed = random.one_of({true, false});
     return {.sequences = random.size(64),
             .tokens = random.size(1 << 20),
@@ -35,7 +35,7 @@ void expect_covers(const SplitProblem& problem, const Segments& segments) {
 TEST(SelectiveSplit, SegmentsCoverEverySequenceAndAreNotEmpty) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
-        const SplitProblem problem = random_problem(random);
+        const SplitProblem problem = random_split(random);
         for (const int parts : {1, 2, 3, 7, 128}) expect_covers(problem, split_into(problem, parts));
         const SplitLaunch launch{.blocks = random.size(2000), .resident = random.one_of({2, 3, 5}), .waits = 2, .work = 1};
         const auto launch_for = [&](int) { return launch; };
