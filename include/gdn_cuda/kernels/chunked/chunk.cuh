@@ -21,8 +21,6 @@ GDN_HOST_DEVICE constexpr float least_beta(DType io) {
 // Similar keys with large beta give (I + A)^-1 large entries that cancel: rounding them, V' and P to 16 bits once would be most
 // of the error. Chunks with an off-diagonal entry beyond this split all three into two 16-bit parts (docs/numerics.md).
 constexpr float kCancelThreshold = 0.5f;
-// In training: where gates are slow, roundings of V' add up over chunks, and the gradients of gates are small beside them.
-constexpr float kTrainingCancelThreshold = 0.25f;
 
 // The order in which a block takes the chunks of its work.
 enum class Direction : int { forward, backward };

@@ -27,7 +27,8 @@ struct ChunkedConfig {
     bool chained = false;     // a block may take several passes, to hand states from segment to segment (chunked/segments.cuh)
     bool persistent = false;  // one block per SM takes whole sequences one after another (chunked/persistent.cuh)
     Direction direction = Direction::forward;
-    bool trains = false;  // a chain of the backward: betas of 0 count as least_beta, and norms are kept
+    // A chain of the backward: betas of 0 count as least_beta, norms are kept, and T always has its rounding residual.
+    bool trains = false;
 
     constexpr bool operator==(const ChunkedConfig&) const = default;
 
@@ -44,8 +45,6 @@ struct ChunkedConfig {
         return is_supported && (!persistent || persists) && (!chained || direction == Direction::forward) &&
                (!trains || (!persistent && !chained));
     }
-
-    GDN_HOST_DEVICE constexpr float cancel_threshold() const { return trains ? kTrainingCancelThreshold : kCancelThreshold; }
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

@@ -178,7 +178,7 @@ struct InverseRole : Lane {
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
-    // Returns whether an entry is beyond the configuration's cancel_threshold().
+    // Returns whether an entry is beyond kCancelThreshold.
     __device__ __forceinline__ bool store_column(const Factors& factors, SwizzledTile& inverse) {
         const unsigned to = matrix_row(inverse) + warp * kMnMajorStep;
         unsigned largest = 0;
@@ -192,7 +192,7 @@ struct InverseRole : Lane {
             stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
         });
         const float2 both = unpack<kConfig.io>(largest);
-        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kConfig.cancel_threshold());
+        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
     // The rounding residual of the column; rarely needed, so recomputed.
     __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
@@ -264,9 +264,8 @@ struct InverseRole : Lane {
         barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
         const int slot = chunk % (kConfig.stages - 1);
         auto& matrices = shared.matrices[slot];
-        bool cancels = store_column(factors, matrices.inverse);
-        if constexpr (kConfig.trains) cancels = any_of_warpgroup(cancels);  // backward takes no columns of T by themselves
-        if (cancels) [[unlikely]] {
+        const bool cancels = store_column(factors, matrices.inverse);
+        if (kConfig.trains || cancels) [[unlikely]] {
             find_lane();
             store_residual(factors, matrices.inverse_residual);
         }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_cancels(const Owner& own, ChunkScalars& to
             }
         }
     const float2 both = unpack<Owner::kIo>(largest);
-    const bool cancels = __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kTrainingCancelThreshold);
+    const bool cancels = __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     if (own.lane == 0) to.cancels = cancels;
 }
 
@@ -142,7 +142,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             const int count = mine.row < call.dv ? kChunk : 0;  // tokens past the end have zeros
             Io* const to = static_cast<Io*>(args.to.errors) + (2 * index * kChunk + mine.token) * call.dv + mine.row;
             const unsigned residual = mine.shared - shared_address(shared.value) + shared_address(shared.query);
-            if (args.to.scalars[index].cancels != 0) own.store_staged(residual, to + kChunk * call.dv, call.dv, count, [] {});
+            if (kConfig.head_k > 192 || args.to.scalars[index].cancels != 0)
+                own.store_staged(residual, to + kChunk * call.dv, call.dv, count, [] {});
             own.store_staged(mine.shared, to, call.dv, count, [&] { own.load_values(mine, chunk + 1); });
         }
         cp_async_fence();

@@ -2,8 +2,8 @@
 //
 //     dV' = P^T dO + exp(G_C - G) K E^T      dV = T^T dV'      E <- exp(G_C) E + (scale exp(G) dO)^T Q - (exp(G) dV)^T K,
 //
-// with T and P of the helper roles, whose tiles are read in their other orientation. A reset scales E by 0. dV' is used in two
-// 16-bit parts; T, P, and dV in the update of E, where entries of T cancel.
+// with T and P of the helper roles, whose tiles are read in their other orientation. A reset scales E by 0. T and dV' are used
+// in two 16-bit parts; P, and dV in the update of E, where entries of T cancel.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
@@ -69,8 +69,7 @@ struct StateGradientsRule {
             pack_tokens_residual<kIo>(residual, d, operand);
             start_product_mn<kIo>(d, residual, &matrices.inverse, false);
             start_product_mn<kIo>(d, operand, &matrices.inverse);
-            if (two_part) [[unlikely]]
-                start_product_mn<kIo>(d, operand, &matrices.inverse_residual);
+            start_product_mn<kIo>(d, operand, &matrices.inverse_residual);
         }
         scale_fragment(own.state, shared.decay[current.index]);
         read_factors(scales, factors.query_scale, own.t);

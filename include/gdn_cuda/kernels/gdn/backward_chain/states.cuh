@@ -2,7 +2,8 @@
 //
 //     X = V - exp(G) K S^T      V' = T X      R = V' / beta      S <- exp(G_C) S + (exp(G_C - G) V')^T K.
 //
-// X, and V' in the update of S, are used in two 16-bit parts; T and R where entries of T cancel.
+// T, X, and V' in the update of S, are used in two 16-bit parts, as roundings add up over chunks where gates are slow; R where
+// entries of T cancel.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/backward_chain/handover.cuh>
@@ -46,13 +47,12 @@ struct StatesRule {
             form_x_in_two_parts<kIo>(x, residual, d, scales);
             start_product<kIo>(d, residual, &matrices.inverse);
             start_product<kIo>(d, x, &matrices.inverse, true);
+            start_product<kIo>(d, x, &matrices.inverse_residual, true);
         }
         scale_fragment(own.state, shared.decay[current.index]);
         read_factors(scales, factors.update_scale, own.t);
         wait_for_product(d);
-        if (two_part) [[unlikely]]
-            add_inverse_residual<Owner>(d, x, cancels, matrices.inverse_residual);
-        TokenOperand update, update_residual;  // in two parts always: where gates are slow, roundings of V' add up
+        TokenOperand update, update_residual;
         pack_scaled_tokens<kIo>(update, d, scales);
         pack_scaled_tokens_residual<kIo>(update_residual, d, scales, update);
         start_product_mn<kIo>(own.state, update, stage.key);
