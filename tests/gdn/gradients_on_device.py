@@ -84,6 +84,20 @@ def test_heads_in_groups_that_fit_the_workspace(device: Device, seed: int) -> No
     assert all(torch.equal(at_once[name], in_groups[name]) for name in at_once)
 
 
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 2)], ids=["padded", "packed"])
+def test_no_tokens(lengths: tuple[int, ...], device: Device, seed: int) -> None:
+    """The final state is the initial one, and so are their gradients."""
+    x = inputs(GradientCase(lengths=lengths), seed)
+    for name in ("query", "key", "value", "beta", "gate"):
+        x[name] = x[name][:0] if "cu_seqlens" in x else x[name][:, :0]
+    if "cu_seqlens" in x:
+        x["cu_seqlens"] = torch.zeros_like(x["cu_seqlens"])
+    last = torch.randn(x["state"].shape, generator=torch.Generator().manual_seed(seed))
+    found = found_by_kernels(device, x, (x["value"], last))
+    assert torch.equal(found["state"], last.to(found["state"].dtype))
+    assert all(gradient.numel() == 0 for name, gradient in found.items() if name != "state")
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_one_sequence_and_key_head_poisons_no_other(poison: float, device: Device, seed: int) -> None:
     case = GradientCase(lengths=(70, 30, 65), heads=(2, 4))

@@ -47,12 +47,13 @@ struct BackwardChain {
     static bool takes(const GdnCall& call) {
         const i64 key_heads = call.heads / call.heads_per_key;
         const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
-        return jit::can_tile(tiled(call, call.query, key_heads, call.dk)) &&
+        return call.tokens > 0 && jit::can_tile(tiled(call, call.query, key_heads, call.dk)) &&
                jit::can_tile(tiled(call, call.key, key_heads, call.dk)) &&
                jit::can_tile(tiled(call, call.value, call.heads, call.dv)) && near(call.gate) && near(call.beta);
     }
 
-    // The chain forward in time is launched after the one backward, and starts before that has ended.
+    // The chain forward in time is launched after the one backward. It starts before that has ended where both fit on half of
+    // the multiprocessors: with 64 blocks each, two chains at a time took longer than one after the other.
     static void run(Direction direction, const GdnCall& call, const BackwardHandover& to, DType io, const Target& target) {
         if (call.sequences == 0 || call.heads == 0) return;
         const bool backward = direction == Direction::backward;
@@ -71,15 +72,16 @@ struct BackwardChain {
         args.to = to;
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
         const Config config = backward_chain_config(call.dk, io, direction);
-        const i64 row_tiles = ceil_div(call.dv, config.rows_per_block());
+        const i64 row_tiles = ceil_div(call.dv, config.rows_per_block()), blocks = row_tiles * call.heads * call.sequences;
+        const bool starts_early = !backward && 4 * blocks <= jit::device_traits(target.ordinal).multiprocessors;
         launch<BackwardChain>(
             config, args, {row_tiles, call.heads, call.sequences}, target,
             [&](const auto& on) {
                 return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors",
-                                   backward ? "gradients of states" : "states", row_tiles * call.heads * call.sequences,
-                                   config.rows_per_block(), on.multiprocessors);
+                                   backward ? "gradients of states" : "states", blocks, config.rows_per_block(),
+                                   on.multiprocessors);
             },
-            !backward);
+            starts_early);
     }
 };
 

@@ -5,7 +5,7 @@
 //                       initial state; the scalars of each chunk (backward_chain/gradients.cuh)
 //     forward in time   S before each chunk, and R (backward_chain/states.cuh)
 //
-// Neither needs the other: the second launch starts while the first runs, if there is room, and ends after it.
+// Neither needs the other: with few blocks, the second launch starts while the first runs, and ends after it.
 //
 // Bound: latency of a chunk's chain of products. A block takes a whole sequence; nothing is split along time yet.
 #pragma once
