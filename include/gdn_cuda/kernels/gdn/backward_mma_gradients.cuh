@@ -16,8 +16,8 @@
 //
 // Every term of dg carries the decay across token t, so a reset has a gradient of exactly 0.
 //
-// Bound: on an H200 seven times the time of gdn/backward_gradients. Probably the latency of loads that are waited for, as shared
-// memory has no room for two sets of tiles.
+// Bound: on an H200 seven times the time of gdn/backward_gradients. Probably the latency of loads that are waited for, as
+// shared memory has no room for two sets of tiles.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/backward_mma_gradients/chunk.cuh>
