@@ -10,7 +10,7 @@ namespace gdn_cuda::gdn {
 // its states are gradients. Forward, R is its output, by chunk: (column, part, token, head and chunk).
 struct BackwardChainArgs : ChunkedArgs {
     BackwardHandover to;
-    TensorMap states;  // of `to`, S or E: (column, 0, row, head and chunk)
+    TensorMap states;  // S or E in `to`: (column, 0, row, head and chunk)
 };
 
 }  // namespace gdn_cuda::gdn

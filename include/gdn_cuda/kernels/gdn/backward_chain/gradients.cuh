@@ -64,7 +64,7 @@ struct StateGradientsRule {
         }
         wait_for_product(d);
         {
-            TokenOperand residual;  // of dV'
+            TokenOperand residual;  // what rounding dV' leaves
             pack_tokens<kIo>(operand, d);
             pack_tokens_residual<kIo>(residual, d, operand);
             start_product_mn<kIo>(d, residual, &matrices.inverse, false);

@@ -8,7 +8,7 @@
 namespace gdn_cuda::gdn {
 
 struct HopperGradientsConfig {
-    int key_tiles;  // of 64 columns: a warpgroup each
+    int key_tiles;  // tiles of 64 key columns, a warpgroup for each
     DType io;
 
     constexpr bool operator==(const HopperGradientsConfig&) const = default;

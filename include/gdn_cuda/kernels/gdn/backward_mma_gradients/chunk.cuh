@@ -72,7 +72,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
         load(shared.columns.state, static_cast<const Io*>(args.from.states) + first, args.dk, rows, columns);
         load(shared.columns.state_gradient, static_cast<const Io*>(args.from.state_gradients) + first, args.dk, rows, columns);
     }
-    // Of R: the residual counts where T cancels.
+    // Parts of R: the rounding residual counts where T cancels.
     __device__ __forceinline__ int parts() const { return shared.scalars.cancels ? 2 : 1; }
     __device__ __forceinline__ int slabs() const { return (args.dv + kChunk - 1) / kChunk; }
 
