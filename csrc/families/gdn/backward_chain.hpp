@@ -1,10 +1,11 @@
-// Host side of gdn/backward_chain: configuration, tensor maps and launch.
+// Host side of gdn/backward_prepare and gdn/backward_chain: configurations, tensor maps and launches.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <gdn_cuda/kernels/chunked/plan.cuh>
-#include <gdn_cuda/kernels/gdn/backward_chain/args.cuh>
+#include <gdn_cuda/kernels/gdn/backward_chain/plan.cuh>
+#include <limits>
 #include <string>
 
 #include "../../jit/tensor_map.hpp"
@@ -14,74 +15,131 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr ChunkedConfig backward_chain_config(int dk, DType io, Direction direction) {
+constexpr ChunkedConfig backward_prepare_config(int dk, DType io) {
     ChunkedConfig config = chunked_config(dk, 1, io);
-    config.direction = direction;
     config.trains = true;
     return config;
 }
 
-inline constexpr std::array kBackwardChainConfigurations = [] {
-    std::array<ChunkedConfig, 12> all{};
+inline constexpr std::array kBackwardPrepareConfigurations = [] {
+    std::array<ChunkedConfig, 6> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
-        for (const int dk : {128, 96, 64})
-            for (const Direction direction : {Direction::backward, Direction::forward})
-                all[n++] = backward_chain_config(dk, io, direction);
+        for (const int dk : {128, 96, 64}) all[n++] = backward_prepare_config(dk, io);
+    return all;
+}();
+inline constexpr std::array kBackwardChainConfigurations = [] {
+    std::array<BackwardChainConfig, 24> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : {128, 96, 64})
+            for (const int value_groups : {1, 2})
+                for (const Direction direction : {Direction::backward, Direction::forward})
+                    all[n++] = {.head_k = head_k, .value_groups = value_groups, .direction = direction, .io = io};
     return all;
 }();
 
+// The rows of a call that are loaded or stored by tokens, as tensors.
+inline jit::TiledTensor tiled_tokens(const GdnCall& call, const Rows& rows, i64 heads, i64 d) {
+    return {rows, call.cu_seqlens.data != nullptr ? 1 : call.sequences, call.tokens, heads, d};
+}
+// Keys, and queries or keys again.
+inline void map_keys(ChunkedArgs& args, const GdnCall& call, bool queries, DType io, const Target& target) {
+    const auto map = [&](const Rows& rows) {
+        return jit::tile_map(tiled_tokens(call, rows, call.heads / call.heads_per_key, call.dk), io, kChunk, target.ordinal);
+    };
+    args.key = map(call.key);
+    args.query = queries ? map(call.query) : args.key;
+    args.call = call;
+    args.state = DType::f32;
+    args.segments = 1;
+    args.takes = LaunchTakes::every_call;
+}
+
+struct BackwardPrepare {
+    GDN_KERNEL(BackwardPrepare, gdn, backward_prepare, ChunkedConfig, BackwardPrepareArgs,
+               "what the chains of the backward need of every chunk and does not depend on states, on Hopper's tensor cores",
+               .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
+
+    static std::span<const Config> configurations() { return kBackwardPrepareConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) { return plan_bytes<kBackwardPrepareConfigurations, ChunkedPlan>(config); }
+
+    // Blocks of a sequence and head: those with which all end first.
+    static int preparers(i64 pairs, i64 chunks, int multiprocessors) {
+        constexpr i64 kStart = 4;  // what a block's start takes, in chunks
+        const auto waves = [&](i64 blocks) { return ceil_div(pairs * blocks, i64{multiprocessors}); };
+        i64 best = 1;
+        for (i64 blocks = 2; blocks <= std::min(chunks, ceil_div(i64{2} * multiprocessors, pairs)); ++blocks)
+            if (waves(blocks) * (ceil_div(chunks, blocks) + kStart) < waves(best) * (ceil_div(chunks, best) + kStart))
+                best = blocks;
+        return static_cast<int>(best);
+    }
+
+    static void run(const GdnCall& call, const BackwardHandover& to, DType io, const Target& target) {
+        if (call.sequences == 0 || call.heads == 0) return;
+        Args args{};
+        map_keys(args, call, true, io, target);
+        args.value = args.key;  // nobody loads them
+        args.to = to;
+        const i64 pairs = i64{call.sequences} * call.heads, chunks = ceil_div(i64{call.tokens}, i64{kChunk});
+        args.preparers = preparers(pairs, chunks, jit::device_traits(target.ordinal).multiprocessors);
+        launch<BackwardPrepare>(backward_prepare_config(call.dk, io), args, {args.preparers, call.heads, call.sequences}, target,
+                                [&](const auto& on) {
+                                    return fmt::format("{} blocks for each of {} sequences and heads, on {} multiprocessors",
+                                                       args.preparers, pairs, on.multiprocessors);
+                                });
+    }
+};
+
 struct BackwardChain {
-    GDN_KERNEL(BackwardChain, gdn, backward_chain, ChunkedConfig, BackwardChainArgs,
+    GDN_KERNEL(BackwardChain, gdn, backward_chain, BackwardChainConfig, BackwardChainArgs,
                "states, or their gradients, of every chunk for training on Hopper's tensor cores", .min_capability = 90,
                .max_capability = 90, .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kBackwardChainConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) { return plan_bytes<kBackwardChainConfigurations, ChunkedPlan>(config); }
-
-    // The rows of a call that are loaded or stored by tokens, as tensors.
-    static jit::TiledTensor tiled(const GdnCall& call, const Rows& rows, i64 heads, i64 d) {
-        return {rows, call.cu_seqlens.data != nullptr ? 1 : call.sequences, call.tokens, heads, d};
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kBackwardChainConfigurations, BackwardChainPlan>(config);
     }
+
     static bool takes(const GdnCall& call) {
         const i64 key_heads = call.heads / call.heads_per_key;
         const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
-        return call.tokens > 0 && jit::can_tile(tiled(call, call.query, key_heads, call.dk)) &&
-               jit::can_tile(tiled(call, call.key, key_heads, call.dk)) &&
-               jit::can_tile(tiled(call, call.value, call.heads, call.dv)) && near(call.gate) && near(call.beta);
+        return call.tokens > 0 && jit::can_tile(tiled_tokens(call, call.query, key_heads, call.dk)) &&
+               jit::can_tile(tiled_tokens(call, call.key, key_heads, call.dk)) &&
+               jit::can_tile(tiled_tokens(call, call.value, call.heads, call.dv)) && near(call.gate) && near(call.beta);
     }
 
-    // The chain forward in time is launched after the one backward. It starts before that has ended where both fit on half of
-    // the multiprocessors: with 64 blocks each, two chains at a time took longer than one after the other.
-    static void run(Direction direction, const GdnCall& call, const BackwardHandover& to, DType io, const Target& target) {
+    // The chain forward in time is launched after the one backward, and starts before that has ended. chains: how many run.
+    static void run(Direction direction, int chains, const GdnCall& call, const BackwardHandover& to, DType io,
+                    const Target& target) {
         if (call.sequences == 0 || call.heads == 0) return;
         const bool backward = direction == Direction::backward;
-        const i64 key_heads = call.heads / call.heads_per_key;
-        const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, io, kChunk, target.ordinal); };
         Args args{};
-        args.key = map(tiled(call, call.key, key_heads, call.dk));
-        args.query = backward ? map(tiled(call, call.query, key_heads, call.dk)) : args.key;  // forward needs none
-        args.value = map(tiled(call, call.value, call.heads, call.dv));
-        args.output = map(backward ? tiled(call, call.output, call.heads, call.dv) : errors_of(to, call.heads, call.dv));
-        args.call = call;
+        map_keys(args, call, backward, io, target);
+        const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, io, kChunk, target.ordinal); };
+        args.value = map(tiled_tokens(call, call.value, call.heads, call.dv));
+        args.output = map(backward ? tiled_tokens(call, call.output, call.heads, call.dv) : errors_of(to, call.heads, call.dv));
         if (!backward) args.call.outputs = 0;
-        args.state = DType::f32;
-        args.segments = 1;
-        args.takes = LaunchTakes::every_call;
         args.to = to;
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
-        const Config config = backward_chain_config(call.dk, io, direction);
-        const i64 row_tiles = ceil_div(call.dv, config.rows_per_block()), blocks = row_tiles * call.heads * call.sequences;
-        const bool starts_early = !backward && 4 * blocks <= jit::device_traits(target.ordinal).multiprocessors;
+        const i64 pairs = i64{call.sequences} * call.heads;
+        // A block of 128 rows takes less than two of 64.
+        const bool two = call.dv > kValueRows && chains * pairs * ceil_div(call.dv, kValueRows) >
+                                                     jit::device_traits(target.ordinal).multiprocessors;
+        const Config config{.head_k = chunked_config(call.dk, 1, io).head_k,
+                            .value_groups = two ? 2 : 1,
+                            .direction = direction,
+                            .io = io};
+        const i64 rows = config.block().rows_per_block(), row_tiles = ceil_div(call.dv, rows);
         launch<BackwardChain>(
             config, args, {row_tiles, call.heads, call.sequences}, target,
             [&](const auto& on) {
                 return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors",
-                                   backward ? "gradients of states" : "states", blocks, config.rows_per_block(),
-                                   on.multiprocessors);
+                                   backward ? "gradients of states" : "states", row_tiles * pairs, rows, on.multiprocessors);
             },
-            starts_early);
+            !backward);
     }
 };
 

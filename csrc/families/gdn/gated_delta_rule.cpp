@@ -132,25 +132,27 @@ std::vector<int64_t> sizes_of(const View& view) {
 }
 
 // What a group of heads hands over from pass to pass; groups use the same memory one after another. The gradients of values and
-// of the state need the first two parts.
+// of the state need the first three parts.
 struct Workspace {
-    i64 chunks, scalars, states, errors;  // a head's: chunks of all sequences, and bytes of each part
+    i64 chunks, scalars, prepared, states, errors;  // a head's: chunks of all sequences, and bytes of each part
 
-    Workspace(const Sequences& sequences)
-        : chunks(chunk_indices(sequences.packed(), static_cast<int>(sequences.count), static_cast<int>(sequences.tokens))),
+    Workspace(const Sequences& sequences, i64 chunks, bool hopper)
+        : chunks(chunks),
           scalars(chunks * static_cast<i64>(sizeof(ChunkScalars))),
+          prepared(hopper ? chunks * static_cast<i64>(sizeof(PreparedChunk)) : 0),
           states(chunks * sequences.dv * sequences.dk * 2),
           errors(chunks * 2 * kChunk * sequences.dv * 2) {}
 
     i64 bytes_of_head(bool only_value_and_state) const {
-        return scalars + states + (only_value_and_state ? 0 : states + errors);
+        return scalars + prepared + states + (only_value_and_state ? 0 : states + errors);
     }
     BackwardHandover of(char* memory, i64 heads) const {
-        char* const first = memory + heads * scalars;
-        return {.scalars = reinterpret_cast<ChunkScalars*>(memory),
+        char *const after_prepared = memory + heads * prepared, *const first = after_prepared + heads * scalars;
+        return {.scalars = reinterpret_cast<ChunkScalars*>(after_prepared),
                 .states = first + heads * states,
                 .state_gradients = first,
                 .errors = first + 2 * heads * states,
+                .prepared = memory,
                 .chunks = chunks};
     }
 };
@@ -175,8 +177,12 @@ struct Passes {
     RecurrentStates initial, final_gradient, initial_gradient;
     float *beta_gradient, *gate_gradient;
 
-    // For `count` heads from `first` on, which are those of whole key heads.
-    void run(i64 first, i64 count, const BackwardHandover& handover, bool only_value_and_state, const Target& target) const {
+    // The passes' calls for `count` heads from `first` on, which are those of whole key heads.
+    struct Calls {
+        GdnCall backward, forward;  // of the chains
+        BackwardGradientsArgs gradients;
+    };
+    Calls calls(i64 first, i64 count, const BackwardHandover& handover) const {
         const i64 key_head = first / call.heads_per_key;
         GdnCall each = call;
         each.heads = static_cast<int>(count);
@@ -193,40 +199,52 @@ struct Passes {
         forward.value = from_head(call.value, first);
         forward.initial = from_head(initial, first);
         forward.last = {};
-        const BackwardGradientsArgs gradients{.query = each.query,
-                                              .key = each.key,
-                                              .output_gradient = from_head(output_gradient, first),
-                                              .value_gradient = from_head(value_gradient, first),
-                                              .query_gradient = from_head(query_gradient, key_head),
-                                              .key_gradient = from_head(key_gradient, key_head),
-                                              .beta_gradient = beta_gradient + first,
-                                              .gate_gradient = gate_gradient + first,
-                                              .from = handover,
-                                              .cu_seqlens = call.cu_seqlens,
-                                              .sequences = call.sequences,
-                                              .tokens = call.tokens,
-                                              .heads = each.heads,
-                                              .heads_per_key = call.heads_per_key,
-                                              .dk = call.dk,
-                                              .dv = call.dv,
-                                              .heads_in_all = call.heads,
-                                              .scale = call.scale,
-                                              .qk_norm = call.qk_norm};
-        const bool hopper = BackwardGradients::takes(gradients, jit::device_traits(target.ordinal)) &&
-                            BackwardChain::takes(backward) && BackwardChain::takes(forward);
-        const auto run_chain = [&](Direction direction, const GdnCall& chain) {
-            if (hopper)
-                BackwardChain::run(direction, chain, handover, io, target);
-            else
-                BackwardMmaStates::run(direction, {.call = chain, .state = DType::f32, .to = handover}, io, target);
-        };
-        run_chain(Direction::backward, backward);
+        return {backward,
+                forward,
+                {.query = each.query,
+                 .key = each.key,
+                 .output_gradient = from_head(output_gradient, first),
+                 .value_gradient = from_head(value_gradient, first),
+                 .query_gradient = from_head(query_gradient, key_head),
+                 .key_gradient = from_head(key_gradient, key_head),
+                 .beta_gradient = beta_gradient + first,
+                 .gate_gradient = gate_gradient + first,
+                 .from = handover,
+                 .cu_seqlens = call.cu_seqlens,
+                 .sequences = call.sequences,
+                 .tokens = call.tokens,
+                 .heads = each.heads,
+                 .heads_per_key = call.heads_per_key,
+                 .dk = call.dk,
+                 .dv = call.dv,
+                 .heads_in_all = call.heads,
+                 .scale = call.scale,
+                 .qk_norm = call.qk_norm}};
+    }
+    // Whether Hopper's kernels take all heads, and so each group of them.
+    bool hopper(i64 chunks, const Target& target) const {
+        const Calls all = calls(0, call.heads, {.chunks = chunks});
+        return BackwardGradients::takes(all.gradients, jit::device_traits(target.ordinal)) &&
+               BackwardChain::takes(all.backward) && BackwardChain::takes(all.forward);
+    }
+    void run_on_hopper(const Calls& group, const BackwardHandover& handover, bool only_value_and_state,
+                       const Target& target) const {
+        const int chains = only_value_and_state ? 1 : 2;
+        BackwardPrepare::run(group.backward, handover, io, target);
+        BackwardChain::run(Direction::backward, chains, group.backward, handover, io, target);
         if (only_value_and_state) return;
-        run_chain(Direction::forward, forward);
-        if (hopper)
-            BackwardGradients::run(gradients, io, target);
-        else
-            BackwardMmaGradients::run(gradients, io, target);
+        BackwardChain::run(Direction::forward, chains, group.forward, handover, io, target);
+        BackwardGradients::run(group.gradients, io, target);
+    }
+    void run_anywhere(const Calls& group, const BackwardHandover& handover, bool only_value_and_state,
+                      const Target& target) const {
+        const auto run_chain = [&](Direction direction, const GdnCall& chain) {
+            BackwardMmaStates::run(direction, {.call = chain, .state = DType::f32, .to = handover}, io, target);
+        };
+        run_chain(Direction::backward, group.backward);
+        if (only_value_and_state) return;
+        run_chain(Direction::forward, group.forward);
+        BackwardMmaGradients::run(group.gradients, io, target);
     }
 };
 
@@ -286,7 +304,9 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
                         .initial_gradient = contiguous_states(memory_of(to_state), sequences, DType::f32),
                         .beta_gradient = static_cast<float*>(memory_of(by_beta)),
                         .gate_gradient = static_cast<float*>(memory_of(by_gate))};
-    const Workspace workspace(sequences);
+    const i64 chunks = chunk_indices(packed, static_cast<int>(sequences.count), static_cast<int>(sequences.tokens));
+    const bool hopper = passes.hopper(chunks, target);
+    const Workspace workspace(sequences, chunks, hopper);
     const bool only = x.only_value_and_state;
     const i64 head_bytes = workspace.bytes_of_head(only), key_head_bytes = head_bytes * passes.call.heads_per_key;
     GDN_REQUIRE(Checks{kFunction}, key_head_bytes <= forward.workspace, "workspace",
@@ -296,11 +316,18 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
         const i64 key_heads =
             std::min<i64>(sequences.key_heads, key_head_bytes > 0 ? forward.workspace / key_head_bytes : sequences.key_heads);
         const i64 most = key_heads * passes.call.heads_per_key;
-        const Tensor memory = torch::stable::new_empty(forward.value, {most * head_bytes}, ScalarType::Byte);
-        for (i64 first = 0; first < sequences.heads; first += most)
-            passes.run(first, std::min(most, sequences.heads - first),
-                       workspace.of(static_cast<char*>(memory_of(memory)), std::min(most, sequences.heads - first)), only,
-                       target);
+        constexpr i64 kAligned = alignof(PreparedChunk);
+        const Tensor memory = torch::stable::new_empty(forward.value, {ceil_div(most * head_bytes, kAligned) * kAligned},
+                                                       ScalarType::Byte);
+        for (i64 first = 0; first < sequences.heads; first += most) {
+            const i64 count = std::min(most, sequences.heads - first);
+            const BackwardHandover handover = workspace.of(static_cast<char*>(memory_of(memory)), count);
+            const Passes::Calls group = passes.calls(first, count, handover);
+            if (hopper)
+                passes.run_on_hopper(group, handover, only, target);
+            else
+                passes.run_anywhere(group, handover, only, target);
+        }
     }
     const Tensor absent = torch::stable::new_empty(forward.value, none, ScalarType::Float);
     const Tensor state_gradient = forward.state ? *without_absent(to_state, forward) : absent;

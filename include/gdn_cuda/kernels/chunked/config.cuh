@@ -27,7 +27,7 @@ struct ChunkedConfig {
     bool chained = false;     // a block may take several passes, to hand states from segment to segment (chunked/segments.cuh)
     bool persistent = false;  // one block per SM takes whole sequences one after another (chunked/persistent.cuh)
     Direction direction = Direction::forward;
-    // A chain of the backward: betas of 0 count as least_beta, norms are kept, and T always has its rounding residual.
+    // For the backward: betas of 0 count as least_beta, norms are kept, and T always has its rounding residual.
     bool trains = false;
 
     constexpr bool operator==(const ChunkedConfig&) const = default;

@@ -13,13 +13,6 @@ enum NamedBarriers : int {
 };
 static_assert(kKeysBarrier < kWarpgroupBarrier);
 
-// Where a chain of the backward stages the state that it stores before each chunk.
-template <int kTiles>
-struct StateTilesIf {
-    SwizzledTile states[kTiles];
-};
-template <>
-struct StateTilesIf<0> {};
 // Inverse norms of queries and keys, where the backward hands them on.
 template <bool kKept>
 struct NormsIf {};
@@ -29,7 +22,7 @@ struct NormsIf<true> {
 };
 
 template <ChunkedConfig kConfig>
-struct ChunkedPlan : StateTilesIf<kConfig.trains ? kConfig.key_tiles() : 0> {
+struct ChunkedPlan {
     static_assert(kConfig.is_valid());
     struct Stage {
         SwizzledTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/ahead/cache.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/preparer.cuh>
 #include <gdn_cuda/kernels/chunked/run.cuh>
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_ahead/chain.cuh>
@@ -24,41 +25,12 @@
 
 namespace gdn_cuda::gdn {
 
-// Every args.preparers-th chunk of a pair, from the block's index among those that prepare on.
-template <ChunkedConfig kConfig>
-struct PreparerSchedule {
-    ChunkedPlan<kConfig>& shared;
-    const ChunkedArgs& args;
-    const PrefillAheadArgs& ahead;
-    const int pair, first;
-
-    __device__ __forceinline__ bool start() const {
-        ChunkedBlock<kConfig> block(args, pair, 0);
-        bool decays_slowly;
-        if (!block.takes_sequence() || !block.is_taken(decays_slowly, ahead.first_chunk == 0)) return false;
-        const int last = min(block.chunks, ahead.first_chunk + ahead.window);
-        if (block.place != Place::run || first >= last) return false;
-        if (threadIdx.x == 0) {
-            block.plan_outputs(shared.work, first, last);
-            shared.work.tokens.chunks = (last - first + ahead.preparers - 1) / ahead.preparers;
-            shared.work.tokens.chunk_stride = ahead.preparers * kChunk;
-            set_barriers<true>(shared);
-        }
-        clear_matrices_and_sync(shared);
-        return true;
-    }
-    __device__ __forceinline__ const ChunkedWork& work() const { return shared.work; }
-    template <RoleName>
-    __device__ __forceinline__ static bool next() {
-        return false;
-    }
-};
 // index: the block's, among those of the pair that prepare.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ void prepare_chunks(PreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair,
                                                int index) {
     const int first = args.first_chunk + index;
-    run_roles<kConfig, true>(PreparerSchedule<kConfig>{shared.block, args.prefill, args, pair, first}, [&](const auto&) {
+    run_roles<kConfig, true>(PreparerSchedule<kConfig, PrefillAheadArgs>{shared.block, args.prefill, args, pair, first}, [&](const auto&) {
         if (threadIdx.x % kWarpgroup < 32)
             CachedChunkStore<kConfig>{shared, CachedChunks<kConfig>(args, pair), first, args.preparers}.run();
     });

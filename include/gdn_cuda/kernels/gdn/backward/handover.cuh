@@ -7,9 +7,9 @@ namespace gdn_cuda::gdn {
 
 // A chunk's scalars. Tokens past the end have the last gate, a beta of least_beta, and norms of their zeros.
 struct alignas(16) ChunkScalars {
+    float query_norm[kChunk], key_norm[kChunk];  // inverse norms, or 1
     float gate[kChunk];                          // G, cumulative (log2)
     float beta[kChunk];                          // never 0
-    float query_norm[kChunk], key_norm[kChunk];  // inverse norms, or 1
     unsigned cancels;                            // whether entries of T cancel: then R is used in two parts
     unsigned unused[3];
 };
@@ -20,7 +20,8 @@ struct BackwardHandover {
     void* state_gradients;  // E, the gradient of the state after it
     // R = V' / beta, (head, chunk, part, token, dv), with zeros past the end: rounded, and, where T cancels, the residual.
     void* errors;
-    i64 chunks;  // of all sequences
+    void* prepared;  // on Hopper T, P and factors, PreparedChunk (head, chunk)
+    i64 chunks;      // of all sequences
 };
 
 // Chunks of sequence n begin at this index, so that no two sequences share one and no search is needed. Packed sequences leave

@@ -1,10 +1,16 @@
-// Arguments of gdn/backward_chain, for host and device.
+// Arguments of gdn/backward_prepare and gdn/backward_chain, and what the one hands to the other, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/args.cuh>
+#include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <gdn_cuda/kernels/gdn/backward/handover.cuh>
 
 namespace gdn_cuda::gdn {
+
+struct BackwardPrepareArgs : ChunkedArgs {
+    static constexpr int first_chunk = 0, window = 1 << 30;  // all chunks
+    BackwardHandover to;
+    int preparers;  // blocks of a sequence and head
+};
 
 // As a call of the chunked form. Backward in time, the gradients of outputs are its values and those of values its outputs, and
 // its states are gradients. Forward, R is its output, by chunk: (column, part, token, head and chunk).
@@ -12,5 +18,16 @@ struct BackwardChainArgs : ChunkedArgs {
     BackwardHandover to;
     TensorMap states;  // S or E in `to`: (column, 0, row, head and chunk)
 };
+
+// T, P and factors of a chunk; for every configuration the same.
+constexpr ChunkedConfig kAnyTraining{.head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
+using PreparedChunk = CachedChunk<kAnyTraining>;
+
+// The first chunk of a sequence and head in the handover. start: the sequence's first token.
+GDN_HOST_DEVICE constexpr i64 first_prepared(const ChunkedArgs& args, const BackwardHandover& handover, int head, int sequence,
+                                          i64 start) {
+    return head * handover.chunks +
+           first_chunk_index(args.call.cu_seqlens.data != nullptr, sequence, start, args.call.tokens);
+}
 
 }  // namespace gdn_cuda::gdn
