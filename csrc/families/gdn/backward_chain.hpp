@@ -29,13 +29,12 @@ inline constexpr std::array kBackwardPrepareConfigurations = [] {
     return all;
 }();
 inline constexpr std::array kBackwardChainConfigurations = [] {
-    std::array<BackwardChainConfig, 24> all{};
+    std::array<BackwardChainConfig, 12> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const int head_k : {128, 96, 64})
-            for (const int value_groups : {1, 2})
-                for (const Direction direction : {Direction::backward, Direction::forward})
-                    all[n++] = {.head_k = head_k, .value_groups = value_groups, .direction = direction, .io = io};
+            for (const Direction direction : {Direction::backward, Direction::forward})
+                all[n++] = {.head_k = head_k, .direction = direction, .io = io};
     return all;
 }();
 
@@ -111,8 +110,8 @@ struct BackwardChain {
                jit::can_tile(tiled_tokens(call, call.value, call.heads, call.dv)) && near(call.gate) && near(call.beta);
     }
 
-    // The chain forward in time is launched after the one backward, and starts before that has ended. chains: how many run.
-    static void run(Direction direction, int chains, const GdnCall& call, const BackwardHandover& to, DType io,
+    // The chain forward in time is launched after the one backward, and starts before that has ended.
+    static void run(Direction direction, const GdnCall& call, const BackwardHandover& to, DType io,
                     const Target& target) {
         if (call.sequences == 0 || call.heads == 0) return;
         const bool backward = direction == Direction::backward;
@@ -124,20 +123,14 @@ struct BackwardChain {
         if (!backward) args.call.outputs = 0;
         args.to = to;
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
-        const i64 pairs = i64{call.sequences} * call.heads;
-        // A block of 128 rows takes less than two of 64.
-        const bool two = call.dv > kValueRows && chains * pairs * ceil_div(call.dv, kValueRows) >
-                                                     jit::device_traits(target.ordinal).multiprocessors;
-        const Config config{.head_k = chunked_config(call.dk, 1, io).head_k,
-                            .value_groups = two ? 2 : 1,
-                            .direction = direction,
-                            .io = io};
-        const i64 rows = config.block().rows_per_block(), row_tiles = ceil_div(call.dv, rows);
+        const Config config{.head_k = chunked_config(call.dk, 1, io).head_k, .direction = direction, .io = io};
+        const i64 row_tiles = ceil_div(call.dv, kValueRows);
         launch<BackwardChain>(
             config, args, {row_tiles, call.heads, call.sequences}, target,
             [&](const auto& on) {
                 return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors",
-                                   backward ? "gradients of states" : "states", row_tiles * pairs, rows, on.multiprocessors);
+                                   backward ? "gradients of states" : "states", row_tiles * call.heads * call.sequences,
+                                   kValueRows, on.multiprocessors);
             },
             !backward);
     }

@@ -229,11 +229,10 @@ struct Passes {
     }
     void run_on_hopper(const Calls& group, const BackwardHandover& handover, bool only_value_and_state,
                        const Target& target) const {
-        const int chains = only_value_and_state ? 1 : 2;
         BackwardPrepare::run(group.backward, handover, io, target);
-        BackwardChain::run(Direction::backward, chains, group.backward, handover, io, target);
+        BackwardChain::run(Direction::backward, group.backward, handover, io, target);
         if (only_value_and_state) return;
-        BackwardChain::run(Direction::forward, chains, group.forward, handover, io, target);
+        BackwardChain::run(Direction::forward, group.forward, handover, io, target);
         BackwardGradients::run(group.gradients, io, target);
     }
     void run_anywhere(const Calls& group, const BackwardHandover& handover, bool only_value_and_state,

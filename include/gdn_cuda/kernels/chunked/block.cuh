@@ -279,14 +279,7 @@ struct ChunkedBlock {
     __device__ __forceinline__ static bool is_of_group(ChunkedPass pass) {
         return pass == ChunkedPass::group_transition || pass == ChunkedPass::group_summary;
     }
-    __device__ __forceinline__ void* cached_chunks() const {
-        if constexpr (kConfig.inverse_groups == 0) {  // no helper roles
-            return nullptr;
-        } else {
-            return first_cached_chunk();
-        }
-    }
-    __device__ __forceinline__ CachedChunk<kConfig>* first_cached_chunk() const {
+    __device__ __forceinline__ CachedChunk<kConfig>* cached_chunks() const {
         const i64 before =
                       call.cu_seqlens.data != nullptr ? span.start / kChunk + sequence : static_cast<i64>(sequence) * chunks,
                   first = (static_cast<i64>(head) * gridDim.x + blockIdx.x) * args.summaries.chunks;

@@ -6,16 +6,18 @@
 
 namespace gdn_cuda::gdn {
 
-template <class Owner>
-__device__ __forceinline__ void write_output_tile(const Owner& own, const TokenFragment& output) {
-    constexpr DType kIo = Owner::kIo;
-    SwizzledTile& tile = own.shared.output[own.index()];
+// A fragment of 64 rows x tokens as a tile of tokens x rows.
+template <DType kIo>
+__device__ __forceinline__ void write_tokens_tile(SwizzledTile& tile, const TokenFragment& x, const Lane& lane) {
 #pragma unroll
     for (int step = 0; step < kTokenSteps; ++step)
-        stmatrix_x4_trans(own.matrix_row(tile) + step * kMnMajorStep, pack<kIo>(output[8 * step], output[8 * step + 1]),
-                          pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
-                          pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
-                          pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
+        stmatrix_x4_trans(lane.matrix_row(tile) + step * kMnMajorStep, pack<kIo>(x[8 * step], x[8 * step + 1]),
+                          pack<kIo>(x[8 * step + 2], x[8 * step + 3]), pack<kIo>(x[8 * step + 4], x[8 * step + 5]),
+                          pack<kIo>(x[8 * step + 6], x[8 * step + 7]));
+}
+template <class Owner>
+__device__ __forceinline__ void write_output_tile(const Owner& own, const TokenFragment& output) {
+    write_tokens_tile<Owner::kIo>(own.shared.output[own.index()], output, own);
 }
 
 // By one thread; `rows`: the value warpgroup whose rows they are.

@@ -63,18 +63,15 @@ __device__ __forceinline__ int batch_of(const ChunkedArgs& args, const ChunkedWo
 // no zeros in queries, as their outputs are not stored; the backward sums over all tokens of the chunk.
 template <ChunkedConfig kConfig, int kThreads = kWarpgroup, class Stage>
 __device__ __forceinline__ void clear_tokens_from(Stage& stage, int thread, int count) {
-    constexpr bool kQueries = kConfig.trains && requires { stage.query; };
     constexpr int kKeyTiles = kConfig.key_tiles(), kFirstQuery = kKeyTiles + kConfig.value_groups,
-                  kTiles = kFirstQuery + (kQueries ? kKeyTiles : 0);
-    const auto tile_at = [&](int tile) -> SwizzledTile& {
-        if constexpr (kQueries)
-            if (tile >= kFirstQuery) return stage.query[tile - kFirstQuery];
-        return tile < kKeyTiles ? stage.key[tile] : stage.value[tile - kKeyTiles];
-    };
+                  kTiles = kFirstQuery + (kConfig.trains ? kKeyTiles : 0);
 #pragma unroll 1
     for (int i = thread; i < (kChunk - count) * kTiles * 8; i += kThreads) {
-        const int row = count + i / (kTiles * 8), vector = i % (kTiles * 8);
-        store_shared(row_vector(tile_row(tile_at(vector / 8).bytes, row), vector % 8), uint4{});
+        const int row = count + i / (kTiles * 8), vector = i % (kTiles * 8), tile = vector / 8;
+        auto& cleared = tile < kKeyTiles     ? stage.key[tile]
+                        : tile < kFirstQuery ? stage.value[tile - kKeyTiles]
+                                             : stage.query[tile - kFirstQuery];
+        store_shared(row_vector(tile_row(cleared.bytes, row), vector % 8), uint4{});
     }
 }
 

@@ -1,7 +1,7 @@
-// What a chain stores of each chunk for gdn/backward_gradients.
+// What the roles of gdn/backward_chain hand each other, and the states that a chain stores for gdn/backward_gradients.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/state_owner.cuh>
+#include <gdn_cuda/kernels/chunked/ahead/handover.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/plan.cuh>
 
@@ -10,23 +10,68 @@ namespace gdn_cuda::gdn {
 template <BackwardChainConfig kConfig>
 using BackwardOwner = StateOwner<kConfig.block(), BackwardChainPlan<kConfig>>;
 
-// The chunk's place in the handover, among those of all heads.
-template <class Owner>
-__device__ __forceinline__ int handover_index(const Owner& own, int chunk) {
-    const ChunkedWork& work = own.work;
-    const auto& args = static_cast<const BackwardChainArgs&>(own.args);
-    return static_cast<int>(first_prepared(args, args.to, work.head, work.sequence, work.tokens.start)) +
-           in_time<Owner::kConfig>(work.tokens, chunk);
+// Whether entries of T cancel; warp-uniform for the compiler.
+template <class Factors>
+__device__ __forceinline__ bool cancels(const Factors& factors) {
+    return __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(factors.cancels), 0) != 0;
 }
 
-// The owner's 64 rows of its state, rounded as the chunk's products read it. Call while no store of the thread's reads the
-// tiles that the state is staged in.
+template <int kElements>
+__device__ __forceinline__ void hand_over(HandedFragment<kElements>& to, const float (&x)[kElements], int thread) {
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4)
+        *reinterpret_cast<float4*>(to.fours[i / 4][thread].elements) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+}
+// Calls visit(i, four elements from i on).
+template <int kElements, class Visit>
+__device__ __forceinline__ void for_each_handed(const HandedFragment<kElements>& from, int thread, Visit&& visit) {
+#pragma unroll
+    for (int i = 0; i < kElements; i += 4)
+        visit(i, *reinterpret_cast<const float4*>(from.fours[i / 4][thread].elements));
+}
+
+// ---- Loads, by one thread
+
+template <int kCount>
+__device__ __forceinline__ void load_tiles(SwizzledTile (&tiles)[kCount], const TensorMap& map, const TileAt& first,
+                                           Barrier& full) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+        tma_load(tiles[i].bytes, map, {first.element + i * kTileElements, first.head, first.token, first.batch}, full);
+}
+template <class T>
+__device__ __forceinline__ void load_bulk(T& to, const T& from, Barrier& full) {
+    cute::SM90_BULK_COPY_G2S::copy(&from, reinterpret_cast<uint64_t*>(&full), &to, sizeof(T));
+}
+// The first prepared chunk of the block's sequence and head.
+__device__ __forceinline__ i64 first_prepared(const BackwardChainArgs& args, const ChunkedWork& work) {
+    return first_prepared(args, args.to, work.head, work.sequence, work.tokens.start);
+}
+// Calls visit(chunk in the block's order, what is prepared of it).
+template <ChunkedConfig kBlock, class Visit>
+__device__ __forceinline__ void for_each_prepared(const BackwardChainArgs& args, const ChunkedWork& work, Visit&& visit) {
+    const auto* from = static_cast<const PreparedChunk*>(args.to.prepared) + first_prepared(args, work);
+#pragma unroll 1
+    for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) visit(chunk, from[in_time<kBlock>(work.tokens, chunk)]);
+}
+
+// By a warp: zeroes the rows of tokens past the sequence's end.
+template <int kCount>
+__device__ __forceinline__ void clear_rows(SwizzledTile (&tiles)[kCount], int count) {
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < (kChunk - count) * kCount * 8; i += 32) {
+        const int row = count + i / (kCount * 8), vector = i % (kCount * 8);
+        store_shared(row_vector(tile_row(tiles[vector / 8].bytes, row), vector % 8), uint4{});
+    }
+}
+
+// ---- States
+
+// By the chain: its 64 rows, rounded as the chunk's products read them.
 template <class Owner>
-__device__ __forceinline__ void store_rounded_state(const Owner& own, int chunk) {
-    auto& tiles = own.shared.states[own.index()];
-    const unsigned to = tile_row(tiles[0].bytes, 16 * own.warp + own.lane % 16);
-    if (own.thread == 0) cute::tma_store_wait<0>();
-    own.warpgroup_sync();
+__device__ __forceinline__ void stage_state(const Owner& own, int chunk) {
+    const unsigned to = tile_row(own.shared.states[0].bytes, 16 * own.warp + own.lane % 16);
+    barrier(own.shared.state_empty).wait(chunk & 1 ^ 1);
 #pragma unroll
     for (int step = 0; step < Owner::kStateSteps; ++step) {
         const auto& x = own.rounded_state[step];
@@ -34,14 +79,25 @@ __device__ __forceinline__ void store_rounded_state(const Owner& own, int chunk)
                     x[1], x[2], x[3]);
     }
     cutlass::arch::fence_view_async_shared();
-    own.warpgroup_sync();
-    if (own.thread > 0) return;
-    const int row = own.work.first_row + own.index() * kValueRows, index = handover_index(own, chunk);
+    arrive_by_warp(own, own.shared.state_full);
+}
+// By one thread.
+template <BackwardChainConfig kConfig>
+__device__ __forceinline__ void store_states(BackwardChainPlan<kConfig>& shared, const BackwardChainArgs& args) {
+    constexpr ChunkedConfig kBlock = kConfig.block();
+    const ChunkedWork& work = shared.work;
+    const int first = static_cast<int>(first_prepared(args, work));
+#pragma unroll 1
+    for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+        barrier(shared.state_full).wait(chunk & 1);
 #pragma unroll
-    for (int tile = 0; tile < Owner::kConfig.key_tiles(); ++tile)
-        tma_store(static_cast<const BackwardChainArgs&>(own.args).states, {tile * kTileElements, 0, row, index},
-                  tiles[tile].bytes);
-    cute::tma_store_arrive();
+        for (int tile = 0; tile < kBlock.key_tiles(); ++tile)
+            tma_store(args.states, {tile * kTileElements, 0, work.first_row, first + in_time<kBlock>(work.tokens, chunk)},
+                      shared.states[tile].bytes);
+        cute::tma_store_arrive();
+        cute::tma_store_wait<0>();
+        barrier(shared.state_empty).arrive();
+    }
 }
 
 }  // namespace gdn_cuda::gdn

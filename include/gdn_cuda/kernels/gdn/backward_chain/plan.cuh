@@ -6,56 +6,94 @@
 namespace gdn_cuda::gdn {
 
 struct BackwardChainConfig {
-    int head_k;        // 64, 96 or 128; shorter keys are zero-padded
-    int value_groups;  // warpgroups with 64 rows of the state each
+    int head_k;  // 64, 96 or 128; shorter keys are zero-padded
     Direction direction;
     DType io;
 
     constexpr bool operator==(const BackwardChainConfig&) const = default;
 
-    GDN_FIELDS(head_k, value_groups, direction, io)
+    GDN_FIELDS(head_k, direction, io)
 
-    // One warpgroup loads; there are no helper roles.
+    // Warpgroups: one that loads and stores, one beside the chain, and the chain, which owns 64 rows of the state.
     GDN_HOST_DEVICE constexpr ChunkedConfig block() const {
         return {.head_k = head_k,
-                .value_groups = value_groups,
-                .inverse_groups = 0,
-                .stages = direction == Direction::backward && value_groups == 2 ? 2 : 3,
+                .value_groups = 1,
+                .inverse_groups = 1,
+                .stages = direction == Direction::backward ? 2 : 3,
                 .io = io,
                 .direction = direction,
                 .trains = true};
     }
     GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
     // setmaxnreg.
-    GDN_HOST_DEVICE constexpr int loading_registers() const { return 24; }
-    GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 1 ? 240 : 232; }
+    static constexpr int kLoadingRegisters = 24, kOtherRegisters = 240;
 };
 
-// Queries and P, which only the chain backward in time reads.
-template <int kKeyTiles>
-struct QueriesIf {
-    SwizzledTile query[kKeyTiles], scores;
+// A warpgroup's accumulators, for the same threads of another.
+template <int kElements>
+struct HandedFragment {
+    struct alignas(16) Four {
+        float elements[4];
+    };
+    Four fours[kElements / 4][kWarpgroup];
 };
-template <>
-struct QueriesIf<0> {};
 
+// What the chain stages for TMA.
 template <BackwardChainConfig kConfig>
-struct BackwardChainPlan {
+struct StagedStores {
+    SwizzledTile states[kConfig.block().key_tiles()], output[1];
+    unsigned long long state_full, state_empty;  // a phase a chunk
+};
+
+// Backward in time. What needs no E is loaded and computed by the warpgroup beside the chain, ahead of it.
+template <BackwardChainConfig kConfig>
+struct StateGradientsPlan : StagedStores<kConfig> {
     static constexpr ChunkedConfig kBlock = kConfig.block();
-    static constexpr bool kQueries = kConfig.direction == Direction::backward;
+    static constexpr int kAhead = 2;
     using Factors = CachedFactors<kAnyTraining>;
-    using CancelFlags = ChunkedPlan<kAnyTraining>::CancelFlags;
-    struct Stage : QueriesIf<kQueries ? kBlock.key_tiles() : 0> {
-        SwizzledTile key[kBlock.key_tiles()], value[kBlock.value_groups], inverse, inverse_residual;
+    struct Stage {
+        SwizzledTile key[kBlock.key_tiles()], inverse, inverse_residual;
+    };
+    struct AheadStage {
+        SwizzledTile query[kBlock.key_tiles()], value, scores;
     };
     Stage stages[kBlock.stages];
-    SwizzledTile states[kBlock.value_groups][kBlock.key_tiles()];  // staged for TMA
-    SwizzledTile output[kBlock.value_groups];
+    AheadStage ahead[kAhead];
+    HandedFragment<kChunk / 2> values;          // P^T dO
+    HandedFragment<kBlock.head_k / 2> updates;  // (scale exp(G) dO)^T Q
+    Factors factors[kBlock.stages], ahead_factors[kAhead];
+    ChunkedWork work;
+    // full: two arrivals of a loading warp; empty: each warp that reads. Products, outputs: a phase a chunk.
+    unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], ahead_full[kAhead], ahead_empty[kAhead];
+    unsigned long long products_full, products_empty, output_full, output_empty;
+    unsigned long long tail_full;  // rows of a chunk in which the sequence ends, before what follows it is cleared
+};
+
+// Forward in time. The warpgroup beside the chain stores R.
+template <BackwardChainConfig kConfig>
+struct StatesPlan : StagedStores<kConfig> {
+    static constexpr ChunkedConfig kBlock = kConfig.block();
+    using Factors = CachedFactors<kAnyTraining>;
+    struct Stage {
+        SwizzledTile key[kBlock.key_tiles()], value, inverse, inverse_residual;
+    };
+    Stage stages[kBlock.stages];
+    HandedFragment<kChunk / 2> values;  // V'
     Factors factors[kBlock.stages];
     ChunkedWork work;
-    // stage_full: two arrivals of the loading warps; stage_empty: each warp of the value warpgroups; tail_full: keys, queries and
-    // values of a chunk in which the sequence ends, before what follows it is cleared.
-    unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], tail_full;
+    unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], values_full, values_empty, tail_full;
 };
+
+template <BackwardChainConfig kConfig>
+struct PlanOfChain {
+    using Type = StatesPlan<kConfig>;
+};
+template <BackwardChainConfig kConfig>
+    requires(kConfig.direction == Direction::backward)
+struct PlanOfChain<kConfig> {
+    using Type = StateGradientsPlan<kConfig>;
+};
+template <BackwardChainConfig kConfig>
+using BackwardChainPlan = typename PlanOfChain<kConfig>::Type;
 
 }  // namespace gdn_cuda::gdn

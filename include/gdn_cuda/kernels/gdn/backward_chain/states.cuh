@@ -1,9 +1,9 @@
-// The rule of the chain forward in time: the states again, and what gradients need of the values,
+// The chain forward in time: the states again, and what gradients need of the values,
 //
 //     X = V - exp(G) K S^T      V' = T X      R = V' / beta      S <- exp(G_C) S + (exp(G_C - G) V')^T K.
 //
 // T, X, and V' in the update of S, are used in two 16-bit parts, as roundings add up over chunks where gates are slow; R where
-// entries of T cancel.
+// entries of T cancel. The warpgroup beside the chain stores R.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
@@ -11,13 +11,117 @@
 
 namespace gdn_cuda::gdn {
 
-struct StatesRule {
+template <BackwardChainConfig kConfig>
+struct States {
+    static constexpr ChunkedConfig kBlock = kConfig.block();
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kTile = sizeof(SwizzledTile);
+    using Plan = StatesPlan<kConfig>;
+    using Stage = PipelineStage<kBlock.stages>;
+
+    Plan& shared;
+    const BackwardChainArgs& args;
+    const ChunkedWork& work = shared.work;
+
+    // By one thread.
+    __device__ __forceinline__ void set_barriers() const {
+        for (auto& word : shared.stage_full) barrier(word).init(2);
+        for (auto& word : shared.stage_empty) barrier(word).init(2 * 4);  // the chain, and beside it
+        for (auto* word : {&shared.values_full, &shared.values_empty}) barrier(*word).init(4);
+        barrier(shared.tail_full).init(1);
+    }
+
+    // ---- Loads and stores, a warp each
+
+    __device__ __forceinline__ void run_loads(int warp) const {
+        if (warp == 1 && has_tail<kBlock>(work.tokens, work.tokens.chunks - 1)) clear_tail();
+        if (threadIdx.x % 32 > 0) return;
+        if (warp == 0) load_chain();
+        if (warp == 2) store_states<kConfig>(shared, args);
+    }
+    __device__ __forceinline__ void load_chain() const {
+        for_each_prepared<kBlock>(args, work, [&](int chunk, const PreparedChunk& from) {
+            const Stage current(chunk);
+            auto& stage = shared.stages[current.index];
+            Barrier &full = barrier(shared.stage_full[current.index]),
+                    &rows = has_tail<kBlock>(work.tokens, chunk) ? barrier(shared.tail_full) : full;
+            const int token = first_token<kBlock>(work.tokens, chunk), batch = batch_of(args, work);
+            barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
+            rows.arrive_and_expect_tx((1 + kBlock.key_tiles()) * kTile);
+            load_tiles(stage.key, args.key, {0, work.key_head, token, batch}, rows);
+            tma_load(stage.value.bytes, args.value, {work.first_value, work.head, token, batch}, rows);
+            full.arrive_and_expect_tx(2 * kTile + static_cast<int>(sizeof(from.scalars)));
+            load_bulk(shared.factors[current.index], from.scalars, full);
+            load_bulk(stage.inverse, from.inverse, full);
+            load_bulk(stage.inverse_residual, from.inverse_residual, full);
+        });
+    }
+    __device__ __forceinline__ void clear_tail() const {
+        const int chunk = work.tokens.chunks - 1, count = tokens_in<kBlock>(work.tokens, chunk);
+        const Stage last(chunk);
+        barrier(shared.tail_full).wait(0);
+        clear_rows(shared.stages[last.index].key, count);
+        clear_rows(reinterpret_cast<SwizzledTile(&)[1]>(shared.stages[last.index].value), count);
+        cutlass::arch::fence_view_async_shared();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier(shared.stage_full[last.index]).arrive();
+    }
+
+    // ---- Beside the chain: R
+
+    __device__ __forceinline__ void run_beside() const {
+        Lane lane;
+        const int first = static_cast<int>(first_prepared(args, work));
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
+            const Stage current(chunk);
+            const auto& factors = shared.factors[current.index];
+            lane.find_lane();
+            TokenFragment errors;
+            TokenFactors inverse;
+            barrier(shared.values_full).wait(chunk & 1);
+            read_factors(inverse, factors.beta, lane.t);
+            for_each_handed(shared.values, lane.thread, [&](int i, const float4& x) {
+                errors[i] = x.x, errors[i + 1] = x.y, errors[i + 2] = x.z, errors[i + 3] = x.w;
+            });
+            const bool two_part = cancels(factors);
+            arrive_by_warp(lane, shared.values_empty);
+            if (lane.lane == 0) barrier(shared.stage_empty[current.index]).arrive();
+            for (float2& each : inverse) each = {__fdividef(1.f, each.x), __fdividef(1.f, each.y)};
+            scale_tokens(errors, inverse);
+            store_part(errors, lane, first + chunk, 0);
+            if (two_part) [[unlikely]] {
+                for_each_token_pair(errors, [](int, int, float& x, float& next) {
+                    const float2 rounded = unpack<kIo>(pack<kIo>(x, next));
+                    x -= rounded.x;
+                    next -= rounded.y;
+                });
+                store_part(errors, lane, first + chunk, 1);
+            }
+        }
+        if (lane.thread == 0) cute::tma_store_wait<0>();
+    }
+    __device__ __forceinline__ void store_part(const TokenFragment& errors, const Lane& lane, int index, int which) const {
+        if (lane.thread == 0) cute::tma_store_wait<0>();
+        lane.warpgroup_sync();
+        write_tokens_tile<kIo>(shared.output[0], errors, lane);
+        cutlass::arch::fence_view_async_shared();
+        lane.warpgroup_sync();
+        if (lane.thread > 0) return;
+        tma_store(args.output, {work.first_row, which, 0, index}, shared.output[0].bytes);
+        cute::tma_store_arrive();
+    }
+
+    // ---- The chain
+
     template <class Owner>
-    __device__ __forceinline__ static void run(Owner& own, int chunk) {
-        constexpr ChunkedConfig kConfig = Owner::kConfig;
-        constexpr DType kIo = Owner::kIo;
-        auto& shared = own.shared;
-        const PipelineStage<kConfig.stages> current(chunk);
+    __device__ __forceinline__ void run_chain(Owner& own) const {
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) run_chunk(own, chunk);
+    }
+    template <class Owner>
+    __device__ __forceinline__ void run_chunk(Owner& own, int chunk) const {
+        const Stage current(chunk);
         const auto& stage = shared.stages[current.index];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
@@ -27,9 +131,8 @@ struct StatesRule {
         TokenFragment d, values;
         TokenFactors scales;
         start_product<kIo>(d, own.rounded_state, stage.key);
-        load_operand(x, stage.value[own.index()], own);
-        const bool two_part = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(factors.cancels), 0) != 0;
-        store_rounded_state(own, chunk);
+        load_operand(x, stage.value, own);
+        stage_state(own, chunk);
         scale_fragment(own.state, factors.decay);
         read_factors(scales, factors.key_scale, own.t);
         wait_for_product(d);
@@ -49,42 +152,12 @@ struct StatesRule {
         start_product_mn<kIo>(own.state, x, stage.key);
         pack_scaled_tokens_residual<kIo>(residual, values, scales, x);
         start_product_mn<kIo>(own.state, residual, stage.key);
-        store_errors(own, values, factors.beta, chunk, two_part);
+        barrier(shared.values_empty).wait(chunk & 1 ^ 1);
+        hand_over(shared.values, values, own.thread);
+        arrive_by_warp(own, shared.values_full);
         wait_for_product(own.state);
         own.round_state();
         own.release(current.index);
-    }
-
-  private:
-    // R, which replaces V'.
-    template <class Owner>
-    __device__ __forceinline__ static void store_errors(const Owner& own, TokenFragment& values, const float (&beta)[kChunk],
-                                                        int chunk, bool two_part) {
-        TokenFactors inverse;
-        read_factors(inverse, beta, own.t);
-        for (float2& each : inverse) each = {__fdividef(1.f, each.x), __fdividef(1.f, each.y)};
-        scale_tokens(values, inverse);
-        store_part(own, values, chunk, 0);
-        if (two_part) [[unlikely]] {
-            for_each_token_pair(values, [](int, int, float& x, float& next) {
-                const float2 rounded = unpack<Owner::kIo>(pack<Owner::kIo>(x, next));
-                x -= rounded.x;
-                next -= rounded.y;
-            });
-            store_part(own, values, chunk, 1);
-        }
-    }
-    template <class Owner>
-    __device__ __forceinline__ static void store_part(const Owner& own, const TokenFragment& part, int chunk, int which) {
-        if (own.thread == 0) cute::tma_store_wait<0>();
-        own.warpgroup_sync();
-        write_output_tile(own, part);
-        cutlass::arch::fence_view_async_shared();
-        own.warpgroup_sync();
-        if (own.thread > 0) return;
-        tma_store(own.args.output, {own.work.first_row + own.index() * kValueRows, which, 0, handover_index(own, chunk)},
-                  own.shared.output[own.index()].bytes);
-        cute::tma_store_arrive();
     }
 };
 
