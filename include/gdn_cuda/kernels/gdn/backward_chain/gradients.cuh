@@ -121,6 +121,7 @@ struct StateGradients {
         for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
             barrier(shared.output_full).wait(chunk & 1);
             if (!without_tma(chunk)) {
+                cutlass::arch::fence_view_async_shared();
                 start_tile_store<kBlock>(args, work, chunk, 0, shared.output[0]);
                 cute::tma_store_wait<0>();
             }
@@ -183,42 +184,42 @@ struct StateGradients {
 
     // ---- The chain
 
+    // What a chunk needs before its own products, read while those of the chunk before run.
+    struct ReadAhead {
+        TokenFragment values;  // P^T dO
+        TokenFactors update_scale;
+    };
     template <class Owner>
-    __device__ __forceinline__ void run_chain(Owner& own) const {
-#pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) run_chunk(own, chunk);
+    __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) const {
+        const Stage at(chunk);
+        barrier(shared.stage_full[at.index]).wait(at.parity);
+        read_factors(next.update_scale, shared.factors[at.index].update_scale, own.t);
+        barrier(shared.products_full).wait(chunk & 1);
+        for_each_handed(shared.values, own.thread, [&](int i, const float4& x) {
+            next.values[i] = x.x, next.values[i + 1] = x.y, next.values[i + 2] = x.z, next.values[i + 3] = x.w;
+        });
     }
     template <class Owner>
-    __device__ __forceinline__ void run_chunk(Owner& own, int chunk) const {
+    __device__ __forceinline__ void run_chain(Owner& own) const {
+        ReadAhead ahead;
+        read_ahead(own, ahead, 0);
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) run_chunk(own, ahead, chunk);
+    }
+    template <class Owner>
+    __device__ __forceinline__ void run_chunk(Owner& own, ReadAhead& ahead, int chunk) const {
         const Stage current(chunk);
         const auto& stage = shared.stages[current.index];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
-        barrier(shared.stage_full[current.index]).wait(current.parity);
 
         TokenOperand operand, residual;
         TokenFragment d, values;
         TokenFactors scales;
         start_product<kIo>(d, own.rounded_state, stage.key);
         stage_state(own, chunk);
-        barrier(shared.products_full).wait(chunk & 1);
-        for_each_handed(shared.values, own.thread, [&](int i, const float4& x) {
-            values[i] = x.x, values[i + 1] = x.y, values[i + 2] = x.z, values[i + 3] = x.w;
-        });
-        read_factors(scales, factors.update_scale, own.t);
         const float decay = factors.decay;
         const bool two_part = cancels(factors);
-        wait_for_product(d);
-        for_each_token_pair(d, [&](int step, int i, float& x, float& next) {  // dV'
-            const float2 scale = scales[2 * step + i / 2];
-            x = fmaf(x, scale.x, values[8 * step + 2 * i]);
-            next = fmaf(next, scale.y, values[8 * step + 2 * i + 1]);
-        });
-        pack_tokens<kIo>(operand, d);
-        start_product_mn<kIo>(values, operand, &stage.inverse, false);
-        start_product_mn<kIo>(values, operand, &stage.inverse_residual);
-        pack_tokens_residual<kIo>(residual, d, operand);
-        start_product_mn<kIo>(values, residual, &stage.inverse);
         for_each_handed(shared.updates, own.thread, [&](int i, const float4& x) {
             own.state[i] = fmaf(own.state[i], decay, x.x);
             own.state[i + 1] = fmaf(own.state[i + 1], decay, x.y);
@@ -226,6 +227,17 @@ struct StateGradients {
             own.state[i + 3] = fmaf(own.state[i + 3], decay, x.w);
         });
         arrive_by_warp(own, shared.products_empty);
+        wait_for_product(d);
+        for_each_token_pair(d, [&](int step, int i, float& x, float& next) {  // dV'
+            const float2 scale = ahead.update_scale[2 * step + i / 2];
+            x = fmaf(x, scale.x, ahead.values[8 * step + 2 * i]);
+            next = fmaf(next, scale.y, ahead.values[8 * step + 2 * i + 1]);
+        });
+        pack_tokens<kIo>(operand, d);
+        start_product_mn<kIo>(values, operand, &stage.inverse, false);
+        start_product_mn<kIo>(values, operand, &stage.inverse_residual);
+        pack_tokens_residual<kIo>(residual, d, operand);
+        start_product_mn<kIo>(values, residual, &stage.inverse);
         read_factors(scales, factors.key_scale, own.t);
         for (float2& scale : scales) scale = {-scale.x, -scale.y};
         wait_for_product(values);
@@ -235,12 +247,12 @@ struct StateGradients {
         start_product_mn<kIo>(own.state, operand, stage.key);
         barrier(shared.output_empty).wait(chunk & 1 ^ 1);
         write_output_tile(own, values);
-        cutlass::arch::fence_view_async_shared();
         if (without_tma(chunk)) [[unlikely]] {
             own.warpgroup_sync();
             store_output_without_tma(own, chunk);
         }
         arrive_by_warp(own, shared.output_full);
+        if (chunk + 1 < work.tokens.chunks) read_ahead(own, ahead, chunk + 1);
         wait_for_product(own.state);
         own.round_state();
         own.release(current.index);

@@ -114,47 +114,59 @@ struct States {
 
     // ---- The chain
 
+    // What a chunk needs before its own products, read while those of the chunk before run.
+    struct ReadAhead {
+        TokenOperand values;
+        TokenFactors key_scale;
+    };
     template <class Owner>
-    __device__ __forceinline__ void run_chain(Owner& own) const {
-#pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) run_chunk(own, chunk);
+    __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) const {
+        const Stage at(chunk);
+        barrier(shared.stage_full[at.index]).wait(at.parity);
+        load_operand(next.values, shared.stages[at.index].value, own);
+        read_factors(next.key_scale, shared.factors[at.index].key_scale, own.t);
     }
     template <class Owner>
-    __device__ __forceinline__ void run_chunk(Owner& own, int chunk) const {
+    __device__ __forceinline__ void run_chain(Owner& own) const {
+        ReadAhead ahead;
+        read_ahead(own, ahead, 0);
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) run_chunk(own, ahead, chunk);
+    }
+    template <class Owner>
+    __device__ __forceinline__ void run_chunk(Owner& own, ReadAhead& ahead, int chunk) const {
         const Stage current(chunk);
         const auto& stage = shared.stages[current.index];
         const auto& factors = shared.factors[current.index];
         own.find_lane();
-        barrier(shared.stage_full[current.index]).wait(current.parity);
 
-        TokenOperand x, residual;
+        TokenOperand operand, residual;
         TokenFragment d, values;
         TokenFactors scales;
         start_product<kIo>(d, own.rounded_state, stage.key);
-        load_operand(x, stage.value, own);
         stage_state(own, chunk);
         scale_fragment(own.state, factors.decay);
-        read_factors(scales, factors.key_scale, own.t);
         wait_for_product(d);
         for_each_token_pair(d, [&](int step, int i, float& s, float& next) {  // X
-            const float2 scale = scales[2 * step + i / 2], v = unpack<kIo>(x[step][i]);
+            const float2 scale = ahead.key_scale[2 * step + i / 2], v = unpack<kIo>(ahead.values[step][i]);
             s = v.x - scale.x * s;
             next = v.y - scale.y * next;
         });
-        pack_tokens<kIo>(x, d);
-        start_product<kIo>(values, x, &stage.inverse);
-        start_product<kIo>(values, x, &stage.inverse_residual, true);
-        pack_tokens_residual<kIo>(residual, d, x);
+        pack_tokens<kIo>(operand, d);
+        start_product<kIo>(values, operand, &stage.inverse);
+        start_product<kIo>(values, operand, &stage.inverse_residual, true);
+        pack_tokens_residual<kIo>(residual, d, operand);
         start_product<kIo>(values, residual, &stage.inverse, true);
         read_factors(scales, factors.update_scale, own.t);
         wait_for_product(values);
-        pack_scaled_tokens<kIo>(x, values, scales);
-        start_product_mn<kIo>(own.state, x, stage.key);
-        pack_scaled_tokens_residual<kIo>(residual, values, scales, x);
+        pack_scaled_tokens<kIo>(operand, values, scales);
+        start_product_mn<kIo>(own.state, operand, stage.key);
+        pack_scaled_tokens_residual<kIo>(residual, values, scales, operand);
         start_product_mn<kIo>(own.state, residual, stage.key);
         barrier(shared.values_empty).wait(chunk & 1 ^ 1);
         hand_over(shared.values, values, own.thread);
         arrive_by_warp(own, shared.values_full);
+        if (chunk + 1 < work.tokens.chunks) read_ahead(own, ahead, chunk + 1);
         wait_for_product(own.state);
         own.round_state();
         own.release(current.index);
