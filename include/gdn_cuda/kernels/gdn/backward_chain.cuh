@@ -5,8 +5,8 @@
 //                       initial state (backward_chain/gradients.cuh)
 //     forward in time   S before each chunk, and R (backward_chain/states.cuh)
 //
-// A second warpgroup computes or stores what the chain need not, and warps of a third load and store. Neither chain needs the
-// other: the second launch starts where the first leaves multiprocessors, and ends after it.
+// Warps of another warpgroup load and store; forward, a third stores R. Neither chain needs the other: the second launch starts
+// where the first leaves multiprocessors, and ends after it.
 //
 // Bound: latency of a chunk's chain of products. A block takes a whole sequence; nothing is split along time.
 #pragma once
@@ -52,10 +52,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __g
             roles.run_loads(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0));
         } else if (group == 1) {
             cutlass::arch::warpgroup_reg_alloc<kConfig.kOtherRegisters>();
-            if constexpr (kBackward)
-                roles.run_ahead();
-            else
-                roles.run_beside();
+            roles.run_beside();
         } else {
             cutlass::arch::warpgroup_reg_alloc<kConfig.kOtherRegisters>();
             BackwardOwner<kConfig> own(shared, args, shared.work);

@@ -14,12 +14,13 @@ struct BackwardChainConfig {
 
     GDN_FIELDS(head_k, direction, io)
 
-    // Warpgroups: one that loads and stores, one beside the chain, and the chain, which owns 64 rows of the state.
+    // Warpgroups: one that loads and stores, one beside the chain, and the chain, which owns 64 rows of the state. Backward in
+    // time the second is idle: handing over P^T dO and dO^T Q through shared memory cost more than it saved.
     GDN_HOST_DEVICE constexpr ChunkedConfig block() const {
         return {.head_k = head_k,
                 .value_groups = 1,
                 .inverse_groups = 1,
-                .stages = direction == Direction::backward ? 2 : 3,
+                .stages = 3,
                 .io = io,
                 .direction = direction,
                 .trains = true};
@@ -45,28 +46,20 @@ struct StagedStores {
     unsigned long long state_full, state_empty;  // a phase a chunk
 };
 
-// Backward in time. What needs no E is loaded and computed by the warpgroup beside the chain, ahead of it.
+// Backward in time.
 template <BackwardChainConfig kConfig>
 struct StateGradientsPlan : StagedStores<kConfig> {
     static constexpr ChunkedConfig kBlock = kConfig.block();
-    static constexpr int kAhead = 2;
     using Factors = CachedFactors<kAnyTraining>;
     struct Stage {
-        SwizzledTile key[kBlock.key_tiles()], inverse, inverse_residual;
-    };
-    struct AheadStage {
-        SwizzledTile query[kBlock.key_tiles()], value, scores;
+        SwizzledTile key[kBlock.key_tiles()], query[kBlock.key_tiles()], value[1], inverse, inverse_residual, scores;
     };
     Stage stages[kBlock.stages];
-    AheadStage ahead[kAhead];
-    HandedFragment<kChunk / 2> values;          // P^T dO
-    HandedFragment<kBlock.head_k / 2> updates;  // (scale exp(G) dO)^T Q
-    Factors factors[kBlock.stages], ahead_factors[kAhead];
+    Factors factors[kBlock.stages];
     ChunkedWork work;
-    // full: two arrivals of a loading warp; empty: each warp that reads. Products, outputs: a phase a chunk.
-    unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], ahead_full[kAhead], ahead_empty[kAhead];
-    unsigned long long products_full, products_empty, output_full, output_empty;
-    unsigned long long tail_full;  // rows of a chunk in which the sequence ends, before what follows it is cleared
+    // stage_full: two arrivals of a loading warp; stage_empty: each warp of the chain; output: a phase a chunk; tail_full: rows of
+    // a chunk in which the sequence ends, before what follows it is cleared.
+    unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], output_full, output_empty, tail_full;
 };
 
 // Forward in time. The warpgroup beside the chain stores R.
@@ -75,12 +68,13 @@ struct StatesPlan : StagedStores<kConfig> {
     static constexpr ChunkedConfig kBlock = kConfig.block();
     using Factors = CachedFactors<kAnyTraining>;
     struct Stage {
-        SwizzledTile key[kBlock.key_tiles()], value, inverse, inverse_residual;
+        SwizzledTile key[kBlock.key_tiles()], value[1], inverse, inverse_residual;
     };
     Stage stages[kBlock.stages];
     HandedFragment<kChunk / 2> values;  // V'
     Factors factors[kBlock.stages];
     ChunkedWork work;
+    // As above; stage_empty: also each warp beside the chain; values: a phase a chunk.
     unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], values_full, values_empty, tail_full;
 };
 

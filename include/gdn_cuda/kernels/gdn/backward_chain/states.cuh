@@ -49,7 +49,7 @@ struct States {
             barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
             rows.arrive_and_expect_tx((1 + kBlock.key_tiles()) * kTile);
             load_tiles(stage.key, args.key, {0, work.key_head, token, batch}, rows);
-            tma_load(stage.value.bytes, args.value, {work.first_value, work.head, token, batch}, rows);
+            tma_load(stage.value[0].bytes, args.value, {work.first_value, work.head, token, batch}, rows);
             full.arrive_and_expect_tx(2 * kTile + static_cast<int>(sizeof(from.scalars)));
             load_bulk(shared.factors[current.index], from.scalars, full);
             load_bulk(stage.inverse, from.inverse, full);
@@ -61,7 +61,7 @@ struct States {
         const Stage last(chunk);
         barrier(shared.tail_full).wait(0);
         clear_rows(shared.stages[last.index].key, count);
-        clear_rows(reinterpret_cast<SwizzledTile(&)[1]>(shared.stages[last.index].value), count);
+        clear_rows(shared.stages[last.index].value, count);
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier(shared.stage_full[last.index]).arrive();
@@ -123,7 +123,7 @@ struct States {
     __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) const {
         const Stage at(chunk);
         barrier(shared.stage_full[at.index]).wait(at.parity);
-        load_operand(next.values, shared.stages[at.index].value, own);
+        load_operand(next.values, shared.stages[at.index].value[0], own);
         read_factors(next.key_scale, shared.factors[at.index].key_scale, own.t);
     }
     template <class Owner>
