@@ -105,10 +105,13 @@ struct StateGradients {
 
     // ---- The chain
 
-    // What a chunk needs before its own products, read while those of the chunk before run.
+    // What a chunk needs first, read while products of the chunk before run: a load from shared memory waits until those before
+    // it, wgmma's too, have read theirs.
     struct ReadAhead {
         TokenOperand output_gradient, scaled;  // by scale exp(G)
         TokenFactors update_scale;
+        float decay;
+        bool two_part;
     };
     template <class Owner>
     __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) const {
@@ -119,16 +122,21 @@ struct StateGradients {
         read_factors(next.update_scale, factors.query_scale, own.t);
         scale_operand<kIo>(next.scaled, next.output_gradient, next.update_scale);
         read_factors(next.update_scale, factors.update_scale, own.t);
+        next.decay = factors.decay;
+        next.two_part = cancels(factors);
     }
     template <class Owner>
     __device__ __forceinline__ void run_chain(Owner& own) const {
+        const int chunks = work.tokens.chunks;
+        const bool tail_without_tma = without_tma(0);
         ReadAhead ahead;
         read_ahead(own, ahead, 0);
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) run_chunk(own, ahead, chunk);
+        for (int chunk = 0; chunk < chunks; ++chunk)
+            run_chunk(own, ahead, chunk, chunk + 1 < chunks, chunk == 0 && tail_without_tma);
     }
     template <class Owner>
-    __device__ __forceinline__ void run_chunk(Owner& own, ReadAhead& ahead, int chunk) const {
+    __device__ __forceinline__ void run_chunk(Owner& own, ReadAhead& ahead, int chunk, bool more, bool without_tma) const {
         const Stage current(chunk);
         const auto& stage = shared.stages[current.index];
         const auto& factors = shared.factors[current.index];
@@ -137,7 +145,7 @@ struct StateGradients {
         TokenOperand operand, residual;
         TokenFragment d, values;
         TokenFactors scales;
-        const bool two_part = cancels(factors);
+        const bool two_part = ahead.two_part;
         if (two_part) [[unlikely]] {
             barrier(shared.output_empty).wait(chunk & 1 ^ 1);
             start_product_mn<kIo>(values, ahead.output_gradient, &form_scores_residual(own, stage, factors), false);
@@ -146,8 +154,7 @@ struct StateGradients {
         }
         start_product<kIo>(d, own.rounded_state, stage.key);
         start_product_mn<kIo>(values, ahead.output_gradient, &stage.scores, two_part);
-        stage_state(own, chunk);
-        scale_fragment(own.state, factors.decay);
+        scale_fragment(own.state, ahead.decay);
         start_product_mn<kIo>(own.state, ahead.scaled, stage.query);
         wait_for_product<1>(d);
         warpgroup_fence_operand(values);
@@ -161,6 +168,7 @@ struct StateGradients {
         start_product_mn<kIo>(values, operand, &stage.inverse_residual);
         pack_tokens_residual<kIo>(residual, d, operand);
         start_product_mn<kIo>(values, residual, &stage.inverse);
+        stage_state(own, chunk);
         read_factors(scales, factors.key_scale, own.t);
         for (float2& scale : scales) scale = {-scale.x, -scale.y};
         wait_for_product(values);
@@ -171,12 +179,12 @@ struct StateGradients {
         start_product_mn<kIo>(own.state, operand, stage.key);
         barrier(shared.output_empty).wait(chunk & 1 ^ 1);
         write_output_tile(own, values);
-        if (without_tma(chunk)) [[unlikely]] {
+        if (without_tma) [[unlikely]] {
             own.warpgroup_sync();
             store_output_without_tma(own, chunk);
         }
         arrive_by_warp(own, shared.output_full);
-        if (chunk + 1 < work.tokens.chunks) read_ahead(own, ahead, chunk + 1);
+        if (more) read_ahead(own, ahead, chunk + 1);
         wait_for_product(own.state);
         own.round_state();
         own.release(current.index);

@@ -114,10 +114,11 @@ struct States {
 
     // ---- The chain
 
-    // What a chunk needs before its own products, read while those of the chunk before run.
+    // What a chunk needs first, read while products of the chunk before run.
     struct ReadAhead {
         TokenOperand values;
         TokenFactors key_scale;
+        float decay;
     };
     template <class Owner>
     __device__ __forceinline__ void read_ahead(const Owner& own, ReadAhead& next, int chunk) const {
@@ -125,16 +126,18 @@ struct States {
         barrier(shared.stage_full[at.index]).wait(at.parity);
         load_operand(next.values, shared.stages[at.index].value[0], own);
         read_factors(next.key_scale, shared.factors[at.index].key_scale, own.t);
+        next.decay = shared.factors[at.index].decay;
     }
     template <class Owner>
     __device__ __forceinline__ void run_chain(Owner& own) const {
+        const int chunks = work.tokens.chunks;
         ReadAhead ahead;
         read_ahead(own, ahead, 0);
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) run_chunk(own, ahead, chunk);
+        for (int chunk = 0; chunk < chunks; ++chunk) run_chunk(own, ahead, chunk, chunk + 1 < chunks);
     }
     template <class Owner>
-    __device__ __forceinline__ void run_chunk(Owner& own, ReadAhead& ahead, int chunk) const {
+    __device__ __forceinline__ void run_chunk(Owner& own, ReadAhead& ahead, int chunk, bool more) const {
         const Stage current(chunk);
         const auto& stage = shared.stages[current.index];
         const auto& factors = shared.factors[current.index];
@@ -144,8 +147,8 @@ struct States {
         TokenFragment d, values;
         TokenFactors scales;
         start_product<kIo>(d, own.rounded_state, stage.key);
+        scale_fragment(own.state, ahead.decay);
         stage_state(own, chunk);
-        scale_fragment(own.state, factors.decay);
         wait_for_product(d);
         for_each_token_pair(d, [&](int step, int i, float& s, float& next) {  // X
             const float2 scale = ahead.key_scale[2 * step + i / 2], v = unpack<kIo>(ahead.values[step][i]);
@@ -166,7 +169,7 @@ struct States {
         barrier(shared.values_empty).wait(chunk & 1 ^ 1);
         hand_over(shared.values, values, own.thread);
         arrive_by_warp(own, shared.values_full);
-        if (chunk + 1 < work.tokens.chunks) read_ahead(own, ahead, chunk + 1);
+        if (more) read_ahead(own, ahead, chunk + 1);
         wait_for_product(own.state);
         own.round_state();
         own.release(current.index);
