@@ -19,9 +19,13 @@ struct BackwardChainArgs : ChunkedArgs {
     TensorMap states;  // S or E in `to`: (column, 0, row, head and chunk)
 };
 
-// T, P and factors of a chunk; for every configuration the same.
-constexpr ChunkedConfig kAnyTraining{.head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
-using PreparedChunk = CachedChunk<kAnyTraining>;
+// What is prepared of a chunk; for every configuration the same.
+constexpr ChunkedConfig kAnyTraining{
+    .head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
+struct PreparedChunk {
+    SwizzledTile inverse, inverse_residual;
+    CachedFactors<kAnyTraining> scalars;
+};
 
 // The first chunk of a sequence and head in the handover. start: the sequence's first token.
 GDN_HOST_DEVICE constexpr i64 first_prepared(const ChunkedArgs& args, const BackwardHandover& handover, int head, int sequence,
