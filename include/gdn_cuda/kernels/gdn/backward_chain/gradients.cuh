@@ -185,6 +185,7 @@ struct StateGradients {
         scale_fragment(own.state, ahead.decay);
         start_product_mn<kIo>(own.state, ahead.scaled, stage.query);
         stage_state(own, chunk);
+        stage_state(own, chunk);
         wait_for_product<1>(d);
         warpgroup_fence_operand(values);
         for_each_token_pair(d, [&](int step, int i, float& x, float& next) {  // dV'
