@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,22 @@ def test_head_dimensions(dk: int, dv: int, dtype: torch.dtype, factor: float, de
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_the_recurrence(case: GradientCase, device: Device, seed: int) -> None:
     check(device, case, seed, torch.bfloat16)
+
+
+FEW_HEADS = GradientCase(lengths=(1300,), heads=(1, 2), dk=64, dv=72, gates=1e-3)
+
+
+def test_chains_of_few_heads_are_split_along_time(device: Device, seed: int) -> None:
+    check(device, FEW_HEADS, seed, torch.bfloat16)
+
+
+def test_deterministic_gradients_are_the_same_in_every_batch(device: Device, seed: int) -> None:
+    three = replace(FEW_HEADS, lengths=3 * FEW_HEADS.lengths)
+    x = inputs(three, seed) | {"deterministic": True}
+    grads = cotangents(three, seed, x)
+    alone = {name: y[:1] if isinstance(y, Tensor) else y for name, y in x.items()}
+    found, of_one = found_by_kernels(device, x, grads), found_by_kernels(device, alone, (grads[0][:1], grads[1][:1]))
+    assert all(torch.equal(found[name][:1], of_one[name]) for name in found)
 
 
 def test_heads_in_groups_that_fit_the_workspace(device: Device, seed: int) -> None:

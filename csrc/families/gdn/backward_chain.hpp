@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdlib>
 #include <gdn_cuda/kernels/gdn/backward_chain/plan.cuh>
+#include <gdn_cuda/kernels/gdn/backward_links_plan.cuh>
 #include <limits>
 #include <string>
 
@@ -112,8 +113,39 @@ struct BackwardChain {
                jit::can_tile(tiled_tokens(call, call.value, call.heads, call.dv)) && near(call.gate) && near(call.beta);
     }
 
+    static i64 row_tiles(i64 rows) { return ceil_div(rows, i64{kValueRows}); }
+
+    // Segments of each chain of a call: more than one where that takes fewer chunks one after another, and every block of both
+    // chains runs at once. Packed sequences are not split.
+    static int segments(const GdnCall& call, int multiprocessors) {
+        constexpr i64 kLinks = 12;  // what launches and links take, in chunks
+        constexpr int kChains = 2, kMost = 8;
+        const i64 pairs = i64{call.sequences} * call.heads, chunks = ceil_div(i64{call.tokens}, i64{kChunk});
+        i64 least = chunks;
+        int best = 1;
+        for (int count = 3; count <= kMost && call.cu_seqlens.data == nullptr; ++count) {
+            const i64 tiles = row_tiles(call.dv) + (count - 2) * (row_tiles(call.dv) + row_tiles(call.dk));
+            if (kChains * pairs * tiles > multiprocessors) break;
+            if (const i64 each = 2 * ceil_div(chunks, i64{count}) + kLinks; each < least) {
+                least = each;
+                best = count;
+            }
+        }
+        return best;
+    }
+    // Words of `after` and `transitions` of a chain.
+    static i64 link_words(const GdnCall& call, int segments) {
+        return i64{call.sequences} * call.heads * (segments - 1) * (i64{call.dv} + call.dk) * call.dk;
+    }
+    static ChainSegments links(const GdnCall& call, int segments, float* memory) {
+        return {.count = segments,
+                .later = false,
+                .after = memory,
+                .transitions = memory + i64{call.sequences} * call.heads * (segments - 1) * call.dv * call.dk};
+    }
+
     // The chain forward in time is launched after the one backward, and starts before that has ended.
-    static void run(Direction direction, const GdnCall& call, const BackwardHandover& to, DType io,
+    static void run(Direction direction, const ChainSegments& chain, const GdnCall& call, const BackwardHandover& to, DType io,
                     const Target& target) {
         if (call.sequences == 0 || call.heads == 0) return;
         const bool backward = direction == Direction::backward;
@@ -125,16 +157,40 @@ struct BackwardChain {
         if (!backward) args.call.outputs = 0;
         args.to = to;
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
+        args.chain = chain;
         const Config config{.head_k = chunked_config(call.dk, 1, io).head_k, .direction = direction, .io = io};
-        const i64 row_tiles = ceil_div(call.dv, kValueRows);
+        const i64 tiles = row_tiles(call.dv) + (chain.count > 1 && !chain.later ? row_tiles(call.dk) : 0),
+                  parts = std::max(chain.count - 1, 1) * i64{call.sequences};
         launch<BackwardChain>(
-            config, args, {row_tiles, call.heads, call.sequences}, target,
+            config, args, {tiles, call.heads, parts}, target,
             [&](const auto& on) {
-                return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors",
-                                   backward ? "gradients of states" : "states", row_tiles * call.heads * call.sequences,
-                                   kValueRows, on.multiprocessors);
+                const char* what = backward ? "gradients of states" : "states";
+                if (chain.count == 1)
+                    return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors", what,
+                                       tiles * call.heads * parts, kValueRows, on.multiprocessors);
+                return fmt::format("{}; {} of {} segments of each sequence, as there are few heads for {} multiprocessors", what,
+                                   chain.later ? "all but the first" : "the first, and summaries,", chain.count,
+                                   on.multiprocessors);
             },
             !backward);
+    }
+};
+
+struct BackwardLinks {
+    GDN_KERNEL(BackwardLinks, gdn, backward_links, BackwardLinksConfig, BackwardLinksArgs,
+               "states between the segments of the backward's chains", .min_capability = 90, .max_capability = 90);
+
+    static constexpr std::array kConfigurations = {BackwardLinksConfig{.columns = 128, .rows = 8}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.columns; }
+    static int shared_bytes(const Config&) { return 0; }
+
+    static void run(const GdnCall& call, const Args& args, int chains, const Target& target) {
+        const Config& config = kConfigurations.front();
+        launch<BackwardLinks>(config, args, {ceil_div(call.dv, config.rows), i64{call.sequences} * call.heads, chains}, target,
+                              [&](const auto&) {
+                                  return fmt::format("{} borders of segments, one after another", args.chains[0].count - 1);
+                              });
     }
 };
 

@@ -227,13 +227,31 @@ struct Passes {
         return BackwardGradients::takes(all.gradients, jit::device_traits(target.ordinal)) &&
                BackwardChain::takes(all.backward) && BackwardChain::takes(all.forward);
     }
-    void run_on_hopper(const Calls& group, const BackwardHandover& handover, bool only_value_and_state,
-                       const Target& target) const {
+    // `like`: a tensor on the device.
+    void run_on_hopper(const Calls& group, const BackwardHandover& handover, bool only_value_and_state, bool deterministic,
+                       const Tensor& like, const Target& target) const {
+        const int chains = only_value_and_state ? 1 : 2;
+        // Of all heads, so that groups have the bits of all at once; with `deterministic`, a sequence has the same in every batch.
+        const int segments =
+            deterministic ? 1 : BackwardChain::segments(call, jit::device_traits(target.ordinal).multiprocessors);
+        const i64 words = BackwardChain::link_words(group.backward, segments);
+        const Tensor memory = torch::stable::new_empty(like, {chains * words}, ScalarType::Float);
+        auto* const first = static_cast<float*>(memory_of(memory));
+        BackwardLinksArgs links{.dv = call.dv, .dk = call.dk};
+        for (int i = 0; i < chains; ++i) links.chains[i] = BackwardChain::links(group.backward, segments, first + i * words);
+        const auto run_chains = [&] {
+            BackwardChain::run(Direction::backward, links.chains[0], group.backward, handover, io, target);
+            if (!only_value_and_state)
+                BackwardChain::run(Direction::forward, links.chains[1], group.forward, handover, io, target);
+        };
         BackwardPrepare::run(group.backward, handover, io, target);
-        BackwardChain::run(Direction::backward, group.backward, handover, io, target);
-        if (only_value_and_state) return;
-        BackwardChain::run(Direction::forward, group.forward, handover, io, target);
-        BackwardGradients::run(group.gradients, io, target);
+        run_chains();
+        if (segments > 1) {
+            BackwardLinks::run(group.backward, links, chains, target);
+            for (ChainSegments& chain : links.chains) chain.later = true;
+            run_chains();
+        }
+        if (!only_value_and_state) BackwardGradients::run(group.gradients, io, target);
     }
     void run_anywhere(const Calls& group, const BackwardHandover& handover, bool only_value_and_state,
                       const Target& target) const {
@@ -323,7 +341,7 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
             const BackwardHandover handover = workspace.of(static_cast<char*>(memory_of(memory)), count);
             const Passes::Calls group = passes.calls(first, count, handover);
             if (hopper)
-                passes.run_on_hopper(group, handover, only, target);
+                passes.run_on_hopper(group, handover, only, forward.deterministic, forward.value, target);
             else
                 passes.run_anywhere(group, handover, only, target);
         }

@@ -2,16 +2,11 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/state_owner.cuh>
+#include <gdn_cuda/kernels/chunked/state_place.cuh>
 #include <gdn_cuda/kernels/hopper/counters.cuh>
 #include <gdn_cuda/kernels/recurrence/states.cuh>
 
 namespace gdn_cuda::gdn {
-
-// One head's state in memory.
-struct StatePlace {
-    void* data = nullptr;
-    DType type = DType::f32;  // or bf16
-};
 
 template <class Owner>
 __device__ __forceinline__ StatePlace place_of_head(const Owner& own, const void* states) {

@@ -8,7 +8,8 @@
 // Warps of another warpgroup load and store; forward, a third stores R. Neither chain needs the other: the second launch starts
 // where the first leaves multiprocessors, and ends after it.
 //
-// Bound: latency of a chunk's chain of products. A block takes a whole sequence; nothing is split along time.
+// Bound: latency of a chunk's chain of products, about 2,500 cycles of which tensor cores are busy half; with 128 blocks at a
+// time, L2's throughput. Where heads are few, a chain is split along time (ChainSegments).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>
@@ -18,24 +19,66 @@
 
 namespace gdn_cuda::gdn {
 
-// The block's sequence, head and rows. False if it has no chunks.
-template <BackwardChainConfig kConfig, class Roles>
-__device__ __forceinline__ bool start_block(BackwardChainPlan<kConfig>& shared, const BackwardChainArgs& args,
-                                            const Roles& roles) {
-    const int pair = static_cast<int>(blockIdx.z) * args.call.heads + static_cast<int>(blockIdx.y);
-    ChunkedBlock<kConfig.block()> block(args, pair, static_cast<int>(blockIdx.x));
-    block.finish_without_chunks();
-    if (block.chunks == 0) return false;
-    if (threadIdx.x == 0) {
-        block.plan_outputs(shared.work, 0, block.chunks);
-        roles.set_barriers();
-        barrier(shared.state_full).init(4);
-        barrier(shared.state_empty).init(1);
-        cutlass::arch::fence_barrier_init();
+// A block's part of a chain: a whole sequence, or a segment of one; rows of the state, or of M.
+template <BackwardChainConfig kConfig>
+struct ChainPart {
+    static constexpr ChunkedConfig kBlock = kConfig.block();
+
+    BackwardChainPlan<kConfig>& shared;
+    const BackwardChainArgs& args;
+    const ChunkedWork& work = shared.work;  // for places of states
+    const ChainSegments& chain = args.chain;
+    const int between = max(chain.count - 1, 1);  // segments but the last
+    const int sequence = static_cast<int>(blockIdx.z) / between,
+              segment = static_cast<int>(blockIdx.z) % between + chain.later;
+    const int pair = sequence * args.call.heads + static_cast<int>(blockIdx.y);
+    const int row_tiles = (args.call.dv + kValueRows - 1) / kValueRows;
+    const bool is_transition = static_cast<int>(blockIdx.x) >= row_tiles, is_summary = !chain.later && segment > 0;
+
+    // By the whole block. False if it has nothing to do.
+    template <class Roles>
+    __device__ __forceinline__ bool start(const Roles& roles) const {
+        ChunkedBlock<kBlock> block(args, pair, static_cast<int>(blockIdx.x) - is_transition * row_tiles);
+        if (chain.count == 1) block.finish_without_chunks();
+        if (block.chunks == 0 || (is_transition && !is_summary)) return false;
+        if (threadIdx.x == 0) {
+            plan(block);
+            roles.set_barriers();
+            barrier(shared.state_full).init(4);
+            barrier(shared.state_empty).init(1);
+            cutlass::arch::fence_barrier_init();
+        }
+        __syncthreads();
+        return true;
     }
-    __syncthreads();
-    return true;
-}
+
+  private:
+    __device__ __forceinline__ void plan(ChunkedBlock<kBlock>& block) const {
+        const int length = (block.chunks + chain.count - 1) / chain.count, first = min(segment * length, block.chunks),
+                  last = min(first + length, block.chunks);
+        const bool backward = kConfig.direction == Direction::backward;
+        block.plan_outputs(shared.work, backward ? block.chunks - last : first, backward ? block.chunks - first : last);
+        shared.work.states.begins = segment == 0;
+        shared.work.states.ends = segment == chain.count - 1;
+        if (is_transition) {
+            shared.work.first_value = args.call.dv;  // past which TMA fills with zeros
+            shared.work.rows = args.call.dk;
+        }
+        shared.stores = !is_summary;
+        shared.from_identity = is_transition;
+        shared.from = segment == 0 ? initial_state(*this) : chain.later ? after(segment - 1) : StatePlace{};
+        shared.to = is_transition                ? transition()
+                    : segment == chain.count - 1 ? final_state(*this)
+                    : chain.later                ? StatePlace{}
+                                                 : after(segment);
+    }
+    __device__ __forceinline__ StatePlace after(int segment) const {
+        return {chain.after + (static_cast<i64>(pair) * between + segment) * args.call.dv * args.call.dk};
+    }
+    __device__ __forceinline__ StatePlace transition() const {
+        return {chain.transitions + (static_cast<i64>(pair) * between + segment) * args.call.dk * args.call.dk};
+    }
+};
 
 template <BackwardChainConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __grid_constant__ BackwardChainArgs args) {
@@ -45,7 +88,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __g
     constexpr bool kBackward = kConfig.direction == Direction::backward;
     if (kBackward) launch_dependent_grids();
     const cute::conditional_t<kBackward, StateGradients<kConfig>, States<kConfig>> roles{shared, args};
-    if (start_block<kConfig>(shared, args, roles)) {
+    if (ChainPart<kConfig>{shared, args}.start(roles)) {
         const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
         if (group == 0) {
             cutlass::arch::warpgroup_reg_dealloc<kConfig.kLoadingRegisters>();
@@ -56,12 +99,15 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __g
         } else {
             cutlass::arch::warpgroup_reg_alloc<kConfig.kOtherRegisters>();
             BackwardOwner<kConfig> own(shared, args, shared.work);
-            load_state(own, initial_state(own));
+            if (shared.from_identity)
+                set_identity(own.state, own);
+            else
+                load_state(own, shared.from);
             warpgroup_fence_operand(own.state);
             own.round_state();
             roles.run_chain(own);
             own.find_lane();
-            store_state(own, final_state(own));
+            store_state(own, shared.to);
         }
     }
     if (kBackward || blockIdx.x + blockIdx.y + blockIdx.z > 0) return;

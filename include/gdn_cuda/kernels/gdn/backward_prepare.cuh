@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward_prepare(const _
                              [&](const auto& schedule) {
                                  if (threadIdx.x % kWarpgroup >= 32) return;
                                  const ChunkedWork& work = schedule.work();
-                                 const i64 before = first_prepared(args, args.to, work.head, work.sequence,
-                                                                   work.tokens.start - first * kChunk);
-                                 PreparedStore<kConfig>{shared, args.to, before + first, args.preparers}.run();
+                                 const i64 at = prepared_index(args, args.to, work.head, work.sequence,
+                                                               work.tokens.start - work.tokens.before, work.tokens.before);
+                                 PreparedStore<kConfig>{shared, args.to, at, args.preparers}.run();
                              });
 }
 

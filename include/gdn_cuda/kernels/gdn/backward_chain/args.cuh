@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <gdn_cuda/kernels/gdn/backward/handover.cuh>
+#include <gdn_cuda/kernels/gdn/backward_chain/segments.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -17,6 +18,7 @@ struct BackwardPrepareArgs : ChunkedArgs {
 struct BackwardChainArgs : ChunkedArgs {
     BackwardHandover to;
     TensorMap states;  // S or E in `to`: (column, 0, row, head and chunk)
+    ChainSegments chain;
 };
 
 // What is prepared of a chunk; for every configuration the same.
@@ -27,10 +29,10 @@ struct PreparedChunk {
     CachedFactors<kAnyTraining> scalars;
 };
 
-// The first chunk of a sequence and head in the handover. start: the sequence's first token.
-GDN_HOST_DEVICE constexpr i64 first_prepared(const ChunkedArgs& args, const BackwardHandover& handover, int head, int sequence,
-                                          i64 start) {
-    return head * handover.chunks +
+// The place of a chunk in the handover: the one that begins `before` tokens after the sequence, which has its first at `start`.
+GDN_HOST_DEVICE constexpr i64 prepared_index(const ChunkedArgs& args, const BackwardHandover& handover, int head, int sequence,
+                                             i64 start, int before) {
+    return head * handover.chunks + before / kChunk +
            first_chunk_index(args.call.cu_seqlens.data != nullptr, sequence, start, args.call.tokens);
 }
 

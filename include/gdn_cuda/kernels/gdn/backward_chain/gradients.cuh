@@ -93,7 +93,7 @@ struct StateGradients {
 #pragma unroll 1
         for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) {
             barrier(shared.output_full).wait(chunk & 1);
-            if (!without_tma(chunk)) {
+            if (shared.stores && !without_tma(chunk)) {
                 cutlass::arch::fence_view_async_shared();
                 start_tile_store<kBlock>(args, work, chunk, 0, shared.output[0]);
                 cute::tma_store_wait<0>();

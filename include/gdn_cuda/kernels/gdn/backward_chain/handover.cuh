@@ -43,9 +43,9 @@ template <class T>
 __device__ __forceinline__ void load_bulk(T& to, const T& from, Barrier& full) {
     cute::SM90_BULK_COPY_G2S::copy(&from, reinterpret_cast<uint64_t*>(&full), &to, sizeof(T));
 }
-// The first prepared chunk of the block's sequence and head.
+// The first chunk in time of the block's.
 __device__ __forceinline__ i64 first_prepared(const BackwardChainArgs& args, const ChunkedWork& work) {
-    return first_prepared(args, args.to, work.head, work.sequence, work.tokens.start);
+    return prepared_index(args, args.to, work.head, work.sequence, work.tokens.start - work.tokens.before, work.tokens.before);
 }
 // Calls visit(chunk in the block's order, what is prepared of it).
 template <ChunkedConfig kBlock, class Visit>
@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_states(BackwardChainPlan<kConfig>& shared,
         barrier(shared.state_full).wait(chunk & 1);
         cutlass::arch::fence_view_async_shared();
 #pragma unroll
-        for (int tile = 0; tile < kBlock.key_tiles(); ++tile)
+        for (int tile = 0; tile < kBlock.key_tiles() && shared.stores; ++tile)
             tma_store(args.states, {tile * kTileElements, 0, work.first_row, first + in_time<kBlock>(work.tokens, chunk)},
                       shared.states[tile].bytes);
         cute::tma_store_arrive();

@@ -1,6 +1,7 @@
 // Configuration and shared memory of gdn/backward_chain.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/state_place.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/args.cuh>
 
 namespace gdn_cuda::gdn {
@@ -43,6 +44,9 @@ template <BackwardChainConfig kConfig>
 struct StagedStores {
     SwizzledTile states[kConfig.block().key_tiles()], output[1];
     unsigned long long state_full, state_empty;  // a phase a chunk
+    bool stores;                                 // a summary stores nothing of a chunk
+    StatePlace from, to;                         // the state before the block's chunks and after them
+    bool from_identity;
 };
 
 // Backward in time.

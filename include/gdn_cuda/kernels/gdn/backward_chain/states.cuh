@@ -107,7 +107,7 @@ struct States {
         write_tokens_tile<kIo>(shared.output[0], errors, lane);
         cutlass::arch::fence_view_async_shared();
         lane.warpgroup_sync();
-        if (lane.thread > 0) return;
+        if (lane.thread > 0 || !shared.stores) return;
         tma_store(args.output, {work.first_row, which, 0, index}, shared.output[0].bytes);
         cute::tma_store_arrive();
     }

@@ -1,0 +1,50 @@
+// gdn/backward_links: the states at the borders of a chain's segments (ChainSegments), from the state after the first one:
+//
+//     S <- S M + L, segment after segment, in fp32.
+//
+// A block takes kRows rows of a state; a thread has a column of them.
+//
+// Bound: latency of loads of M from L2, once a segment.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/backward_links_plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <BackwardLinksConfig kConfig>
+__global__ void __launch_bounds__(kConfig.columns) backward_links(const __grid_constant__ BackwardLinksArgs args) {
+    constexpr int kRows = kConfig.rows;
+    __shared__ float shared[kRows][kConfig.columns];
+    const ChainSegments& chain = args.chains[blockIdx.z];
+    const int column = static_cast<int>(threadIdx.x), first = static_cast<int>(blockIdx.x) * kRows, dk = args.dk;
+    const int rows = min(kRows, args.dv - first), between = chain.count - 1;
+    const i64 pair = blockIdx.y;
+    float* after = chain.after + (pair * between * args.dv + first) * dk + column;
+    const float* transition = chain.transitions + pair * between * dk * dk + column;
+    const bool mine = column < dk;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) shared[row][column] = mine && row < rows ? after[row * dk] : 0.f;
+#pragma unroll 1
+    for (int segment = 1; segment < between; ++segment) {
+        after += static_cast<i64>(args.dv) * dk;
+        transition += static_cast<i64>(dk) * dk;
+        __syncthreads();
+        float sums[kRows];
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) sums[row] = mine && row < rows ? after[row * dk] : 0.f;
+#pragma unroll 16
+        for (int k = 0; k < dk; ++k) {
+            const float m = mine ? transition[k * dk] : 0.f;
+#pragma unroll
+            for (int row = 0; row < kRows; ++row) sums[row] = fmaf(shared[row][k], m, sums[row]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) {
+            shared[row][column] = sums[row];
+            if (mine && row < rows) after[row * dk] = sums[row];
+        }
+    }
+}
+
+}  // namespace gdn_cuda::gdn
