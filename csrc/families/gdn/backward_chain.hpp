@@ -18,7 +18,6 @@ namespace gdn_cuda::gdn {
 
 constexpr ChunkedConfig backward_prepare_config(int dk, DType io) {
     ChunkedConfig config = chunked_config(dk, 1, io);
-    config.inverse_groups = 3;
     config.trains = true;
     return config;
 }
@@ -81,7 +80,6 @@ struct BackwardPrepare {
         if (call.sequences == 0 || call.heads == 0) return;
         Args args{};
         map_keys(args, call, true, io, target);
-        args.call.outputs = 0;  // no P
         args.value = args.key;  // nobody loads them
         args.to = to;
         const i64 pairs = i64{call.sequences} * call.heads, chunks = ceil_div(i64{call.tokens}, i64{kChunk});

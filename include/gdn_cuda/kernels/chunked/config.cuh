@@ -37,7 +37,7 @@ struct ChunkedConfig {
     // What the roles rely on; ChunkedPlan asserts it, so that no kernel can be built of anything else.
     GDN_HOST_DEVICE constexpr bool is_valid() const {
         const bool is_supported = (head_k == 64 || head_k == 96 || head_k == 128) && (value_groups == 1 || value_groups == 2) &&
-                                  inverse_groups >= 1 && inverse_groups <= 3 && stages >= 2 &&
+                                  (inverse_groups == 1 || inverse_groups == 2) && stages >= 2 &&
                                   (io == DType::bf16 || io == DType::f16);
         // A persistent block's one inverse warpgroup takes all chunks and plans work tiles; its sequences are not split.
         const bool persists = inverse_groups == 1 && stages == kWorkTileStages && !chained && direction == Direction::forward;
@@ -53,7 +53,7 @@ struct ChunkedConfig {
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
     // setmaxnreg per role; value warpgroups hold the state and need the most registers, fewer for short keys.
     GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 && head_k == 128 ? 64 : 80; }
-    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : inverse_groups == 3 ? 96 : 112; }
+    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
     GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 1 ? 208 : head_k == 128 ? 192 : 184; }
 };
 

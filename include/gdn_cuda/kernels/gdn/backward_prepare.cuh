@@ -1,8 +1,8 @@
-// gdn/backward_prepare: what both chains of the backward need of a chunk and does not depend on the state: T with its rounding
-// residual, and factors of tokens; also the scalars for gdn/backward_gradients. As the preparing blocks of gdn/prefill_ahead:
+// gdn/backward_prepare: what both chains of the backward need of a chunk and does not depend on the state: T and its rounding
+// residual, P, factors of tokens; and the scalars for gdn/backward_gradients. As the preparing blocks of gdn/prefill_ahead:
 // helper roles of gdn/prefill form them, a warp stores them. A block takes every few chunks of a sequence and head.
 //
-// Bound: the inverse's instructions, as in gdn/prefill, and stores of 20 KB a chunk.
+// Bound: the inverse's instructions, as in gdn/prefill, and stores of 28 KB a chunk.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/ahead/preparer.cuh>
@@ -35,23 +35,18 @@ struct PreparedStore {
     __device__ __forceinline__ void store(int chunk, int stage) const {
         constexpr int kScalars = 4 * kChunk * static_cast<int>(sizeof(float));  // factors begin as ChunkScalars do
         static_assert(sizeof(NormsIf<true>) == kScalars / 2 && sizeof(ChunkScalars) == kScalars + 16);
-        using Copy = cute::SM90_BULK_COPY_S2G;
         const int slot = chunk % (kConfig.stages - 1);
         const i64 index = first + chunk * stride;
-        const auto& matrices = shared.matrices[slot];
-        const auto& factors = shared.factors[stage];
-        auto& prepared = static_cast<PreparedChunk*>(to.prepared)[index];
+        static_assert(sizeof(CachedChunk<kConfig>) == sizeof(PreparedChunk));
+        auto& cached = static_cast<CachedChunk<kConfig>*>(to.prepared)[index];
         ChunkScalars& scalars = to.scalars[index];
-        const unsigned columns = columns_that_cancel(shared.cancels[slot]);
-        prepared.scalars.decay = shared.decay[stage];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) prepared.scalars.cancels.column[i] = columns >> i & 1;
-        scalars.cancels = columns != 0;
+        const auto& factors = shared.factors[stage];
+        cached.scalars.decay = shared.decay[stage];
+        cached.scalars.cancels = shared.cancels[slot];
+        scalars.cancels = columns_that_cancel(shared.cancels[slot]) != 0;
         cutlass::arch::fence_view_async_shared();
-        Copy::copy(&matrices.inverse, &prepared.inverse, sizeof(SwizzledTile));
-        Copy::copy(&matrices.inverse_residual, &prepared.inverse_residual, sizeof(SwizzledTile));
-        Copy::copy(&factors, &prepared.scalars, sizeof(factors));
-        Copy::copy(&factors, &scalars, kScalars);
+        start_store<kConfig>(cached, shared.matrices[slot], factors, true);
+        cute::SM90_BULK_COPY_S2G::copy(&factors, &scalars, kScalars);
         cute::tma_store_arrive();
         cute::tma_store_wait<0>();
     }

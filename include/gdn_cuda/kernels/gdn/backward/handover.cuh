@@ -20,7 +20,7 @@ struct BackwardHandover {
     void* state_gradients;  // E, the gradient of the state after it
     // R = V' / beta, (head, chunk, part, token, dv), with zeros past the end: rounded, and, where T cancels, the residual.
     void* errors;
-    void* prepared;  // on Hopper T and factors, PreparedChunk (head, chunk)
+    void* prepared;  // on Hopper T, P and factors, PreparedChunk (head, chunk)
     i64 chunks;      // of all sequences
 };
 

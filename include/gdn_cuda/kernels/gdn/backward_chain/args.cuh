@@ -21,13 +21,9 @@ struct BackwardChainArgs : ChunkedArgs {
     ChainSegments chain;
 };
 
-// What is prepared of a chunk; for every configuration the same.
-constexpr ChunkedConfig kAnyTraining{
-    .head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
-struct PreparedChunk {
-    SwizzledTile inverse, inverse_residual;
-    CachedFactors<kAnyTraining> scalars;
-};
+// T, P and factors of a chunk; for every configuration the same.
+constexpr ChunkedConfig kAnyTraining{.head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
+using PreparedChunk = CachedChunk<kAnyTraining>;
 
 // The place of a chunk in the handover: the one that begins `before` tokens after the sequence, which has its first at `start`.
 GDN_HOST_DEVICE constexpr i64 prepared_index(const ChunkedArgs& args, const BackwardHandover& handover, int head, int sequence,

@@ -2,9 +2,8 @@
 //
 //     dV' = P^T dO + exp(G_C - G) K E^T      dV = T^T dV'      E <- exp(G_C) E + (scale exp(G) dO)^T Q - (exp(G) dV)^T K.
 //
-// P^T dO and dO^T Q do not need E: they run while K E^T is rounded. The warpgroup beside the chain forms P. T and P are read in
-// the other orientation than forward. A reset scales E by 0. T and dV' are used in two 16-bit parts; P, and dV in the update of
-// E, where entries of T cancel.
+// P^T dO and dO^T Q do not need E: they run while K E^T is rounded. T and P are read in the other orientation than forward. A
+// reset scales E by 0. T and dV' are used in two 16-bit parts; P, and dV in the update of E, where entries of T cancel.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
@@ -39,8 +38,7 @@ struct StateGradients {
     // By one thread.
     __device__ __forceinline__ void set_barriers() const {
         for (auto& word : shared.stage_full) barrier(word).init(2);
-        for (auto& word : shared.scores_full) barrier(word).init(4);
-        for (auto& word : shared.stage_empty) barrier(word).init(2 * 4);  // the chain, and beside it
+        for (auto& word : shared.stage_empty) barrier(word).init(4);
         barrier(shared.output_full).init(4);
         barrier(shared.output_empty).init(1);
         barrier(shared.tail_full).init(1);
@@ -67,8 +65,9 @@ struct StateGradients {
             load_tiles(stage.key, args.key, {0, work.key_head, token, batch}, rows);
             load_tiles(stage.value, args.value, {work.first_value, work.head, token, batch}, rows);
             load_tiles(stage.query, args.query, {0, work.key_head, token, batch}, rows);
-            full.arrive_and_expect_tx(2 * kTile + static_cast<int>(sizeof(from.scalars)));
+            full.arrive_and_expect_tx(3 * kTile + static_cast<int>(sizeof(from.scalars)));
             load_bulk(shared.factors[current.index], from.scalars, full);
+            load_bulk(stage.scores, from.scores, full);
             load_bulk(stage.inverse, from.inverse, full);
             load_bulk(stage.inverse_residual, from.inverse_residual, full);
         });
@@ -102,33 +101,7 @@ struct StateGradients {
         }
     }
 
-    // ---- Beside the chain: P
-
-    __device__ __forceinline__ void run_beside() const {
-        Lane lane;
-        lane.find_lane();
-        for (auto& stage : shared.stages)  // nothing is written above the diagonal
-            for (int i = lane.thread; i < static_cast<int>(sizeof(SwizzledTile) / sizeof(uint4)); i += kWarpgroup)
-                reinterpret_cast<uint4*>(stage.scores.bytes)[i] = {};
-        lane.warpgroup_sync();
-        const int chunks = work.tokens.chunks;
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            const Stage current(chunk);
-            auto& stage = shared.stages[current.index];
-            const auto& factors = shared.factors[current.index];
-            lane.find_lane();
-            barrier(shared.stage_full[current.index]).wait(current.parity);
-            TokenFragment products;
-            start_token_products<kBlock>(products, stage.query, stage.key);
-            wait_for_product(products);
-            decay(products, lane, factors.query_row, factors.column);
-            store_scores<kIo, false>(products, lane, stage.scores, args.call.scale);
-            cutlass::arch::fence_view_async_shared();
-            arrive_by_warp(lane, shared.scores_full[current.index]);
-            if (lane.lane == 0) barrier(shared.stage_empty[current.index]).arrive();
-        }
-    }
+    __device__ __forceinline__ void run_beside() const {}
 
     // ---- The chain
 
@@ -151,7 +124,6 @@ struct StateGradients {
         read_factors(next.update_scale, factors.update_scale, own.t);
         next.decay = factors.decay;
         next.two_part = cancels(factors);
-        barrier(shared.scores_full[at.index]).wait(at.parity);
     }
     template <class Owner>
     __device__ __forceinline__ void run_chain(Owner& own) const {
@@ -184,7 +156,6 @@ struct StateGradients {
         start_product_mn<kIo>(values, ahead.output_gradient, &stage.scores, two_part);
         scale_fragment(own.state, ahead.decay);
         start_product_mn<kIo>(own.state, ahead.scaled, stage.query);
-        stage_state(own, chunk);
         stage_state(own, chunk);
         wait_for_product<1>(d);
         warpgroup_fence_operand(values);

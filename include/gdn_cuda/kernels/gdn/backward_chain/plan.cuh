@@ -15,7 +15,8 @@ struct BackwardChainConfig {
 
     GDN_FIELDS(head_k, direction, io)
 
-    // Warpgroups: one that loads and stores, one beside the chain, and the chain, which owns 64 rows of the state.
+    // Warpgroups: one that loads and stores, one beside the chain, and the chain, which owns 64 rows of the state. Backward in
+    // time the second is idle: handing over P^T dO and dO^T Q through shared memory cost more than it saved.
     GDN_HOST_DEVICE constexpr ChunkedConfig block() const {
         return {.head_k = head_k,
                 .value_groups = 1,
@@ -60,11 +61,9 @@ struct StateGradientsPlan : StagedStores<kConfig> {
     Stage stages[kBlock.stages];
     Factors factors[kBlock.stages];
     ChunkedWork work;
-    // stage_full: two arrivals of a loading warp; scores_full: the warps beside the chain, which form P; stage_empty: these and
-    // the chain's; output: a phase a chunk; tail_full: rows of a chunk in which the sequence ends, before what follows it is
-    // cleared.
-    unsigned long long stage_full[kBlock.stages], scores_full[kBlock.stages], stage_empty[kBlock.stages];
-    unsigned long long output_full, output_empty, tail_full;
+    // stage_full: two arrivals of a loading warp; stage_empty: each warp of the chain; output: a phase a chunk; tail_full: rows of
+    // a chunk in which the sequence ends, before what follows it is cleared.
+    unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], output_full, output_empty, tail_full;
 };
 
 // Forward in time. The warpgroup beside the chain stores R.
