@@ -3,6 +3,7 @@ threads. Folders named gpu are skipped without a GPU. Unless tests/emulator is n
 selection.py lists. The GPU suite is `pytest tests/gpu tests/*/gpu`, the emulator's `pytest tests/emulator`."""
 
 import importlib.util
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 import torch
 from devices import GPU, Device
 from selection import SELECTED
+
+if int(os.environ.get("GPUS", 1)) > 1:  # workers of pytest-xdist take them in turn
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(worker % int(os.environ["GPUS"]))
 
 TESTS = Path(__file__).resolve().parent
 EMULATOR = TESTS / "emulator"

@@ -11,6 +11,7 @@
 # Without phases: suite, memcheck, racecheck, bench. Logs go to the folder OUT, a summary to standard output; the exit status is 1
 # if anything failed. LIMIT: seconds that a step may take (600). WORKERS: processes that share the suite (1) or the peers
 # (12). Eight halve the suite's time, which is mostly the oracles' on the CPU; tests/gpu times calls and wants the GPU for itself.
+# GPUS: how many GPUs the suite's processes share (1).
 #
 # Most of the time would be compile time: `tests/gpu_pack.sh` makes .carry/ beforehand, on any machine, with the compiled kernels and
 # the headers, which a GPU machine without network lacks. It is unpacked here, if it is there.

@@ -170,10 +170,19 @@ def converted_gates_and_states() -> None:
         )
 
 
-@sanitizes("backward_chain", "backward_mma_states", "backward_mma_gradients", "backward_gradients", "chunk_gates_backward")
+@sanitizes(
+    "backward_prepare",
+    "backward_chain",
+    "backward_links",
+    "backward_gradients",
+    "backward_mma_states",
+    "backward_mma_gradients",
+    "chunk_gates_backward",
+)
 def backward() -> None:
     for dk, dv in ((64, 72), (128, 128), (256, 40)):
-        for x in (padded(dk, dv, 150), packed(dk, dv), *hostile(dk, dv)):
+        split = padded(dk, dv, 1300, B=1, Hk=1, Hv=2)  # chains of few heads, along time
+        for x in (padded(dk, dv, 150), split, packed(dk, dv), *hostile(dk, dv)):
             heads = x["value"].shape[-2]
             raw = x | {"A_log": draw(heads), "dt_bias": draw(heads), "beta_is_logit": True, "use_qk_l2norm": True}
             for call, names in ((x, ("query", "state")), (raw, ("gate", "A_log")), (x, ("value",))):

@@ -65,9 +65,11 @@ SELECTED: dict[str, tuple[str, ...]] = {
     ),
     "test_prefill_mma.py::test_gates_in_every_form[raw]": ("gdn/prefill_mma", "gdn/chunk_gates"),
     "test_gradients.py::test_against_the_recurrence[hopper-65x65-1x2x64x64-gates1.0-random-beta1.0-state-last]": (
+        "gdn/backward_prepare",
         "gdn/backward_chain",
         "gdn/backward_gradients",
     ),
+    "test_gradients.py::test_chains_of_few_heads_are_split_along_time[hopper]": ("gdn/backward_links",),
     "test_gradients.py::test_against_the_recurrence[ampere-65x65-1x2x64x64-gates1.0-random-beta1.0-state-last]": (
         "gdn/backward_mma_states",
         "gdn/backward_mma_gradients",

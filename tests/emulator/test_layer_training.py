@@ -19,7 +19,7 @@ KERNELS = {
     "layers/rms_norm_backward",
 }
 CHAINS = {
-    "h200": {"gdn/backward_chain", "gdn/backward_gradients"},
+    "h200": {"gdn/backward_prepare", "gdn/backward_chain", "gdn/backward_gradients"},
     "a100": {"gdn/backward_mma_states", "gdn/backward_mma_gradients"},
 }
 DEVICES = {"h200": {}, "a100": {"capability": 80, "multiprocessors": 108, "shared_bytes": 163 << 10}}

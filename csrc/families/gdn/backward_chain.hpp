@@ -84,8 +84,8 @@ struct BackwardPrepare {
         args.to = to;
         const i64 pairs = i64{call.sequences} * call.heads, chunks = ceil_div(i64{call.tokens}, i64{kChunk});
         args.preparers = preparers(pairs, chunks, jit::device_traits(target.ordinal).multiprocessors);
-        launch<BackwardPrepare>(backward_prepare_config(call.dk, io), args, {args.preparers, call.heads, call.sequences}, target,
-                                [&](const auto& on) {
+        launch<BackwardPrepare>(backward_prepare_config(call.dk, io), args, {args.preparers, call.heads, call.sequences},
+                                target, [&](const auto& on) {
                                     return fmt::format("{} blocks for each of {} sequences and heads, on {} multiprocessors",
                                                        args.preparers, pairs, on.multiprocessors);
                                 });
@@ -166,8 +166,8 @@ struct BackwardChain {
                 if (chain.count == 1)
                     return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors", what,
                                        tiles * call.heads * parts, kValueRows, on.multiprocessors);
-                return fmt::format("{}; {} of {} segments of each sequence, as there are few heads for {} multiprocessors", what,
-                                   chain.later ? "all but the first" : "the first, and summaries,", chain.count,
+                return fmt::format("{}; {} of {} segments of each sequence, as there are few heads for {} multiprocessors",
+                                   what, chain.later ? "all but the first" : "the first, and summaries,", chain.count,
                                    on.multiprocessors);
             },
             !backward);
@@ -185,10 +185,9 @@ struct BackwardLinks {
 
     static void run(const GdnCall& call, const Args& args, int chains, const Target& target) {
         const Config& config = kConfigurations.front();
-        launch<BackwardLinks>(config, args, {ceil_div(call.dv, config.rows), i64{call.sequences} * call.heads, chains}, target,
-                              [&](const auto&) {
-                                  return fmt::format("{} borders of segments, one after another", args.chains[0].count - 1);
-                              });
+        launch<BackwardLinks>(
+            config, args, {ceil_div(call.dv, config.rows), i64{call.sequences} * call.heads, chains}, target,
+            [&](const auto&) { return fmt::format("{} borders of segments, one after another", args.chains[0].count - 1); });
     }
 };
 

@@ -231,7 +231,8 @@ struct Passes {
     void run_on_hopper(const Calls& group, const BackwardHandover& handover, bool only_value_and_state, bool deterministic,
                        const Tensor& like, const Target& target) const {
         const int chains = only_value_and_state ? 1 : 2;
-        // Of all heads, so that groups have the bits of all at once; with `deterministic`, a sequence has the same in every batch.
+        // Of all heads, so that groups have the bits of all at once; with `deterministic`, a sequence has the same in every
+        // batch.
         const int segments =
             deterministic ? 1 : BackwardChain::segments(call, jit::device_traits(target.ordinal).multiprocessors);
         const i64 words = BackwardChain::link_words(group.backward, segments);
@@ -334,8 +335,8 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
             std::min<i64>(sequences.key_heads, key_head_bytes > 0 ? forward.workspace / key_head_bytes : sequences.key_heads);
         const i64 most = key_heads * passes.call.heads_per_key;
         constexpr i64 kAligned = alignof(PreparedChunk);
-        const Tensor memory = torch::stable::new_empty(forward.value, {ceil_div(most * head_bytes, kAligned) * kAligned},
-                                                       ScalarType::Byte);
+        const Tensor memory =
+            torch::stable::new_empty(forward.value, {ceil_div(most * head_bytes, kAligned) * kAligned}, ScalarType::Byte);
         for (i64 first = 0; first < sequences.heads; first += most) {
             const i64 count = std::min(most, sequences.heads - first);
             const BackwardHandover handover = workspace.of(static_cast<char*>(memory_of(memory)), count);

@@ -23,12 +23,10 @@ struct ScalarStream {
 
     __device__ __forceinline__ explicit ScalarStream(const Scalars& scalars)
         : type(scalars.values.type), token_stride(static_cast<int>(scalars.token) * bytes_of(type)) {}
-    // offset: from the work's first token to the first chunk's.
-    __device__ __forceinline__ ScalarStream(const Scalars& scalars, const ChunkedWork& work, int offset)
-        : ScalarStream(scalars) {
+    __device__ __forceinline__ ScalarStream(const Scalars& scalars, const ChunkedWork& work) : ScalarStream(scalars) {
         at = static_cast<const char*>(scalars.values.data) +
              (work.sequence * scalars.batch + work.head * scalars.head) * bytes_of(type) +
-             (work.tokens.start + offset + 2 * (threadIdx.x % 32)) * token_stride;
+             (work.tokens.start + 2 * (threadIdx.x % 32)) * token_stride;
     }
     __device__ __forceinline__ void start_at(const char* first) { at = first + 2 * (threadIdx.x % 32) * token_stride; }
     __device__ __forceinline__ void issue_loads(int count, int to_next) {

@@ -69,8 +69,7 @@ struct ScoresRole : Lane {
                 gates.start_at(work.gates);
                 betas.start_at(work.betas);
             }
-        const int count = tokens_in<kConfig, kStrided>(work.tokens, chunk),
-                  to_next = tokens_to_next<kConfig, kStrided>(work.tokens);
+        const int count = tokens_in<kConfig, kStrided>(work.tokens, chunk), to_next = chunk_stride<kStrided>(work.tokens);
         gates.issue_loads(count, to_next);
         betas.issue_loads(count, to_next);
     }
@@ -132,8 +131,7 @@ struct ScoresRole : Lane {
                 if (thread == 0) load_transitions(shared, args);
                 return __syncwarp();
             }
-            const int offset = in_time<kConfig>(shared.work.tokens, 0) * kChunk;
-            run(ScalarStream(args.call.gate, shared.work, offset), ScalarStream(args.call.beta, shared.work, offset));
+            run(ScalarStream(args.call.gate, shared.work), ScalarStream(args.call.beta, shared.work));
         }
     }
 

@@ -24,17 +24,12 @@ __device__ __forceinline__ int tail_chunk(const PassTokens& tokens) {
     return in_time<kConfig>(tokens, tokens.chunks - 1);
 }
 
-// Tokens from a chunk to the next in time of the block's. kStrided: the block takes some of a segment's chunks
+// Tokens from a chunk to the next of the block's. kStrided: the block takes some of a segment's chunks
 // (prefill_ahead.cuh). Read from shared memory each time, to save registers.
 template <bool kStrided>
 __device__ __forceinline__ int chunk_stride(const PassTokens& tokens) {
     if constexpr (kStrided) return tokens.chunk_stride;
     return kChunk;
-}
-// Tokens from a chunk to the next one that the block takes.
-template <ChunkedConfig kConfig, bool kStrided>
-__device__ __forceinline__ int tokens_to_next(const PassTokens& tokens) {
-    return kConfig.direction == Direction::backward ? -chunk_stride<kStrided>(tokens) : chunk_stride<kStrided>(tokens);
 }
 template <ChunkedConfig kConfig, bool kStrided = false>
 __device__ __forceinline__ int first_token(const PassTokens& tokens, int chunk) {

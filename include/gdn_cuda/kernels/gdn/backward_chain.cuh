@@ -29,8 +29,7 @@ struct ChainPart {
     const ChunkedWork& work = shared.work;  // for places of states
     const ChainSegments& chain = args.chain;
     const int between = max(chain.count - 1, 1);  // segments but the last
-    const int sequence = static_cast<int>(blockIdx.z) / between,
-              segment = static_cast<int>(blockIdx.z) % between + chain.later;
+    const int sequence = static_cast<int>(blockIdx.z) / between, segment = static_cast<int>(blockIdx.z) % between + chain.later;
     const int pair = sequence * args.call.heads + static_cast<int>(blockIdx.y);
     const int row_tiles = (args.call.dv + kValueRows - 1) / kValueRows;
     const bool is_transition = static_cast<int>(blockIdx.x) >= row_tiles, is_summary = !chain.later && segment > 0;

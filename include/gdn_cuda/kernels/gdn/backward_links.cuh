@@ -2,9 +2,9 @@
 //
 //     S <- S M + L, segment after segment, in fp32.
 //
-// A block takes kRows rows of a state; a thread has a column of them.
+// A block takes a few rows of a state; a thread has a column of them.
 //
-// Bound: latency of loads of M from L2, once a segment.
+// Bound: latency of loads of M from L2, twice a segment.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/backward_links_plan.cuh>
@@ -13,8 +13,9 @@ namespace gdn_cuda::gdn {
 
 template <BackwardLinksConfig kConfig>
 __global__ void __launch_bounds__(kConfig.columns) backward_links(const __grid_constant__ BackwardLinksArgs args) {
-    constexpr int kRows = kConfig.rows;
-    __shared__ float shared[kRows][kConfig.columns];
+    constexpr int kRows = kConfig.rows, kAtOnce = 64;  // rows of M in flight
+    static_assert(kConfig.columns % kAtOnce == 0);
+    __shared__ float shared[kRows][kConfig.columns];  // the state, with zeros past dk
     const ChainSegments& chain = args.chains[blockIdx.z];
     const int column = static_cast<int>(threadIdx.x), first = static_cast<int>(blockIdx.x) * kRows, dk = args.dk;
     const int rows = min(kRows, args.dv - first), between = chain.count - 1;
@@ -32,11 +33,15 @@ __global__ void __launch_bounds__(kConfig.columns) backward_links(const __grid_c
         float sums[kRows];
 #pragma unroll
         for (int row = 0; row < kRows; ++row) sums[row] = mine && row < rows ? after[row * dk] : 0.f;
-#pragma unroll 16
-        for (int k = 0; k < dk; ++k) {
-            const float m = mine ? transition[k * dk] : 0.f;
+#pragma unroll 1
+        for (int begin = 0; begin < dk; begin += kAtOnce) {
+            float m[kAtOnce];
 #pragma unroll
-            for (int row = 0; row < kRows; ++row) sums[row] = fmaf(shared[row][k], m, sums[row]);
+            for (int i = 0; i < kAtOnce; ++i) m[i] = mine && begin + i < dk ? transition[(begin + i) * dk] : 0.f;
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+                for (int row = 0; row < kRows; ++row) sums[row] = fmaf(shared[row][begin + i], m[i], sums[row]);
         }
         __syncthreads();
 #pragma unroll

@@ -30,10 +30,11 @@ template <ChunkedConfig kConfig>
 __device__ __forceinline__ void prepare_chunks(PreparerPlan<kConfig>& shared, const PrefillAheadArgs& args, int pair,
                                                int index) {
     const int first = args.first_chunk + index;
-    run_roles<kConfig, true>(PreparerSchedule<kConfig, PrefillAheadArgs>{shared.block, args.prefill, args, pair, first}, [&](const auto&) {
-        if (threadIdx.x % kWarpgroup < 32)
-            CachedChunkStore<kConfig>{shared, CachedChunks<kConfig>(args, pair), first, args.preparers}.run();
-    });
+    run_roles<kConfig, true>(
+        PreparerSchedule<kConfig, PrefillAheadArgs>{shared.block, args.prefill, args, pair, first}, [&](const auto&) {
+            if (threadIdx.x % kWarpgroup < 32)
+                CachedChunkStore<kConfig>{shared, CachedChunks<kConfig>(args, pair), first, args.preparers}.run();
+        });
 }
 
 // A block that owns 64 rows of a pair's state.

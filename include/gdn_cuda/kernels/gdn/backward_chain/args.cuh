@@ -22,7 +22,8 @@ struct BackwardChainArgs : ChunkedArgs {
 };
 
 // T, P and factors of a chunk; for every configuration the same.
-constexpr ChunkedConfig kAnyTraining{.head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
+constexpr ChunkedConfig kAnyTraining{
+    .head_k = 64, .value_groups = 1, .inverse_groups = 1, .stages = 2, .io = DType::bf16, .trains = true};
 using PreparedChunk = CachedChunk<kAnyTraining>;
 
 // The place of a chunk in the handover: the one that begins `before` tokens after the sequence, which has its first at `start`.

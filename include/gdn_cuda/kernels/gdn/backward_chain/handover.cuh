@@ -26,8 +26,7 @@ __device__ __forceinline__ void hand_over(HandedFragment<kElements>& to, const f
 template <int kElements, class Visit>
 __device__ __forceinline__ void for_each_handed(const HandedFragment<kElements>& from, int thread, Visit&& visit) {
 #pragma unroll
-    for (int i = 0; i < kElements; i += 4)
-        visit(i, *reinterpret_cast<const float4*>(from.fours[i / 4][thread].elements));
+    for (int i = 0; i < kElements; i += 4) visit(i, *reinterpret_cast<const float4*>(from.fours[i / 4][thread].elements));
 }
 
 // ---- Loads, by one thread

@@ -61,8 +61,8 @@ struct StateGradientsPlan : StagedStores<kConfig> {
     Stage stages[kBlock.stages];
     Factors factors[kBlock.stages];
     ChunkedWork work;
-    // stage_full: two arrivals of a loading warp; stage_empty: each warp of the chain; output: a phase a chunk; tail_full: rows of
-    // a chunk in which the sequence ends, before what follows it is cleared.
+    // stage_full: two arrivals of a loading warp; stage_empty: each warp of the chain; output: a phase a chunk; tail_full: rows
+    // of a chunk in which the sequence ends, before what follows it is cleared.
     unsigned long long stage_full[kBlock.stages], stage_empty[kBlock.stages], output_full, output_empty, tail_full;
 };
 
