@@ -114,7 +114,7 @@ struct BackwardChain {
     static i64 row_tiles(i64 rows) { return ceil_div(rows, i64{kValueRows}); }
 
     // Segments of each chain of a call: more than one where that takes fewer chunks one after another, and every block of both
-    // chains runs at once. Packed sequences are not split.
+    // chains runs at once. Packed sequences are not split. The fewest segments of their length, so that none is empty.
     static int segments(const GdnCall& call, int multiprocessors) {
         constexpr i64 kLinks = 12;  // what launches and links take, in chunks
         constexpr int kChains = 2, kMost = 8;
