@@ -1,0 +1,65 @@
+// How the backward on Hopper is spread over blocks: chunks that are prepared, chains that are split along time.
+#include <gtest/gtest.h>
+
+#include "families/gdn/backward_chain.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+
+GdnCall call_of(int sequences, int tokens, int heads, int dk = 128, int dv = 128) {
+    GdnCall call{};
+    call.sequences = sequences;
+    call.tokens = tokens;
+    call.heads = heads;
+    call.heads_per_key = 1;
+    call.dk = dk;
+    call.dv = dv;
+    return call;
+}
+
+TEST(BackwardChain, IsSplitWhereHeadsAreFewAndSequencesLong) {
+    const auto segments = [](const GdnCall& call) { return BackwardChain::segments(call, kMultiprocessors); };
+    EXPECT_EQ(segments(call_of(1, 8192, 4)), 5);
+    EXPECT_EQ(segments(call_of(1, 8192, 8)), 3);
+    EXPECT_EQ(segments(call_of(1, 8192, 16)), 1);
+    EXPECT_EQ(segments(call_of(8, 8192, 4)), 1);
+    EXPECT_EQ(segments(call_of(1, 512, 4)), 1);
+}
+
+TEST(BackwardChain, HasNoEmptySegmentAndBlocksForAll) {
+    for (int chunks = 1; chunks <= 600; ++chunks)
+        for (const int heads : {1, 2, 3, 4, 8, 11}) {
+            const GdnCall call = call_of(1, chunks * kChunk, heads);
+            const int segments = BackwardChain::segments(call, kMultiprocessors);
+            const i64 length = ceil_div(i64{chunks}, i64{segments});
+            EXPECT_LT((segments - 1) * length, chunks) << chunks << " chunks, " << heads << " heads";
+            EXPECT_TRUE(segments == 1 || 2 * heads * (2 + (segments - 2) * 4) <= kMultiprocessors);
+        }
+}
+
+TEST(BackwardChain, PackedSequencesAreNotSplit) {
+    GdnCall call = call_of(1, 8192, 4);
+    const int offsets[] = {0, 8192};
+    call.cu_seqlens.data = offsets;
+    EXPECT_EQ(BackwardChain::segments(call, kMultiprocessors), 1);
+}
+
+TEST(BackwardPrepare, SharesChunksOutToAllMultiprocessors) {
+    const auto blocks = [](i64 pairs, i64 chunks) {
+        return pairs * BackwardPrepare::preparers(pairs, chunks, kMultiprocessors);
+    };
+    EXPECT_EQ(blocks(32, 128), 128);
+    EXPECT_EQ(blocks(8, 128), 128);
+    EXPECT_EQ(blocks(1, 5), 5);
+    for (const i64 pairs : {1, 7, 100, 132, 133, 256, 1000})
+        for (const i64 chunks : {1, 2, 64, 512}) {
+            const int preparers = BackwardPrepare::preparers(pairs, chunks, kMultiprocessors);
+            EXPECT_GE(preparers, 1);
+            EXPECT_LE(preparers, chunks);
+        }
+}
+
+}  // namespace
+}  // namespace gdn_cuda::gdn
