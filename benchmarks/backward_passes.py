@@ -2,8 +2,8 @@
 
     python benchmarks/backward_passes.py [SHAPE...]
 
-Medians over 20 calls, by torch's profiler, of kernels above 2 µs; *all* is a graph's replay with the L2 flushed, as `gdn-cuda bench`
-has it.
+Medians over 20 calls, by torch's profiler, of kernels above 2 µs; *all* is a graph's replay with the L2 flushed, as in
+`gdn-cuda bench`.
 """
 
 from __future__ import annotations
