@@ -24,6 +24,7 @@ TEST(BackwardChain, IsSplitWhereHeadsAreFewAndSequencesLong) {
     EXPECT_EQ(segments(call_of(1, 8192, 4)), 5);
     EXPECT_EQ(segments(call_of(1, 8192, 8)), 3);
     EXPECT_EQ(segments(call_of(1, 8192, 16)), 1);
+    EXPECT_EQ(segments(call_of(1, 1180, 1, 64, 40)), 7);  // FEW_HEADS of tests/gdn/gradients_on_device.py
     EXPECT_EQ(segments(call_of(8, 8192, 4)), 1);
     EXPECT_EQ(segments(call_of(1, 512, 4)), 1);
 }
