@@ -7,7 +7,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/two_part.cuh>
-#include <gdn_cuda/kernels/gdn/backward_chain/handover.cuh>
+#include <gdn_cuda/kernels/gdn/backward_chain/loads.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -27,7 +27,6 @@ template <BackwardChainConfig kConfig>
 struct StateGradients {
     static constexpr ChunkedConfig kBlock = kConfig.block();
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kTile = sizeof(SwizzledTile);
     using Plan = StateGradientsPlan<kConfig>;
     using Stage = PipelineStage<kBlock.stages>;
 
@@ -47,42 +46,11 @@ struct StateGradients {
     // ---- Loads and stores, a warp each
 
     __device__ __forceinline__ void run_loads(int warp) const {
-        if (warp == 1 && has_tail<kBlock>(work.tokens, 0)) clear_tail();
+        if (warp == 1 && has_tail<kBlock>(work.tokens, 0)) clear_tail<kConfig>(shared, work, 0);
         if (threadIdx.x % 32 > 0) return;
-        if (warp == 0) load_chunks();
+        if (warp == 0) load_chunks<kConfig>(shared, args, work);
         if (warp == 2) store_states<kConfig>(shared, args);
         if (warp == 3) store_outputs();
-    }
-    __device__ __forceinline__ void load_chunks() const {
-        for_each_prepared<kBlock>(args, work, [&](int chunk, const PreparedChunk& from) {
-            const Stage current(chunk);
-            auto& stage = shared.stages[current.index];
-            Barrier &full = barrier(shared.stage_full[current.index]),
-                    &rows = has_tail<kBlock>(work.tokens, chunk) ? barrier(shared.tail_full) : full;
-            const int token = first_token<kBlock>(work.tokens, chunk), batch = batch_of(args, work);
-            barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
-            rows.arrive_and_expect_tx((1 + 2 * kBlock.key_tiles()) * kTile);
-            load_tiles(stage.key, args.key, {0, work.key_head, token, batch}, rows);
-            load_tiles(stage.value, args.value, {work.first_value, work.head, token, batch}, rows);
-            load_tiles(stage.query, args.query, {0, work.key_head, token, batch}, rows);
-            full.arrive_and_expect_tx(3 * kTile + static_cast<int>(sizeof(from.scalars)));
-            load_bulk(shared.factors[current.index], from.scalars, full);
-            load_bulk(stage.scores, from.scores, full);
-            load_bulk(stage.inverse, from.inverse, full);
-            load_bulk(stage.inverse_residual, from.inverse_residual, full);
-        });
-    }
-    // The chain begins with the chunk in which the sequence ends.
-    __device__ __forceinline__ void clear_tail() const {
-        const int count = tokens_in<kBlock>(work.tokens, 0);
-        auto& stage = shared.stages[0];
-        barrier(shared.tail_full).wait(0);
-        clear_rows(stage.key, count);
-        clear_rows(stage.query, count);
-        clear_rows(stage.value, count);
-        cutlass::arch::fence_view_async_shared();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier(shared.stage_full[0]).arrive();
     }
     // TMA would overwrite the next sequence's rows.
     __device__ __forceinline__ bool without_tma(int chunk) const {

@@ -29,43 +29,10 @@ __device__ __forceinline__ void for_each_handed(const HandedFragment<kElements>&
     for (int i = 0; i < kElements; i += 4) visit(i, *reinterpret_cast<const float4*>(from.fours[i / 4][thread].elements));
 }
 
-// ---- Loads, by one thread
-
-template <int kCount>
-__device__ __forceinline__ void load_tiles(SwizzledTile (&tiles)[kCount], const TensorMap& map, const TileAt& first,
-                                           Barrier& full) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-        tma_load(tiles[i].bytes, map, {first.element + i * kTileElements, first.head, first.token, first.batch}, full);
-}
-template <class T>
-__device__ __forceinline__ void load_bulk(T& to, const T& from, Barrier& full) {
-    cute::SM90_BULK_COPY_G2S::copy(&from, reinterpret_cast<uint64_t*>(&full), &to, sizeof(T));
-}
 // The first chunk in time of the block's.
 __device__ __forceinline__ i64 first_prepared(const BackwardChainArgs& args, const ChunkedWork& work) {
     return prepared_index(args, args.to, work.head, work.sequence, work.tokens.start - work.tokens.before, work.tokens.before);
 }
-// Calls visit(chunk in the block's order, what is prepared of it).
-template <ChunkedConfig kBlock, class Visit>
-__device__ __forceinline__ void for_each_prepared(const BackwardChainArgs& args, const ChunkedWork& work, Visit&& visit) {
-    const auto* from = static_cast<const PreparedChunk*>(args.to.prepared) + first_prepared(args, work);
-#pragma unroll 1
-    for (int chunk = 0; chunk < work.tokens.chunks; ++chunk) visit(chunk, from[in_time<kBlock>(work.tokens, chunk)]);
-}
-
-// By a warp: zeroes the rows of tokens past the sequence's end.
-template <int kCount>
-__device__ __forceinline__ void clear_rows(SwizzledTile (&tiles)[kCount], int count) {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < (kChunk - count) * kCount * 8; i += 32) {
-        const int row = count + i / (kCount * 8), vector = i % (kCount * 8);
-        store_shared(row_vector(tile_row(tiles[vector / 8].bytes, row), vector % 8), uint4{});
-    }
-}
-
-// ---- States
-
 // By the chain: its 64 rows, rounded as the chunk's products read them. The warp that stores them has the fence: here it would
 // hold up the chain for 400 cycles.
 template <class Owner>

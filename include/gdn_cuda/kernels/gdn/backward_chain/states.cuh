@@ -7,7 +7,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/outputs.cuh>
-#include <gdn_cuda/kernels/gdn/backward_chain/handover.cuh>
+#include <gdn_cuda/kernels/gdn/backward_chain/loads.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -15,7 +15,6 @@ template <BackwardChainConfig kConfig>
 struct States {
     static constexpr ChunkedConfig kBlock = kConfig.block();
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kTile = sizeof(SwizzledTile);
     using Plan = StatesPlan<kConfig>;
     using Stage = PipelineStage<kBlock.stages>;
 
@@ -23,48 +22,22 @@ struct States {
     const BackwardChainArgs& args;
     const ChunkedWork& work = shared.work;
 
+    // ---- Loads and stores, a warp each
+
+    __device__ __forceinline__ void run_loads(int warp) const {
+        if (warp == 1 && has_tail<kBlock>(work.tokens, work.tokens.chunks - 1))
+            clear_tail<kConfig>(shared, work, work.tokens.chunks - 1);
+        if (threadIdx.x % 32 > 0) return;
+        if (warp == 0) load_chunks<kConfig>(shared, args, work);
+        if (warp == 2) store_states<kConfig>(shared, args);
+    }
+
     // By one thread.
     __device__ __forceinline__ void set_barriers() const {
         for (auto& word : shared.stage_full) barrier(word).init(2);
         for (auto& word : shared.stage_empty) barrier(word).init(2 * 4);  // the chain, and beside it
         for (auto* word : {&shared.values_full, &shared.values_empty}) barrier(*word).init(4);
         barrier(shared.tail_full).init(1);
-    }
-
-    // ---- Loads and stores, a warp each
-
-    __device__ __forceinline__ void run_loads(int warp) const {
-        if (warp == 1 && has_tail<kBlock>(work.tokens, work.tokens.chunks - 1)) clear_tail();
-        if (threadIdx.x % 32 > 0) return;
-        if (warp == 0) load_chain();
-        if (warp == 2) store_states<kConfig>(shared, args);
-    }
-    __device__ __forceinline__ void load_chain() const {
-        for_each_prepared<kBlock>(args, work, [&](int chunk, const PreparedChunk& from) {
-            const Stage current(chunk);
-            auto& stage = shared.stages[current.index];
-            Barrier &full = barrier(shared.stage_full[current.index]),
-                    &rows = has_tail<kBlock>(work.tokens, chunk) ? barrier(shared.tail_full) : full;
-            const int token = first_token<kBlock>(work.tokens, chunk), batch = batch_of(args, work);
-            barrier(shared.stage_empty[current.index]).wait(current.parity ^ 1);
-            rows.arrive_and_expect_tx((1 + kBlock.key_tiles()) * kTile);
-            load_tiles(stage.key, args.key, {0, work.key_head, token, batch}, rows);
-            tma_load(stage.value[0].bytes, args.value, {work.first_value, work.head, token, batch}, rows);
-            full.arrive_and_expect_tx(2 * kTile + static_cast<int>(sizeof(from.scalars)));
-            load_bulk(shared.factors[current.index], from.scalars, full);
-            load_bulk(stage.inverse, from.inverse, full);
-            load_bulk(stage.inverse_residual, from.inverse_residual, full);
-        });
-    }
-    __device__ __forceinline__ void clear_tail() const {
-        const int chunk = work.tokens.chunks - 1, count = tokens_in<kBlock>(work.tokens, chunk);
-        const Stage last(chunk);
-        barrier(shared.tail_full).wait(0);
-        clear_rows(shared.stages[last.index].key, count);
-        clear_rows(shared.stages[last.index].value, count);
-        cutlass::arch::fence_view_async_shared();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier(shared.stage_full[last.index]).arrive();
     }
 
     // ---- Beside the chain: R
