@@ -179,7 +179,7 @@ struct Passes {
 
     // The passes' calls for `count` heads from `first` on, which are those of whole key heads.
     struct Calls {
-        GdnCall backward, forward;  // of the chains
+        GdnCall backward, forward;  // the chains'
         BackwardGradientsArgs gradients;
     };
     Calls calls(i64 first, i64 count, const BackwardHandover& handover) const {
@@ -231,8 +231,8 @@ struct Passes {
     void run_on_hopper(const Calls& group, const BackwardHandover& handover, bool only_value_and_state, bool deterministic,
                        const Tensor& like, const Target& target) const {
         const int chains = only_value_and_state ? 1 : 2;
-        // Of all heads, so that groups have the bits of all at once; with `deterministic`, a sequence has the same in every
-        // batch.
+        // Chosen from all heads, so that groups of them give the same bits as all at once. With `deterministic`, a sequence has
+        // the same bits in every batch.
         const int segments =
             deterministic ? 1 : BackwardChain::segments(call, jit::device_traits(target.ordinal).multiprocessors);
         const i64 words = BackwardChain::link_words(group.backward, segments);

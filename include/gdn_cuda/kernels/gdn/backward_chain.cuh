@@ -8,8 +8,9 @@
 // Warps of another warpgroup load and store; forward, a third stores R. Neither chain needs the other: the second launch starts
 // where the first leaves multiprocessors, and ends after it.
 //
-// Bound: latency of a chunk's chain of products, about 2,500 cycles of which tensor cores are busy half; with 128 blocks at a
-// time, L2's throughput. Where heads are few, a chain is split along time (ChainSegments).
+// Bound: latency of a chunk's products, one after another: 2,500 cycles, of which the tensor cores need half. With 128 blocks
+// at a time a chunk takes a third longer, and L2's throughput is suspected (docs/kernels/gdn_backward.md). Where heads are few,
+// a chain is split along time (ChainSegments).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>

@@ -21,7 +21,7 @@ struct BackwardHandover {
     // R = V' / beta, (head, chunk, part, token, dv), with zeros past the end: rounded, and, where T cancels, the residual.
     void* errors;
     void* prepared;  // on Hopper T, P and factors, PreparedChunk (head, chunk)
-    i64 chunks;      // of all sequences
+    i64 chunks;      // in all sequences
 };
 
 // Chunks of sequence n begin at this index, so that no two sequences share one and no search is needed. Packed sequences leave

@@ -6,8 +6,8 @@
 namespace gdn_cuda::gdn {
 
 // Where heads are few, a chain is split along time. A segment maps a state S to S M + L, row by row, whatever S is. A first
-// launch takes the first segment as it is, and computes L and M of those between; gdn/backward_links follows them; a later
-// launch takes all other segments at once. Segments are counted in the chain's order.
+// launch takes the first segment as it is, and computes L and M of those between; gdn/backward_links applies them one after
+// another; a later launch takes all other segments at once. Segments are counted in the chain's order.
 struct ChainSegments {
     int count = 1;  // 1: a block takes a whole sequence
     bool later = false;
