@@ -26,12 +26,23 @@ _IN_FP32 = ("state", "A_log", "dt_bias")  # as the operator returns their gradie
 _ROWS = ("query", "key", "value", "beta", "gate", "grad_out")
 
 
-def _shapes(x: Any) -> tuple[Tensor, Tensor]:
+def _shapes(x: Any) -> tuple[Tensor, ...]:
     *tokens, _, dv = x.value.shape
     heads = gdn.heads_of(x.query, x.value)
     sequences = x.query.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-    last = x.value.new_empty((sequences, heads, dv, x.query.shape[-1]), dtype=wide_enough(x.value))
-    return x.value.new_empty((*tokens, heads, dv)), last
+    last, checkpoints = (
+        x.value.new_empty((count, heads, dv, x.query.shape[-1]), dtype=wide_enough(x.value))
+        for count in (sequences, _checkpoints(x))
+    )
+    return x.value.new_empty((*tokens, heads, dv)), last, checkpoints
+
+
+def _checkpoints(x: Any) -> int:
+    """How many states forward leaves for the backward, as `checkpoint_interval` in csrc/families/gdn/gated_delta_rule.cpp."""
+    if x.value.device.type != "cuda" or x.recurrent or x.deterministic or x.cu_seqlens is not None:
+        return 0
+    blocks = x.value.shape[0] * gdn.heads_of(x.query, x.value) * -(-x.value.shape[-1] // 64)
+    return 0 if blocks >= 256 else x.value.shape[0] * (x.value.shape[1] // 1024)
 
 
 def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
@@ -46,12 +57,12 @@ def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
     return tuple(like(name, wide if name in _IN_FP32 else None) for name in _ARGUMENTS)
 
 
-def _forward_on_cpu(x: Any) -> tuple[Tensor, Tensor]:
+def _forward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     absent = dict.fromkeys(("state_indices", "final_state", "checkpoints", "states_before"))
     options = {"output_final_state": True, "checkpoint_every": 0, "state_dtype": wide_enough(x.value)}
     call = SimpleNamespace(**vars(x), **absent, **options, forward="recurrent" if x.recurrent else "chunked")
     out, final_state, _ = reference.chunked_forward(call)
-    return out.contiguous(), final_state.clone()
+    return out.contiguous(), final_state.clone(), final_state.new_empty((0, *final_state.shape[1:]))
 
 
 # ---- The backward by `gdn_cuda.gdn.reference_gradients`: on CPUs, and for tensors that no kernel takes
@@ -134,11 +145,11 @@ def _of_heads(y: Any, beta: Tensor, gate: Tensor, first: int, end: int) -> Any:
 # ---- The operators
 
 
-def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_final_state: Tensor | None) -> dict[str, Any]:
+def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_final_state: Tensor | None, _: Any) -> dict[str, Any]:
     wanted = [name for name in _ARGUMENTS if getattr(needs, name)]
     only_value_and_state = {"value", "state"}.issuperset(wanted)
     given = (getattr(x, argument) for argument in _rule.schema.arguments)
-    found = dict(zip(_ARGUMENTS, _backward(grad_out, grad_final_state, only_value_and_state, *given), strict=True))
+    found = dict(zip(_ARGUMENTS, _backward(grad_out, grad_final_state, *x.results, only_value_and_state, *given), strict=True))
     return {name: found[name].to(getattr(x, name).dtype) for name in wanted}
 
 
@@ -156,7 +167,7 @@ _rule: Differentiable = first_order(
     cpu=_forward_on_cpu,
     backward=_gradients,
     batched=_refuse_vmap,
-    takes_none=True,
+    backward_only=1,
 )
 
 
@@ -189,7 +200,9 @@ def _example_packed(B: int, T: int, seed: int) -> dict[str, Any]:
 @example(call_operator("gated_delta_rule_backward"))
 def _example_backward(B: int, T: int, seed: int) -> dict[str, Any]:
     x = _example(B, T, seed)
-    return {"grad_out": torch.ones_like(x["value"]), "grad_final_state": None, "only_value_and_state": False} | x
+    return {"grad_out": torch.ones_like(x["value"]), "grad_final_state": None, "checkpoints": None} | (
+        {"only_value_and_state": False} | x
+    )
 
 
 # ---- What chunked_forward calls
@@ -244,7 +257,7 @@ def with_gradients(
         _check_state_dtype(state_dtype, query)
     gates = (A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state)
     options = (cu_seqlens, scale, use_qk_l2norm, deterministic, *gates, forward == "recurrent")
-    result, last = _rule(query, key, value, beta, gate, state, *options, WORKSPACE if workspace is None else workspace)
+    result, last, _ = _rule(query, key, value, beta, gate, state, *options, WORKSPACE if workspace is None else workspace)
     if not output_final_state:
         return result, None
     return result, last.to(state_dtype or (last if state is None else state).dtype)

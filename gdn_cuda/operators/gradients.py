@@ -54,7 +54,7 @@ class Differentiable:
     `tangent(x, of)` returns the tangents of the results, where `of` has those of the arguments, None for arguments without one.
     x.results are the operator's results, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
     `backward_only`: the number of trailing results that only `backward` uses. They have no gradients and are x.results, and
-    `backward` gets None for results without a gradient, as with `takes_none`. `function`: the name in errors, if not `name`.
+    `backward` gets None for results without a gradient. `function`: the name in errors, if not `name`.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Differentiable:
         uses_results: bool = False,
         backward_only: int = 0,
         function: str | None = None,
-        takes_none: bool = False,
     ):
         self.schema = schema = register(name, shapes=shapes, reference=reference, cpu=cpu, function=function)
         self.operator = operator = schema.overload
@@ -81,7 +80,7 @@ class Differentiable:
             outputs = output if isinstance(output, tuple) else (output,)
             own = outputs[len(outputs) - backward_only :]
             ctx.mark_non_differentiable(*own, *(y for y in outputs if not (y.is_floating_point() or y.is_complex())))
-            if backward_only or takes_none:
+            if backward_only:
                 ctx.set_materialize_grads(False)
             ctx.rest = tuple(None if i in places else given for i, given in enumerate(inputs))
             return (*(inputs[i] for i in places), *(outputs if uses_results else own))

@@ -113,16 +113,17 @@ struct GDN_HOLDS_TENSORS GatedDeltaRule {
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, has_initial_state,
                recurrent, workspace)
 };
-// (out, final state)
-std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaRule& arguments);
+// (out, final state, checkpoints: fp32 states within long sequences, for the backward)
+std::tuple<Tensor, Tensor, Tensor> gated_delta_rule(const GatedDeltaRule& arguments);
 
 struct GDN_HOLDS_TENSORS GatedDeltaRuleBackward {
     static constexpr const char* name = "gated_delta_rule_backward";
     OptionalTensor grad_out = {}, grad_final_state = {};  // zeros where absent
+    OptionalTensor checkpoints = {};                      // of gated_delta_rule; without them it takes longer, or more memory
     bool only_value_and_state = false;                    // the other gradients are not computed
     GatedDeltaRule forward;
 
-    GDN_FIELDS(grad_out, grad_final_state, only_value_and_state, forward)
+    GDN_FIELDS(grad_out, grad_final_state, checkpoints, only_value_and_state, forward)
 };
 struct GDN_HOLDS_TENSORS GatedDeltaRuleGradients {
     Tensor query, key, value;

@@ -46,10 +46,11 @@ def found_by_kernels(device: Device, x: dict[str, Any], grads: tuple[Tensor | No
     return {name: y.cpu() for name, y in found.items()}
 
 
-def check(device: Device, case: GradientCase, seed: int, dtype: torch.dtype, factor: float = 1.0) -> None:
+def check(device: Device, case: GradientCase, seed: int, dtype: torch.dtype, factor: float = 1.0, **how: Any) -> None:
+    """`how`: what changes how gradients are computed, not what they are."""
     x = inputs(case, seed, dtype)
     grads = cotangents(case, seed, x)
-    found, wanted = found_by_kernels(device, x, grads), oracle(x, grads)
+    found, wanted = found_by_kernels(device, x | how, grads), oracle(x, grads)
     for name, gradient in found.items():
         bound = factor * (15e-3 if name in ("gate", "A_log", "dt_bias") and case.keys != "random" else BOUNDS[name])
         by_head = {"value": -2, "beta": -1, "gate": -1, "state": 1}.get(name)
@@ -75,8 +76,21 @@ def test_against_the_recurrence(case: GradientCase, device: Device, seed: int) -
 FEW_HEADS = GradientCase(lengths=(1180,), heads=(1, 1), dk=64, dv=40, gates=1e-3)
 
 
-def test_chains_of_few_heads_are_split_along_time(device: Device, seed: int) -> None:
-    check(device, FEW_HEADS, seed, torch.bfloat16)
+@pytest.mark.parametrize("forward", ["chunked", "recurrent"])  # with states within the sequence from forward, and without
+def test_chains_of_few_heads_are_split_along_time(forward: str, device: Device, seed: int) -> None:
+    check(device, FEW_HEADS, seed, torch.bfloat16, forward=forward)
+
+
+@pytest.mark.parametrize("gates", [1.0, 1e-3, 1e-5])
+def test_long_sequences(gates: float, device: Device, seed: int) -> None:
+    device.skip_above(2000, tokens := 4200)
+    check(device, GradientCase(lengths=(tokens,), heads=(1, 2), gates=gates), seed, torch.bfloat16)
+
+
+def test_windows_of_tokens_that_fit_the_workspace(device: Device, seed: int) -> None:
+    """From the last to the first, with the gradient of the state handed on."""
+    case = GradientCase(lengths=(1100, 1100), heads=(1, 1), dk=64, dv=40, gates=1e-3)
+    check(device, case, seed, torch.bfloat16, workspace=least_workspace(device, case, seed))
 
 
 def test_deterministic_gradients_are_the_same_in_every_batch(device: Device, seed: int) -> None:
@@ -88,16 +102,20 @@ def test_deterministic_gradients_are_the_same_in_every_batch(device: Device, see
     assert all(torch.equal(found[name][:1], of_one[name]) for name in found)
 
 
+def least_workspace(device: Device, case: GradientCase, seed: int) -> int:
+    x = inputs(case, seed)
+    with pytest.raises(ValueError, match=r"chunked_forward: workspace: expected at least \d+ bytes") as refused:
+        found_by_kernels(device, x | {"workspace": 1000}, cotangents(case, seed, x))
+    return int(str(refused.value).split("at least ")[1].split()[0])
+
+
 def test_heads_in_groups_that_fit_the_workspace(device: Device, seed: int) -> None:
     """The same bits as all heads at once."""
     case = GradientCase(lengths=(70,), heads=(3, 6))
     x = inputs(case, seed)
     grads = cotangents(case, seed, x)
     at_once = found_by_kernels(device, x, grads)
-    with pytest.raises(ValueError, match=r"chunked_forward: workspace: expected at least \d+ bytes") as refused:
-        found_by_kernels(device, x | {"workspace": 1000}, grads)
-    of_one = int(str(refused.value).split("at least ")[1].split()[0])
-    in_groups = found_by_kernels(device, x | {"workspace": 2 * of_one}, grads)
+    in_groups = found_by_kernels(device, x | {"workspace": 2 * least_workspace(device, case, seed)}, grads)
     assert all(torch.equal(at_once[name], in_groups[name]) for name in at_once)
 
 

@@ -113,18 +113,21 @@ struct BackwardChain {
 
     static i64 row_tiles(i64 rows) { return ceil_div(rows, i64{kValueRows}); }
 
-    // Segments of each chain of a call: more than one where that takes fewer chunks one after another, and every block of both
-    // chains runs at once. Packed sequences are not split. The fewest segments of their length, so that none is empty.
-    static int segments(const GdnCall& call, int multiprocessors) {
+    // Segments of a chain between which states are not known: more than one where that takes fewer chunks one after another,
+    // and every block runs at once. `chains`: how many are split so; the other one is in any segments. Packed sequences are not
+    // split. The fewest segments of their length, so that none is empty.
+    static int segments(const GdnCall& call, int chains, int multiprocessors) {
         constexpr i64 kLinks = 12;  // what launches and links take, in chunks
-        constexpr int kChains = 2, kMost = 8;
+        constexpr int kMost = 8;
         const i64 pairs = i64{call.sequences} * call.heads, chunks = ceil_div(i64{call.tokens}, i64{kChunk});
+        const i64 rows = row_tiles(call.dv), summary = rows + row_tiles(call.dk);
         i64 least = chunks;
         int best = 1;
         for (int count = 3; count <= kMost && call.cu_seqlens.data == nullptr; ++count) {
-            const i64 tiles = row_tiles(call.dv) + (count - 2) * (row_tiles(call.dv) + row_tiles(call.dk));
-            if (kChains * pairs * tiles > multiprocessors) break;
-            if (const i64 each = 2 * ceil_div(chunks, i64{count}) + kLinks; each < least) {
+            const i64 length = ceil_div(chunks, i64{count});
+            if (chains * pairs * (rows + (count - 2) * summary) > multiprocessors) break;
+            const i64 in_all = pairs * (2 * rows * chunks + chains * (count - 2) * summary * length);
+            if (const i64 each = std::max(2 * length + kLinks, ceil_div(in_all, i64{multiprocessors})); each < least) {
                 least = each;
                 best = count;
             }
@@ -136,10 +139,16 @@ struct BackwardChain {
         return i64{call.sequences} * call.heads * (segments - 1) * (i64{call.dv} + call.dk) * call.dk;
     }
     static ChainSegments links(const GdnCall& call, int segments, float* memory) {
+        if (segments == 1) return {};
+        const i64 state = i64{call.dv} * call.dk, head = (segments - 1) * state;
         return {.count = segments,
-                .later = false,
+                .length = static_cast<int>(ceil_div(ceil_div(i64{call.tokens}, i64{kChunk}), i64{segments})),
+                .launch = ChainSegments::first,
                 .after = memory,
-                .transitions = memory + i64{call.sequences} * call.heads * (segments - 1) * call.dv * call.dk};
+                .of_sequence = call.heads * head,
+                .of_head = head,
+                .of_segment = state,
+                .transitions = memory + i64{call.sequences} * call.heads * head};
     }
 
     // The chain forward in time is launched after the one backward, and starts before that has ended.
@@ -157,18 +166,19 @@ struct BackwardChain {
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
         args.chain = chain;
         const Config config{.head_k = chunked_config(call.dk, 1, io).head_k, .direction = direction, .io = io};
-        const i64 tiles = row_tiles(call.dv) + (chain.count > 1 && !chain.later ? row_tiles(call.dk) : 0),
-                  parts = std::max(chain.count - 1, 1) * i64{call.sequences};
+        const i64 tiles = row_tiles(call.dv) + (chain.launch == ChainSegments::first ? row_tiles(call.dk) : 0),
+                  parts = chain.launched() * i64{call.sequences};
         launch<BackwardChain>(
             config, args, {tiles, call.heads, parts}, target,
             [&](const auto& on) {
                 const char* what = backward ? "gradients of states" : "states";
-                if (chain.count == 1)
-                    return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors", what,
-                                       tiles * call.heads * parts, kValueRows, on.multiprocessors);
+                if (chain.launch == ChainSegments::every)
+                    return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors, {} a sequence", what,
+                                       tiles * call.heads * parts, kValueRows, on.multiprocessors, chain.count);
                 return fmt::format("{}; {} of {} segments of each sequence, as there are few heads for {} multiprocessors",
-                                   what, chain.later ? "all but the first" : "the first, and summaries,", chain.count,
-                                   on.multiprocessors);
+                                   what,
+                                   chain.launch == ChainSegments::later ? "all but the first" : "the first, and summaries,",
+                                   chain.count, on.multiprocessors);
             },
             !backward);
     }
@@ -180,7 +190,7 @@ struct BackwardLinks {
 
     static constexpr std::array kConfigurations = {BackwardLinksConfig{.columns = 128, .rows = 8}};
     static std::span<const Config> configurations() { return kConfigurations; }
-    static int threads(const Config& config) { return config.columns; }
+    static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
 
     static void run(const GdnCall& call, const Args& args, int chains, const Target& target) {

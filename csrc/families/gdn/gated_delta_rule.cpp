@@ -7,9 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/torch_math.hpp"
-#include "backward_chain.hpp"
-#include "backward_gradients.hpp"
-#include "backward_mma.hpp"
+#include "backward_passes.hpp"
 #include "chunk_gates_backward.hpp"
 #include "chunk_inputs.hpp"
 
@@ -24,7 +22,18 @@ struct BackwardByReference : GatedDeltaRuleBackward {
 };
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-ChunkedForward as_chunked_forward(const GatedDeltaRule& x) {
+// Tokens between the states that forward leaves for the backward: 0 where whole sequences fill a GPU, which one does not
+// matter, and where a sequence has to have the same bits in every batch. gdn_cuda/gdn/training.py has the shapes.
+int64_t checkpoint_interval(const GatedDeltaRule& x, const Sequences& sequences) {
+    constexpr int64_t kInterval = 1024, kManyBlocks = 256;
+    const int64_t blocks = sequences.count * sequences.heads * ceil_div(sequences.dv, i64{kValueRows});
+    return x.recurrent || x.deterministic || sequences.packed() || blocks >= kManyBlocks ? 0 : kInterval;
+}
+std::vector<int64_t> checkpoint_sizes(const Sequences& sequences, int64_t interval) {
+    return {interval > 0 ? sequences.count * (sequences.tokens / interval) : 0, sequences.heads, sequences.dv, sequences.dk};
+}
+
+ChunkedForward as_chunked_forward(const GatedDeltaRule& x, int64_t checkpoint_interval) {
     return {.query = x.query,
             .key = x.key,
             .value = x.value,
@@ -35,6 +44,7 @@ ChunkedForward as_chunked_forward(const GatedDeltaRule& x) {
             .scale = x.scale,
             .use_qk_l2norm = x.use_qk_l2norm,
             .state_dtype = ScalarType::Float,
+            .checkpoint_every = checkpoint_interval,
             .deterministic = x.deterministic,
             .gates = x.gates,
             .has_initial_state = x.has_initial_state};
@@ -68,22 +78,28 @@ OptionalTensor in_fp32(const OptionalTensor& states) {
     return torch::stable::contiguous(torch::stable::to(*states, ScalarType::Float));
 }
 
-std::tuple<Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
-    prepare_rule(x);
-    if (x.recurrent)  // fp32 states, so that the kernels are those of decode with an fp32 pool
-        return recurrent_forward({.query = x.query,
-                                  .key = x.key,
-                                  .value = x.value,
-                                  .state = in_fp32(x.state),
-                                  .beta = x.beta,
-                                  .gate = x.gate,
-                                  .cu_seqlens = x.cu_seqlens,
-                                  .is_qk_norm = x.use_qk_l2norm,
-                                  .scale = x.scale,
-                                  .gates = x.gates,
-                                  .has_initial_state = x.has_initial_state});
-    const ChunkedResult result = chunked_forward(as_chunked_forward(x));
-    return {result.output, *result.final_state};
+std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
+    const Sequences sequences = prepare_rule(x).sequences;
+    const int64_t interval = checkpoint_interval(x, sequences);
+    const auto without_checkpoints = [&] {
+        return torch::stable::new_empty(x.value, checkpoint_sizes(sequences, 0), ScalarType::Float);
+    };
+    if (x.recurrent) {  // fp32 states, so that the kernels are those of decode with an fp32 pool
+        const auto [out, last] = recurrent_forward({.query = x.query,
+                                                    .key = x.key,
+                                                    .value = x.value,
+                                                    .state = in_fp32(x.state),
+                                                    .beta = x.beta,
+                                                    .gate = x.gate,
+                                                    .cu_seqlens = x.cu_seqlens,
+                                                    .is_qk_norm = x.use_qk_l2norm,
+                                                    .scale = x.scale,
+                                                    .gates = x.gates,
+                                                    .has_initial_state = x.has_initial_state});
+        return {out, last, without_checkpoints()};
+    }
+    const ChunkedResult result = chunked_forward(as_chunked_forward(x, interval));
+    return {result.output, *result.final_state, result.checkpoints ? *result.checkpoints : without_checkpoints()};
 }
 
 // ---- Backward
@@ -108,6 +124,12 @@ PreparedRule prepare_backward(const GatedDeltaRuleBackward& x) {
         dtype_beside(check, "grad_final_state", grad, sequences.io);
         check.device("grad_final_state", grad, sequences.query, "query");
     }
+    if (const View states = view_of(x.checkpoints); states.defined()) {
+        const std::vector<int64_t> sizes = checkpoint_sizes(sequences, checkpoint_interval(x.forward, sequences));
+        check.shape("checkpoints", states, {sizes[0], sizes[1], sizes[2], sizes[3]}, "those that forward has returned");
+        check.dtype("checkpoints", states, {DType::f32});
+        check.device("checkpoints", states, sequences.query, "query");
+    }
     return prepared;
 }
 
@@ -130,141 +152,6 @@ Tensor zeros(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType t
 std::vector<int64_t> sizes_of(const View& view) {
     return {view.sizes, view.sizes + view.rank};
 }
-
-// What a group of heads hands over from pass to pass; groups use the same memory one after another. The gradients of values and
-// of the state need the first three parts.
-struct Workspace {
-    i64 chunks, scalars, prepared, states, errors;  // a head's: chunks of all sequences, and bytes of each part
-
-    Workspace(const Sequences& sequences, i64 chunks, bool hopper)
-        : chunks(chunks),
-          scalars(chunks * static_cast<i64>(sizeof(ChunkScalars))),
-          prepared(hopper ? chunks * static_cast<i64>(sizeof(PreparedChunk)) : 0),
-          states(chunks * sequences.dv * sequences.dk * 2),
-          errors(chunks * 2 * kChunk * sequences.dv * 2) {}
-
-    i64 bytes_of_head(bool only_value_and_state) const {
-        return scalars + prepared + states + (only_value_and_state ? 0 : states + errors);
-    }
-    BackwardHandover of(char* memory, i64 heads) const {
-        char *const after_prepared = memory + heads * prepared, *const first = after_prepared + heads * scalars;
-        return {.scalars = reinterpret_cast<ChunkScalars*>(after_prepared),
-                .states = first + heads * states,
-                .state_gradients = first,
-                .errors = first + 2 * heads * states,
-                .prepared = memory,
-                .chunks = chunks};
-    }
-};
-
-Rows from_head(Rows rows, i64 head) {
-    rows.data = static_cast<char*>(rows.data) + head * rows.head * 2;  // 16-bit elements
-    return rows;
-}
-Scalars from_head(Scalars scalars, i64 head) {
-    scalars.values.data = static_cast<const char*>(scalars.values.data) + head * scalars.head * bytes_of(scalars.values.type);
-    return scalars;
-}
-RecurrentStates from_head(RecurrentStates states, i64 head) {
-    if (states.data != nullptr) states.data = static_cast<float*>(states.data) + head * states.head;
-    return states;
-}
-
-struct Passes {
-    GdnCall call;  // gates are logarithms of decays, and betas
-    DType io;
-    Rows output_gradient, query_gradient, key_gradient, value_gradient;
-    RecurrentStates initial, final_gradient, initial_gradient;
-    float *beta_gradient, *gate_gradient;
-
-    // The passes' calls for `count` heads from `first` on, which are those of whole key heads.
-    struct Calls {
-        GdnCall backward, forward;  // the chains'
-        BackwardGradientsArgs gradients;
-    };
-    Calls calls(i64 first, i64 count, const BackwardHandover& handover) const {
-        const i64 key_head = first / call.heads_per_key;
-        GdnCall each = call;
-        each.heads = static_cast<int>(count);
-        each.query = from_head(call.query, key_head);
-        each.key = from_head(call.key, key_head);
-        each.gate = from_head(call.gate, first);
-        each.beta = from_head(call.beta, first);
-
-        GdnCall backward = each, forward = each;
-        backward.value = from_head(output_gradient, first);
-        backward.output = from_head(value_gradient, first);
-        backward.initial = from_head(final_gradient, first);
-        backward.last = from_head(initial_gradient, first);
-        forward.value = from_head(call.value, first);
-        forward.initial = from_head(initial, first);
-        forward.last = {};
-        return {backward,
-                forward,
-                {.query = each.query,
-                 .key = each.key,
-                 .output_gradient = from_head(output_gradient, first),
-                 .value_gradient = from_head(value_gradient, first),
-                 .query_gradient = from_head(query_gradient, key_head),
-                 .key_gradient = from_head(key_gradient, key_head),
-                 .beta_gradient = beta_gradient + first,
-                 .gate_gradient = gate_gradient + first,
-                 .from = handover,
-                 .cu_seqlens = call.cu_seqlens,
-                 .sequences = call.sequences,
-                 .tokens = call.tokens,
-                 .heads = each.heads,
-                 .heads_per_key = call.heads_per_key,
-                 .dk = call.dk,
-                 .dv = call.dv,
-                 .heads_in_all = call.heads,
-                 .scale = call.scale,
-                 .qk_norm = call.qk_norm}};
-    }
-    // Whether Hopper's kernels take all heads, and so each group of them.
-    bool hopper(i64 chunks, const Target& target) const {
-        const Calls all = calls(0, call.heads, {.chunks = chunks});
-        return BackwardGradients::takes(all.gradients, jit::device_traits(target.ordinal)) &&
-               BackwardChain::takes(all.backward) && BackwardChain::takes(all.forward);
-    }
-    // `like`: a tensor on the device.
-    void run_on_hopper(const Calls& group, const BackwardHandover& handover, bool only_value_and_state, bool deterministic,
-                       const Tensor& like, const Target& target) const {
-        const int chains = only_value_and_state ? 1 : 2;
-        // Chosen from all heads, so that groups of them give the same bits as all at once. With `deterministic`, a sequence has
-        // the same bits in every batch.
-        const int segments =
-            deterministic ? 1 : BackwardChain::segments(call, jit::device_traits(target.ordinal).multiprocessors);
-        const i64 words = BackwardChain::link_words(group.backward, segments);
-        const Tensor memory = torch::stable::new_empty(like, {chains * words}, ScalarType::Float);
-        auto* const first = static_cast<float*>(memory_of(memory));
-        BackwardLinksArgs links{.dv = call.dv, .dk = call.dk};
-        for (int i = 0; i < chains; ++i) links.chains[i] = BackwardChain::links(group.backward, segments, first + i * words);
-        const auto run_chains = [&] {
-            BackwardChain::run(Direction::backward, links.chains[0], group.backward, handover, io, target);
-            if (!only_value_and_state)
-                BackwardChain::run(Direction::forward, links.chains[1], group.forward, handover, io, target);
-        };
-        BackwardPrepare::run(group.backward, handover, io, target);
-        run_chains();
-        if (segments > 1) {
-            BackwardLinks::run(group.backward, links, chains, target);
-            for (ChainSegments& chain : links.chains) chain.later = true;
-            run_chains();
-        }
-        if (!only_value_and_state) BackwardGradients::run(group.gradients, io, target);
-    }
-    void run_anywhere(const Calls& group, const BackwardHandover& handover, bool only_value_and_state,
-                      const Target& target) const {
-        const auto run_chain = [&](Direction direction, const GdnCall& chain) {
-            BackwardMmaStates::run(direction, {.call = chain, .state = DType::f32, .to = handover}, io, target);
-        };
-        run_chain(Direction::backward, group.backward);
-        if (only_value_and_state) return;
-        run_chain(Direction::forward, group.forward);
-        BackwardMmaGradients::run(group.gradients, io, target);
-    }
-};
 
 // `states` with zeros for sequences that start without one.
 OptionalTensor without_absent(const OptionalTensor& states, const GatedDeltaRule& forward) {
@@ -311,45 +198,33 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     const GdnCall given = prepared.args;
     if (!has_chunk_gates(prepared.args)) inputs.convert_gates();
     prepared.args.has_initial = nullptr;  // `initial` has zeros where it is false, and final states have gradients everywhere
-    const Passes passes{.call = prepared.args,
-                        .io = sequences.io,
-                        .output_gradient = rows(grad_out),
-                        .query_gradient = rows(dq),
-                        .key_gradient = rows(dk),
-                        .value_gradient = rows(dv),
-                        .initial = place(initial),
-                        .final_gradient = place(final_gradient),
-                        .initial_gradient = contiguous_states(memory_of(to_state), sequences, DType::f32),
-                        .beta_gradient = static_cast<float*>(memory_of(by_beta)),
-                        .gate_gradient = static_cast<float*>(memory_of(by_gate))};
-    const i64 chunks = chunk_indices(packed, static_cast<int>(sequences.count), static_cast<int>(sequences.tokens));
-    const bool hopper = passes.hopper(chunks, target);
-    const Workspace workspace(sequences, chunks, hopper);
-    const bool only = x.only_value_and_state;
-    const i64 head_bytes = workspace.bytes_of_head(only), key_head_bytes = head_bytes * passes.call.heads_per_key;
-    GDN_REQUIRE(Checks{kFunction}, key_head_bytes <= forward.workspace, "workspace",
-                fmt::format("at least {} bytes, what the backward of one key head needs", key_head_bytes),
-                fmt::format("{}", forward.workspace));
-    if (sequences.heads > 0 && sequences.count > 0) {
-        const i64 key_heads =
-            std::min<i64>(sequences.key_heads, key_head_bytes > 0 ? forward.workspace / key_head_bytes : sequences.key_heads);
-        const i64 most = key_heads * passes.call.heads_per_key;
-        constexpr i64 kAligned = alignof(PreparedChunk);
-        const Tensor memory =
-            torch::stable::new_empty(forward.value, {ceil_div(most * head_bytes, kAligned) * kAligned}, ScalarType::Byte);
-        for (i64 first = 0; first < sequences.heads; first += most) {
-            const i64 count = std::min(most, sequences.heads - first);
-            const BackwardHandover handover = workspace.of(static_cast<char*>(memory_of(memory)), count);
-            const Passes::Calls group = passes.calls(first, count, handover);
-            if (hopper)
-                passes.run_on_hopper(group, handover, only, forward.deterministic, forward.value, target);
-            else
-                passes.run_anywhere(group, handover, only, target);
-        }
+    const OptionalTensor states_of_forward =
+        x.checkpoints ? OptionalTensor(torch::stable::contiguous(*x.checkpoints)) : x.checkpoints;
+    StateCheckpoints checkpoints{};
+    if (states_of_forward && View(*states_of_forward).size(0) > 0) {
+        checkpoints.interval = checkpoint_interval(forward, sequences);
+        checkpoints.states =
+            contiguous_states(memory_of(*states_of_forward), sequences, DType::f32, sequences.tokens / checkpoints.interval);
     }
+    const BackwardPasses passes{.call = prepared.args,
+                                .io = sequences.io,
+                                .output_gradient = rows(grad_out),
+                                .query_gradient = rows(dq),
+                                .key_gradient = rows(dk),
+                                .value_gradient = rows(dv),
+                                .initial = place(initial),
+                                .final_gradient = place(final_gradient),
+                                .initial_gradient = contiguous_states(memory_of(to_state), sequences, DType::f32),
+                                .checkpoints = checkpoints,
+                                .beta_gradient = static_cast<float*>(memory_of(by_beta)),
+                                .gate_gradient = static_cast<float*>(memory_of(by_gate)),
+                                .only_value_and_state = x.only_value_and_state,
+                                .deterministic = forward.deterministic};
+    passes.run(Checks{kFunction}, sequences, forward.workspace, forward.value, target);
     const Tensor absent = torch::stable::new_empty(forward.value, none, ScalarType::Float);
     const Tensor state_gradient = forward.state ? *without_absent(to_state, forward) : absent;
-    if (only) return {absent, absent, without_unwritten(dv, forward), absent, absent, state_gradient, absent, absent};
+    if (x.only_value_and_state)
+        return {absent, absent, without_unwritten(dv, forward), absent, absent, state_gradient, absent, absent};
 
     // Gates, as the call has them.
     const auto gradient_of = [&](const OptionalTensor& x) { return x ? made(*x) : absent; };

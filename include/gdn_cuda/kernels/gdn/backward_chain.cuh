@@ -9,8 +9,8 @@
 // where the first leaves multiprocessors, and ends after it.
 //
 // Bound: latency of a chunk's products, one after another: 2,500 cycles, of which the tensor cores need half. With 128 blocks
-// at a time a chunk takes a third longer, and L2's throughput is suspected (docs/kernels/gdn_backward.md). Where heads are few,
-// a chain is split along time (ChainSegments).
+// at a time a chunk takes a third longer, and L2's throughput is suspected (docs/kernels/gdn_backward.md). Chains are split
+// along time where that helps (ChainSegments).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/block.cuh>
@@ -29,11 +29,12 @@ struct ChainPart {
     const BackwardChainArgs& args;
     const ChunkedWork& work = shared.work;  // for places of states
     const ChainSegments& chain = args.chain;
-    const int between = max(chain.count - 1, 1);  // segments but the last
-    const int sequence = static_cast<int>(blockIdx.z) / between, segment = static_cast<int>(blockIdx.z) % between + chain.later;
-    const int pair = sequence * args.call.heads + static_cast<int>(blockIdx.y);
+    const int head = static_cast<int>(blockIdx.y), sequence = static_cast<int>(blockIdx.z) / chain.launched(),
+              segment = static_cast<int>(blockIdx.z) % chain.launched() + chain.first_launched();
+    const int pair = sequence * args.call.heads + head;
     const int row_tiles = (args.call.dv + kValueRows - 1) / kValueRows;
-    const bool is_transition = static_cast<int>(blockIdx.x) >= row_tiles, is_summary = !chain.later && segment > 0;
+    const bool is_transition = static_cast<int>(blockIdx.x) >= row_tiles,
+               is_summary = chain.launch == ChainSegments::first && segment > 0;
 
     // By the whole block. False if it has nothing to do.
     template <class Roles>
@@ -54,8 +55,7 @@ struct ChainPart {
 
   private:
     __device__ __forceinline__ void plan(ChunkedBlock<kBlock>& block) const {
-        const int length = (block.chunks + chain.count - 1) / chain.count, first = min(segment * length, block.chunks),
-                  last = min(first + length, block.chunks);
+        const int first = min(segment * chain.length, block.chunks), last = min(first + chain.length, block.chunks);
         const bool backward = kConfig.direction == Direction::backward;
         block.plan_outputs(shared.work, backward ? block.chunks - last : first, backward ? block.chunks - first : last);
         shared.work.states.begins = segment == 0;
@@ -66,17 +66,15 @@ struct ChainPart {
         }
         shared.stores = !is_summary;
         shared.from_identity = is_transition;
-        shared.from = segment == 0 ? initial_state(*this) : chain.later ? after(segment - 1) : StatePlace{};
-        shared.to = is_transition                ? transition()
-                    : segment == chain.count - 1 ? final_state(*this)
-                    : chain.later                ? StatePlace{}
-                                                 : after(segment);
+        shared.from = segment == 0 ? initial_state(*this) : is_summary ? StatePlace{} : after(segment - 1);
+        shared.to = is_transition                          ? transition()
+                    : segment == chain.between()           ? final_state(*this)
+                    : chain.launch == ChainSegments::first ? after(segment)
+                                                           : StatePlace{};
     }
-    __device__ __forceinline__ StatePlace after(int segment) const {
-        return {chain.after + (static_cast<i64>(pair) * between + segment) * args.call.dv * args.call.dk};
-    }
+    __device__ __forceinline__ StatePlace after(int segment) const { return {chain.state_after(sequence, head, segment)}; }
     __device__ __forceinline__ StatePlace transition() const {
-        return {chain.transitions + (static_cast<i64>(pair) * between + segment) * args.call.dk * args.call.dk};
+        return {chain.transitions + (static_cast<i64>(pair) * chain.between() + segment) * args.call.dk * args.call.dk};
     }
 };
 

@@ -6,16 +6,19 @@
 namespace gdn_cuda::gdn {
 
 struct BackwardLinksConfig {
-    int columns, rows;  // threads, each with a column; rows of a block
+    int columns, rows;  // of a block
 
     constexpr bool operator==(const BackwardLinksConfig&) const = default;
 
     GDN_FIELDS(columns, rows)
+
+    static constexpr int kParts = 4;  // threads that share a column
+    GDN_HOST_DEVICE constexpr int threads() const { return kParts * columns; }
 };
 
 struct BackwardLinksArgs {
     ChainSegments chains[2];
-    int dv, dk;
+    int heads, dv, dk;
 };
 
 }  // namespace gdn_cuda::gdn

@@ -8,11 +8,12 @@ namespace gdn_cuda::gdn {
 struct BackwardGradientsArgs {
     Rows query, key, output_gradient, value_gradient;  // value_gradient: read; rows of tokens whose beta is 0 are cleared
     Rows query_gradient, key_gradient;
-    float *beta_gradient, *gate_gradient;  // (token of all sequences, head)
+    float *beta_gradient, *gate_gradient;  // by sequence, token and head
+    i64 scalars_sequence;                  // their strides
+    int scalars_token;
     BackwardHandover from;
     Tagged cu_seqlens;
     int sequences, tokens, heads, heads_per_key, dk, dv;
-    int heads_in_all;  // in the rows of beta_gradient and gate_gradient
     float scale;
     bool qk_norm;
 };
@@ -30,10 +31,9 @@ struct GradientsWork {
 
 namespace gdn_cuda::gdn {
 
-// A token's place among the scalars of one head: those of all tokens are (token, head).
+// The place of a chunk's first token among the scalars of one head.
 __device__ __forceinline__ i64 first_scalar(const BackwardGradientsArgs& args, const GradientsWork& work, int head) {
-    const i64 tokens_before = args.cu_seqlens.data != nullptr ? work.start : i64{work.sequence} * args.tokens;
-    return (tokens_before + work.first) * args.heads_in_all + head;
+    return work.sequence * args.scalars_sequence + (work.start + work.first) * args.scalars_token + head;
 }
 // The first row of a chunk.
 template <class Io>

@@ -5,14 +5,28 @@
 
 namespace gdn_cuda::gdn {
 
-// Where heads are few, a chain is split along time. A segment maps a state S to S M + L, row by row, whatever S is. A first
-// launch takes the first segment as it is, and computes L and M of those between; gdn/backward_links applies them one after
-// another; a later launch takes all other segments at once. Segments are counted in the chain's order.
+// A chain is split along time where states between its segments are known: forward has left checkpoints of S. Where heads are
+// few, it is also split without: a segment maps a state to S M + L, row by row, whatever S is. A first launch takes the first
+// segment as it is, and computes L and M of those between; gdn/backward_links applies them one after another; a later launch
+// takes all other segments at once. Segments are counted in the chain's order.
 struct ChainSegments {
-    int count = 1;  // 1: a block takes a whole sequence
-    bool later = false;
-    float* after = nullptr;        // (sequence and head, segment but the last, dv, dk): the state after it; before that, L
-    float* transitions = nullptr;  // (sequence and head, segment but the last, dk, dk): M
+    enum Launch : int { every, first, later };
+
+    int count = 1;           // 1: a block takes a whole sequence
+    int length = 1 << 30;    // chunks of a segment; the last may have fewer
+    Launch launch = every;   // which segments, as above
+    float* after = nullptr;  // (dv, dk) for each sequence, head and segment but the last: the state after it; before that, L
+    i64 of_sequence = 0, of_head = 0, of_segment = 0;  // its strides
+    float* transitions = nullptr;                      // (sequence, head, segment but the last, dk, dk): M
+
+    GDN_HOST_DEVICE constexpr int between() const { return count - 1; }
+    // Segments of a launch, and the first of them.
+    GDN_HOST_DEVICE constexpr int launched() const { return launch == every ? count : between(); }
+    GDN_HOST_DEVICE constexpr int first_launched() const { return launch == later; }
+
+    GDN_HOST_DEVICE constexpr float* state_after(int sequence, int head, int segment) const {
+        return after + sequence * of_sequence + head * of_head + segment * of_segment;
+    }
 };
 
 }  // namespace gdn_cuda::gdn

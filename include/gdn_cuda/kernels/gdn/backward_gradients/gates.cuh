@@ -33,7 +33,7 @@ struct GradientsGatesRole : GradientsConsumer<kConfig> {
             [&](int token, float gradient) {
                 if (token >= count) return;
                 for (int warp = token / 16; warp < 4; ++warp) gradient += sums.within_chunk[warp][token];
-                const i64 at = first + static_cast<i64>(token) * args.call.heads_in_all;
+                const i64 at = first + static_cast<i64>(token) * args.call.scalars_token;
                 args.call.gate_gradient[at] = gradient;
                 args.call.beta_gradient[at] = sums.beta_gradient[token];
             });

@@ -309,7 +309,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
             lane, product, [&](int token) { return sum_of(0, token); }, [&](int token) { return sum_of(1, token); },
             [&](int token, float gradient) {
                 if (token >= work.count) return;
-                const i64 at = first + static_cast<i64>(token) * args.heads_in_all;
+                const i64 at = first + static_cast<i64>(token) * args.scalars_token;
                 args.gate_gradient[at] = gradient + shared.within_chunk[token];
                 args.beta_gradient[at] = shared.beta_gradient[token];
             });

@@ -1,0 +1,240 @@
+// The passes of the backward of gated_delta_rule, over as many heads and tokens at a time as the workspace holds.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+
+#include "backward_chain.hpp"
+#include "backward_gradients.hpp"
+#include "backward_mma.hpp"
+#include "prepared.hpp"
+
+namespace gdn_cuda::gdn {
+
+// What the passes hand over, for tokens in `chunks` chunks of all sequences; all parts of a call use the same memory, one after
+// another. The gradients of values and of the state need the first three.
+struct BackwardWorkspace {
+    i64 chunks, scalars, prepared, states, errors;  // a head's: chunks, and bytes of each part
+
+    BackwardWorkspace(const Sequences& sequences, i64 chunks, bool hopper)
+        : chunks(chunks),
+          scalars(chunks * static_cast<i64>(sizeof(ChunkScalars))),
+          prepared(hopper ? chunks * static_cast<i64>(sizeof(PreparedChunk)) : 0),
+          states(chunks * sequences.dv * sequences.dk * 2),
+          errors(chunks * 2 * kChunk * sequences.dv * 2) {}
+
+    i64 bytes_of_head(bool only_value_and_state) const {
+        return scalars + prepared + states + (only_value_and_state ? 0 : states + errors);
+    }
+    BackwardHandover of(char* memory, i64 heads) const {
+        char *const after_prepared = memory + heads * prepared, *const first = after_prepared + heads * scalars;
+        return {.scalars = reinterpret_cast<ChunkScalars*>(after_prepared),
+                .states = first + heads * states,
+                .state_gradients = first,
+                .errors = first + 2 * heads * states,
+                .prepared = memory,
+                .chunks = chunks};
+    }
+};
+
+// What is computed at a time: value heads, those of whole key heads, and tokens of every sequence.
+struct BackwardPart {
+    i64 head, heads, token, tokens;
+};
+
+inline Rows from_head(Rows rows, i64 head) {
+    rows.data = static_cast<char*>(rows.data) + head * rows.head * 2;  // 16-bit elements
+    return rows;
+}
+inline Rows from(Rows rows, i64 head, i64 token) {
+    rows = from_head(rows, head);
+    rows.data = static_cast<char*>(rows.data) + token * rows.token * 2;
+    return rows;
+}
+inline Scalars from(Scalars scalars, i64 head, i64 token) {
+    scalars.values.data = static_cast<const char*>(scalars.values.data) +
+                          (head * scalars.head + token * scalars.token) * bytes_of(scalars.values.type);
+    return scalars;
+}
+inline RecurrentStates from_head(RecurrentStates states, i64 head) {
+    if (states.data != nullptr) states.data = static_cast<float*>(states.data) + head * states.head;
+    return states;
+}
+
+// S after every `interval` tokens, as forward has left it; an interval of 0: nowhere.
+struct StateCheckpoints {
+    RecurrentStates states{};  // slot: of a sequence; step: from one to the next
+    i64 interval = 0;
+
+    RecurrentStates at(i64 index) const {
+        RecurrentStates state = states;
+        state.data = static_cast<float*>(states.data) + index * states.step;
+        return state;
+    }
+    // The tokens of a part between them.
+    ChainSegments segments(const BackwardPart& part) const {
+        const int count = interval > 0 ? static_cast<int>(ceil_div(part.tokens, interval)) : 1;
+        if (count <= 1) return {};
+        const RecurrentStates first = from_head(at(part.token / interval), part.head);
+        return {.count = count,
+                .length = static_cast<int>(interval / kChunk),
+                .after = static_cast<float*>(first.data),
+                .of_sequence = first.slot,
+                .of_head = first.head,
+                .of_segment = first.step};
+    }
+};
+
+struct BackwardPasses {
+    GdnCall call;  // gates are logarithms of decays, and betas
+    DType io;
+    Rows output_gradient, query_gradient, key_gradient, value_gradient;
+    RecurrentStates initial, final_gradient, initial_gradient;
+    StateCheckpoints checkpoints;
+    float *beta_gradient, *gate_gradient;  // (sequence, token, head)
+    bool only_value_and_state, deterministic;
+
+    bool packed() const { return call.cu_seqlens.data != nullptr; }
+
+    // The passes' calls for a part. Parts that are later in time are run first, and leave the gradient of the state before them
+    // where that of the initial state goes.
+    struct Calls {
+        GdnCall backward, forward;  // the chains'
+        BackwardGradientsArgs gradients;
+        ChainSegments checkpointed;  // of the chain forward in time
+    };
+    Calls calls(const BackwardPart& part, const BackwardHandover& handover) const {
+        const i64 key_head = part.head / call.heads_per_key;
+        const auto of_keys = [&](const Rows& rows) { return from(rows, key_head, part.token); };
+        const auto of_values = [&](const auto& x) { return from(x, part.head, part.token); };
+        const i64 first_scalar = part.head + part.token * call.heads;
+        GdnCall each = call;
+        each.heads = static_cast<int>(part.heads);
+        each.tokens = static_cast<int>(part.tokens);
+        each.query = of_keys(call.query);
+        each.key = of_keys(call.key);
+        each.gate = of_values(call.gate);
+        each.beta = of_values(call.beta);
+
+        GdnCall backward = each, forward = each;
+        backward.value = of_values(output_gradient);
+        backward.output = of_values(value_gradient);
+        const bool is_last = part.token + part.tokens == call.tokens;
+        backward.initial = from_head(is_last ? final_gradient : initial_gradient, part.head);
+        backward.last = from_head(initial_gradient, part.head);
+        forward.value = of_values(call.value);
+        forward.initial =
+            from_head(part.token > 0 ? checkpoints.at(part.token / checkpoints.interval - 1) : initial, part.head);
+        forward.last = {};
+        return {backward,
+                forward,
+                {.query = each.query,
+                 .key = each.key,
+                 .output_gradient = of_values(output_gradient),
+                 .value_gradient = of_values(value_gradient),
+                 .query_gradient = of_keys(query_gradient),
+                 .key_gradient = of_keys(key_gradient),
+                 .beta_gradient = beta_gradient + first_scalar,
+                 .gate_gradient = gate_gradient + first_scalar,
+                 .scalars_sequence = packed() ? 0 : i64{call.tokens} * call.heads,
+                 .scalars_token = call.heads,
+                 .from = handover,
+                 .cu_seqlens = call.cu_seqlens,
+                 .sequences = call.sequences,
+                 .tokens = each.tokens,
+                 .heads = each.heads,
+                 .heads_per_key = call.heads_per_key,
+                 .dk = call.dk,
+                 .dv = call.dv,
+                 .scale = call.scale,
+                 .qk_norm = call.qk_norm},
+                checkpoints.segments(part)};
+    }
+    // Whether Hopper's kernels take all of the call, and so each part of it.
+    bool hopper(i64 chunks, const Target& target) const {
+        const Calls all = calls({0, call.heads, 0, call.tokens}, {.chunks = chunks});
+        return BackwardGradients::takes(all.gradients, jit::device_traits(target.ordinal)) &&
+               BackwardChain::takes(all.backward) && BackwardChain::takes(all.forward);
+    }
+    // `like`: a tensor on the device.
+    void run_on_hopper(const Calls& part, const BackwardHandover& handover, const Tensor& like, const Target& target) const {
+        const bool known = part.checkpointed.count > 1;
+        const int split = only_value_and_state || known ? 1 : 2;  // chains whose states have to be linked
+        // Chosen from all heads, so that groups of them give the same bits as all at once. With `deterministic`, a sequence has
+        // the same bits in every batch.
+        GdnCall whole = call;
+        whole.tokens = part.backward.tokens;
+        const int segments =
+            deterministic ? 1 : BackwardChain::segments(whole, split, jit::device_traits(target.ordinal).multiprocessors);
+        const i64 words = BackwardChain::link_words(part.backward, segments);
+        const Tensor memory = torch::stable::new_empty(like, {split * words}, ScalarType::Float);
+        auto* const first = static_cast<float*>(memory_of(memory));
+        BackwardLinksArgs links{.heads = part.backward.heads, .dv = call.dv, .dk = call.dk};
+        for (int i = 0; i < split; ++i) links.chains[i] = BackwardChain::links(part.backward, segments, first + i * words);
+        const auto run_backward = [&] {
+            BackwardChain::run(Direction::backward, links.chains[0], part.backward, handover, io, target);
+        };
+        const auto run_forward = [&](const ChainSegments& chain) {
+            if (!only_value_and_state) BackwardChain::run(Direction::forward, chain, part.forward, handover, io, target);
+        };
+        BackwardPrepare::run(part.backward, handover, io, target);
+        run_backward();
+        if (segments > 1) {
+            if (!known) run_forward(links.chains[1]);
+            BackwardLinks::run(part.backward, links, split, target);
+            for (ChainSegments& chain : links.chains) chain.launch = ChainSegments::later;
+            run_backward();
+        }
+        run_forward(known ? part.checkpointed : links.chains[1]);
+        if (!only_value_and_state) BackwardGradients::run(part.gradients, io, target);
+    }
+    void run_anywhere(const Calls& part, const BackwardHandover& handover, const Target& target) const {
+        const auto run_chain = [&](Direction direction, const GdnCall& chain) {
+            BackwardMmaStates::run(direction, {.call = chain, .state = DType::f32, .to = handover}, io, target);
+        };
+        run_chain(Direction::backward, part.backward);
+        if (only_value_and_state) return;
+        run_chain(Direction::forward, part.forward);
+        BackwardMmaGradients::run(part.gradients, io, target);
+    }
+
+    // Everything, part after part within `workspace` bytes: all heads of as many tokens as fit, from one checkpoint to another;
+    // as many key heads as fit where those are too many or there are no checkpoints.
+    void run(const Checks& check, const Sequences& sequences, i64 workspace, const Tensor& like, const Target& target) const {
+        const auto chunks_of = [&](i64 tokens) { return chunk_indices(packed(), call.sequences, static_cast<int>(tokens)); };
+        const bool on_hopper = hopper(chunks_of(call.tokens), target);
+        const auto head_bytes = [&](i64 tokens) {
+            return BackwardWorkspace(sequences, chunks_of(tokens), on_hopper).bytes_of_head(only_value_and_state);
+        };
+        const i64 shortest = checkpoints.interval > 0 ? std::min<i64>(checkpoints.interval, call.tokens) : call.tokens;
+        const i64 least = head_bytes(shortest) * call.heads_per_key;
+        GDN_REQUIRE(check, least <= workspace, "workspace",
+                    fmt::format("at least {} bytes, what the backward of one key head needs", least),
+                    fmt::format("{}", workspace));
+        if (call.heads == 0 || call.sequences == 0) return;
+        const i64 all_key_heads = call.heads / call.heads_per_key, fit = least > 0 ? workspace / least : all_key_heads,
+                  key_heads = std::min(all_key_heads, fit), heads = key_heads * call.heads_per_key;
+        const i64 steps = shortest > 0 ? ceil_div(i64{call.tokens}, shortest) : 1,
+                  at_once = std::clamp<i64>(std::min<i64>(fit / all_key_heads, kMaxGridYZ / call.sequences), 1, steps),
+                  windows = ceil_div(steps, at_once), window = ceil_div(steps, windows) * shortest;
+        constexpr i64 kAligned = alignof(PreparedChunk);
+        const i64 bytes = heads * head_bytes(std::min<i64>(window, call.tokens));
+        const Tensor memory = torch::stable::new_empty(like, {ceil_div(bytes, kAligned) * kAligned}, ScalarType::Byte);
+        for (i64 head = 0; head < call.heads; head += heads)
+            for (i64 later = windows; later-- > 0;) {
+                const BackwardPart part{.head = head,
+                                        .heads = std::min<i64>(heads, call.heads - head),
+                                        .token = later * window,
+                                        .tokens = std::min<i64>(window, call.tokens - later * window)};
+                const BackwardWorkspace space(sequences, chunks_of(part.tokens), on_hopper);
+                const BackwardHandover handover = space.of(static_cast<char*>(memory_of(memory)), part.heads);
+                if (on_hopper)
+                    run_on_hopper(calls(part, handover), handover, like, target);
+                else
+                    run_anywhere(calls(part, handover), handover, target);
+            }
+    }
+};
+
+}  // namespace gdn_cuda::gdn
