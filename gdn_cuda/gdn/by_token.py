@@ -26,7 +26,8 @@ def by_token(
 ) -> tuple[Tensor, Tensor | None]:
     """`recurrent_forward`, and `chunked_forward(forward="recurrent")` where autograd records the call.
 
-    The results have the same bits. Without gradients `recurrent_forward` is called, since it has less to do before the launch.
+    With fp32 states, or none, the results have the same bits. Without gradients `recurrent_forward` is called, since it has
+    less to do before the launch.
     """
     given: dict[str, Any] = {"beta": beta, "gate": gate, "state": state, "A_log": A_log, "dt_bias": dt_bias} | options
     if needs_gradients(query, key, value, beta, gate, state, A_log, dt_bias):
