@@ -2,8 +2,9 @@
 
     from gdn_cuda.compat.fla import GatedDeltaNet, chunk_gated_delta_rule
 
-`chunk_gated_delta_rule` is also what Megatron and torchtitan call; docs/training.md has the lines. A call of
-`fused_recurrent_gated_delta_rule`, which has no backward in FLA, computes its gradients as the chunked form does.
+`chunk_gated_delta_rule` is also what Megatron and torchtitan call; docs/training.md has the lines.
+`fused_recurrent_gated_delta_rule`, which has no backward in FLA, has one here: forward stays token by token, and gradients are
+computed by chunks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..gdn import chunked_forward, recurrent_forward
-from ..operators.autograd import needs_gradients
+from ..gdn import chunked_forward
+from ..gdn.by_token import by_token
 from ..operators.caller import in_words_of_caller
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
@@ -72,8 +73,10 @@ def chunk_gated_delta_rule(
         refuse(function, "cp_context", "None, as a call has whole sequences", f"a {type(cp_context).__name__}")
     raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
     gates = raw | _betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    options = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
-    return _chunked(q, k, v, gates, initial_state, bool(output_final_state), v_first, cu_seqlens, options)
+    call: dict[str, Any] = gates | {"state": _states(initial_state, v_first), "cu_seqlens": cu_seqlens, "scale": scale}
+    call |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
+    output, state = chunked_forward(q, k, v, **call, state_dtype=state_dtype(v))
+    return output, _states(state, v_first)
 
 
 @_in_words_of_fla
@@ -98,7 +101,8 @@ def fused_recurrent_gated_delta_rule(
     cu_seqlens: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`gdn_cuda.recurrent_forward`, and `gdn_cuda.chunked_forward` where an input requires a gradient.
+    """Token by token, in the bits of decode also where an input requires a gradient, so that a policy is trained on the numbers
+    that it was sampled with.
 
     Arguments and results as of `chunk_gated_delta_rule`. Without g nothing decays; beta None is 1. gk and gv, gates of every
     column, are refused.
@@ -112,34 +116,16 @@ def fused_recurrent_gated_delta_rule(
         refuse(function, "g", "raw gates with use_gate_in_kernel", None)
     raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
     gates = raw | _betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if needs_gradients(q, k, v, g, beta, initial_state, raw["A_log"], raw["dt_bias"]):
-        options = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
-        return _chunked(q, k, v, gates, initial_state, bool(output_final_state), v_first, cu_seqlens, options)
     state = _states(initial_state, v_first)
     gates |= {"state": None if state is None else state.to(state_dtype(v)), "cu_seqlens": cu_seqlens, "scale": scale}
-    output, after = recurrent_forward(q, k, v, is_qk_norm=use_qk_l2norm_in_kernel, **gates)
-    return output, _states(after, v_first) if output_final_state else None
+    more: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
+    output, after = by_token(q, k, v, **gates, **more)
+    return output, _states(after, v_first)
 
 
 # FLA has these names, too.
 chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
-
-
-def _chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: dict[str, Any],
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    v_first: bool,
-    cu_seqlens: Tensor | None,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
-    call: dict[str, Any] = gates | options | {"state": _states(initial_state, v_first), "cu_seqlens": cu_seqlens}
-    output, state = chunked_forward(q, k, v, **call, output_final_state=output_final_state, state_dtype=state_dtype(v))
-    return output, _states(state, v_first)
 
 
 def _states(state: Tensor | None, v_first: bool) -> Tensor | None:

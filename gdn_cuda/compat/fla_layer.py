@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..conv.causal_conv1d import causal_conv1d
-from ..gdn import chunked_forward, recurrent_forward
+from ..gdn import chunked_forward
+from ..gdn.by_token import by_token
 from ..layers.rms_norm_gated import rms_norm_gated
 from ..operators.caller import name_errors_of
 from ..operators.dtypes import state_dtype
@@ -40,7 +41,8 @@ class GatedDeltaNet(nn.Module):
         head_dim: size of a query and key head
         num_heads: query and key heads
         num_v_heads: value heads, a multiple of num_heads; None: as many
-        mode: "chunk" or "fused_recurrent", for calls without gradients of more than 64 tokens
+        mode: "fused_recurrent" computes all calls token by token, in the bits of decode, also in training; "chunk" only those
+          of up to 64 tokens outside training. Gradients are the same
         use_gate: whether the output's norm has a gate, g_proj
         use_short_conv: whether queries, keys and values pass a short convolution; otherwise SiLU alone
         allow_neg_eigval: whether beta is twice the sigmoid
@@ -140,15 +142,13 @@ class GatedDeltaNet(nn.Module):
         cached = None
         if past_key_values is not None and len(past_key_values) > index:
             cached = past_key_values[index]
-        by_token = not torch.is_grad_enabled() and (
-            (length <= _LONGEST_STEP and not self.training) or self.mode == "fused_recurrent"
-        )
+        is_step = (length <= _LONGEST_STEP and not self.training) or self.mode == "fused_recurrent"
         x, kept = hidden_states, None
         if cu_seqlens is None and attention_mask is not None:
             x, kept, cu_seqlens = _unpadded(x, attention_mask)
 
         q, k, v, conv_state = self._qkv(x, cached, bool(use_cache), cu_seqlens)
-        out, recurrent_state = self._recurrence(x, q, k, v, cached, bool(use_cache), cu_seqlens, by_token)
+        out, recurrent_state = self._recurrence(x, q, k, v, cached, bool(use_cache), cu_seqlens, is_step)
         if past_key_values is not None:
             states = {"recurrent_state": recurrent_state, "conv_state": conv_state}
             past_key_values.update(layer_idx=index, offset=length, **states)
@@ -186,17 +186,16 @@ class GatedDeltaNet(nn.Module):
         cached: Any,
         use_cache: bool,
         cu_seqlens: Tensor | None,
-        by_token: bool,
+        is_step: bool,
     ) -> tuple[Tensor, Tensor | None]:
         gates: dict[str, Any] = {"gate": self.a_proj(x), "beta": self.b_proj(x), "A_log": self.A_log, "dt_bias": self.dt_bias}
         gates |= {"beta_is_logit": True, "allow_negative_eigenvalues": self.allow_neg_eigval, "cu_seqlens": cu_seqlens}
         state = None if cached is None else cached["recurrent_state"]
-        if by_token:
+        options: dict[str, Any] = {"use_qk_l2norm": True, "output_final_state": use_cache}
+        if is_step:
             state = None if state is None else state.to(state_dtype(v))
-            out, after = recurrent_forward(q, k, v, state=state, is_qk_norm=True, **gates)
-            return out, after if use_cache else None
-        options = {"use_qk_l2norm": True, "output_final_state": use_cache, "state_dtype": state_dtype(v)}
-        return chunked_forward(q, k, v, state=state, **gates, **options)
+            return by_token(q, k, v, state=state, **gates, **options)
+        return chunked_forward(q, k, v, state=state, **gates, **options, state_dtype=state_dtype(v))
 
     def extra_repr(self) -> str:
         heads = f"num_heads={self.num_heads}, num_v_heads={self.num_v_heads}"

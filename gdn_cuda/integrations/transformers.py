@@ -21,6 +21,7 @@ from torch import Tensor
 from .. import conv, gdn, layers
 from ..compat import causal_conv1d as conv_functions
 from ..compat import mamba_ssm
+from ..gdn.by_token import by_token
 from ..hosts import verified
 from ..hosts.replaced import AfterImport, Replaced
 from ..operators.autograd import needs_gradients
@@ -63,14 +64,13 @@ def _by_token(
     cu_seqlens: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    if needs_gradients(query, key, value, g, beta, initial_state):
-        options = {"output_final_state": output_final_state, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
-        return _chunk(query, key, value, g, beta, 64, initial_state, cu_seqlens=cu_seqlens, **options)
+    """Steps, token by token in the bits of decode also where they need gradients."""
     decline_export()
     state = None if initial_state is None else initial_state.mT
-    options = {"is_qk_norm": use_qk_l2norm_in_kernel}
-    output, after = gdn.recurrent_forward(query, key, value, state, beta, g, cu_seqlens, **options)
-    return output, after.mT if output_final_state else None
+    call: dict[str, Any] = {"beta": beta, "gate": g, "state": state, "cu_seqlens": cu_seqlens}
+    options: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
+    output, after = by_token(query, key, value, **call, **options)
+    return output, None if after is None else after.mT
 
 
 def _conv(

@@ -155,6 +155,15 @@ def test_gradients(name: str, packed: bool, device: str, rng: torch.Generator) -
         assert a.dtype == torch.float32 and rel_rms(a, b) < 1e-4
 
 
+def test_by_token_gradients_change_no_bit(device: str, rng: torch.Generator) -> None:
+    """FLA's own function has no backward."""
+    x = inputs(rng, 2, 70, device=device)
+    expected = theirs.fused_recurrent_gated_delta_rule(**x, **OPTIONS)
+    found = theirs.fused_recurrent_gated_delta_rule(**x | {"v": x["v"].clone().requires_grad_()}, **OPTIONS)
+    assert counts() == {"fused_recurrent_gated_delta_rule": {"gdn_cuda": 2}}
+    assert all(a.requires_grad and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("trainer", ["Megatron 0.16", "Megatron main", "torchtitan 0.3"])
 def test_calls_of_trainers_that_use_fla(trainer: str, device: str, rng: torch.Generator) -> None:
     """Exactly their arguments, with gradients, through FLA's dispatch."""

@@ -192,12 +192,30 @@ def test_gradients_through_a_cache(seed: int, rng: torch.Generator) -> None:
     check(parts, layer, x)
 
 
-@pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
-def test_modes_compute_the_same(mode: str, seed: int, rng: torch.Generator) -> None:
-    layer, x = make("plain", seed, mode=mode), tokens(rng)
-    expected = layer(x)[0]
+def test_modes_compute_the_same(device: str, seed: int, rng: torch.Generator) -> None:
+    """Also gradients; "fused_recurrent" trains on the bits of decode."""
+    layer, x = make("plain", seed, mode="fused_recurrent").to(device), tokens(rng).to(device)
+    check(lambda y: layer(y)[0], layer, x)
+    found = layer(x)[0]
     with torch.no_grad():
-        assert rel_rms(layer(x)[0], expected) < 1e-5
+        assert torch.equal(layer(x)[0], found)
+        layer.mode = "chunk"
+        by_chunks = layer(x)[0]
+    assert rel_rms(by_chunks, found) < 1e-5
+    assert device == "cuda" or not torch.equal(by_chunks, found)  # a GPU computes fp32 tokens token by token in any case
+
+
+@pytest.mark.parametrize("length, training, by_token", [(64, False, True), (64, True, False), (65, False, False)])
+def test_short_calls_outside_training_are_by_token(
+    length: int, training: bool, by_token: bool, seed: int, rng: torch.Generator
+) -> None:
+    """With gradients and without."""
+    layer, x = make("plain", seed).train(training), tokens(rng, T=length)
+    found = trained(lambda y: layer(y)[0], layer, x)[0]
+    with torch.no_grad():
+        assert torch.equal(layer(x)[0], found)
+        layer.mode = "fused_recurrent"
+        assert torch.equal(layer(x)[0], found) == by_token
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,25 @@ def test_without_gradients_the_results_are_the_same(function: Any, device: str, 
     assert all(rel_rms(a, b) < 1e-5 and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("packed", [False, True])
+def test_by_token_gradients_change_no_bit(
+    dtype: torch.dtype, state_dtype: torch.dtype, packed: bool, device: str, rng: torch.Generator
+) -> None:
+    """A policy is trained on the numbers that it was sampled with. Chunks have other bits, but a GPU computes fp32 tokens token
+    by token in any case."""
+    x = raw(inputs(rng, device, 1, 90, N=2 if packed else 1, dtype=dtype), rng) | {"output_final_state": True}
+    x |= {"initial_state": x["initial_state"].to(state_dtype)}
+    x |= {"cu_seqlens": torch.tensor([0, 33, 90], device=device) if packed else None}
+    found, _ = gradients(names.fused_recurrent_gated_delta_rule, x)
+    with torch.no_grad():
+        expected = names.fused_recurrent_gated_delta_rule(**x)
+        by_chunks = names.chunk_gated_delta_rule(**x)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
+    assert device == "cuda" or not torch.equal(found[1], by_chunks[1])
+
+
 @each_function
 def test_gradcheck(function: Any, rng: torch.Generator) -> None:
     x = raw(inputs(rng, "cpu", 1, 5, dtype=torch.float64), rng) | {"output_final_state": True}

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from transformers_gdn import (
     MODELS,
     check_bf16,
+    check_bits_of_steps,
     check_continued_prompt,
     check_generate,
     check_gradient_checkpointing,
@@ -46,7 +47,8 @@ def test_models(model_type: str, check: object, seed: int, rng: torch.Generator)
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "olmo_hybrid"])
 @pytest.mark.parametrize(
-    "check", [check_packed, check_packed_training, check_gradients_of_states, check_gradient_checkpointing]
+    "check",
+    [check_packed, check_packed_training, check_gradients_of_states, check_bits_of_steps, check_gradient_checkpointing],
 )
 def test_some_models(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
     check(model_type, seed, rng, "cpu")  # type: ignore[operator]

@@ -211,6 +211,20 @@ def check_gradients_of_states(model_type: str, seed: int, rng: torch.Generator, 
     assert all(rel_rms(a, b) < 1e-5 for a, b in zip(found, theirs, strict=True))
 
 
+def check_bits_of_steps(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
+    """The function of steps has the same bits with gradients and without."""
+    module = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    rows = {name: torch.randn(2, 70, 4, 16, generator=rng).to(device, torch.bfloat16) for name in ("query", "key", "value")}
+    rows |= {"g": -torch.rand(2, 70, 4, generator=rng).to(device), "beta": torch.rand(2, 70, 4, generator=rng).to(device)}
+    rows["initial_state"] = torch.randn(2, 4, 16, 16, generator=rng).to(device)
+    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    with installed():
+        expected = module.torch_recurrent_gated_delta_rule(**rows, **options)
+        found = module.torch_recurrent_gated_delta_rule(**rows | {"g": rows["g"].clone().requires_grad_()}, **options)
+        assert counts() == {"fused_recurrent_gated_delta_rule": {"gdn_cuda": 2}}
+    assert all(a.requires_grad and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def check_gradient_checkpointing(model_type: str, seed: int, rng: torch.Generator, device: str) -> None:
     """Layers that are computed again in the backward have the same gradients."""
     model, ids = make_model(model_type, seed, device).train(), tokens(rng, 2, 70, device)

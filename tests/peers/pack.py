@@ -1,7 +1,7 @@
 """Packs other libraries' tests, and the modules of those libraries that they import, into .carry/peers.tar.xz for
 `tests/gpu_session.sh OUT peers`. The pack is not committed.
 
-    python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashinfer GIT --vllm SDIST --sglang WHEEL \\
+    python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashqla GIT --flashinfer GIT --vllm SDIST --sglang WHEEL \\
         --sglang-tests FOLDER --causal-conv1d SDIST
 
 Each source is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. Only the named ones are packed.
@@ -9,6 +9,7 @@ Tested with:
 
     fla            https://github.com/fla-org/flash-linear-attention at bc3b101
     fla-core       pip download --no-deps fla-core==0.6.0
+    flashqla       https://github.com/QwenLM/FlashQLA at c18a486
     flashinfer     https://github.com/flashinfer-ai/flashinfer at fb28d72
     vllm           the sdist vllm-0.33.0.tar.gz of PyPI, or a checkout of v0.33.0
     sglang         pip download --no-deps sglang==0.5.23
@@ -37,6 +38,11 @@ _SGLANG = "sglang/kernels/ops/attention"
 PARTS: dict[str, list[tuple[str, str]]] = {
     "fla": [("tests/ops/test_gdn.py", "peer_fla")],
     "fla-core": [("fla/*.py", "site"), ("fla_core-*.dist-info/METADATA", "site")],
+    "flashqla": [
+        ("tests/ref_gdr.py", "peer_flashqla"),
+        ("tests/test_gdr_unit.py", "peer_flashqla"),
+        ("flash_qla/utils/*.py", "site"),
+    ],
     "flashinfer": [
         ("tests/gdn/conftest.py", "peer_flashinfer"),
         ("tests/gdn/reference_delta_rule.py", "peer_flashinfer"),

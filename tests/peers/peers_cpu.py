@@ -44,6 +44,8 @@ class _Torch(ModuleType):
         is_available=lambda: True,
         get_device_capability=lambda *device: capability(),
         empty_cache=lambda: None,
+        is_current_stream_capturing=lambda: False,
+        device=lambda *device: nullcontext(),
     )
 
     def __getattr__(self, name: str) -> Any:

@@ -69,8 +69,7 @@ def adapt(module: ModuleType) -> None:
 def _counted(assert_close: Callable[..., None]) -> Callable[..., None]:
     def compare(name: str, *args: Any, **kwargs: Any) -> None:
         assert_close(name, *args, **kwargs)
-        what = "gradients" if name.strip().startswith("d") else "outputs and final states"
-        peers_plugin.notes[f"fla: comparisons of {what}"] += 1
+        peers_plugin.note_comparison("fla", name.strip().startswith("d"))
 
     return compare
 

@@ -34,7 +34,7 @@ import torch
 from gdn_cuda import integrations
 from gdn_cuda.integrations import counted
 
-SUITES = ("fla", "flashinfer", "vllm", "sglang", "causal_conv1d")
+SUITES = ("fla", "flashqla", "flashinfer", "vllm", "sglang", "causal_conv1d")
 _suites: dict[str, ModuleType] = {}
 _adapted: set[ModuleType] = set()
 _left_out: Counter[str] = Counter()
@@ -48,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in SUITES:
         if (root / f"peer_{name}").is_dir():
             _suites[name] = importlib.import_module(f"peers_{name}")
-    config.addinivalue_line("markers", "long_running: FlashInfer's")
+    for marker in ("gpu: FlashQLA's", "slow: FlashQLA's", "long_running: FlashInfer's"):
+        config.addinivalue_line("markers", marker)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         for suite in _suites.values():
             suite.prepare()
@@ -110,6 +111,10 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
             torch.set_default_device(None)  # vLLM's tests set it
             if torch.cuda.is_available() and torch.cuda.memory_reserved() > 2**31:
                 torch.cuda.empty_cache()  # the other workers use the same GPU
+
+
+def note_comparison(suite: str, of_gradients: bool) -> None:
+    notes[f"{suite}: comparisons of {'gradients' if of_gradients else 'outputs and states'}"] += 1
 
 
 _count = counted.count

@@ -4,6 +4,7 @@ import pytest
 from test_fla import (  # noqa: F401  (fixtures and tests)
     installed,
     test_batch,
+    test_by_token_gradients_change_no_bit,
     test_calls_of_trainers_that_use_fla,
     test_gradients,
     test_gradients_of_a_convolution_with_states,

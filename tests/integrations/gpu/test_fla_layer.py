@@ -7,6 +7,7 @@ from test_fla_layer import (  # noqa: F401  (tests)
     make,
     test_flas_layer_has_our_gradients,
     test_gradients_of_all_parameters,
+    test_modes_compute_the_same,
     test_packed,
     test_twenty_steps_of_training,
     tokens,

@@ -4,6 +4,7 @@ import pytest
 from test_fla_names import (  # noqa: F401  (tests)
     test_activation_checkpointing,
     test_betas_without_gates,
+    test_by_token_gradients_change_no_bit,
     test_flas_layer,
     test_gates_and_norms_inside,
     test_gradients_of_every_input,

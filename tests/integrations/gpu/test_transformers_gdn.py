@@ -7,6 +7,7 @@ import torch
 from transformers_gdn import (
     MODELS,
     check_bf16,
+    check_bits_of_steps,
     check_continued_prompt,
     check_generate,
     check_gradient_checkpointing,
@@ -26,7 +27,14 @@ def test_models(model_type: str, check: object, seed: int, rng: torch.Generator)
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
 @pytest.mark.parametrize(
-    "check", [check_twenty_steps, check_packed_training, check_gradients_of_states, check_gradient_checkpointing]
+    "check",
+    [
+        check_twenty_steps,
+        check_packed_training,
+        check_gradients_of_states,
+        check_bits_of_steps,
+        check_gradient_checkpointing,
+    ],
 )
 def test_training(model_type: str, check: object, seed: int, rng: torch.Generator) -> None:
     check(model_type, seed, rng, "cuda")  # type: ignore[operator]
