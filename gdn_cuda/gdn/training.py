@@ -42,7 +42,8 @@ def _checkpoints(x: Any) -> int:
     if x.value.device.type != "cuda" or x.recurrent or x.deterministic or x.cu_seqlens is not None:
         return 0
     blocks = x.value.shape[0] * gdn.heads_of(x.query, x.value) * -(-x.value.shape[-1] // 64)
-    return 0 if blocks >= 256 else x.value.shape[0] * (x.value.shape[1] // 1024)
+    tokens, interval = x.value.shape[1], 1024 if blocks < 64 else 8192
+    return 0 if blocks >= 256 or tokens <= interval else x.value.shape[0] * (tokens // interval)
 
 
 def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:

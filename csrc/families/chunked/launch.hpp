@@ -146,7 +146,8 @@ struct Prefill {
                 .work_tiles = 0,
                 .longest_first = prefill_takes_longest_first(schedule.blocks, schedule.split.segments, call,
                                                              jit::device_traits(target.ordinal)),
-                .uneven = schedule.uneven};
+                .uneven = schedule.uneven,
+                .step_interval = call.steps.data != nullptr ? Divisor(call.step_interval) : Divisor()};
     }
 
     static void run_blocks(const Config& config, const Args& args, i64 segments, const Target& target, const auto& why) {

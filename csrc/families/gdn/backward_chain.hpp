@@ -138,12 +138,21 @@ struct BackwardChain {
     static i64 link_words(const GdnCall& call, int segments) {
         return i64{call.sequences} * call.heads * (segments - 1) * (i64{call.dv} + call.dk) * call.dk;
     }
+    // How many of the other chain's segments, between known states, fill the multiprocessors that a launch of summaries leaves.
+    static int segments_beside(const GdnCall& call, const ChainSegments& linked, const ChainSegments& known,
+                               int multiprocessors) {
+        const i64 pairs = i64{call.sequences} * call.heads, rows = row_tiles(call.dv),
+                  idle = multiprocessors - pairs * (rows + (linked.count - 2) * (rows + row_tiles(call.dk))),
+                  fit = std::max(idle, i64{0}) * linked.length / std::max(pairs * rows * known.length, i64{1});
+        return static_cast<int>(std::min(fit, i64{known.count}));
+    }
     static ChainSegments links(const GdnCall& call, int segments, float* memory) {
         if (segments == 1) return {};
         const i64 state = i64{call.dv} * call.dk, head = (segments - 1) * state;
         return {.count = segments,
                 .length = static_cast<int>(ceil_div(ceil_div(i64{call.tokens}, i64{kChunk}), i64{segments})),
-                .launch = ChainSegments::first,
+                .taken = segments - 1,
+                .summarizes = true,
                 .after = memory,
                 .of_sequence = call.heads * head,
                 .of_head = head,
@@ -166,19 +175,16 @@ struct BackwardChain {
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
         args.chain = chain;
         const Config config{.head_k = chunked_config(call.dk, 1, io).head_k, .direction = direction, .io = io};
-        const i64 tiles = row_tiles(call.dv) + (chain.launch == ChainSegments::first ? row_tiles(call.dk) : 0),
-                  parts = chain.launched() * i64{call.sequences};
+        const i64 tiles = row_tiles(call.dv) + (chain.summarizes ? row_tiles(call.dk) : 0),
+                  parts = chain.taken * i64{call.sequences};
         launch<BackwardChain>(
             config, args, {tiles, call.heads, parts}, target,
             [&](const auto& on) {
                 const char* what = backward ? "gradients of states" : "states";
-                if (chain.launch == ChainSegments::every)
-                    return fmt::format("{}; {} blocks of {} value rows for {} multiprocessors, {} a sequence", what,
-                                       tiles * call.heads * parts, kValueRows, on.multiprocessors, chain.count);
-                return fmt::format("{}; {} of {} segments of each sequence, as there are few heads for {} multiprocessors",
-                                   what,
-                                   chain.launch == ChainSegments::later ? "all but the first" : "the first, and summaries,",
-                                   chain.count, on.multiprocessors);
+                const char* const of = chain.summarizes ? ", and of summaries" : "";
+                return fmt::format(
+                    "{}; {} blocks of {} value rows{} for {} multiprocessors; {} of {} segments of each sequence", what,
+                    tiles * call.heads * parts, kValueRows, of, on.multiprocessors, chain.taken, chain.count);
             },
             !backward);
     }

@@ -79,6 +79,7 @@ struct StateCheckpoints {
         const RecurrentStates first = from_head(at(part.token / interval), part.head);
         return {.count = count,
                 .length = static_cast<int>(interval / kChunk),
+                .taken = count,
                 .after = static_cast<float*>(first.data),
                 .of_sequence = first.slot,
                 .of_head = first.head,
@@ -165,28 +166,32 @@ struct BackwardPasses {
         // the same bits in every batch.
         GdnCall whole = call;
         whole.tokens = part.backward.tokens;
-        const int segments =
-            deterministic ? 1 : BackwardChain::segments(whole, split, jit::device_traits(target.ordinal).multiprocessors);
+        const int multiprocessors = jit::device_traits(target.ordinal).multiprocessors,
+                  segments = deterministic ? 1 : BackwardChain::segments(whole, split, multiprocessors);
         const i64 words = BackwardChain::link_words(part.backward, segments);
         const Tensor memory = torch::stable::new_empty(like, {split * words}, ScalarType::Float);
         auto* const first = static_cast<float*>(memory_of(memory));
         BackwardLinksArgs links{.heads = part.backward.heads, .dv = call.dv, .dk = call.dk};
         for (int i = 0; i < split; ++i) links.chains[i] = BackwardChain::links(part.backward, segments, first + i * words);
-        const auto run_backward = [&] {
-            BackwardChain::run(Direction::backward, links.chains[0], part.backward, handover, io, target);
+        const ChainSegments &backward = links.chains[0], &forward = known ? part.checkpointed : links.chains[1];
+        const auto run_backward = [&](const ChainSegments& chain) {
+            BackwardChain::run(Direction::backward, chain, part.backward, handover, io, target);
         };
         const auto run_forward = [&](const ChainSegments& chain) {
-            if (!only_value_and_state) BackwardChain::run(Direction::forward, chain, part.forward, handover, io, target);
+            if (!only_value_and_state && chain.taken > 0)
+                BackwardChain::run(Direction::forward, chain, part.forward, handover, io, target);
         };
         BackwardPrepare::run(part.backward, handover, io, target);
-        run_backward();
-        if (segments > 1) {
-            if (!known) run_forward(links.chains[1]);
+        run_backward(backward);
+        if (segments == 1) {
+            run_forward(forward);
+        } else {
+            const int beside = known ? BackwardChain::segments_beside(whole, backward, forward, multiprocessors) : 0;
+            run_forward(known ? forward.take(0, beside) : forward);
             BackwardLinks::run(part.backward, links, split, target);
-            for (ChainSegments& chain : links.chains) chain.launch = ChainSegments::later;
-            run_backward();
+            run_backward(backward.take(1, backward.count));
+            run_forward(forward.take(known ? beside : 1, forward.count));
         }
-        run_forward(known ? part.checkpointed : links.chains[1]);
         if (!only_value_and_state) BackwardGradients::run(part.gradients, io, target);
     }
     void run_anywhere(const Calls& part, const BackwardHandover& handover, const Target& target) const {

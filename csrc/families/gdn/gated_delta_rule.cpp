@@ -22,12 +22,14 @@ struct BackwardByReference : GatedDeltaRuleBackward {
 };
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// Tokens between the states that forward leaves for the backward: 0 where whole sequences fill a GPU, which one does not
-// matter, and where a sequence has to have the same bits in every batch. gdn_cuda/gdn/training.py has the shapes.
+// Tokens between the states that forward leaves for the backward; 0: none. Often where there are few blocks, for parts of
+// sequences that run at once; else for windows of tokens that fit the workspace. None where whole sequences fill a GPU, or a
+// sequence has to have the same bits in every batch. gdn_cuda/gdn/training.py has the shapes.
 int64_t checkpoint_interval(const GatedDeltaRule& x, const Sequences& sequences) {
-    constexpr int64_t kInterval = 1024, kManyBlocks = 256;
     const int64_t blocks = sequences.count * sequences.heads * ceil_div(sequences.dv, i64{kValueRows});
-    return x.recurrent || x.deterministic || sequences.packed() || blocks >= kManyBlocks ? 0 : kInterval;
+    const int64_t interval = blocks < 64 ? 1024 : 8192;
+    const bool none = x.recurrent || x.deterministic || sequences.packed() || blocks >= 256 || sequences.tokens <= interval;
+    return none ? 0 : interval;
 }
 std::vector<int64_t> checkpoint_sizes(const Sequences& sequences, int64_t interval) {
     return {interval > 0 ? sequences.count * (sequences.tokens / interval) : 0, sequences.heads, sequences.dv, sequences.dk};

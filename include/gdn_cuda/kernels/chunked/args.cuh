@@ -1,6 +1,7 @@
 // Arguments of a chunked kernel: tensors, how sequences are split, and what segments hand over.
 #pragma once
 
+#include <gdn_cuda/kernels/common/divisor.cuh>
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
 
@@ -80,6 +81,7 @@ struct ChunkedArgs {
     int work_tiles;      // that all persistent blocks have together
     bool longest_first;  // packed sequences start in order of decreasing length
     UnevenSplit uneven;
+    Divisor step_interval;  // of call.steps, if it is given
 };
 
 }  // namespace gdn_cuda::gdn

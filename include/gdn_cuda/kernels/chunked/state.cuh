@@ -27,7 +27,12 @@ __device__ __forceinline__ StatePlace final_state(const Owner& own) {
     return place_of_head(
         own, data == nullptr || !own.work.states.ends ? nullptr : data + own.work.states.last_slot * bytes_of(own.args.state));
 }
-// Where the state after a chunk is stored, if it is.
+// Whether the state after a chunk may have to be stored: few instructions in every chunk.
+template <class Owner>
+__device__ __forceinline__ bool ends_checkpoint(const Owner& own, int chunk) {
+    return own.args.step_interval.divides(own.work.tokens.before + end_of<Owner::kConfig>(own.work.tokens, chunk));
+}
+// Where it is stored, if it is.
 template <class Owner>
 __device__ __forceinline__ StatePlace checkpoint(const Owner& own, int chunk) {
     const ChunkedWork& work = own.work;

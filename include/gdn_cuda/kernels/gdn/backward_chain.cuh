@@ -29,12 +29,11 @@ struct ChainPart {
     const BackwardChainArgs& args;
     const ChunkedWork& work = shared.work;  // for places of states
     const ChainSegments& chain = args.chain;
-    const int head = static_cast<int>(blockIdx.y), sequence = static_cast<int>(blockIdx.z) / chain.launched(),
-              segment = static_cast<int>(blockIdx.z) % chain.launched() + chain.first_launched();
+    const int head = static_cast<int>(blockIdx.y), sequence = static_cast<int>(blockIdx.z) / chain.taken,
+              segment = static_cast<int>(blockIdx.z) % chain.taken + chain.begin;
     const int pair = sequence * args.call.heads + head;
     const int row_tiles = (args.call.dv + kValueRows - 1) / kValueRows;
-    const bool is_transition = static_cast<int>(blockIdx.x) >= row_tiles,
-               is_summary = chain.launch == ChainSegments::first && segment > 0;
+    const bool is_transition = static_cast<int>(blockIdx.x) >= row_tiles, is_summary = chain.summarizes && segment > 0;
 
     // By the whole block. False if it has nothing to do.
     template <class Roles>
@@ -67,10 +66,10 @@ struct ChainPart {
         shared.stores = !is_summary;
         shared.from_identity = is_transition;
         shared.from = segment == 0 ? initial_state(*this) : is_summary ? StatePlace{} : after(segment - 1);
-        shared.to = is_transition                          ? transition()
-                    : segment == chain.between()           ? final_state(*this)
-                    : chain.launch == ChainSegments::first ? after(segment)
-                                                           : StatePlace{};
+        shared.to = is_transition                ? transition()
+                    : segment == chain.between() ? final_state(*this)
+                    : chain.summarizes           ? after(segment)
+                                                 : StatePlace{};
     }
     __device__ __forceinline__ StatePlace after(int segment) const { return {chain.state_after(sequence, head, segment)}; }
     __device__ __forceinline__ StatePlace transition() const {

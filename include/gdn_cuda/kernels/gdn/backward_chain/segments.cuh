@@ -10,22 +10,25 @@ namespace gdn_cuda::gdn {
 // segment as it is, and computes L and M of those between; gdn/backward_links applies them one after another; a later launch
 // takes all other segments at once. Segments are counted in the chain's order.
 struct ChainSegments {
-    enum Launch : int { every, first, later };
-
-    int count = 1;           // 1: a block takes a whole sequence
-    int length = 1 << 30;    // chunks of a segment; the last may have fewer
-    Launch launch = every;   // which segments, as above
-    float* after = nullptr;  // (dv, dk) for each sequence, head and segment but the last: the state after it; before that, L
+    int count = 1;             // 1: a block takes a whole sequence
+    int length = 1 << 30;      // chunks of a segment; the last may have fewer
+    int begin = 0, taken = 1;  // the segments of this launch
+    bool summarizes = false;   // those but the first
+    float* after = nullptr;    // (dv, dk) for each sequence, head and segment but the last: the state after it; before that, L
     i64 of_sequence = 0, of_head = 0, of_segment = 0;  // its strides
     float* transitions = nullptr;                      // (sequence, head, segment but the last, dk, dk): M
 
     GDN_HOST_DEVICE constexpr int between() const { return count - 1; }
-    // Segments of a launch, and the first of them.
-    GDN_HOST_DEVICE constexpr int launched() const { return launch == every ? count : between(); }
-    GDN_HOST_DEVICE constexpr int first_launched() const { return launch == later; }
-
     GDN_HOST_DEVICE constexpr float* state_after(int sequence, int head, int segment) const {
         return after + sequence * of_sequence + head * of_head + segment * of_segment;
+    }
+    // A launch of some segments between known states.
+    constexpr ChainSegments take(int first, int end) const {
+        ChainSegments some = *this;
+        some.begin = first;
+        some.taken = end - first;
+        some.summarizes = false;
+        return some;
     }
 };
 

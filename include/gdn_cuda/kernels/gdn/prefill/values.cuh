@@ -173,7 +173,7 @@ __device__ __forceinline__ int run_chunks(Owner& own, int first, int checked) {
         }
         if (without_tma && !warm_up) [[unlikely]]
             store_output_without_tma(own, chunk);
-        if (!kConfig.persistent && call.steps.data != nullptr) [[unlikely]]
+        if (!kConfig.persistent && ends_checkpoint(own, chunk)) [[unlikely]]
             store_state(own, checkpoint(own, chunk));
     }
     return chunk;
@@ -190,7 +190,7 @@ __device__ __forceinline__ void run_chunk_by_tokens(Owner& own, int chunk) {
     run_tokens(own, chunk);
     store_output_tile(own, chunk, stores && !without_tma);
     if (stores && without_tma) store_output_without_tma(own, chunk);
-    if (!kConfig.persistent && own.args.call.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
+    if (!kConfig.persistent && ends_checkpoint(own, chunk)) store_state(own, checkpoint(own, chunk));
     own.round_state();
     finish_caching(own);
     own.release(PipelineStage<kConfig.stages>(chunk).index);

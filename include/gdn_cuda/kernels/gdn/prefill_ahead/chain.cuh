@@ -102,7 +102,7 @@ __device__ __forceinline__ int run_chain(Owner& own, int first, int checked) {
         if (chunk + 1 < chunks) read_ahead(own, ahead, chunk + 1);
         wait_for_product(own.state);
         own.round_state();
-        if (own.args.call.steps.data != nullptr) [[unlikely]]
+        if (ends_checkpoint(own, chunk)) [[unlikely]]
             store_state(own, checkpoint(own, chunk));
         own.release(current.index);
         hand_over_state(own);
@@ -128,7 +128,7 @@ __device__ __forceinline__ void run_chain_by_tokens(Owner& own, int chunk) {
         cute::tma_store_wait<0>();
         shared.by_tokens = false;
     }
-    if (own.args.call.steps.data != nullptr) store_state(own, checkpoint(own, chunk));
+    if (ends_checkpoint(own, chunk)) store_state(own, checkpoint(own, chunk));
     own.round_state();
     barrier(shared.state_empty).wait(chunk & 1);
     own.release(PipelineStage<Owner::kConfig.stages>(chunk).index);
