@@ -138,14 +138,6 @@ struct BackwardChain {
     static i64 link_words(const GdnCall& call, int segments) {
         return i64{call.sequences} * call.heads * (segments - 1) * (i64{call.dv} + call.dk) * call.dk;
     }
-    // How many of the other chain's segments, between known states, fill the multiprocessors that a launch of summaries leaves.
-    static int segments_beside(const GdnCall& call, const ChainSegments& linked, const ChainSegments& known,
-                               int multiprocessors) {
-        const i64 pairs = i64{call.sequences} * call.heads, rows = row_tiles(call.dv),
-                  idle = multiprocessors - pairs * (rows + (linked.count - 2) * (rows + row_tiles(call.dk))),
-                  fit = std::max(idle, i64{0}) * linked.length / std::max(pairs * rows * known.length, i64{1});
-        return static_cast<int>(std::min(fit, i64{known.count}));
-    }
     static ChainSegments links(const GdnCall& call, int segments, float* memory) {
         if (segments == 1) return {};
         const i64 state = i64{call.dv} * call.dk, head = (segments - 1) * state;

@@ -166,8 +166,8 @@ struct BackwardPasses {
         // the same bits in every batch.
         GdnCall whole = call;
         whole.tokens = part.backward.tokens;
-        const int multiprocessors = jit::device_traits(target.ordinal).multiprocessors,
-                  segments = deterministic ? 1 : BackwardChain::segments(whole, split, multiprocessors);
+        const int segments =
+            deterministic ? 1 : BackwardChain::segments(whole, split, jit::device_traits(target.ordinal).multiprocessors);
         const i64 words = BackwardChain::link_words(part.backward, segments);
         const Tensor memory = torch::stable::new_empty(like, {split * words}, ScalarType::Float);
         auto* const first = static_cast<float*>(memory_of(memory));
@@ -178,20 +178,16 @@ struct BackwardPasses {
             BackwardChain::run(Direction::backward, chain, part.backward, handover, io, target);
         };
         const auto run_forward = [&](const ChainSegments& chain) {
-            if (!only_value_and_state && chain.taken > 0)
-                BackwardChain::run(Direction::forward, chain, part.forward, handover, io, target);
+            if (!only_value_and_state) BackwardChain::run(Direction::forward, chain, part.forward, handover, io, target);
         };
         BackwardPrepare::run(part.backward, handover, io, target);
         run_backward(backward);
-        if (segments == 1) {
-            run_forward(forward);
-        } else {
-            const int beside = known ? BackwardChain::segments_beside(whole, backward, forward, multiprocessors) : 0;
-            run_forward(known ? forward.take(0, beside) : forward);
+        if (segments > 1) {
+            if (!known) run_forward(forward);
             BackwardLinks::run(part.backward, links, split, target);
-            run_backward(backward.take(1, backward.count));
-            run_forward(forward.take(known ? beside : 1, forward.count));
+            run_backward(backward.without_first());
         }
+        run_forward(known || segments == 1 ? forward : forward.without_first());
         if (!only_value_and_state) BackwardGradients::run(part.gradients, io, target);
     }
     void run_anywhere(const Calls& part, const BackwardHandover& handover, const Target& target) const {

@@ -22,13 +22,12 @@ struct ChainSegments {
     GDN_HOST_DEVICE constexpr float* state_after(int sequence, int head, int segment) const {
         return after + sequence * of_sequence + head * of_head + segment * of_segment;
     }
-    // A launch of some segments between known states.
-    constexpr ChainSegments take(int first, int end) const {
-        ChainSegments some = *this;
-        some.begin = first;
-        some.taken = end - first;
-        some.summarizes = false;
-        return some;
+    // The later launch.
+    constexpr ChainSegments without_first() const {
+        ChainSegments others = *this;
+        others.begin = 1;
+        others.summarizes = false;
+        return others;
     }
 };
 
