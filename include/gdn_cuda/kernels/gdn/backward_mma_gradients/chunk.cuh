@@ -32,14 +32,20 @@ struct ChunkGradients : TileProducts<kConfig.io> {
     // ---- Memory
 
     __device__ __forceinline__ Io* rows_of(const Rows& rows, int head) const { return rows_of_chunk<Io>(rows, work, head); }
+    // Vectors of a tile: this thread has one in every kRowsAtOnce rows.
+    static constexpr int kRowsAtOnce = BackwardGradientsConfig::threads() / 8;
     // Zeros past `rows` and `columns`. `from`: the tile's first element.
     __device__ __forceinline__ void load(Tile& tile, const Io* from, i64 stride, int rows, int columns) const {
+        const int row = static_cast<unsigned>(thread) / 8,
+                  vector = thread % 8;
+        const bool has_column = 8 * vector < columns;
+        const Io* at = from + row * stride + 8 * vector;
 #pragma unroll
-        for (int i = thread; i < kChunk * 8; i += BackwardGradientsConfig::threads()) {
-            const int at = i / 8, vector = i % 8;
-            const bool exists = at < rows && 8 * vector < columns;
-            cp_async_16_zfill(row_vector(tile_row(tile.bytes, at), vector), exists ? from + at * stride + 8 * vector : from,
-                              exists);
+        for (int first = 0; first < kChunk; first += kRowsAtOnce) {
+            const bool exists = has_column && first + row < rows;
+            cp_async_16_zfill(row_vector(tile_row(tile.bytes, row), vector) + first * static_cast<int>(sizeof(Tile)) / kChunk,
+                              exists ? at : from, exists);
+            at += kRowsAtOnce * stride;
         }
     }
     __device__ __forceinline__ void wait_for_loads() const {
@@ -177,9 +183,10 @@ struct ChunkGradients : TileProducts<kConfig.io> {
     __device__ __forceinline__ float product_of_states() const {
         float sum = 0.f;
 #pragma unroll
-        for (int i = thread; i < kChunk * 8; i += BackwardGradientsConfig::threads()) {
-            const uint4 x = load_shared(shared_address(shared.columns.state.bytes) + 16 * i),
-                        y = load_shared(shared_address(shared.columns.state_gradient.bytes) + 16 * i);
+        for (int first = 0; first < kChunk; first += kRowsAtOnce) {
+            const int at = 16 * (8 * first + thread);
+            const uint4 x = load_shared(shared_address(shared.columns.state.bytes) + at),
+                        y = load_shared(shared_address(shared.columns.state_gradient.bytes) + at);
             const unsigned left[] = {x.x, x.y, x.z, x.w}, right[] = {y.x, y.y, y.z, y.w};
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
