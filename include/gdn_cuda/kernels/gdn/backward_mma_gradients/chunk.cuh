@@ -36,8 +36,7 @@ struct ChunkGradients : TileProducts<kConfig.io> {
     static constexpr int kRowsAtOnce = BackwardGradientsConfig::threads() / 8;
     // Zeros past `rows` and `columns`. `from`: the tile's first element.
     __device__ __forceinline__ void load(Tile& tile, const Io* from, i64 stride, int rows, int columns) const {
-        const int row = static_cast<unsigned>(thread) / 8,
-                  vector = thread % 8;
+        const int row = static_cast<unsigned>(thread) / 8, vector = thread % 8;
         const bool has_column = 8 * vector < columns;
         const Io* at = from + row * stride + 8 * vector;
 #pragma unroll
