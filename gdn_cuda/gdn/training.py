@@ -30,10 +30,9 @@ def _shapes(x: Any) -> tuple[Tensor, ...]:
     *tokens, _, dv = x.value.shape
     heads = gdn.heads_of(x.query, x.value)
     sequences = x.query.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-    last, checkpoints = (
-        x.value.new_empty((count, heads, dv, x.query.shape[-1]), dtype=wide_enough(x.value))
-        for count in (sequences, _checkpoints(x))
-    )
+    state = (heads, dv, x.query.shape[-1])
+    last = x.value.new_empty((sequences, *state), dtype=wide_enough(x.value))
+    checkpoints = x.value.new_empty((_checkpoints(x), *state), dtype=torch.float32)
     return x.value.new_empty((*tokens, heads, dv)), last, checkpoints
 
 
@@ -63,7 +62,7 @@ def _forward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     options = {"output_final_state": True, "checkpoint_every": 0, "state_dtype": wide_enough(x.value)}
     call = SimpleNamespace(**vars(x), **absent, **options, forward="recurrent" if x.recurrent else "chunked")
     out, final_state, _ = reference.chunked_forward(call)
-    return out.contiguous(), final_state.clone(), final_state.new_empty((0, *final_state.shape[1:]))
+    return out.contiguous(), final_state.clone(), final_state.new_empty((0, *final_state.shape[1:]), dtype=torch.float32)
 
 
 # ---- The backward by `gdn_cuda.gdn.reference_gradients`: on CPUs, and for tensors that no kernel takes
@@ -150,7 +149,7 @@ def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_final_state: Te
     wanted = [name for name in _ARGUMENTS if getattr(needs, name)]
     only_value_and_state = {"value", "state"}.issuperset(wanted)
     given = (getattr(x, argument) for argument in _rule.schema.arguments)
-    found = dict(zip(_ARGUMENTS, _backward(grad_out, grad_final_state, *x.results, only_value_and_state, *given), strict=True))
+    found = dict(zip(_ARGUMENTS, _backward(grad_out, grad_final_state, only_value_and_state, *x.results, *given), strict=True))
     return {name: found[name].to(getattr(x, name).dtype) for name in wanted}
 
 
@@ -201,9 +200,8 @@ def _example_packed(B: int, T: int, seed: int) -> dict[str, Any]:
 @example(call_operator("gated_delta_rule_backward"))
 def _example_backward(B: int, T: int, seed: int) -> dict[str, Any]:
     x = _example(B, T, seed)
-    return {"grad_out": torch.ones_like(x["value"]), "grad_final_state": None, "checkpoints": None} | (
-        {"only_value_and_state": False} | x
-    )
+    own = {"grad_out": torch.ones_like(x["value"]), "grad_final_state": None}
+    return own | {"only_value_and_state": False, "checkpoints": None} | x
 
 
 # ---- What chunked_forward calls
