@@ -78,8 +78,8 @@ LAYERS: tuple[dict[str, Any], ...] = ({}, {"layout": "qwen3_5", "conv_bias": Tru
 
 def layers() -> Iterator[tuple[Split, list[int], int, dict[str, Any]]]:
     for form, split in zip(LAYERS * 2, SPLITS, strict=False):
-        yield split, [70, 0, 2, 50], 1, form
-        yield split, [75], 2, form
+        yield split, [35, 0, 2, 30], 1, form
+        yield split, [40], 2, form
 
 
 def check_layer(ranks: Ranks, split: Split, lengths: list[int], batch: int, form: dict[str, Any]) -> None:
