@@ -2,7 +2,7 @@
 
 A run (`layout.Run`) is one call of the operator, the same in both passes. Forward, runs that begin their sequences need nothing
 from others. Their last states are sent, and of runs that continue a sequence and are continued the maps (M, L); every rank
-folds what is before its first run. Backward the same from the end: runs that end their sequences need nothing, the gradients of
+folds what is before its first run. Backward the same from the end: runs that end their sequences need nothing. The gradients of
 the states before them are sent, and of runs between L', which with forward's M takes the gradient on.
 """
 
@@ -175,26 +175,24 @@ class Backward:
         found = _operator(training._backward, given | own | {"only_value_and_state": only_value_and_state})
         return dict(zip(TENSORS, found, strict=True))
 
-    def _of_ended(self, run: Run) -> None:
-        last = None if self.grad_last is None else self.grad_last[self.call.of_sequences(run)]
-        self.found[run] = self._gradients(run, last, self.only)
+    def _known(self, run: Run) -> Tensor | None:
+        """The gradient of the run's last states, as far as this rank knows it."""
+        return None if self.grad_last is None or run.is_continued else self.grad_last[self.call.of_sequences(run)]
 
     def to_send(self) -> Tensor:
-        """(fragments, batch, heads, dv, dk): of what continues a sequence the gradient of the state before it, or L'."""
+        """(fragments, batch, heads, dv, dk): of what continues a sequence the gradient of the state before it, or L'. Others
+        wait for it, so it is computed alone first."""
         call, context = self.call, self.call.context
         sent = call.states(context.slots, call.batch)
         for run in context.runs:
-            if run.continues and run.is_continued:
-                sent[run.fragment] = self._gradients(run, None, True)["state"]
-            elif run.continues:
-                self._of_ended(run)
-                sent[run.fragment] = self.found[run]["state"]
+            if run.continues:
+                sent[run.fragment] = self._gradients(run, self._known(run), True)["state"]
         return sent
 
     def meanwhile(self) -> None:
         for run in self.call.context.runs:
-            if not run.is_continued and not run.continues:
-                self._of_ended(run)
+            if not run.is_continued:
+                self.found[run] = self._gradients(run, self._known(run), self.only)
 
     def finish(self, every: Tensor | None) -> dict[str, Tensor]:
         call, context = self.call, self.call.context
