@@ -1,5 +1,5 @@
-"""`gdn_cuda.parallel` with several parts on one GPU: ranks are threads, and their collectives copies. Kernels, folds and contexts
-are those of several GPUs. Errors against fp64 are compared with those of the same call without parts."""
+"""`gdn_cuda.parallel` with several parts on one GPU: ranks are threads, and collectives copies. Kernels, folds and contexts are
+those of several GPUs. Errors against fp64 are compared with those of the same call without parts."""
 
 from __future__ import annotations
 
