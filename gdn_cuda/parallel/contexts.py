@@ -89,6 +89,11 @@ class Context:
         return tuple(found)
 
     @cached_property
+    def without_tokens(self) -> list[int]:
+        """This rank's sequences without tokens, all of which belong to rank 0."""
+        return [] if self.rank else [i for i, length in enumerate(self.lengths) if length == 0]
+
+    @cached_property
     def is_in_order(self) -> bool:
         """Whether the tokens of rank 0, rank 1 and so on are all tokens in order."""
         starts = [first for of_rank in self.fragments for first, _ in of_rank]
@@ -118,6 +123,19 @@ class Context:
     def check_device(self, function: str, name: str, x: Tensor) -> None:
         if self.ranks.size > 1 and not self.ranks.supports(x.device):
             refuse(function, name, "a tensor on a device for which the group has a backend", f"one on {x.device}")
+
+    def check_batch(self, function: str, name: str, x: Tensor) -> None:
+        if x.shape[0] != 1 and len(self.lengths) != 1:
+            refuse(function, name, f"a batch of 1 with {len(self.lengths)} sequences", str(tuple(x.shape)))
+
+    def check_states(self, function: str, name: str, states: Tensor, like: Tensor, *sizes: int) -> None:
+        """Raises unless there is a state for each sequence of the batch of `like`, beside it."""
+        require_tensor(function, name, states)
+        expected = (like.shape[0] * len(self.lengths), *sizes)
+        if tuple(states.shape) != expected:
+            refuse(function, name, f"{expected}, a state for each sequence", str(tuple(states.shape)))
+        if states.device != like.device:
+            refuse(function, name, f"a tensor on {like.device}", f"one on {states.device}")
 
     def explain(self, heads: int = 32, dk: int = 128, dv: int = 128) -> str:
         """Who has which tokens, which sequences cross, and what a layer with these sizes exchanges."""

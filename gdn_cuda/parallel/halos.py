@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from ..conv.causal_conv1d import causal_conv1d as in_one_process
 from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
-from ..operators.schema import refuse, require_tensor, require_tensors
+from ..operators.schema import refuse, require_tensors
 from .contexts import Context
 from .layout import Slice
 
@@ -72,17 +72,12 @@ def by_slices(
 ) -> Result:
     """`convolve(inputs, cu_seqlens, initial states)` of all slices of x, (B, D, T), in one call unless there is a batch of
     several fragments. Its results have the tokens along `dim`."""
-    batch, sequences, slices = x.shape[0], len(context.lengths), context.slices
-    if batch != 1 and sequences != 1:
-        refuse(function, "x", f"a batch of 1 with {sequences} sequences", str(tuple(x.shape)))
+    batch, slices = x.shape[0], context.slices
+    context.check_batch(function, "x", x)
     if initial_states is not None:
-        require_tensor(function, "initial_states", initial_states)
-        sizes = (batch * sequences, x.shape[1], taps - 1)
-        if tuple(initial_states.shape) != sizes:
-            refuse(function, "initial_states", f"{sizes}, a state for each sequence", str(tuple(initial_states.shape)))
-        if initial_states.dtype != x.dtype or initial_states.device != x.device:
-            expected, got = (f"{y.dtype} on {y.device}" for y in (x, initial_states))
-            refuse(function, "initial_states", f"{expected}, as x", got)
+        context.check_states(function, "initial_states", initial_states, x, x.shape[1], taps - 1)
+        if initial_states.dtype != x.dtype:
+            refuse(function, "initial_states", f"{x.dtype}, as x", initial_states.dtype)
     history = None
     if context.chains and taps > 1:
         x, history = _Halo.apply(context, taps - 1, x, initial_states)

@@ -134,7 +134,7 @@ class Forward:
     def _last(self) -> Tensor:
         call, context = self.call, self.call.context
         last = call.all_states
-        if call["state"] is not None and (empty := _without_tokens(context)):
+        if call["state"] is not None and (empty := context.without_tokens):
             last[empty] = call["state"][empty].to(call.wide)
         for run in context.runs:
             if not run.is_continued:
@@ -220,7 +220,7 @@ class Backward:
     def _of_states(self) -> Tensor:
         call, context = self.call, self.call.context
         found = call.all_states
-        if self.grad_last is not None and (empty := _without_tokens(context)):
+        if self.grad_last is not None and (empty := context.without_tokens):
             found[empty] = self.grad_last[empty]
         for run in context.runs:
             if not run.continues:
@@ -235,11 +235,6 @@ def _operator(operator: Any, given: dict[str, Any]) -> Any:
 
 def _no_output(call: Call) -> Tensor:
     return call.value.new_empty((call.batch, 0, call.heads, call.dv))
-
-
-def _without_tokens(context: Context) -> list[int]:
-    """Sequences without tokens, which belong to rank 0."""
-    return [] if context.rank else [i for i, length in enumerate(context.lengths) if length == 0]
 
 
 def exchanged(context: Context, half: Forward | Backward) -> Tensor | None:

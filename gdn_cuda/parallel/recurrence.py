@@ -159,13 +159,6 @@ def _check(
     assert query is not None and value is not None
     flags = {"has_initial_state": None, "recurrent": False, "state": None, "cu_seqlens": None}
     check_call("gated_delta_rule", **given, **weights, **options, **flags)
-    batch, sequences = query.shape[0], len(context.lengths)
-    if batch != 1 and sequences != 1:
-        refuse(_NAME, "query", f"a batch of 1 with {sequences} sequences", str(tuple(query.shape)))
+    context.check_batch(_NAME, "query", query)
     if state is not None:
-        require_tensor(_NAME, "state", state)
-        sizes = (batch * sequences, heads_of(query, value), value.shape[-1], query.shape[-1])
-        if tuple(state.shape) != sizes:
-            refuse(_NAME, "state", f"{sizes}, a state for each sequence", str(tuple(state.shape)))
-        if state.device != query.device:
-            refuse(_NAME, "state", f"a tensor on {query.device}, as query", f"one on {state.device}")
+        context.check_states(_NAME, "state", state, query, heads_of(query, value), value.shape[-1], query.shape[-1])

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from layer_cases_on_ranks import check_convolution, check_layer, check_tokens, convolutions, layers
 from parallel_cases import SPLITS, cases, check, check_broadcast
+from scan_cases_on_ranks import check_scan, scans
 from torch.distributed.device_mesh import init_device_mesh
 
 from gdn_cuda import parallel
@@ -98,6 +99,8 @@ def main(file: str, processes: str) -> None:
         check_convolution(ranks, *convolution)
     for layer in layers():
         check_layer(ranks, *layer)
+    for scan in scans():
+        check_scan(ranks, *scan)
     check_unequal_contexts(rank, world)
     check_contexts_as_keys(world)
     check_a_device_without_backend()

@@ -37,8 +37,8 @@ def gradients(out: Tensor, grad: Tensor, leaves: dict[str, Tensor]) -> dict[str,
 
 
 def firsts(context: parallel.Context) -> Tensor:
-    """Whether the rank has the first token of each sequence."""
-    found = {each.sequence for each in context.slices if not each.continues}
+    """Whether the rank has the first token of each sequence; rank 0 has sequences without tokens."""
+    found = {each.sequence for each in context.slices if not each.continues} | {*context.without_tokens}
     return torch.tensor([i in found for i in range(len(context.lengths))])
 
 

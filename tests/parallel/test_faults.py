@@ -55,6 +55,26 @@ def test_a_layer_makes_one_collective_each_way_or_none(size: int, lengths: list[
     assert on_threads(size, run)[0] == [expected] * size
 
 
+@pytest.mark.parametrize(
+    ("size", "lengths", "layout", "maps"),
+    [(2, [100], "contiguous", 0), (3, [100], "contiguous", 1), (3, [60, 40], "zigzag", 1), (2, [50, 50], "contiguous", None)],
+)
+def test_ranks_send_what_explain_says(size: int, lengths: list[int], layout: str, maps: int | None) -> None:
+    """States, and maps only where a sequence is on three ranks or more."""
+
+    def run(ranks: ThreadRanks) -> tuple[list[int], parallel.Context]:
+        context = parallel.context(ranks, lengths, layout)
+        ranks.gathered.clear()
+        trained(context)
+        return ranks.gathered, context
+
+    for sent, context in on_threads(size, run)[0]:
+        state, of_maps = context.slots * HEADS * DV * DK * 4, context.slots * HEADS * DK * DK * 4
+        assert sent == ([] if maps is None else [state + maps * of_maps, state])
+        said = context.explain(HEADS, DK, DV)
+        assert maps is None or f"forward: an all-gather of {(state + maps * of_maps) / 2**20:.2f} MiB" in said
+
+
 def refused(function: Any, message: str, size: int = 2) -> None:
     """On the rank that is wrong, rank 1, and before any collective after the context's."""
 
@@ -88,6 +108,10 @@ WRONG: list[tuple[Any, str]] = [
     (changed("beta", lambda x: x.long()), "chunked_forward: beta: expected"),
     (changed("query", lambda x: x, scale="one"), "chunked_forward: scale: expected a number or None, got 'one'"),
     (changed("query", lambda x: x, context=None), "context: expected one from gdn_cuda.parallel.context, got NoneType"),
+    (
+        changed("query", lambda x: x, state=torch.zeros(1, HEADS, DV, DK, device="meta")),
+        "state: expected a tensor on cpu, got one",
+    ),
     (state_of(2, HEADS, DV, DK), "state: expected (1, 2, 6, 8), a state for each sequence, got (2, 2, 6, 8)"),
 ]
 
@@ -113,13 +137,39 @@ WRONG_CONVOLUTIONS: list[tuple[Any, str]] = [
     (convolved(lambda x: x, initial_states=torch.zeros(1, 3, 4)), "initial_states: expected (1, 3, 3), a state for each"),
     (
         convolved(lambda x: x, initial_states=torch.zeros(1, 3, 3).double()),
-        "initial_states: expected torch.float32 on cpu, as x, got torch.float64 on cpu",
+        "initial_states: expected torch.float32, as x, got torch.float64",
     ),
 ]
 
 
 @pytest.mark.parametrize(("function", "message"), WRONG_CONVOLUTIONS, ids=[message for _, message in WRONG_CONVOLUTIONS])
 def test_causal_conv1d_refuses(function: Any, message: str) -> None:
+    refused(function, message)
+
+
+def scanned(name: str, change: Any, **options: Any) -> Any:
+    def run(context: parallel.Context) -> Any:
+        x = {name: torch.zeros(1, 3, context.tokens) for name in ("u", "delta")} | {"A": torch.zeros(3, 2)}
+        x |= {name: torch.zeros(1, 2, context.tokens) for name in "BC"}
+        return parallel.selective_scan(**x | {name: change(x[name])}, **options, context=context)
+
+    return run
+
+
+WRONG_SCANS: list[tuple[Any, str]] = [
+    (
+        scanned("u", lambda x: x[..., 1:]),
+        "parallel.selective_scan: u: expected 10 tokens, those of rank 1 of 2, in dimension 2",
+    ),
+    (scanned("delta", lambda x: x[..., 1:]), "delta: expected 10 tokens, those of rank 1 of 2, in dimension 2, got (1, 3, 9)"),
+    (scanned("B", lambda x: x[..., 1:]), "selective_scan: B: expected"),
+    (scanned("u", lambda x: x, discretization="euler"), "selective_scan: discretization: expected"),
+    (scanned("u", lambda x: x, initial_state=torch.zeros(2, 3, 2)), "initial_state: expected (1, 3, 2), a state for each"),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), WRONG_SCANS, ids=[message for _, message in WRONG_SCANS])
+def test_selective_scan_refuses(function: Any, message: str) -> None:
     refused(function, message)
 
 

@@ -33,11 +33,13 @@ class Board:
 class ThreadRanks(Ranks):
     def __init__(self, board: Board, rank: int, size: int):
         self.board, self.rank, self.size = board, rank, size
+        self.gathered: list[int] = []  # bytes that this rank has put into each all-gather
 
     def supports(self, device: torch.device) -> bool:
         return device.type in ("cpu", "cuda")
 
     def _start_all_gather(self, x: Tensor) -> Callable[[], Tensor]:
+        self.gathered.append(x.nbytes)
         every = torch.stack(self.board.exchange(self.rank, x.detach()))
         return lambda: every
 
