@@ -62,6 +62,12 @@ class Call:
         name = f"sequences {run.start} {run.stop}"  # sequences without tokens are between them
         return self.context.integers(name, self.value.device, (each.sequence for each in run.slices))
 
+    @property
+    def without_tokens(self) -> Tensor | None:
+        """Rows of this rank's sequences without tokens, if there are any."""
+        rows = self.context.without_tokens
+        return self.context.integers("without tokens", self.value.device, rows) if rows else None
+
     def initial(self, run: Run) -> Tensor | None:
         return None if self["state"] is None else self["state"][self.of_sequences(run)].to(self.wide)
 
@@ -84,8 +90,8 @@ class Call:
 
 
 class Forward:
-    def __init__(self, call: Call, training: bool):
-        self.call, self.training = call, training
+    def __init__(self, call: Call, training: bool, output_final_state: bool):
+        self.call, self.training, self.output_final_state = call, training, output_final_state
         self.found: dict[Run, tuple[Tensor, Tensor, Tensor | None]] = {}  # output, last states, states for the backward
         self.initial: dict[Run, Tensor | None] = {}
 
@@ -96,8 +102,9 @@ class Forward:
             out, last, checkpoints = _operator(training._rule, given)
             self.found[run] = out, last, checkpoints if checkpoints.shape[0] else None
         else:
-            out, last = chunked_forward(**given)
-            self.found[run] = out, last, None
+            wanted = self.output_final_state or run.is_continued
+            out, last = chunked_forward(**given, output_final_state=wanted)
+            self.found[run] = out, self.call.states(0) if last is None else last, None
 
     def to_send(self) -> Tensor:
         """(fragments, batch, heads, dv + dk, dk): of what is continued the last states, or L, above M. Without dk rows where
@@ -119,7 +126,7 @@ class Forward:
                 self._run(run, self.call.initial(run))
 
     def finish(self, every: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The output and the last states, of `to_send()` of all ranks: None where no sequence crosses."""
+        """The output, and the last states if they are wanted, of `to_send()` of all ranks: None where no sequence crosses."""
         call, context = self.call, self.call.context
         for run in context.runs:
             if run.continues:
@@ -129,12 +136,12 @@ class Forward:
                 self._run(run, fold(states[0], maps, states[1:]))
         outs = [self.found[run][0] for run in context.runs]
         out = outs[0] if len(outs) == 1 else torch.cat(outs or [_no_output(call)], 1)
-        return out, self._last()
+        return out, self._last() if self.output_final_state else call.states(0)
 
     def _last(self) -> Tensor:
         call, context = self.call, self.call.context
         last = call.all_states
-        if call["state"] is not None and (empty := context.without_tokens):
+        if call["state"] is not None and (empty := call.without_tokens) is not None:
             last[empty] = call["state"][empty].to(call.wide)
         for run in context.runs:
             if not run.is_continued:
@@ -220,7 +227,7 @@ class Backward:
     def _of_states(self) -> Tensor:
         call, context = self.call, self.call.context
         found = call.all_states
-        if self.grad_last is not None and (empty := context.without_tokens):
+        if self.grad_last is not None and (empty := call.without_tokens) is not None:
             found[empty] = self.grad_last[empty]
         for run in context.runs:
             if not run.continues:

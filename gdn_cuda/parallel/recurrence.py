@@ -22,9 +22,10 @@ _NAME = "parallel.chunked_forward"
 
 class _Rule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, context: Context, options: dict[str, Any], training: bool, *tensors: Tensor | None) -> Any:
+    def forward(ctx: Any, context: Context, options: dict[str, Any], how: tuple[bool, bool], *tensors: Tensor | None) -> Any:
+        training, output_final_state = how
         call = Call(context, dict(zip(TENSORS, tensors, strict=True)), options)
-        half = Forward(call, training)
+        half = Forward(call, training, output_final_state)
         every = exchanged(context, half)
         results = half.finish(every)
         if training:
@@ -123,8 +124,8 @@ def chunked_forward(
         "workspace": WORKSPACE if workspace is None else workspace,
     }
     _check(context, given, weights, options, state)
-    needs = needs_gradients(*given.values(), state, A_log, dt_bias)
-    out, last = _Rule.apply(context, options, needs, *given.values(), state, A_log, dt_bias)
+    how = needs_gradients(*given.values(), state, A_log, dt_bias), output_final_state
+    out, last = _Rule.apply(context, options, how, *given.values(), state, A_log, dt_bias)
     if packed:
         out = out[0]
     if not output_final_state:

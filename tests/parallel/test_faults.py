@@ -324,6 +324,9 @@ def test_a_call_without_gradients_has_the_results_of_one_with() -> None:
         recorded = parallel.chunked_forward(**{name: y.requires_grad_() for name, y in x.items()}, context=context)
         assert all(torch.equal(*pair) for pair in zip(plain, recorded, strict=True))
         assert not plain[0].requires_grad and recorded[0].requires_grad
+        for leaves in ({name: y.detach() for name, y in x.items()}, x):
+            out, last = parallel.chunked_forward(**leaves, context=context, output_final_state=False)
+            assert last is None and torch.equal(out, plain[0])
 
     on_threads(2, run)
 
