@@ -177,10 +177,12 @@ def context(
           they are all tokens, each once
 
     Example:
-        >>> group = torch.distributed.group.WORLD  # of one process here
-        >>> context = gdn_cuda.parallel.context(group, lengths=[70, 30])
+        >>> from torch import distributed
+        >>> distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        >>> context = gdn_cuda.parallel.context(distributed.group.WORLD, lengths=[70, 30])
         >>> context.fragments
         (((0, 100),),)
+        >>> distributed.destroy_process_group()
     """
     ranks = ranks_of(_NAME, group)
     try:

@@ -15,12 +15,14 @@ from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
 from ..operators.schema import refuse, require_tensors
 from .contexts import Context
+from .eager import outside_graphs
 from .layout import Slice
 
 _NAME = "parallel.causal_conv1d"
 Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 
 
+@outside_graphs
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,

@@ -11,12 +11,14 @@ from ..layers.conv_split_l2norm import conv_split_l2norm
 from ..layers.layer_parts import layer_parts
 from ..layers.prefill_layer import without_pools
 from .contexts import Context
+from .eager import outside_graphs
 from .halos import by_slices
 from .recurrence import chunked_forward
 
 _NAME = "GatedDeltaNet"
 
 
+@outside_graphs
 def layer_on_ranks(
     context: Context,
     qkvz: Tensor,

@@ -14,6 +14,7 @@ from ..operators.autograd import needs_gradients
 from ..operators.registration import check_call
 from ..operators.schema import refuse, require_tensor
 from .contexts import Context
+from .eager import outside_graphs
 from .passes import TENSORS, Backward, Call, Forward, exchanged
 from .ranks import all_gather
 
@@ -56,6 +57,7 @@ class _Rule(torch.autograd.Function):
 # ---- What users call
 
 
+@outside_graphs
 def chunked_forward(
     query: Tensor,
     key: Tensor,

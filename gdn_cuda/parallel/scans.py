@@ -13,12 +13,14 @@ from ..operators.registration import check_call
 from ..operators.schema import require_tensors
 from ..scan.selective import selective_scan as in_one_process
 from .contexts import Context
+from .eager import outside_graphs
 from .layout import Run
 from .ranks import all_gather
 
 _NAME = "parallel.selective_scan"
 
 
+@outside_graphs
 def selective_scan(
     u: Tensor,
     delta: Tensor,

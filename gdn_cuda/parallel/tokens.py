@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from ..operators.schema import refuse, require_tensor
 from .contexts import Context
+from .eager import outside_graphs
 from .ranks import all_gather, all_to_all
 
 
@@ -29,6 +30,7 @@ def shard(x: Tensor, context: Context, dim: int = 1) -> Tensor:
     return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
 
 
+@outside_graphs
 def unshard(x: Tensor, context: Context, dim: int = 1) -> Tensor:
     """All tokens in order, from those of each rank: the inverse of `shard`. One all-gather, padded to the rank with most.
     The gradient of x is the sum of what all ranks have for its tokens.
@@ -37,7 +39,8 @@ def unshard(x: Tensor, context: Context, dim: int = 1) -> Tensor:
         x: any, with this rank's tokens along dim; of the same other sizes and dtype on all ranks
 
     Parameters:
-        context, dim: as in `shard`
+        context: whose tokens they are
+        dim: the dimension of tokens
     """
     context.check("parallel.unshard", "x", x, dim)
     most = max(context.counts)
@@ -49,6 +52,7 @@ def unshard(x: Tensor, context: Context, dim: int = 1) -> Tensor:
     return every.flatten(0, 1).index_select(0, _places(context, starts, x.device)).movedim(0, dim)
 
 
+@outside_graphs
 def to_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
     """All tokens in order of this rank's heads, from all heads of this rank's tokens. One all-to-all, whose gradient is that of
     `from_heads`. Rank r has the r-th part of the heads.
@@ -57,7 +61,8 @@ def to_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
         x: any, with this rank's tokens along dim, and along dim + 1 heads, a multiple of the number of ranks
 
     Parameters:
-        context, dim: as in `shard`
+        context: whose tokens they are
+        dim: the dimension of tokens
     """
     context.check("parallel.to_heads", "x", x, dim)
     size = context.ranks.size
@@ -71,6 +76,7 @@ def to_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
     return found.movedim((0, 1), (dim, dim + 1))
 
 
+@outside_graphs
 def from_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
     """All heads of this rank's tokens, from all tokens of this rank's heads: the inverse of `to_heads`.
 
@@ -78,7 +84,8 @@ def from_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
         x: any, with all tokens in order along dim, and this rank's heads along dim + 1, as many on all ranks
 
     Parameters:
-        context, dim: as in `shard`
+        context: whose tokens they are
+        dim: the dimension of tokens
     """
     name, tokens, size = "parallel.from_heads", sum(context.lengths), context.ranks.size
     require_tensor(name, "x", x)

@@ -315,6 +315,16 @@ def test_a_layer_that_is_computed_again_for_the_backward() -> None:
     on_threads(3, run)
 
 
+def test_compiled_code_runs_what_is_between_the_projections_as_it_is() -> None:
+    layer = GatedDeltaNet(8, (1, 2), 8, 8)
+    context = parallel.context(ThreadRanks(None, 0, 1), [20, 30], fragments=[[(10, 50), (0, 10)]])
+    x = torch.randn(1, 50, 8, generator=torch.Generator().manual_seed(0))
+    leaf, other = (x.clone().requires_grad_() for _ in range(2))
+    layer(leaf, context=context).square().sum().backward()
+    torch.compile(layer, backend="aot_eager")(other, context=context).square().sum().backward()
+    torch.testing.assert_close(other.grad, leaf.grad)
+
+
 def test_a_call_without_gradients_has_the_results_of_one_with() -> None:
     def run(ranks: ThreadRanks) -> None:
         context = parallel.context(ranks, [50, 30], "zigzag")
