@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -99,12 +99,14 @@ class Context:
         starts = [first for of_rank in self.fragments for first, _ in of_rank]
         return starts == sorted(starts)
 
+    def on_device(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """`make()` on the device, made and copied once."""
+        if (name, device) not in self._tensors:
+            self._tensors[name, device] = make().to(device)
+        return self._tensors[name, device]
+
     def integers(self, name: str, device: torch.device, values: Iterable[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        """These integers on the device, copied once."""
-        key = name, device
-        if key not in self._tensors:
-            self._tensors[key] = torch.tensor(list(values), dtype=dtype, device=device)
-        return self._tensors[key]
+        return self.on_device(name, device, lambda: torch.tensor(list(values), dtype=dtype))
 
     def offsets(self, slices: Sequence[Slice], device: torch.device) -> Tensor:
         """`cu_seqlens` of consecutive slices of this rank."""

@@ -101,20 +101,22 @@ def from_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
 
 def _places(context: Context, starts: list[int], device: torch.device) -> Tensor:
     """Where each token is among the rows of all ranks, of which those of a rank begin at `starts`."""
-    name = "places", starts[-1]
-    if (name, device) not in context._tensors:
+
+    def make() -> Tensor:
         found = torch.empty(sum(context.lengths), dtype=torch.int64)
         for start, of_rank in zip(starts, context.fragments, strict=True):
             for first, end in of_rank:
-                torch.arange(start, start + end - first, out=found[first:end])
+                found[first:end] = torch.arange(start, start + end - first)
                 start += end - first
-        context._tensors[name, device] = found.to(device)
-    return context._tensors[name, device]
+        return found
+
+    return context.on_device(f"places {starts[-1]}", device, make)
 
 
 def _tokens_by_rank(context: Context, device: torch.device) -> Tensor:
     """The tokens of rank 0, rank 1 and so on."""
-    if ("tokens", device) not in context._tensors:
-        spans = [torch.arange(first, end) for of_rank in context.fragments for first, end in of_rank]
-        context._tensors["tokens", device] = torch.cat(spans or [torch.arange(0)]).to(device)
-    return context._tensors["tokens", device]
+
+    def make() -> Tensor:
+        return torch.cat([torch.arange(first, end) for of_rank in context.fragments for first, end in of_rank])
+
+    return context.on_device("tokens", device, make)

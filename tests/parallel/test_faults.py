@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from gradient_cases import GradientCase, drawn
+from parallel_cases import SMALL, SPLITS, compare, expected, on_rank, results
 from thread_ranks import ThreadRanks, on_threads
 from torch import Tensor
 
@@ -339,6 +341,20 @@ def test_a_call_without_gradients_has_the_results_of_one_with() -> None:
             assert last is None and torch.equal(out, plain[0])
 
     on_threads(2, run)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+def test_results_and_gradients_have_the_dtypes_of_one_process(dtype: torch.dtype, bound: float) -> None:
+    """Rows in `dtype`, gates and states in fp32; two roundings to `dtype`, or chunks that begin elsewhere."""
+    case = GradientCase(lengths=(90, 0, 50), gates=0.1, **SMALL)
+    x, grads = drawn(case, 0, dtype)
+    wanted = results(gdn_cuda.chunked_forward, x, grads)
+
+    def run(ranks: ThreadRanks) -> None:
+        found, context = on_rank(ranks, SPLITS[1], case, x, grads)
+        compare(found, expected(context, case, wanted), f"rank {ranks.rank}, {dtype}", bound)
+
+    on_threads(3, run)
 
 
 def test_queries_with_more_heads_than_values() -> None:
