@@ -168,9 +168,9 @@ class GatedDeltaNet(nn.Module):
         if context is None:
             inner = gdn_prefill_layer(**self._arguments(x), cu_seqlens=cu_seqlens)
         else:
-            from ..parallel.layer import layer_on_ranks  # imports torch.distributed's device meshes
+            from ..parallel.layer import check_tokens_of_rank, layer_on_ranks  # imports torch.distributed's device meshes
 
-            context.check("GatedDeltaNet", "x", x, 1)
+            check_tokens_of_rank(context, x)
             inner = layer_on_ranks(context, **self._arguments(x))
         out: Tensor = self.out_proj(inner)
         return out

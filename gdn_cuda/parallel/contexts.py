@@ -116,11 +116,12 @@ class Context:
 
     def check(self, function: str, name: str, x: Tensor, dim: int) -> None:
         """Raises unless x has this rank's tokens along `dim`, on a device of which ranks exchange tensors."""
-        require_tensor(function, name, x)
         who = f"rank {self.rank} of {self.ranks.size}"
-        if x.dim() <= dim or x.shape[dim] != self.tokens:
-            refuse(function, name, f"{self.tokens} tokens, those of {who}, in dimension {dim}", str(tuple(x.shape)))
+        check_tokens(function, name, x, dim, self.tokens, f"{self.tokens} tokens, those of {who},")
         self.check_device(function, name, x)
+
+    def check_whole(self, function: str, name: str, x: Tensor, dim: int) -> None:
+        check_tokens(function, name, x, dim, sum(self.lengths), f"all {sum(self.lengths)} tokens")
 
     def check_device(self, function: str, name: str, x: Tensor) -> None:
         if self.ranks.size > 1 and not self.ranks.supports(x.device):
@@ -156,6 +157,19 @@ class Context:
         lines.append(f"forward: an all-gather of {_size(state + maps)} from each rank, of states{' and maps' * bool(maps)}")
         lines.append(f"backward: an all-gather of {_size(state)} from each rank, of gradients of states")
         return "\n".join([*lines, f"with {heads} value heads, dk = {dk}, dv = {dv} and one sequence a batch, in fp32"])
+
+
+def check_tokens(function: str, name: str, x: Tensor, dim: int, count: int, what: str) -> None:
+    require_tensor(function, name, x)
+    if dim < 0:
+        refuse(function, "dim", "a dimension counted from the first, 0 or more", dim)
+    if x.dim() <= dim or x.shape[dim] != count:
+        refuse(function, name, f"{what} in dimension {dim}", str(tuple(x.shape)))
+
+
+def require_context(function: str, context: object) -> None:
+    if not isinstance(context, Context):
+        refuse(function, "context", "one from gdn_cuda.parallel.context", type(context).__name__)
 
 
 def _size(count: int) -> str:

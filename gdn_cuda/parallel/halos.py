@@ -14,7 +14,7 @@ from ..conv.causal_conv1d import causal_conv1d as in_one_process
 from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
 from ..operators.schema import refuse, require_tensors
-from .contexts import Context
+from .contexts import Context, require_context
 from .eager import outside_graphs
 from .layout import Slice
 
@@ -51,6 +51,7 @@ def causal_conv1d(
     from one rank to another. A history may reach over several ranks.
     """
     require_tensors(_NAME, x=x, weight=weight)
+    require_context(_NAME, context)
     context.check(_NAME, "x", x, 2)
     if activation not in (None, "silu", "swish"):
         refuse(_NAME, "activation", "None, 'silu' or 'swish'", repr(activation))

@@ -10,12 +10,18 @@ from torch import Tensor
 from ..layers.conv_split_l2norm import conv_split_l2norm
 from ..layers.layer_parts import layer_parts
 from ..layers.prefill_layer import without_pools
-from .contexts import Context
+from .contexts import Context, require_context
 from .eager import outside_graphs
 from .halos import by_slices
 from .recurrence import chunked_forward
 
 _NAME = "GatedDeltaNet"
+
+
+def check_tokens_of_rank(context: Context, x: Tensor) -> None:
+    require_context(_NAME, context)
+    context.check(_NAME, "x", x, 1)
+    context.check_batch(_NAME, "x", x)
 
 
 @outside_graphs

@@ -12,8 +12,8 @@ from ..gdn.reference import heads_of
 from ..gdn.training import WORKSPACE
 from ..operators.autograd import needs_gradients
 from ..operators.registration import check_call
-from ..operators.schema import refuse, require_tensor
-from .contexts import Context
+from ..operators.schema import require_tensor
+from .contexts import Context, require_context
 from .eager import outside_graphs
 from .passes import TENSORS, Backward, Call, Forward, exchanged
 from .ranks import all_gather
@@ -153,8 +153,7 @@ def _check(
     state: Tensor | None,
 ) -> None:
     """Refuses before the first collective what the operator would refuse after it."""
-    if not isinstance(context, Context):
-        refuse(_NAME, "context", "one from gdn_cuda.parallel.context", type(context).__name__)
+    require_context(_NAME, context)
     for name, x in given.items():
         if x is not None:
             context.check(_NAME, name, x, 1)

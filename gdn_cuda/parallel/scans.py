@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from ..operators.registration import check_call
 from ..operators.schema import require_tensors
 from ..scan.selective import selective_scan as in_one_process
-from .contexts import Context
+from .contexts import Context, require_context
 from .eager import outside_graphs
 from .layout import Run
 from .ranks import all_gather
@@ -60,6 +60,7 @@ def selective_scan(
     crosses from one rank to another. A rank on which a sequence neither begins nor ends runs the scan three times.
     """
     require_tensors(_NAME, u=u, A=A)
+    require_context(_NAME, context)
     rows = {"u": u, "delta": delta, "z": z, "delta_a": delta_a}
     for name, x in rows.items():
         if x is not None:

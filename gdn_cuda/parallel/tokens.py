@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..operators.schema import refuse, require_tensor
-from .contexts import Context
+from ..operators.schema import refuse
+from .contexts import Context, require_context
 from .eager import outside_graphs
 from .ranks import all_gather, all_to_all
 
@@ -23,9 +23,8 @@ def shard(x: Tensor, context: Context, dim: int = 1) -> Tensor:
         context: whose tokens they are
         dim: the dimension of tokens
     """
-    require_tensor("parallel.shard", "x", x)
-    if x.dim() <= dim or x.shape[dim] != sum(context.lengths):
-        refuse("parallel.shard", "x", f"all {sum(context.lengths)} tokens in dimension {dim}", str(tuple(x.shape)))
+    require_context("parallel.shard", context)
+    context.check_whole("parallel.shard", "x", x, dim)
     parts = [x.narrow(dim, first, end - first) for first, end in context.fragments[context.rank]]
     return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
 
@@ -42,6 +41,7 @@ def unshard(x: Tensor, context: Context, dim: int = 1) -> Tensor:
         context: whose tokens they are
         dim: the dimension of tokens
     """
+    require_context("parallel.unshard", context)
     context.check("parallel.unshard", "x", x, dim)
     most = max(context.counts)
     rows = x.movedim(dim, 0)
@@ -64,6 +64,7 @@ def to_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
         context: whose tokens they are
         dim: the dimension of tokens
     """
+    require_context("parallel.to_heads", context)
     context.check("parallel.to_heads", "x", x, dim)
     size = context.ranks.size
     if x.dim() <= dim + 1 or x.shape[dim + 1] % size:
@@ -87,11 +88,12 @@ def from_heads(x: Tensor, context: Context, dim: int = 1) -> Tensor:
         context: whose tokens they are
         dim: the dimension of tokens
     """
-    name, tokens, size = "parallel.from_heads", sum(context.lengths), context.ranks.size
-    require_tensor(name, "x", x)
-    if x.dim() <= dim + 1 or x.shape[dim] != tokens:
-        refuse(name, "x", f"all {tokens} tokens in dimension {dim}, then heads", str(tuple(x.shape)))
-    context.check_device(name, "x", x)
+    require_context("parallel.from_heads", context)
+    context.check_whole("parallel.from_heads", "x", x, dim)
+    if x.dim() <= dim + 1:
+        refuse("parallel.from_heads", "x", f"heads in dimension {dim + 1}", str(tuple(x.shape)))
+    context.check_device("parallel.from_heads", "x", x)
+    size = context.ranks.size
     rows = x.movedim((dim, dim + 1), (0, 1))
     if not context.is_in_order:
         rows = rows.index_select(0, _tokens_by_rank(context, x.device))

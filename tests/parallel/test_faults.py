@@ -150,9 +150,10 @@ def test_causal_conv1d_refuses(function: Any, message: str) -> None:
 
 
 def scanned(name: str, change: Any, **options: Any) -> Any:
-    def run(context: parallel.Context) -> Any:
-        x = {name: torch.zeros(1, 3, context.tokens) for name in ("u", "delta")} | {"A": torch.zeros(3, 2)}
-        x |= {name: torch.zeros(1, 2, context.tokens) for name in "BC"}
+    def run(context: parallel.Context | None) -> Any:
+        tokens = 10 if context is None else context.tokens
+        x = {name: torch.zeros(1, 3, tokens) for name in ("u", "delta")} | {"A": torch.zeros(3, 2)}
+        x |= {name: torch.zeros(1, 2, tokens) for name in "BC"}
         return parallel.selective_scan(**x | {name: change(x[name])}, **options, context=context)
 
     return run
@@ -164,6 +165,7 @@ WRONG_SCANS: list[tuple[Any, str]] = [
         "parallel.selective_scan: u: expected 10 tokens, those of rank 1 of 2, in dimension 2",
     ),
     (scanned("delta", lambda x: x[..., 1:]), "delta: expected 10 tokens, those of rank 1 of 2, in dimension 2, got (1, 3, 9)"),
+    (lambda context: scanned("u", lambda x: x)(None), "parallel.selective_scan: context: expected one from gdn_cuda"),
     (scanned("B", lambda x: x[..., 1:]), "selective_scan: B: expected"),
     (scanned("u", lambda x: x, discretization="euler"), "selective_scan: discretization: expected"),
     (scanned("u", lambda x: x, initial_state=torch.zeros(2, 3, 2)), "initial_state: expected (1, 3, 2), a state for each"),
@@ -185,11 +187,22 @@ def zeros(*sizes: int) -> Any:
         ("shard", zeros(1, 20, 2), "x: expected all 21 tokens in dimension 1, got (1, 20, 2)"),
         ("unshard", zeros(1, 21, 2), "x: expected 10 tokens, those of rank 1 of 2, in dimension 1, got (1, 21, 2)"),
         ("to_heads", zeros(1, -1, 3), "x: expected a multiple of 2 heads in dimension 2, got (1, 10, 3)"),
-        ("from_heads", zeros(1, -1, 2), "x: expected all 21 tokens in dimension 1, then heads, got (1, 10, 2)"),
+        ("from_heads", zeros(1, -1, 2), "x: expected all 21 tokens in dimension 1, got (1, 10, 2)"),
+        ("from_heads", zeros(1, 21), "x: expected heads in dimension 2, got (1, 21)"),
     ],
 )
 def test_moved_tokens_are_refused(name: str, x: Any, message: str) -> None:
     refused(lambda context: getattr(parallel, name)(x(context), context), f"parallel.{name}: {message}")
+
+
+@pytest.mark.parametrize("name", ["shard", "unshard", "to_heads", "from_heads"])
+def test_a_dimension_from_the_end_and_another_context_are_refused(name: str) -> None:
+    x = zeros(1, 21, 2) if name in ("shard", "from_heads") else zeros(1, -1, 2)
+    refused(
+        lambda context: getattr(parallel, name)(x(context), context, -2), "dim: expected a dimension counted from the first"
+    )
+    message = f"parallel.{name}: context: expected one from gdn_cuda.parallel.context, got list"
+    refused(lambda context: getattr(parallel, name)(x(context), [21]), message)
 
 
 def test_a_layer_refuses_what_a_context_replaces() -> None:
@@ -200,6 +213,8 @@ def test_a_layer_refuses_what_a_context_replaces() -> None:
 
     refused(run(cu_seqlens=torch.tensor([0, 10])), "GatedDeltaNet: cu_seqlens: expected None with a context, got Tensor")
     refused(run(state=layer.new_state(1)), "GatedDeltaNet: state: expected None with a context, got GatedDeltaNetState")
+    wrong = "GatedDeltaNet: context: expected one from gdn_cuda.parallel.context, got list"
+    refused(lambda context: layer(torch.zeros(1, 10, 8), context=[21]), wrong)
     refused(run(tokens=9), "GatedDeltaNet: x: expected 10 tokens, those of rank 1 of 2, in dimension 1, got (1, 9, 8)")
 
 
