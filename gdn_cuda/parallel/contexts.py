@@ -102,7 +102,8 @@ class Context:
     def on_device(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         """`make()` on the device, made and copied once."""
         if (name, device) not in self._tensors:
-            self._tensors[name, device] = make().to(device)
+            with torch.inference_mode(False):  # a later call may save it for its backward
+                self._tensors[name, device] = make().to(device)
         return self._tensors[name, device]
 
     def integers(self, name: str, device: torch.device, values: Iterable[int], dtype: torch.dtype = torch.int64) -> Tensor:

@@ -358,6 +358,30 @@ def test_a_call_without_gradients_has_the_results_of_one_with() -> None:
     on_threads(2, run)
 
 
+def test_a_context_that_inference_has_used_first_serves_training() -> None:
+    """Its tensors are made at first use, and some are saved for the backward."""
+
+    def run(ranks: ThreadRanks) -> None:
+        context = parallel.context(ranks, [3, 0, 4, 30, 5, 2], fragments=[[(20, 44), (0, 10)], [(10, 20)]])
+        x = call(context)
+        scan = {name: torch.ones(1, 3, context.tokens) for name in ("u", "delta")} | {"A": -torch.ones(3, 2)}
+        scan |= {name: torch.ones(1, 2, context.tokens) for name in "BC"}
+        with torch.inference_mode():
+            parallel.chunked_forward(**x, context=context, broadcast_final_state=True)
+            parallel.causal_conv1d(scan["u"], torch.ones(3, 4), context=context)
+            parallel.selective_scan(**scan, context=context)
+            parallel.to_heads(parallel.unshard(x["query"], context)[:, : context.tokens], context)
+        out, last = parallel.chunked_forward(
+            **{name: y.requires_grad_() for name, y in x.items()}, context=context, broadcast_final_state=True
+        )
+        y = parallel.causal_conv1d(scan["u"].requires_grad_(), torch.ones(3, 4), context=context)
+        parts = [out, last, y, parallel.selective_scan(**scan, context=context), parallel.unshard(x["query"], context)]
+        sum(part.sum() for part in parts).backward()
+        assert all(y.grad is not None and y.grad.isfinite().all() for y in (*x.values(), scan["u"]))
+
+    on_threads(2, run)
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 def test_results_and_gradients_have_the_dtypes_of_one_process(dtype: torch.dtype, bound: float) -> None:
     """Rows in `dtype`, gates and states in fp32; two roundings to `dtype`, or chunks that begin elsewhere."""
