@@ -14,6 +14,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda import parallel
+from gdn_cuda.nn import GatedDeltaNet
 from gdn_cuda.parallel.ranks import Ranks
 
 LENGTHS = ([90], [3, 0, 1, 70, 2, 0, 40], [7], [5, 4])
@@ -82,11 +83,16 @@ def layers() -> Iterator[tuple[Split, list[int], int, dict[str, Any]]]:
         yield split, [40], 2, form
 
 
+def same_layer(*sizes: Any, **options: Any) -> GatedDeltaNet:
+    """On all ranks. It draws from torch's own generator, which ranks that are threads share."""
+    with _one_at_a_time:
+        return layer(*sizes, **options)
+
+
 def check_layer(ranks: Ranks, split: Split, lengths: list[int], batch: int, form: dict[str, Any]) -> None:
     """Output, and gradients of x and of all parameters, against autograd of the definition token by token."""
     context = split.context(ranks, lengths)
-    with _one_at_a_time:  # it draws from torch's own generator, and ranks may be threads
-        made = layer(0, (1, 2), 8, 16, dtype=torch.float64, **form)
+    made = same_layer(0, (1, 2), 8, 16, dtype=torch.float64, **form)
     x, grad = drawn(batch, sum(lengths), HIDDEN, seed=1), drawn(batch, sum(lengths), HIDDEN, seed=2)
     out, wide, parameters = oracle(made, x, lengths if batch == 1 else None)
     wanted = {"out": out.detach()} | gradients(out, grad, {"x": wide} | parameters)
