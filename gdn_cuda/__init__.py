@@ -23,7 +23,7 @@ from .structured import *  # noqa: E402, F403
 from .submodules import on_access as _on_access  # noqa: E402
 
 if _typing.TYPE_CHECKING:
-    from . import compat, integrations  # noqa: F401
+    from . import compat, integrations, parallel  # noqa: F401
 else:
     __getattr__, __dir__ = _on_access(__name__)
 

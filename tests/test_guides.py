@@ -25,6 +25,7 @@ RESULTS = {
     "docs/integrations.md": 0,
     "docs/jit.md": 0,
     "docs/kernels/gdn_prefill.md": 0,
+    "docs/parallel.md": 1,
     "docs/performance.md": 0,
     "docs/recipes.md": 4,
     "docs/scan.md": 5,

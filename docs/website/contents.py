@@ -18,7 +18,7 @@ _ENTRY = re.compile(r"- \[[^\]]+\]\(([^)]+)\): ")
 PLACES = {INDEX: "index.md", "README.md": "index.md", OPERATORS: "operators/index.md"}
 # Generated pages by section.
 GENERATED = {
-    "Use": ("api/nn", "api/compat"),
+    "Use": ("api/nn", "api/parallel", "api/compat"),
     "Run": ("api/runtime", "api/commands", "api/kernels"),
     "Trust": ("api/reference",),
 }

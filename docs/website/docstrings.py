@@ -14,6 +14,7 @@ from typing import Any
 
 import gdn_cuda
 import gdn_cuda.nn
+import gdn_cuda.parallel
 
 
 def _families() -> list[ModuleType]:
@@ -56,9 +57,15 @@ def runtime_functions() -> dict[str, Callable[..., Any]]:
     return {name: each for name, each in public.items() if callable(each)}
 
 
+def parallel_functions() -> dict[str, Callable[..., Any]]:
+    public = {name: getattr(gdn_cuda.parallel, name) for name in gdn_cuda.parallel.__all__}
+    return {f"parallel.{name}": each for name, each in public.items() if inspect.isfunction(each)}
+
+
 def called() -> dict[str, Any]:
     """Every public function, and every module, by name."""
-    return {name: each for family in FAMILIES for name, each in operators(family).items()} | modules() | runtime_functions()
+    found = {name: each for family in FAMILIES for name, each in operators(family).items()}
+    return found | modules() | runtime_functions() | parallel_functions()
 
 
 def sections(documented: Any) -> dict[str, str]:

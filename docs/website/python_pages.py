@@ -18,6 +18,7 @@ from links import relative
 import gdn_cuda._C
 import gdn_cuda.compat
 import gdn_cuda.nn
+import gdn_cuda.parallel
 
 
 def type_page(name: str, documented: Any) -> str:
@@ -106,6 +107,14 @@ def nn_page() -> str:
     return "\n".join(parts)
 
 
+def parallel_page() -> str:
+    parts = [f"# Several GPUs: `gdn_cuda.parallel`\n\n{inspect.getdoc(gdn_cuda.parallel)}\n"]
+    parts += [entry(name, function, "##") for name, function in docstrings.parallel_functions().items()]
+    context = gdn_cuda.parallel.Context
+    parts.append(f"## parallel.Context\n\n{inspect.getdoc(context)}\n\n{entry('explain', context.explain, '###')}")
+    return "\n".join(parts)
+
+
 def compat_page() -> str:
     parts = [f"# Other libraries' names: `gdn_cuda.compat`\n\n{inspect.getdoc(gdn_cuda.compat)}\n"]
     names = [each.name for each in pkgutil.iter_modules(gdn_cuda.compat.__path__)]
@@ -136,6 +145,7 @@ def reference_page() -> str:
 
 PYTHON_PAGES = {
     "api/nn": nn_page,
+    "api/parallel": parallel_page,
     "api/compat": compat_page,
     "api/runtime": runtime_page,
     "api/commands": commands_page,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from ..operators.composed import composed
 from ..operators.registration import check_call
 from ..operators.schema import refuse, require_tensor, require_tensors
 from .conv_split_l2norm import conv_split_l2norm
-from .layer_parts import DIFFERENTIABLE, check_heads, check_parts, layer_parts, split_heads
+from .layer_parts import DIFFERENTIABLE, LayerParts, check_heads, check_parts, layer_parts, split_heads
 from .rms_norm_gated import rms_norm_gated
 
 _NAME = "gdn_prefill_layer"
@@ -122,9 +124,8 @@ def gdn_prefill_layer(
         for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
             if given is not None:
                 refuse(_NAME, name, "None without pools", "a tensor")
-        query, key, value, *_ = conv_split_l2norm(parts.mixed.mT, conv_weight, conv_bias, **convolution)
-        found = chunked_forward(query, key, value, parts.b, parts.a, **recurrence, output_final_state=False)[0]
-        return rms_norm_gated(found, *norm).flatten(-2)
+        convolve = partial(conv_split_l2norm, weight=conv_weight, bias=conv_bias, **convolution)
+        return without_pools(parts, convolve, partial(chunked_forward, **recurrence, output_final_state=False), *norm)
     require_tensor(_NAME, "conv_pool", conv_pool)
     require_tensor(_NAME, "state_pool", state_pool)
     assert conv_pool is not None and state_pool is not None
@@ -181,6 +182,17 @@ def gdn_prefill_layer(
         "a": a,
     }
     return composed(_NAME, DIFFERENTIABLE, written, read, run, checks)
+
+
+def without_pools(
+    parts: LayerParts,
+    convolve: Callable[[Tensor], tuple[Tensor, ...]],
+    recur: Callable[..., tuple[Tensor, Any]],
+    *norm: Any,
+) -> Tensor:
+    """The layer with gradients: `convolve` of q, k and v, `recur` of these, b and a, and the gated norm."""
+    query, key, value, *_ = convolve(parts.mixed.mT)
+    return rms_norm_gated(recur(query, key, value, parts.b, parts.a)[0], *norm).flatten(-2)
 
 
 typical_call(

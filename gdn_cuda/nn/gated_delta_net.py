@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from ..layers.decode_layer import MOST_TOKENS, TAPS, by_operators
 from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
 from .dtypes import recurrence_dtype
+
+if TYPE_CHECKING:
+    from ..parallel import Context
 
 _DT_MIN, _DT_MAX = 0.001, 0.1  # the initial range of softplus(dt_bias)
 _FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
@@ -145,10 +148,16 @@ class GatedDeltaNet(nn.Module):
         cu_seqlens: Tensor | None = None,
         has_initial_state: Tensor | None = None,
         null_slot: int | None = None,
+        context: Context | None = None,
     ) -> Tensor:
         """Prompts with a state, and sequences to train on without; arguments as of `gdn_prefill_layer`. Without a state,
-        sequences start from zeros, and the call has gradients."""
+        sequences start from zeros, and the call has gradients. With a context from `gdn_cuda.parallel.context` too, x has this
+        rank's tokens of sequences that ranks share, and the context, not cu_seqlens, says which."""
         self._check(x)
+        if context is not None:
+            for name, given in (("state", state), ("cu_seqlens", cu_seqlens)):
+                if given is not None:
+                    raise ValueError(f"GatedDeltaNet: {name}: expected None with a context, got {type(given).__name__}")
         if state is not None:
             more: dict[str, Any] = {"state_indices": state_indices, "null_slot": null_slot}
             more |= {"cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
@@ -156,7 +165,14 @@ class GatedDeltaNet(nn.Module):
         for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
             if given is not None:
                 raise ValueError(f"GatedDeltaNet: {name}: expected None without a state, got a tensor")
-        out: Tensor = self.out_proj(gdn_prefill_layer(**self._arguments(x), cu_seqlens=cu_seqlens))
+        if context is None:
+            inner = gdn_prefill_layer(**self._arguments(x), cu_seqlens=cu_seqlens)
+        else:
+            from ..parallel.layer import check_tokens_of_rank, layer_on_ranks  # imports torch.distributed's device meshes
+
+            check_tokens_of_rank(context, x)
+            inner = layer_on_ranks(context, **self._arguments(x))
+        out: Tensor = self.out_proj(inner)
         return out
 
     def step(

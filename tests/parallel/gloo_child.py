@@ -1,0 +1,116 @@
+"""Run by tests: some processes, all but the first forks of it, with gloo. What differs from one process is an error; a process
+that waits for ever ends by an alarm.
+
+    python gloo_child.py FILE WORLD    # a path where no file is, in which the processes find each other
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "gdn")]
+
+import torch
+import torch.distributed as dist
+from layer_cases_on_ranks import check_convolution, check_layer, check_tokens, convolutions, layers
+from parallel_cases import SPLITS, cases, check, check_broadcast
+from scan_cases_on_ranks import check_scan, scans
+from torch.distributed.device_mesh import init_device_mesh
+
+from gdn_cuda import parallel
+from gdn_cuda.parallel.ranks import ProcessRanks
+
+PATIENCE = 120  # seconds
+
+
+def message_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    raise AssertionError("expected an error, got none")
+
+
+def check_unequal_contexts(rank: int, world: int) -> None:
+    """Every rank says what it got, and what one of the others did; nobody waits for a rank whose arguments are refused."""
+    group = dist.group.WORLD
+    said = message_of(lambda: parallel.context(group, [10, 5 + (rank == world - 1)]))
+    assert "lengths=[10, 5]" in said and "lengths=[10, 6]" in said and f"rank {rank} " in said, said
+    said = message_of(lambda: parallel.context(group, [20], layout="zigzag" if rank else "contiguous"))
+    assert "fragments=" in said, said
+    said = message_of(lambda: parallel.context(group, [-1 if rank == 0 else 20]))
+    assert "parallel.context: lengths: expected one integer or more, none negative, got -1" in said, said
+
+
+def check_contexts_as_keys(world: int) -> None:
+    made = [parallel.context(dist.group.WORLD, [20, 30]) for _ in range(2)]
+    assert made[0] == made[1] and len({*made, parallel.context(dist.group.WORLD, [30, 20])}) == 2
+    mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("dp", "cp"))
+    assert parallel.context(mesh["cp"], [20, 30]).fragments == made[0].fragments
+    said = message_of(lambda: parallel.context(mesh, [20]))
+    assert said == "parallel.context: group: expected a DeviceMesh of one dimension, mesh['cp'], got one of 2", said
+
+
+def check_a_device_without_backend() -> None:
+    context = parallel.context(dist.group.WORLD, [20])
+    x = torch.zeros(1, context.tokens, 2, 8, device="meta")
+    said = message_of(lambda: parallel.unshard(x, context))
+    assert said.endswith("expected a tensor on a device for which the group has a backend, got one on meta"), said
+    said = message_of(lambda: parallel.chunked_forward(x, x, x, None, None, context=context))
+    assert said.startswith("parallel.chunked_forward: query: expected a tensor on a device"), said
+
+
+def check_a_rank_that_raises(rank: int) -> None:
+    """The others wait for as long as the group waits, and no longer."""
+    context = parallel.context(dist.new_group(timeout=timedelta(seconds=3)), [20])
+    x = torch.zeros(1, context.tokens + (rank == 0), 2, 8)
+    said = message_of(lambda: parallel.chunked_forward(x, x, x, None, None, context=context))
+    assert ("rank 0 of 2" in said) == (rank == 0), said
+
+
+def main(file: str, processes: str) -> None:
+    torch.set_num_threads(1)
+    world, others, rank = int(processes), [], 0
+    for each in range(1, world):  # before there are threads
+        if (other := os.fork()) == 0:
+            others, rank = [], each
+            break
+        others.append(other)
+    signal.alarm(PATIENCE)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE)
+    )
+    assert dist.group.WORLD is not None
+    ranks = ProcessRanks(dist.group.WORLD)
+    for split, case in cases():
+        check(ranks, split, case)
+    for split in SPLITS:
+        check_broadcast(ranks, split)
+        for dim in (0, 1, 2):
+            check_tokens(ranks, split, 70, dim)
+        check_tokens(ranks, split, 64 * world, 1)
+        check_tokens(ranks, split, 0, 1)
+    for convolution in convolutions():
+        check_convolution(ranks, *convolution)
+    for layer in layers():
+        check_layer(ranks, *layer)
+    for scan in scans():
+        check_scan(ranks, *scan)
+    check_unequal_contexts(rank, world)
+    check_contexts_as_keys(world)
+    check_a_device_without_backend()
+    if world == 2:
+        check_a_rank_that_raises(rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    ended = [os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) for other in others]
+    sys.exit(any(ended))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,30 @@
+"""`gdn_cuda.parallel` with several parts on one GPU."""
+
+from __future__ import annotations
+
+import parts_on_gpu as parts
+import pytest
+from gradient_cases import GradientCase
+from parallel_cases import SPLITS, Split
+from thread_ranks import on_threads
+
+SPLIT = pytest.mark.parametrize("split", SPLITS[:4], ids=lambda split: split.name)
+
+
+@pytest.mark.parametrize("case", parts.CASES, ids=str)
+@SPLIT
+def test_parts_have_the_errors_of_the_whole(split: Split, case: GradientCase, seed: int) -> None:
+    call = parts.call_of(case, seed)
+    for size in (2, 3, 4):
+        on_threads(size, lambda ranks: parts.check_errors(ranks, split, call))
+
+
+@SPLIT
+def test_two_runs_have_the_same_bits(split: Split, seed: int) -> None:
+    call = parts.call_of(parts.CASES[1], seed)
+    on_threads(3, lambda ranks: parts.check_bits(ranks, split, call))
+
+
+@SPLIT
+def test_a_layer_in_parts_is_the_layer(split: Split, seed: int) -> None:
+    on_threads(3, lambda ranks: parts.check_layer(ranks, split, seed))
