@@ -69,7 +69,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "gdn/backward_chain",
         "gdn/backward_gradients",
     ),
-    "test_gradients.py::test_chains_of_few_heads_are_split_along_time[hopper]": ("gdn/backward_links",),
+    "test_gradients.py::test_chains_of_few_heads_are_split_along_time[hopper-chunked]": ("gdn/backward_links",),
     "test_gradients.py::test_against_the_recurrence[ampere-65x65-1x2x64x64-gates1.0-random-beta1.0-state-last]": (
         "gdn/backward_mma_states",
         "gdn/backward_mma_gradients",

@@ -12,7 +12,7 @@ from devices import Device
 from gradient_cases import GradientCase, cotangents, error, gradients_of, inputs, oracle
 from torch import Tensor
 
-from gdn_cuda import chunked_forward
+from gdn_cuda import chunked_forward, recurrent_forward
 
 BOUNDS = {"query": 5e-3, "key": 5e-3, "value": 5e-3, "state": 5e-3, "beta": 8e-3, "gate": 8e-3, "A_log": 8e-3, "dt_bias": 8e-3}
 
@@ -117,6 +117,20 @@ def test_heads_in_groups_that_fit_the_workspace(device: Device, seed: int) -> No
     at_once = found_by_kernels(device, x, grads)
     in_groups = found_by_kernels(device, x | {"workspace": 2 * least_workspace(device, case, seed)}, grads)
     assert all(torch.equal(at_once[name], in_groups[name]) for name in at_once)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "none"])
+def test_a_forward_by_token_has_the_bits_of_recurrent_forward(layout: str, device: Device, seed: int) -> None:
+    """Of states that are views of [K, V] too, which other kernels take."""
+    x = inputs(GradientCase(lengths=(5, 5), options={"use_qk_l2norm": True}, state=layout != "none"), seed)
+    x = {name: y.to(device.name) if isinstance(y, Tensor) else y for name, y in x.items()}
+    if layout == "columns":
+        x["state"] = x["state"].mT.contiguous().mT
+    norm = {"is_qk_norm": x.pop("use_qk_l2norm")}
+    expected = recurrent_forward(**{"state": None} | x, **norm)
+    x["value"].requires_grad_()
+    found = chunked_forward(**x, use_qk_l2norm=True, forward="recurrent")
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 2)], ids=["padded", "packed"])

@@ -66,7 +66,8 @@ def check_errors(ranks: Ranks, split: Split, call: Call) -> None:
     for name, y in in_parts(ranks, split, call).items():
         mine, other = error(y, call.exact[name]), error(call.alone[name], call.exact[name])
         most = 5 if name in WEIGHTS else 1.5  # of four numbers the error is chance
-        assert mine <= most * other + 1e-6, (split.name, str(call.case), name, mine, other)
+        chance = 4e-3 if name in ("beta", "gate", *WEIGHTS) else 2.5e-3  # half of what one GPU's tests allow
+        assert mine <= max(most * other, chance), (split.name, str(call.case), name, mine, other)
 
 
 def check_bits(ranks: Ranks, split: Split, call: Call) -> None:

@@ -86,18 +86,19 @@ std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
     const auto without_checkpoints = [&] {
         return torch::stable::new_empty(x.value, checkpoint_sizes(sequences, 0), ScalarType::Float);
     };
-    if (x.recurrent) {  // fp32 states, so that the kernels are those of decode with an fp32 pool
-        const auto [out, last] = recurrent_forward({.query = x.query,
-                                                    .key = x.key,
-                                                    .value = x.value,
-                                                    .state = in_fp32(x.state),
-                                                    .beta = x.beta,
-                                                    .gate = x.gate,
-                                                    .cu_seqlens = x.cu_seqlens,
-                                                    .is_qk_norm = x.use_qk_l2norm,
-                                                    .scale = x.scale,
-                                                    .gates = x.gates,
-                                                    .has_initial_state = x.has_initial_state});
+    if (x.recurrent) {  // fp32 states, with the caller's strides, which decide on the kernel, and so on the bits
+        const auto [out, last] =
+            recurrent_forward({.query = x.query,
+                               .key = x.key,
+                               .value = x.value,
+                               .state = x.state ? OptionalTensor(torch::stable::to(*x.state, ScalarType::Float)) : x.state,
+                               .beta = x.beta,
+                               .gate = x.gate,
+                               .cu_seqlens = x.cu_seqlens,
+                               .is_qk_norm = x.use_qk_l2norm,
+                               .scale = x.scale,
+                               .gates = x.gates,
+                               .has_initial_state = x.has_initial_state});
         return {out, last, without_checkpoints()};
     }
     const ChunkedResult result = chunked_forward(as_chunked_forward(x, interval));
