@@ -6,7 +6,7 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-constexpr int kMultiprocessors = 132;
+constexpr int kOfOneCard = 132;
 
 GdnCall call_of(int sequences, int tokens, int heads, int dk = 128, int dv = 128) {
     GdnCall call{};
@@ -20,9 +20,7 @@ GdnCall call_of(int sequences, int tokens, int heads, int dk = 128, int dv = 128
 }
 
 TEST(BackwardChain, IsSplitWhereHeadsAreFewAndSequencesLong) {
-    const auto segments = [](const GdnCall& call, int chains = 2) {
-        return BackwardChain::segments(call, chains, kMultiprocessors);
-    };
+    const auto segments = [](const GdnCall& call, int chains = 2) { return BackwardChain::segments(call, chains, kOfOneCard); };
     EXPECT_EQ(segments(call_of(1, 8192, 4)), 5);
     EXPECT_EQ(segments(call_of(1, 8192, 8)), 3);
     EXPECT_EQ(segments(call_of(1, 8192, 16)), 1);
@@ -39,10 +37,10 @@ TEST(BackwardChain, HasNoEmptySegmentAndBlocksForAll) {
         for (const int heads : {1, 2, 3, 4, 8, 11})
             for (const int chains : {1, 2}) {
                 const GdnCall call = call_of(1, chunks * kChunk, heads);
-                const int segments = BackwardChain::segments(call, chains, kMultiprocessors);
+                const int segments = BackwardChain::segments(call, chains, kOfOneCard);
                 const i64 length = ceil_div(i64{chunks}, i64{segments});
                 EXPECT_LT((segments - 1) * length, chunks) << chunks << " chunks, " << heads << " heads";
-                EXPECT_TRUE(segments == 1 || chains * heads * (2 + (segments - 2) * 4) <= kMultiprocessors);
+                EXPECT_TRUE(segments == 1 || chains * heads * (2 + (segments - 2) * 4) <= kOfOneCard);
             }
 }
 
@@ -50,19 +48,17 @@ TEST(BackwardChain, PackedSequencesAreNotSplit) {
     GdnCall call = call_of(1, 8192, 4);
     const int offsets[] = {0, 8192};
     call.cu_seqlens.data = offsets;
-    EXPECT_EQ(BackwardChain::segments(call, 2, kMultiprocessors), 1);
+    EXPECT_EQ(BackwardChain::segments(call, 2, kOfOneCard), 1);
 }
 
 TEST(BackwardPrepare, SharesChunksOutToAllMultiprocessors) {
-    const auto blocks = [](i64 pairs, i64 chunks) {
-        return pairs * BackwardPrepare::preparers(pairs, chunks, kMultiprocessors);
-    };
+    const auto blocks = [](i64 pairs, i64 chunks) { return pairs * BackwardPrepare::preparers(pairs, chunks, kOfOneCard); };
     EXPECT_EQ(blocks(32, 128), 128);
     EXPECT_EQ(blocks(8, 128), 128);
     EXPECT_EQ(blocks(1, 5), 5);
     for (const i64 pairs : {1, 7, 100, 132, 133, 256, 1000})
         for (const i64 chunks : {1, 2, 64, 512}) {
-            const int preparers = BackwardPrepare::preparers(pairs, chunks, kMultiprocessors);
+            const int preparers = BackwardPrepare::preparers(pairs, chunks, kOfOneCard);
             EXPECT_GE(preparers, 1);
             EXPECT_LE(preparers, chunks);
         }

@@ -104,7 +104,10 @@ std::string launches_of(const Recorded& each, const ChunkedSchedule& schedule) {
     GdnCall call{.sequences = static_cast<int>(x.sequences), .heads = x.heads, .dv = x.dv, .values = x.dv, .outputs = x.dv};
     static int memory;
     if (x.packed_tokens > 0) call.cu_seqlens.data = &memory;
-    if (each.checkpoints) call.steps.data = &memory;
+    if (each.checkpoints) {
+        call.steps.data = &memory;
+        call.step_interval = kChunk;
+    }
     Explanation explanation(device_of(each.multiprocessors));
     Prefill::run(x, schedule, call, {.in_place = each.in_place}, {jit::kStandIn, nullptr});
     std::vector<std::string> launches;
