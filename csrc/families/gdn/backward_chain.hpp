@@ -146,9 +146,9 @@ struct BackwardChain {
                 .taken = segments - 1,
                 .summarizes = true,
                 .after = memory,
-                .of_sequence = call.heads * head,
-                .of_head = head,
-                .of_segment = state,
+                .sequence_stride = call.heads * head,
+                .head_stride = head,
+                .segment_stride = state,
                 .transitions = memory + i64{call.sequences} * call.heads * head};
     }
 

@@ -81,9 +81,9 @@ struct StateCheckpoints {
                 .length = static_cast<int>(interval / kChunk),
                 .taken = count,
                 .after = static_cast<float*>(first.data),
-                .of_sequence = first.slot,
-                .of_head = first.head,
-                .of_segment = first.step};
+                .sequence_stride = first.slot,
+                .head_stride = first.head,
+                .segment_stride = first.step};
     }
 };
 
@@ -107,24 +107,24 @@ struct BackwardPasses {
     };
     Calls calls(const BackwardPart& part, const BackwardHandover& handover) const {
         const i64 key_head = part.head / call.heads_per_key;
-        const auto of_keys = [&](const Rows& rows) { return from(rows, key_head, part.token); };
-        const auto of_values = [&](const auto& x) { return from(x, part.head, part.token); };
+        const auto part_of_keys = [&](const Rows& rows) { return from(rows, key_head, part.token); };
+        const auto part_of_values = [&](const auto& x) { return from(x, part.head, part.token); };
         const i64 first_scalar = part.head + part.token * call.heads;
         GdnCall each = call;
         each.heads = static_cast<int>(part.heads);
         each.tokens = static_cast<int>(part.tokens);
-        each.query = of_keys(call.query);
-        each.key = of_keys(call.key);
-        each.gate = of_values(call.gate);
-        each.beta = of_values(call.beta);
+        each.query = part_of_keys(call.query);
+        each.key = part_of_keys(call.key);
+        each.gate = part_of_values(call.gate);
+        each.beta = part_of_values(call.beta);
 
         GdnCall backward = each, forward = each;
-        backward.value = of_values(output_gradient);
-        backward.output = of_values(value_gradient);
+        backward.value = part_of_values(output_gradient);
+        backward.output = part_of_values(value_gradient);
         const bool is_last = part.token + part.tokens == call.tokens;
         backward.initial = from_head(is_last ? final_gradient : initial_gradient, part.head);
         backward.last = from_head(initial_gradient, part.head);
-        forward.value = of_values(call.value);
+        forward.value = part_of_values(call.value);
         forward.initial =
             from_head(part.token > 0 ? checkpoints.at(part.token / checkpoints.interval - 1) : initial, part.head);
         forward.last = {};
@@ -132,10 +132,10 @@ struct BackwardPasses {
                 forward,
                 {.query = each.query,
                  .key = each.key,
-                 .output_gradient = of_values(output_gradient),
-                 .value_gradient = of_values(value_gradient),
-                 .query_gradient = of_keys(query_gradient),
-                 .key_gradient = of_keys(key_gradient),
+                 .output_gradient = part_of_values(output_gradient),
+                 .value_gradient = part_of_values(value_gradient),
+                 .query_gradient = part_of_keys(query_gradient),
+                 .key_gradient = part_of_keys(key_gradient),
                  .beta_gradient = beta_gradient + first_scalar,
                  .gate_gradient = gate_gradient + first_scalar,
                  .scalars_sequence = packed() ? 0 : i64{call.tokens} * call.heads,

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kConfig.threads()) backward_links(const __grid
     const auto load_next = [&] {
         transition += static_cast<i64>(dk) * dk;
         load(transition);
-        load_rows(after + chain.of_segment);
+        load_rows(after + chain.segment_stride);
     };
     if (between > 1) load_next();
 #pragma unroll 1
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kConfig.threads()) backward_links(const __grid
         for (int i = 0; i < kDepth; ++i) current[i] = m[i];
 #pragma unroll
         for (int row = 0; row < kOwn; ++row) found[row] = added[row];
-        after += chain.of_segment;
+        after += chain.segment_stride;
         if (segment + 1 < between) load_next();
         __syncthreads();
 #pragma unroll

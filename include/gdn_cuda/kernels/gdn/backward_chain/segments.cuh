@@ -15,12 +15,12 @@ struct ChainSegments {
     int begin = 0, taken = 1;  // the segments of this launch
     bool summarizes = false;   // those but the first
     float* after = nullptr;    // (dv, dk) for each sequence, head and segment but the last: the state after it; before that, L
-    i64 of_sequence = 0, of_head = 0, of_segment = 0;  // its strides
-    float* transitions = nullptr;                      // (sequence, head, segment but the last, dk, dk): M
+    i64 sequence_stride = 0, head_stride = 0, segment_stride = 0;
+    float* transitions = nullptr;  // (sequence, head, segment but the last, dk, dk): M
 
     GDN_HOST_DEVICE constexpr int between() const { return count - 1; }
     GDN_HOST_DEVICE constexpr float* state_after(int sequence, int head, int segment) const {
-        return after + sequence * of_sequence + head * of_head + segment * of_segment;
+        return after + sequence * sequence_stride + head * head_stride + segment * segment_stride;
     }
     // The later launch.
     constexpr ChainSegments without_first() const {
