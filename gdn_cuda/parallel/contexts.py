@@ -26,7 +26,7 @@ class Context:
 
     ranks: Ranks
     lengths: tuple[int, ...]
-    fragments: tuple[Fragments, ...]  # of each rank
+    fragments: tuple[Fragments, ...]  # by rank
     _tensors: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -36,7 +36,7 @@ class Context:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """The number of tokens of each rank."""
-        return tuple(sum(end - first for first, end in of_rank) for of_rank in self.fragments)
+        return tuple(sum(end - first for first, end in one_rank) for one_rank in self.fragments)
 
     @property
     def tokens(self) -> int:
@@ -46,7 +46,7 @@ class Context:
     @cached_property
     def slots(self) -> int:
         """As many fragments as the rank with most has."""
-        return max(len(of_rank) for of_rank in self.fragments)
+        return max(len(one_rank) for one_rank in self.fragments)
 
     @cached_property
     def slices_by_rank(self) -> tuple[tuple[Slice, ...], ...]:
@@ -58,13 +58,13 @@ class Context:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """Of this rank."""
+        """This rank's."""
         return layouts.runs_of(self.slices)
 
     @cached_property
     def chains(self) -> dict[int, tuple[Slice, ...]]:
         """By sequence, those that cross from one fragment to another: their slices in the order of tokens."""
-        return layouts.chains_of([each for of_rank in self.slices_by_rank for each in of_rank], self.fragments)
+        return layouts.chains_of([each for one_rank in self.slices_by_rank for each in one_rank], self.fragments)
 
     @cached_property
     def has_links(self) -> bool:
@@ -84,7 +84,7 @@ class Context:
     def owners(self) -> tuple[int, ...]:
         """The rank that has the last token of each sequence, 0 for sequences without tokens."""
         found = [0] * len(self.lengths)
-        for each in (each for of_rank in self.slices_by_rank for each in of_rank if not each.is_continued):
+        for each in (each for one_rank in self.slices_by_rank for each in one_rank if not each.is_continued):
             found[each.sequence] = each.rank
         return tuple(found)
 
@@ -96,7 +96,7 @@ class Context:
     @cached_property
     def is_in_order(self) -> bool:
         """Whether the tokens of rank 0, rank 1 and so on are all tokens in order."""
-        starts = [first for of_rank in self.fragments for first, _ in of_rank]
+        starts = [first for one_rank in self.fragments for first, _ in one_rank]
         return starts == sorted(starts)
 
     def on_device(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
@@ -145,8 +145,8 @@ class Context:
         """Who has which tokens, which sequences cross, and what a layer with these sizes exchanges."""
         mine, size = self.rank, self.ranks.size
         lines = [f"{sum(self.lengths)} tokens in {len(self.lengths)} sequences on {size} ranks; this is rank {mine}"]
-        for rank, of_rank in enumerate(self.fragments):
-            spans = ", ".join(f"{first} to {end - 1}" for first, end in of_rank) or "none"
+        for rank, one_rank in enumerate(self.fragments):
+            spans = ", ".join(f"{first} to {end - 1}" for first, end in one_rank) or "none"
             lines.append(f"rank {rank}: {self.counts[rank]} tokens: {spans}")
         for sequence, chain in self.chains.items():
             path = " → ".join(str(each.rank) for each in chain)

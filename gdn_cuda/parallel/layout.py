@@ -70,13 +70,13 @@ def checked(function: str, fragments: object, tokens: int, ranks: int) -> tuple[
     """The fragments of all ranks, as the user gives them. Together they are all tokens, each once."""
     what = "a list of (first, last + 1) for each rank"
     try:
-        found = tuple(tuple((int(first), int(end)) for first, end in of_rank) for of_rank in fragments)  # type: ignore[attr-defined]
+        found = tuple(tuple((int(first), int(end)) for first, end in one_rank) for one_rank in fragments)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         refuse(function, "fragments", what, repr(fragments))
     if len(found) != ranks:
         refuse(function, "fragments", f"{what}, of which there are {ranks}", f"{len(found)} lists")
     until = 0
-    for first, end, rank in sorted((*each, rank) for rank, of_rank in enumerate(found) for each in of_rank):
+    for first, end, rank in sorted((*each, rank) for rank, one_rank in enumerate(found) for each in one_rank):
         if not 0 <= first <= end <= tokens:
             refuse(
                 function, "fragments", f"0 ≤ first ≤ end ≤ {tokens}, the number of tokens", f"({first}, {end}) of rank {rank}"

@@ -106,8 +106,8 @@ def _places(context: Context, starts: list[int], device: torch.device) -> Tensor
 
     def make() -> Tensor:
         found = torch.empty(sum(context.lengths), dtype=torch.int64)
-        for start, of_rank in zip(starts, context.fragments, strict=True):
-            for first, end in of_rank:
+        for start, one_rank in zip(starts, context.fragments, strict=True):
+            for first, end in one_rank:
                 found[first:end] = torch.arange(start, start + end - first)
                 start += end - first
         return found
@@ -119,6 +119,6 @@ def _tokens_by_rank(context: Context, device: torch.device) -> Tensor:
     """The tokens of rank 0, rank 1 and so on."""
 
     def make() -> Tensor:
-        return torch.cat([torch.arange(first, end) for of_rank in context.fragments for first, end in of_rank])
+        return torch.cat([torch.arange(first, end) for one_rank in context.fragments for first, end in one_rank])
 
     return context.on_device("tokens", device, make)

@@ -103,7 +103,7 @@ struct BackwardPasses {
     struct Calls {
         GdnCall backward, forward;  // the chains'
         BackwardGradientsArgs gradients;
-        ChainSegments checkpointed;  // of the chain forward in time
+        ChainSegments checkpointed;  // how the chain forward in time is split
     };
     Calls calls(const BackwardPart& part, const BackwardHandover& handover) const {
         const i64 key_head = part.head / call.heads_per_key;
