@@ -178,9 +178,19 @@ struct InverseRole : Lane {
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
+    // Stores what the first part of a block of T has left.
+    __device__ __forceinline__ static void store_block_residual(unsigned to, const Transposed& x) {
+        unsigned residual[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
+            residual[i] = pack_residual<kConfig.io>(low, high, pack<kConfig.io>(low, high));
+        }
+        stmatrix_x4_trans(to, residual[0], residual[1], residual[2], residual[3]);
+    }
     // Returns whether an entry is beyond kCancelThreshold.
-    __device__ __forceinline__ bool store_column(const Factors& factors, SwizzledTile& inverse) {
-        const unsigned to = matrix_row(inverse) + warp * kMnMajorStep;
+    __device__ __forceinline__ bool store_column(const Factors& factors, typename Plan::Matrices& matrices) {
+        const unsigned to = matrix_row(matrices.inverse) + warp * kMnMajorStep;
         unsigned largest = 0;
         for_each_block_below(factors, [&](const Transposed& x, int below) {
             unsigned rounded[4];
@@ -190,22 +200,17 @@ struct InverseRole : Lane {
                 largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & off_diagonal() : rounded[i]);
             }
             stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
+            if constexpr (kConfig.trains)
+                store_block_residual(matrix_row(matrices.inverse_residual) + (warp + below) * kMnMajorStep, x);
         });
         const float2 both = unpack<kConfig.io>(largest);
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
-    // The rounding residual of the column; rarely needed, so recomputed.
+    // The rounding residual of the column, where training does not have it anyway; rarely needed, so recomputed.
     __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
         const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
-        for_each_block_below(factors, [&](const Transposed& x, int below) {
-            unsigned residual[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
-                residual[i] = pack_residual<kConfig.io>(low, high, pack<kConfig.io>(low, high));
-            }
-            stmatrix_x4_trans(to + below * kMnMajorStep, residual[0], residual[1], residual[2], residual[3]);
-        });
+        for_each_block_below(factors,
+                             [&](const Transposed& x, int below) { store_block_residual(to + below * kMnMajorStep, x); });
     }
 
     __device__ __forceinline__ void run() {
@@ -248,6 +253,7 @@ struct InverseRole : Lane {
         start_token_products<kConfig>(products, stage.key, stage.key);
         cute::warpgroup_wait<0>();
         warpgroup_fence_operand(products);
+        if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
         if (args.call.qk_norm) {
             compute_key_exponents(products, factors);
             barrier(shared.exponents_full[current.index]).arrive();
@@ -264,8 +270,8 @@ struct InverseRole : Lane {
         barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
         const int slot = chunk % (kConfig.stages - 1);
         auto& matrices = shared.matrices[slot];
-        const bool cancels = store_column(factors, matrices.inverse);
-        if (kConfig.trains || cancels) [[unlikely]] {
+        const bool cancels = store_column(factors, matrices);
+        if (!kConfig.trains && cancels) [[unlikely]] {
             find_lane();
             store_residual(factors, matrices.inverse_residual);
         }

@@ -122,6 +122,13 @@ struct ScoresRole : Lane {
         warpgroup_sync();
     }
 
+    // Into the stage of a chunk that nobody reads any more.
+    __device__ __forceinline__ void load_behind(int chunk) {
+        const PipelineStage<kConfig.stages> at(chunk);
+        barrier(shared.tiles_empty[at.index]).wait(at.parity);
+        load_tiles(chunk + kConfig.stages, work_tile, at);
+    }
+
     __device__ __forceinline__ void run() {
         if constexpr (kConfig.persistent) {
             run(ScalarStream(args.call.gate), ScalarStream(args.call.beta));
@@ -153,6 +160,7 @@ struct ScoresRole : Lane {
             auto& stage = shared.stages[current.index];
             auto& factors = shared.factors[current.index];
             barrier(shared.stage_full[current.index]).wait(current.parity);
+            if (kStrided && chunk > 0) load_behind(chunk - 1);
             if (tokens_of<kConfig, kStrided>(shared, chunk, current.index) < kChunk) [[unlikely]]
                 NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
@@ -165,11 +173,12 @@ struct ScoresRole : Lane {
             }
             barrier(shared.stage_empty[next.index]).wait(next.parity ^ 1);
             if constexpr (kConfig.persistent) work_tile += __any_sync(0xffffffffu, ends_before(work_of(work_tile), chunk + 1));
-            if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
+            if (!kStrided && chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, work_tile, next);
             store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
+            if (kStrided && lane == 0) barrier(shared.tiles_empty[current.index]).arrive();
             barrier(shared.exponents_full[current.index]).wait(current.parity);
             if (thread < kChunk) store_key_scales(factors, thread, args.call.qk_norm ? factors.key_scale[thread] : 0.f);
             if (kConfig.persistent || chunk >= shared.work.tokens.first_scores) {

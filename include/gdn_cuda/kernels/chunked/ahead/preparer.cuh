@@ -23,6 +23,7 @@ struct PreparerSchedule {
             block.plan_outputs(shared.work, first, last);
             shared.work.tokens.chunks = (last - first + ahead.preparers - 1) / ahead.preparers;
             shared.work.tokens.chunk_stride = ahead.preparers * kChunk;
+            for (auto& word : shared.tiles_empty) barrier(word).init(2 * 4);
             set_barriers<true>(shared);
         }
         clear_matrices_and_sync(shared);
