@@ -41,7 +41,9 @@ __global__ void __launch_bounds__(kConfig.threads(), 1)
                        .first = place.first,
                        .count = min(kChunk, place.length - place.first),
                        .key_head = static_cast<int>(blockIdx.y)};
-        shared.first_thread = 0;
+        using Io = Storage<kConfig.io>;
+        shared.queries = rows_of_chunk<Io>(args.query, shared.work, shared.work.key_head);
+        shared.keys = rows_of_chunk<Io>(args.key, shared.work, shared.work.key_head);
     }
     __syncthreads();
     ChunkGradients<kConfig>(shared, args).run();

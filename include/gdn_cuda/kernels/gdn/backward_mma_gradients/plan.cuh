@@ -13,7 +13,7 @@ struct BackwardGradientsConfig {
 
     GDN_FIELDS(key_blocks, io)
 
-    static constexpr int kWarps = 8;
+    static constexpr int kWarps = 16;
     GDN_HOST_DEVICE static constexpr int threads() { return kWarps * 32; }
 };
 
@@ -26,23 +26,26 @@ struct BackwardGradientsPlan {
     struct Values {
         Tile output_gradient, value_gradient, error[2];
     };
-    struct Columns {
-        Tile state, state_gradient;  // 64 value rows x 64 key columns
-        Tile query, key;             // 64 tokens x 64 key columns
+    using TilePair = Tile[2];
+    // Where a value head's tiles begin in global memory: its first column and row.
+    struct Sources {
+        const void *output_gradient, *value_gradient, *errors, *states, *state_gradients;
+        int parts;  // of R: its rounding residual counts where T cancels
     };
     Values values;
-    Tile by_scores[2];  // dP, of queries and keys, in two parts
-    Tile by_keys;       // dA + dA^T
-    union {
-        Columns columns;
-        float moments[kChunk][kChunk + 1];  // M; free while no columns are loaded
-    };
-    ChunkScalars scalars;
-    float row_sums[2][2][kChunk];  // by half of the columns: s, u; at the end x.dx of queries and keys
-    float beta_gradient[kChunk], within_chunk[kChunk];
-    float state_product[BackwardGradientsConfig::kWarps];  // <E, S> by warp
-    GradientsWork work;                                    // kept out of registers
-    int first_thread;                                      // 0 (MmaLane::refresh)
+    TilePair states;          // S and E, 64 value rows x 64 key columns
+    TilePair tokens;          // queries and keys, 64 tokens x 64 key columns
+    Tile by_scores[2];        // dP, of queries and keys, in two parts; on and below the diagonal, as dA
+    Tile by_keys;             // dA
+    ChunkScalars scalars[2];  // of even value heads, and of odd ones, as `sources`
+    Sources sources[2];
+    float row_sums[4][2][kChunk];  // by 16 columns: s, u; at the end x.dx of queries and keys
+    float beta_gradient[kChunk];
+    float within_chunk[BackwardGradientsConfig::kWarps][kChunk];  // sums of M by warp
+    float state_product[BackwardGradientsConfig::kWarps];         // <E, S> by warp
+    GradientsWork work;                                           // kept out of registers
+    int head;                                                     // the value head whose turn it is
+    const void *queries, *keys;                                   // the chunk's
 };
 
 }  // namespace gdn_cuda::gdn
