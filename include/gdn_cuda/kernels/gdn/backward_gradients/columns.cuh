@@ -24,19 +24,33 @@ struct GradientsColumnsRole : GradientsConsumer<kConfig> {
     __device__ __forceinline__ float2 own_pair(const SwizzledTile& tile, int n, int half) const {
         return unpack<kIo>(load_shared_word(row_vector(tile_row(tile.bytes, row(half)), n) + 4 * t));
     }
-    // to += sums, whose rows are multiplied by `factors`; dots: rows of `along` times what was added.
-    __device__ __forceinline__ void add_rows(Columns& to, float (&dots)[2], const Columns& sums, const float (&factors)[2],
-                                             const SwizzledTile& along) const {
+    // Products whose rows are multiplied by `factors` and added to a gradient, and their part along the rows of x.
+    struct RowTerm {
+        const Columns& products;
+        float factors[2];
+        float (&along)[2];
+    };
+    template <int kTerms>
+    __device__ __forceinline__ void add_rows(Columns& to, const SwizzledTile& x, const RowTerm (&terms)[kTerms]) const {
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int half = 0; half < 2; ++half) {
+            float dots[kTerms] = {};
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
-                const float2 own = own_pair(along, n, half);
-                const float x = factors[half] * sums[4 * n + 2 * half], y = factors[half] * sums[4 * n + 2 * half + 1];
-                dots[half] = fmaf(own.x, x, fmaf(own.y, y, dots[half]));
-                to[4 * n + 2 * half] += x;
-                to[4 * n + 2 * half + 1] += y;
+                const float2 own = own_pair(x, n, half);
+                const int at = 4 * n + 2 * half;
+#pragma unroll
+                for (int i = 0; i < kTerms; ++i) {
+                    const float left = terms[i].products[at], right = terms[i].products[at + 1],
+                                factor = terms[i].factors[half];
+                    dots[i] = fmaf(own.x, left, fmaf(own.y, right, dots[i]));
+                    to[at] = fmaf(factor, left, to[at]);
+                    to[at + 1] = fmaf(factor, right, to[at + 1]);
+                }
             }
+#pragma unroll
+            for (int i = 0; i < kTerms; ++i) terms[i].along[half] = fmaf(terms[i].factors[half], dots[i], terms[i].along[half]);
+        }
     }
     // This thread's part of the sum of E * S.
     static __device__ __forceinline__ float product_of(const SwizzledTile& state, const SwizzledTile& gradient, int thread) {
@@ -70,31 +84,27 @@ struct GradientsColumnsRole : GradientsConsumer<kConfig> {
             start_tile_product<TileProduct::straight, kIo>(by_output, slab.output_gradient, state, false);
             start_tile_product<TileProduct::straight, kIo>(by_value, slab.value_gradient, state, false);
             product += product_of(state, gradient, thread);
+            const float gate[2] = {scalars.gate[row(0)], scalars.gate[row(1)]},
+                        before[2] = {exp2_fast(gate[0]), exp2_fast(gate[1])},
+                        norm[2] = {scalars.key_norm[row(0)], scalars.key_norm[row(1)]};
             wait_for_product<1>(by_output);
-            float factors[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                factors[half] = args.call.scale * exp2_fast(scalars.gate[row(half)]) * scalars.query_norm[row(half)];
-            add_rows(query, s, by_output, factors, tokens.query[tile()]);
+            add_rows(query, tokens.query[tile()],
+                     {RowTerm{by_output,
+                              {args.call.scale * before[0] * scalars.query_norm[row(0)],
+                               args.call.scale * before[1] * scalars.query_norm[row(1)]},
+                              s}});
             Columns& by_error = by_output;
             start_tile_product<TileProduct::straight, kIo>(by_error, slab.error, gradient, false);
-            if (this->two_part()) [[unlikely]] {
+            if (this->two_part()) [[unlikely]]
                 start_tile_product<TileProduct::straight, kIo>(by_error, slab.error_residual, gradient);
-                wait_for_product(by_value);
-            } else {
-                wait_for_product<1>(by_value);
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                factors[half] = -exp2_fast(scalars.gate[row(half)]) * scalars.key_norm[row(half)];
-            add_rows(key, s, by_value, factors, tokens.key[tile()]);
-            wait_for_product(by_error);
+            const float last = scalars.gate[kChunk - 1], after[2] = {exp2_fast(last - gate[0]) * scalars.beta[row(0)],
+                                                                     exp2_fast(last - gate[1]) * scalars.beta[row(1)]};
+            wait_for_product(by_value);
+            warpgroup_fence_operand(by_error);
             this->arrive(shared.slab_empty[stage.index]);
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                factors[half] = exp2_fast(scalars.gate[kChunk - 1] - scalars.gate[row(half)]) * scalars.beta[row(half)] *
-                                scalars.key_norm[row(half)];
-            add_rows(key, u, by_error, factors, tokens.key[tile()]);
+            add_rows(key, tokens.key[tile()],
+                     {RowTerm{by_value, {-before[0] * norm[0], -before[1] * norm[1]}, s},
+                      RowTerm{by_error, {after[0] * norm[0], after[1] * norm[1]}, u}});
         }
     }
     // Adds what passes from token to token of the chunk.

@@ -55,8 +55,8 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int at = row(i / 2), ahead = at - column - i % 2;
-                const bool counts = ahead >= 0 && at < count;  // masked before exp2
-                const float decay = counts ? exp2_fast(gate[i / 2] - (i % 2 == 0 ? gates.x : gates.y)) : 0.f;
+                const bool counts = ahead >= 0 && at < count;
+                const float decay = exp2_fast(gate[i / 2] - (i % 2 == 0 ? gates.x : gates.y));  // unused where nothing counts
                 const float factor = decay * (i % 2 == 0 ? betas.x * norms.x : betas.y * norms.y);
                 float &output = by_output[4 * n + i], &value = by_value[4 * n + i];
                 output = counts ? query[i / 2] * factor * output : 0.f;
@@ -81,11 +81,16 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
     // The gradients of beta, from the diagonal of dV R^T.
     __device__ __forceinline__ void store_beta_gradients(const Products& by_value, const ChunkScalars& scalars) const {
         auto& to = shared.sums[Stage(heads).index].beta_gradient;
+        float diagonal[2] = {};  // where the thread has it; by selections, as its place differs
 #pragma unroll
-        for (int n = 0; n < 8; ++n)
+        for (int n = 0; n < 8; ++n) {
+            const int at = 4 * n + n % 2 * 2;
+            const float x = g % 2 == 0 ? by_value[at] : by_value[at + 1];
+            diagonal[n % 2] = n / 2 == warp ? x : diagonal[n % 2];
+        }
+        if (t != g / 2) return;
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (const int at = row(i / 2); at == 8 * n + 2 * t + i % 2) to[at] = by_value[4 * n + i] / scalars.beta[at];
+        for (int half = 0; half < 2; ++half) to[row(half)] = diagonal[half] / scalars.beta[row(half)];
     }
     // The value gradients of tokens whose beta is 0, all of which have arrived.
     __device__ __forceinline__ void clear_value_gradients(const ChunkScalars& scalars, const GradientsWork& work,
