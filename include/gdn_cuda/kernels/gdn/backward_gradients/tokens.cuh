@@ -55,8 +55,8 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int at = row(i / 2), ahead = at - column - i % 2;
-                const bool counts = ahead >= 0 && at < count;
-                const float decay = exp2_fast(gate[i / 2] - (i % 2 == 0 ? gates.x : gates.y));  // unused where nothing counts
+                const bool counts = ahead >= 0 && at < count;  // masked before exp2
+                const float decay = counts ? exp2_fast(gate[i / 2] - (i % 2 == 0 ? gates.x : gates.y)) : 0.f;
                 const float factor = decay * (i % 2 == 0 ? betas.x * norms.x : betas.y * norms.y);
                 float &output = by_output[4 * n + i], &value = by_value[4 * n + i];
                 output = counts ? query[i / 2] * factor * output : 0.f;
@@ -148,9 +148,10 @@ struct GradientsTokensRole : GradientsConsumer<kConfig> {
         start_products(moments, tokens.query, tokens.key);
         decay(by_output, by_value, scalars, count);
         barrier(shared.scores_empty).wait(heads & 1 ^ 1);  // those of the head before
+        warpgroup_fence_operand(by_output);                // otherwise pairs are rounded early, and spilled
         store(shared.scores, by_output);
         if (this->two_part()) [[unlikely]] {
-            warpgroup_fence_operand(by_output);  // otherwise the rounded pairs would be kept, and spilled
+            warpgroup_fence_operand(by_output);  // nor kept
             store<true>(shared.scores_residual, by_output);
         }
         wait_for_product(moments);
