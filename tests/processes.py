@@ -1,4 +1,4 @@
-"""Starts Python processes in a tenth of a second, as forks of a process that has imported torch (process_nursery.py)."""
+"""Starts Python processes: in a tenth of a second as forks of one that has imported torch (process_nursery.py), or anew."""
 
 from __future__ import annotations
 
@@ -45,3 +45,16 @@ def run(
             parent.kill()
             raise subprocess.TimeoutExpired(argv, PATIENCE)
         return subprocess.CompletedProcess(argv, int(parent.stdout.readline()), output.read(), errors.read())
+
+
+def run_ranks(count: int, *arguments: object) -> None:
+    """Runs `python arguments… rank` for each rank, as new processes in this environment: on GPUs, where a fork would lack the
+    threads of its parent, and kernels may have to be compiled. Raises what a process prints if it fails."""
+    argv = [sys.executable, *(str(each) for each in arguments)]
+    started = [
+        subprocess.Popen([*argv, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(count)
+    ]
+    printed = [each.communicate(timeout=PATIENCE)[0] for each in started]
+    failed = [rank for rank, each in enumerate(started) if each.returncode != 0]
+    assert not failed, "\n".join(f"rank {rank}:\n{printed[rank]}" for rank in failed)

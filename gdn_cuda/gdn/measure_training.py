@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -94,8 +94,12 @@ def _peer(make: Any, x: Inputs) -> Peer:
     return Peer(call, read)
 
 
+def training_peers() -> dict[str, Callable[[Inputs], Peer]]:
+    return {"FlashQLA": partial(_peer, peers.flashqla_chunked), "FLA": partial(_peer, peers.fla_chunked)}
+
+
 @bench(
-    {"FlashQLA": partial(_peer, peers.flashqla_chunked), "FLA": partial(_peer, peers.fla_chunked)},
+    training_peers(),
     "gradients",
     operator="gated_delta_rule_backward",
 )

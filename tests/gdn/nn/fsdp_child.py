@@ -1,7 +1,7 @@
-"""Run by tests: two processes, the second a fork of the first, with gloo on a CPU or with NCCL on two GPUs. A gradient that
-differs from that of one process is an error; a process that waits for ever ends by an alarm.
+"""Run by tests: two processes with gloo on a CPU, the second a fork of the first, or the one of a rank with NCCL on two GPUs. A
+gradient that differs from that of one process is an error; a process that waits for ever ends by an alarm.
 
-    python fsdp_child.py FILE cpu|cuda    # a path where no file is, in which the processes find each other
+    python fsdp_child.py FILE cpu|cuda [RANK]    # a path where no file is, in which the processes find each other
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def check_initial_values(mesh: DeviceMesh) -> None:
         assert all(parameter._no_weight_decay for parameter in (layer.A_log, layer.dt_bias))
 
 
-def main(file: str, device: str) -> None:
+def main(file: str, device: str, alone: str | None = None) -> None:
     torch.set_num_threads(1)
-    other = os.fork()  # before there are threads
+    other = os.fork() if alone is None else 0  # before there are threads
     signal.alarm(PATIENCE)
-    rank = 0 if other else 1
+    rank = int(alone) if alone is not None else 0 if other else 1
     patience = timedelta(seconds=PATIENCE)
     if device == "cuda":
         torch.cuda.set_device(rank)
