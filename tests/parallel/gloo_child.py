@@ -1,7 +1,7 @@
-"""Run by tests: some processes, all but the first forks of it, with gloo. What differs from one process is an error; a process
-that waits for ever ends by an alarm.
+"""Run by tests: four processes, three of them forks of the first, with gloo, in groups of four, three and two. What differs
+from one process is an error; a process that waits for ever ends by an alarm.
 
-    python gloo_child.py FILE WORLD    # a path where no file is, in which the processes find each other
+    python gloo_child.py FILE    # a path where no file is, in which the processes find each other
 """
 
 from __future__ import annotations
@@ -9,23 +9,34 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "gdn")]
 
 import torch
 import torch.distributed as dist
-from layer_cases_on_ranks import check_convolution, check_layer, check_tokens, convolutions, layers
-from parallel_cases import SPLITS, cases, check, check_broadcast
-from scan_cases_on_ranks import check_scan, scans
+from layer_cases_on_ranks import (
+    check_convolution,
+    check_layer,
+    check_tokens,
+    convolutions,
+    convolved,
+    layer_in_one_process,
+    layers,
+)
+from oracles import divide
+from parallel_cases import SPLITS, cases, check, check_broadcast, in_one_process
+from scan_cases_on_ranks import check_scan, scanned, scans
 from torch.distributed.device_mesh import init_device_mesh
 
 from gdn_cuda import parallel
-from gdn_cuda.parallel.ranks import ProcessRanks
+from gdn_cuda.parallel.ranks import ProcessRanks, Ranks
 
-PATIENCE = 120  # seconds
+WORLD, PATIENCE = 4, 150  # processes, seconds
 
 
 def message_of(call: Callable[[], object]) -> str:
@@ -36,9 +47,8 @@ def message_of(call: Callable[[], object]) -> str:
     raise AssertionError("expected an error, got none")
 
 
-def check_unequal_contexts(rank: int, world: int) -> None:
+def check_unequal_contexts(group: Any, rank: int, world: int) -> None:
     """Every rank says what it got, and what one of the others did; nobody waits for a rank whose arguments are refused."""
-    group = dist.group.WORLD
     said = message_of(lambda: parallel.context(group, [10, 5 + (rank == world - 1)]))
     assert "lengths=[10, 5]" in said and "lengths=[10, 6]" in said and f"rank {rank} " in said, said
     said = message_of(lambda: parallel.context(group, [20], layout="zigzag" if rank else "contiguous"))
@@ -65,35 +75,22 @@ def check_a_device_without_backend() -> None:
     assert said.startswith("parallel.chunked_forward: query: expected a tensor on a device"), said
 
 
-def check_a_rank_that_raises(rank: int) -> None:
+def check_a_rank_that_raises(group: Any, rank: int) -> None:
     """The others wait for as long as the group waits, and no longer."""
-    context = parallel.context(dist.new_group(timeout=timedelta(seconds=3)), [20])
+    context = parallel.context(group, [20])
     x = torch.zeros(1, context.tokens + (rank == 0), 2, 8)
     said = message_of(lambda: parallel.chunked_forward(x, x, x, None, None, context=context))
     assert ("rank 0 of 2" in said) == (rank == 0), said
 
 
-def main(file: str, processes: str) -> None:
-    torch.set_num_threads(1)
-    world, others, rank = int(processes), [], 0
-    for each in range(1, world):  # before there are threads
-        if (other := os.fork()) == 0:
-            others, rank = [], each
-            break
-        others.append(other)
-    signal.alarm(PATIENCE)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{file}", rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE)
-    )
-    assert dist.group.WORLD is not None
-    ranks = ProcessRanks(dist.group.WORLD)
+def check_all(ranks: Ranks) -> None:
     for split, case in cases():
         check(ranks, split, case)
     for split in SPLITS:
         check_broadcast(ranks, split)
         for dim in (0, 1, 2):
             check_tokens(ranks, split, 70, dim)
-        check_tokens(ranks, split, 64 * world, 1)
+        check_tokens(ranks, split, 64 * ranks.size, 1)
         check_tokens(ranks, split, 0, 1)
     for convolution in convolutions():
         check_convolution(ranks, *convolution)
@@ -101,11 +98,40 @@ def main(file: str, processes: str) -> None:
         check_layer(ranks, *layer)
     for scan in scans():
         check_scan(ranks, *scan)
-    check_unequal_contexts(rank, world)
-    check_contexts_as_keys(world)
+
+
+def oracles() -> Iterator[Callable[[], Any]]:
+    """Each once."""
+    calls: dict[Any, None] = {}
+    calls |= dict.fromkeys((in_one_process, case) for _, case in cases())
+    for function, every in ((convolved, convolutions()), (layer_in_one_process, layers()), (scanned, scans())):
+        calls |= dict.fromkeys((function, *each[1:]) for each in every)
+    return (partial(function, *key) for function, *key in calls)
+
+
+def main(file: str) -> None:
+    torch.set_num_threads(1)
+    others, rank = [], 0
+    for each in range(1, WORLD):  # before there are threads
+        if (other := os.fork()) == 0:
+            others, rank = [], each
+            break
+        others.append(other)
+    signal.alarm(PATIENCE)
+    patience = timedelta(seconds=PATIENCE)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD, timeout=patience)
+    divide(oracles())
+    for size in (4, 3, 2):
+        group = dist.new_group(list(range(size)), timeout=patience)
+        if rank < size:
+            check_all(ProcessRanks(group))
+            check_unequal_contexts(group, rank, size)
+        dist.barrier()
+    check_contexts_as_keys(WORLD)
     check_a_device_without_backend()
-    if world == 2:
-        check_a_rank_that_raises(rank)
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=3))
+    if rank < 2:
+        check_a_rank_that_raises(group, rank)
     dist.barrier()
     dist.destroy_process_group()
     ended = [os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) for other in others]

@@ -52,7 +52,7 @@ def main(file: str) -> None:
             parts.check_bits(ranks, split, call)
     for split in SPLITS:
         parts.check_layer(ranks, split, seed=0)
-    check_unequal_contexts(rank, WORLD)
+    check_unequal_contexts(dist.group.WORLD, rank, WORLD)
     check_a_tensor_on_the_cpu()
     dist.barrier()
     dist.destroy_process_group()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from gradient_cases import GradientCase, drawn
+from oracles import once
 from torch import Tensor
 
 import gdn_cuda
@@ -27,7 +28,7 @@ class Split(NamedTuple):
     name: str
     fragments: Callable[[int, int], Fragments] | None = None
 
-    def context(self, ranks: Ranks, lengths: list[int]) -> parallel.Context:
+    def context(self, ranks: Ranks, lengths: Sequence[int]) -> parallel.Context:
         if self.fragments is None:
             return parallel.context(ranks, lengths, layout=self.name)
         return parallel.context(ranks, lengths, fragments=self.fragments(sum(lengths), ranks.size))
@@ -94,11 +95,16 @@ def results(function: Callable[..., Any], x: dict[str, Any], grads: Any, names: 
     return {"out": found[0].detach(), "last": found[1].detach()} | named
 
 
-def check(ranks: Ranks, split: Split, case: GradientCase, seed: int = 0) -> None:
-    """In fp64, against autograd of the reference in one process. States that a rank must not read are NaN, and those that it
-    does not have are 0."""
-    x, grads = drawn(case, seed, torch.float64)
-    wanted = results(gdn_cuda.reference.chunked_forward, x, grads)
+@once
+def in_one_process(case: GradientCase) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
+    """The call, gradients of its results, and what autograd of the reference finds, in fp64."""
+    x, grads = drawn(case, 0, torch.float64)
+    return x, grads, results(gdn_cuda.reference.chunked_forward, x, grads)
+
+
+def check(ranks: Ranks, split: Split, case: GradientCase) -> None:
+    """States that a rank must not read are NaN, and those that it does not have are 0."""
+    x, grads, wanted = in_one_process(case)
     found, context = on_rank(ranks, split, case, x, grads)
     compare(found, expected(context, case, wanted), f"rank {ranks.rank} of {ranks.size}, {split.name}, {case}")
 
