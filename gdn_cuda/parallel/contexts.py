@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, count
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from . import layout as layouts
 from .layout import Fragments, Run, Slice
 from .ranks import Ranks, ranks_of
 
+MOST_GATHERED = 8  # ranks that gather states and maps, unless `mode` says so
 _NAME = "parallel.context"
 
 
@@ -28,6 +31,7 @@ class Context:
     lengths: tuple[int, ...]
     fragments: tuple[Fragments, ...]  # by rank
     _tensors: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    number: int = field(default=-1, repr=False, compare=False)  # what operators of torch take in its place
 
     @property
     def rank(self) -> int:
@@ -155,9 +159,13 @@ class Context:
             return "\n".join([*lines, "no states are exchanged"])
         state = self.slots * heads * dv * dk * 4
         maps = self.slots * heads * dk * dk * 4 * self.has_links
+        sizes = f"with {heads} value heads, dk = {dk}, dv = {dv} and one sequence a batch, in fp32"
+        if size > MOST_GATHERED:
+            rounds = (max(map(len, self.chains.values())) - 1).bit_length()
+            return "\n".join([*lines, f"each way: {rounds} all-to-alls of at most {_size(state + maps)} from each rank", sizes])
         lines.append(f"forward: an all-gather of {_size(state + maps)} from each rank, of states{' and maps' * bool(maps)}")
         lines.append(f"backward: an all-gather of {_size(state)} from each rank, of gradients of states")
-        return "\n".join([*lines, f"with {heads} value heads, dk = {dk}, dv = {dv} and one sequence a batch, in fp32"])
+        return "\n".join([*lines, sizes])
 
 
 def check_tokens(function: str, name: str, x: Tensor, dim: int, count: int, what: str) -> None:
@@ -212,7 +220,29 @@ def context(
         if digest != digests[ranks.rank]:
             same = f"what rank {ranks.rank} got, {texts[ranks.rank]}"
             refuse(_NAME, "lengths, layout, fragments", f"on all ranks {same}", f"on rank {rank} {texts[rank]}")
-    return made
+    return _kept(made)
+
+
+_by_number: WeakValueDictionary[int, Context] = WeakValueDictionary()
+_numbers: WeakKeyDictionary[Context, int] = WeakKeyDictionary()
+_next, _lock = count(), Lock()
+
+
+def _kept(made: Context) -> Context:
+    """An equal one that is in use, so that code is compiled once for both, or this one with a new number."""
+    with _lock:
+        if (found := _by_number.get(_numbers.get(made, -1))) is not None:
+            return found
+        made = replace(made, number=next(_next))
+        _by_number[made.number], _numbers[made] = made, made.number
+        return made
+
+
+def numbered(number: int) -> Context:
+    found = _by_number.get(number)
+    if found is None:
+        refuse("gdn_cuda.parallel", "context", "to be kept until its backward has run", "one that is gone")
+    return found
 
 
 def _made(ranks: Ranks, lengths: Any, layout: str, fragments: Any) -> Context:

@@ -97,6 +97,23 @@ class ProcessRanks(Ranks):
         return found
 
 
+@dataclass(frozen=True)
+class RanksOfShapes(Ranks):
+    """Makes no collectives: returns tensors of the shapes that these would have, for traces."""
+
+    rank: int
+    size: int
+
+    def supports(self, device: torch.device) -> bool:
+        return True
+
+    def _start_all_gather(self, x: Tensor) -> Callable[[], Tensor]:
+        return lambda: x.new_empty((self.size, *x.shape))
+
+    def _all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        return x.new_empty((sum(receive), *x.shape[1:]))
+
+
 def ranks_of(function: str, group: object) -> Ranks:
     if isinstance(group, Ranks):
         return group

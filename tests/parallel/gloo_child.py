@@ -25,13 +25,16 @@ from layer_cases_on_ranks import (
     check_tokens,
     convolutions,
     convolved,
+    drawn,
     layer_in_one_process,
     layers,
 )
 from oracles import divide
-from parallel_cases import SPLITS, cases, check, check_broadcast, in_one_process
+from parallel_cases import SPLITS, cases, check, check_broadcast, in_one_process, modes
 from scan_cases_on_ranks import check_scan, scanned, scans
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 from gdn_cuda import parallel
 from gdn_cuda.parallel.ranks import ProcessRanks, Ranks
@@ -75,6 +78,32 @@ def check_a_device_without_backend() -> None:
     assert said.startswith("parallel.chunked_forward: query: expected a tensor on a device"), said
 
 
+def check_recomputation(group: Any) -> None:
+    """Both activation checkpoints, and the one that compiled code takes in one graph, have the bits of a plain call."""
+    context = parallel.context(group, [70, 30], fragments=[[(0, 40)], [(40, 100)]])
+    x = {name: parallel.shard(drawn(1, 100, 2, 8, seed=i), context) for i, name in enumerate(("query", "key", "value"))}
+    x["key"] = torch.nn.functional.normalize(x["key"], dim=-1)
+
+    def plain(*rows: Tensor) -> tuple[Tensor, Tensor]:
+        out, last = parallel.chunked_forward(*rows, None, None, context=context)
+        assert last is not None
+        return out.sin(), last
+
+    def again(*rows: Tensor) -> Any:
+        return checkpoint(plain, *rows, use_reentrant=False)
+
+    def run(function: Callable[..., Any]) -> list[Tensor]:
+        leaves = [y.clone().requires_grad_() for y in x.values()]
+        out, last = function(*leaves)
+        (out.sum() + last.square().sum()).backward()
+        return [out.detach(), last.detach(), *(y.grad for y in leaves if y.grad is not None)]
+
+    wanted = run(plain)
+    compiled = torch.compile(again, fullgraph=True, backend="aot_eager")
+    for function in (again, partial(checkpoint, plain, use_reentrant=True), compiled):
+        assert all(torch.equal(*pair) for pair in zip(run(function), wanted, strict=True)), function
+
+
 def check_a_rank_that_raises(group: Any, rank: int) -> None:
     """The others wait for as long as the group waits, and no longer."""
     context = parallel.context(group, [20])
@@ -86,6 +115,8 @@ def check_a_rank_that_raises(group: Any, rank: int) -> None:
 def check_all(ranks: Ranks) -> None:
     for split, case in cases():
         check(ranks, split, case)
+    for split, case, mode in modes():
+        check(ranks, split, case, mode)
     for split in SPLITS:
         check_broadcast(ranks, split)
         for dim in (0, 1, 2):
@@ -131,6 +162,7 @@ def main(file: str) -> None:
     check_a_device_without_backend()
     group = dist.new_group([0, 1], timeout=timedelta(seconds=3))
     if rank < 2:
+        check_recomputation(dist.new_group([0, 1], use_local_synchronization=True))
         check_a_rank_that_raises(group, rank)
     dist.barrier()
     dist.destroy_process_group()

@@ -84,6 +84,14 @@ def cases() -> Iterator[tuple[Split, GradientCase]]:
     yield SPLITS[1], GradientCase(lengths=(3, 2), **SMALL)  # fewer tokens than fragments, with four ranks
 
 
+def modes() -> Iterator[tuple[Split, GradientCase, str]]:
+    for split in SPLITS:
+        for mode in ("doubling", "ring"):
+            yield split, GradientCase(lengths=(210,), resets=True, beta=2.0, **SMALL), mode
+            yield split, GradientCase(lengths=(0, 20, 1, 230, 0, 64, 0, 65, 3, 0), gates=0.1, **SMALL), mode
+            yield split, GradientCase(lengths=(100, 100, 100), gates=0.1, **SMALL), mode
+
+
 def results(function: Callable[..., Any], x: dict[str, Any], grads: Any, names: tuple[str, ...] = LEAVES) -> dict[str, Tensor]:
     """The output, the last states, and the gradients of those of `names` that the call has."""
     leaves = {name: x[name].detach().clone().requires_grad_() for name in names if x.get(name) is not None}
@@ -102,15 +110,15 @@ def in_one_process(case: GradientCase) -> tuple[dict[str, Any], Any, dict[str, T
     return x, grads, results(gdn_cuda.reference.chunked_forward, x, grads)
 
 
-def check(ranks: Ranks, split: Split, case: GradientCase) -> None:
+def check(ranks: Ranks, split: Split, case: GradientCase, mode: str | None = None) -> None:
     """States that a rank must not read are NaN, and those that it does not have are 0."""
     x, grads, wanted = in_one_process(case)
-    found, context = on_rank(ranks, split, case, x, grads)
-    compare(found, expected(context, case, wanted), f"rank {ranks.rank} of {ranks.size}, {split.name}, {case}")
+    found, context = on_rank(ranks, split, case, x, grads, mode)
+    compare(found, expected(context, case, wanted), f"rank {ranks.rank} of {ranks.size}, {split.name}, {case}, {mode}")
 
 
 def on_rank(
-    ranks: Ranks, split: Split, case: GradientCase, x: dict[str, Any], grads: Any
+    ranks: Ranks, split: Split, case: GradientCase, x: dict[str, Any], grads: Any, mode: str | None = None
 ) -> tuple[dict[str, Tensor], parallel.Context]:
     """The rank's results, of which gradients of weights are summed over ranks."""
     context = split.context(ranks, list(case.lengths) if case.packed else [case.lengths[0]])
@@ -124,7 +132,7 @@ def on_rank(
         None if grad_out is None else parallel.shard(grad_out, context, dim),
         None if grad_last is None else torch.where(last.to(grad_last.device), grad_last, torch.nan),
     )
-    found = results(lambda **given: parallel.chunked_forward(**given, context=context), mine, mine_grads)
+    found = results(lambda **given: parallel.chunked_forward(**given, context=context, mode=mode), mine, mine_grads)
     for name in WEIGHTS:
         if name in found:
             found[name] = ranks.start_all_gather(found[name])().sum(0)

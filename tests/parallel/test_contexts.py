@@ -12,7 +12,7 @@ from thread_ranks import Board, ThreadRanks, on_threads
 
 import gdn_cuda
 from gdn_cuda import parallel
-from gdn_cuda.parallel import layout
+from gdn_cuda.parallel import contexts, layout
 
 
 def made(size: int = 1, **options: Any) -> parallel.Context:
@@ -115,6 +115,8 @@ def test_explain_names_ranks_tokens_sequences_and_bytes() -> None:
         "backward: an all-gather of 0.06 MiB from each rank, of gradients of states",
         "with 2 value heads, dk = 128, dv = 64 and one sequence a batch, in fp32",
     ]
+    text = made(9, lengths=[90]).explain(heads=2, dk=128, dv=64)
+    assert "each way: 4 all-to-alls of at most 0.19 MiB from each rank" in text.splitlines()
     assert made(2, lengths=[5, 5]).explain().endswith("rank 1: 5 tokens: 5 to 9\nno states are exchanged")
 
 
@@ -122,6 +124,17 @@ def test_a_context_is_equal_to_one_of_the_same_ranks_lengths_and_fragments() -> 
     ranks = ThreadRanks(Board(1), 0, 1)
     one, other = parallel.context(ranks, [4, 4]), parallel.context(ranks, [4, 4], layout="zigzag")
     assert one == other and hash(one) == hash(other) and one != parallel.context(ranks, [8])
+
+
+def test_equal_contexts_are_one_while_it_is_in_use() -> None:
+    ranks = ThreadRanks(Board(1), 0, 1)
+    context = parallel.context(ranks, [4, 4])
+    number = context.number
+    assert parallel.context(ranks, [4, 4]) is context and parallel.context(ranks, [8]).number != number
+    assert contexts.numbered(number) is context
+    del context
+    with pytest.raises(ValueError, match="context: expected to be kept until its backward has run, got one that is gone"):
+        contexts.numbered(number)
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)

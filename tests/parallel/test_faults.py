@@ -15,7 +15,6 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda import parallel
 from gdn_cuda.nn import GatedDeltaNet
-from gdn_cuda.parallel.maps import fold
 
 HEADS, DK, DV = 2, 8, 6
 
@@ -235,7 +234,7 @@ def test_gradients_of_gradients_are_refused() -> None:
     out, _ = parallel.chunked_forward(**x, context=context)
     grad = torch.ones_like(out).requires_grad_()
     (found,) = torch.autograd.grad(out, x["query"], grad, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="gradients of gradients are not computed"):
         found.sum().backward()
 
 
@@ -278,35 +277,6 @@ def test_a_gradient_of_nan_ends_at_a_reset() -> None:
 
     finite = on_threads(4, run)[0][0].isfinite().all(-1)[0]
     assert finite[:, 0].all() and finite[:40, 1].all() and not finite[45:76, 1].any()
-
-
-# ---- Links between ranks
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_links_are_computed_in_fp64(precision: str) -> None:
-    """Whatever torch is allowed to do with products in fp32."""
-    rng = torch.Generator().manual_seed(0)
-    state, maps = torch.randn(2, 6, 8, generator=rng), torch.randn(3, 2, 8, 8, generator=rng)
-    additions = torch.randn(3, 2, 6, 8, generator=rng)
-    expected, backward = state.double(), state.double()
-    for m, a in zip(maps.double(), additions.double(), strict=True):
-        expected, backward = expected @ m + a, backward @ m.mT + a
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        found = fold(state, maps.unbind(0), additions.unbind(0))
-        found_backward = fold(state, maps.unbind(0), additions.unbind(0), transposed=True)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert torch.equal(found, expected.float()) and torch.equal(found_backward, backward.float())
-
-
-def test_a_map_of_zeros_hides_what_is_before_it_in_its_head_alone() -> None:
-    state, m = torch.full((2, 6, 8), torch.nan), torch.eye(8).repeat(2, 1, 1)
-    m[0] = 0
-    found = fold(state, [m], [torch.ones(2, 6, 8)])
-    assert torch.equal(found[0], torch.ones(6, 8)) and found[1].isnan().all()
 
 
 # ---- Checkpointing, inference
