@@ -29,6 +29,7 @@ from layer_cases_on_ranks import (
     layer_in_one_process,
     layers,
 )
+from module_cases_on_ranks import check_module, module_in_one_process, modules
 from oracles import divide
 from parallel_cases import SPLITS, cases, check, check_broadcast, in_one_process, modes
 from scan_cases_on_ranks import check_scan, scanned, scans
@@ -129,13 +130,20 @@ def check_all(ranks: Ranks) -> None:
         check_layer(ranks, *layer)
     for scan in scans():
         check_scan(ranks, *scan)
+    for module in modules():
+        check_module(ranks, *module)
 
 
 def oracles() -> Iterator[Callable[[], Any]]:
     """Each once."""
-    calls: dict[Any, None] = {}
-    calls |= dict.fromkeys((in_one_process, case) for _, case in cases())
-    for function, every in ((convolved, convolutions()), (layer_in_one_process, layers()), (scanned, scans())):
+    calls: dict[Any, None] = dict.fromkeys((in_one_process, case) for _, case in cases())
+    cases_by_function: dict[Any, Iterator[Any]] = {
+        convolved: convolutions(),
+        layer_in_one_process: layers(),
+        scanned: scans(),
+        module_in_one_process: modules(),
+    }
+    for function, every in cases_by_function.items():
         calls |= dict.fromkeys((function, *each[1:]) for each in every)
     return (partial(function, *key) for function, *key in calls)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from layer_cases import HIDDEN, layer, oracle
@@ -21,6 +21,7 @@ from gdn_cuda.parallel.ranks import Ranks
 LENGTHS = ((90,), (3, 0, 1, 70, 2, 0, 40), (7,), (5, 4))
 WIDTHS = (1, 4, 32)
 LAYER_BOUND = 1e-11
+Module = TypeVar("Module", bound=torch.nn.Module)
 _one_at_a_time = threading.Lock()
 
 
@@ -89,10 +90,15 @@ def layers() -> Iterator[tuple[Split, tuple[int, ...], int, int]]:
         yield split, (40,), 2, form
 
 
+def seeded(make: Callable[[], Module]) -> Module:
+    """A module that is the same on all ranks. It draws from torch's own generator, which ranks that are threads share."""
+    with _one_at_a_time, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
 def same_layer(*sizes: Any, **options: Any) -> GatedDeltaNet:
-    """On all ranks. It draws from torch's own generator, which ranks that are threads share."""
-    with _one_at_a_time:
-        return layer(*sizes, **options)
+    return seeded(lambda: layer(*sizes, **options))
 
 
 def _made(form: int) -> GatedDeltaNet:

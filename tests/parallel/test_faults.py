@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from gradient_cases import GradientCase, drawn
+from layer_cases_on_ranks import seeded
+from module_cases_on_ranks import MODULES
 from parallel_cases import SMALL, SPLITS, compare, expected, on_rank, results
 from thread_ranks import ThreadRanks, on_threads
 from torch import Tensor
@@ -217,6 +219,22 @@ def test_a_layer_refuses_what_a_context_replaces() -> None:
     refused(run(tokens=9), "GatedDeltaNet: x: expected 10 tokens, those of rank 1 of 2, in dimension 1, got (1, 9, 8)")
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_refuse_states_and_other_tokens(name: str) -> None:
+    make, channels = MODULES[name]
+    layer, function = make(), name.partition(",")[0].replace("RG-LRU", "RGLRU").replace("Hyena", "HyenaCascade")
+
+    def run(tokens: int = 10, **options: Any) -> Any:
+        u = torch.zeros(1, tokens, channels, dtype=torch.float64)
+        return lambda context: layer(u, **{"context": context} | options)
+
+    returns = "return_state" if function in ("HyenaCascade", "ShortConv") else "return_last_state"
+    refused(run(state=torch.zeros(1)), f"{function}: state: expected None with a context, got Tensor")
+    refused(run(**{returns: True}), f"{function}: {returns}: expected False with a context, got True")
+    refused(run(9), f"{function}: u: expected 10 tokens, those of rank 1 of 2, in dimension 1, got (1, 9, {channels})")
+    refused(run(context=[21]), f"{function}: context: expected one from gdn_cuda.parallel.context, got list")
+
+
 def test_a_batch_of_several_sequences_is_refused() -> None:
     def run(ranks: ThreadRanks) -> None:
         context = parallel.context(ranks, [5, 6])
@@ -362,6 +380,28 @@ def test_results_and_gradients_have_the_dtypes_of_one_process(dtype: torch.dtype
     def run(ranks: ThreadRanks) -> None:
         found, context = on_rank(ranks, SPLITS[1], case, x, grads)
         compare(found, expected(context, case, wanted), f"rank {ranks.rank}, {dtype}", bound)
+
+    on_threads(3, run)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=str)
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_have_the_dtypes_of_one_process(name: str, dtype: torch.dtype, bound: float) -> None:
+    make, channels = MODULES[name]
+    layer = seeded(make).to(dtype)
+    x = torch.randn(1, 90, channels, generator=torch.Generator().manual_seed(0)).to(dtype)
+    leaf = x.clone().requires_grad_()
+    wanted = layer(leaf)
+    (wanted_grad,) = torch.autograd.grad(wanted.float().square().sum(), leaf)
+
+    def run(ranks: ThreadRanks) -> None:
+        context = parallel.context(ranks, [90])
+        mine = parallel.shard(x, context).requires_grad_()
+        y = layer(mine, context=context)
+        (grad,) = torch.autograd.grad(y.float().square().sum(), mine)
+        pairs = {"y": (wanted.detach(), y.detach()), "grad": (wanted_grad, grad)}
+        parts = {key: (parallel.shard(whole, context), whole) for key, (whole, _) in pairs.items()}
+        compare({key: own for key, (_, own) in pairs.items()}, parts, f"{name}, rank {ranks.rank}", bound)
 
     on_threads(3, run)
 
