@@ -19,6 +19,7 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "gdn")]
 
 import torch
 import torch.distributed as dist
+from fla_cases_on_ranks import LAYOUTS, as_of_fla, check_fla
 from layer_cases_on_ranks import (
     check_convolution,
     check_layer,
@@ -166,6 +167,8 @@ def main(file: str) -> None:
         if rank < size:
             check_all(ProcessRanks(group))
             check_unequal_contexts(group, rank, size)
+            for layout in LAYOUTS:
+                check_fla(group, rank, size, layout, as_of_fla)
         dist.barrier()
     check_contexts_as_keys(WORLD)
     check_a_device_without_backend()
