@@ -70,7 +70,7 @@ def _double(half: Pass) -> None:
     before: dict[Slice, Tensor] = {}
     while distance < longest:
         links = [
-            _Link(chain[i], chain[i + distance], call.dv + call.dk * (i >= distance))  # others are states
+            _Link(chain[i], chain[i + distance], call.dv if i < distance else call.dv + call.dk)  # states are without M
             for chain in chains
             for i in range(len(chain) - distance)
         ]

@@ -143,7 +143,7 @@ class Forward:
     @property
     def rows(self) -> int:
         """Of elements that are gathered: of states alone where nobody needs an M."""
-        return self.call.dv + self.call.dk * self.call.context.has_links
+        return self.call.dv + (self.call.dk if self.call.context.has_links else 0)
 
     def results(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states if they are wanted."""
