@@ -71,7 +71,7 @@ class Context:
         return layouts.chains_of([each for one_rank in self.slices_by_rank for each in one_rank], self.fragments)
 
     @cached_property
-    def has_links(self) -> bool:
+    def needs_maps(self) -> bool:
         """Whether a slice somewhere both continues a sequence and is continued."""
         return any(len(chain) > 2 for chain in self.chains.values())
 
@@ -158,7 +158,7 @@ class Context:
         if not self.chains or size == 1:
             return "\n".join([*lines, "no states are exchanged"])
         state = self.slots * heads * dv * dk * 4
-        maps = self.slots * heads * dk * dk * 4 * self.has_links
+        maps = self.slots * heads * dk * dk * 4 * self.needs_maps
         sizes = f"with {heads} value heads, dk = {dk}, dv = {dv} and one sequence a batch, in fp32"
         if size > MOST_GATHERED:
             rounds = (max(map(len, self.chains.values())) - 1).bit_length()

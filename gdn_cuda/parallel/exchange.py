@@ -59,7 +59,7 @@ def _gather(half: Pass) -> None:
         maps = half.maps(run, every)
         if half.waits(run):
             first, *others = (every[each.rank, each.fragment, ..., : call.dv, :] for each in half.sources(run))
-            half.compute(run, fold(first, () if maps is None else maps.unbind(0), others))
+            half.compute(run, fold(first, maps, others))
 
 
 def _double(half: Pass) -> None:
@@ -69,12 +69,12 @@ def _double(half: Pass) -> None:
     through = {at: half.element(run) for at, run in runs.items() if half.is_needed(run)}  # from `distance` slices before on
     before: dict[Slice, Tensor] = {}
     while distance < longest:
-        links = [
-            _Link(chain[i], chain[i + distance], call.dv if i < distance else call.dv + call.dk)  # states are without M
+        transfers = [
+            _Transfer(chain[i], chain[i + distance], call.dv if i < distance else call.dv + call.dk)  # states are without M
             for chain in chains
             for i in range(len(chain) - distance)
         ]
-        for at, found in _moved(call, links, through).items():
+        for at, found in _moved(call, transfers, through).items():
             before[at] = composed(found, before[at], call.dv) if at in before else found
             if at in through:
                 through[at] = composed(found, through[at], call.dv)
@@ -93,16 +93,16 @@ def _hand_on(half: Pass) -> None:
         now = [chain[i] for chain in chains if i < len(chain) and chain[i] in runs]
         for at in now:
             half.compute(runs[at], before.get(at))
-        links = [_Link(chain[i], chain[i + 1], call.dv) for chain in chains if i + 1 < len(chain)]
-        if links:
-            before = _moved(call, links, {at: half.result(runs[at]) for at in now})
+        transfers = [_Transfer(chain[i], chain[i + 1], call.dv) for chain in chains if i + 1 < len(chain)]
+        if transfers:
+            before = _moved(call, transfers, {at: half.result(runs[at]) for at in now})
     _compute_others(half)
 
 
 _MODES: dict[str, Callable[[Pass], None]] = {"gather": _gather, "doubling": _double, "ring": _hand_on}
 
 
-class _Link(NamedTuple):
+class _Transfer(NamedTuple):
     source: Slice
     target: Slice
     rows: int
@@ -113,17 +113,17 @@ def _crossing(half: Pass) -> dict[Slice, Run]:
     return {run.slices[0]: run for run in half.call.context.runs if run.continues or run.is_continued}
 
 
-def _moved(call: Call, links: list[_Link], sent: dict[Slice, Tensor]) -> dict[Slice, Tensor]:
-    """What is sent from sources to this rank's targets, by target. All ranks know all links, in the same order."""
+def _moved(call: Call, transfers: list[_Transfer], sent: dict[Slice, Tensor]) -> dict[Slice, Tensor]:
+    """What is sent from sources to this rank's targets, by target. All ranks know all transfers, in the same order."""
     ranks = call.context.ranks
-    mine = sorted((link for link in links if link.source.rank == ranks.rank), key=lambda link: link.target.rank)
-    others = sorted((link for link in links if link.target.rank == ranks.rank), key=lambda link: link.source.rank)
-    rows = [sent[link.source].movedim(-2, 0) for link in mine]
+    mine = sorted((each for each in transfers if each.source.rank == ranks.rank), key=lambda each: each.target.rank)
+    others = sorted((each for each in transfers if each.target.rank == ranks.rank), key=lambda each: each.source.rank)
+    rows = [sent[each.source].movedim(-2, 0) for each in mine]
     send, receive = [0] * ranks.size, [0] * ranks.size
-    for link in mine:
-        send[link.target.rank] += link.rows
-    for link in others:
-        receive[link.source.rank] += link.rows
+    for each in mine:
+        send[each.target.rank] += each.rows
+    for each in others:
+        receive[each.source.rank] += each.rows
     nothing = call.value.new_empty((0, call.batch, call.heads, call.dk), dtype=call.wide)
-    found = ranks.all_to_all(torch.cat([nothing, *rows]), send, receive).split([link.rows for link in others])
-    return {link.target: x.movedim(0, -2) for link, x in zip(others, found, strict=True)}
+    found = ranks.all_to_all(torch.cat([nothing, *rows]), send, receive).split([each.rows for each in others])
+    return {each.target: x.movedim(0, -2) for each, x in zip(others, found, strict=True)}

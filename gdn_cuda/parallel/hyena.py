@@ -12,11 +12,11 @@ from torch import Tensor
 from ..conv.hyena_long import hyena_long as long_in_one_process
 from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
+from .chained import ChainedScan
 from .contexts import Context
 from .eager import outside_graphs
 from .halos import histories
 from .layout import Run, Slice
-from .linked import Linked
 from .ranks import tied
 
 
@@ -47,7 +47,7 @@ def gated_convolution(
     return parts[0] if len(parts) == 1 else torch.cat(parts or [x1], 2)
 
 
-class _Long(Linked):
+class _Long(ChainedScan):
     factors_are_known = True
 
     def __init__(

@@ -94,7 +94,7 @@ class Forward:
         self.call, self.training, self.output_final_state = call, training, output_final_state
         self.found: dict[Run, tuple[Tensor, Tensor, Tensor]] = {}  # output, last states, checkpoints for the backward
         self.states: dict[Run, Tensor] = {}  # before runs that continue a sequence
-        self.links: dict[Run, Tensor] = {}  # maps that the backward needs
+        self.kept_maps: dict[Run, Tensor] = {}  # maps that the backward needs
 
     def waits(self, run: Run) -> bool:
         return run.continues
@@ -115,7 +115,7 @@ class Forward:
             return self.result(run)
         found = self.call.summary(run)
         if self.training and self.call.mode == "doubling":
-            self.links[run] = found[None, ..., self.call.dv :, :].clone()
+            self.kept_maps[run] = found[None, ..., self.call.dv :, :].clone()
         return found
 
     def result(self, run: Run) -> Tensor:
@@ -132,18 +132,17 @@ class Forward:
             out, last = chunked_forward(**given, output_final_state=wanted)
             self.found[run] = out, self.call.states(0) if last is None else last, self.call.states(0)
 
-    def maps(self, run: Run, every: Tensor) -> Tensor | None:
+    def maps(self, run: Run, every: Tensor) -> Sequence[Tensor]:
         """Those of the sources after the first, from what all ranks have sent. Copies those that the backward needs."""
         context, dv = self.call.context, self.call.dv
         if self.training and run.is_continued and len(after := context.after(run.slices[-1])) > 1:
-            self.links[run] = torch.stack([every[each.rank, each.fragment, ..., dv:, :] for each in after[:-1]])
-        found = [every[each.rank, each.fragment, ..., dv:, :] for each in self.sources(run)[1:]]
-        return torch.stack(found) if found else None
+            self.kept_maps[run] = torch.stack([every[each.rank, each.fragment, ..., dv:, :] for each in after[:-1]])
+        return [every[each.rank, each.fragment, ..., dv:, :] for each in self.sources(run)[1:]]
 
     @property
     def rows(self) -> int:
         """Of elements that are gathered: of states alone where nobody needs an M."""
-        return self.call.dv + (self.call.dk if self.call.context.has_links else 0)
+        return self.call.dv + (self.call.dk if self.call.context.needs_maps else 0)
 
     def results(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states if they are wanted."""
@@ -165,24 +164,24 @@ class Forward:
         """What the backward needs beside the inputs, as `Saved.of` reads it."""
         runs = self.call.context.runs
         kept = [self.states[run] for run in runs if run.continues] + [self.found[run][2] for run in runs]
-        return kept + [self.links[run] for run in runs if run in self.links]
+        return kept + [self.kept_maps[run] for run in runs if run in self.kept_maps]
 
 
 @dataclass
 class Saved:
     states: dict[Run, Tensor]
     checkpoints: dict[Run, Tensor | None]
-    links: dict[Run, Tensor]
+    maps: dict[Run, Tensor]
 
     @classmethod
     def of(cls, context: Context, mode: str, tensors: Sequence[Tensor]) -> Saved:
         every, runs = iter(tensors), context.runs
         states = {run: next(every) for run in runs if run.continues}
         checkpoints = {run: x if (x := next(every)).shape[0] else None for run in runs}
-        return cls(states, checkpoints, {run: next(every) for run in runs if _has_links(context, mode, run)})
+        return cls(states, checkpoints, {run: next(every) for run in runs if _keeps_maps(context, mode, run)})
 
 
-def _has_links(context: Context, mode: str, run: Run) -> bool:
+def _keeps_maps(context: Context, mode: str, run: Run) -> bool:
     if mode == "doubling":
         return run.continues and run.is_continued
     return mode == "gather" and run.is_continued and len(context.after(run.slices[-1])) > 1
@@ -212,7 +211,7 @@ class Backward:
         doubling, of a run that waits above Mᵀ."""
         found = self._gradients(run, self._known(run), True)["state"]
         has_link = self.call.mode == "doubling" and run.is_continued
-        return torch.cat([found, self.saved.links[run][0].mT], -2) if has_link else found
+        return torch.cat([found, self.saved.maps[run][0].mT], -2) if has_link else found
 
     def result(self, run: Run) -> Tensor:
         return self.found[run]["state"]
@@ -220,8 +219,8 @@ class Backward:
     def compute(self, run: Run, grad_last: Tensor | None = None) -> None:
         self.found[run] = self._gradients(run, self._known(run) if grad_last is None else grad_last, self.only)
 
-    def maps(self, run: Run, every: Tensor) -> Tensor | None:
-        return self.saved.links[run].flip(0).mT if run in self.saved.links else None
+    def maps(self, run: Run, every: Tensor) -> Sequence[Tensor]:
+        return self.saved.maps[run].mT.unbind(0)[::-1] if run in self.saved.maps else ()
 
     def _gradients(self, run: Run, grad_last: Tensor | None, only_value_and_state: bool) -> dict[str, Tensor]:
         grad_out = None if self.grad_out is None else self.grad_out[:, run.start : run.stop]

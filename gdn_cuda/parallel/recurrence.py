@@ -71,7 +71,7 @@ def chunked_forward(
           gradients of value and state. None: "gather" on up to 8 ranks, else "doubling"
 
     No collective is made where no sequence crosses from one rank to another. All ranks call it, and its backward, also those
-    without tokens. Links between ranks are computed in fp64.
+    without tokens. States and maps are composed in fp64.
 
     Edge cases:
         A reset, a gate of −∞, stops NaN and infinities of other ranks too.

@@ -13,10 +13,10 @@ from ..scan.diagonal import diagonal_scan
 from ..scan.rglru import rglru_scan as rglru_in_one_process
 from ..scan.selective import selective_scan as in_one_process
 from ..scan.simplified_scan import check_composed
+from .chained import ChainedScan
 from .contexts import Context, require_context
 from .eager import outside_graphs
 from .layout import Run, Slice
-from .linked import Linked
 
 _NAME = "parallel.selective_scan"
 
@@ -76,7 +76,7 @@ def selective_scan(
     return (out, last) if return_last_state else out
 
 
-class _Selective(Linked):
+class _Selective(ChainedScan):
     """a and l are last states of the scan, without inputs from ones, and from zeros."""
 
     def __init__(self, context: Context, given: dict[str, Any], flags: dict[str, Any], initial_state: Tensor | None):
@@ -112,7 +112,7 @@ class _Selective(Linked):
         return out
 
 
-class _Diagonal(Linked):
+class _Diagonal(ChainedScan):
     def __init__(self, context: Context, Bu: Tensor, *system: Any):
         """system: delta, A, delta_a and discretization."""
         self.Bu, (self.delta, self.A, self.delta_a, self.discretization) = Bu, system
@@ -150,7 +150,7 @@ def simplified_scan(
     return torch.matmul(C, states), last
 
 
-class _Gated(Linked):
+class _Gated(ChainedScan):
     """RG-LRU's. A continued sequence has a state, zeros too, lest its first token count as the first of a sequence."""
 
     def __init__(self, context: Context, u: Tensor, delta: Tensor, A: Tensor, reset: Tensor | None, flags: dict[str, Any]):

@@ -41,11 +41,11 @@ def test_runs_are_slices_that_cross_or_whole_sequences() -> None:
     runs = [[each.sequence for each in run.slices] for run in context.runs]
     assert runs == [[0, 2, 3], [4]] and [run.is_continued for run in context.runs] == [False, True]
     assert [(each.rank, each.start, each.stop) for each in context.chains[4]] == [(0, 9, 11), (1, 0, 7)]
-    assert context.owners == (0, 0, 0, 0, 1, 1) and set(context.chains) == {4} and not context.has_links
+    assert context.owners == (0, 0, 0, 0, 1, 1) and set(context.chains) == {4} and not context.needs_maps
 
 
-def test_a_sequence_on_three_ranks_has_a_link() -> None:
-    assert made(3, lengths=[9]).has_links and not made(3, lengths=[2, 1, 6]).has_links
+def test_a_sequence_on_three_ranks_needs_maps() -> None:
+    assert made(3, lengths=[9]).needs_maps and not made(3, lengths=[2, 1, 6]).needs_maps
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

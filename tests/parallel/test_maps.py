@@ -15,7 +15,7 @@ def drawn(*leading: int, rows: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_links_are_computed_in_fp64(precision: str) -> None:
+def test_states_and_maps_are_composed_in_fp64(precision: str) -> None:
     """Whatever torch is allowed to do with products in fp32."""
     state, maps, additions = drawn(2, rows=DV, seed=0), drawn(3, 2, rows=DK, seed=1), drawn(3, 2, rows=DV, seed=2)
     expected = state.double()

@@ -13,7 +13,7 @@ from .layout import Run, Slice
 from .ranks import all_gather, tied
 
 
-class Linked(ABC):
+class ChainedScan(ABC):
     """A call of a scan on this rank's tokens. One all-gather of l, and of a where it is needed and not known to all.
 
     zeros: a state (batch, …); tensors: all that may require gradients; packs: whether one call computes several sequences, of
@@ -84,16 +84,16 @@ class Linked(ABC):
     def _sent(self, addition: Tensor, factor: Tensor | None) -> Tensor:
         """l, and a where somebody needs it; complex values as pairs."""
         states = [addition]
-        if self.context.has_links and not self.factors_are_known:
+        if self.context.needs_maps and not self.factors_are_known:
             states.append(self.zeros if factor is None else factor)
         found = torch.stack(states)
         return torch.view_as_real(found) if found.is_complex() else found
 
     def _before(self, run: Run, every: Tensor) -> Tensor:
         values = torch.view_as_complex(every) if self.zeros.is_complex() else every
-        first, *links = self.context.before(run.slices[0])
+        first, *between = self.context.before(run.slices[0])
         state: Tensor = values[first.rank, first.fragment, 0]
-        for each in links:
+        for each in between:
             sent = values[each.rank, each.fragment]
             state = (self.factor(each) if self.factors_are_known else sent[1]) * state + sent[0]
         return state
