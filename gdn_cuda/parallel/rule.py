@@ -71,8 +71,8 @@ def _forward_of(call: Call, training: bool, output_final_state: bool) -> tuple[T
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     call = _call_of(args)
-    _recent[call.context.number] = call.context
-    _recent.move_to_end(call.context.number)
+    _recent.pop(call.context.number, None)
+    _recent[call.context.number] = call.context  # the newest last
     if len(_recent) > _KEPT:
         _recent.popitem(last=False)
     return _forward_of(call, *args[-2:])
