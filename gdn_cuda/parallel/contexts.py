@@ -18,7 +18,8 @@ from . import layout as layouts
 from .layout import Fragments, Run, Slice
 from .ranks import Ranks, ranks_of
 
-MOST_GATHERED = 8  # ranks that gather states and maps, unless `mode` says so
+_MOST_GATHERED = 8  # ranks that gather states and maps, unless `mode` says otherwise
+_MODES = ("gather", "doubling", "ring")
 _NAME = "parallel.context"
 
 
@@ -30,6 +31,7 @@ class Context:
     ranks: Ranks
     lengths: tuple[int, ...]
     fragments: tuple[Fragments, ...]  # by rank
+    mode: str = "gather"  # how states of `chunked_forward` travel
     _tensors: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)
     number: int = field(default=-1, repr=False, compare=False)  # what operators of torch take in its place
 
@@ -160,9 +162,11 @@ class Context:
         state = self.slots * heads * dv * dk * 4
         maps = self.slots * heads * dk * dk * 4 * self.needs_maps
         sizes = f"with {heads} value heads, dk = {dk}, dv = {dv} and one sequence a batch, in fp32"
-        if size > MOST_GATHERED:
-            rounds = (max(map(len, self.chains.values())) - 1).bit_length()
-            return "\n".join([*lines, f"each way: {rounds} all-to-alls of at most {_size(state + maps)} from each rank", sizes])
+        longest = max(map(len, self.chains.values())) - 1
+        if self.mode != "gather":
+            rounds, most = (longest, state) if self.mode == "ring" else (longest.bit_length(), state + maps)
+            lines.append(f"each way, {self.mode}: {rounds} all-to-alls of at most {_size(most)} from each rank")
+            return "\n".join([*lines, sizes])
         lines.append(f"forward: an all-gather of {_size(state + maps)} from each rank, of states{' and maps' * bool(maps)}")
         lines.append(f"backward: an all-gather of {_size(state)} from each rank, of gradients of states")
         return "\n".join([*lines, sizes])
@@ -186,7 +190,12 @@ def _size(count: int) -> str:
 
 
 def context(
-    group: Any, lengths: Sequence[int], layout: str = "contiguous", fragments: Sequence[Sequence[tuple[int, int]]] | None = None
+    group: Any,
+    lengths: Sequence[int],
+    layout: str = "contiguous",
+    fragments: Sequence[Sequence[tuple[int, int]]] | None = None,
+    *,
+    mode: str | None = None,
 ) -> Context:
     """The sequences of a batch, and which rank has which of their tokens. On the host, once a batch; all ranks call it with the
     same arguments, which one collective checks.
@@ -200,6 +209,10 @@ def context(
           the r-th from the end. Parts differ by one token at most
         fragments: in place of a layout, for each rank a list of (first token, the one past its last), of any lengths; together
           they are all tokens, each once
+        mode: how states of `chunked_forward` travel. "gather": one all-gather each way; "doubling": all-to-alls at distances
+          1, 2, 4 … along a sequence; "ring": from rank to rank, one computing after the other. With `deterministic` and borders
+          at multiples of 64 tokens of a sequence, "ring" has the output and states of one process to the bit on a CPU, and the
+          gradients of value and state. None: "gather" on up to 8 ranks, else "doubling"
 
     Example:
         >>> from torch import distributed
@@ -211,15 +224,16 @@ def context(
     """
     ranks = ranks_of(_NAME, group)
     try:
-        made = _made(ranks, lengths, layout, fragments)
+        made = _made(ranks, lengths, layout, fragments, mode)
     except ValueError as error:
         ranks.texts(f"an error, {error}")  # others are told, and do not wait
         raise
-    texts, digests = ranks.texts(f"lengths={list(made.lengths)}, fragments={[list(each) for each in made.fragments]}")
+    fragments = [list(each) for each in made.fragments]
+    texts, digests = ranks.texts(f"mode={made.mode}, lengths={list(made.lengths)}, {fragments=}")
     for rank, digest in enumerate(digests):
         if digest != digests[ranks.rank]:
             same = f"what rank {ranks.rank} got, {texts[ranks.rank]}"
-            refuse(_NAME, "lengths, layout, fragments", f"on all ranks {same}", f"on rank {rank} {texts[rank]}")
+            refuse(_NAME, "lengths, layout, fragments, mode", f"on all ranks {same}", f"on rank {rank} {texts[rank]}")
     return _kept(made)
 
 
@@ -245,12 +259,16 @@ def numbered(number: int) -> Context:
     return found
 
 
-def _made(ranks: Ranks, lengths: Any, layout: str, fragments: Any) -> Context:
+def _made(ranks: Ranks, lengths: Any, layout: str, fragments: Any, mode: Any) -> Context:
     if isinstance(lengths, Tensor) or not isinstance(lengths, Sequence):
         refuse(_NAME, "lengths", "a list of integers on the host", type(lengths).__name__)
     wrong = [n for n in lengths if isinstance(n, bool) or not isinstance(n, int) or n < 0]
     if wrong or not lengths:
         refuse(_NAME, "lengths", "one integer or more, none negative", repr(wrong[0]) if wrong else "none")
+    if mode is None:
+        mode = "gather" if ranks.size <= _MOST_GATHERED else "doubling"
+    if mode not in _MODES:
+        refuse(_NAME, "mode", "None, " + ", ".join(map(repr, _MODES)), repr(mode))
     tokens = sum(lengths)
     if fragments is None:
         found = layouts.fragments_of(_NAME, layout, tokens, ranks.size)
@@ -258,4 +276,4 @@ def _made(ranks: Ranks, lengths: Any, layout: str, fragments: Any) -> Context:
         refuse(_NAME, "layout", "its default with fragments", repr(layout))
     else:
         found = layouts.checked(_NAME, fragments, tokens, ranks.size)
-    return Context(ranks, tuple(lengths), tuple(map(layouts.merged, found)))
+    return Context(ranks, tuple(lengths), tuple(map(layouts.merged, found)), mode)

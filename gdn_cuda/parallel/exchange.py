@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..operators.schema import refuse
-from .contexts import MOST_GATHERED, Context
 from .layout import Run, Slice
 from .maps import composed, fold
 from .passes import Backward, Call, Forward
@@ -23,18 +21,10 @@ from .passes import Backward, Call, Forward
 Pass = Forward | Backward
 
 
-def mode_of(function: str, mode: str | None, context: Context) -> str:
-    if mode is None:
-        return "gather" if context.ranks.size <= MOST_GATHERED else "doubling"
-    if mode not in _MODES:
-        refuse(function, "mode", "None, " + ", ".join(map(repr, _MODES)), repr(mode))
-    return mode
-
-
 def run_pass(half: Pass) -> None:
     """Computes all runs. Those that cross no border of ranks need no exchange."""
     if half.call.context.chains:
-        _MODES[half.call.mode](half)
+        _PASSES[half.call.context.mode](half)
     else:
         _compute_others(half)
 
@@ -99,7 +89,7 @@ def _hand_on(half: Pass) -> None:
     _compute_others(half)
 
 
-_MODES: dict[str, Callable[[Pass], None]] = {"gather": _gather, "doubling": _double, "ring": _hand_on}
+_PASSES: dict[str, Callable[[Pass], None]] = {"gather": _gather, "doubling": _double, "ring": _hand_on}
 
 
 class _Transfer(NamedTuple):

@@ -34,7 +34,6 @@ class Call:
     context: Context
     tensors: dict[str, Tensor | None]
     options: dict[str, Any]
-    mode: str  # of `exchange`
 
     def __post_init__(self) -> None:
         query, value = self["query"], self["value"]
@@ -114,7 +113,7 @@ class Forward:
             self.compute(run)
             return self.result(run)
         found = self.call.summary(run)
-        if self.training and self.call.mode == "doubling":
+        if self.training and self.call.context.mode == "doubling":
             self.kept_maps[run] = found[None, ..., self.call.dv :, :].clone()
         return found
 
@@ -174,17 +173,17 @@ class Saved:
     maps: dict[Run, Tensor]
 
     @classmethod
-    def of(cls, context: Context, mode: str, tensors: Sequence[Tensor]) -> Saved:
+    def of(cls, context: Context, tensors: Sequence[Tensor]) -> Saved:
         every, runs = iter(tensors), context.runs
         states = {run: next(every) for run in runs if run.continues}
         checkpoints = {run: x if (x := next(every)).shape[0] else None for run in runs}
-        return cls(states, checkpoints, {run: next(every) for run in runs if _keeps_maps(context, mode, run)})
+        return cls(states, checkpoints, {run: next(every) for run in runs if _keeps_maps(context, run)})
 
 
-def _keeps_maps(context: Context, mode: str, run: Run) -> bool:
-    if mode == "doubling":
+def _keeps_maps(context: Context, run: Run) -> bool:
+    if context.mode == "doubling":
         return run.continues and run.is_continued
-    return mode == "gather" and run.is_continued and len(context.after(run.slices[-1])) > 1
+    return context.mode == "gather" and run.is_continued and len(context.after(run.slices[-1])) > 1
 
 
 class Backward:
@@ -210,7 +209,7 @@ class Backward:
         """The gradient of the state before a run, without what it waits for; others wait for it, so it is computed alone. By
         doubling, of a run that waits above Mᵀ."""
         found = self._gradients(run, self._known(run), True)["state"]
-        has_link = self.call.mode == "doubling" and run.is_continued
+        has_link = self.call.context.mode == "doubling" and run.is_continued
         return torch.cat([found, self.saved.maps[run][0].mT], -2) if has_link else found
 
     def result(self, run: Run) -> Tensor:

@@ -14,7 +14,6 @@ from ..operators.registration import check_call
 from ..operators.schema import require_tensor
 from .contexts import Context, require_context
 from .eager import outside_graphs
-from .exchange import mode_of
 from .ranks import all_gather
 from .rule import rule
 
@@ -41,7 +40,6 @@ def chunked_forward(
     allow_negative_eigenvalues: bool = False,
     gate_is_linear: bool = False,
     workspace: int | None = None,
-    mode: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`gdn_cuda.chunked_forward` of sequences whose tokens ranks share, with its gradients. Returns `(output, final_state)`.
 
@@ -65,13 +63,8 @@ def chunked_forward(
         scale, use_qk_l2norm, deterministic, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, workspace: as in
           `chunked_forward`
 
-        mode: how states travel, the same on all ranks. "gather": one all-gather each way; "doubling": all-to-alls at distances
-          1, 2, 4 … along a sequence; "ring": from rank to rank, one computing after the other. With `deterministic` and borders
-          at multiples of 64 tokens of a sequence, "ring" has the output and states of one process to the bit on a CPU, and the
-          gradients of value and state. None: "gather" on up to 8 ranks, else "doubling"
-
-    No collective is made where no sequence crosses from one rank to another. All ranks call it, and its backward, also those
-    without tokens. States and maps are composed in fp64.
+    States travel as the context says, and no collective is made where no sequence crosses from one rank to another. All ranks
+    call it, and its backward, also those without tokens. States and maps are composed in fp64.
 
     Edge cases:
         A reset, a gate of −∞, stops NaN and infinities of other ranks too.
@@ -95,11 +88,10 @@ def chunked_forward(
         "workspace": WORKSPACE if workspace is None else workspace,
     }
     require_context(_NAME, context)
-    mode = mode_of(_NAME, mode, context)
     if not torch.compiler.is_compiling():
         _check(context, given, weights, options, state)
     tensors = given | weights | {"state": state}
-    out, last = rule(context, tensors, options, mode, needs_gradients(*tensors.values()), output_final_state)
+    out, last = rule(context, tensors, options, needs_gradients(*tensors.values()), output_final_state)
     if packed:
         out = out[0]
     if not output_final_state:

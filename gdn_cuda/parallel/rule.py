@@ -27,7 +27,7 @@ _OPTIONS = {
 }
 _ARGUMENTS = ", ".join(
     [f"Tensor{'' if name in ('query', 'key', 'value') else '?'} {name}" for name in TENSORS]
-    + ["int context", "str mode", *(f"{kind} {name}" for name, kind in _OPTIONS.items())]
+    + ["int context", *(f"{kind} {name}" for name, kind in _OPTIONS.items())]
 )
 _COUNT = len(TENSORS)
 _library = torch.library.Library("gdn_cuda_parallel", "DEF")
@@ -41,19 +41,19 @@ _recent: OrderedDict[int, Context] = OrderedDict()  # the backward of compiled c
 
 
 def rule(
-    context: Context, tensors: dict[str, Tensor | None], options: dict[str, Any], mode: str, training: bool, last: bool
+    context: Context, tensors: dict[str, Tensor | None], options: dict[str, Any], training: bool, last: bool
 ) -> tuple[Tensor, Tensor]:
     """The output, and the last states, of which there are none without `last`."""
     given = (tensors[name] for name in TENSORS)
     flags = (options[name] for name in _OPTIONS)
-    found, last_states, _ = torch.ops.gdn_cuda_parallel.rule(*given, context.number, mode, *flags, training, last)
+    found, last_states, _ = torch.ops.gdn_cuda_parallel.rule(*given, context.number, *flags, training, last)
     return found, last_states
 
 
 def _call_of(args: tuple[Any, ...]) -> Call:
-    number, mode, *options = args[_COUNT : _COUNT + 2 + len(_OPTIONS)]
+    number, *options = args[_COUNT : _COUNT + 1 + len(_OPTIONS)]
     context = numbered(int(number))
-    return Call(context, dict(zip(TENSORS, args, strict=False)), dict(zip(_OPTIONS, options, strict=True)), mode)
+    return Call(context, dict(zip(TENSORS, args, strict=False)), dict(zip(_OPTIONS, options, strict=True)))
 
 
 def _with_shapes(call: Call) -> Call:
@@ -83,7 +83,7 @@ def _backward_of(
     call: Call, grad_out: Tensor | None, grad_last: Tensor | None, saved: list[Tensor], needs: list[bool]
 ) -> tuple[Tensor, ...]:
     wanted = {name for name, need in zip(TENSORS, needs, strict=True) if need}
-    kept = Saved.of(call.context, call.mode, saved)
+    kept = Saved.of(call.context, saved)
     half = Backward(call, kept, grad_out, grad_last, {"value", "state"}.issuperset(wanted))
     run_pass(half)
     found = half.results()

@@ -28,10 +28,10 @@ class Split(NamedTuple):
     name: str
     fragments: Callable[[int, int], Fragments] | None = None
 
-    def context(self, ranks: Ranks, lengths: Sequence[int]) -> parallel.Context:
+    def context(self, ranks: Ranks, lengths: Sequence[int], mode: str | None = None) -> parallel.Context:
         if self.fragments is None:
-            return parallel.context(ranks, lengths, layout=self.name)
-        return parallel.context(ranks, lengths, fragments=self.fragments(sum(lengths), ranks.size))
+            return parallel.context(ranks, lengths, layout=self.name, mode=mode)
+        return parallel.context(ranks, lengths, fragments=self.fragments(sum(lengths), ranks.size), mode=mode)
 
 
 def _ragged(tokens: int, ranks: int) -> Fragments:
@@ -121,7 +121,7 @@ def on_rank(
     ranks: Ranks, split: Split, case: GradientCase, x: dict[str, Any], grads: Any, mode: str | None = None
 ) -> tuple[dict[str, Tensor], parallel.Context]:
     """The rank's results, of which gradients of weights are summed over ranks."""
-    context = split.context(ranks, list(case.lengths) if case.packed else [case.lengths[0]])
+    context = split.context(ranks, list(case.lengths) if case.packed else [case.lengths[0]], mode)
     dim, mine = (0 if case.packed else 1), {name: y for name, y in x.items() if name != "cu_seqlens"}
     mine |= {name: parallel.shard(x[name], context, dim) for name in ROWS}
     first, last = firsts_and_lasts(context, case)
@@ -132,7 +132,7 @@ def on_rank(
         None if grad_out is None else parallel.shard(grad_out, context, dim),
         None if grad_last is None else torch.where(last.to(grad_last.device), grad_last, torch.nan),
     )
-    found = results(lambda **given: parallel.chunked_forward(**given, context=context, mode=mode), mine, mine_grads)
+    found = results(lambda **given: parallel.chunked_forward(**given, context=context), mine, mine_grads)
     for name in WEIGHTS:
         if name in found:
             found[name] = ranks.start_all_gather(found[name])().sum(0)

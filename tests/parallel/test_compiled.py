@@ -17,18 +17,18 @@ OPTIONS = dict.fromkeys(rule._OPTIONS, False) | {"scale": None, "use_qk_l2norm":
 ALONE = ThreadRanks(Board(1), 0, 1)
 
 
-def context_of(first: int) -> parallel.Context:
+def context_of(first: int, mode: str | None = None) -> parallel.Context:
     """Two fragments of 30 tokens on one rank, the later one first, so that a state goes from one to the other."""
-    return parallel.context(ALONE, [30], fragments=[[(first, 30), (0, first)]])
+    return parallel.context(ALONE, [30], fragments=[[(first, 30), (0, first)]], mode=mode)
 
 
 @pytest.mark.parametrize("mode", ["gather", "doubling", "ring"])
 def test_torch_checks_the_operator(mode: str) -> None:
-    context = context_of(10)
+    context = context_of(10, mode)
     rng = torch.Generator().manual_seed(0)
     x = [torch.randn(1, 30, 2, 8, generator=rng, requires_grad=True) for _ in range(3)]
     state = torch.randn(1, 2, 8, 8, generator=rng, requires_grad=True)
-    args = (*x, None, None, state, None, None, context.number, mode, *OPTIONS.values(), True, True)
+    args = (*x, None, None, state, None, None, context.number, *OPTIONS.values(), True, True)
     torch.library.opcheck(torch.ops.gdn_cuda_parallel.rule.default, args)
 
 
@@ -37,9 +37,9 @@ def test_traces_of_ranks_that_send_maps_have_the_shapes_of_calls(mode: str) -> N
     """On four ranks, where there are maps, of what forward returns and keeps."""
 
     def run(ranks: ThreadRanks) -> None:
-        context = parallel.context(ranks, [5, 70, 9], "zigzag")
+        context = parallel.context(ranks, [5, 70, 9], "zigzag", mode=mode)
         rows = {name: torch.ones(1, context.tokens, 2, n) for name, n in (("query", 8), ("key", 8), ("value", 6))}
-        call = rule.Call(context, rows | dict.fromkeys(rule.TENSORS[3:]), OPTIONS, mode)
+        call = rule.Call(context, rows | dict.fromkeys(rule.TENSORS[3:]), OPTIONS)
         flat: list[list[Any]] = []
         for each in (call, rule._with_shapes(call)):
             out, last, saved = rule._forward_of(each, True, True)

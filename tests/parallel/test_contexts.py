@@ -53,6 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lengths": [3, -2]}, "lengths: expected one integer or more, none negative, got -2"),
     ({"lengths": [3, 2.5]}, "lengths: expected one integer or more, none negative, got 2.5"),
     ({"lengths": torch.tensor([8])}, "lengths: expected a list of integers on the host, got Tensor"),
+    ({"mode": "tree"}, "mode: expected None, 'gather', 'doubling', 'ring', got 'tree'"),
     ({"layout": "striped"}, "layout: expected 'contiguous' or 'zigzag', got 'striped'"),
     ({"layout": "zigzag", "fragments": [[(0, 8)]]}, "layout: expected its default with fragments, got 'zigzag'"),
     (
@@ -84,7 +85,7 @@ def test_a_group_that_this_rank_is_not_in_is_refused(group: Any) -> None:
 
 def test_unequal_lengths_are_an_error_on_every_rank_that_shows_both() -> None:
     def say(ranks: Any) -> str:
-        with pytest.raises(ValueError, match="lengths, layout, fragments") as raised:
+        with pytest.raises(ValueError, match="lengths, layout, fragments, mode") as raised:
             parallel.context(ranks, [8, 10 + (ranks.rank == 2)])
         return str(raised.value)
 
@@ -96,7 +97,7 @@ def test_a_long_context_is_compared_as_a_whole() -> None:
     """The text that ranks exchange is shortened, its digest is not."""
 
     def compare(ranks: Any) -> None:
-        with pytest.raises(ValueError, match="lengths, layout, fragments"):
+        with pytest.raises(ValueError, match="lengths, layout, fragments, mode"):
             parallel.context(ranks, [1] * 4000 + [5 + ranks.rank])
 
     on_threads(2, compare)
@@ -116,7 +117,9 @@ def test_explain_names_ranks_tokens_sequences_and_bytes() -> None:
         "with 2 value heads, dk = 128, dv = 64 and one sequence a batch, in fp32",
     ]
     text = made(9, lengths=[90]).explain(heads=2, dk=128, dv=64)
-    assert "each way: 4 all-to-alls of at most 0.19 MiB from each rank" in text.splitlines()
+    assert "each way, doubling: 4 all-to-alls of at most 0.19 MiB from each rank" in text.splitlines()
+    text = made(4, lengths=[90], mode="ring").explain(heads=2, dk=128, dv=64)
+    assert "each way, ring: 3 all-to-alls of at most 0.06 MiB from each rank" in text.splitlines()
     assert made(2, lengths=[5, 5]).explain().endswith("rank 1: 5 tokens: 5 to 9\nno states are exchanged")
 
 

@@ -39,10 +39,10 @@ def test_doubling_sends_states_and_maps_of_what_lacks_the_sequence_s_beginning()
     forward = [[state, state, state], [both, state, 0], [both, both, 0], [both, 0, 0], [0, 0, 0]]
 
     def run(ranks: ThreadRanks) -> None:
-        context = parallel.context(ranks, [50])
+        context = parallel.context(ranks, [50], mode="doubling")
         x = {name: torch.ones(1, context.tokens, HEADS, n) for name, n in (("query", DK), ("key", DK), ("value", DV))}
         x["value"].requires_grad_()
-        out, _ = parallel.chunked_forward(**x, beta=None, gate=None, context=context, mode="doubling")
+        out, _ = parallel.chunked_forward(**x, beta=None, gate=None, context=context)
         out.sum().backward()
         assert ranks.exchanged == [*forward[ranks.rank], *forward[4 - ranks.rank]]
 
@@ -80,18 +80,10 @@ def test_maps_are_computed_only_between_the_first_and_the_last_rank_of_a_sequenc
     monkeypatch.setattr(passes, "chunked_summary", lambda *args, **given: calls.append(1) or chunked_summary(*args, **given))
 
     def run(ranks: ThreadRanks) -> None:
-        context = parallel.context(ranks, lengths)
+        context = parallel.context(ranks, lengths, mode=mode)
         x = torch.ones(1, context.tokens, HEADS, DK, requires_grad=True)
-        out, _ = parallel.chunked_forward(x, x, x, None, None, context=context, mode=mode)
+        out, _ = parallel.chunked_forward(x, x, x, None, None, context=context)
         out.sum().backward()
 
     on_threads(size, run)
     assert len(calls) == between
-
-
-def test_another_mode_is_refused() -> None:
-    context = parallel.context(ThreadRanks(None, 0, 1), [20])
-    x = torch.zeros(1, 20, 2, 8)
-    message = "parallel.chunked_forward: mode: expected None, 'gather', 'doubling', 'ring', got 'tree'"
-    with pytest.raises(ValueError, match=message):
-        parallel.chunked_forward(x, x, x, None, None, context=context, mode="tree")
