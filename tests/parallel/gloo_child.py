@@ -41,7 +41,7 @@ from torch.utils.checkpoint import checkpoint
 from gdn_cuda import parallel
 from gdn_cuda.parallel.ranks import ProcessRanks, Ranks
 
-WORLD, PATIENCE = 4, 150  # processes, seconds
+WORLD, PATIENCE = 4, 280  # processes, seconds
 
 
 def message_of(call: Callable[[], object]) -> str:

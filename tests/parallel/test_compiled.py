@@ -22,7 +22,7 @@ def context_of(first: int, mode: str | None = None) -> parallel.Context:
     return parallel.context(ALONE, [30], fragments=[[(first, 30), (0, first)]], mode=mode)
 
 
-@pytest.mark.parametrize("mode", ["gather", "doubling", "ring"])
+@pytest.mark.parametrize("mode", ["gather", "doubling"])
 def test_torch_checks_the_operator(mode: str) -> None:
     context = context_of(10, mode)
     rng = torch.Generator().manual_seed(0)
