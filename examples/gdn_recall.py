@@ -81,6 +81,7 @@ class Attention(nn.Module):
 class Model(nn.Module):
     def __init__(self, rule: Rule):
         super().__init__()
+        torch.manual_seed(0)
         self.keys, self.values = nn.Embedding(KEYS, WIDTH), nn.Embedding(VALUES + 1, WIDTH)  # the last one: no value
         self.blocks = nn.ModuleList([DeltaNet(rule), Attention(), DeltaNet(rule)])
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(len(self.blocks) + 1))
@@ -109,36 +110,51 @@ class Run:
     seconds: float = 0.0
 
 
-def train(rule: Rule, steps: int, device: str = "cpu", after_step: Callable[[], None] = lambda: None) -> Run:
-    torch.manual_seed(0)
-    model, generator, run = Model(rule).to(device), torch.Generator().manual_seed(1), Run()
+def lesson(model: nn.Module, keys: Tensor, values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss, and the share of right answers."""
+    logits = model(keys, values)[:, -QUERIES:]
+    loss = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten())
+    return loss, (logits.argmax(-1) == wanted).float().mean()
+
+
+def train(
+    model: nn.Module,
+    steps: int,
+    device: str = "cpu",
+    after_step: Callable[[], None] = lambda: None,
+    lesson: Callable[..., tuple[Tensor, Tensor]] = lesson,
+    after_backward: Callable[[nn.Module, Tensor], None] = lambda model, results: None,
+) -> Run:
+    generator, run = torch.Generator().manual_seed(1), Run()
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0, eps=1e-6)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 2))
     start, correct = time.perf_counter(), []
     for _ in range(steps):
         keys, values, wanted = (x.to(device) for x in draw(generator))
-        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
-            logits = model(keys, values)[:, -QUERIES:]
-        loss = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten())
+        kind = torch.device(device).type
+        with torch.autocast(kind, torch.bfloat16, enabled=kind != "cpu"):
+            loss, share = lesson(model, keys, values, wanted)
         optimizer.zero_grad()
         loss.backward()
+        results = torch.stack([loss.detach(), share])
+        after_backward(model, results)
         optimizer.step()
         schedule.step()
-        run.losses.append(loss.item())
-        correct.append((logits.argmax(-1) == wanted).float().mean().item())
+        run.losses.append(results[0].item())
+        correct.append(results[1].item())
         after_step()
     run.seconds, run.correct = time.perf_counter() - start, sum(correct[-10:]) / len(correct[-10:])
     return run
 
 
-def show(ours: Run, plain: Run, console: Console) -> None:
-    table = Table("step", "gdn_cuda", "plain torch", "", box=None)
+def show(ours: Run, plain: Run, console: Console, names: tuple[str, str] = ("gdn_cuda", "plain torch")) -> None:
+    table = Table("step", *names, "", box=None)
     steps, top = len(ours.losses), max(ours.losses)
     for step in [*range(0, steps, max(steps // 20, 1)), steps - 1]:
         mine, theirs = ours.losses[step], plain.losses[step]
         table.add_row(str(step + 1), f"{mine:.4f}", f"{theirs:.4f}", "█" * max(round(40 * mine / top), 1))
     console.print(table)
-    for name, run in (("gdn_cuda", ours), ("plain torch", plain)):
+    for name, run in zip(names, (ours, plain), strict=True):
         console.print(f"{name}: {100 * run.correct:.1f} % of the queries are right at the end, {run.seconds:.1f} s")
     console.print(f"largest difference of the two losses: {difference(ours, plain):.1e}")
 
@@ -173,7 +189,8 @@ def main(arguments: list[str] | None = None) -> None:
     with Progress(*columns, console=console) as progress:
         for name, rule in (("gdn_cuda", gated_delta_rule), ("plain torch", loop_over_tokens)):
             task = progress.add_task(name, total=options.steps)
-            runs.append(train(rule, options.steps, options.device, lambda task=task: progress.advance(task)))
+            model = Model(rule).to(options.device)
+            runs.append(train(model, options.steps, options.device, lambda task=task: progress.advance(task)))
     show(runs[0], runs[1], console)
     if options.png:
         plot(runs[0], runs[1], options.png)

@@ -5,7 +5,7 @@
 #   memcheck                of every kernel, and of GDN's fuzz tests
 #   racecheck[=KERNEL,...]  of every kernel; named ones are faster, each in a process in which the tool checks only this kernel
 #   bench[=OPERATOR,...]    every benchmark, or `bench OPERATOR --json` of the named ones
-#   peers[=LIBRARY,...]     other libraries' tests on gdn_cuda, which tests/peers/pack.py has packed: fla, flashqla, flashinfer,
+#   peers[=LIBRARY,...]     other libraries' tests on gdn_cuda, which tests/peers/pack.py has packed: fla, fla_cp, flashqla, flashinfer,
 #                           vllm, sglang, causal_conv1d
 #
 # Without phases: suite, memcheck, racecheck, bench. Logs go to the folder OUT, a summary to standard output; the exit status is 1

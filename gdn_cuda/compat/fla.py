@@ -10,7 +10,7 @@ computed by chunks.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,15 +19,32 @@ from ..gdn.by_token import by_token
 from ..operators.caller import in_words_of_caller
 from ..operators.dtypes import state_dtype
 from ..operators.schema import refuse
+from .fla_conv import causal_conv1d
 from .fla_layer import GatedDeltaNet
 
 __all__ = [
+    "FLACPContext",
     "GatedDeltaNet",
+    "build_cp_context",
+    "causal_conv1d",
     "chunk_gated_delta_rule",
     "chunk_gdn",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
 ]
+if TYPE_CHECKING:
+    from .fla_context import FLACPContext, build_cp_context
+else:
+
+    def __getattr__(name: str) -> Any:
+        """The names of contexts, whose module imports torch.distributed."""
+        if name not in ("FLACPContext", "build_cp_context"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import fla_context
+
+        return getattr(fla_context, name)
+
+
 _CHUNK_SIZES = (16, 32, 64)
 _NAMES = {"query": "q", "key": "k", "value": "v", "gate": "g", "state": "initial_state"}
 _in_words_of_fla = in_words_of_caller(**_NAMES)
@@ -62,21 +79,42 @@ def chunk_gated_delta_rule(
 
     States are (N, HV, K, V) views of memory with K contiguous, or (N, HV, V, K) with `state_v_first`. With `use_gate_in_kernel`
     g is raw, and A_log (HV,) is needed; dt_bias None is 0. `cu_seqlens_cpu`, `chunk_indices` and `chunk_size` (16, 32 or 64)
-    change nothing. `transpose_state_layout` is `state_v_first` with a DeprecationWarning; `head_first` and `cp_context` are
-    refused; other keywords are ignored, as in FLA.
+    change nothing. `transpose_state_layout` is `state_v_first` with a DeprecationWarning; `head_first` is refused; other
+    keywords are ignored, as in FLA.
+
+    With `cp_context`, from `build_cp_context` here or FLA's, tensors have this rank's tokens, B is 1, and cu_seqlens is the
+    context's. States, which FLA refuses, are those of the rows of `cp_context.cu_seqlens`: an initial one is read where a
+    sequence begins, and a final one is 0 where it goes on.
     """
     function = "chunk_gated_delta_rule"
     v_first = _layout(function, state_v_first, others)
     if chunk_size not in _CHUNK_SIZES:
         refuse(function, "chunk_size", "16, 32 or 64", chunk_size)
-    if cp_context is not None:
-        refuse(function, "cp_context", "None, as a call has whole sequences", f"a {type(cp_context).__name__}")
     raw = _raw_gates(function, g, use_gate_in_kernel, A_log, dt_bias)
     gates = raw | _betas(function, v, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     call: dict[str, Any] = gates | {"state": _states(initial_state, v_first), "cu_seqlens": cu_seqlens, "scale": scale}
     call |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": bool(output_final_state)}
-    output, state = chunked_forward(q, k, v, **call, state_dtype=state_dtype(v))
+    if cp_context is not None:
+        output, state = _on_ranks(function, cp_context, q, k, v, call)
+    else:
+        output, state = chunked_forward(q, k, v, **call, state_dtype=state_dtype(v))
     return output, _states(state, v_first)
+
+
+def _on_ranks(
+    function: str, cp_context: Any, q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    from ..parallel import chunked_forward as on_ranks  # imports torch.distributed's device meshes
+    from .fla_context import shared_of
+
+    shared, rows = shared_of(function, cp_context), call["state"]
+    if rows is not None:
+        if rows.shape[0] != len(shared.rows):
+            refuse(function, "initial_state", f"{len(shared.rows)} states, those of cp_context.cu_seqlens", rows.shape[0])
+        rows = shared.to_sequences(rows.to(state_dtype(v)))
+    given = {name: x for name, x in call.items() if name != "cu_seqlens"} | {"state": rows}
+    output, last = on_ranks(q, k, v, context=shared.context, **given)
+    return output, None if last is None else shared.to_rows(last)
 
 
 @_in_words_of_fla

@@ -155,9 +155,9 @@ class GatedDeltaNet(nn.Module):
         rank's tokens of sequences that ranks share, and the context, not cu_seqlens, says which."""
         self._check(x)
         if context is not None:
-            for name, given in (("state", state), ("cu_seqlens", cu_seqlens)):
-                if given is not None:
-                    raise ValueError(f"GatedDeltaNet: {name}: expected None with a context, got {type(given).__name__}")
+            from ..parallel.layer import check_tokens_of_rank, layer_on_ranks  # imports torch.distributed's device meshes
+
+            check_tokens_of_rank("GatedDeltaNet", context, "x", x, state=state, cu_seqlens=cu_seqlens)
         if state is not None:
             more: dict[str, Any] = {"state_indices": state_indices, "null_slot": null_slot}
             more |= {"cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
@@ -168,9 +168,6 @@ class GatedDeltaNet(nn.Module):
         if context is None:
             inner = gdn_prefill_layer(**self._arguments(x), cu_seqlens=cu_seqlens)
         else:
-            from ..parallel.layer import check_tokens_of_rank, layer_on_ranks  # imports torch.distributed's device meshes
-
-            check_tokens_of_rank(context, x)
             inner = layer_on_ranks(context, **self._arguments(x))
         out: Tensor = self.out_proj(inner)
         return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
 from .dtypes import at_least_fp32, layer_dtype, recurrence_dtype
 from .tensors import after_token
+
+if TYPE_CHECKING:
+    from ..parallel import Context
 
 _CONVOLUTION_FROM = (
     128  # from this number of taps on, filters are convolutions with a bias D; shorter ones are correlations without one
@@ -122,12 +125,25 @@ class HyenaCascade(nn.Module):
             nn.init.normal_(self.residues, std=_RESIDUES * self.residues.shape[1] ** -0.5)
 
     def forward(
-        self, u: Tensor, state: HyenaState | None = None, *, padding_mask: Tensor | None = None, return_state: bool = False
+        self,
+        u: Tensor,
+        state: HyenaState | None = None,
+        *,
+        padding_mask: Tensor | None = None,
+        return_state: bool = False,
+        context: Context | None = None,
     ) -> Tensor | tuple[Tensor, HyenaState]:
-        """Returns y (B, L, hidden_size), or (y, state); `state` is the state before the first token."""
+        """Returns y (B, L, hidden_size), or (y, state); `state` is the state before the first token. With a context from
+        `gdn_cuda.parallel.context` u and padding_mask have this rank's tokens of sequences that ranks share, and there are no
+        states."""
         if u.dim() != 3 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, L, {3 * self.hidden_size}), got {tuple(u.shape)}")
         channels = u.mT.to(layer_dtype(u)).contiguous()  # channels-last, interleaved x1, x2 and v would have stride 3
+        if context is not None:
+            from ..parallel.layer import check_tokens_of_rank  # imports torch.distributed's device meshes
+
+            check_tokens_of_rank("HyenaCascade", context, "u", u, state=state, return_state=return_state)
+            return self._on_ranks(context, channels, padding_mask)
         before = None if state is None else state.fir
         z, fir = causal_conv1d(
             channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=True
@@ -140,11 +156,34 @@ class HyenaCascade(nn.Module):
             y, inner = hyena_long(x1, x2, v, self.residues, self.log_poles, self.D, initial_state=inner, return_state=True)
         elif self.fir_inner_filter_length <= _LONGEST_SHORT:
             y, inner = hyena_short(x1, x2, v, self.h, padding_mask=padding_mask, initial_state=inner, return_state=True)
-        else:  # the current token is multiplied by a correlation's last tap, and by a convolution's first
-            taps = self.h if self.D is not None else self.h.flip(-1)
-            D = self.D if self.D is not None else self.h.new_zeros(self.hidden_size)
-            y, inner = hyena_medium(x1, x2, v, taps, D, padding_mask=padding_mask, initial_state=inner, return_state=True)
+        else:
+            taps = self._taps_and_bias()
+            y, inner = hyena_medium(x1, x2, v, *taps, padding_mask=padding_mask, initial_state=inner, return_state=True)
         return (y.mT, HyenaState(fir, inner)) if return_state else y.mT
+
+    def _taps_and_bias(self) -> tuple[Tensor, Tensor]:
+        """The current token is multiplied by a correlation's last tap, and by a convolution's first."""
+        if self.D is not None:
+            return self.h, self.D
+        return self.h.flip(-1), self.h.new_zeros(self.hidden_size)
+
+    def _on_ranks(self, context: Context, channels: Tensor, padding_mask: Tensor | None) -> Tensor:
+        from ..parallel import causal_conv1d as conv_on_ranks
+        from ..parallel.hyena import gated_convolution
+        from ..parallel.hyena import hyena_long as long_on_ranks
+
+        z = conv_on_ranks(channels, self.short_filter_weight[:, 0], self.short_filter_bias, context=context)
+        if padding_mask is not None:
+            z = z * padding_mask[:, None].to(z.dtype)
+        x2, x1, v = self._split(z)
+        taps = self.fir_inner_filter_length
+        if taps is None:
+            return long_on_ranks(context, x1, x2, v, self.residues, self.log_poles, self.D).mT
+        if taps <= _LONGEST_SHORT:
+            given: dict[str, Any] = {"weight": self.h, "gated_bias": False}
+            return gated_convolution(context, hyena_short, x1, x2, v, taps, padding_mask, **given).mT
+        weight, bias = self._taps_and_bias()
+        return gated_convolution(context, hyena_medium, x1, x2, v, taps, padding_mask, weight=weight, bias=bias).mT
 
     def step(self, u: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
         """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, 3 hidden_size). Only `forward` has

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from ..operators.registration import check_call
 from ..scan import selective_scan, selective_state_update
 from .dtypes import at_least_fp32, recurrence_dtype
 from .tensors import after_token
+
+if TYPE_CHECKING:
+    from ..parallel import Context
 
 DISCRETIZATIONS = ("mamba", "zoh", "bilinear", "dirac")  # the discretizations for A < 0
 
@@ -95,15 +98,25 @@ class S6(nn.Module):
         z: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         return_last_state: bool = False,
+        context: Context | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """y (B, L, D), times silu(z) if z is given; or (y, last state). `state`: before the first token; None: zeros.
 
-        `cu_seqlens` packs sequences along L of a batch of 1, as in `selective_scan`; states are then (sequences, D, N).
+        `cu_seqlens` packs sequences along L of a batch of 1, as in `selective_scan`; states are then (sequences, D, N). With a
+        context from `gdn_cuda.parallel.context` u and z have this rank's tokens of sequences that ranks share, and there are no
+        states and no cu_seqlens.
         """
         self._check(u, "(B, L, {})", 3, self.d_inner)
+        scan: Callable[..., Any] = self.scan
+        more: dict[str, Any] = {"initial_state": state, "cu_seqlens": cu_seqlens}
+        if context is not None:
+            from ..parallel import selective_scan as scan_on_ranks  # imports torch.distributed's device meshes
+
+            self._check_tokens_of_rank(context, u, state, cu_seqlens, return_last_state)
+            scan, more = scan_on_ranks, {"context": context}
         delta, B, C = self._selected(u)
         return _tokens(
-            self.scan(
+            scan(
                 u.to(delta.dtype).mT,
                 delta.mT,
                 self._A(),
@@ -115,8 +128,7 @@ class S6(nn.Module):
                 delta_softplus=True,
                 return_last_state=return_last_state,
                 discretization=self.discretization,
-                initial_state=state,
-                cu_seqlens=cu_seqlens,
+                **more,
             )
         )
 
@@ -163,6 +175,14 @@ class S6(nn.Module):
         """δ before bias and softplus, B and C."""
         low, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
         return F.linear(low, self.dt_proj.weight), B, C
+
+    def _check_tokens_of_rank(
+        self, context: Context, u: Tensor, state: Any, cu_seqlens: Tensor | None, return_last_state: bool
+    ) -> None:
+        from ..parallel.layer import check_tokens_of_rank
+
+        states = {"state": state, "cu_seqlens": cu_seqlens, "return_last_state": return_last_state}
+        check_tokens_of_rank(self._name, context, "u", u, **states)
 
     def _check(self, u: Tensor, shape: str, rank: int, width: int) -> None:
         if u.dim() != rank or u.shape[-1] != width or not u.is_floating_point():
@@ -246,13 +266,23 @@ class Mamba(S6):
         self.out_proj = nn.Linear(d_inner, d_model, bias=bias, device=device, dtype=dtype)
 
     def forward(  # type: ignore[override]
-        self, u: Tensor, state: MambaState | None = None, *, cu_seqlens: Tensor | None = None, return_last_state: bool = False
+        self,
+        u: Tensor,
+        state: MambaState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        return_last_state: bool = False,
+        context: Context | None = None,
     ) -> Tensor | tuple[Tensor, MambaState]:
         """y (B, L, d_model), or (y, last state); `state` is the state before the first token; None: zeros.
 
-        `cu_seqlens` packs sequences along L of a batch of 1; they begin and end without states.
+        `cu_seqlens` packs sequences along L of a batch of 1; they begin and end without states. With a context from
+        `gdn_cuda.parallel.context` u has this rank's tokens of sequences that ranks share, without states and cu_seqlens.
         """
         self._check(u, "(B, L, {})", 3, self.d_model)
+        if context is not None:
+            self._check_tokens_of_rank(context, u, state, cu_seqlens, return_last_state)
+            return self._on_ranks(context, u)
         if cu_seqlens is not None and (state is not None or return_last_state):
             raise ValueError(f"{self._name}: cu_seqlens: expected None where states are given or returned, got a tensor")
         x, z = self.in_proj(u).chunk(2, -1)
@@ -264,6 +294,15 @@ class Mamba(S6):
         if isinstance(scanned, Tensor):
             return self.out_proj(scanned)
         return self.out_proj(scanned[0]), MambaState(seen[:, u.shape[1] :].clone(), scanned[1])
+
+    def _on_ranks(self, context: Context, u: Tensor) -> Tensor:
+        from ..parallel import causal_conv1d
+
+        x, z = self.in_proj(u).chunk(2, -1)
+        weight = self.conv1d.weight.squeeze(1)
+        x = causal_conv1d(x.mT, weight, self.conv1d.bias, "silu", context=context).mT
+        out: Tensor = self.out_proj(super().forward(x, z=z, context=context))
+        return out
 
     def default_state(self, *batch: int) -> MambaState:
         """Zeros: (…, d_conv − 1, d_inner) and (…, d_inner, N)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from ..operators.dtypes import state_dtype
 from ..scan import rglru_scan
 from .dtypes import layer_dtype, recurrence_dtype
+
+if TYPE_CHECKING:
+    from ..parallel import Context
 
 _LEAST, _MOST = 0.9, 0.999  # initial a^c, as in the paper
 
@@ -74,9 +78,17 @@ class RGLRU(nn.Module):
             nn.init.zeros_(getattr(self, f"{name}_bias"))
 
     def forward(
-        self, u: Tensor, state: Tensor | None = None, *, reset: Tensor | None = None, return_last_state: bool = False
+        self,
+        u: Tensor,
+        state: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        return_last_state: bool = False,
+        context: Context | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns y (B, L, width), or (y, last state (B, width)); `state` is the state before the first token."""
+        """Returns y (B, L, width), or (y, last state (B, width)); `state` is the state before the first token. With a context
+        from `gdn_cuda.parallel.context` u and reset have this rank's tokens of sequences that ranks share, and there are no
+        states."""
         if u.dim() != 3 or u.shape[-1] != self.width:
             raise ValueError(f"RGLRU: u: expected (B, L, width={self.width}), got {tuple(u.shape)}")
         u = u.to(layer_dtype(u))
@@ -85,6 +97,11 @@ class RGLRU(nn.Module):
         decay = torch.exp(
             self.c * nn.functional.logsigmoid(self.Lambda.to(state_dtype(u)))
         )  # raised to the power r in the scan
+        if context is not None:
+            from ..parallel.layer import check_tokens_of_rank  # imports torch.distributed's device meshes
+
+            check_tokens_of_rank("RGLRU", context, "u", u, state=state, return_last_state=return_last_state)
+            return self._on_ranks(context, gated.transpose(1, 2), rate.transpose(1, 2), decay[:, None], reset)
         if state is not None and (state.shape != (len(u), self.width) or not state.is_floating_point()):
             got = f"{state.dtype} {tuple(state.shape)}"
             raise ValueError(f"RGLRU: state: expected real numbers (B, width) = ({len(u)}, {self.width}), got {got}")
@@ -106,6 +123,13 @@ class RGLRU(nn.Module):
         if u.shape[1] == 0:
             return out, self.default_state(u.shape[0]) if state is None else state
         return out, last[..., 0] + 0.0  # −0.0 + 0.0 is 0.0: the state after a token is never the −0.0 that begins a sequence
+
+    def _on_ranks(self, context: Context, gated: Tensor, rate: Tensor, decay: Tensor, reset: Tensor | None) -> Tensor:
+        from ..parallel.scans import rglru_scan as scan_on_ranks
+
+        bound = self.max_sqrt_gradient
+        out, _ = scan_on_ranks(gated, rate, decay, reset, context=context, first_multiplier=True, max_sqrt_gradient=bound)
+        return out.transpose(1, 2)
 
     def default_state(self, *batch: int) -> Tensor:
         """The state before the first token (…, width), −0.0 in all channels: a sequence begins as with state=None.

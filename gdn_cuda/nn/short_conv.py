@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,9 @@ from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype
 from .dtypes import at_least_fp32, layer_dtype
 from .tensors import after_token
+
+if TYPE_CHECKING:
+    from ..parallel import Context
 
 
 class ShortConv(nn.Module):
@@ -56,11 +61,22 @@ class ShortConv(nn.Module):
         )
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=bias, **like)
 
-    def forward(self, u: Tensor, state: Tensor | None = None, *, return_state: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns y (B, L, hidden_size), or (y, state); `state` is the state before the first token."""
+    def forward(
+        self, u: Tensor, state: Tensor | None = None, *, return_state: bool = False, context: Context | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns y (B, L, hidden_size), or (y, state); `state` is the state before the first token. With a context from
+        `gdn_cuda.parallel.context` u has this rank's tokens of sequences that ranks share, and there are no states."""
         if u.dim() != 3 or u.shape[-1] != self.hidden_size:
             raise ValueError(f"ShortConv: u: expected (B, L, {self.hidden_size}), got {tuple(u.shape)}")
         B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
+        if context is not None:
+            from ..parallel.hyena import gated_convolution  # imports torch.distributed's device meshes
+            from ..parallel.layer import check_tokens_of_rank
+
+            check_tokens_of_rank("ShortConv", context, "u", u, state=state, return_state=return_state)
+            rows: dict[str, Tensor | None] = {"weight": self.conv.weight, "bias": self.conv.bias}
+            y = gated_convolution(context, hyena_short, B.mT, C.mT, x.mT, self.kernel_size, **rows, gated_bias=False)
+            return F.linear(y.mT, self.out_proj.weight, self.out_proj.bias)
         y, state = hyena_short(B.mT, C.mT, x.mT, self.conv.weight, self.conv.bias, initial_state=state, return_state=True)
         y = F.linear(y.mT, self.out_proj.weight, self.out_proj.bias)
         return (y, state) if return_state else y

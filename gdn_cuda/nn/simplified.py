@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..scan.simplified_scan import simplified_scan  # from the module, because for mypy scan.simplified_scan is the module
 from .dtypes import KeepsRecurrence, at_least_fp32, layer_dtype, recurrence_dtype
+
+if TYPE_CHECKING:
+    from ..parallel import Context
 
 
 class SimplifiedSSM(KeepsRecurrence):
@@ -65,14 +68,28 @@ class SimplifiedSSM(KeepsRecurrence):
     def _complex(self) -> torch.dtype:
         return torch.complex128 if self.B.dtype == torch.float64 else torch.complex64
 
-    def forward(self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False) -> Any:
-        """Returns y (batch, L, d_model), or (y, last state (batch, states)); `state` is the state before the first token."""
+    def forward(
+        self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False, context: Context | None = None
+    ) -> Any:
+        """Returns y (batch, L, d_model), or (y, last state (batch, states)); `state` is the state before the first token.
+
+        With a context from `gdn_cuda.parallel.context` u has this rank's tokens of sequences that ranks share, and there are no
+        states."""
         self._check("u", u, 3, "(batch, L, d_model)", self.d_model)
+        if context is not None:
+            from ..parallel.layer import check_tokens_of_rank  # imports torch.distributed's device meshes
+
+            check_tokens_of_rank(type(self).__name__, context, "u", u, state=state, return_last_state=return_last_state)
         if state is not None:
             self._check("state", state, 2, "(batch, states)", self.states)
         real = at_least_fp32(self.B).dtype
         complex_u = u.mT.to(real).to(self._complex)
-        x, last = simplified_scan(complex_u, **self.system(), return_last_state=True, initial_state=state)
+        if context is None:
+            x, last = simplified_scan(complex_u, **self.system(), return_last_state=True, initial_state=state)
+        else:
+            from ..parallel.scans import simplified_scan as scan_on_ranks
+
+            x, last = scan_on_ranks(complex_u, **self.system(), context=context)
         y = (2 if self.doubled else 1) * x.real.mT + self.D.to(real) * u.to(real)
         y = y.to(layer_dtype(u))
         return (y, last) if return_last_state else y

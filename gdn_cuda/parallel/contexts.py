@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, count
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from . import layout as layouts
 from .layout import Fragments, Run, Slice
 from .ranks import Ranks, ranks_of
 
+_MOST_GATHERED = 8  # ranks that gather states and maps, unless `mode` says otherwise
+_MODES = ("gather", "doubling", "ring")
 _NAME = "parallel.context"
 
 
@@ -27,7 +31,9 @@ class Context:
     ranks: Ranks
     lengths: tuple[int, ...]
     fragments: tuple[Fragments, ...]  # by rank
+    mode: str = "gather"  # how states of `chunked_forward` travel
     _tensors: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    number: int = field(default=-1, repr=False, compare=False)  # what operators of torch take in its place
 
     @property
     def rank(self) -> int:
@@ -67,7 +73,7 @@ class Context:
         return layouts.chains_of([each for one_rank in self.slices_by_rank for each in one_rank], self.fragments)
 
     @cached_property
-    def has_links(self) -> bool:
+    def needs_maps(self) -> bool:
         """Whether a slice somewhere both continues a sequence and is continued."""
         return any(len(chain) > 2 for chain in self.chains.values())
 
@@ -154,10 +160,16 @@ class Context:
         if not self.chains or size == 1:
             return "\n".join([*lines, "no states are exchanged"])
         state = self.slots * heads * dv * dk * 4
-        maps = self.slots * heads * dk * dk * 4 * self.has_links
+        maps = self.slots * heads * dk * dk * 4 * self.needs_maps
+        sizes = f"with {heads} value heads, dk = {dk}, dv = {dv} and one sequence a batch, in fp32"
+        longest = max(map(len, self.chains.values())) - 1
+        if self.mode != "gather":
+            rounds, most = (longest, state) if self.mode == "ring" else (longest.bit_length(), state + maps)
+            lines.append(f"each way, {self.mode}: {rounds} all-to-alls of at most {_size(most)} from each rank")
+            return "\n".join([*lines, sizes])
         lines.append(f"forward: an all-gather of {_size(state + maps)} from each rank, of states{' and maps' * bool(maps)}")
         lines.append(f"backward: an all-gather of {_size(state)} from each rank, of gradients of states")
-        return "\n".join([*lines, f"with {heads} value heads, dk = {dk}, dv = {dv} and one sequence a batch, in fp32"])
+        return "\n".join([*lines, sizes])
 
 
 def check_tokens(function: str, name: str, x: Tensor, dim: int, count: int, what: str) -> None:
@@ -178,7 +190,12 @@ def _size(count: int) -> str:
 
 
 def context(
-    group: Any, lengths: Sequence[int], layout: str = "contiguous", fragments: Sequence[Sequence[tuple[int, int]]] | None = None
+    group: Any,
+    lengths: Sequence[int],
+    layout: str = "contiguous",
+    fragments: Sequence[Sequence[tuple[int, int]]] | None = None,
+    *,
+    mode: str | None = None,
 ) -> Context:
     """The sequences of a batch, and which rank has which of their tokens. On the host, once a batch; all ranks call it with the
     same arguments, which one collective checks.
@@ -192,6 +209,10 @@ def context(
           the r-th from the end. Parts differ by one token at most
         fragments: in place of a layout, for each rank a list of (first token, the one past its last), of any lengths; together
           they are all tokens, each once
+        mode: how states of `chunked_forward` travel. "gather": one all-gather each way; "doubling": all-to-alls at distances
+          1, 2, 4 … along a sequence; "ring": from rank to rank, one computing after the other. With `deterministic` and borders
+          at multiples of 64 tokens of a sequence, "ring" has the output and states of one process to the bit on a CPU, and the
+          gradients of value and state. None: "gather" on up to 8 ranks, else "doubling"
 
     Example:
         >>> from torch import distributed
@@ -203,24 +224,51 @@ def context(
     """
     ranks = ranks_of(_NAME, group)
     try:
-        made = _made(ranks, lengths, layout, fragments)
+        made = _made(ranks, lengths, layout, fragments, mode)
     except ValueError as error:
         ranks.texts(f"an error, {error}")  # others are told, and do not wait
         raise
-    texts, digests = ranks.texts(f"lengths={list(made.lengths)}, fragments={[list(each) for each in made.fragments]}")
+    fragments = [list(each) for each in made.fragments]
+    texts, digests = ranks.texts(f"mode={made.mode}, lengths={list(made.lengths)}, {fragments=}")
     for rank, digest in enumerate(digests):
         if digest != digests[ranks.rank]:
             same = f"what rank {ranks.rank} got, {texts[ranks.rank]}"
-            refuse(_NAME, "lengths, layout, fragments", f"on all ranks {same}", f"on rank {rank} {texts[rank]}")
-    return made
+            refuse(_NAME, "lengths, layout, fragments, mode", f"on all ranks {same}", f"on rank {rank} {texts[rank]}")
+    return _kept(made)
 
 
-def _made(ranks: Ranks, lengths: Any, layout: str, fragments: Any) -> Context:
+_by_number: WeakValueDictionary[int, Context] = WeakValueDictionary()
+_numbers: WeakKeyDictionary[Context, int] = WeakKeyDictionary()
+_next, _lock = count(), Lock()
+
+
+def _kept(made: Context) -> Context:
+    """An equal one that is in use, so that code is compiled once for both, or this one with a new number."""
+    with _lock:
+        if (found := _by_number.get(_numbers.get(made, -1))) is not None:
+            return found
+        made = replace(made, number=next(_next))
+        _by_number[made.number], _numbers[made] = made, made.number
+        return made
+
+
+def numbered(number: int) -> Context:
+    found = _by_number.get(number)
+    if found is None:
+        refuse("gdn_cuda.parallel", "context", "to be kept until its backward has run", "one that is gone")
+    return found
+
+
+def _made(ranks: Ranks, lengths: Any, layout: str, fragments: Any, mode: Any) -> Context:
     if isinstance(lengths, Tensor) or not isinstance(lengths, Sequence):
         refuse(_NAME, "lengths", "a list of integers on the host", type(lengths).__name__)
     wrong = [n for n in lengths if isinstance(n, bool) or not isinstance(n, int) or n < 0]
     if wrong or not lengths:
         refuse(_NAME, "lengths", "one integer or more, none negative", repr(wrong[0]) if wrong else "none")
+    if mode is None:
+        mode = "gather" if ranks.size <= _MOST_GATHERED else "doubling"
+    if mode not in _MODES:
+        refuse(_NAME, "mode", "None, " + ", ".join(map(repr, _MODES)), repr(mode))
     tokens = sum(lengths)
     if fragments is None:
         found = layouts.fragments_of(_NAME, layout, tokens, ranks.size)
@@ -228,4 +276,4 @@ def _made(ranks: Ranks, lengths: Any, layout: str, fragments: Any) -> Context:
         refuse(_NAME, "layout", "its default with fragments", repr(layout))
     else:
         found = layouts.checked(_NAME, fragments, tokens, ranks.size)
-    return Context(ranks, tuple(lengths), tuple(map(layouts.merged, found)))
+    return Context(ranks, tuple(lengths), tuple(map(layouts.merged, found)), mode)

@@ -81,9 +81,9 @@ def by_slices(
         context.check_states(function, "initial_states", initial_states, x, x.shape[1], taps - 1)
         if initial_states.dtype != x.dtype:
             refuse(function, "initial_states", f"{x.dtype}, as x", initial_states.dtype)
-    history = None
+    history: Tensor | None = None
     if context.chains and taps > 1:
-        x, history = _Halo.apply(context, taps - 1, x, initial_states)
+        x, history = histories(context, taps - 1, x, initial_states)
     elif initial_states is not None:
         history = torch.stack([_initial(x, initial_states, each) for each in slices]) if slices else None
     if len(slices) <= 1:
@@ -95,6 +95,13 @@ def by_slices(
     if isinstance(parts[0], Tensor):
         return torch.cat(parts, dim)
     return tuple(torch.cat(each, dim) for each in zip(*parts, strict=True))
+
+
+def histories(context: Context, width: int, x: Tensor, initial_states: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x, to be used in place of x, and the last `width` inputs before each of the rank's slices, (slices, B, D, width). One
+    all-gather, and one all-to-all in the backward."""
+    found: tuple[Tensor, Tensor] = _Halo.apply(context, width, x, initial_states)
+    return found
 
 
 def _initial(x: Tensor, initial_states: Tensor, each: Slice) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..layers.conv_split_l2norm import conv_split_l2norm
 from ..layers.layer_parts import layer_parts
 from ..layers.prefill_layer import without_pools
+from ..operators.schema import refuse
 from .contexts import Context, require_context
 from .eager import outside_graphs
 from .halos import by_slices
@@ -18,10 +19,15 @@ from .recurrence import chunked_forward
 _NAME = "GatedDeltaNet"
 
 
-def check_tokens_of_rank(context: Context, x: Tensor) -> None:
-    require_context(_NAME, context)
-    context.check(_NAME, "x", x, 1)
-    context.check_batch(_NAME, "x", x)
+def check_tokens_of_rank(layer: str, context: Context, name: str, x: Tensor, **states: Any) -> None:
+    """Of a layer's input x (B, T, …), which `name` names; with a context a layer takes and returns no states."""
+    for argument, given in states.items():
+        if given is not None and given is not False:
+            got = given if isinstance(given, bool) else type(given).__name__
+            refuse(layer, argument, f"{False if isinstance(given, bool) else None} with a context", got)
+    require_context(layer, context)
+    context.check(layer, name, x, 1)
+    context.check_batch(layer, name, x)
 
 
 @outside_graphs

@@ -1,14 +1,14 @@
-"""The two passes of `chunked_forward` over ranks, each in two halves with one all-gather between them.
+"""What `chunked_forward` over ranks computes of each run, forward and backward; `exchange` says when, and what is sent between.
 
 A run (`layout.Run`) is one call of the operator, the same in both passes. Forward, runs that begin their sequences need nothing
-from others. Their last states are sent, and of runs that continue a sequence and are continued the maps (M, L); every rank
-folds what is before its first run. Backward the same from the end: runs that end their sequences need nothing. The gradients of
-the states before them are sent, and of runs between L', which with forward's M takes the gradient on.
+from others. Others need their last states, and of runs that continue a sequence and are continued the maps (M, L). Backward the
+same from the end: runs that end their sequences need nothing. Others need the gradients of the states before them, and of runs
+between L', which with forward's M takes the gradient on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,7 @@ from ..gdn.operators import chunked_forward
 from ..gdn.reference import heads_of, repeat_heads
 from ..operators.dtypes import state_dtype
 from .contexts import Context
-from .layout import Run
-from .maps import fold
+from .layout import Run, Slice
 
 _ROWS = ("query", "key", "value", "beta", "gate")
 TENSORS = (*_ROWS, "state", "A_log", "dt_bias")  # as of torch.ops.gdn_cuda.gated_delta_rule
@@ -92,51 +91,63 @@ class Call:
 class Forward:
     def __init__(self, call: Call, training: bool, output_final_state: bool):
         self.call, self.training, self.output_final_state = call, training, output_final_state
-        self.found: dict[Run, tuple[Tensor, Tensor, Tensor | None]] = {}  # output, last states, states for the backward
-        self.initial: dict[Run, Tensor | None] = {}
+        self.found: dict[Run, tuple[Tensor, Tensor, Tensor]] = {}  # output, last states, checkpoints for the backward
+        self.states: dict[Run, Tensor] = {}  # before runs that continue a sequence
+        self.kept_maps: dict[Run, Tensor] = {}  # maps that the backward needs
 
-    def _run(self, run: Run, state: Tensor | None) -> None:
-        given = self.call.given(run, state)
-        self.initial[run] = state
+    def waits(self, run: Run) -> bool:
+        return run.continues
+
+    def is_needed(self, run: Run) -> bool:
+        return run.is_continued
+
+    def chain(self, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
+        return slices
+
+    def sources(self, run: Run) -> tuple[Slice, ...]:
+        return self.call.context.before(run.slices[0])
+
+    def element(self, run: Run) -> Tensor:
+        """The last state of a run that waits for none, else (batch, heads, dv + dk, dk): L above M."""
+        if not run.continues:
+            self.compute(run)
+            return self.result(run)
+        found = self.call.summary(run)
+        if self.training and self.call.context.mode == "doubling":
+            self.kept_maps[run] = found[None, ..., self.call.dv :, :].clone()
+        return found
+
+    def result(self, run: Run) -> Tensor:
+        return self.found[run][1]
+
+    def compute(self, run: Run, state: Tensor | None = None) -> None:
+        if state is not None:
+            self.states[run] = state
+        given = self.call.given(run, self.call.initial(run) if state is None else state)
         if self.training:
-            out, last, checkpoints = _operator(training._rule, given)
-            self.found[run] = out, last, checkpoints if checkpoints.shape[0] else None
+            self.found[run] = _operator(training._rule, given)
         else:
             wanted = self.output_final_state or run.is_continued
             out, last = chunked_forward(**given, output_final_state=wanted)
-            self.found[run] = out, self.call.states(0) if last is None else last, None
+            self.found[run] = out, self.call.states(0) if last is None else last, self.call.states(0)
 
-    def to_send(self) -> Tensor:
-        """(fragments, batch, heads, dv + dk, dk): of what is continued the last states, or L, above M. Without dk rows where
-        nobody needs an M."""
-        call, context = self.call, self.call.context
-        rows = call.dv + call.dk * context.has_links
-        sent = call.value.new_zeros((context.slots, call.batch, call.heads, rows, call.dk), dtype=call.wide)
-        for run in context.runs:
-            if run.is_continued and run.continues:
-                sent[run.fragment] = call.summary(run)
-            elif run.is_continued:
-                self._run(run, call.initial(run))
-                sent[run.fragment, ..., : call.dv, :] = self.found[run][1]
-        return sent
+    def maps(self, run: Run, every: Tensor) -> Sequence[Tensor]:
+        """Those of the sources after the first, from what all ranks have sent. Copies those that the backward needs."""
+        context, dv = self.call.context, self.call.dv
+        if self.training and run.is_continued and len(after := context.after(run.slices[-1])) > 1:
+            self.kept_maps[run] = torch.stack([every[each.rank, each.fragment, ..., dv:, :] for each in after[:-1]])
+        return [every[each.rank, each.fragment, ..., dv:, :] for each in self.sources(run)[1:]]
 
-    def meanwhile(self) -> None:
-        for run in self.call.context.runs:
-            if not run.is_continued and not run.continues:
-                self._run(run, self.call.initial(run))
+    @property
+    def rows(self) -> int:
+        """Of elements that are gathered: of states alone where nobody needs an M."""
+        return self.call.dv + (self.call.dk if self.call.context.needs_maps else 0)
 
-    def finish(self, every: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The output, and the last states if they are wanted, of `to_send()` of all ranks: None where no sequence crosses."""
-        call, context = self.call, self.call.context
-        for run in context.runs:
-            if run.continues:
-                assert every is not None
-                sent = [every[each.rank, each.fragment] for each in context.before(run.slices[0])]
-                states, maps = [x[..., : call.dv, :] for x in sent], [x[..., call.dv :, :] for x in sent[1:]]
-                self._run(run, fold(states[0], maps, states[1:]))
-        outs = [self.found[run][0] for run in context.runs]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs or [_no_output(call)], 1)
-        return out, self._last() if self.output_final_state else call.states(0)
+    def results(self) -> tuple[Tensor, Tensor]:
+        """The output, and the last states if they are wanted."""
+        outs = [self.found[run][0] for run in self.call.context.runs]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs or [_no_output(self.call)], 1)
+        return out, self._last() if self.output_final_state else self.call.states(0)
 
     def _last(self) -> Tensor:
         call, context = self.call, self.call.context
@@ -148,67 +159,81 @@ class Forward:
                 last[call.of_sequences(run)] = self.found[run][1]
         return last
 
-    def maps_after(self, every: Tensor | None) -> dict[Run, Tensor]:
-        """The maps that the backward needs: those between a run and the end of its sequence, a copy."""
-        if every is None or not self.call.context.has_links:
-            return {}
-        context, found = self.call.context, {}
-        for run in context.runs:
-            if run.is_continued and len(after := context.after(run.slices[-1])) > 1:
-                maps = [every[each.rank, each.fragment, ..., self.call.dv :, :] for each in after[:-1]]
-                found[run] = torch.stack(maps)
-        return found
+    def saved(self) -> list[Tensor]:
+        """What the backward needs beside the inputs, as `Saved.of` reads it."""
+        runs = self.call.context.runs
+        kept = [self.states[run] for run in runs if run.continues] + [self.found[run][2] for run in runs]
+        return kept + [self.kept_maps[run] for run in runs if run in self.kept_maps]
+
+
+@dataclass
+class Saved:
+    states: dict[Run, Tensor]
+    checkpoints: dict[Run, Tensor | None]
+    maps: dict[Run, Tensor]
+
+    @classmethod
+    def of(cls, context: Context, tensors: Sequence[Tensor]) -> Saved:
+        every, runs = iter(tensors), context.runs
+        states = {run: next(every) for run in runs if run.continues}
+        checkpoints = {run: x if (x := next(every)).shape[0] else None for run in runs}
+        return cls(states, checkpoints, {run: next(every) for run in runs if _keeps_maps(context, run)})
+
+
+def _keeps_maps(context: Context, run: Run) -> bool:
+    if context.mode == "doubling":
+        return run.continues and run.is_continued
+    return context.mode == "gather" and run.is_continued and len(context.after(run.slices[-1])) > 1
 
 
 class Backward:
-    def __init__(
-        self,
-        call: Call,
-        initial: dict[Run, Tensor | None],
-        checkpoints: dict[Run, Tensor | None],
-        maps: dict[Run, Tensor],
-        grad_out: Tensor | None,
-        grad_last: Tensor | None,
-        only_value_and_state: bool,
-    ):
-        self.call, self.initial, self.checkpoints, self.maps = call, initial, checkpoints, maps
-        self.grad_out, self.grad_last, self.only = grad_out, grad_last, only_value_and_state
+    def __init__(self, call: Call, saved: Saved, grad_out: Tensor | None, grad_last: Tensor | None, only: bool):
+        """`only`: whether gradients of value and state alone are wanted."""
+        self.call, self.saved, self.grad_out, self.grad_last, self.only = call, saved, grad_out, grad_last, only
         self.found: dict[Run, dict[str, Tensor]] = {}
+        self.rows = call.dv
+
+    def waits(self, run: Run) -> bool:
+        return run.is_continued
+
+    def is_needed(self, run: Run) -> bool:
+        return run.continues
+
+    def chain(self, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
+        return slices[::-1]
+
+    def sources(self, run: Run) -> tuple[Slice, ...]:
+        return self.call.context.after(run.slices[-1])[::-1]
+
+    def element(self, run: Run) -> Tensor:
+        """The gradient of the state before a run, without what it waits for; others wait for it, so it is computed alone. By
+        doubling, of a run that waits above Mᵀ."""
+        found = self._gradients(run, self._known(run), True)["state"]
+        has_link = self.call.context.mode == "doubling" and run.is_continued
+        return torch.cat([found, self.saved.maps[run][0].mT], -2) if has_link else found
+
+    def result(self, run: Run) -> Tensor:
+        return self.found[run]["state"]
+
+    def compute(self, run: Run, grad_last: Tensor | None = None) -> None:
+        self.found[run] = self._gradients(run, self._known(run) if grad_last is None else grad_last, self.only)
+
+    def maps(self, run: Run, every: Tensor) -> Sequence[Tensor]:
+        return self.saved.maps[run].mT.unbind(0)[::-1] if run in self.saved.maps else ()
 
     def _gradients(self, run: Run, grad_last: Tensor | None, only_value_and_state: bool) -> dict[str, Tensor]:
         grad_out = None if self.grad_out is None else self.grad_out[:, run.start : run.stop]
-        own = {"grad_out": grad_out, "grad_final_state": grad_last, "checkpoints": self.checkpoints[run]}
-        given = self.call.given(run, self.initial[run])
-        found = _operator(training._backward, given | own | {"only_value_and_state": only_value_and_state})
-        return dict(zip(TENSORS, found, strict=True))
+        state = self.saved.states[run] if run.continues else self.call.initial(run)
+        own = {"grad_out": grad_out, "grad_final_state": grad_last, "checkpoints": self.saved.checkpoints[run]}
+        given = self.call.given(run, state) | own | {"only_value_and_state": only_value_and_state}
+        return dict(zip(TENSORS, _operator(training._backward, given), strict=True))
 
     def _known(self, run: Run) -> Tensor | None:
         """The gradient of the run's last states, as far as this rank knows it."""
         return None if self.grad_last is None or run.is_continued else self.grad_last[self.call.of_sequences(run)]
 
-    def to_send(self) -> Tensor:
-        """(fragments, batch, heads, dv, dk): of what continues a sequence the gradient of the state before it, or L'. Others
-        wait for it, so it is computed alone first."""
+    def results(self) -> dict[str, Tensor]:
         call, context = self.call, self.call.context
-        sent = call.states(context.slots, call.batch)
-        for run in context.runs:
-            if run.continues:
-                sent[run.fragment] = self._gradients(run, self._known(run), True)["state"]
-        return sent
-
-    def meanwhile(self) -> None:
-        for run in self.call.context.runs:
-            if not run.is_continued:
-                self.found[run] = self._gradients(run, self._known(run), self.only)
-
-    def finish(self, every: Tensor | None) -> dict[str, Tensor]:
-        call, context = self.call, self.call.context
-        for run in context.runs:
-            if run.is_continued:
-                assert every is not None
-                *between, last = [every[each.rank, each.fragment] for each in context.after(run.slices[-1])]
-                maps = self.maps[run].unbind(0) if between else ()
-                self.found[run] = self._gradients(run, fold(last, maps[::-1], between[::-1], transposed=True), self.only)
         found = {name: self._joined(name) for name in ("value",) if self.only}
         if not self.only:
             found = {name: self._joined(name) for name in _ROWS if call[name] is not None}
@@ -242,10 +267,3 @@ def _operator(operator: Any, given: dict[str, Any]) -> Any:
 
 def _no_output(call: Call) -> Tensor:
     return call.value.new_empty((call.batch, 0, call.heads, call.dv))
-
-
-def exchanged(context: Context, half: Forward | Backward) -> Tensor | None:
-    """What all ranks send; runs that need nothing from others are computed meanwhile."""
-    wait: Callable[[], Tensor] | None = context.ranks.start_all_gather(half.to_send()) if context.chains else None
-    half.meanwhile()
-    return wait() if wait else None

@@ -97,6 +97,23 @@ class ProcessRanks(Ranks):
         return found
 
 
+@dataclass(frozen=True)
+class RanksOfShapes(Ranks):
+    """Makes no collectives: returns tensors of the shapes that these would have, for traces."""
+
+    rank: int
+    size: int
+
+    def supports(self, device: torch.device) -> bool:
+        return True
+
+    def _start_all_gather(self, x: Tensor) -> Callable[[], Tensor]:
+        return lambda: x.new_empty((self.size, *x.shape))
+
+    def _all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        return x.new_empty((sum(receive), *x.shape[1:]))
+
+
 def ranks_of(function: str, group: object) -> Ranks:
     if isinstance(group, Ranks):
         return group
@@ -147,3 +164,22 @@ def all_gather(ranks: Ranks, x: Tensor) -> Tensor:
 def all_to_all(ranks: Ranks, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
     """Rows, as `Ranks.all_to_all`."""
     return x if ranks.size == 1 else _AllToAll.apply(ranks, x, tuple(send), tuple(receive))
+
+
+class _Tied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.count = len(others)
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, *[None] * ctx.count
+
+
+def tied(x: Tensor, *others: Tensor) -> Tensor:
+    """x, whose backward reaches the other tensors too, with gradients of 0: a rank whose part sends or reads nothing makes the
+    collective of the backward nevertheless."""
+    found: Tensor = _Tied.apply(x, *others)
+    return found

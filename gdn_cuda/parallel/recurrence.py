@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..gdn.reference import heads_of
 from ..gdn.training import WORKSPACE
@@ -15,49 +14,12 @@ from ..operators.registration import check_call
 from ..operators.schema import require_tensor
 from .contexts import Context, require_context
 from .eager import outside_graphs
-from .passes import TENSORS, Backward, Call, Forward, exchanged
 from .ranks import all_gather
+from .rule import rule
 
 _NAME = "parallel.chunked_forward"
 
 
-class _Rule(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, context: Context, options: dict[str, Any], how: tuple[bool, bool], *tensors: Tensor | None) -> Any:
-        training, output_final_state = how
-        call = Call(context, dict(zip(TENSORS, tensors, strict=True)), options)
-        half = Forward(call, training, output_final_state)
-        every = exchanged(context, half)
-        results = half.finish(every)
-        if training:
-            maps = half.maps_after(every)
-            by_run: list[dict[Any, Any]] = [half.initial, {run: each[2] for run, each in half.found.items()}, maps]
-            saved = [kept.get(run) for kept in by_run for run in context.runs]
-            ctx.save_for_backward(*tensors, *saved)
-            ctx.call = context, options
-            ctx.set_materialize_grads(False)
-        return results
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor | None, grad_last: Tensor | None) -> Any:
-        context, options = ctx.call
-        saved, count = ctx.saved_tensors, len(TENSORS)
-        call = Call(context, dict(zip(TENSORS, saved[:count], strict=True)), options)
-        runs, kept = context.runs, saved[count:]
-        initial, checkpoints, maps = (dict(zip(runs, kept[i * len(runs) :], strict=False)) for i in range(3))
-        needs = dict(zip(TENSORS, ctx.needs_input_grad[3:], strict=True))
-        only = {"value", "state"}.issuperset(name for name in TENSORS if needs[name])
-        half = Backward(call, initial, checkpoints, maps, grad_out, grad_last, only)
-        every = exchanged(context, half)
-        found = half.finish(every)
-        return None, None, None, *(found[name].to(call[name].dtype) if needs[name] else None for name in TENSORS)
-
-
-# ---- What users call
-
-
-@outside_graphs
 def chunked_forward(
     query: Tensor,
     key: Tensor,
@@ -101,8 +63,8 @@ def chunked_forward(
         scale, use_qk_l2norm, deterministic, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, workspace: as in
           `chunked_forward`
 
-    Forward and backward make one all-gather each, none where no sequence crosses from one rank to another. All ranks call it,
-    and its backward, also those without tokens. Links between ranks are computed in fp64.
+    States travel as the context says, and no collective is made where no sequence crosses from one rank to another. All ranks
+    call it, and its backward, also those without tokens. States and maps are composed in fp64.
 
     Edge cases:
         A reset, a gate of −∞, stops NaN and infinities of other ranks too.
@@ -125,9 +87,11 @@ def chunked_forward(
         "gate_is_linear": gate_is_linear,
         "workspace": WORKSPACE if workspace is None else workspace,
     }
-    _check(context, given, weights, options, state)
-    how = needs_gradients(*given.values(), state, A_log, dt_bias), output_final_state
-    out, last = _Rule.apply(context, options, how, *given.values(), state, A_log, dt_bias)
+    require_context(_NAME, context)
+    if not torch.compiler.is_compiling():
+        _check(context, given, weights, options, state)
+    tensors = given | weights | {"state": state}
+    out, last = rule(context, tensors, options, needs_gradients(*tensors.values()), output_final_state)
     if packed:
         out = out[0]
     if not output_final_state:
@@ -137,6 +101,7 @@ def chunked_forward(
     return out, last if state is None else last.to(state.dtype)
 
 
+@outside_graphs
 def _of_owners(context: Context, last: Tensor) -> Tensor:
     every = all_gather(context.ranks, last)
     if len(context.lengths) == 1:
@@ -153,7 +118,6 @@ def _check(
     state: Tensor | None,
 ) -> None:
     """Refuses before the first collective what the operator would refuse after it."""
-    require_context(_NAME, context)
     for name, x in given.items():
         if x is not None:
             context.check(_NAME, name, x, 1)

@@ -1,5 +1,4 @@
-"""The selective scan of sequences whose tokens are on several ranks. A slice maps the state before it to a x + l, elementwise:
-a and l are last states of the scan, without inputs from ones, and from zeros. Autograd of these scans is the backward."""
+"""Scans of sequences whose tokens are on several ranks: the selective one, and those of S5, LRU and RG-LRU."""
 
 from __future__ import annotations
 
@@ -7,15 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..operators.registration import check_call
 from ..operators.schema import require_tensors
+from ..scan.diagonal import diagonal_scan
+from ..scan.rglru import rglru_scan as rglru_in_one_process
 from ..scan.selective import selective_scan as in_one_process
+from ..scan.simplified_scan import check_composed
+from .chained import ChainedScan
 from .contexts import Context, require_context
 from .eager import outside_graphs
-from .layout import Run
-from .ranks import all_gather
+from .layout import Run, Slice
 
 _NAME = "parallel.selective_scan"
 
@@ -71,37 +72,17 @@ def selective_scan(
     context.check_batch(_NAME, "u", u)
     if initial_state is not None:
         context.check_states(_NAME, "initial_state", initial_state, u, *A.shape)
-    out, last = _Scan(context, given, flags, initial_state).run()
+    out, last = _Selective(context, given, flags, initial_state).run()
     return (out, last) if return_last_state else out
 
 
-class _Scan:
-    def __init__(self, context: Context, given: dict[str, Any], flags: dict[str, Any], initial_state: Tensor | None):
-        self.context, self.given, self.flags, self.initial_state = context, given, flags, initial_state
-        self.u, self.A = given["u"], given["A"]
-        self.batch, self.zeros = self.u.shape[0], self.A.new_zeros((self.u.shape[0], *self.A.shape))
+class _Selective(ChainedScan):
+    """a and l are last states of the scan, without inputs from ones, and from zeros."""
 
-    def run(self) -> tuple[Tensor, Tensor]:
-        context, found = self.context, {}
-        for run in context.runs:
-            if not run.continues:
-                found[run] = self._of_run(run, self._initial(run))
-        tensors = [x for x in (*self.given.values(), self.initial_state) if x is not None]
-        every = None
-        if context.chains:
-            sent = [self._absent()] * context.slots
-            for run in context.runs:
-                if run.is_continued:
-                    sent[run.fragment] = self._map(run) if run.continues else self._sent(found[run][1])
-            every = all_gather(context.ranks, _Tied.apply(torch.stack(sent), *tensors))
-            tensors.append(every)
-        for run in context.runs:
-            if run.continues:
-                assert every is not None
-                found[run] = self._of_run(run, self._before(run, every))
-        outs = [found[run][0] for run in context.runs]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs, 2) if outs else in_one_process(**self.given, **self.flags)
-        return _Tied.apply(out, *tensors), _Tied.apply(self._last(found), *tensors)
+    def __init__(self, context: Context, given: dict[str, Any], flags: dict[str, Any], initial_state: Tensor | None):
+        self.given, self.flags, self.A = given, flags, given["A"]
+        zeros = self.A.new_zeros((given["u"].shape[0], *self.A.shape))
+        super().__init__(context, zeros, list(given.values()), initial_state, packs=True)
 
     def _part(self, run: Run, *without: str) -> dict[str, Any]:
         """The call of a run's tokens. What varies in time has three dimensions or more, and may be pairs beside a complex A."""
@@ -110,66 +91,98 @@ class _Scan:
             if name in ("u", "delta", "z", "delta_a", "B", "C") and x is not None and x.dim() > 2:
                 each = 2 if name in ("B", "C") and self.A.is_complex() and not x.is_complex() else 1
                 found[name] = x[..., each * run.start : each * run.stop]
-        cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.u.device)
+        cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.zeros.device)
         return found | self.flags | {"cu_seqlens": cu_seqlens, "return_last_state": True}
 
-    def _of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         out, last = in_one_process(**self._part(run), initial_state=state)
         return out, last
 
-    def _initial(self, run: Run) -> Tensor | None:
-        if self.initial_state is None or self.batch > 1:
-            return self.initial_state
-        return self.initial_state.index_select(0, self._sequences(run))
-
-    def _sequences(self, run: Run) -> Tensor:
-        name = f"sequences {run.start} {run.stop}"
-        return self.context.integers(name, self.u.device, (each.sequence for each in run.slices))
-
-    def _map(self, run: Run) -> Tensor:
-        part = self._part(run, "D", "z")
-        _, addition = in_one_process(**part)
-        _, factor = in_one_process(**part | {"u": torch.zeros_like(part["u"])}, initial_state=torch.ones_like(self.zeros))
-        return self._sent(addition, factor)
-
-    def _sent(self, *states: Tensor) -> Tensor:
-        """(2, B, D, N), or (1, B, D, N) where nobody needs the factor; complex values as pairs."""
-        found = torch.stack([*states, self.zeros][: 1 + self.context.has_links])
-        return torch.view_as_real(found) if found.is_complex() else found
-
-    def _absent(self) -> Tensor:
-        return self._sent(self.zeros)
-
-    def _before(self, run: Run, every: Tensor) -> Tensor:
-        values = torch.view_as_complex(every) if self.A.is_complex() else every
-        first, *links = (values[each.rank, each.fragment] for each in self.context.before(run.slices[0]))
-        state: Tensor = first[0]
-        for addition, factor in links:
-            state = factor * state + addition
-        return state
-
-    def _last(self, found: dict[Run, tuple[Tensor, Tensor]]) -> Tensor:
-        context = self.context
-        last = self.A.new_zeros((self.batch * len(context.lengths), *self.A.shape))
-        if self.initial_state is not None and context.without_tokens:
-            rows = context.integers("without tokens", last.device, context.without_tokens)
-            last = last.index_copy(0, rows, self.initial_state.index_select(0, rows))
-        for run, (_, own) in found.items():
-            if not run.is_continued:
-                last = own if self.batch > 1 else last.index_copy(0, self._sequences(run), own)
+    def addition(self, run: Run) -> Tensor:
+        last: Tensor = in_one_process(**self._part(run, "D", "z"))[1]
         return last
 
+    def factor(self, each: Slice) -> Tensor:
+        part = self._part(Run((each,)), "D", "z")
+        last: Tensor = in_one_process(**part | {"u": torch.zeros_like(part["u"])}, initial_state=torch.ones_like(self.zeros))[1]
+        return last
 
-class _Tied(torch.autograd.Function):
-    """x, whose backward reaches the other tensors too, with gradients of 0: a rank whose part sends or reads nothing makes the
-    collective of the backward nevertheless."""
+    def nothing(self) -> Tensor:
+        out: Tensor = in_one_process(**self.given, **self.flags)
+        return out
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
-        ctx.count = len(others)
-        return x.view_as(x)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, *[None] * ctx.count
+class _Diagonal(ChainedScan):
+    def __init__(self, context: Context, Bu: Tensor, *system: Any):
+        """system: delta, A, delta_a and discretization."""
+        self.Bu, (self.delta, self.A, self.delta_a, self.discretization) = Bu, system
+        super().__init__(context, Bu.new_zeros(Bu.shape[:2]), [Bu, *system[:3]])
+
+    def _scanned(self, Bu: Tensor, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        delta, delta_a = (
+            x[..., run.start : run.stop] if x is not None and x.dim() == 3 else x for x in (self.delta, self.delta_a)
+        )
+        states, last = diagonal_scan(Bu, delta, self.A, delta_a, state, self.discretization)
+        return states, last
+
+    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._scanned(self.Bu[..., run.start : run.stop], run, state)
+
+    def addition(self, run: Run) -> Tensor:
+        return self.of_run(run, None)[1]
+
+    def factor(self, each: Slice) -> Tensor:
+        without = torch.zeros_like(self.Bu[..., each.start : each.stop])
+        return self._scanned(without, Run((each,)), torch.ones_like(self.zeros))[1]
+
+    def nothing(self) -> Tensor:
+        return self.Bu
+
+
+@outside_graphs
+def simplified_scan(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, discretization: str, *, context: Context
+) -> tuple[Tensor, Tensor]:
+    """`gdn_cuda.simplified_scan`, (y, last states), of u (batch, H, T) with this rank's tokens, from zeros."""
+    given = u, delta, A, B, C, None, None, discretization
+    check_composed("simplified_scan", given)
+    states, last = _Diagonal(context, torch.matmul(B, u), delta, A.reshape(-1), None, discretization).run()
+    return torch.matmul(C, states), last
+
+
+class _Gated(ChainedScan):
+    """RG-LRU's. A continued sequence has a state, zeros too, lest its first token count as the first of a sequence."""
+
+    def __init__(self, context: Context, u: Tensor, delta: Tensor, A: Tensor, reset: Tensor | None, flags: dict[str, Any]):
+        self.u, self.delta, self.A, self.reset, self.flags = u, delta, A, reset, flags
+        super().__init__(context, A.new_zeros((u.shape[0], *A.shape)), [u, delta, A], packs=True)
+
+    def _scanned(self, u: Tensor, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, u.device)
+        reset = None if self.reset is None else self.reset[:, run.start : run.stop]
+        given: dict[str, Any] = {"initial_state": state, "cu_seqlens": cu_seqlens, "reset": reset}
+        out, last = rglru_in_one_process(u, self.delta[..., run.start : run.stop], self.A, True, **given, **self.flags)
+        return out, last
+
+    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._scanned(self.u[..., run.start : run.stop], run, state)
+
+    def addition(self, run: Run) -> Tensor:
+        return self.of_run(run, self.zeros)[1]
+
+    def factor(self, each: Slice) -> Tensor:
+        without = torch.zeros_like(self.u[..., each.start : each.stop])
+        return self._scanned(without, Run((each,)), torch.ones_like(self.zeros))[1]
+
+    def nothing(self) -> Tensor:
+        out: Tensor = rglru_in_one_process(self.u, self.delta, self.A, **self.flags)
+        return out
+
+
+@outside_graphs
+def rglru_scan(
+    u: Tensor, delta: Tensor, A: Tensor, reset: Tensor | None = None, *, context: Context, **flags: Any
+) -> tuple[Tensor, Tensor]:
+    """`gdn_cuda.rglru_scan`, (out, last states), of u (B, D, T) with this rank's tokens, from the beginning of sequences."""
+    check_call("rglru_scan", u=u, delta=delta, A=A, reset=None if reset is None else reset.int(), **flags)
+    return _Gated(context, u, delta, A, reset, flags).run()

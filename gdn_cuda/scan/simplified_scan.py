@@ -23,14 +23,18 @@ from .discretizations import TRANSITIONS
 _SCHEMAS = {name: Schema.of(f"validate_{name}", name) for name in ("simplified_scan", "s5_inner")}
 
 
-def _composed(function: str, *args: Any) -> tuple[Tensor, Tensor]:
+def check_composed(function: str, args: tuple[Any, ...]) -> None:
     """args: u, delta, A, B, C, delta_a, initial_state, discretization, and D of s5_inner, as validate_<function> takes them."""
+    schema = _SCHEMAS[function]
+    schema.check_types(args)
+    schema.check_devices(args)
+    if not under_transforms():  # under torch.vmap tensors have other shapes; diagonal_scan checks the mapped ones
+        check(schema.name, args)
+
+
+def _composed(function: str, *args: Any) -> tuple[Tensor, Tensor]:
     if not torch.compiler.is_compiling():
-        schema = _SCHEMAS[function]
-        schema.check_types(args)
-        schema.check_devices(args)
-        if not under_transforms():  # under torch.vmap tensors have other shapes; diagonal_scan checks the mapped ones
-            check(schema.name, args)
+        check_composed(function, args)
     u, delta, A, B, C, delta_a, initial_state, discretization = args[:8]
     states, last = diagonal_scan(torch.matmul(B, u), delta, A.reshape(-1), delta_a, initial_state, discretization)
     return torch.matmul(C, states), last

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from layer_cases import HIDDEN, layer, oracle
 from layer_cases import gradients as layer_gradients
+from oracles import once
 from parallel_cases import SPLITS, Split, compare
 from torch import Tensor
 
@@ -17,9 +18,10 @@ from gdn_cuda import parallel
 from gdn_cuda.nn import GatedDeltaNet
 from gdn_cuda.parallel.ranks import Ranks
 
-LENGTHS = ([90], [3, 0, 1, 70, 2, 0, 40], [7], [5, 4])
+LENGTHS = ((90,), (3, 0, 1, 70, 2, 0, 40), (7,), (5, 4))
 WIDTHS = (1, 4, 32)
 LAYER_BOUND = 1e-11
+Module = TypeVar("Module", bound=torch.nn.Module)
 _one_at_a_time = threading.Lock()
 
 
@@ -27,7 +29,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def offsets(lengths: list[int]) -> Tensor:
+def offsets(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
@@ -43,24 +45,28 @@ def firsts(context: parallel.Context) -> Tensor:
     return torch.tensor([i in found for i in range(len(context.lengths))])
 
 
-def convolutions() -> Iterator[tuple[Split, list[int], int, int]]:
+def convolutions() -> Iterator[tuple[Split, tuple[int, ...], int, int]]:
     """Splits, lengths, widths and batches: histories that reach over several ranks, and to the initial state, too."""
     for split in SPLITS:
         for lengths in LENGTHS:
             for width in WIDTHS:
                 yield split, lengths, width, 1
-        yield split, [50], 4, 3
+        yield split, (50,), 4, 3
 
 
-def check_convolution(ranks: Ranks, split: Split, lengths: list[int], width: int, batch: int) -> None:
-    D, context = 3, split.context(ranks, lengths)
+@once
+def convolved(lengths: tuple[int, ...], width: int, batch: int) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    D = 3
     x = {"x": drawn(batch, D, sum(lengths), seed=0), "weight": drawn(D, width, seed=1), "bias": drawn(D, seed=2)}
     x["initial_states"] = drawn(batch * len(lengths), D, width - 1, seed=3)
     grad = drawn(batch, D, sum(lengths), seed=4)
     whole = {name: y.clone().requires_grad_() for name, y in x.items()}
     packed = {} if batch > 1 else {"cu_seqlens": offsets(lengths)}
-    wanted = gradients(gdn_cuda.causal_conv1d(**whole, activation="silu", **packed), grad, whole)
+    return x, grad, gradients(gdn_cuda.causal_conv1d(**whole, activation="silu", **packed), grad, whole)
 
+
+def check_convolution(ranks: Ranks, split: Split, lengths: tuple[int, ...], width: int, batch: int) -> None:
+    context, (x, grad, wanted) = split.context(ranks, lengths), convolved(lengths, width, batch)
     own = firsts(context)[:, None, None] if batch == 1 else firsts(context)[0]
     mine = x | {"x": parallel.shard(x["x"], context, 2), "initial_states": torch.where(own, x["initial_states"], torch.nan)}
     mine = {name: y.clone().requires_grad_() for name, y in mine.items()}
@@ -77,30 +83,43 @@ def check_convolution(ranks: Ranks, split: Split, lengths: list[int], width: int
 LAYERS: tuple[dict[str, Any], ...] = ({}, {"layout": "qwen3_5", "conv_bias": True, "allow_negative_eigenvalues": True})
 
 
-def layers() -> Iterator[tuple[Split, list[int], int, dict[str, Any]]]:
-    for form, split in zip(LAYERS * 2, SPLITS, strict=False):
-        yield split, [35, 0, 2, 30], 1, form
-        yield split, [40], 2, form
+def layers() -> Iterator[tuple[Split, tuple[int, ...], int, int]]:
+    """Splits, lengths, batches, and indices of LAYERS."""
+    for form, split in zip((0, 1) * 2, SPLITS, strict=False):
+        yield split, (35, 0, 2, 30), 1, form
+        yield split, (40,), 2, form
+
+
+def seeded(make: Callable[[], Module]) -> Module:
+    """A module that is the same on all ranks. It draws from torch's own generator, which ranks that are threads share."""
+    with _one_at_a_time, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
 
 
 def same_layer(*sizes: Any, **options: Any) -> GatedDeltaNet:
-    """On all ranks. It draws from torch's own generator, which ranks that are threads share."""
-    with _one_at_a_time:
-        return layer(*sizes, **options)
+    return seeded(lambda: layer(*sizes, **options))
 
 
-def check_layer(ranks: Ranks, split: Split, lengths: list[int], batch: int, form: dict[str, Any]) -> None:
-    """Output, and gradients of x and of all parameters, against autograd of the definition token by token."""
-    context = split.context(ranks, lengths)
-    made = same_layer(0, (1, 2), 8, 16, dtype=torch.float64, **form)
+def _made(form: int) -> GatedDeltaNet:
+    return same_layer(0, (1, 2), 8, 16, dtype=torch.float64, **LAYERS[form])
+
+
+@once
+def layer_in_one_process(lengths: tuple[int, ...], batch: int, form: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     x, grad = drawn(batch, sum(lengths), HIDDEN, seed=1), drawn(batch, sum(lengths), HIDDEN, seed=2)
-    out, wide, parameters = oracle(made, x, lengths if batch == 1 else None)
-    wanted = {"out": out.detach()} | gradients(out, grad, {"x": wide} | parameters)
-    y, found = layer_gradients(made, parallel.shard(x, context), parallel.shard(grad, context), context=context)
+    out, wide, parameters = oracle(_made(form), x, list(lengths) if batch == 1 else None)
+    return x, grad, gradients(out, grad, {"x": wide} | parameters)
+
+
+def check_layer(ranks: Ranks, split: Split, lengths: tuple[int, ...], batch: int, form: int) -> None:
+    """Output, and gradients of x and of all parameters, against autograd of the definition token by token."""
+    context, (x, grad, wanted) = split.context(ranks, lengths), layer_in_one_process(lengths, batch, form)
+    y, found = layer_gradients(_made(form), parallel.shard(x, context), parallel.shard(grad, context), context=context)
     for name in found.keys() - {"x"}:
         found[name] = ranks.start_all_gather(found[name])().sum(0)
     pairs = {name: (parallel.shard(y, context) if name in ("out", "x") else y, y) for name, y in wanted.items()}
-    what = f"rank {ranks.rank} of {ranks.size}, {split.name}, {lengths}, batch {batch}, {form}"
+    what = f"rank {ranks.rank} of {ranks.size}, {split.name}, {lengths}, batch {batch}, {LAYERS[form]}"
     compare({"out": y} | found, pairs, what, LAYER_BOUND)
 
 

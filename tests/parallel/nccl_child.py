@@ -50,9 +50,14 @@ def main(file: str) -> None:
         for split in SPLITS:
             parts.check_errors(ranks, split, call)
             parts.check_bits(ranks, split, call)
+    call = parts.call_of(parts.CASES[3], seed=0)
     for split in SPLITS:
         parts.check_layer(ranks, split, seed=0)
-    check_unequal_contexts(rank, WORLD)
+        for mode in ("doubling", "ring"):
+            parts.check_errors(ranks, split, call, mode)
+    for name in parts.MODULES:
+        parts.check_module(ranks, SPLITS[0], name)
+    check_unequal_contexts(dist.group.WORLD, rank, WORLD)
     check_a_tensor_on_the_cpu()
     dist.barrier()
     dist.destroy_process_group()

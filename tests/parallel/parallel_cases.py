@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from gradient_cases import GradientCase, drawn
+from oracles import once
 from torch import Tensor
 
 import gdn_cuda
@@ -27,10 +28,10 @@ class Split(NamedTuple):
     name: str
     fragments: Callable[[int, int], Fragments] | None = None
 
-    def context(self, ranks: Ranks, lengths: list[int]) -> parallel.Context:
+    def context(self, ranks: Ranks, lengths: Sequence[int], mode: str | None = None) -> parallel.Context:
         if self.fragments is None:
-            return parallel.context(ranks, lengths, layout=self.name)
-        return parallel.context(ranks, lengths, fragments=self.fragments(sum(lengths), ranks.size))
+            return parallel.context(ranks, lengths, layout=self.name, mode=mode)
+        return parallel.context(ranks, lengths, fragments=self.fragments(sum(lengths), ranks.size), mode=mode)
 
 
 def _ragged(tokens: int, ranks: int) -> Fragments:
@@ -83,6 +84,14 @@ def cases() -> Iterator[tuple[Split, GradientCase]]:
     yield SPLITS[1], GradientCase(lengths=(3, 2), **SMALL)  # fewer tokens than fragments, with four ranks
 
 
+def modes() -> Iterator[tuple[Split, GradientCase, str]]:
+    for split in SPLITS:
+        for mode in ("doubling", "ring"):
+            yield split, GradientCase(lengths=(210,), resets=True, beta=2.0, **SMALL), mode
+            yield split, GradientCase(lengths=(0, 20, 1, 230, 0, 64, 0, 65, 3, 0), gates=0.1, **SMALL), mode
+            yield split, GradientCase(lengths=(100, 100, 100), gates=0.1, **SMALL), mode
+
+
 def results(function: Callable[..., Any], x: dict[str, Any], grads: Any, names: tuple[str, ...] = LEAVES) -> dict[str, Tensor]:
     """The output, the last states, and the gradients of those of `names` that the call has."""
     leaves = {name: x[name].detach().clone().requires_grad_() for name in names if x.get(name) is not None}
@@ -94,20 +103,25 @@ def results(function: Callable[..., Any], x: dict[str, Any], grads: Any, names: 
     return {"out": found[0].detach(), "last": found[1].detach()} | named
 
 
-def check(ranks: Ranks, split: Split, case: GradientCase, seed: int = 0) -> None:
-    """In fp64, against autograd of the reference in one process. States that a rank must not read are NaN, and those that it
-    does not have are 0."""
-    x, grads = drawn(case, seed, torch.float64)
-    wanted = results(gdn_cuda.reference.chunked_forward, x, grads)
-    found, context = on_rank(ranks, split, case, x, grads)
-    compare(found, expected(context, case, wanted), f"rank {ranks.rank} of {ranks.size}, {split.name}, {case}")
+@once
+def in_one_process(case: GradientCase) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
+    """The call, gradients of its results, and what autograd of the reference finds, in fp64."""
+    x, grads = drawn(case, 0, torch.float64)
+    return x, grads, results(gdn_cuda.reference.chunked_forward, x, grads)
+
+
+def check(ranks: Ranks, split: Split, case: GradientCase, mode: str | None = None) -> None:
+    """States that a rank must not read are NaN, and those that it does not have are 0."""
+    x, grads, wanted = in_one_process(case)
+    found, context = on_rank(ranks, split, case, x, grads, mode)
+    compare(found, expected(context, case, wanted), f"rank {ranks.rank} of {ranks.size}, {split.name}, {case}, {mode}")
 
 
 def on_rank(
-    ranks: Ranks, split: Split, case: GradientCase, x: dict[str, Any], grads: Any
+    ranks: Ranks, split: Split, case: GradientCase, x: dict[str, Any], grads: Any, mode: str | None = None
 ) -> tuple[dict[str, Tensor], parallel.Context]:
     """The rank's results, of which gradients of weights are summed over ranks."""
-    context = split.context(ranks, list(case.lengths) if case.packed else [case.lengths[0]])
+    context = split.context(ranks, list(case.lengths) if case.packed else [case.lengths[0]], mode)
     dim, mine = (0 if case.packed else 1), {name: y for name, y in x.items() if name != "cu_seqlens"}
     mine |= {name: parallel.shard(x[name], context, dim) for name in ROWS}
     first, last = firsts_and_lasts(context, case)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from gradient_cases import GradientCase, drawn, error
 from layer_cases import HIDDEN
-from layer_cases_on_ranks import same_layer
+from layer_cases_on_ranks import same_layer, seeded
+from module_cases_on_ranks import MODULES
 from parallel_cases import RAW, ROWS, WEIGHTS, Split, on_rank, results
 from torch import Tensor
 
@@ -52,9 +53,9 @@ def call_of(case: GradientCase, seed: int, dtype: torch.dtype = torch.bfloat16) 
     return Call(case, x, grads, alone, exact)
 
 
-def in_parts(ranks: Ranks, split: Split, call: Call) -> Named:
+def in_parts(ranks: Ranks, split: Split, call: Call, mode: str | None = None) -> Named:
     """The results of all ranks as those of one call."""
-    found, context = on_rank(ranks, split, call.case, call.x, call.grads)
+    found, context = on_rank(ranks, split, call.case, call.x, call.grads, mode)
     for name in ("out", *ROWS):
         found[name] = parallel.unshard(found[name], context, 0 if call.case.packed else 1)
     for name in ("last", "state"):  # 0 where a rank has none
@@ -62,12 +63,12 @@ def in_parts(ranks: Ranks, split: Split, call: Call) -> Named:
     return found
 
 
-def check_errors(ranks: Ranks, split: Split, call: Call) -> None:
-    for name, y in in_parts(ranks, split, call).items():
+def check_errors(ranks: Ranks, split: Split, call: Call, mode: str | None = None) -> None:
+    for name, y in in_parts(ranks, split, call, mode).items():
         mine, other = error(y, call.exact[name]), error(call.alone[name], call.exact[name])
         most = 5 if name in WEIGHTS else 1.5  # of four numbers the error is chance
         chance = 4e-3 if name in ("beta", "gate", *WEIGHTS) else 2.5e-3  # half of what one GPU's tests allow
-        assert mine <= max(most * other, chance), (split.name, str(call.case), name, mine, other)
+        assert mine <= max(most * other, chance), (split.name, str(call.case), mode, name, mine, other)
 
 
 def check_bits(ranks: Ranks, split: Split, call: Call) -> None:
@@ -89,3 +90,20 @@ def check_layer(ranks: Ranks, split: Split, seed: int) -> None:
     (found,) = torch.autograd.grad(y, mine, parallel.shard(grad, context))
     for part, whole in ((y.detach(), expected.detach()), (found, wanted)):
         assert error(parallel.unshard(part, context), whole.double()) < 2e-4, split.name
+
+
+def check_module(ranks: Ranks, split: Split, name: str) -> None:
+    """One of MODULES in fp32 against one call."""
+    make, channels = MODULES[name]
+    made, rng = seeded(make).to(DEVICE, torch.float32), torch.Generator().manual_seed(0)
+    tokens, grad = (torch.randn(2, 300, channels, generator=rng).to(DEVICE) for _ in range(2))
+    leaf = tokens.clone().requires_grad_()
+    expected = made(leaf)
+    grad = grad[..., : expected.shape[-1]]
+    (wanted,) = torch.autograd.grad(expected, leaf, grad)
+    context = split.context(ranks, [300])
+    mine = parallel.shard(tokens, context).requires_grad_()
+    y = made(mine, context=context)
+    (found,) = torch.autograd.grad(y, mine, parallel.shard(grad, context))
+    for part, whole in ((y.detach(), expected.detach()), (found, wanted)):
+        assert error(parallel.unshard(part, context), whole.double()) < 2e-4, (split.name, name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from layer_cases_on_ranks import drawn, firsts, offsets
+from oracles import once
 from parallel_cases import SPLITS, Split, compare
 from torch import Tensor
 
@@ -28,17 +29,17 @@ def _summed(ranks: Ranks, x: Tensor) -> Tensor:
     return torch.view_as_complex(every) if x.is_complex() else every
 
 
-def scans() -> Iterator[tuple[Split, list[int], int, str, bool]]:
+def scans() -> Iterator[tuple[Split, tuple[int, ...], int, str, bool]]:
     """Splits, lengths, batches, discretizations, and whether A is complex, and B has pairs."""
     for split in SPLITS:
-        yield split, [70, 0, 2, 50, 0], 1, "mamba", False
-        yield split, [90], 2, "zoh", True
-        yield split, [5, 0, 60], 1, "bilinear", True
+        yield split, (70, 0, 2, 50, 0), 1, "mamba", False
+        yield split, (90,), 2, "zoh", True
+        yield split, (5, 0, 60), 1, "bilinear", True
     for i, discretization in enumerate(DISCRETIZATIONS):
-        yield SPLITS[i % 3], [80], 2, discretization, False
+        yield SPLITS[i % 3], (80,), 2, discretization, False
 
 
-def scan_inputs(lengths: list[int], batch: int, discretization: str, is_complex: bool) -> dict[str, Tensor]:
+def scan_inputs(lengths: tuple[int, ...], batch: int, discretization: str, is_complex: bool) -> dict[str, Tensor]:
     tokens, D, N = sum(lengths), 4, 3
     x = {name: drawn(batch, D, tokens, seed=i) for i, name in enumerate(("u", "delta", "z", "delta_a"))}
     x |= {"delta_a": x["delta_a"].abs(), "D": drawn(D, seed=4), "delta_bias": drawn(D, seed=5)}
@@ -55,21 +56,29 @@ def scan_inputs(lengths: list[int], batch: int, discretization: str, is_complex:
     return x
 
 
-def check_scan(ranks: Ranks, split: Split, lengths: list[int], batch: int, discretization: str, is_complex: bool) -> None:
-    context, x = split.context(ranks, lengths), scan_inputs(lengths, batch, discretization, is_complex)
-    grads = [drawn(*x["u"].shape, seed=20), x["initial_state"].flip(-1)]
-    flags = {"delta_softplus": True, "discretization": discretization, "return_last_state": True}
-    packed = {} if batch > 1 else {"cu_seqlens": offsets(lengths)}
-    in_time = [name for name, y in x.items() if name != "initial_state" and y.dim() > 2]
+def run(function: Any, x: dict[str, Tensor], grads: list[Tensor], discretization: str, **more: Any) -> dict[str, Tensor]:
+    leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
+    out, last = function(**leaves, delta_softplus=True, discretization=discretization, return_last_state=True, **more)
+    found = torch.autograd.grad([out, last], list(leaves.values()), grads, allow_unused=True)
+    named = zip(leaves.items(), found, strict=True)
+    return {"out": out.detach(), "last": last.detach()} | {
+        name: torch.zeros_like(y) if g is None else g for (name, y), g in named
+    }
 
-    def run(function: Any, x: dict[str, Tensor], grads: list[Tensor], **more: Any) -> dict[str, Tensor]:
-        leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
-        out, last = function(**leaves, **flags, **more)
-        found = torch.autograd.grad([out, last], list(leaves.values()), grads, allow_unused=True)
-        named = zip(leaves.items(), found, strict=True)
-        return {"out": out.detach(), "last": last.detach()} | {
-            name: torch.zeros_like(y) if g is None else g for (name, y), g in named
-        }
+
+@once
+def scanned(
+    lengths: tuple[int, ...], batch: int, discretization: str, is_complex: bool
+) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor]]:
+    x = scan_inputs(lengths, batch, discretization, is_complex)
+    grads = [drawn(*x["u"].shape, seed=20), x["initial_state"].flip(-1)]
+    packed = {} if batch > 1 else {"cu_seqlens": offsets(lengths)}
+    return x, grads, run(gdn_cuda.selective_scan, x, grads, discretization, **packed)
+
+
+def check_scan(ranks: Ranks, split: Split, lengths: tuple[int, ...], batch: int, discretization: str, is_complex: bool) -> None:
+    context, (x, grads, wanted) = split.context(ranks, lengths), scanned(lengths, batch, discretization, is_complex)
+    in_time = [name for name, y in x.items() if name != "initial_state" and y.dim() > 2]
 
     def own(y: Tensor) -> Tensor:
         """This rank's tokens; pairs of them are moved together."""
@@ -79,8 +88,8 @@ def check_scan(ranks: Ranks, split: Split, lengths: list[int], batch: int, discr
     first, last = (y[:, None, None] if batch == 1 else y[0] for y in (firsts(context), lasts(context)))
     mine = {name: own(y) if name in in_time else y for name, y in x.items()}
     mine["initial_state"] = torch.where(first, x["initial_state"], torch.nan)
-    wanted = run(gdn_cuda.selective_scan, x, grads, **packed)
-    found = run(parallel.selective_scan, mine, [own(grads[0]), torch.where(last, grads[1], torch.nan)], context=context)
+    my_grads = [own(grads[0]), torch.where(last, grads[1], torch.nan)]
+    found = run(parallel.selective_scan, mine, my_grads, discretization, context=context)
     for name in x.keys() - {*in_time, "initial_state"}:
         found[name] = _summed(ranks, found[name])
     parts = {name: own(wanted[name]) for name in ("out", *in_time)}

@@ -12,7 +12,7 @@ from thread_ranks import Board, ThreadRanks, on_threads
 
 import gdn_cuda
 from gdn_cuda import parallel
-from gdn_cuda.parallel import layout
+from gdn_cuda.parallel import contexts, layout
 
 
 def made(size: int = 1, **options: Any) -> parallel.Context:
@@ -41,11 +41,11 @@ def test_runs_are_slices_that_cross_or_whole_sequences() -> None:
     runs = [[each.sequence for each in run.slices] for run in context.runs]
     assert runs == [[0, 2, 3], [4]] and [run.is_continued for run in context.runs] == [False, True]
     assert [(each.rank, each.start, each.stop) for each in context.chains[4]] == [(0, 9, 11), (1, 0, 7)]
-    assert context.owners == (0, 0, 0, 0, 1, 1) and set(context.chains) == {4} and not context.has_links
+    assert context.owners == (0, 0, 0, 0, 1, 1) and set(context.chains) == {4} and not context.needs_maps
 
 
-def test_a_sequence_on_three_ranks_has_a_link() -> None:
-    assert made(3, lengths=[9]).has_links and not made(3, lengths=[2, 1, 6]).has_links
+def test_a_sequence_on_three_ranks_needs_maps() -> None:
+    assert made(3, lengths=[9]).needs_maps and not made(3, lengths=[2, 1, 6]).needs_maps
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -53,6 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lengths": [3, -2]}, "lengths: expected one integer or more, none negative, got -2"),
     ({"lengths": [3, 2.5]}, "lengths: expected one integer or more, none negative, got 2.5"),
     ({"lengths": torch.tensor([8])}, "lengths: expected a list of integers on the host, got Tensor"),
+    ({"mode": "tree"}, "mode: expected None, 'gather', 'doubling', 'ring', got 'tree'"),
     ({"layout": "striped"}, "layout: expected 'contiguous' or 'zigzag', got 'striped'"),
     ({"layout": "zigzag", "fragments": [[(0, 8)]]}, "layout: expected its default with fragments, got 'zigzag'"),
     (
@@ -84,7 +85,7 @@ def test_a_group_that_this_rank_is_not_in_is_refused(group: Any) -> None:
 
 def test_unequal_lengths_are_an_error_on_every_rank_that_shows_both() -> None:
     def say(ranks: Any) -> str:
-        with pytest.raises(ValueError, match="lengths, layout, fragments") as raised:
+        with pytest.raises(ValueError, match="lengths, layout, fragments, mode") as raised:
             parallel.context(ranks, [8, 10 + (ranks.rank == 2)])
         return str(raised.value)
 
@@ -96,7 +97,7 @@ def test_a_long_context_is_compared_as_a_whole() -> None:
     """The text that ranks exchange is shortened, its digest is not."""
 
     def compare(ranks: Any) -> None:
-        with pytest.raises(ValueError, match="lengths, layout, fragments"):
+        with pytest.raises(ValueError, match="lengths, layout, fragments, mode"):
             parallel.context(ranks, [1] * 4000 + [5 + ranks.rank])
 
     on_threads(2, compare)
@@ -115,6 +116,10 @@ def test_explain_names_ranks_tokens_sequences_and_bytes() -> None:
         "backward: an all-gather of 0.06 MiB from each rank, of gradients of states",
         "with 2 value heads, dk = 128, dv = 64 and one sequence a batch, in fp32",
     ]
+    text = made(9, lengths=[90]).explain(heads=2, dk=128, dv=64)
+    assert "each way, doubling: 4 all-to-alls of at most 0.19 MiB from each rank" in text.splitlines()
+    text = made(4, lengths=[90], mode="ring").explain(heads=2, dk=128, dv=64)
+    assert "each way, ring: 3 all-to-alls of at most 0.06 MiB from each rank" in text.splitlines()
     assert made(2, lengths=[5, 5]).explain().endswith("rank 1: 5 tokens: 5 to 9\nno states are exchanged")
 
 
@@ -122,6 +127,17 @@ def test_a_context_is_equal_to_one_of_the_same_ranks_lengths_and_fragments() -> 
     ranks = ThreadRanks(Board(1), 0, 1)
     one, other = parallel.context(ranks, [4, 4]), parallel.context(ranks, [4, 4], layout="zigzag")
     assert one == other and hash(one) == hash(other) and one != parallel.context(ranks, [8])
+
+
+def test_equal_contexts_are_one_while_it_is_in_use() -> None:
+    ranks = ThreadRanks(Board(1), 0, 1)
+    context = parallel.context(ranks, [4, 4])
+    number = context.number
+    assert parallel.context(ranks, [4, 4]) is context and parallel.context(ranks, [8]).number != number
+    assert contexts.numbered(number) is context
+    del context
+    with pytest.raises(ValueError, match="context: expected to be kept until its backward has run, got one that is gone"):
+        contexts.numbered(number)
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from gradient_cases import GradientCase, drawn
+from layer_cases_on_ranks import seeded
+from module_cases_on_ranks import MODULES
 from parallel_cases import SMALL, SPLITS, compare, expected, on_rank, results
 from thread_ranks import ThreadRanks, on_threads
 from torch import Tensor
@@ -15,7 +17,6 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda import parallel
 from gdn_cuda.nn import GatedDeltaNet
-from gdn_cuda.parallel.maps import fold
 
 HEADS, DK, DV = 2, 8, 6
 
@@ -218,6 +219,22 @@ def test_a_layer_refuses_what_a_context_replaces() -> None:
     refused(run(tokens=9), "GatedDeltaNet: x: expected 10 tokens, those of rank 1 of 2, in dimension 1, got (1, 9, 8)")
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_refuse_states_and_other_tokens(name: str) -> None:
+    make, channels = MODULES[name]
+    layer, function = make(), name.partition(",")[0].replace("RG-LRU", "RGLRU").replace("Hyena", "HyenaCascade")
+
+    def run(tokens: int = 10, **options: Any) -> Any:
+        u = torch.zeros(1, tokens, channels, dtype=torch.float64)
+        return lambda context: layer(u, **{"context": context} | options)
+
+    returns = "return_state" if function in ("HyenaCascade", "ShortConv") else "return_last_state"
+    refused(run(state=torch.zeros(1)), f"{function}: state: expected None with a context, got Tensor")
+    refused(run(**{returns: True}), f"{function}: {returns}: expected False with a context, got True")
+    refused(run(9), f"{function}: u: expected 10 tokens, those of rank 1 of 2, in dimension 1, got (1, 9, {channels})")
+    refused(run(context=[21]), f"{function}: context: expected one from gdn_cuda.parallel.context, got list")
+
+
 def test_a_batch_of_several_sequences_is_refused() -> None:
     def run(ranks: ThreadRanks) -> None:
         context = parallel.context(ranks, [5, 6])
@@ -235,7 +252,7 @@ def test_gradients_of_gradients_are_refused() -> None:
     out, _ = parallel.chunked_forward(**x, context=context)
     grad = torch.ones_like(out).requires_grad_()
     (found,) = torch.autograd.grad(out, x["query"], grad, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="gradients of gradients are not computed"):
         found.sum().backward()
 
 
@@ -278,35 +295,6 @@ def test_a_gradient_of_nan_ends_at_a_reset() -> None:
 
     finite = on_threads(4, run)[0][0].isfinite().all(-1)[0]
     assert finite[:, 0].all() and finite[:40, 1].all() and not finite[45:76, 1].any()
-
-
-# ---- Links between ranks
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_links_are_computed_in_fp64(precision: str) -> None:
-    """Whatever torch is allowed to do with products in fp32."""
-    rng = torch.Generator().manual_seed(0)
-    state, maps = torch.randn(2, 6, 8, generator=rng), torch.randn(3, 2, 8, 8, generator=rng)
-    additions = torch.randn(3, 2, 6, 8, generator=rng)
-    expected, backward = state.double(), state.double()
-    for m, a in zip(maps.double(), additions.double(), strict=True):
-        expected, backward = expected @ m + a, backward @ m.mT + a
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        found = fold(state, maps.unbind(0), additions.unbind(0))
-        found_backward = fold(state, maps.unbind(0), additions.unbind(0), transposed=True)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert torch.equal(found, expected.float()) and torch.equal(found_backward, backward.float())
-
-
-def test_a_map_of_zeros_hides_what_is_before_it_in_its_head_alone() -> None:
-    state, m = torch.full((2, 6, 8), torch.nan), torch.eye(8).repeat(2, 1, 1)
-    m[0] = 0
-    found = fold(state, [m], [torch.ones(2, 6, 8)])
-    assert torch.equal(found[0], torch.ones(6, 8)) and found[1].isnan().all()
 
 
 # ---- Checkpointing, inference
@@ -392,6 +380,28 @@ def test_results_and_gradients_have_the_dtypes_of_one_process(dtype: torch.dtype
     def run(ranks: ThreadRanks) -> None:
         found, context = on_rank(ranks, SPLITS[1], case, x, grads)
         compare(found, expected(context, case, wanted), f"rank {ranks.rank}, {dtype}", bound)
+
+    on_threads(3, run)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=str)
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_have_the_dtypes_of_one_process(name: str, dtype: torch.dtype, bound: float) -> None:
+    make, channels = MODULES[name]
+    layer = seeded(make).to(dtype)
+    x = torch.randn(1, 90, channels, generator=torch.Generator().manual_seed(0)).to(dtype)
+    leaf = x.clone().requires_grad_()
+    wanted = layer(leaf)
+    (wanted_grad,) = torch.autograd.grad(wanted.float().square().sum(), leaf)
+
+    def run(ranks: ThreadRanks) -> None:
+        context = parallel.context(ranks, [90])
+        mine = parallel.shard(x, context).requires_grad_()
+        y = layer(mine, context=context)
+        (grad,) = torch.autograd.grad(y.float().square().sum(), mine)
+        pairs = {"y": (wanted.detach(), y.detach()), "grad": (wanted_grad, grad)}
+        parts = {key: (parallel.shard(whole, context), whole) for key, (whole, _) in pairs.items()}
+        compare({key: own for key, (_, own) in pairs.items()}, parts, f"{name}, rank {ranks.rank}", bound)
 
     on_threads(3, run)
 

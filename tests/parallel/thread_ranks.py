@@ -34,6 +34,7 @@ class ThreadRanks(Ranks):
     def __init__(self, board: Board, rank: int, size: int):
         self.board, self.rank, self.size = board, rank, size
         self.gathered: list[int] = []  # bytes that this rank has put into each all-gather
+        self.exchanged: list[int] = []  # and into each all-to-all
 
     def supports(self, device: torch.device) -> bool:
         return device.type in ("cpu", "cuda")
@@ -44,6 +45,7 @@ class ThreadRanks(Ranks):
         return lambda: every
 
     def _all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        self.exchanged.append(x.nbytes)
         every = self.board.exchange(self.rank, x.detach().split(list(send)))
         assert [each[self.rank].shape[0] for each in every] == list(receive)
         return torch.cat([each[self.rank] for each in every])

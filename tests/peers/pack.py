@@ -36,7 +36,11 @@ _VLLM = "vllm/third_party/flash_linear_attention"
 _SGLANG = "sglang/kernels/ops/attention"
 # By source: its files, and the folder that they are copied to. Files of a package keep their paths below `site`.
 PARTS: dict[str, list[tuple[str, str]]] = {
-    "fla": [("tests/ops/test_gdn.py", "peer_fla")],
+    "fla": [
+        ("tests/ops/test_gdn.py", "peer_fla"),
+        ("tests/context_parallel/test_cp_conv.py", "peer_fla_cp"),
+        ("tests/context_parallel/test_cp_gdn.py", "peer_fla_cp"),
+    ],
     "fla-core": [("fla/*.py", "site"), ("fla_core-*.dist-info/METADATA", "site")],
     "flashqla": [
         ("tests/ref_gdr.py", "peer_flashqla"),

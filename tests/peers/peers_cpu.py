@@ -42,6 +42,7 @@ class _Torch(ModuleType):
         manual_seed=torch.manual_seed,
         manual_seed_all=torch.manual_seed,
         is_available=lambda: True,
+        device_count=lambda: 4,
         get_device_capability=lambda *device: capability(),
         empty_cache=lambda: None,
         is_current_stream_capturing=lambda: False,

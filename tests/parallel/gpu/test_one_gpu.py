@@ -28,3 +28,16 @@ def test_two_runs_have_the_same_bits(split: Split, seed: int) -> None:
 @SPLIT
 def test_a_layer_in_parts_is_the_layer(split: Split, seed: int) -> None:
     on_threads(3, lambda ranks: parts.check_layer(ranks, split, seed))
+
+
+@pytest.mark.parametrize("mode", ["doubling", "ring"])
+@SPLIT
+def test_other_modes_have_the_errors_of_the_whole(split: Split, mode: str, seed: int) -> None:
+    call = parts.call_of(parts.CASES[3], seed)
+    on_threads(4, lambda ranks: parts.check_errors(ranks, split, call, mode))
+
+
+@pytest.mark.parametrize("name", parts.MODULES)
+def test_a_module_in_parts_is_the_module(name: str) -> None:
+    for split in SPLITS[:3]:
+        on_threads(3, lambda ranks, split=split: parts.check_module(ranks, split, name))
