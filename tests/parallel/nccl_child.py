@@ -1,12 +1,11 @@
-"""Run by tests: two processes, the second a fork of the first, with NCCL on two GPUs. Errors larger than those of one GPU and
-runs with different bits are an error; a process that waits for ever ends by an alarm.
+"""Run by tests: the process of one of two ranks, with NCCL on two GPUs. Errors larger than those of one GPU and runs with
+different bits are an error; a process that waits for ever ends by an alarm.
 
-    python nccl_child.py FILE    # a path where no file is, in which the processes find each other
+    python nccl_child.py FILE RANK    # a path where no file is, in which the processes find each other
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from datetime import timedelta
@@ -37,10 +36,9 @@ def check_a_tensor_on_the_cpu() -> None:
         raise AssertionError("expected an error, got none")
 
 
-def main(file: str) -> None:
-    other = os.fork()  # before there are threads
+def main(file: str, rank: int) -> None:
     signal.alarm(PATIENCE)
-    rank, patience = 0 if other else 1, timedelta(seconds=PATIENCE)
+    patience = timedelta(seconds=PATIENCE)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{file}", rank=rank, world_size=WORLD, timeout=patience)
     assert dist.group.WORLD is not None
@@ -61,9 +59,7 @@ def main(file: str) -> None:
     check_a_tensor_on_the_cpu()
     dist.barrier()
     dist.destroy_process_group()
-    if other:
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) != 0)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], int(sys.argv[2]))

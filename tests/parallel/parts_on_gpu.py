@@ -67,7 +67,8 @@ def check_errors(ranks: Ranks, split: Split, call: Call, mode: str | None = None
     for name, y in in_parts(ranks, split, call, mode).items():
         mine, other = error(y, call.exact[name]), error(call.alone[name], call.exact[name])
         most = 5 if name in WEIGHTS else 1.5  # of four numbers the error is chance
-        chance = 4e-3 if name in ("beta", "gate", *WEIGHTS) else 2.5e-3  # half of what one GPU's tests allow
+        # Half of what one GPU's tests allow; gates of parts of few tokens, whose sums are short, were seen at 0.6 of it.
+        chance = 6e-3 if name == "gate" else 4e-3 if name in ("beta", *WEIGHTS) else 2.5e-3
         assert mine <= max(most * other, chance), (split.name, str(call.case), mode, name, mine, other)
 
 
