@@ -8,7 +8,7 @@ Under racecheck a kernel takes 5 to 15 seconds if the tool checks it alone (sele
 kernels of its calls; toeplitz_schur and toeplitz_eliminate take minutes in any case. The script prints how many configurations
 ran; it does not check results.
 
-In five kernels racecheck reports pairs of accesses that are ordered by means that it does not track:
+In six kernels racecheck reports pairs of accesses that are ordered by means that it does not track:
 - prefill: one lane arrives at an mbarrier for its warp, after __syncwarp. If every lane arrives, and every warp waits at the
   named barrier after the clearing of a tail's tokens, 1 of 77 reports remains: this clearing, and the reads of keys for their
   norms (head dimension 96). That named barrier separates the two. For chained segments, with these arrivals, reports remain
@@ -16,7 +16,9 @@ In five kernels racecheck reports pairs of accesses that are ordered by means th
   code.
 - prefill_ahead: the same arrivals. If every lane arrives, reports remain about the clearing of a tail's tokens: by the inverse
   role, as in prefill, and by a warp whose lane 0 arrives after __syncwarp.
-- backward_chain: the same arrivals; not run yet with every lane arriving. The emulator, which tracks them, reports none.
+- backward_chain: the same arrivals. With every lane arriving it was not run to an end: one report, then the launch failed under
+  the tool, twice. The emulator, which tracks the arrivals, reports none.
+- backward_gradients: the same arrivals; none was left when every lane arrived, in its first form.
 - prefill_mma: a named barrier of the four warps that invert is between barriers of all threads, and racecheck treats accesses
   on the two sides of those as unordered. With every warp at that barrier there was no report (before chunks with resets were
   added). A chunk that is processed token by token overwrites a value with its output: a warp's lanes read it, exchange sums by

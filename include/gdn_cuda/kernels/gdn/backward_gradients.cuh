@@ -11,8 +11,8 @@
 //     gates    a warp that adds the sums of a value head to its gradients
 // Where T cancels, which is rare, R and dP have a second 16-bit part. Norms are factors of rows and columns.
 //
-// Bound: memory. With r value heads a key head a token and value head need 1024 / r + 1808 bytes; on an H200 they move at 68 %
-// of a copy's speed (docs/kernels/gdn_backward.md).
+// Bound: memory, and nearly as much the time of its roles. With r value heads a key head a token and value head need 1024 / r +
+// 1808 bytes; on an H200 they move at 77 % of a copy's speed (docs/kernels/gdn_backward.md).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/backward_gradients/columns.cuh>
