@@ -28,10 +28,12 @@ from gdn_cuda.operators.examples import Case, draw
 # Types, functions that compute nothing, and cauchy_pin_l2, which copies CUDA tensors by torch.cat.
 WITHOUT_HISTORY = {
     "__version__",
+    "build_cp_context",
     "cauchy_pin_l2",
     "compile",
     "DisplacementType",
     "explain",
+    "FLACPContext",
     "GatedDeltaNet",
     "get_cauchy_kernel",
     "get_vandermonde_kernel",
@@ -330,6 +332,12 @@ CALLS: dict[Function, list[Call]] = {
             lambda: {"out": real(2, 5), "v": real(2, 4), "omega": real(5, seed=1), "lambd": real(4, seed=2)},
             ("out",),
             "cauchy_kernel_forward",
+        )
+    ],
+    fla_names.causal_conv1d: [
+        call_of(
+            fla_names.causal_conv1d,
+            lambda: by_name(x=(2, 6, 4), weight=(4, 3), bias=(4,), initial_state=(2, 4, 3)) | {"output_final_state": True},
         )
     ],
     fla_names.chunk_gated_delta_rule: [call_of(fla_names.chunk_gated_delta_rule, rule)],
