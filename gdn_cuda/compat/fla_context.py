@@ -19,7 +19,7 @@ _LAYOUTS = ("contiguous", "zigzag")
 
 
 class Row(NamedTuple):
-    """Of a rank's `cu_seqlens`: tokens of a sequence in a part."""
+    """The tokens of a sequence in a part, one span in a rank's `cu_seqlens`."""
 
     sequence: int
     tokens: int
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Of a rank: it has one contiguous part, or two in zigzag."""
+    """Consecutive tokens of a rank, which has one part if contiguous, two in zigzag."""
 
     rows: tuple[Row, ...]
     before: int  # parts with earlier tokens of its first sequence
@@ -139,7 +139,7 @@ def build_cp_context(
 
 
 def shared_of(function: str, cp_context: Any) -> Shared:
-    """Of a context of FLA's or of ours. FLA's have what a rank knows, so that the first call with one makes a collective."""
+    """What ranks share, from FLA's context or ours. FLA's has what one rank knows, so the first call makes a collective."""
     if isinstance(found := getattr(cp_context, "shared", None), Shared):
         return found
     needed = ("group", "cu_seqlens", "layout", "pre_num_ranks", "pre_num_ranks_by_part", "front_num_seqs")

@@ -34,7 +34,7 @@ class ChainedScan(ABC):
         self.runs = context.runs if packs else tuple(Run((each,)) for each in context.slices)
 
     @abstractmethod
-    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The output, with tokens last, and the last states. Without a state sequences begin."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class ChainedScan(ABC):
     def run(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states of all sequences."""
         context, tensors = self.context, self.tensors
-        found = {run: self.of_run(run, self._initial(run)) for run in self.runs if not run.continues}
+        found = {run: self.compute(run, self._initial(run)) for run in self.runs if not run.continues}
         every = None
         if context.chains:
             sent = [self._sent(self.zeros, None)] * context.slots
@@ -64,7 +64,7 @@ class ChainedScan(ABC):
         for run in self.runs:
             if run.continues:
                 assert every is not None
-                found[run] = self.of_run(run, self._before(run, every))
+                found[run] = self.compute(run, self._before(run, every))
         outs = [found[run][0] for run in self.runs]
         out = outs[0] if len(outs) == 1 else torch.cat(outs, 2) if outs else self.nothing()
         return tied(out, *tensors), tied(self._last(found), *tensors)

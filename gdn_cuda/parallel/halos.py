@@ -105,7 +105,7 @@ def histories(context: Context, width: int, x: Tensor, initial_states: Tensor | 
 
 
 def _initial(x: Tensor, initial_states: Tensor, each: Slice) -> Tensor:
-    """Of a slice's sequence: (B, D, W − 1)."""
+    """The initial states (B, D, W − 1) of a slice's sequence."""
     return initial_states if x.shape[0] > 1 else initial_states[each.sequence : each.sequence + 1]
 
 

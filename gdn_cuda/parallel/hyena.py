@@ -60,13 +60,13 @@ class _Long(ChainedScan):
         zeros = x1.new_zeros((x1.shape[0], *self.rates.shape), dtype=state_dtype(x1))
         super().__init__(context, zeros, [*rows, *self.filter])
 
-    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         x1, x2, v = (x[..., run.start : run.stop] for x in self.rows)
         out, last = long_in_one_process(x1, x2, v, *self.filter, initial_state=state, return_state=True)
         return out, last
 
     def addition(self, run: Run) -> Tensor:
-        return self.of_run(run, None)[1]
+        return self.compute(run, None)[1]
 
     def factor(self, each: Slice) -> Tensor:
         return torch.exp(self.rates * (each.stop - each.start)).to(self.zeros.dtype)

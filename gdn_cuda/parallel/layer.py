@@ -20,7 +20,7 @@ _NAME = "GatedDeltaNet"
 
 
 def check_tokens_of_rank(layer: str, context: Context, name: str, x: Tensor, **states: Any) -> None:
-    """Of a layer's input x (B, T, …), which `name` names; with a context a layer takes and returns no states."""
+    """Raises unless a layer's input x (B, T, …), named `name`, has the rank's tokens, and no states are given or asked for."""
     for argument, given in states.items():
         if given is not None and given is not False:
             got = given if isinstance(given, bool) else type(given).__name__

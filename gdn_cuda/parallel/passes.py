@@ -140,7 +140,7 @@ class Forward:
 
     @property
     def rows(self) -> int:
-        """Of elements that are gathered: of states alone where nobody needs an M."""
+        """Rows of what a rank sends: those of a state, and of M where some rank needs one."""
         return self.call.dv + (self.call.dk if self.call.context.needs_maps else 0)
 
     def results(self) -> tuple[Tensor, Tensor]:

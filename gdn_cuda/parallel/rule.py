@@ -57,7 +57,7 @@ def _call_of(args: tuple[Any, ...]) -> Call:
 
 
 def _with_shapes(call: Call) -> Call:
-    """Of a trace: makes no collective, and keeps no traced tensors in the context."""
+    """The call in a trace, which makes no collective and keeps no traced tensors in the context."""
     ranks = RanksOfShapes(call.context.rank, call.context.ranks.size)
     return replace(call, context=replace(call.context, ranks=ranks, _tensors={}))
 

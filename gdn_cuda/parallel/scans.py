@@ -94,7 +94,7 @@ class _Selective(ChainedScan):
         cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.zeros.device)
         return found | self.flags | {"cu_seqlens": cu_seqlens, "return_last_state": True}
 
-    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         out, last = in_one_process(**self._part(run), initial_state=state)
         return out, last
 
@@ -125,11 +125,11 @@ class _Diagonal(ChainedScan):
         states, last = diagonal_scan(Bu, delta, self.A, delta_a, state, self.discretization)
         return states, last
 
-    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         return self._scanned(self.Bu[..., run.start : run.stop], run, state)
 
     def addition(self, run: Run) -> Tensor:
-        return self.of_run(run, None)[1]
+        return self.compute(run, None)[1]
 
     def factor(self, each: Slice) -> Tensor:
         without = torch.zeros_like(self.Bu[..., each.start : each.stop])
@@ -164,11 +164,11 @@ class _Gated(ChainedScan):
         out, last = rglru_in_one_process(u, self.delta[..., run.start : run.stop], self.A, True, **given, **self.flags)
         return out, last
 
-    def of_run(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         return self._scanned(self.u[..., run.start : run.stop], run, state)
 
     def addition(self, run: Run) -> Tensor:
-        return self.of_run(run, self.zeros)[1]
+        return self.compute(run, self.zeros)[1]
 
     def factor(self, each: Slice) -> Tensor:
         without = torch.zeros_like(self.u[..., each.start : each.stop])
