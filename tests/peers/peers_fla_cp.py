@@ -34,7 +34,7 @@ def _start(file: str, worker: Callable[..., None], args: tuple[Any, ...], nprocs
         mp.start_processes(_run, (file, worker.__name__, args, f"{folder}/found"), nprocs, **how)
 
 
-def _run(rank: int, file: str, worker: str, args: tuple[Any, ...], meeting: str) -> None:
+def _run(rank: int, file: str, worker: str, args: tuple[Any, ...], rendezvous: str) -> None:
     from gdn_cuda.compat import fla
 
     if peers_cpu.ON_CPU:
@@ -48,15 +48,15 @@ def _run(rank: int, file: str, worker: str, args: tuple[Any, ...], meeting: str)
     for name in ("build_cp_context", "chunk_gated_delta_rule", "causal_conv1d"):
         if hasattr(module, name):
             setattr(module, name, getattr(fla, name))
-    module.init_distributed = partial(_meet, meeting)  # type: ignore[attr-defined]
+    module.init_distributed = partial(_init_process_group, rendezvous)  # type: ignore[attr-defined]
     with peers_cpu.running():
         getattr(module, worker)(rank, *args)
 
 
-def _meet(meeting: str, rank: int, world_size: int) -> None:
+def _init_process_group(rendezvous: str, rank: int, world_size: int) -> None:
     """Without a port, which other workers of pytest would take, too."""
     os.environ["LOCAL_RANK"] = str(rank)
     backend = "gloo" if peers_cpu.ON_CPU else "nccl"
     if not peers_cpu.ON_CPU:
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world_size)
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)

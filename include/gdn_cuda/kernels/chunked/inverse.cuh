@@ -178,7 +178,7 @@ struct InverseRole : Lane {
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
-    // Stores what the first part of a block of T has left.
+    // Stores the rounding residual of a block of T.
     __device__ __forceinline__ static void store_block_residual(unsigned to, const Transposed& x) {
         unsigned residual[4];
 #pragma unroll
@@ -206,7 +206,7 @@ struct InverseRole : Lane {
         const float2 both = unpack<kConfig.io>(largest);
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
-    // The rounding residual of the column, where training does not have it anyway; rarely needed, so recomputed.
+    // The rounding residual of the column; rarely needed, so recomputed. In training store_column has stored it.
     __device__ __forceinline__ void store_residual(const Factors& factors, SwizzledTile& inverse_residual) {
         const unsigned to = matrix_row(inverse_residual) + warp * kMnMajorStep;
         for_each_block_below(factors,

@@ -76,7 +76,8 @@ struct ChunkedPlan {
     unsigned long long exponents_full[kConfig.stages], stage_empty[kConfig.stages];
     unsigned long long scratch_empty[kConfig.inverse_groups];  // among the inverse warps: all have read the scratch blocks
     WorkTilesIf<kConfig.persistent> work_tiles;
-    // Where no value warpgroup reads a stage: each warp of scores and of the chunk's inverse warpgroup has -> scores.
+    // In blocks that prepare, where no value warpgroup reads tiles:
+    //     tiles_empty     each warp of the scores and of the chunk's inverse warpgroup has multiplied its tiles -> scores
     unsigned long long tiles_empty[kConfig.stages];
 };
 

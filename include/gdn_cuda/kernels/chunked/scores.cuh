@@ -122,7 +122,7 @@ struct ScoresRole : Lane {
         warpgroup_sync();
     }
 
-    // Into the stage of a chunk that nobody reads any more.
+    // In a block that prepares: loads a later chunk into this one's stage once its tiles have been multiplied.
     __device__ __forceinline__ void load_behind(int chunk) {
         const PipelineStage<kConfig.stages> at(chunk);
         barrier(shared.tiles_empty[at.index]).wait(at.parity);

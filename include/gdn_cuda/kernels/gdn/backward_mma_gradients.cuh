@@ -11,9 +11,9 @@
 //         M_ij = dP_ij (q_i.k_j) + dA_ij (k_i.k_j)
 //
 // A block takes a chunk and a key head. Its value heads follow one another: products of tokens x tokens, on and below the
-// diagonal, then blocks of 64 key columns, whose gradients are summed over the value heads in registers. Every tile is 64 x 64,
-// of which each of sixteen warps has 16 x 16 of a result. What a step loads is asked for before the last products of the one
-// before. R and dP are two 16-bit parts: with keys that repeat, their products cancel.
+// diagonal, then blocks of 64 key columns, whose gradients are summed over the value heads in registers. Every tile is 64 x 64;
+// each of sixteen warps computes 16 x 16 elements of a product. Loads for a step are issued before the last products of the
+// step before it. R and dP are two 16-bit parts: with keys that repeat, their products cancel.
 //
 // Every term of dg carries the decay across token t, so a reset has a gradient of exactly 0.
 //

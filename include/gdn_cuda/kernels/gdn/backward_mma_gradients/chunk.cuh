@@ -1,5 +1,6 @@
 // A chunk of a key head: its value heads one after another. Matrices of tokens x tokens first, then blocks of 64 key columns,
-// and for each its states, slab after slab of 64 value columns. What a step needs next is asked for before its last products.
+// and for each its states, slab after slab of 64 value columns. Loads for the next step are issued before a step's last
+// products.
 //
 // Keys and queries are used as they are in memory: inverse norms r are factors of rows and columns, and what is summed is r
 // times the gradient of a normalised row, so that the gradient of the row itself is the sum less its part along the row.
@@ -121,8 +122,8 @@ struct ChunkGradients : ChunkScores<kConfig> {
         for (const auto& columns : shared.row_sums) sum += columns[which][token];
         return sum;
     }
-    // Blocks from the last to the first, and slabs to and fro, so that neighbouring steps share values. The next value
-    // head's first values are asked for in the end.
+    // Blocks from the last to the first, and slabs in alternating order, so that neighbouring steps share values. Loads of
+    // the next value head's first values are issued at the end.
     __device__ __forceinline__ void add_columns() {
         const int last = slabs() - 1;
 #pragma unroll

@@ -1,4 +1,4 @@
-// What a block loads of its chunk, by cp.async: tiles are asked for as soon as their place is free, and waited for before use.
+// What a block loads of its chunk, by cp.async: issued as soon as a tile's shared memory is free, waited for before use.
 #pragma once
 
 #include <gdn_cuda/kernels/common/opaque.cuh>
@@ -35,7 +35,7 @@ struct ChunkLoads : GradientsProducts<kConfig> {
     __device__ __forceinline__ Io* rows_of(const Rows& rows, int head) const { return rows_of_chunk<Io>(rows, work, head); }
     __device__ __forceinline__ i64 place_of(int head) const { return head * args.from.chunks + work.index; }
     __device__ __forceinline__ int slabs() const { return (args.dv + kChunk - 1) / kChunk; }
-    // Of the value head, which is in shared memory to save registers.
+    // The current value head's; its index is in shared memory to save registers.
     __device__ __forceinline__ const ChunkScalars& scalars() const { return shared.scalars[shared.head % 2]; }
     __device__ __forceinline__ int parts() const { return shared.sources[shared.head % 2].parts; }
     // Whether the key head has another value head.
@@ -51,7 +51,7 @@ struct ChunkLoads : GradientsProducts<kConfig> {
                                     .parts = args.from.scalars[at].cancels != 0 ? 2 : 1};
     }
 
-    // What has been asked for since the last call is one group.
+    // Commits the copies issued since the last call as one group.
     static __device__ __forceinline__ void end_group() { cp_async_fence(); }
     // By the whole block: all groups but the last kPending are there for every thread.
     template <int kPending = 0>

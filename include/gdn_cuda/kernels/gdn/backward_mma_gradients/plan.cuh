@@ -30,14 +30,14 @@ struct BackwardGradientsPlan {
     // Where a value head's tiles begin in global memory: its first column and row.
     struct Sources {
         const void *output_gradient, *value_gradient, *errors, *states, *state_gradients;
-        int parts;  // of R: its rounding residual counts where T cancels
+        int parts;  // 2 where T cancels: then the rounding residual of R is used too
     };
     Values values;
     TilePair states;          // S and E, 64 value rows x 64 key columns
     TilePair tokens;          // queries and keys, 64 tokens x 64 key columns
     Tile by_scores[2];        // dP, of queries and keys, in two parts; on and below the diagonal, as dA
     Tile by_keys;             // dA
-    ChunkScalars scalars[2];  // of even value heads, and of odd ones, as `sources`
+    ChunkScalars scalars[2];  // value head % 2, as `sources`
     Sources sources[2];
     float row_sums[4][2][kChunk];  // by 16 columns: s, u; at the end x.dx of queries and keys
     float beta_gradient[kChunk];

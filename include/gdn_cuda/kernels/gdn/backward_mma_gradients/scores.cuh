@@ -30,8 +30,8 @@ struct ChunkScores : ChunkLoads<kConfig> {
             this->add_by_rows(by_value, shared.values.value_gradient, shared.values.error[part]);
         }
     }
-    // Loads follow products: the first slab of values is on its way, the next one arrives during products of keys. At the end
-    // the last slab and the last block of tokens are there, and their states are asked for.
+    // Loads follow products: the first slab of values is in flight, the next one arrives during products of keys. At the end
+    // the last slab and the last block of tokens are in shared memory, and loads of their states are issued.
     __device__ __forceinline__ void multiply(TileSums& by_output, TileSums& by_value, TileSums& by_query, TileSums& by_key) {
         for (TileSums* each : {&by_output, &by_value, &by_query, &by_key}) clear(*each);
         const int slabs = this->slabs();
