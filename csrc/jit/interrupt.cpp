@@ -122,4 +122,8 @@ void run_interruptibly(std::function<void()> work) {
     if (task->error) std::rethrow_exception(task->error);
 }
 
+void run_in_background(std::function<void()> work) {
+    start_thread(std::make_shared<Task>(std::move(work)));
+}
+
 }  // namespace gdn_cuda::jit

@@ -37,5 +37,7 @@ class CancelledBy {
 // interrupt `work` continues without its caller, so it must own all that it uses. If nothing can interrupt, it runs on the
 // caller's thread.
 void run_interruptibly(std::function<void()> work);
+// Runs `work`, which owns all that it uses and throws nothing, on a thread of its own that nobody waits for.
+void run_in_background(std::function<void()> work);
 
 }  // namespace gdn_cuda::jit

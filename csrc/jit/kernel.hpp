@@ -6,12 +6,14 @@
 //     static int shared_bytes(const Config&);
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fork.hpp"
+#include "prefetch.hpp"
 #include "runtime.hpp"
 
 namespace gdn_cuda::jit {
@@ -43,6 +45,15 @@ const LoadedKernel& kernel(const typename Spec::Config& config, int ordinal, CUs
         loaded_kernels<Spec>.lock()->get(Spec::source(config), ordinal, stream, Spec::shared_bytes(config));
     warm.push_back({config, ordinal, &found});
     return found;
+}
+
+// Begins to compile a kernel that this process will launch later; as cheap as a warm kernel() from the second time on.
+template <class Spec>
+void prefetch(const typename Spec::Config& config, int ordinal) {
+    thread_local std::vector<std::pair<typename Spec::Config, int>> begun;
+    if (std::ranges::find(begun, std::pair(config, ordinal)) != begun.end()) return;
+    prefetch(Spec::source(config), device_traits(ordinal).arch);
+    begun.emplace_back(config, ordinal);
 }
 
 }  // namespace gdn_cuda::jit

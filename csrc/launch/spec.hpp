@@ -119,4 +119,11 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
     jit::launch(kernel, shape, target.ordinal, target.stream, &args);
 }
 
+// Before launches that will be followed, much later, by one of this kernel.
+template <class Spec>
+void prefetch(const typename Spec::Config& config, const Target& target) {
+    if (!target.is_explained() && runs_on(Spec::kernel, jit::device_traits(target.ordinal)))
+        jit::prefetch<JitSpec<Spec>>(config, target.ordinal);
+}
+
 }  // namespace gdn_cuda

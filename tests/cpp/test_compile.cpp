@@ -16,6 +16,7 @@
 #include "jit/errors.hpp"
 #include "jit/no_compile.hpp"
 #include "jit/nvrtc.hpp"
+#include "jit/prefetch.hpp"
 #include "jit/process.hpp"
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
@@ -275,6 +276,36 @@ TEST_F(Compile, ManyThreadsCompileOnceAndAFailureIsTriedAgain) {
         return std::to_string(compiled) + " " + std::to_string(failed);
     });
     EXPECT_EQ(result.value, "2 8");
+}
+
+TEST_F(Compile, WhatIsPrefetchedIsCompiledOnceAndItsErrorIsObtains) {
+    const auto result = in_child(environment(), [&] {
+        jit::init(root, {});
+        KernelSource broken = source;
+        broken.code += "#error wrong";
+        for (int i = 0; i < 3; ++i)
+            for (const KernelSource& each : {source, broken}) jit::prefetch(each, kArch);
+        while (entries().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        const std::string origin = to_string(jit::obtain(source, kArch).origin);
+        fs::remove(entries().front());
+        jit::prefetch(source, kArch);
+        const auto error = message_of([&] { jit::obtain(broken, kArch); });
+        return origin + (contains(error, "wrong") ? ", refused" : error) + (entries().empty() ? "" : ", again");
+    });
+    EXPECT_EQ(result.value, "disk, refused");
+}
+
+TEST_F(Compile, NothingIsPrefetchedWhereCompilingIsRefused) {
+    const auto result = in_child(environment(), [&] {
+        jit::init(root, {});
+        jit::enter_no_compile();
+        jit::prefetch(source, kArch);
+        jit::leave_no_compile();
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        const std::size_t before = entries().size();
+        return std::to_string(before) + to_string(jit::obtain(source, kArch).origin);
+    });
+    EXPECT_EQ(result.value, "0compiled");
 }
 
 TEST_F(Compile, AKilledCompileFreesItsKey) {

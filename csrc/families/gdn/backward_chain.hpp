@@ -103,6 +103,10 @@ struct BackwardChain {
         return plan_bytes<kBackwardChainConfigurations, BackwardChainPlan>(config);
     }
 
+    static Config config_of(int dk, Direction direction, DType io) {
+        return {.head_k = chunked_config(dk, 1, io).head_k, .direction = direction, .io = io};
+    }
+
     static bool takes(const GdnCall& call) {
         const i64 key_heads = call.heads / call.heads_per_key;
         const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
@@ -166,7 +170,7 @@ struct BackwardChain {
         args.to = to;
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
         args.chain = chain;
-        const Config config{.head_k = chunked_config(call.dk, 1, io).head_k, .direction = direction, .io = io};
+        const Config config = config_of(call.dk, direction, io);
         const i64 tiles = row_tiles(call.dv) + (chain.summarizes ? row_tiles(call.dk) : 0),
                   parts = chain.taken * i64{call.sequences};
         launch<BackwardChain>(

@@ -37,6 +37,10 @@ struct BackwardGradients {
         return plan_bytes<kHopperGradientsConfigurations, HopperGradientsPlan>(config);
     }
 
+    static Config config_of(int dk, DType io) {
+        return {.key_tiles = static_cast<int>(ceil_div(i64{dk}, i64{kTileElements})), .io = io};
+    }
+
     // What the kernel loads by TMA, as tensors.
     struct Tensors {
         jit::TiledTensor query, key, output_gradient, value_gradient, states, state_gradients, errors;
@@ -60,11 +64,13 @@ struct BackwardGradients {
         }
     };
 
-    // Whether the kernel takes the call. GDN_PREFILL is its variable too, as of all of chunked_forward.
+    // Whether the kernel takes rows of these sizes. GDN_PREFILL is its variable too, as of all of chunked_forward.
+    static bool takes(i64 dk, i64 dv, const jit::DeviceTraits& device) {
+        return device.capability == kHopper && dv > 0 && dk <= kPrefillLongestKey &&
+               wanted_prefill() == WantedPrefill::automatic;
+    }
     static bool takes(const BackwardGradientsArgs& x, const jit::DeviceTraits& device) {
-        return device.capability == kHopper && x.dv > 0 && x.dk <= kPrefillLongestKey &&
-               wanted_prefill() == WantedPrefill::automatic && items_of(x) <= std::numeric_limits<int>::max() &&
-               Tensors(x).tile();
+        return takes(x.dk, x.dv, device) && items_of(x) <= std::numeric_limits<int>::max() && Tensors(x).tile();
     }
     static i64 items_of(const BackwardGradientsArgs& x) { return x.from.chunks * (x.heads / x.heads_per_key); }
 
@@ -82,9 +88,8 @@ struct BackwardGradients {
                         .errors = map(tensors.errors),
                         .call = x,
                         .work_items = static_cast<int>(items)};
-        const Config config{.key_tiles = static_cast<int>(ceil_div(x.dk, kTileElements)), .io = io};
         const i64 blocks = std::min<i64>(items, jit::device_traits(target.ordinal).multiprocessors);
-        launch<BackwardGradients>(config, args, {blocks, 1, 1}, target, [&](const auto& on) {
+        launch<BackwardGradients>(config_of(x.dk, io), args, {blocks, 1, 1}, target, [&](const auto& on) {
             return fmt::format("{} chunks of key heads, {} a block; {} value heads a key head in turn", items,
                                ceil_div(items, i64{on.multiprocessors}), x.heads_per_key);
         });

@@ -36,17 +36,20 @@ struct BackwardMmaStates {
         return plan_bytes<kBackwardStatesConfigurations, BackwardStatesPlan>(config);
     }
 
-    static void run(Direction direction, const Args& args, DType io, const Target& target) {
-        const GdnCall& call = args.call;
-        if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
+    static Config config_of(Direction direction, const GdnCall& call, DType io) {
         const PrefillMmaConfig forward = prefill_mma_config({.sequences = call.sequences,
                                                              .tokens = call.tokens,
                                                              .heads = call.heads,
                                                              .dk = call.dk,
                                                              .dv = call.dv,
                                                              .io = io,
-                                                             .state = args.state});
-        const Config config = backward_states_config(forward.head_k, forward.warps == 8, io, direction);
+                                                             .state = DType::f32});
+        return backward_states_config(forward.head_k, forward.warps == 8, io, direction);
+    }
+    static void run(Direction direction, const Args& args, DType io, const Target& target) {
+        const GdnCall& call = args.call;
+        if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
+        const Config config = config_of(direction, call, io);
         const i64 tiles = ceil_div(call.dv, config.rows_per_block());
         launch<BackwardMmaStates>(config, args, {tiles, call.heads, call.sequences}, target, [&](const auto& device) {
             return fmt::format("{}; dk {} in tiles of {}; {} blocks of {} value rows for {} multiprocessors",
@@ -72,9 +75,11 @@ struct BackwardMmaGradients {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return sizeof(BackwardGradientsPlan); }
 
+    static Config config_of(int dk, DType io) { return {.key_blocks = static_cast<int>(ceil_div(dk, kChunk)), .io = io}; }
+
     static void run(const Args& args, DType io, const Target& target) {
         if (args.from.chunks == 0 || args.heads == 0 || args.dk == 0) return;
-        const Config config{.key_blocks = static_cast<int>(ceil_div(args.dk, kChunk)), .io = io};
+        const Config config = config_of(args.dk, io);
         launch<BackwardMmaGradients>(config, args, {args.from.chunks, args.heads / args.heads_per_key, 1}, target,
                                      [&](const auto&) {
                                          return fmt::format("{} value heads a key head in turn, {} blocks of key columns",

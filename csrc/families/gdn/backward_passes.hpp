@@ -158,6 +158,22 @@ struct BackwardPasses {
         return BackwardGradients::takes(all.gradients, jit::device_traits(target.ordinal)) &&
                BackwardChain::takes(all.backward) && BackwardChain::takes(all.forward);
     }
+    // Compiles, beside what the forward needs, what run() will launch for the call. Tensors that Hopper's kernels do not take
+    // are met in run().
+    static void prefetch(const GdnCall& call, DType io, const Target& target) {
+        if (BackwardGradients::takes(call.dk, call.dv, jit::device_traits(target.ordinal))) {
+            gdn_cuda::prefetch<BackwardGradients>(BackwardGradients::config_of(call.dk, io), target);
+            gdn_cuda::prefetch<BackwardPrepare>(backward_prepare_config(call.dk, io), target);
+            for (const Direction direction : {Direction::backward, Direction::forward})
+                gdn_cuda::prefetch<BackwardChain>(BackwardChain::config_of(call.dk, direction, io), target);
+            gdn_cuda::prefetch<BackwardLinks>(BackwardLinks::kConfigurations.front(), target);
+        } else {
+            gdn_cuda::prefetch<BackwardMmaGradients>(BackwardMmaGradients::config_of(call.dk, io), target);
+            for (const Direction direction : {Direction::backward, Direction::forward})
+                gdn_cuda::prefetch<BackwardMmaStates>(BackwardMmaStates::config_of(direction, call, io), target);
+        }
+    }
+
     // `like`: a tensor on the device.
     void run_on_hopper(const Calls& part, const BackwardHandover& handover, const Tensor& like, const Target& target) const {
         const bool known = part.checkpointed.count > 1;

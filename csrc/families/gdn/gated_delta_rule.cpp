@@ -75,13 +75,30 @@ PreparedRule prepare_rule(const GatedDeltaRule& x) {
     return prepared;
 }
 
+// Rows that kernels load in vectors of 16 bytes; an expanded last dimension has a stride of 0.
+bool has_vectors(const View& rows) {
+    return rows.stride(-1) == 1 && rows.aligned16();
+}
+bool kernels_take(const PreparedRule& prepared, const Target& target) {
+    const Sequences& sequences = prepared.sequences;
+    return sequences.plain() && has_vectors(sequences.query) && has_vectors(sequences.key) && has_vectors(sequences.value) &&
+           sequences.count <= kMaxGridYZ && sequences.heads <= kMaxGridYZ &&
+           jit::device_traits(target.ordinal).capability >= BackwardMmaStates::kernel.min_capability;
+}
+
 OptionalTensor in_fp32(const OptionalTensor& states) {
     if (!states) return std::nullopt;
     return torch::stable::contiguous(torch::stable::to(*states, ScalarType::Float));
 }
 
 std::tuple<Tensor, Tensor, Tensor> run_rule(const GatedDeltaRule& x) {
-    const Sequences sequences = prepare_rule(x).sequences;
+    const PreparedRule prepared = prepare_rule(x);
+    const Sequences& sequences = prepared.sequences;
+    const Target target = target_of(kFunction, sequences.query);
+    if (kernels_take(prepared, target)) {
+        BackwardPasses::prefetch(prepared.args, sequences.io, target);
+        prefetch<ChunkGatesBackward>(kChunkGatesBackwardConfigurations.front(), target);
+    }
     const int64_t interval = checkpoint_interval(x, sequences);
     const auto without_checkpoints = [&] {
         return torch::stable::new_empty(x.value, checkpoint_sizes(sequences, 0), ScalarType::Float);
@@ -134,17 +151,6 @@ PreparedRule prepare_backward(const GatedDeltaRuleBackward& x) {
         check.device("checkpoints", states, sequences.query, "query");
     }
     return prepared;
-}
-
-// Rows that kernels load in vectors of 16 bytes; an expanded last dimension has a stride of 0.
-bool has_vectors(const View& rows) {
-    return rows.stride(-1) == 1 && rows.aligned16();
-}
-bool kernels_take(const PreparedRule& prepared, const Target& target) {
-    const Sequences& sequences = prepared.sequences;
-    return sequences.plain() && has_vectors(sequences.query) && has_vectors(sequences.key) && has_vectors(sequences.value) &&
-           sequences.count <= kMaxGridYZ && sequences.heads <= kMaxGridYZ &&
-           jit::device_traits(target.ordinal).capability >= BackwardMmaStates::kernel.min_capability;
 }
 
 Tensor zeros(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType type) {

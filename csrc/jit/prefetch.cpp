@@ -1,0 +1,33 @@
+#include "prefetch.hpp"
+
+#include <set>
+
+#include "errors.hpp"
+#include "fork.hpp"
+#include "interrupt.hpp"
+#include "no_compile.hpp"
+#include "runtime.hpp"
+
+namespace gdn_cuda::jit {
+namespace {
+
+Guarded<std::set<std::string>> begun;  // sources and architectures
+
+void obtain_or_leave(const KernelSource& source, const std::string& arch) {
+    try {
+        obtain(source, arch);
+    } catch (...) {  // whatever it is, the call that needs the kernel says so
+    }
+}
+
+}  // namespace
+
+void prefetch(const KernelSource& source, const std::string& arch) {
+    if (compiling_is_refused() || !begun.lock()->insert(arch + "\n" + source.code).second) return;
+    try {
+        run_in_background([=] { obtain_or_leave(source, arch); });
+    } catch (const Error&) {  // no thread to be had
+    }
+}
+
+}  // namespace gdn_cuda::jit
