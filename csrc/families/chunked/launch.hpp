@@ -93,6 +93,7 @@ struct Prefill {
         if (schedule.split.segments == 1 && schedule.ahead) return run_unsplit(problem, schedule, args, tensors, target, why);
         // First the launch that takes calls with a model's gates; in the other order it would wait.
         if (schedule.two_launches) {
+            prefetch<Prefill>(config, target);
             Args first = args;
             first.takes = schedule.by_length ? LaunchTakes::short_sequences : LaunchTakes::if_one_decays_slowly;
             if (schedule.by_length) first.segments = 1;
