@@ -1,5 +1,5 @@
-"""The waiting time of a first training step: forward and backward of chunked_forward in a new process, with an empty cache and then
-from disk. Needs a GPU. In a new process the first step also starts cuBLAS and torch's own kernels: a second one is subtracted."""
+"""The waiting time of a first training step: forward and backward of chunked_forward in a new process, with an empty cache and
+then from disk. Needs a GPU. A first step also waits for torch's own kernels."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ In six kernels racecheck reports pairs of accesses that are ordered by means tha
   code.
 - prefill_ahead: the same arrivals. If every lane arrives, reports remain about the clearing of a tail's tokens: by the inverse
   role, as in prefill, and by a warp whose lane 0 arrives after __syncwarp.
-- backward_chain: the same arrivals. All reports of 300 seconds are of the clearing of a tail's tokens, by a warp whose lane 0
-  arrives after __syncwarp. With every lane arriving it was not run to an end: one report, then the launch failed under the tool,
-  twice. The emulator, which tracks the arrivals, reports none.
+- backward_chain: the same arrivals. All reports of 300 seconds are of the clearing of a tail's tokens, by a warp whose
+  lane 0 arrives after __syncwarp. With every lane arriving it was not run to an end: one report, then the launch failed under
+  the tool, twice. The emulator, which tracks the arrivals, reports none.
 - backward_gradients: the same arrivals; none was left when every lane arrived, in its first form.
 - prefill_mma: a named barrier of the four warps that invert is between barriers of all threads, and racecheck treats accesses
   on the two sides of those as unordered. With every warp at that barrier there was no report (before chunks with resets were

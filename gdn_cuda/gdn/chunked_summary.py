@@ -25,24 +25,28 @@ from .reference_operators import _packed, gates_of_call
 
 
 def _reference(x: Any) -> Tensor:
-    """The final state of dv + dk rows. The last dk rows start from the identity and have values of zero: they become M."""
+    """The final state of dv + dk rows. The last dk start from the identity and have values of zero: they become M."""
     x = _packed(SimpleNamespace(**vars(x), query=x.key), "query", "key", "value", "beta", "gate")
     dk, dv = x.key.shape[-1], x.value.shape[-1]
     sequences = x.key.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-    rows = torch.cat([x.key.new_zeros(dv, dk), torch.eye(dk, dtype=x.key.dtype, device=x.key.device)])
-    start = rows.to(gdn.promoted_dtype(x.key)).expand(sequences, x.value.shape[-2], -1, -1)
-    values = F.pad(x.value, (0, dk))
+    wide, heads = gdn.promoted_dtype(x.key), x.value.shape[-2]
+    start = x.key.new_zeros((sequences, heads, dv, dk), dtype=wide) if x.state is None else x.state.to(wide)
+    values = x.value
+    if x.transition:
+        identity = torch.eye(dk, dtype=wide, device=x.key.device).expand(sequences, heads, dk, dk)
+        start, values = torch.cat([start, identity], -2), F.pad(values, (0, dk))
     return gdn.chunked(x.key, x.key, values, *gates_of_call(x), start, x.cu_seqlens, use_qk_l2norm=x.use_qk_l2norm)[1]
 
 
-def _new_summary(function: str, key: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+def _new_summary(function: str, key: Tensor, value: Tensor, cu_seqlens: Tensor | None, transition: bool) -> Tensor:
     """Checks only what the size needs; the operator refuses other wrong arguments."""
     require_tensors(function, key=key, value=value)
     offsets = cu_seqlens if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
     if min(key.dim(), value.dim()) < 2:
         return key.new_empty(0, dtype=state_dtype(key))
     sequences, dk = key.shape[0] if offsets is None else max(offsets.shape[0] - 1, 0), key.shape[-1]
-    return key.new_empty((sequences, value.shape[-2], value.shape[-1] + dk, dk), dtype=state_dtype(key))
+    rows = value.shape[-1] + (dk if transition else 0)
+    return key.new_empty((sequences, value.shape[-2], rows, dk), dtype=state_dtype(key))
 
 
 @operator(reference=_reference, out=_new_summary)
@@ -53,6 +57,8 @@ def chunked_summary(
     gate: Tensor | None,
     cu_seqlens: Tensor | None = None,
     *,
+    state: Tensor | None = None,
+    transition: bool = True,
     use_qk_l2norm: bool = False,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
@@ -64,14 +70,17 @@ def chunked_summary(
     """The summary (M, L) of a part of a sequence, for prefill of parts in parallel: S before the part becomes S M + L.
 
     Formula:
-        L: the final state from a state of zeros
+        L: the final state from `state`, or from zeros
         M = ∏ exp(gate)·(I − beta k kᵀ), the first token's factor first
 
     Shapes:
         key, value, beta, gate, cu_seqlens: as in `chunked_forward`; Hv is a multiple of Hk
-        summary: (B, Hv, dv + dk, dk), fp32 (fp64 for fp64 CPU tensors): L in rows 0 to dv − 1 and M below
+        state: (B, Hv, dv, dk), contiguous, of the summary's dtype; None for zeros
+        summary: (B, Hv, dv + dk, dk), fp32 (fp64 for fp64 CPU tensors): L in rows 0 to dv − 1 and M below,
+          which is absent without `transition`
 
     Parameters:
+        transition: whether M is computed. Who knows the state before the part needs none: L from it is the state after the part
         use_qk_l2norm: whether each row of k is divided by √(Σ x² + 1e-6)
         A_log, dt_bias, gate_is_linear, beta_is_logit, allow_negative_eigenvalues: as in `chunked_forward`
         out: where the summary is written, contiguous; None allocates it
@@ -81,7 +90,9 @@ def chunked_summary(
     example). The bits of a sequence do not depend on what it is batched or packed with.
 
     Edge cases:
-        After a reset, a gate of −∞, M is 0. A part of no tokens has L = 0 and M = I.
+        After a reset, a gate of −∞, M is 0. A part of no tokens has L = 0, or `state`, and M = I.
+        On Hopper a head is read from the end, as far back as its gates let anything through: where what came before is
+        multiplied by less than 2^-80, M is 0, and infinities and NaN of that time are not seen.
 
     Example:
         >>> key, value = torch.nn.functional.normalize(torch.randn(2, 1, 100, 4, 16), dim=-1).bfloat16()
@@ -113,6 +124,12 @@ def _example(B: int, T: int, seed: int) -> Arguments:
 @example(chunked_summary, "chunked_summary, gates of a layer")
 def _example_raw(B: int, T: int, seed: int) -> Arguments:
     return with_raw_gates(_given(B, T, seed), seed) | {"use_qk_l2norm": True}
+
+
+@example(chunked_summary, "chunked_summary, from a state")
+def _example_from_state(B: int, T: int, seed: int) -> Arguments:
+    given = make_gdn_inputs(B, T, 2, 4, 16, 8, torch.bfloat16, seed=seed, gate_range=(-0.5, 0.0))
+    return _without(given) | {"state": given["state"].float(), "transition": False}
 
 
 @example(chunked_summary, "chunked_summary, packed", packed=True)

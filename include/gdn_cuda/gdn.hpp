@@ -135,12 +135,13 @@ GatedDeltaRuleGradients gated_delta_rule_backward(const GatedDeltaRuleBackward& 
 struct GDN_HOLDS_TENSORS ChunkedSummary {
     static constexpr const char* name = "chunked_summary";
     Given key, value;
-    OptionalTensor beta = {}, gate = {}, cu_seqlens = {};
+    OptionalTensor beta = {}, gate = {}, cu_seqlens = {}, state = {};
+    bool transition = true;
     bool use_qk_l2norm = false;
     GateOptions gates = {};
     Output out = {};
 
-    GDN_FIELDS(key, value, beta, gate, cu_seqlens, use_qk_l2norm, gates, out)
+    GDN_FIELDS(key, value, beta, gate, cu_seqlens, state, transition, use_qk_l2norm, gates, out)
 };
 // out: L above M
 Tensor chunked_summary(const ChunkedSummary& arguments);

@@ -18,7 +18,7 @@ from prefill_on_device import BOUND, GROUPS, oracle, poisoned
 from strong_gates import CASES, INF, NAN, ONE_GATE, SEVERAL, STATES, Case, check, check_other_heads_are_untouched, id_of
 from strong_gates import chunked_forward as poisoned_forward
 
-from gdn_cuda import chunked_forward, chunked_summary
+from gdn_cuda import chunked_forward
 
 EACH_GROUPS = pytest.mark.parametrize("groups, multiprocessors", GROUPS, ids=["one group", "two groups"])
 TYPES = pytest.mark.parametrize("io", [torch.bfloat16, torch.float16])
@@ -195,23 +195,6 @@ def test_deterministic_heads_of_slow_decay_get_more_blocks(seed: int) -> None:
     alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
     fixed, fixed_state = run(alone | {"state": x["state"][1:2]}, multiprocessors=12, deterministic=True)
     assert torch.equal(out[mine], fixed[0]) and torch.equal(state[1], fixed_state[0])
-
-
-@pytest.mark.parametrize("gates", [(-1e-3, 0.0), (-2.0, -1.0)])
-def test_segments_of_a_summary(gates: tuple[float, float], seed: int) -> None:
-    """Segments between the first and the last one export their summaries."""
-    x = inputs(seed, CHAINED, gate_range=gates)
-    part = {name: x[name] for name in ("key", "value", "beta", "gate")}
-    with emulated() as launched, counted_blocks() as blocks:
-        summary = chunked_summary(**part)
-        assert blocks() > 3 * 2
-    assert any(".chained = true" in name for name in launched())
-    _, state, _ = oracle(x)
-    addition, transition = summary.split(64, dim=-2)
-    assert rel_rms(x["state"] @ transition + addition, state) < 5e-3
-    with emulated(multiprocessors=2):  # too few for segments
-        whole = chunked_summary(**part)
-    assert rel_rms(summary, whole) < 5e-3
 
 
 @pytest.mark.parametrize("slow", ["no head", "one head"])

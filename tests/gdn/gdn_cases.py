@@ -31,7 +31,8 @@ def output_of(arguments: Arguments) -> Tensor:
     if "query" not in arguments:
         dk, offsets = key.shape[-1], arguments.get("cu_seqlens")
         sequences = value.shape[0] if offsets is None else len(offsets) - 1
-        return torch.full((sequences, heads, dv + dk, dk), torch.nan)
+        rows = dv + (dk if arguments.get("transition", True) else 0)
+        return torch.full((sequences, heads, rows, dk), torch.nan)
     return value.new_full((*value.shape[:-2], max(heads, arguments["query"].shape[-2]), dv), torch.nan)
 
 

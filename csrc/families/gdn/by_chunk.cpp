@@ -1,44 +1,56 @@
 // Chooses the kernel for calls whose sequences go chunk by chunk.
+#include "by_chunk.hpp"
+
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdlib>
 
-#include "../chunked/launch.hpp"
 #include "chunk_inputs.hpp"
-#include "prefill_kernel.hpp"
 #include "prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {
 
-void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,
-                  const Target& target) {
+PrefillTensors tensors_of(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
     const GdnCall& args = prepared.args;
     const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
         return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
     };
-    PrefillTensors tensors{tiled(args.query, sequences.key_heads, sequences.dk),
-                           tiled(args.key, sequences.key_heads, sequences.dk),
-                           tiled(args.value, sequences.value_heads, sequences.dv),
-                           tiled(args.output, sequences.value_heads, sequences.dv),
-                           args.last.data != nullptr && args.initial.data == args.last.data,
-                           nullptr,
-                           nullptr};
+    return {tiled(args.query, sequences.key_heads, sequences.dk),
+            tiled(args.key, sequences.key_heads, sequences.dk),
+            tiled(args.value, sequences.value_heads, sequences.dv),
+            tiled(args.output, sequences.value_heads, sequences.dv),
+            args.last.data != nullptr && args.initial.data == args.last.data,
+            nullptr,
+            nullptr};
+}
+
+PrefillKernel kernel_of(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
+    const Sequences& sequences = prepared.sequences;
+    const GdnCall& args = prepared.args;
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
-    const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
-    auto problem = problem_of<ChunkedProblem>(prepared, sequences.mean_tokens());
-    problem.deterministic = deterministic;
-    problem.packed_tokens = sequences.packed() ? sequences.tokens : 0;
+    const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ,
+               scalars_near = !has_chunk_gates(args) || (near(args.gate) && near(args.beta));
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    OptionalTensor workspace = {};
-    const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));
     const WantedPrefill wanted = wanted_prefill();
     if (target.is_explained()) [[unlikely]]
         remark(explain_prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted));
-    const PrefillKernel kernel = prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted);
-    if (kernel != PrefillKernel::recurrent && !takes_gates) inputs.convert_gates();
+    return prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted);
+}
+
+void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,
+                  const Target& target) {
+    const Sequences& sequences = prepared.sequences;
+    const GdnCall& args = prepared.args;
+    PrefillTensors tensors = tensors_of(prepared);
+    auto problem = problem_of<ChunkedProblem>(prepared, sequences.mean_tokens());
+    problem.deterministic = deterministic;
+    problem.packed_tokens = sequences.packed() ? sequences.tokens : 0;
+    OptionalTensor workspace = {};
+    const PrefillKernel kernel = kernel_of(prepared, tensors, target);
+    if (kernel != PrefillKernel::recurrent && !has_chunk_gates(args)) inputs.convert_gates();
     switch (kernel) {
         case PrefillKernel::wgmma: {
             const ChunkedSchedule schedule = Prefill::schedule(problem, target);

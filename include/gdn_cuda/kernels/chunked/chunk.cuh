@@ -12,6 +12,9 @@ constexpr float kLog2e = 1.4426950408889634f;
 // precision for later gates. A gate below kResetGateLog2 resets the state: its own exponential is 0.
 constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
 
+// log2 of a factor by which a state no longer matters (chunked/segments.cuh).
+constexpr float kNegligibleLog2 = -80.f;
+
 // A beta of 0 counts as this in the backward, so that R = V' / beta and with it beta's gradient exist. A power of two: products
 // with it are exact. fp16 has no smaller one that V' = beta R could still be rounded to.
 GDN_HOST_DEVICE constexpr float least_beta(DType io) {

@@ -54,16 +54,6 @@ __device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
     return {gate.x + (lane == 0 ? 0.f : before), sum};
 }
 
-template <DType kType>
-__device__ __forceinline__ void add_squares(float& sum, const uint4& eight) {
-    const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-    for (const unsigned pair : pairs) {
-        const float2 x = unpack<kType>(pair);
-        sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
-    }
-}
-
 __device__ __forceinline__ float log_inverse_norm(float square) {
     return -0.5f * __log2f(square + kNormEpsilon);
 }

@@ -34,8 +34,6 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr float kNegligibleLog2 = -80.f;
-
 // |k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
 template <ChunkedConfig kConfig>
 __device__ __forceinline__ float key_squares(const GdnCall& call, int sequence, i64 first, int head) {

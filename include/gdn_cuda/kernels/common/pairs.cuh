@@ -43,4 +43,15 @@ __device__ __forceinline__ unsigned pack_residual(float low, float high, unsigne
     return pack<kType>(low - rounded.x, high - rounded.y);
 }
 
+// Adds the squares of eight 16-bit elements.
+template <DType kType>
+__device__ __forceinline__ void add_squares(float& sum, const uint4& eight) {
+    const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (const unsigned pair : pairs) {
+        const float2 x = unpack<kType>(pair);
+        sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
+    }
+}
+
 }  // namespace gdn_cuda

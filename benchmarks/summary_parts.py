@@ -1,0 +1,66 @@
+"""What a rank computes before others can go on: the state after its part, and the part's summary, beside its forward. Replays of a
+CUDA graph, microseconds; `kernels` has each launch of chunked_summary. Needs a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+import gdn_cuda
+from gdn_cuda.gdn.measure_prefill import Shape, prefill_work
+
+
+def microseconds(call: Callable[[], object], repeat: int = 11) -> float:
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    times = []
+    for _ in range(repeat):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return median(times)
+
+
+def kernels(call: Callable[[], object]) -> str:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    found: dict[str, float] = defaultdict(float)
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found[event.name.split("<")[0].split("::")[-1].split("(")[0]] += event.device_time
+    return ", ".join(f"{name} {time:.0f}" for name, time in found.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="*", default=[8192, 32768, 65536, 524288])
+    tokens_of = parser.parse_args().tokens
+    print(torch.cuda.get_device_name(), torch.__version__)
+    print(f"{'part':34} {'state':>9} {'summary':>9} {'forward':>9}")
+    for key_heads, value_heads in ((16, 32), (4, 8)):
+        for tokens in tokens_of:
+            for gates in ("fast", "init", "mixed"):
+                shape = Shape(key_heads, value_heads, (tokens,), gates=gates)
+                x = dict(prefill_work(shape, "cuda").inputs)
+                part = {name: t for name, t in x.items() if name not in ("query", "state")}
+                state = microseconds(lambda part=part: gdn_cuda.chunked_summary(**part, transition=False))
+                summary = microseconds(lambda part=part: gdn_cuda.chunked_summary(**part))
+                forward = microseconds(lambda x=x: gdn_cuda.chunked_forward(**x))
+                print(f"{shape.name:34} {state:9.1f} {summary:9.1f} {forward:9.1f}")
+                if tokens == 65536:
+                    print("    " + kernels(lambda part=part: gdn_cuda.chunked_summary(**part)))
+
+
+if __name__ == "__main__":
+    main()

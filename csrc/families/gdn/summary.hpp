@@ -1,0 +1,162 @@
+// Host side of chunked_summary on Hopper: gdn/summary over the pieces of tails, and the kernels that find and fold them.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/gdn/summary/plan.cuh>
+#include <string>
+
+#include "../../launch/spec.hpp"
+#include "../chunked/launch.hpp"
+#include "prepared.hpp"
+
+namespace gdn_cuda::gdn {
+
+inline constexpr SummaryTailsConfig kSummaryTailsConfiguration{.warps = 8}, kSummaryPiecesConfiguration{.warps = 32};
+inline constexpr std::array kSummaryTailsConfigurations = {kSummaryTailsConfiguration};
+inline constexpr std::array kSummaryPiecesConfigurations = {kSummaryPiecesConfiguration};
+inline constexpr std::array kSummaryKeysConfigurations = {SummaryKeysConfig{.warps = 8, .io = DType::bf16},
+                                                          SummaryKeysConfig{.warps = 8, .io = DType::f16}};
+inline constexpr std::array kSummaryConfigurations = [] {
+    std::array<SummaryConfig, 6> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : {128, 96, 64}) all[n++] = {.head_k = head_k, .io = io};
+    return all;
+}();
+template <SummaryConfig kConfig>
+using SummaryPlan = ChunkedPlan<kConfig.block()>;
+
+struct SummaryTails {
+    GDN_KERNEL(SummaryTails, gdn, summary_tails, SummaryTailsConfig, SummaryTailsArgs,
+               "where the chunks begin that still matter at the end of a sequence, as gates say");
+
+    static std::span<const Config> configurations() { return kSummaryTailsConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+};
+struct SummaryKeys {
+    GDN_KERNEL(SummaryKeys, gdn, summary_keys, SummaryKeysConfig, SummaryTailsArgs,
+               "by how much keys that are not normalised may let a state grow");
+
+    static std::span<const Config> configurations() { return kSummaryKeysConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+};
+struct SummaryPieces {
+    GDN_KERNEL(SummaryPieces, gdn, summary_pieces, SummaryTailsConfig, SummaryTailsArgs, "pieces of long tails");
+
+    static std::span<const Config> configurations() { return kSummaryPiecesConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+};
+struct Summary {
+    GDN_KERNEL(Summary, gdn, summary, SummaryConfig, SummaryArgs, "summaries of pieces of sequences, on Hopper's tensor cores",
+               .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
+
+    static std::span<const Config> configurations() { return kSummaryConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) { return plan_bytes<kSummaryConfigurations, SummaryPlan>(config); }
+};
+struct SummaryFold {
+    GDN_KERNEL(SummaryFold, gdn, summary_fold, SummaryFoldConfig, SummaryFoldArgs, "summaries of tails from their pieces");
+
+    static constexpr std::array kConfigurations = {SummaryFoldConfig{.columns = 128, .rows = 8}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+};
+
+// The launches of a call whose gates are logarithms of decays, and betas. Summaries and states are dense.
+struct SummaryPasses {
+    GdnCall call;  // dv: L's rows
+    DType io;
+    PrefillTensors tensors;
+    i64 packed_tokens;   // 0: padded
+    const float* state;  // before each pair's part, or nullptr
+    float* out;
+    bool transition;  // whether M is wanted
+
+    i64 pairs() const { return i64{call.sequences} * call.heads; }
+    // Pieces after the first ones, at most: n chunks have n / kShortestPiece. Overlapping sequences get fewer.
+    i64 most_results() const {
+        const auto others = [](i64 chunks) { return i64{std::max(pieces_of(static_cast<int>(chunks)) - 1, 0)}; };
+        if (packed_tokens == 0) return pairs() * others(ceil_div(i64{call.tokens}, i64{kChunk}));
+        const i64 chunks = packed_tokens / kChunk + call.sequences;
+        return call.heads * std::min(chunks / kShortestPiece, call.sequences * others(chunks));
+    }
+
+    void run(const Tensor& like, const Target& target) const {
+        if (pairs() == 0 || call.dk == 0) return;
+        constexpr int kSlices = 16;
+        const i64 most = most_results(), pieces = pairs() + most, result = (i64{call.dv} + call.dk) * call.dk;
+        const auto ints = [&](i64 count) { return torch::stable::new_empty(like, {count}, ScalarType::Int); };
+        const auto floats = [&](i64 count) { return torch::stable::new_empty(like, {count}, ScalarType::Float); };
+        const Tensor first = ints(pairs() + 1), listed = ints(pieces * i64{sizeof(SummaryPiece) / sizeof(int)}),
+                     tails = ints(pairs() * i64{sizeof(SummaryTail) / sizeof(int)}),
+                     growth = floats(call.qk_norm ? 0 : pairs() * kSlices), results = floats(most * result);
+        auto* const begins = static_cast<int*>(memory_of(first));
+        const SummaryTailsArgs found{.call = call,
+                                     .first = begins,
+                                     .growth = call.qk_norm ? nullptr : static_cast<float*>(memory_of(growth)),
+                                     .slices = kSlices,
+                                     .pieces = static_cast<SummaryPiece*>(memory_of(listed)),
+                                     .count = begins + pairs(),
+                                     .tails = static_cast<SummaryTail*>(memory_of(tails)),
+                                     .most_results = static_cast<int>(most)};
+        launch<SummaryTails>(kSummaryTailsConfiguration, found, {call.heads, call.sequences, 1}, target,
+                             [](const auto&) { return std::string("of heads that decay fast, only the last chunks count"); });
+        if (!call.qk_norm)
+            launch<SummaryKeys>({.warps = kSummaryKeysConfigurations.front().warps, .io = io}, found,
+                                {kSlices, call.heads, call.sequences}, target,
+                                [](const auto&) { return std::string("keys may have any norm"); });
+        launch<SummaryPieces>(kSummaryPiecesConfiguration, found, {1, 1, 1}, target, [&](const auto&) {
+            return fmt::format("{} tails, at most {} pieces after their first ones", pairs(), most);
+        });
+        run_pieces(found, static_cast<const float*>(memory_of(results)), target);
+    }
+
+  private:
+    void run_pieces(const SummaryTailsArgs& found, const float* results, const Target& target) const {
+        const i64 rows = i64{call.dv} + (transition ? call.dk : 0);
+        const SummaryConfig config{.head_k = chunked_config(call.dk, 2, io).head_k, .io = io};
+        const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, io, kChunk, target.ordinal); };
+        const i64 tile = config.block().rows_per_block(), value_tiles = ceil_div(i64{call.dv}, tile);
+        SummaryArgs args{.chunked = {},
+                         .state = state,
+                         .out = out,
+                         .rows = rows,
+                         .results = const_cast<float*>(results),
+                         .value_tiles = static_cast<int>(value_tiles),
+                         .count = found.count,
+                         .pieces = found.pieces};
+        ChunkedArgs& chunked = args.chunked;
+        chunked.query = chunked.key = map(tensors.key);
+        chunked.value = chunked.output = map(tensors.value);
+        chunked.call = call;
+        chunked.state = DType::f32;
+        chunked.segments = 1;
+        chunked.takes = LaunchTakes::every_call;
+        launch<Summary>(config, args, {pairs() + found.most_results, value_tiles + ceil_div(i64{call.dk}, tile), 1}, target,
+                        [&](const auto& on) {
+                            return fmt::format("{} rows of L or M a block, for {} multiprocessors", tile, on.multiprocessors);
+                        });
+        const SummaryFoldConfig& fold = SummaryFold::kConfigurations.front();
+        const i64 padded_dv = ceil_div(i64{call.dv}, i64{fold.rows}) * fold.rows;
+        launch<SummaryFold>(fold,
+                            {.state = state,
+                             .results = results,
+                             .out = out,
+                             .tails = found.tails,
+                             .rows = rows,
+                             .dv = call.dv,
+                             .padded_dv = static_cast<int>(padded_dv),
+                             .dk = call.dk},
+                            {pairs(), (padded_dv + (transition ? call.dk : 0)) / fold.rows, 1}, target,
+                            [](const auto&) { return std::string("pieces of a tail, one after another"); });
+    }
+};
+
+}  // namespace gdn_cuda::gdn

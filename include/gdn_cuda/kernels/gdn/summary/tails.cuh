@@ -1,0 +1,92 @@
+// How the summaries of a call are shared among blocks; for host and device.
+//
+// Of a head that decays fast only its tail counts, the chunks that still matter at the end of its sequence (gdn/summary_tails,
+// gdn/summary_keys). A long tail is cut into pieces, which gdn/summary computes at once and gdn/summary_fold puts together
+// (gdn/summary_pieces). Both depend on the head's own tokens alone, so that its bits are the same in every batch.
+#pragma once
+
+#include <gdn_cuda/kernels/chunked/chunk.cuh>
+#include <gdn_cuda/kernels/recurrence/call.cuh>
+
+namespace gdn_cuda::gdn {
+
+// A part of a tail: chunks [first, last) of a sequence and value head, which are a pair. A tail's first piece is computed in
+// place of the pair's summary, the others beside it.
+struct SummaryPiece {
+    int sequence, head, first, last;
+    int result;  // in SummaryArgs::results; -1: a first piece
+};
+// What gdn/summary_fold reads of a pair: its pieces, where the results of those after the first begin, and the chunk where its
+// tail begins.
+struct SummaryTail {
+    int pieces, first_result, first_chunk;
+};
+
+// Pieces of a tail of so many chunks. A piece takes 1.5 us a chunk on an H200, a fold 2 us, so that their sum is least where a
+// piece has 1.2 chunks for each piece; but M, which only folds need, doubles the work.
+constexpr int kShortestPiece = 24, kMostPieces = 32;
+GDN_HOST_DEVICE constexpr int pieces_of(int chunks) {
+    if (chunks < 2 * kShortestPiece) return chunks > 0;
+    int count = 2;
+    while (count < kMostPieces && 6 * count * count < 5 * chunks && (count + 1) * kShortestPiece <= chunks) ++count;
+    return count;
+}
+
+// log2 of what a product over a tail may be above what the gates alone say, where keys let states grow.
+constexpr float kGrowthLog2 = 4.f;
+
+struct SummaryTailsConfig {
+    int warps;
+
+    constexpr bool operator==(const SummaryTailsConfig&) const = default;
+
+    GDN_FIELDS(warps)
+
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+};
+
+// `first`: for each pair the chunk where its tail begins, as its gates say. `growth`: for each pair and slice of its tail
+// what its keys add to that, in log2; without it keys have norms of 1.
+struct SummaryTailsArgs {
+    GdnCall call;
+    int* first;
+    float* growth;
+    int slices;
+
+    SummaryPiece* pieces;  // a first one for each pair, and at most most_results others
+    int* count;            // how many
+    SummaryTail* tails;    // of each pair
+    int most_results;
+};
+
+struct SummaryKeysConfig {
+    int warps;
+    DType io;
+
+    constexpr bool operator==(const SummaryKeysConfig&) const = default;
+
+    GDN_FIELDS(warps, io)
+
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+};
+
+struct SummaryFoldConfig {
+    int columns, rows;  // of a block
+
+    constexpr bool operator==(const SummaryFoldConfig&) const = default;
+
+    GDN_FIELDS(columns, rows)
+
+    static constexpr int kParts = 4;  // threads that share a column
+    GDN_HOST_DEVICE constexpr int threads() const { return kParts * columns; }
+};
+struct SummaryFoldArgs {
+    const float* state;
+    const float* results;
+    float* out;
+    const SummaryTail* tails;
+    i64 rows;               // of a result of `out`
+    int dv, padded_dv, dk;  // padded_dv: rows of L in whole blocks, before those of M
+};
+
+}  // namespace gdn_cuda::gdn

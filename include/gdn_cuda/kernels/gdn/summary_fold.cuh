@@ -1,0 +1,55 @@
+// gdn/summary_fold: the summary of each tail from those of its pieces, in fp32 (gdn/links.cuh):
+//
+//     L <- L M' + L'    M <- M M'    piece after piece
+//
+// and what needs no piece: M = 0 where a tail does not reach the beginning of its part; of a part without tokens the state
+// before it and the identity. A block takes a few rows of L or of M.
+//
+// Bound: latency, as pieces follow one another: 2 us each, as in gdn/backward_links.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/links.cuh>
+#include <gdn_cuda/kernels/gdn/summary/tails.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <SummaryFoldConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads()) summary_fold(const __grid_constant__ SummaryFoldArgs args) {
+    using Rows = LinkedRows<kConfig.columns, kConfig.rows, kConfig.kParts>;
+    __shared__ typename Rows::Shared shared;
+    const int first_row = static_cast<int>(blockIdx.y) * kConfig.rows;
+    const bool is_transition = first_row >= args.padded_dv;
+    const i64 pair = blockIdx.x, dk = args.dk, below = args.dv * dk;
+    const SummaryTail tail = args.tails[pair];
+    const auto out = [&] { return args.out + pair * args.rows * dk + (is_transition ? below : 0); };  // registers are short
+    Rows rows(shared, args.dk, first_row - (is_transition ? args.padded_dv : 0), is_transition ? args.dk : args.dv);
+
+    float found[Rows::kOwn];
+    if (tail.pieces == 0 || (is_transition && tail.first_chunk > 0)) {
+        rows.load_rows(is_transition || args.state == nullptr ? nullptr : args.state + pair * below);
+#pragma unroll
+        for (int row = 0; row < Rows::kOwn; ++row) {
+            const bool is_one = is_transition && tail.pieces == 0 && rows.first + row == rows.column;
+            found[row] = is_one ? 1.f : rows.added[row];
+        }
+        return rows.store_rows(out(), found);
+    }
+    if (tail.pieces == 1) return;  // gdn/summary has written it
+    const float* result = args.results + tail.first_result * (below + dk * dk);
+    const auto load_next = [&] {
+        rows.load_transition(result + below);
+        rows.load_rows(is_transition ? nullptr : result);
+        result += below + dk * dk;
+    };
+    rows.load_rows(out());
+    rows.begin();
+    load_next();
+#pragma unroll 1
+    for (int piece = 1; piece < tail.pieces; ++piece)
+        rows.follow(found, [&] {
+            if (piece + 1 < tail.pieces) load_next();
+        });
+    rows.store_rows(out(), found);
+}
+
+}  // namespace gdn_cuda::gdn

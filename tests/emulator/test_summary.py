@@ -1,0 +1,11 @@
+"""chunked_summary by Hopper's kernels in the emulator."""
+
+import pytest
+from devices import Device
+from emulated import emulated
+from summary_on_device import *  # noqa: F403
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device("cpu", emulated)
