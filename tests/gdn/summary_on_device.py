@@ -18,7 +18,7 @@ from gdn_cuda.reference import recurrent
 
 BOUND = 5e-3
 LONG = 64 * 48 + 5  # two pieces, the last chunk not full
-KERNELS = tuple(f"gdn/{name}" for name in ("summary", "summary_tails", "summary_keys", "summary_pieces", "summary_fold"))
+KERNELS = ("gdn/summary", *(f"gdn/summary_{name}" for name in ("gates", "tails", "keys", "pieces", "fold")))
 SIZES: dict[str, Any] = {"Hk": 1, "Hv": 2, "dk": 64, "dv": 64, "dtype": torch.bfloat16}
 
 

@@ -29,6 +29,14 @@ inline constexpr std::array kSummaryConfigurations = [] {
 template <SummaryConfig kConfig>
 using SummaryPlan = ChunkedPlan<kConfig.block()>;
 
+struct SummaryGates {
+    GDN_KERNEL(SummaryGates, gdn, summary_gates, SummaryTailsConfig, SummaryTailsArgs,
+               "by how much the gates of each chunk multiply a state");
+
+    static std::span<const Config> configurations() { return kSummaryTailsConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+};
 struct SummaryTails {
     GDN_KERNEL(SummaryTails, gdn, summary_tails, SummaryTailsConfig, SummaryTailsArgs,
                "where the chunks begin that still matter at the end of a sequence, as gates say");
@@ -90,27 +98,36 @@ struct SummaryPasses {
 
     void run(const Tensor& like, const Target& target) const {
         if (pairs() == 0 || call.dk == 0) return;
-        constexpr int kSlices = 16;
-        const i64 most = most_results(), pieces = pairs() + most, result = (i64{call.dv} + call.dk) * call.dk;
+        constexpr int kSlices = 64;
+        const i64 most = most_results(), pieces = pairs() + most, result = (i64{call.dv} + call.dk) * call.dk,
+                  places = packed_tokens > 0 ? packed_tokens / kChunk + call.sequences
+                                             : call.sequences * ceil_div(i64{call.tokens}, i64{kChunk});
         const auto ints = [&](i64 count) { return torch::stable::new_empty(like, {count}, ScalarType::Int); };
         const auto floats = [&](i64 count) { return torch::stable::new_empty(like, {count}, ScalarType::Float); };
-        const Tensor first = ints(pairs() + 1), listed = ints(pieces * i64{sizeof(SummaryPiece) / sizeof(int)}),
-                     tails = ints(pairs() * i64{sizeof(SummaryTail) / sizeof(int)}),
-                     growth = floats(call.qk_norm ? 0 : pairs() * kSlices), results = floats(most * result);
+        const Tensor growths = floats(call.heads * places), first = ints(pairs() + 1),
+                     by_keys = floats(call.qk_norm ? 0 : pairs() * kSlices),
+                     listed = ints(pieces * i64{sizeof(SummaryPiece) / sizeof(int)}),
+                     tails = ints(pairs() * i64{sizeof(SummaryTail) / sizeof(int)}), results = floats(most * result);
         auto* const begins = static_cast<int*>(memory_of(first));
         const SummaryTailsArgs found{.call = call,
+                                     .growths = static_cast<float*>(memory_of(growths)),
+                                     .places = places,
                                      .first = begins,
-                                     .growth = call.qk_norm ? nullptr : static_cast<float*>(memory_of(growth)),
+                                     .by_keys = call.qk_norm ? nullptr : static_cast<float*>(memory_of(by_keys)),
                                      .slices = kSlices,
                                      .pieces = static_cast<SummaryPiece*>(memory_of(listed)),
                                      .count = begins + pairs(),
                                      .tails = static_cast<SummaryTail*>(memory_of(tails)),
                                      .most_results = static_cast<int>(most)};
-        launch<SummaryTails>(kSummaryTailsConfiguration, found, {call.heads, call.sequences, 1}, target,
+        const SummaryTailsConfig& config = kSummaryTailsConfiguration;
+        const i64 at_once = i64{jit::device_traits(target.ordinal).multiprocessors} * 8;
+        launch<SummaryGates>(config, found, {std::min(ceil_div(places * call.heads, i64{config.threads()}), at_once), 1, 1},
+                             target, [&](const auto&) { return fmt::format("{} chunks of {} heads", places, call.heads); });
+        launch<SummaryTails>(config, found, {call.heads, call.sequences, 1}, target,
                              [](const auto&) { return std::string("of heads that decay fast, only the last chunks count"); });
         if (!call.qk_norm)
             launch<SummaryKeys>({.warps = kSummaryKeysConfigurations.front().warps, .io = io}, found,
-                                {kSlices, call.heads, call.sequences}, target,
+                                {kSlices, call.heads / call.heads_per_key, call.sequences}, target,
                                 [](const auto&) { return std::string("keys may have any norm"); });
         launch<SummaryPieces>(kSummaryPiecesConfiguration, found, {1, 1, 1}, target, [&](const auto&) {
             return fmt::format("{} tails, at most {} pieces after their first ones", pairs(), most);

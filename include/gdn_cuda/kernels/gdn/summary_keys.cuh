@@ -1,24 +1,24 @@
 // gdn/summary_keys: by how much the keys of a tail may let a state grow: the sum of log2 |1 - beta |k|^2| over tokens where
 // that is positive. Nearly none are where keys are normalised; without that, any may be.
 //
-// A block takes a slice of a tail; half a warp reads a key.
+// A block takes a slice of a sequence, from where the first tail of the key head's value heads begins. Half a warp reads a key;
+// then each of its lanes takes a value head.
 //
-// Bound: memory, a tail's keys once for each value head.
+// Bound: memory, the keys of tails read once.
 #pragma once
 
 #include <gdn_cuda/kernels/common/pairs.cuh>
-#include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/gdn/summary/tails.cuh>
+#include <gdn_cuda/kernels/gdn/summary/places.cuh>
 
 namespace gdn_cuda::gdn {
 
+// |k|^2, by half a warp.
 template <DType kIo>
-__device__ __forceinline__ float key_square(const GdnCall& call, int sequence, i64 token, int head) {
-    const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(call.heads_per_key));
+__device__ __forceinline__ float key_square(const GdnCall& call, int sequence, i64 token, int key_head) {
     const auto* key = static_cast<const Storage<kIo>*>(call.key.data) + sequence * call.key.batch + token * call.key.token +
                       key_head * call.key.head;
     float square = 0.f;
-    for (int element = threadIdx.x % 16 * 8; element < call.dk; element += 128)
+    if (const int element = threadIdx.x % 16 * 8; element < call.dk)
         add_squares<kIo>(square, *reinterpret_cast<const uint4*>(key + element));
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) square += __shfl_xor_sync(0xffffffffu, square, step);
@@ -27,38 +27,44 @@ __device__ __forceinline__ float key_square(const GdnCall& call, int sequence, i
 
 template <SummaryKeysConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads()) summary_keys(const __grid_constant__ SummaryTailsArgs args) {
-    __shared__ float sums[kConfig.warps];
+    constexpr int kLanes = 16, kHalves = kConfig.threads() / kLanes;
+    __shared__ float sums[kHalves][kLanes];
     const GdnCall& call = args.call;
-    const int slice = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y),
-              sequence = static_cast<int>(blockIdx.z), pair = sequence * call.heads + head;
+    const int slice = static_cast<int>(blockIdx.x), key_head = static_cast<int>(blockIdx.y),
+              sequence = static_cast<int>(blockIdx.z), lane = static_cast<int>(threadIdx.x) % kLanes,
+              half = static_cast<int>(threadIdx.x) / kLanes;
     const Span span = span_of(call.cu_seqlens, sequence, call.tokens);
-    const int first = args.first[pair];
-    float growth = 0.f;
-    if (first > 0) {  // else all of it counts anyway
-        const i64 tail = static_cast<i64>(first) * kChunk, tokens = span.length - tail;
-        const int begins = static_cast<int>(tail + tokens * slice / args.slices),
-                  ends = static_cast<int>(tail + tokens * (slice + 1) / args.slices);
+#pragma unroll 1
+    for (int group = 0; group < call.heads_per_key; group += kLanes) {
+        const bool has_head = group + lane < call.heads_per_key;
+        const int head = key_head * call.heads_per_key + (has_head ? group + lane : group), pair = sequence * call.heads + head,
+                  own_chunk = args.first[pair];
+        // A tail that is the whole part counts in any case.
+        const i64 own_first = own_chunk > 0 ? static_cast<i64>(own_chunk) * kChunk : span.length;
+        i64 first = own_first;
+#pragma unroll
+        for (int step = kLanes / 2; step > 0; step /= 2) first = min(first, __shfl_xor_sync(0xffffffffu, first, step));
+        const int begins = static_cast<int>(first + (span.length - first) * slice / args.slices),
+                  ends = static_cast<int>(first + (span.length - first) * (slice + 1) / args.slices);
+        float growth = 0.f;
 #pragma unroll 4
-        for (int pair_of_tokens = begins / 2 + static_cast<int>(threadIdx.x) / 32; 2 * pair_of_tokens < ends;
-             pair_of_tokens += kConfig.warps) {
-            const int token = 2 * pair_of_tokens + static_cast<int>(threadIdx.x) % 32 / 16;
-            const bool counts = token >= begins && token < ends;
-            const i64 at = span.start + min(max(token, begins), ends - 1);
-            const float square = key_square<kConfig.io>(call, sequence, at, head);
+        for (int from = begins; from < ends; from += kHalves) {
+            const int token = from + half;
+            const i64 at = span.start + min(token, ends - 1);
+            const float square = key_square<kConfig.io>(call, sequence, at, key_head);
             const float beta =
                 load_float(call.beta.values, sequence * call.beta.batch + at * call.beta.token + head * call.beta.head);
             const float change = fabsf(1.f - beta * square);
-            if (counts && threadIdx.x % 16 == 0) growth += change <= 1.f ? 0.f : __log2f(change);
+            if (token < ends && token >= own_first) growth += change <= 1.f ? 0.f : __log2f(change);  // NaN counts
         }
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) growth += __shfl_xor_sync(0xffffffffu, growth, step);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = growth;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        float all = 0.f;
-        for (const float each : sums) all += each;
-        args.growth[pair * args.slices + slice] = all;
+        __syncthreads();
+        sums[half][lane] = growth;
+        __syncthreads();
+        if (half == 0 && has_head) {
+            float all = 0.f;
+            for (int i = 0; i < kHalves; ++i) all += sums[i][lane];
+            args.by_keys[static_cast<i64>(pair) * args.slices + slice] = all;
+        }
     }
 }
 

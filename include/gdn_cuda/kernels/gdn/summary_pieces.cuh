@@ -3,8 +3,7 @@
 // Bound: latency; a few rounds of loads.
 #pragma once
 
-#include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/gdn/summary/tails.cuh>
+#include <gdn_cuda/kernels/gdn/summary/places.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -23,11 +22,10 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_pieces(const __grid
         if (pair < pairs) {
             tail.sequence = static_cast<int>(static_cast<unsigned>(pair) / static_cast<unsigned>(call.heads));
             tail.head = pair - tail.sequence * call.heads;
-            const Span span = span_of(call.cu_seqlens, tail.sequence, call.tokens);
-            tail.last = (span.length + kChunk - 1) / kChunk;
+            tail.last = chunks_in(span_of(call.cu_seqlens, tail.sequence, call.tokens));
             float growth = 0.f;
-            for (int slice = 0; slice < (args.growth != nullptr ? args.slices : 0); ++slice)
-                growth += args.growth[static_cast<i64>(pair) * args.slices + slice];
+            for (int slice = 0; slice < (args.by_keys != nullptr ? args.slices : 0); ++slice)
+                growth += args.by_keys[static_cast<i64>(pair) * args.slices + slice];
             tail.first = growth <= kGrowthLog2 ? args.first[pair] : 0;  // NaN: all counts
             pieces = pieces_of(tail.last - tail.first);
         }

@@ -1,8 +1,8 @@
 // How the summaries of a call are shared among blocks; for host and device.
 //
-// Of a head that decays fast only its tail counts, the chunks that still matter at the end of its sequence (gdn/summary_tails,
-// gdn/summary_keys). A long tail is cut into pieces, which gdn/summary computes at once and gdn/summary_fold puts together
-// (gdn/summary_pieces). Both depend on the head's own tokens alone, so that its bits are the same in every batch.
+// Of a head that decays fast only its tail counts, the chunks that still matter at the end of its sequence (gdn/summary_gates,
+// gdn/summary_tails, gdn/summary_keys). A long tail is cut into pieces, which gdn/summary computes at once and gdn/summary_fold
+// puts together (gdn/summary_pieces). Both depend on the head's own tokens alone, so that its bits are the same in every batch.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
@@ -45,12 +45,13 @@ struct SummaryTailsConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
 };
 
-// `first`: for each pair the chunk where its tail begins, as its gates say. `growth`: for each pair and slice of its tail
-// what its keys add to that, in log2; without it keys have norms of 1.
 struct SummaryTailsArgs {
     GdnCall call;
-    int* first;
-    float* growth;
+    float* growths;  // (heads, places): what gates multiply a state by in each chunk, in log2; places: of chunks, sequence
+                     // after sequence. Chunks past them, where sequences overlap (varlen.cuh), multiply by 1
+    i64 places;
+    int* first;      // of each pair: the chunk where its tail begins, as its gates say
+    float* by_keys;  // (pairs, slices): what keys add to that in a slice of the tail; nullptr: keys have norms of 1
     int slices;
 
     SummaryPiece* pieces;  // a first one for each pair, and at most most_results others
