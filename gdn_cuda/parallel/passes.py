@@ -1,7 +1,8 @@
 """What `chunked_forward` over ranks computes of each run, forward and backward; `exchange` says when, and what is sent between.
 
 A run (`layout.Run`) is one call of the operator, the same in both passes. Forward, runs that begin their sequences need nothing
-from others. Others need their last states, and of runs that continue a sequence and are continued the maps (M, L). Backward the
+from others. Others need their last states, and of runs that continue a sequence and are continued the maps (M, L); on Hopper both
+take a fraction of the outputs' time, where decays are a model's (kernels/gdn/summary). Backward the
 same from the end: runs that end their sequences need nothing. Others need the gradients of the states before them, and of runs
 between L', which with forward's M takes the gradient on.
 """
@@ -78,14 +79,15 @@ class Call:
         weights = {"A_log": self["A_log"], "dt_bias": self["dt_bias"]}
         return self.rows(run, *_ROWS) | weights | self.options | {"state": state, "cu_seqlens": cu_seqlens}
 
-    def summary(self, run: Run) -> Tensor:
-        """(batch, heads, dv + dk, dk): L above M."""
+    def summary(self, run: Run, **what: Any) -> Tensor:
+        """(batch, heads, dv + dk, dk): L above M. `what`: `state` and `transition`, as in `chunked_summary`."""
         rows = self.rows(run, "key", "value", "beta", "gate")
         if self.heads > self.value.shape[-2]:
             rows |= {name: repeat_heads(x, self.heads) for name in ("key", "value") if (x := rows[name]) is not None}
         left_out = ("scale", "deterministic", "workspace")
         options = {name: x for name, x in self.options.items() if name not in left_out}
-        return chunked_summary(**rows, **options, A_log=self["A_log"], dt_bias=self["dt_bias"])  # type: ignore[arg-type]
+        options |= {"A_log": self["A_log"], "dt_bias": self["dt_bias"]} | what
+        return chunked_summary(**rows, **options)  # type: ignore[arg-type]
 
 
 class Forward:
@@ -108,10 +110,11 @@ class Forward:
         return self.call.context.before(run.slices[0])
 
     def element(self, run: Run) -> Tensor:
-        """The last state of a run that waits for none, else (batch, heads, dv + dk, dk): L above M."""
+        """The last state of a run that waits for none, whose outputs are computed while the state travels; else (batch, heads,
+        dv + dk, dk): L above M."""
         if not run.continues:
-            self.compute(run)
-            return self.result(run)
+            initial = self.call.initial(run)
+            return self.call.summary(run, state=None if initial is None else initial.contiguous(), transition=False)
         found = self.call.summary(run)
         if self.training and self.call.context.mode == "doubling":
             self.kept_maps[run] = found[None, ..., self.call.dv :, :].clone()
