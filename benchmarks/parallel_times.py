@@ -1,12 +1,12 @@
-"""`parallel.chunked_forward` on all GPUs of the machine beside `chunked_forward` of the same tokens on one: `python
-benchmarks/parallel_times.py [--tokens 131072] [--peers]`. A process for each GPU, NCCL. Milliseconds of the slowest rank, replays
-of a CUDA graph and, in brackets, calls as Python makes them; efficiency: one GPU's time by that and the number of GPUs."""
+"""`parallel.chunked_forward` on all GPUs of the machine beside `chunked_forward` of the same tokens on one:
+`python benchmarks/parallel_times.py [--tokens 131072] [--peers]`. A process for each GPU, NCCL. Milliseconds of the slowest
+rank, replays of a CUDA graph and, in brackets, calls as Python makes them; efficiency: one GPU's time by that and the number of
+GPUs. Without two GPUs it runs small sizes on a CPU, only to test itself."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,25 +20,33 @@ import gdn_cuda
 from gdn_cuda import parallel
 from gdn_cuda.gdn.measure_prefill import Shape, prefill_work
 
-REPEAT = 5
+ON_GPU = torch.cuda.device_count() > 1
+DEVICE, REPEAT = ("cuda", 5) if ON_GPU else ("cpu", 1)
+
+
+def synchronize() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
 
 
 def seconds(call: Callable[[], object], everybody: bool) -> float:
     """Of a call, where many follow one another: the slowest rank's."""
     if everybody:
         dist.barrier()
-    torch.cuda.synchronize()
+    synchronize()
     start = time.perf_counter()
     for _ in range(REPEAT):
         call()
-    torch.cuda.synchronize()
-    found = torch.tensor([(time.perf_counter() - start) / REPEAT], device="cuda")
+    synchronize()
+    found = torch.tensor([(time.perf_counter() - start) / REPEAT], device=DEVICE)
     if everybody:
         dist.all_reduce(found, dist.ReduceOp.MAX)
     return float(found)
 
 
 def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    if not ON_GPU:
+        return call
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -47,7 +55,7 @@ def graphed(call: Callable[[], object]) -> Callable[[], object]:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has threads of its own
         call()
     return graph.replay
 
@@ -95,16 +103,20 @@ def flashqla(tokens: int, heads: int) -> Callable[..., Any]:
 
 
 def run(rank: int, size: int, options: argparse.Namespace) -> None:
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", f"tcp://localhost:{options.port}", None, timedelta(seconds=120), size, rank)
+    if ON_GPU:
+        torch.cuda.set_device(rank)
+    where = f"tcp://localhost:{options.port}"
+    dist.init_process_group(
+        "nccl" if ON_GPU else "gloo", init_method=where, timeout=timedelta(seconds=120), world_size=size, rank=rank
+    )
     if rank == 0:
-        print(torch.cuda.get_device_name(), size, torch.__version__, flush=True)
+        print(torch.cuda.get_device_name() if ON_GPU else "CPU", size, torch.__version__, flush=True)
     for heads in options.heads:
         for tokens in options.tokens:
             for gates in ("fast", "init", "mixed"):
                 shape = Shape(*heads, (tokens,), gates=gates)
                 torch.manual_seed(0)
-                x = {n: t for n, t in dict(prefill_work(shape, "cuda").inputs).items() if n != "state"}
+                x = {n: t for n, t in dict(prefill_work(shape, DEVICE).inputs).items() if n != "state"}
                 context = parallel.context(dist.group.WORLD, lengths=[tokens])
                 part = {n: parallel.shard(t, context, dim=1).contiguous() for n, t in x.items()}
 
@@ -141,16 +153,16 @@ def run(rank: int, size: int, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="*", default=[131072])
-    parser.add_argument("--heads", type=lambda text: tuple(map(int, text.split("/"))), nargs="*", default=[(16, 32)])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[131072] if ON_GPU else [200])
+    parser.add_argument(
+        "--heads", type=lambda text: tuple(map(int, text.split("/"))), nargs="*", default=[(16, 32)] if ON_GPU else [(1, 2)]
+    )
     parser.add_argument("--peers", action="store_true", help="FlashQLA too, where it is installed")
     parser.add_argument("--port", type=int, default=29511)
     options = parser.parse_args()
     for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"):
         os.environ.setdefault(name, "1" if "DISABLE" in name else "0")
-    size = torch.cuda.device_count()
-    if size < 2:
-        sys.exit(f"parallel_times.py: expected two GPUs or more, got {size}")
+    size = torch.cuda.device_count() if ON_GPU else 2
     torch.multiprocessing.spawn(run, (size, options), nprocs=size)
 
 

@@ -1,10 +1,10 @@
 """What `chunked_forward` over ranks computes of each run, forward and backward; `exchange` says when, and what is sent between.
 
 A run (`layout.Run`) is one call of the operator, the same in both passes. Forward, runs that begin their sequences need nothing
-from others. Others need their last states, and of runs that continue a sequence and are continued the maps (M, L); on Hopper both
-take a fraction of the outputs' time, where decays are a model's (kernels/gdn/summary). Backward the
-same from the end: runs that end their sequences need nothing. Others need the gradients of the states before them, and of runs
-between L', which with forward's M takes the gradient on.
+from others. Others need their last states, and of runs that continue a sequence and are continued the maps (M, L); on Hopper
+both take a fraction of the outputs' time, where decays are a model's (kernels/gdn/summary). Backward the same from the end:
+runs that end their sequences need nothing. Others need the gradients of the states before them, and of runs between L', which
+with forward's M takes the gradient on.
 """
 
 from __future__ import annotations

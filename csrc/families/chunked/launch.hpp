@@ -27,14 +27,14 @@ inline constexpr std::array kPrefillConfigurations = [] {
 
 // Whether the grid is persistent: one block per multiprocessor takes sequences one after another (chunked/persistent.cuh).
 // Packed sequences differ in length, and a head's last rows may be fewer: blocks that start as others end share such work
-// better. The loop over chunks has no room to store checkpoints, nor to leave outputs out.
+// better. The loop over chunks has no room to store checkpoints.
 inline bool prefill_is_persistent(const ChunkedConfig& config, i64 blocks, int segments, const GdnCall& call,
                                   const jit::DeviceTraits& device, const ChunkedPolicy& policy = kChunkedPolicy) {
     const bool equal_rows = call.dv <= config.rows_per_block() || call.dv % config.rows_per_block() == 0;
     return equal_rows && config.value_groups == 2 && segments == 1 &&
            ceil_div(blocks, i64{device.multiprocessors}) >= policy.least_waves &&
            blocks <= std::numeric_limits<int>::max() - device.multiprocessors && call.cu_seqlens.data == nullptr &&
-           call.steps.data == nullptr && call.outputs > 0;
+           call.steps.data == nullptr;
 }
 
 // Whether blocks find the longest of packed sequences first (chunked/block.cuh): where all run at once, it is as good to start

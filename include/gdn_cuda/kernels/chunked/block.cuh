@@ -96,7 +96,7 @@ struct ChunkedBlock {
         split = decays_slowly ? Split::chained : Split::warm_started;
         begin = segment_begins = decays_slowly ? chained_begin(segment) : min(segment * segment_chunks, chunks);
         end = decays_slowly ? chained_begin(segment + 1) : min(segment_begins + segment_chunks, chunks);
-        if (begin >= end || (split == Split::warm_started && call.outputs == 0 && end < chunks)) return false;
+        if (begin >= end) return false;
         if (split == Split::warm_started && segment > 0) {
             const int most = min(segment_begins, 2 * max(args.reach, args.uneven.reach) + kShortestSegment);
             begin = max(first_that_matters<kConfig>(call, span, sequence, head, segment_begins, most, growths), 0);
@@ -225,14 +225,13 @@ struct ChunkedBlock {
                   row_tiles = max((call.dk - first_row + step - 1) / step, 0), transitions = summarized * row_tiles;
         // The two blocks after a group compute its L and its M.
         const int group_summary = ends_group(segment - 1), group_passes = ends_group(segment - 2) ? row_tiles : group_summary;
-        const int first = call.outputs == 0 && summarized ? chains + 1 : 0;  // nobody reads the state before this segment
         const int last = chains + group_passes + summaries + transitions;
         const i64 checkpoints_before = packed_steps_before(call, sequence);
         i64 slot;
         find_slot(slot);
-        shared.passes_left = last - first;
+        shared.passes_left = last;
 #pragma unroll 1
-        for (int i = last; i >= first; --i) {
+        for (int i = last; i >= 0; --i) {
             const int in_group = i - chains - 1, own = in_group - group_passes, transition = own - summaries;
             const ChunkedPass pass = i == 0        ? ChunkedPass::outputs
                                      : i <= chains ? ChunkedPass::chain
@@ -240,7 +239,7 @@ struct ChunkedBlock {
                                      : transition >= 0 ? ChunkedPass::transition
                                      : summarized      ? ChunkedPass::summary
                                                        : ChunkedPass::cache;
-            ChunkedWork& work = i == last ? shared.work : shared.passes[i - first];
+            ChunkedWork& work = i == last ? shared.work : shared.passes[i];
             const int row_tile = pass == ChunkedPass::group_transition ? in_group : max(transition, 0);
             plan_pass(work, pass, first_row + row_tile * step);
             plan_summaries(work.summaries, work.states, pass);
@@ -314,8 +313,7 @@ struct ChunkedBlock {
         states.from = chain ? first_summary() : outputs && resumes() ? before : -1;
         states.to = chain ? before : pass == ChunkedPass::summary || (outputs && leaves_state()) ? summary : -1;
         states.summary = summary;
-        const int others = split == Split::unsplit ? 0 : call.outputs > 0 ? segment : split == Split::chained && segment > 0;
-        states.readers = (1 + others) * kConfig.value_groups;
+        states.readers = (1 + (split == Split::unsplit ? 0 : segment)) * kConfig.value_groups;
     }
 };
 

@@ -17,7 +17,7 @@ __device__ __forceinline__ float growth_by_gates(const GdnCall& call, int sequen
                           sequence * scalars.batch + (span.start + first + token) * scalars.token + head * scalars.head);
     };
     float gates = 0.f, growth = 0.f;
-#pragma unroll 16
+#pragma unroll  // all loads at once
     for (int token = 0; token < kChunk; ++token) gates += token < tokens ? scalar_of(call.gate, token) : 0.f;
     if (call.qk_norm)
 #pragma unroll 16
