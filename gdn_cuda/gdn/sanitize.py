@@ -133,6 +133,19 @@ def prefill_ahead() -> None:
         gdn_cuda.chunked_forward(**with_resets(alone), deterministic=True)
 
 
+@sanitizes("summary", "summary_gates", "summary_tails", "summary_keys", "summary_pieces", "summary_fold")
+def summaries() -> None:
+    options: dict[str, Any] = {"Hk": 1, "Hv": 2, "dtype": torch.bfloat16, "device": "cuda", "gate_range": (-2.0, -1.0)}
+    for dk, dv in ((128, 128), (96, 192), (40, 72)):
+        x = make_packed_gdn_inputs([1600, 0, 70, 5000], dk=dk, dv=dv, **options)
+        x["gate"][..., 0] *= 1e-4
+        for offsets in (x["cu_seqlens"].tolist(), [0, 6670, 0, 6670, 0], [-(2**63), 2**63 - 1, 5, -(2**63), 2**62]):
+            x["cu_seqlens"] = torch.tensor(offsets, device="cuda")
+            summarize(x)
+            part = {name: t for name, t in x.items() if name not in ("query", "state")}
+            gdn_cuda.chunked_summary(**part, state=x["state"].float(), transition=False, use_qk_l2norm=True)
+
+
 @sanitizes()
 def prefill_mma() -> None:
     prefill(((192, 128), (256, 256)))

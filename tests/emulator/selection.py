@@ -77,6 +77,14 @@ SELECTED: dict[str, tuple[str, ...]] = {
     ),
     "test_prefill.py::test_lengths[65-64-one group-io0]": ("gdn/prefill",),
     "test_prefill_ahead.py::test_state_dtypes[None]": ("gdn/prefill_ahead",),
+    "test_summary.py::test_resets[100-reset]": (
+        "gdn/summary",
+        "gdn/summary_gates",
+        "gdn/summary_tails",
+        "gdn/summary_keys",
+        "gdn/summary_pieces",
+        "gdn/summary_fold",
+    ),
     # scan
     "test_selective_scan.py::test_groups[tokens-2]": (
         "scan/selective_forward",
