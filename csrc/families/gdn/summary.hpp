@@ -7,6 +7,7 @@
 #include <array>
 #include <gdn_cuda/kernels/gdn/summary/plan.cuh>
 #include <string>
+#include <utility>
 
 #include "../../launch/spec.hpp"
 #include "../chunked/launch.hpp"
@@ -102,22 +103,25 @@ struct SummaryPasses {
         const i64 most = most_results(), pieces = pairs() + most, result = (i64{call.dv} + call.dk) * call.dk,
                   places = packed_tokens > 0 ? packed_tokens / kChunk + call.sequences
                                              : call.sequences * ceil_div(i64{call.tokens}, i64{kChunk});
-        const auto ints = [&](i64 count) { return torch::stable::new_empty(like, {count}, ScalarType::Int); };
-        const auto floats = [&](i64 count) { return torch::stable::new_empty(like, {count}, ScalarType::Float); };
-        const Tensor growths = floats(call.heads * places), first = ints(pairs() + 1),
-                     by_keys = floats(call.qk_norm ? 0 : pairs() * kSlices),
-                     listed = ints(pieces * i64{sizeof(SummaryPiece) / sizeof(int)}),
-                     tails = ints(pairs() * i64{sizeof(SummaryTail) / sizeof(int)}), results = floats(most * result);
-        auto* const begins = static_cast<int*>(memory_of(first));
+        // Parts of one buffer, of 32-bit words.
+        i64 words = 0;
+        const auto room = [&](i64 count) { return std::exchange(words, words + ceil_div(count, i64{4}) * 4); };
+        const i64 results = room(most * result), growths = room(call.heads * places), first = room(pairs() + 1),
+                  by_keys = room(call.qk_norm ? 0 : pairs() * kSlices),
+                  listed = room(pieces * i64{sizeof(SummaryPiece) / sizeof(int)}),
+                  tails = room(pairs() * i64{sizeof(SummaryTail) / sizeof(int)});
+        const Tensor buffer = torch::stable::new_empty(like, {words}, ScalarType::Float);
+        auto* const memory = static_cast<float*>(memory_of(buffer));
+        int* const begins = reinterpret_cast<int*>(memory + first);
         const SummaryTailsArgs found{.call = call,
-                                     .growths = static_cast<float*>(memory_of(growths)),
+                                     .growths = memory + growths,
                                      .places = places,
                                      .first = begins,
-                                     .by_keys = call.qk_norm ? nullptr : static_cast<float*>(memory_of(by_keys)),
+                                     .by_keys = call.qk_norm ? nullptr : memory + by_keys,
                                      .slices = kSlices,
-                                     .pieces = static_cast<SummaryPiece*>(memory_of(listed)),
+                                     .pieces = reinterpret_cast<SummaryPiece*>(memory + listed),
                                      .count = begins + pairs(),
-                                     .tails = static_cast<SummaryTail*>(memory_of(tails)),
+                                     .tails = reinterpret_cast<SummaryTail*>(memory + tails),
                                      .most_results = static_cast<int>(most)};
         const SummaryTailsConfig& config = kSummaryTailsConfiguration;
         const i64 at_once = i64{jit::device_traits(target.ordinal).multiprocessors} * 8;
@@ -132,11 +136,11 @@ struct SummaryPasses {
         launch<SummaryPieces>(kSummaryPiecesConfiguration, found, {1, 1, 1}, target, [&](const auto&) {
             return fmt::format("{} tails, at most {} pieces after their first ones", pairs(), most);
         });
-        run_pieces(found, static_cast<const float*>(memory_of(results)), target);
+        run_pieces(found, memory + results, target);
     }
 
   private:
-    void run_pieces(const SummaryTailsArgs& found, const float* results, const Target& target) const {
+    void run_pieces(const SummaryTailsArgs& found, float* results, const Target& target) const {
         const i64 rows = i64{call.dv} + (transition ? call.dk : 0);
         const SummaryConfig config{.head_k = chunked_config(call.dk, 2, io).head_k, .io = io};
         const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, io, kChunk, target.ordinal); };
@@ -145,7 +149,7 @@ struct SummaryPasses {
                          .state = state,
                          .out = out,
                          .rows = rows,
-                         .results = const_cast<float*>(results),
+                         .results = results,
                          .value_tiles = static_cast<int>(value_tiles),
                          .count = found.count,
                          .pieces = found.pieces};

@@ -9,22 +9,37 @@
 
 namespace gdn_cuda::gdn {
 
+// Calls visit(value) for the scalars of a chunk's tokens, of which several are loaded at once.
+template <class Visit>
+__device__ __forceinline__ void for_each_scalar(const Scalars& scalars, i64 at, int tokens, Visit&& visit) {
+    constexpr int kAtOnce = 16;
+#pragma unroll 1
+    for (int first = 0; first < tokens; first += kAtOnce) {
+        unsigned raw[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            raw[i] = load_raw(scalars.values, at);
+            at += first + i + 1 < tokens ? scalars.token : 0;  // the last one again, past the end
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (first + i < tokens) visit(to_float(raw[i], scalars.values.type));
+    }
+}
+
 __device__ __forceinline__ float growth_by_gates(const GdnCall& call, int sequence, const Span& span, int head, i64 chunk) {
     const i64 first = chunk * kChunk;
     const int tokens = static_cast<int>(min(span.length - first, i64{kChunk}));
-    const auto scalar_of = [&](const Scalars& scalars, int token) {
-        return load_float(scalars.values,
-                          sequence * scalars.batch + (span.start + first + token) * scalars.token + head * scalars.head);
+    const auto place_of = [&](const Scalars& scalars) {
+        return sequence * scalars.batch + (span.start + first) * scalars.token + head * scalars.head;
     };
     float gates = 0.f, growth = 0.f;
-#pragma unroll  // all loads at once
-    for (int token = 0; token < kChunk; ++token) gates += token < tokens ? scalar_of(call.gate, token) : 0.f;
+    for_each_scalar(call.gate, place_of(call.gate), tokens, [&](float gate) { gates += gate; });
     if (call.qk_norm)
-#pragma unroll 16
-        for (int token = 0; token < kChunk; ++token) {
-            const float change = token < tokens ? fabsf(1.f - scalar_of(call.beta, token)) : 0.f;
+        for_each_scalar(call.beta, place_of(call.beta), tokens, [&](float beta) {
+            const float change = fabsf(1.f - beta);
             growth += change <= 1.f ? 0.f : __log2f(change);  // NaN is never negligible
-        }
+        });
     return fmaf(gates, kLog2e, growth);
 }
 
