@@ -30,7 +30,7 @@ FOLDERS = {
         "Measurements, with the commands that made them, device, versions and commit.",
         ("prefill", "decode", "scan", "conv", "structured", "host"),
     ),
-    "docs/kernels": ("Kernels of prefill", "What each kernel of `chunked_forward` does, and what bounds it.", ()),
+    "docs/kernels": ("Kernels of the chunked form", "What each kernel of Gated Delta Net does, and what bounds it.", ()),
 }
 
 

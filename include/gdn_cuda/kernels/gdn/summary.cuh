@@ -2,7 +2,7 @@
 // 128 rows of L, or of M: those begin as rows of the identity, and have values of zero.
 //
 // M is computed where something is multiplied by it: in pieces after a tail's first one, and in the first one if the tail has
-// all chunks of its part and the caller wants M. gdn/summary/plan.cuh says what a tail and a piece are.
+// all chunks of its part and the caller wants M. gdn/summary/tails.cuh says what a tail and a piece are.
 //
 // Bound: as gdn/prefill's, by latency around its roles.
 #pragma once

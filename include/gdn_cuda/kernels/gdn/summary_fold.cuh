@@ -5,7 +5,7 @@
 // and what needs no piece: M = 0 where a tail does not reach the beginning of its part; of a part without tokens the state
 // before it and the identity. A block takes a few rows of L or of M.
 //
-// Bound: latency, as pieces follow one another: 2 us each, as in gdn/backward_links.
+// Bound: latency, as pieces follow one another: 0.8 us each on an H200 where few heads have pieces.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/links.cuh>
