@@ -25,7 +25,7 @@ PrefillTensors tensors_of(const Prepared& prepared) {
             nullptr};
 }
 
-PrefillKernel kernel_of(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
+KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
     const Sequences& sequences = prepared.sequences;
     const GdnCall& args = prepared.args;
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
@@ -33,11 +33,10 @@ PrefillKernel kernel_of(const Prepared& prepared, const PrefillTensors& tensors,
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kLongestScalarStride; };
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ,
                scalars_near = !has_chunk_gates(args) || (near(args.gate) && near(args.beta));
-    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    const int capability = jit::device_traits(target.ordinal).capability;
     const WantedPrefill wanted = wanted_prefill();
-    if (target.is_explained()) [[unlikely]]
-        remark(explain_prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted));
-    return prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted);
+    return {prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted),
+            target.is_explained() ? explain_prefill_kernel(rows_fit, scalars_near, args.dk, capability, wanted) : ""};
 }
 
 void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const char* function,
@@ -49,9 +48,11 @@ void run_by_chunk(Prepared& prepared, ChunkInputs& inputs, bool deterministic, c
     problem.deterministic = deterministic;
     problem.packed_tokens = sequences.packed() ? sequences.tokens : 0;
     OptionalTensor workspace = {};
-    const PrefillKernel kernel = kernel_of(prepared, tensors, target);
-    if (kernel != PrefillKernel::recurrent && !has_chunk_gates(args)) inputs.convert_gates();
-    switch (kernel) {
+    const KernelChoice choice = choose_kernel(prepared, tensors, target);
+    if (target.is_explained()) [[unlikely]]
+        remark(choice.why);
+    if (choice.kernel != PrefillKernel::recurrent && !has_chunk_gates(args)) inputs.convert_gates();
+    switch (choice.kernel) {
         case PrefillKernel::wgmma: {
             const ChunkedSchedule schedule = Prefill::schedule(problem, target);
             // Whole tiles, so that the workspace starts aligned in tests that end it at a guard page.

@@ -8,6 +8,11 @@
 namespace gdn_cuda::gdn {
 
 PrefillTensors tensors_of(const Prepared& prepared);  // without workspace
-PrefillKernel kernel_of(const Prepared& prepared, const PrefillTensors& tensors, const Target& target);
+
+struct KernelChoice {
+    PrefillKernel kernel;
+    std::string why;  // if the call is explained
+};
+KernelChoice choose_kernel(const Prepared& prepared, const PrefillTensors& tensors, const Target& target);
 
 }  // namespace gdn_cuda::gdn

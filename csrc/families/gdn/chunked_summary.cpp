@@ -81,8 +81,10 @@ void run_summary(const ChunkedSummary& x) {
     ChunkInputs inputs(prepared, x.out, target);
     inputs.close_gaps(x.key, x.key, x.value);
     const PrefillTensors tensors = tensors_of(prepared);
-    if (!sequences.plain() || kernel_of(prepared, tensors, target) != PrefillKernel::wgmma)
-        return run_as_states(x, prepared, inputs, target);
+    const KernelChoice choice = choose_kernel(prepared, tensors, target);
+    if (!sequences.plain() || choice.kernel != PrefillKernel::wgmma) return run_as_states(x, prepared, inputs, target);
+    if (target.is_explained()) [[unlikely]]
+        remark(choice.why);
     if (!has_chunk_gates(prepared.args)) inputs.convert_gates();
     GdnCall call = prepared.args;
     call.dv = static_cast<int>(sequences.dv);
