@@ -94,6 +94,7 @@ void before_exit() {
     const GilReleased others_go_on;
     jit::set_log_sink({});
     jit::call_before_nvrtc(before_nvrtc);
+    jit::keep_background_out_of_nvrtc();
     try {
         while (jit::inside_nvrtc() > 0) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -20,6 +20,7 @@ namespace {
 auto& current_hook = *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); never destroyed: threads may use it
 std::atomic<bool> have_hook{false};
 thread_local const std::atomic<bool>* cancelled = nullptr;
+thread_local bool is_background = false;
 
 using clock = std::chrono::steady_clock;
 thread_local clock::time_point asked{};  // when this thread last called the hook
@@ -123,7 +124,14 @@ void run_interruptibly(std::function<void()> work) {
 }
 
 void run_in_background(std::function<void()> work) {
-    start_thread(std::make_shared<Task>(std::move(work)));
+    start_thread(std::make_shared<Task>([work = std::move(work)] {
+        is_background = true;
+        work();
+    }));
+}
+
+bool in_background() {
+    return is_background;
 }
 
 }  // namespace gdn_cuda::jit

@@ -39,5 +39,6 @@ class CancelledBy {
 void run_interruptibly(std::function<void()> work);
 // Runs `work`, which owns all that it uses and throws nothing, on a thread of its own that nobody waits for.
 void run_in_background(std::function<void()> work);
+bool in_background();  // whether this thread is one of those
 
 }  // namespace gdn_cuda::jit

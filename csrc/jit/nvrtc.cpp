@@ -2,13 +2,16 @@
 
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "compiler.hpp"
@@ -65,6 +68,23 @@ void look_up(void* handle, const std::string& path, Function*& function, const c
                                 path, name));
 }
 
+// The number of threads inside NVRTC. A child forked meanwhile inherits its locked mutexes and cannot use it.
+std::atomic<int> inside{0};
+std::atomic<bool> lost{false};
+// Of threads that nobody waits for: how many are inside, and whether others stay out.
+std::atomic<int> background_inside{0};
+std::atomic<bool> background_stays_out{false};
+const InForkedChild refuse_nvrtc([] {
+    if (inside.exchange(0) > 0) lost.store(true);
+    background_inside.store(0);
+});
+
+// At exit(), and before it destroys what NVRTC uses, as it is registered once NVRTC is loaded.
+void end_background() {
+    keep_background_out_of_nvrtc();
+    while (background_inside.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
 Nvrtc open_nvrtc(const Toolchain& tools) {
     constexpr const char* fix = "pip install --force-reinstall nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12)";
     // NVRTC dlopens its builtins by bare name, which succeeds only if they are already loaded.
@@ -90,6 +110,7 @@ Nvrtc open_nvrtc(const Toolchain& tools) {
     if (!tools.nvrtc_builtins.filename().string().starts_with(builtins))
         throw Error(fmt::format("{}: expected {} beside it, got {}; to fix: {}", nvrtc.name(), builtins,
                                 tools.nvrtc_builtins.string(), fix));
+    std::atexit(end_background);
     return nvrtc;
 }
 
@@ -101,13 +122,6 @@ const Nvrtc& nvrtc_of(const Toolchain& tools) {
     if (found == opened->end()) found = opened->emplace(tools.nvrtc, open_nvrtc(tools)).first;
     return found->second;
 }
-
-// The number of threads inside NVRTC. A child forked meanwhile inherits its locked mutexes and cannot use it.
-std::atomic<int> inside{0};
-std::atomic<bool> lost{false};
-const InForkedChild refuse_nvrtc([] {
-    if (inside.exchange(0) > 0) lost.store(true);
-});
 
 std::atomic<void (*)()> ask_before{nullptr};
 
@@ -121,6 +135,13 @@ class Inside {
                 "compile before the fork (gdn_cuda.compile, gdn_cuda.warmup), or start workers with multiprocessing's "
                 "\"spawn\" or "
                 "\"forkserver\"");
+        if (is_background_) {
+            ++background_inside;  // counted first: end_background() sees the count, or this thread that it stays out
+            if (background_stays_out.load()) {
+                --background_inside;
+                for (;;) ::pause();
+            }
+        }
         ++inside;
         if (const auto ask =
                 ask_before
@@ -131,13 +152,16 @@ class Inside {
         }
     }
     ~Inside() {
-        if (generation_ == fork_generation()) --inside;
+        if (generation_ != fork_generation()) return;
+        --inside;
+        if (is_background_) --background_inside;
     }
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;
 
   private:
     const unsigned generation_ = fork_generation();
+    const bool is_background_ = in_background();
 };
 
 // Without memory NVRTC does not fail: it aborts, or recurses until the stack ends. The largest kernels take 170 MiB. A limit
@@ -244,6 +268,10 @@ int inside_nvrtc() {
 std::vector<int> nvrtc_capabilities(const Toolchain& tools) {
     const Inside counted;
     return capabilities_of(nvrtc_of(tools));
+}
+
+void keep_background_out_of_nvrtc() {
+    background_stays_out.store(true);
 }
 
 void call_before_nvrtc(void (*ask)()) {

@@ -295,6 +295,20 @@ TEST_F(Compile, WhatIsPrefetchedIsCompiledOnceAndItsErrorIsObtains) {
     EXPECT_EQ(result.value, "disk, refused");
 }
 
+TEST_F(Compile, AProcessExitsNormallyWhateverItPrefetches) {
+    for (const int milliseconds : {0, 3, 30, 100, 200})
+        in_child(environment(), [&]() -> std::string {  // expects an exit status of 0
+            jit::init(root, {});
+            for (int i = 0; i < 4; ++i) {
+                KernelSource each = source;
+                each.code += "// " + std::to_string(milliseconds) + " " + std::to_string(i);
+                jit::prefetch(each, kArch);
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+            std::exit(0);
+        });
+}
+
 TEST_F(Compile, NothingIsPrefetchedWhereCompilingIsRefused) {
     const auto result = in_child(environment(), [&] {
         jit::init(root, {});

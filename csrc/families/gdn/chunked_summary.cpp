@@ -11,7 +11,7 @@
 #include "by_chunk.hpp"
 #include "chunk_inputs.hpp"
 #include "move_states.hpp"
-#include "summary.hpp"
+#include "summary_passes.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
