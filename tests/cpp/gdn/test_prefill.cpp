@@ -228,12 +228,10 @@ TEST(PrefillHeuristic, TheGridIsPersistentFromThreeWavesOn) {
     for (const int dv : {72, 256}) EXPECT_TRUE(prefill_is_persistent(wide, 9 * wave, 1, rows(dv), device)) << dv;
     EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, rows(192), device)) << "every other block would have half the rows";
     int any = 0;
-    GdnCall packed = rows(128), steps = rows(128), summary = rows(128);
+    GdnCall packed = rows(128), steps = rows(128);
     packed.cu_seqlens.data = steps.steps.data = &any;
-    summary.outputs = 0;
     EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, packed, device)) << "their lengths differ";
     EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, steps, device)) << "checkpoints are not stored";
-    EXPECT_FALSE(prefill_is_persistent(wide, 9 * wave, 1, summary, device)) << "outputs are always stored";
 }
 
 TEST(PrefillHeuristic, TheLongestPackedSequencesStartFirst) {
