@@ -40,6 +40,7 @@ TENSOR_CASES = [
     "chunked-pool",
     "chunked_summary",
     "chunked_summary, gates of a layer",
+    "chunked_summary, from a state",
     "chunked_summary, packed",
     "recurrent-by-engine",
     "decode-by-engine",
@@ -84,6 +85,7 @@ FLEXIBLE_SIZES = {
 LEGAL_SIZES = {
     ("chunked_summary", "key", 2, -1),
     ("chunked_summary, gates of a layer", "key", 2, -1),
+    ("chunked_summary, from a state", "key", 2, -1),
     ("chunked_summary, packed", "key", 1, -1),
     ("decode-tree", "parents", 1, +1),
     ("decode-verify", "state_indices", 1, +1),

@@ -25,6 +25,7 @@ WRITING = [
     "replay-packed",
     "chunked",
     "chunked-pool",
+    "chunked_summary, from a state",
     "chunked_summary, packed",
     "recurrent-by-engine",
     "decode-by-engine",
