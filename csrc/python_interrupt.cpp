@@ -11,6 +11,7 @@
 #include "jit/interrupt.hpp"
 #include "jit/log.hpp"
 #include "jit/nvrtc.hpp"
+#include "jit/prefetch.hpp"
 #include "python_gil.hpp"
 
 namespace py = pybind11;
@@ -129,6 +130,7 @@ void define_interrupts(py::module_& module) {
     define_gil();
     jit::set_interrupt_hook(attend);
     py::module_::import("atexit").attr("register")(py::cpp_function(before_exit));
+    jit::allow_prefetch();
 
     py::class_<std::atomic<bool>, std::shared_ptr<std::atomic<bool>>>(module, "Cancellation",
                                                                       "Cancels the compilations that it was given to.")

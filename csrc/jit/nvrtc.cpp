@@ -8,10 +8,8 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "compiler.hpp"
@@ -71,19 +69,10 @@ void look_up(void* handle, const std::string& path, Function*& function, const c
 // The number of threads inside NVRTC. A child forked meanwhile inherits its locked mutexes and cannot use it.
 std::atomic<int> inside{0};
 std::atomic<bool> lost{false};
-// Of threads that nobody waits for: how many are inside, and whether others stay out.
-std::atomic<int> background_inside{0};
 std::atomic<bool> background_stays_out{false};
 const InForkedChild refuse_nvrtc([] {
     if (inside.exchange(0) > 0) lost.store(true);
-    background_inside.store(0);
 });
-
-// At exit(), and before it destroys what NVRTC uses, as it is registered once NVRTC is loaded.
-void end_background() {
-    keep_background_out_of_nvrtc();
-    while (background_inside.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-}
 
 Nvrtc open_nvrtc(const Toolchain& tools) {
     constexpr const char* fix = "pip install --force-reinstall nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12)";
@@ -110,7 +99,6 @@ Nvrtc open_nvrtc(const Toolchain& tools) {
     if (!tools.nvrtc_builtins.filename().string().starts_with(builtins))
         throw Error(fmt::format("{}: expected {} beside it, got {}; to fix: {}", nvrtc.name(), builtins,
                                 tools.nvrtc_builtins.string(), fix));
-    std::atexit(end_background);
     return nvrtc;
 }
 
@@ -135,14 +123,11 @@ class Inside {
                 "compile before the fork (gdn_cuda.compile, gdn_cuda.warmup), or start workers with multiprocessing's "
                 "\"spawn\" or "
                 "\"forkserver\"");
-        if (is_background_) {
-            ++background_inside;  // counted first: end_background() sees the count, or this thread that it stays out
-            if (background_stays_out.load()) {
-                --background_inside;
-                for (;;) ::pause();
-            }
-        }
         ++inside;
+        if (in_background() && background_stays_out.load()) {  // read after counting, as `ask_before`
+            --inside;
+            for (;;) ::pause();
+        }
         if (const auto ask =
                 ask_before
                     .load()) {  // read after counting: whoever sets `ask_before` sees the count, or this thread sees `ask`
@@ -152,16 +137,13 @@ class Inside {
         }
     }
     ~Inside() {
-        if (generation_ != fork_generation()) return;
-        --inside;
-        if (is_background_) --background_inside;
+        if (generation_ == fork_generation()) --inside;
     }
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;
 
   private:
     const unsigned generation_ = fork_generation();
-    const bool is_background_ = in_background();
 };
 
 // Without memory NVRTC does not fail: it aborts, or recurses until the stack ends. The largest kernels take 170 MiB. A limit

@@ -12,10 +12,10 @@ std::filesystem::path builtins_beside(
 std::string expected_builtins(const std::filesystem::path& nvrtc);  // "libnvrtc-builtins.so.13.*", for messages
 
 // The number of threads inside NVRTC, including those whose callers were interrupted. Do not call exit() before it is 0: exit()
-// destroys NVRTC's state under them. Of threads that nobody waits for (run_in_background), exit() itself waits for those that
-// are inside, and the others stay out.
+// destroys NVRTC's state under them.
 int inside_nvrtc();
-void keep_background_out_of_nvrtc();  // from now on
+// From now on, threads that nobody waits for (run_in_background) do not enter it.
+void keep_background_out_of_nvrtc();
 // From now on, a thread that is about to enter NVRTC calls `ask` first, and enters when that returns.
 void call_before_nvrtc(void (*ask)());
 

@@ -1,5 +1,6 @@
 #include "prefetch.hpp"
 
+#include <atomic>
 #include <set>
 
 #include "errors.hpp"
@@ -11,6 +12,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
+std::atomic<bool> is_allowed{false};
 Guarded<std::set<std::string>> begun;  // sources and architectures
 
 void obtain_or_leave(const KernelSource& source, const std::string& arch) {
@@ -22,8 +24,12 @@ void obtain_or_leave(const KernelSource& source, const std::string& arch) {
 
 }  // namespace
 
+void allow_prefetch() {
+    is_allowed.store(true);
+}
+
 void prefetch(const KernelSource& source, const std::string& arch) {
-    if (compiling_is_refused() || !begun.lock()->insert(arch + "\n" + source.code).second) return;
+    if (!is_allowed.load() || compiling_is_refused() || !begun.lock()->insert(arch + "\n" + source.code).second) return;
     try {
         run_in_background([=] { obtain_or_leave(source, arch); });
     } catch (const Error&) {  // no thread to be had

@@ -8,6 +8,11 @@
 
 namespace gdn_cuda::jit {
 
+// Prefetching is for programs that allow it, as Python does: before exit() they call keep_background_out_of_nvrtc(), and wait
+// until inside_nvrtc() is 0. NVRTC registers functions of its own for exit() as it compiles, so no such function of ours could
+// wait.
+void allow_prefetch();
+
 // Obtains the cubin on a thread of its own, once a process; obtain() waits for it. Errors are left to obtain() too: it meets
 // them again.
 void prefetch(const KernelSource& source, const std::string& arch);

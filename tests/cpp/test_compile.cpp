@@ -281,6 +281,7 @@ TEST_F(Compile, ManyThreadsCompileOnceAndAFailureIsTriedAgain) {
 TEST_F(Compile, WhatIsPrefetchedIsCompiledOnceAndItsErrorIsObtains) {
     const auto result = in_child(environment(), [&] {
         jit::init(root, {});
+        jit::allow_prefetch();
         KernelSource broken = source;
         broken.code += "#error wrong";
         for (int i = 0; i < 3; ++i)
@@ -295,23 +296,37 @@ TEST_F(Compile, WhatIsPrefetchedIsCompiledOnceAndItsErrorIsObtains) {
     EXPECT_EQ(result.value, "disk, refused");
 }
 
-TEST_F(Compile, AProcessExitsNormallyWhateverItPrefetches) {
-    for (const int milliseconds : {0, 3, 30, 100, 200})
-        in_child(environment(), [&]() -> std::string {  // expects an exit status of 0
-            jit::init(root, {});
-            for (int i = 0; i < 4; ++i) {
-                KernelSource each = source;
-                each.code += "// " + std::to_string(milliseconds) + " " + std::to_string(i);
-                jit::prefetch(each, kArch);
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-            std::exit(0);
-        });
+TEST_F(Compile, PrefetchesStayOutOfNvrtcBeforeAProcessExits) {
+    const auto result = in_child(environment(), [&] {
+        jit::init(root, {});
+        jit::allow_prefetch();
+        jit::prefetch(source, kArch);
+        while (jit::inside_nvrtc() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        jit::keep_background_out_of_nvrtc();
+        KernelSource late = source;
+        late.code += "// late";
+        jit::prefetch(late, kArch);
+        while (jit::inside_nvrtc() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        return std::to_string(entries().size());
+    });
+    EXPECT_EQ(result.value, "1");
+}
+
+TEST_F(Compile, NothingIsPrefetchedUnlessItIsAllowed) {
+    const auto result = in_child(environment(), [&] {
+        jit::init(root, {});
+        jit::prefetch(source, kArch);
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        return std::to_string(entries().size());
+    });
+    EXPECT_EQ(result.value, "0");
 }
 
 TEST_F(Compile, NothingIsPrefetchedWhereCompilingIsRefused) {
     const auto result = in_child(environment(), [&] {
         jit::init(root, {});
+        jit::allow_prefetch();
         jit::enter_no_compile();
         jit::prefetch(source, kArch);
         jit::leave_no_compile();
