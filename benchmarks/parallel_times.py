@@ -30,7 +30,7 @@ def synchronize() -> None:
 
 
 def seconds(call: Callable[[], object], everybody: bool) -> float:
-    """Of a call, where many follow one another: the slowest rank's."""
+    """The slowest rank's time for a call, where many follow one another."""
     if everybody:
         dist.barrier()
     synchronize()

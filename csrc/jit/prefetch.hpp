@@ -13,8 +13,7 @@ namespace gdn_cuda::jit {
 // wait.
 void allow_prefetch();
 
-// Obtains the cubin on a thread of its own, once a process; obtain() waits for it. Errors are left to obtain() too: it meets
-// them again.
+// Obtains the cubin on a thread of its own, once a process; obtain() waits for it, and reports its errors.
 void prefetch(const KernelSource& source, const std::string& arch);
 
 }  // namespace gdn_cuda::jit

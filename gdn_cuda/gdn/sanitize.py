@@ -133,7 +133,7 @@ def prefill_ahead() -> None:
         gdn_cuda.chunked_forward(**with_resets(alone), deterministic=True)
 
 
-@sanitizes("summary", "summary_gates", "summary_tails", "summary_keys", "summary_pieces", "summary_fold")
+@sanitizes("summary", "summary_gates", "summary_tails", "summary_keys", "summary_segments", "summary_fold")
 def summaries() -> None:
     options: dict[str, Any] = {"Hk": 1, "Hv": 2, "dtype": torch.bfloat16, "device": "cuda", "gate_range": (-2.0, -1.0)}
     for dk, dv in ((128, 128), (96, 192), (40, 72)):

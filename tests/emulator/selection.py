@@ -82,7 +82,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "gdn/summary_gates",
         "gdn/summary_tails",
         "gdn/summary_keys",
-        "gdn/summary_pieces",
+        "gdn/summary_segments",
         "gdn/summary_fold",
     ),
     # scan

@@ -1,4 +1,4 @@
-"""Tails and pieces of chunked_summary on Hopper, against the recurrence in fp64."""
+"""Tails and segments of chunked_summary on Hopper, against the recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gdn_cuda.gdn.inputs import make_gdn_inputs, make_packed_gdn_inputs
 from gdn_cuda.reference import recurrent
 
 BOUND = 5e-3
-LONG = 64 * 48 + 5  # two pieces, the last chunk not full
-KERNELS = ("gdn/summary", *(f"gdn/summary_{name}" for name in ("gates", "tails", "keys", "pieces", "fold")))
+LONG = 64 * 48 + 5  # two segments, the last chunk not full
+KERNELS = ("gdn/summary", *(f"gdn/summary_{name}" for name in ("gates", "tails", "keys", "segments", "fold")))
 SIZES: dict[str, Any] = {"Hk": 1, "Hv": 2, "dk": 64, "dv": 64, "dtype": torch.bfloat16}
 
 
@@ -60,7 +60,7 @@ def mixed(seed: int, T: int = LONG, **sizes: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["as they are", "norms"])
-def test_a_long_tail_in_pieces_beside_a_short_one(norm: bool, device: Device, seed: int) -> None:
+def test_a_long_tail_in_segments_beside_a_short_one(norm: bool, device: Device, seed: int) -> None:
     x = mixed(seed)
     found = summary_of(device, x, use_qk_l2norm=norm)
     addition, transition = found.split(64, -2)
@@ -142,8 +142,8 @@ def test_packed_sequences_have_the_bits_that_they_have_alone(device: Device, see
     assert torch.equal(found[1], torch.cat([torch.zeros(64, 64), torch.eye(64)]).expand(2, -1, -1))
 
 
-def test_sequences_that_overlap_have_fewer_pieces(device: Device, seed: int) -> None:
-    """There is room for the pieces of sequences that do not overlap."""
+def test_sequences_that_overlap_have_fewer_segments(device: Device, seed: int) -> None:
+    """There is room for the segments of sequences that do not overlap."""
     x = make_packed_gdn_inputs([LONG], seed=seed, gate_range=(-2e-4, -1e-4), **SIZES)
     alone = summary_of(device, x)
     x["cu_seqlens"] = torch.tensor([0, LONG] * device.size(2, 9))

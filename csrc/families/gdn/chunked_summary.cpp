@@ -23,15 +23,11 @@ std::vector<int64_t> summary_sizes(const Tensor& key, const Tensor& value, const
     return {sequences, value.size(-2), value.size(-1) + (transition ? dk : 0), dk};
 }
 
-struct PreparedSummary : Prepared {
-    bool transition = true;
-};
-
-PreparedSummary prepare_summary(const ChunkedSummary& x) {
+Prepared prepare_summary(const ChunkedSummary& x) {
     const Checks check{x.name};
     const Sequences sequences =
         check_sequences(check, x.key, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::fewer, {.query = "key"});
-    PreparedSummary prepared{prepare_states(sequences, x.use_qk_l2norm), x.transition};
+    Prepared prepared = prepare_states(sequences, x.use_qk_l2norm);
     const GateTensors gates = check_gates(check, prepared, x.beta, x.gate, x.gates);
     const int64_t rows = sequences.dv + (x.transition ? sequences.dk : 0), heads = sequences.heads, head = rows * sequences.dk;
     const DType states = sequences.io == DType::f64 ? DType::f64 : DType::f32;
@@ -58,7 +54,7 @@ PreparedSummary prepare_summary(const ChunkedSummary& x) {
 }
 
 // In place: `out` begins as the state and the identity, and goes through the part as a state of all its rows.
-void run_as_states(const ChunkedSummary& x, PreparedSummary& prepared, ChunkInputs& inputs, const Target& target) {
+void run_as_states(const ChunkedSummary& x, Prepared& prepared, ChunkInputs& inputs, const Target& target) {
     const Sequences& sequences = prepared.sequences;
     MoveStates::run(StatesMove::identity,
                     {.call = prepared.args, .from = {}, .to = prepared.args.last, .rows = sequences.count}, target);
@@ -74,7 +70,7 @@ void run_as_states(const ChunkedSummary& x, PreparedSummary& prepared, ChunkInpu
 }
 
 void run_summary(const ChunkedSummary& x) {
-    PreparedSummary prepared = prepare_summary(x);
+    Prepared prepared = prepare_summary(x);
     const Sequences& sequences = prepared.sequences;
     const DeviceScope scope(sequences.key.device_index);
     const Target target = target_of(x.name, sequences.key);

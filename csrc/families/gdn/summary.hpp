@@ -1,4 +1,4 @@
-// Host side of gdn/summary, and of the kernels that find the pieces of tails and fold them.
+// Host side of gdn/summary, and of the kernels that find the segments of tails and fold them.
 #pragma once
 
 #include <array>
@@ -9,9 +9,9 @@
 
 namespace gdn_cuda::gdn {
 
-inline constexpr SummaryTailsConfig kSummaryTailsConfiguration{.warps = 8}, kSummaryPiecesConfiguration{.warps = 32};
+inline constexpr SummaryTailsConfig kSummaryTailsConfiguration{.warps = 8}, kSummarySegmentsConfiguration{.warps = 32};
 inline constexpr std::array kSummaryTailsConfigurations = {kSummaryTailsConfiguration};
-inline constexpr std::array kSummaryPiecesConfigurations = {kSummaryPiecesConfiguration};
+inline constexpr std::array kSummarySegmentsConfigurations = {kSummarySegmentsConfiguration};
 inline constexpr std::array kSummaryKeysConfigurations = {SummaryKeysConfig{.warps = 8, .io = DType::bf16},
                                                           SummaryKeysConfig{.warps = 8, .io = DType::f16}};
 inline constexpr std::array kSummaryConfigurations = [] {
@@ -48,23 +48,24 @@ struct SummaryKeys {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
 };
-struct SummaryPieces {
-    GDN_KERNEL(SummaryPieces, gdn, summary_pieces, SummaryTailsConfig, SummaryTailsArgs, "pieces of long tails");
+struct SummarySegments {
+    GDN_KERNEL(SummarySegments, gdn, summary_segments, SummaryTailsConfig, SummaryTailsArgs, "segments of long tails");
 
-    static std::span<const Config> configurations() { return kSummaryPiecesConfigurations; }
+    static std::span<const Config> configurations() { return kSummarySegmentsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
 };
 struct Summary {
-    GDN_KERNEL(Summary, gdn, summary, SummaryConfig, SummaryArgs, "summaries of pieces of sequences, on Hopper's tensor cores",
-               .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
+    GDN_KERNEL(Summary, gdn, summary, SummaryConfig, SummaryArgs,
+               "summaries of segments of sequences, on Hopper's tensor cores", .min_capability = 90, .max_capability = 90,
+               .uses_cutlass = true);
 
     static std::span<const Config> configurations() { return kSummaryConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) { return plan_bytes<kSummaryConfigurations, SummaryPlan>(config); }
 };
 struct SummaryFold {
-    GDN_KERNEL(SummaryFold, gdn, summary_fold, SummaryFoldConfig, SummaryFoldArgs, "summaries of tails from their pieces");
+    GDN_KERNEL(SummaryFold, gdn, summary_fold, SummaryFoldConfig, SummaryFoldArgs, "summaries of tails from their segments");
 
     static constexpr std::array kConfigurations = {SummaryFoldConfig{.columns = 128, .rows = 8}};
     static std::span<const Config> configurations() { return kConfigurations; }

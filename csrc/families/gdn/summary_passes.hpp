@@ -23,18 +23,18 @@ struct SummaryPasses {
     bool transition;  // whether M is wanted
 
     i64 pairs() const { return i64{call.sequences} * call.heads; }
-    // Pieces after the first ones, at most: n chunks have n / kShortestPiece. Overlapping sequences get fewer.
+    // Segments after the first ones, at most: n chunks have n / kShortestSummarySegment. Overlapping sequences get fewer.
     i64 most_results() const {
-        const auto others = [](i64 chunks) { return i64{std::max(pieces_of(static_cast<int>(chunks)) - 1, 0)}; };
+        const auto others = [](i64 chunks) { return i64{std::max(summary_segments_of(static_cast<int>(chunks)) - 1, 0)}; };
         if (packed_tokens == 0) return pairs() * others(ceil_div(i64{call.tokens}, i64{kChunk}));
         const i64 chunks = packed_tokens / kChunk + call.sequences;
-        return call.heads * std::min(chunks / kShortestPiece, call.sequences * others(chunks));
+        return call.heads * std::min(chunks / kShortestSummarySegment, call.sequences * others(chunks));
     }
 
     void run(const Tensor& like, const Target& target) const {
         if (pairs() == 0 || call.dk == 0) return;
         constexpr int kSlices = 64;
-        const i64 most = most_results(), pieces = pairs() + most, result = (i64{call.dv} + call.dk) * call.dk,
+        const i64 most = most_results(), segments = pairs() + most, result = (i64{call.dv} + call.dk) * call.dk,
                   places = packed_tokens > 0 ? packed_tokens / kChunk + call.sequences
                                              : call.sequences * ceil_div(i64{call.tokens}, i64{kChunk});
         // Parts of one buffer, of 32-bit words.
@@ -42,7 +42,7 @@ struct SummaryPasses {
         const auto room = [&](i64 count) { return std::exchange(words, words + ceil_div(count, i64{4}) * 4); };
         const i64 results = room(most * result), growths = room(call.heads * places), first = room(pairs() + 1),
                   by_keys = room(call.qk_norm ? 0 : pairs() * kSlices),
-                  listed = room(pieces * i64{sizeof(SummaryPiece) / sizeof(int)}),
+                  listed = room(segments * i64{sizeof(SummarySegment) / sizeof(int)}),
                   tails = room(pairs() * i64{sizeof(SummaryTail) / sizeof(int)});
         const Tensor buffer = torch::stable::new_empty(like, {words}, ScalarType::Float);
         auto* const memory = static_cast<float*>(memory_of(buffer));
@@ -53,7 +53,7 @@ struct SummaryPasses {
                                      .first = begins,
                                      .by_keys = call.qk_norm ? nullptr : memory + by_keys,
                                      .slices = kSlices,
-                                     .pieces = reinterpret_cast<SummaryPiece*>(memory + listed),
+                                     .segments = reinterpret_cast<SummarySegment*>(memory + listed),
                                      .count = begins + pairs(),
                                      .tails = reinterpret_cast<SummaryTail*>(memory + tails),
                                      .most_results = static_cast<int>(most)};
@@ -67,14 +67,14 @@ struct SummaryPasses {
             launch<SummaryKeys>({.warps = kSummaryKeysConfigurations.front().warps, .io = io}, found,
                                 {kSlices, call.heads / call.heads_per_key, call.sequences}, target,
                                 [](const auto&) { return std::string("keys may have any norm"); });
-        launch<SummaryPieces>(kSummaryPiecesConfiguration, found, {1, 1, 1}, target, [&](const auto&) {
-            return fmt::format("{} tails, at most {} pieces after their first ones", pairs(), most);
+        launch<SummarySegments>(kSummarySegmentsConfiguration, found, {1, 1, 1}, target, [&](const auto&) {
+            return fmt::format("{} tails, at most {} segments after their first ones", pairs(), most);
         });
-        run_pieces(found, memory + results, target);
+        run_segments(found, memory + results, target);
     }
 
   private:
-    void run_pieces(const SummaryTailsArgs& found, float* results, const Target& target) const {
+    void run_segments(const SummaryTailsArgs& found, float* results, const Target& target) const {
         const i64 rows = i64{call.dv} + (transition ? call.dk : 0);
         const SummaryConfig config{.head_k = chunked_config(call.dk, 2, io).head_k, .io = io};
         const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, io, kChunk, target.ordinal); };
@@ -86,7 +86,7 @@ struct SummaryPasses {
                          .results = results,
                          .value_tiles = static_cast<int>(value_tiles),
                          .count = found.count,
-                         .pieces = found.pieces};
+                         .segments = found.segments};
         ChunkedArgs& chunked = args.chunked;
         chunked.query = chunked.key = map(tensors.key);
         chunked.value = chunked.output = map(tensors.value);
@@ -110,7 +110,7 @@ struct SummaryPasses {
                              .padded_dv = static_cast<int>(padded_dv),
                              .dk = call.dk},
                             {pairs(), (padded_dv + (transition ? call.dk : 0)) / fold.rows, 1}, target,
-                            [](const auto&) { return std::string("pieces of a tail, one after another"); });
+                            [](const auto&) { return std::string("segments of a tail, one after another"); });
     }
 };
 

@@ -1,3 +1,3 @@
-"""Tails and pieces of chunked_summary on the GPU."""
+"""Tails and segments of chunked_summary on the GPU."""
 
 from summary_on_device import *  # noqa: F403

@@ -1,18 +1,18 @@
 // gdn/backward_links: the states at the borders of a chain's segments (ChainSegments), from the state after the first one:
 //
-//     S <- S M + L, segment after segment, in fp32 (gdn/links.cuh).
+//     S <- S M + L, segment after segment, in fp32 (gdn/compose.cuh).
 //
 // Bound: latency, as segments follow one another: 2 us each on an H200. Every block reads all of M.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/backward_links_plan.cuh>
-#include <gdn_cuda/kernels/gdn/links.cuh>
+#include <gdn_cuda/kernels/gdn/compose.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <BackwardLinksConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads()) backward_links(const __grid_constant__ BackwardLinksArgs args) {
-    using Rows = LinkedRows<kConfig.columns, kConfig.rows, kConfig.kParts>;
+    using Rows = ComposedRows<kConfig.columns, kConfig.rows, kConfig.kParts>;
     __shared__ typename Rows::Shared shared;
     const ChainSegments& chain = args.chains[blockIdx.z];
     const int between = chain.between(), first_row = static_cast<int>(blockIdx.x) * kConfig.rows;

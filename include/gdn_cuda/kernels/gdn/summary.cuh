@@ -1,10 +1,11 @@
-// gdn/summary: L and M of pieces of sequences, S <- S M + L, by the chunked form of gdn/prefill without outputs. A block takes
-// 128 rows of L, or of M: those begin as rows of the identity, and have values of zero.
+// gdn/summary: L and M of segments of sequences, S <- S M + L, by the chunked form of gdn/prefill without outputs. A block
+// takes 128 rows of L, or of M: those begin as rows of the identity, and have values of zero.
 //
-// M is computed where something is multiplied by it: in pieces after a tail's first one, and in the first one if the tail has
-// all chunks of its part and the caller wants M. gdn/summary/tails.cuh says what a tail and a piece are.
+// M is computed where something is multiplied by it: in segments after a tail's first one, and in the first one if the tail has
+// all chunks of its part and the caller wants M. gdn/summary/tails.cuh says what a tail and a segment are.
 //
-// Bound: as gdn/prefill's, by latency around its roles.
+// Bound: latency around the roles, as in gdn/prefill: 1.7 us a chunk on an idle H200, up to 2.7 where all multiprocessors are
+// busy (docs/kernels/gdn_summary.md).
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/run.cuh>
@@ -13,45 +14,45 @@
 
 namespace gdn_cuda::gdn {
 
-// A block's piece, and its rows. Read where they are needed, to save registers.
-struct PieceRows {
+// A block's segment, and its rows. Read where they are needed, to save registers.
+struct SegmentRows {
     const SummaryArgs& args;
 
-    __device__ __forceinline__ const SummaryPiece& piece() const { return args.pieces[blockIdx.x]; }
+    __device__ __forceinline__ const SummarySegment& segment() const { return args.segments[blockIdx.x]; }
     __device__ __forceinline__ bool is_transition() const { return static_cast<int>(blockIdx.y) >= args.value_tiles; }
     __device__ __forceinline__ int row_tile() const {
         return static_cast<int>(blockIdx.y) - (is_transition() ? args.value_tiles : 0);
     }
     __device__ __forceinline__ bool has_work() const {
-        if (static_cast<int>(blockIdx.x) >= *args.count || piece().first == piece().last) return false;
-        return !is_transition() || piece().result >= 0 || (piece().first == 0 && args.has_transition());
+        if (static_cast<int>(blockIdx.x) >= *args.count || segment().first == segment().last) return false;
+        return !is_transition() || segment().result >= 0 || (segment().first == 0 && args.has_transition());
     }
     __device__ __forceinline__ i64 pair() const {
-        return static_cast<i64>(piece().sequence) * args.chunked.call.heads + piece().head;
+        return static_cast<i64>(segment().sequence) * args.chunked.call.heads + segment().head;
     }
-    // L's rows before the piece; nullptr: zeros.
+    // L's rows before the segment; nullptr: zeros.
     __device__ __forceinline__ const float* before() const {
-        return args.state == nullptr || piece().first > 0 ? nullptr : args.state + pair() * args.below();
+        return args.state == nullptr || segment().first > 0 ? nullptr : args.state + pair() * args.below();
     }
     __device__ __forceinline__ float* after() const {
         const i64 dk = args.chunked.call.dk;
-        float* const summary =
-            piece().result < 0 ? args.out + pair() * args.rows * dk : args.results + piece().result * (args.below() + dk * dk);
+        float* const summary = segment().result < 0 ? args.out + pair() * args.rows * dk
+                                                    : args.results + segment().result * (args.below() + dk * dk);
         return summary + (is_transition() ? args.below() : 0);
     }
 };
 
 template <ChunkedConfig kConfig>
-struct PieceSchedule {
+struct SegmentSchedule {
     ChunkedPlan<kConfig>& shared;
     const ChunkedArgs& args;
-    PieceRows rows;
+    SegmentRows rows;
 
     __device__ __forceinline__ bool start() const {
         if (threadIdx.x == 0) {
-            const SummaryPiece piece = rows.piece();
-            ChunkedBlock<kConfig> block(args, piece.sequence, piece.sequence, 0, piece.head, rows.row_tile());
-            block.plan_outputs(shared.work, piece.first, piece.last);
+            const SummarySegment segment = rows.segment();
+            ChunkedBlock<kConfig> block(args, segment.sequence, segment.sequence, 0, segment.head, rows.row_tile());
+            block.plan_outputs(shared.work, segment.first, segment.last);
             if (rows.is_transition()) {
                 shared.work.first_value = args.call.dv;  // past all values, where TMA fills with zeros
                 shared.work.rows = args.call.dk;
@@ -69,7 +70,7 @@ struct PieceSchedule {
 };
 
 template <ChunkedConfig kConfig>
-__device__ __forceinline__ void run_piece(const PieceSchedule<kConfig>& schedule) {
+__device__ __forceinline__ void run_segment(const SegmentSchedule<kConfig>& schedule) {
     StateOwner<kConfig> own(schedule.shared, schedule.args, schedule.work());
     if (own.work.first_row + own.index() * kValueRows >= own.work.rows) return skip_chunks(own, 0);
     const float* before = schedule.rows.before();
@@ -91,11 +92,11 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) summary(const __grid_con
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<ChunkedPlan<kBlock>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
-    const PieceRows rows{args};
+    const SegmentRows rows{args};
     if (!rows.has_work()) return;
-    run_roles<kBlock>(PieceSchedule<kBlock>{shared, args.chunked, rows}, [&](const auto& schedule) {
+    run_roles<kBlock>(SegmentSchedule<kBlock>{shared, args.chunked, rows}, [&](const auto& schedule) {
         cutlass::arch::warpgroup_reg_alloc<kBlock.value_registers()>();
-        run_piece<kBlock>(schedule);
+        run_segment<kBlock>(schedule);
     });
 }
 

@@ -30,7 +30,7 @@ struct SummaryArgs {
     float* results;
     int value_tiles;  // blocks of rows of L; those of M follow
     const int* count;
-    const SummaryPiece* pieces;
+    const SummarySegment* segments;
 
     GDN_HOST_DEVICE constexpr i64 below() const { return static_cast<i64>(chunked.call.dv) * chunked.call.dk; }  // L, M begins
     GDN_HOST_DEVICE constexpr bool has_transition() const { return rows > chunked.call.dv; }

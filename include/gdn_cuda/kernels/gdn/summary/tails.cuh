@@ -1,8 +1,9 @@
 // How the summaries of a call are shared among blocks; for host and device.
 //
 // Of a head that decays fast only its tail counts, the chunks that still matter at the end of its sequence (gdn/summary_gates,
-// gdn/summary_tails, gdn/summary_keys). A long tail is cut into pieces, which gdn/summary computes at once and gdn/summary_fold
-// puts together (gdn/summary_pieces). Both depend on the head's own tokens alone, so that its bits are the same in every batch.
+// gdn/summary_tails, gdn/summary_keys). A long tail is split into segments, which gdn/summary computes at once and
+// gdn/summary_fold puts together (gdn/summary_segments). Both depend on the head's own tokens alone, so that its bits are the
+// same in every batch.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
@@ -10,25 +11,26 @@
 
 namespace gdn_cuda::gdn {
 
-// A part of a tail: chunks [first, last) of a sequence and value head, which are a pair. A tail's first piece is computed in
+// A part of a tail: chunks [first, last) of a sequence and value head, which are a pair. A tail's first segment is computed in
 // place of the pair's summary, the others beside it.
-struct SummaryPiece {
+struct SummarySegment {
     int sequence, head, first, last;
-    int result;  // in SummaryArgs::results; -1: a first piece
+    int result;  // in SummaryArgs::results; -1: a first segment
 };
-// What gdn/summary_fold reads of a pair: its pieces, where the results of those after the first begin, and the chunk where its
-// tail begins.
+// What gdn/summary_fold reads of a pair: its segments, where the results of those after the first begin, and the chunk where
+// its tail begins.
 struct SummaryTail {
-    int pieces, first_result, first_chunk;
+    int segments, first_result, first_chunk;
 };
 
-// Pieces of a tail of so many chunks. A piece takes 1.7 us a chunk on an H200, a fold 0.8 to 2 us, so that their sum is least
-// where there are about as many pieces as chunks in one; but M, which only folds need, doubles the work.
-constexpr int kShortestPiece = 24, kMostPieces = 32;
-GDN_HOST_DEVICE constexpr int pieces_of(int chunks) {
-    if (chunks < 2 * kShortestPiece) return chunks > 0;
+// Segments of a tail of so many chunks. A segment takes 1.7 us a chunk on an H200, a fold 0.8 to 2 us, so that their sum is
+// least where there are about as many segments as chunks in one; but M, which only folds need, doubles the work.
+constexpr int kShortestSummarySegment = 24, kMostSummarySegments = 32;
+GDN_HOST_DEVICE constexpr int summary_segments_of(int chunks) {
+    if (chunks < 2 * kShortestSummarySegment) return chunks > 0;
     int count = 2;
-    while (count < kMostPieces && 6 * count * count < 5 * chunks && (count + 1) * kShortestPiece <= chunks) ++count;
+    while (count < kMostSummarySegments && 6 * count * count < 5 * chunks && (count + 1) * kShortestSummarySegment <= chunks)
+        ++count;
     return count;
 }
 
@@ -54,9 +56,9 @@ struct SummaryTailsArgs {
     float* by_keys;  // (pairs, slices): what keys add to that in a slice of the tail; nullptr: keys have norms of 1
     int slices;
 
-    SummaryPiece* pieces;  // a first one for each pair, and at most most_results others
-    int* count;            // how many
-    SummaryTail* tails;    // of each pair
+    SummarySegment* segments;  // a first one for each pair, and at most most_results others
+    int* count;                // how many
+    SummaryTail* tails;        // of each pair
     int most_results;
 };
 

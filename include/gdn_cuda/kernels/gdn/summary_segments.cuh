@@ -1,4 +1,4 @@
-// gdn/summary_pieces: the pieces of all tails, one after another, and where each tail's are. One block.
+// gdn/summary_segments: the segments of all tails, one after another, and where each tail's are. One block.
 //
 // Bound: latency; a few rounds of loads.
 #pragma once
@@ -8,7 +8,7 @@
 namespace gdn_cuda::gdn {
 
 template <SummaryTailsConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) summary_pieces(const __grid_constant__ SummaryTailsArgs args) {
+__global__ void __launch_bounds__(kConfig.threads()) summary_segments(const __grid_constant__ SummaryTailsArgs args) {
     constexpr int kWarps = kConfig.warps;
     __shared__ int sums[kWarps];
     const GdnCall& call = args.call;
@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_pieces(const __grid
 #pragma unroll 1
     for (int first_pair = 0; first_pair < pairs; first_pair += kConfig.threads()) {
         const int pair = first_pair + thread;
-        SummaryPiece tail{};
-        int pieces = 0;
+        SummarySegment tail{};
+        int segments = 0;
         if (pair < pairs) {
             tail.sequence = static_cast<int>(static_cast<unsigned>(pair) / static_cast<unsigned>(call.heads));
             tail.head = pair - tail.sequence * call.heads;
@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_pieces(const __grid
             for (int slice = 0; slice < (args.by_keys != nullptr ? args.slices : 0); ++slice)
                 growth += args.by_keys[static_cast<i64>(pair) * args.slices + slice];
             tail.first = growth <= kGrowthLog2 ? args.first[pair] : 0;  // NaN: all counts
-            pieces = pieces_of(tail.last - tail.first);
+            segments = summary_segments_of(tail.last - tail.first);
         }
-        const int own = max(pieces - 1, 0);
+        const int own = max(segments - 1, 0);
         int sum = own;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -46,16 +46,16 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_pieces(const __grid
             results += sums[i];
         }
         if (pair >= pairs) continue;
-        // Sequences that overlap (varlen.cuh) may leave no room: then the last ones have fewer pieces.
+        // Sequences that overlap (varlen.cuh) may leave no room: then the last ones have fewer segments.
         const int first_result = min(before, args.most_results), others = min(before + own, args.most_results) - first_result;
-        args.tails[pair] = {min(pieces, 1 + others), first_result, tail.first};
-        const auto begins = [&](int piece) {
-            return tail.first + static_cast<int>(static_cast<i64>(tail.last - tail.first) * piece / (1 + others));
+        args.tails[pair] = {min(segments, 1 + others), first_result, tail.first};
+        const auto begins = [&](int segment) {
+            return tail.first + static_cast<int>(static_cast<i64>(tail.last - tail.first) * segment / (1 + others));
         };
 #pragma unroll 1
-        for (int piece = 0; piece <= others; ++piece)
-            args.pieces[piece == 0 ? pair : pairs + first_result + piece - 1] = {
-                tail.sequence, tail.head, begins(piece), begins(piece + 1), piece == 0 ? -1 : first_result + piece - 1};
+        for (int segment = 0; segment <= others; ++segment)
+            args.segments[segment == 0 ? pair : pairs + first_result + segment - 1] = {
+                tail.sequence, tail.head, begins(segment), begins(segment + 1), segment == 0 ? -1 : first_result + segment - 1};
     }
     if (thread == 0) *args.count = pairs + min(results, args.most_results);
 }

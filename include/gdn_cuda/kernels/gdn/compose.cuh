@@ -1,5 +1,5 @@
-// Rows of a state on their way through S <- S M + L, one link after another, in fp32. A block takes kRows rows of kColumns
-// columns. kParts threads share a column of M, a part of its rows each in registers, and load those of the next link before
+// Rows of a state on their way through S <- S M + L, one summary after another, in fp32. A block takes kRows rows of kColumns
+// columns. kParts threads share a column of M, a part of its rows each in registers, and load those of the next summary before
 // they multiply. Where all of M is 0, as after a reset, nothing is left of S, neither infinities nor NaN.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace gdn_cuda::gdn {
 
 template <int kColumns, int kRows, int kParts>
-struct LinkedRows {
+struct ComposedRows {
     static constexpr int kDepth = kColumns / kParts, kOwn = kRows / kParts;  // of a thread: rows of M, and of the state
     struct Shared {
         alignas(16) float state[kRows][kColumns];  // with zeros past dk
@@ -18,10 +18,10 @@ struct LinkedRows {
     Shared& shared;
     const int dk, column, part, first;  // first: of the thread's rows, in the state
     const int rows, depth;              // that exist of its own; may be more, or negative
-    float m[kDepth], added[kOwn];       // of the next link
+    float m[kDepth], added[kOwn];       // of the next summary
 
     // first_row, last_row: the block's first row, and where rows end.
-    __device__ __forceinline__ LinkedRows(Shared& shared, int dk, int first_row, int last_row)
+    __device__ __forceinline__ ComposedRows(Shared& shared, int dk, int first_row, int last_row)
         : shared(shared),
           dk(dk),
           column(static_cast<int>(threadIdx.x) % kColumns),
@@ -30,8 +30,8 @@ struct LinkedRows {
           rows(column < dk ? last_row - first : 0),
           depth(column < dk ? dk - part * kDepth : 0) {}
 
-    __device__ __forceinline__ void load_transition(const float* m_of_link) {
-        const float* from = m_of_link + static_cast<i64>(part) * kDepth * dk + column;
+    __device__ __forceinline__ void load_transition(const float* transition) {
+        const float* from = transition + static_cast<i64>(part) * kDepth * dk + column;
 #pragma unroll
         for (int i = 0; i < kDepth; ++i) {
             m[i] = i < depth ? *from : 0.f;
@@ -54,7 +54,7 @@ struct LinkedRows {
 #pragma unroll
         for (int row = 0; row < kOwn; ++row) shared.state[part * kOwn + row][column] = added[row];
     }
-    // The rows after a link, which has been loaded; load_next loads another one meanwhile.
+    // The rows after a summary, which has been loaded; load_next loads another one meanwhile.
     template <class LoadNext>
     __device__ __forceinline__ void follow(float (&found)[kOwn], LoadNext&& load_next) {
         float current[kDepth];
