@@ -1,5 +1,6 @@
-"""What a rank computes before others can go on: the state after its part, and the part's summary, beside its forward. Replays
-of a CUDA graph, microseconds, and the kernels of a summary of 65536 tokens. Needs a GPU."""
+"""What a rank computes before others can go on: the state after its part, and the part's summary, beside its forward; and the
+gradient of the state before its part, beside its backward. Replays of a CUDA graph, microseconds, and the kernels of 65536
+tokens. Needs a GPU."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
 import gdn_cuda
 from gdn_cuda.gdn.measure_prefill import Shape, prefill_work
+from gdn_cuda.gdn.training import _given
 
 
 def microseconds(call: Callable[[], object], repeat: int = 11) -> float:
@@ -42,12 +45,28 @@ def kernels(call: Callable[[], object]) -> str:
     return ", ".join(f"{name} {time:.0f}" for name, time in found.items())
 
 
+def backward_of(x: dict[str, Any]) -> Callable[[bool], object]:
+    """The backward, or the gradient of the state alone."""
+    operator = torch.ops.gdn_cuda.gated_delta_rule_backward
+    names = [argument.name for argument in operator.default._schema.arguments]
+    forward = torch.ops.gdn_cuda.gated_delta_rule
+    given = _given(x)
+    *_, checkpoints = forward(*(given[argument.name] for argument in forward.default._schema.arguments))
+    own = {"grad_out": torch.randn_like(x["value"]), "grad_final_state": None, "checkpoints": checkpoints}
+
+    def call(only_state: bool) -> object:
+        every = given | own | {"only_value_and_state": False, "only_state": only_state}
+        return operator(*(every[name] for name in names))
+
+    return call
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="*", default=[8192, 32768, 65536, 524288])
     tokens_of = parser.parse_args().tokens
     print(torch.cuda.get_device_name(), torch.__version__)
-    print(f"{'part':34} {'state':>9} {'summary':>9} {'forward':>9}")
+    print(f"{'part':34} {'state':>9} {'summary':>9} {'forward':>9} {'gradient':>9} {'backward':>9}")
     for key_heads, value_heads in ((16, 32), (4, 8)):
         for tokens in tokens_of:
             for gates in ("fast", "init", "mixed"):
@@ -57,7 +76,9 @@ def main() -> None:
                 state = microseconds(lambda part=part: gdn_cuda.chunked_summary(**part, transition=False))
                 summary = microseconds(lambda part=part: gdn_cuda.chunked_summary(**part))
                 forward = microseconds(lambda x=x: gdn_cuda.chunked_forward(**x))
-                print(f"{shape.name:34} {state:9.1f} {summary:9.1f} {forward:9.1f}")
+                backward = backward_of(x)
+                times = [microseconds(lambda alone=alone, backward=backward: backward(alone)) for alone in (True, False)]
+                print(f"{shape.name:34} {state:9.1f} {summary:9.1f} {forward:9.1f} {times[0]:9.1f} {times[1]:9.1f}", flush=True)
                 if tokens == 65536:
                     print("    " + kernels(lambda part=part: gdn_cuda.chunked_summary(**part)))
 

@@ -47,10 +47,11 @@ def _checkpoints(x: Any) -> int:
 
 def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
     wide = wide_enough(x.value)
+    computed = ("state",) if x.only_state else ("value", "state") if x.only_value_and_state else _ARGUMENTS
 
     def like(name: str, dtype: torch.dtype | None = None) -> Tensor:
         y = getattr(x, name)
-        if y is None or (x.only_value_and_state and name not in ("value", "state")):
+        if y is None or name not in computed:
             return x.value.new_empty(0, dtype=wide)
         return y.new_empty(y.shape, dtype=dtype)
 
@@ -91,7 +92,9 @@ def _backward_by_reference(x: Any) -> tuple[Tensor, ...]:
             if (repeated := by[name]) is not None:
                 by[name] = repeated.unflatten(-2, (value_heads, -1)).sum(-2)
     by["state"] = reference._initial(by["state"], y.has_initial_state)
-    if not x.only_value_and_state:
+    if x.only_state:
+        by["value"] = None
+    elif not x.only_value_and_state:
         by_gates = reference.gradients_of_gates(y, gate, joined("beta", -1), joined("gate", -1))
         by |= dict(zip(("beta", "gate", "A_log", "dt_bias"), by_gates, strict=True))
 
@@ -138,7 +141,7 @@ def _of_heads(y: Any, beta: Tensor, gate: Tensor, first: int, end: int) -> Any:
         None if last is None else last[:, values],
         scale=y.key.shape[-1] ** -0.5 if y.scale is None else y.scale,
         use_qk_l2norm=y.use_qk_l2norm,
-        only_value_and_state=y.only_value_and_state,
+        only_value_and_state=y.only_value_and_state or y.only_state,
     )
 
 
@@ -149,7 +152,8 @@ def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_final_state: Te
     wanted = [name for name in _ARGUMENTS if getattr(needs, name)]
     only_value_and_state = {"value", "state"}.issuperset(wanted)
     given = (getattr(x, argument) for argument in _rule.schema.arguments)
-    found = dict(zip(_ARGUMENTS, _backward(grad_out, grad_final_state, only_value_and_state, *x.results, *given), strict=True))
+    gradients = _backward(grad_out, grad_final_state, only_value_and_state, False, *x.results, *given)
+    found = dict(zip(_ARGUMENTS, gradients, strict=True))
     return {name: found[name].to(getattr(x, name).dtype) for name in wanted}
 
 
@@ -201,7 +205,7 @@ def _example_packed(B: int, T: int, seed: int) -> dict[str, Any]:
 def _example_backward(B: int, T: int, seed: int) -> dict[str, Any]:
     x = _example(B, T, seed)
     own = {"grad_out": torch.ones_like(x["value"]), "grad_final_state": None}
-    return own | {"only_value_and_state": False, "checkpoints": None} | x
+    return own | {"only_value_and_state": False, "only_state": False, "checkpoints": None} | x
 
 
 # ---- What chunked_forward calls

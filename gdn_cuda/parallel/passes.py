@@ -211,7 +211,7 @@ class Backward:
     def element(self, run: Run) -> Tensor:
         """The gradient of the state before a run, without what it waits for; others wait for it, so it is computed alone. By
         doubling, of a run that waits above Mᵀ."""
-        found = self._gradients(run, self._known(run), True)["state"]
+        found = self._gradients(run, self._known(run), only_state=True)["state"]
         has_link = self.call.context.mode == "doubling" and run.is_continued
         return torch.cat([found, self.saved.maps[run][0].mT], -2) if has_link else found
 
@@ -219,16 +219,17 @@ class Backward:
         return self.found[run]["state"]
 
     def compute(self, run: Run, grad_last: Tensor | None = None) -> None:
-        self.found[run] = self._gradients(run, self._known(run) if grad_last is None else grad_last, self.only)
+        given = self._known(run) if grad_last is None else grad_last
+        self.found[run] = self._gradients(run, given, only_value_and_state=self.only)
 
     def maps(self, run: Run, every: Tensor) -> Sequence[Tensor]:
         return self.saved.maps[run].mT.unbind(0)[::-1] if run in self.saved.maps else ()
 
-    def _gradients(self, run: Run, grad_last: Tensor | None, only_value_and_state: bool) -> dict[str, Tensor]:
+    def _gradients(self, run: Run, grad_last: Tensor | None, **only: bool) -> dict[str, Tensor]:
         grad_out = None if self.grad_out is None else self.grad_out[:, run.start : run.stop]
         state = self.saved.states[run] if run.continues else self.call.initial(run)
         own = {"grad_out": grad_out, "grad_final_state": grad_last, "checkpoints": self.saved.checkpoints[run]}
-        given = self.call.given(run, state) | own | {"only_value_and_state": only_value_and_state}
+        given = self.call.given(run, state) | own | {"only_value_and_state": False, "only_state": False} | only
         return dict(zip(TENSORS, _operator(training._backward, given), strict=True))
 
     def _known(self, run: Run) -> Tensor | None:

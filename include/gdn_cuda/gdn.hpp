@@ -118,12 +118,12 @@ std::tuple<Tensor, Tensor, Tensor> gated_delta_rule(const GatedDeltaRule& argume
 
 struct GDN_HOLDS_TENSORS GatedDeltaRuleBackward {
     static constexpr const char* name = "gated_delta_rule_backward";
-    OptionalTensor grad_out = {}, grad_final_state = {};  // zeros where absent
-    bool only_value_and_state = false;                    // the other gradients are not computed
-    OptionalTensor checkpoints = {};                      // of gated_delta_rule; without them it takes longer, or more memory
+    OptionalTensor grad_out = {}, grad_final_state = {};    // zeros where absent
+    bool only_value_and_state = false, only_state = false;  // the other gradients are not computed
+    OptionalTensor checkpoints = {};                        // of gated_delta_rule; without them it takes longer, or more memory
     GatedDeltaRule forward;
 
-    GDN_FIELDS(grad_out, grad_final_state, only_value_and_state, checkpoints, forward)
+    GDN_FIELDS(grad_out, grad_final_state, only_value_and_state, only_state, checkpoints, forward)
 };
 struct GDN_HOLDS_TENSORS GatedDeltaRuleGradients {
     Tensor query, key, value;

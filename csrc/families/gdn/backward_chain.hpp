@@ -76,14 +76,20 @@ struct BackwardPrepare {
         return static_cast<int>(best);
     }
 
-    static void run(const GdnCall& call, const BackwardHandover& to, DType io, const Target& target) {
+    // `tails`: what is prepared, for the chain backward in time alone; nullptr: all.
+    static void run(const GdnCall& call, const BackwardHandover& to, DType io, const Target& target,
+                    const SummaryTail* tails = nullptr) {
         if (call.sequences == 0 || call.heads == 0) return;
         Args args{};
         map_keys(args, call, true, io, target);
         args.value = args.key;  // nobody loads them
         args.to = to;
         const i64 pairs = i64{call.sequences} * call.heads, chunks = ceil_div(i64{call.tokens}, i64{kChunk});
-        args.preparers = preparers(pairs, chunks, jit::device_traits(target.ordinal).multiprocessors);
+        const int multiprocessors = jit::device_traits(target.ordinal).multiprocessors;
+        constexpr i64 kWaves = 8;  // a few heads may have nearly all chunks of tails
+        args.tails = tails;
+        args.preparers = tails == nullptr ? preparers(pairs, chunks, multiprocessors)
+                                          : static_cast<int>(std::min(chunks, ceil_div(kWaves * multiprocessors, pairs)));
         launch<BackwardPrepare>(backward_prepare_config(call.dk, io), args, {args.preparers, call.heads, call.sequences},
                                 target, [&](const auto& on) {
                                     return fmt::format("{} blocks for each of {} sequences and heads, on {} multiprocessors",
@@ -156,18 +162,30 @@ struct BackwardChain {
                 .transitions = memory + i64{call.sequences} * call.heads * head};
     }
 
+    // Backward in time, `count` listed segments at most. Nothing of their chunks is stored.
+    static void run(const ListedSegments& listed, i64 count, const GdnCall& call, const BackwardHandover& to, DType io,
+                    const Target& target) {
+        Args args = args_of(call, to, true, io, target);
+        args.output = args.states = args.value;  // nobody stores to them
+        args.listed = listed;
+        launch<BackwardChain>(config_of(call.dk, Direction::backward, io), args,
+                              {count, listed.value_tiles + row_tiles(call.dk), 1}, target, [&](const auto& on) {
+                                  return fmt::format(
+                                      "gradients of states before sequences; {} value rows a block, for {} "
+                                      "multiprocessors",
+                                      kValueRows, on.multiprocessors);
+                              });
+    }
+
     // The chain forward in time is launched after the one backward, and starts before that has ended.
     static void run(Direction direction, const ChainSegments& chain, const GdnCall& call, const BackwardHandover& to, DType io,
                     const Target& target) {
         if (call.sequences == 0 || call.heads == 0) return;
         const bool backward = direction == Direction::backward;
-        Args args{};
-        map_keys(args, call, backward, io, target);
+        Args args = args_of(call, to, backward, io, target);
         const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, io, kChunk, target.ordinal); };
-        args.value = map(tiled_tokens(call, call.value, call.heads, call.dv));
         args.output = map(backward ? tiled_tokens(call, call.output, call.heads, call.dv) : errors_of(to, call.heads, call.dv));
         if (!backward) args.call.outputs = 0;
-        args.to = to;
         args.states = map(states_of(to, backward ? to.state_gradients : to.states, call.heads, call.dk, call.dv));
         args.chain = chain;
         const Config config = config_of(call.dk, direction, io);
@@ -183,6 +201,15 @@ struct BackwardChain {
                     tiles * call.heads * parts, kValueRows, of, on.multiprocessors, chain.taken, chain.count);
             },
             !backward);
+    }
+
+  private:
+    static Args args_of(const GdnCall& call, const BackwardHandover& to, bool backward, DType io, const Target& target) {
+        Args args{};
+        map_keys(args, call, backward, io, target);
+        args.value = jit::tile_map(tiled_tokens(call, call.value, call.heads, call.dv), io, kChunk, target.ordinal);
+        args.to = to;
+        return args;
     }
 };
 

@@ -9,11 +9,15 @@
 #include "backward_gradients.hpp"
 #include "backward_mma.hpp"
 #include "prepared.hpp"
+#include "summary_passes.hpp"
 
 namespace gdn_cuda::gdn {
 
+// Which gradients are computed.
+enum class WantedGradients { all, value_and_state, state };
+
 // What the passes hand over, for tokens in `chunks` chunks of all sequences; all parts of a call use the same memory, one after
-// another. The gradients of values and of the state need the first three.
+// another. The gradients of values and of the state need the first three, that of the state alone the first two.
 struct BackwardWorkspace {
     i64 chunks, scalars, prepared, states, errors;  // a head's: chunks, and bytes of each part
 
@@ -24,8 +28,9 @@ struct BackwardWorkspace {
           states(chunks * sequences.dv * sequences.dk * 2),
           errors(chunks * 2 * kChunk * sequences.dv * 2) {}
 
-    i64 bytes_of_head(bool only_value_and_state) const {
-        return scalars + prepared + states + (only_value_and_state ? 0 : states + errors);
+    i64 bytes_of_head(WantedGradients wanted) const {
+        if (wanted == WantedGradients::state) return scalars + prepared;
+        return scalars + prepared + states + (wanted == WantedGradients::all ? states + errors : 0);
     }
     BackwardHandover of(char* memory, i64 heads) const {
         char *const after_prepared = memory + heads * prepared, *const first = after_prepared + heads * scalars;
@@ -94,7 +99,8 @@ struct BackwardPasses {
     RecurrentStates initial, final_gradient, initial_gradient;
     StateCheckpoints checkpoints;
     float *beta_gradient, *gate_gradient;  // (sequence, token, head)
-    bool only_value_and_state, deterministic;
+    WantedGradients wanted;
+    bool deterministic;
 
     bool packed() const { return call.cu_seqlens.data != nullptr; }
 
@@ -177,7 +183,7 @@ struct BackwardPasses {
     // `like`: a tensor on the device.
     void run_on_hopper(const Calls& part, const BackwardHandover& handover, const Tensor& like, const Target& target) const {
         const bool known = part.checkpointed.count > 1;
-        const int split = only_value_and_state || known ? 1 : 2;  // chains whose states have to be linked
+        const int split = wanted != WantedGradients::all || known ? 1 : 2;  // chains whose states have to be linked
         // Chosen from all heads, so that groups of them give the same bits as all at once. With `deterministic`, a sequence has
         // the same bits in every batch.
         GdnCall whole = call;
@@ -194,7 +200,8 @@ struct BackwardPasses {
             BackwardChain::run(Direction::backward, chain, part.backward, handover, io, target);
         };
         const auto run_forward = [&](const ChainSegments& chain) {
-            if (!only_value_and_state) BackwardChain::run(Direction::forward, chain, part.forward, handover, io, target);
+            if (wanted == WantedGradients::all)
+                BackwardChain::run(Direction::forward, chain, part.forward, handover, io, target);
         };
         BackwardPrepare::run(part.backward, handover, io, target);
         run_backward(backward);
@@ -204,14 +211,24 @@ struct BackwardPasses {
             run_backward(backward.without_first());
         }
         run_forward(known || segments == 1 ? forward : forward.without_first());
-        if (!only_value_and_state) BackwardGradients::run(part.gradients, io, target);
+        if (wanted == WantedGradients::all) BackwardGradients::run(part.gradients, io, target);
+    }
+    // The gradient of the state alone, from the tails of all tokens: those where sequences begin.
+    void run_tails(const Calls& part, const BackwardHandover& handover, const Tensor& like, const Target& target) const {
+        const SummaryPasses passes{
+            .call = part.backward, .io = io, .packed_tokens = packed() ? call.tokens : 0, .backward = true};
+        const FoundSegments found = passes.find(like, target);
+        BackwardPrepare::run(part.backward, handover, io, target, found.args.tails);
+        BackwardChain::run(found.with(BackwardChain::row_tiles(call.dv), false), found.listed, part.backward, handover, io,
+                           target);
+        passes.fold(found, false, target);
     }
     void run_anywhere(const Calls& part, const BackwardHandover& handover, const Target& target) const {
         const auto run_chain = [&](Direction direction, const GdnCall& chain) {
             BackwardMmaStates::run(direction, {.call = chain, .state = DType::f32, .to = handover}, io, target);
         };
         run_chain(Direction::backward, part.backward);
-        if (only_value_and_state) return;
+        if (wanted != WantedGradients::all) return;
         run_chain(Direction::forward, part.forward);
         BackwardMmaGradients::run(part.gradients, io, target);
     }
@@ -221,10 +238,17 @@ struct BackwardPasses {
     void run(const Checks& check, const Sequences& sequences, i64 workspace, const Tensor& like, const Target& target) const {
         const auto chunks_of = [&](i64 tokens) { return chunk_indices(packed(), call.sequences, static_cast<int>(tokens)); };
         const bool on_hopper = hopper(chunks_of(call.tokens), target);
-        const auto head_bytes = [&](i64 tokens) {
-            return BackwardWorkspace(sequences, chunks_of(tokens), on_hopper).bytes_of_head(only_value_and_state);
+        const auto bytes_of_head = [&](i64 tokens, WantedGradients kind) {
+            return BackwardWorkspace(sequences, chunks_of(tokens), on_hopper).bytes_of_head(kind);
         };
-        const i64 shortest = checkpoints.interval > 0 ? std::min<i64>(checkpoints.interval, call.tokens) : call.tokens;
+        const bool by_tails = wanted == WantedGradients::state && on_hopper &&
+                              bytes_of_head(call.tokens, wanted) * call.heads_per_key <= workspace;
+        const auto head_bytes = [&](i64 tokens) {
+            return bytes_of_head(tokens,
+                                 wanted == WantedGradients::state && !by_tails ? WantedGradients::value_and_state : wanted);
+        };
+        const i64 shortest =
+            checkpoints.interval > 0 && !by_tails ? std::min<i64>(checkpoints.interval, call.tokens) : call.tokens;
         const i64 least = head_bytes(shortest) * call.heads_per_key;
         GDN_REQUIRE(check, least <= workspace, "workspace",
                     fmt::format("at least {} bytes, what the backward of one key head needs", least),
@@ -246,7 +270,9 @@ struct BackwardPasses {
                                         .tokens = std::min<i64>(window, call.tokens - later * window)};
                 const BackwardWorkspace space(sequences, chunks_of(part.tokens), on_hopper);
                 const BackwardHandover handover = space.of(static_cast<char*>(memory_of(memory)), part.heads);
-                if (on_hopper)
+                if (by_tails)
+                    run_tails(calls(part, handover), handover, like, target);
+                else if (on_hopper)
                     run_on_hopper(calls(part, handover), handover, like, target);
                 else
                     run_anywhere(calls(part, handover), handover, target);

@@ -69,6 +69,35 @@ void run_as_states(const ChunkedSummary& x, Prepared& prepared, ChunkInputs& inp
         run_by_token(prepared, x.name);
 }
 
+// Tails in segments, by gdn/summary.
+void run_on_hopper(const ChunkedSummary& x, const Prepared& prepared, const PrefillTensors& tensors, const Target& target) {
+    const Sequences& sequences = prepared.sequences;
+    GdnCall call = prepared.args;
+    call.dv = static_cast<int>(sequences.dv);
+    call.initial = x.state ? contiguous_states(memory_of(*x.state), sequences, DType::f32) : RecurrentStates{};
+    const SummaryPasses passes{
+        .call = call, .io = sequences.io, .packed_tokens = sequences.packed() ? sequences.tokens : 0, .backward = false};
+    if (passes.pairs() == 0 || call.dk == 0) return;
+    const FoundSegments found = passes.find(x.out, target);
+    const SummaryConfig config{.head_k = chunked_config(call.dk, 2, sequences.io).head_k, .io = sequences.io};
+    const i64 tile = config.block().rows_per_block(), value_tiles = ceil_div(i64{call.dv}, tile);
+    const auto map = [&](const jit::TiledTensor& tensor) {
+        return jit::tile_map(tensor, sequences.io, kChunk, target.ordinal);
+    };
+    SummaryArgs args{.chunked = {}, .listed = found.with(value_tiles, x.transition)};
+    ChunkedArgs& chunked = args.chunked;
+    chunked.query = chunked.key = map(tensors.key);
+    chunked.value = chunked.output = map(tensors.value);
+    chunked.call = call;
+    chunked.state = DType::f32;
+    chunked.segments = 1;
+    chunked.takes = LaunchTakes::every_call;
+    launch<Summary>(config, args, {found.listed, value_tiles + ceil_div(i64{call.dk}, tile), 1}, target, [&](const auto& on) {
+        return fmt::format("{} rows of L or M a block, for {} multiprocessors", tile, on.multiprocessors);
+    });
+    passes.fold(found, x.transition, target);
+}
+
 void run_summary(const ChunkedSummary& x) {
     Prepared prepared = prepare_summary(x);
     const Sequences& sequences = prepared.sequences;
@@ -82,17 +111,7 @@ void run_summary(const ChunkedSummary& x) {
     if (target.is_explained()) [[unlikely]]
         remark(choice.why);
     if (!has_chunk_gates(prepared.args)) inputs.convert_gates();
-    GdnCall call = prepared.args;
-    call.dv = static_cast<int>(sequences.dv);
-    call.initial = call.last = {};
-    SummaryPasses{.call = call,
-                  .io = sequences.io,
-                  .tensors = tensors,
-                  .packed_tokens = sequences.packed() ? sequences.tokens : 0,
-                  .state = x.state ? static_cast<const float*>(memory_of(*x.state)) : nullptr,
-                  .out = static_cast<float*>(memory_of(x.out)),
-                  .transition = x.transition}
-        .run(x.out, target);
+    run_on_hopper(x, prepared, tensors, target);
 }
 
 GDN_REGISTER(ChunkedSummary, prepare_summary, run_summary)

@@ -191,8 +191,12 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     const auto rows = [&](const Tensor& x) { return rows_of(sequences.without_batch(View(x))); };
     const Tensor dq = made(forward.query), dk = made(forward.key), dv = made(forward.value);
     const Tensor to_state = torch::stable::new_empty(forward.value, states, ScalarType::Float);
-    const Tensor by_gate = zeros(forward.value, numbers, ScalarType::Float),
-                 by_beta = zeros(forward.value, numbers, ScalarType::Float);
+    const WantedGradients wanted = x.only_state             ? WantedGradients::state
+                                   : x.only_value_and_state ? WantedGradients::value_and_state
+                                                            : WantedGradients::all;
+    const std::vector<int64_t>& gates_sizes = wanted == WantedGradients::all ? numbers : none;
+    const Tensor by_gate = zeros(forward.value, gates_sizes, ScalarType::Float),
+                 by_beta = zeros(forward.value, gates_sizes, ScalarType::Float);
 
     const Tensor grad_out = !x.grad_out ? zeros(forward.value, sizes_of(View(forward.value)), forward.value->scalar_type())
                             : has_vectors(View(*x.grad_out)) ? *x.grad_out
@@ -227,12 +231,13 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
                                 .checkpoints = checkpoints,
                                 .beta_gradient = static_cast<float*>(memory_of(by_beta)),
                                 .gate_gradient = static_cast<float*>(memory_of(by_gate)),
-                                .only_value_and_state = x.only_value_and_state,
+                                .wanted = wanted,
                                 .deterministic = forward.deterministic};
     passes.run(Checks{kFunction}, sequences, forward.workspace, forward.value, target);
     const Tensor absent = torch::stable::new_empty(forward.value, none, ScalarType::Float);
     const Tensor state_gradient = forward.state ? *without_absent(to_state, forward) : absent;
-    if (x.only_value_and_state)
+    if (wanted == WantedGradients::state) return {absent, absent, absent, absent, absent, state_gradient, absent, absent};
+    if (wanted == WantedGradients::value_and_state)
         return {absent, absent, without_unwritten(dv, forward), absent, absent, state_gradient, absent, absent};
 
     // Gates, as the call has them.

@@ -1,4 +1,4 @@
-// The launches of chunked_summary on Hopper.
+// The launches that find the segments of tails, and put their summaries together.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -12,15 +12,28 @@
 
 namespace gdn_cuda::gdn {
 
-// The launches of a call whose gates are logarithms of decays, and betas. Summaries and states are dense.
+// The segments of the tails of a call, in memory of their own.
+struct FoundSegments {
+    Tensor memory;
+    SummaryTailsArgs args;
+    float* results;
+    i64 listed;  // at most
+
+    ListedSegments with(i64 value_tiles, bool transition) const {
+        return {.segments = args.segments,
+                .count = args.count,
+                .results = results,
+                .value_tiles = static_cast<int>(value_tiles),
+                .transition = transition};
+    }
+};
+
+// Of a call whose gates are logarithms of decays, and betas. Each state of `initial` and `last` is contiguous fp32.
 struct SummaryPasses {
     GdnCall call;  // dv: L's rows
     DType io;
-    PrefillTensors tensors;
-    i64 packed_tokens;   // 0: padded
-    const float* state;  // before each pair's part, or nullptr
-    float* out;
-    bool transition;  // whether M is wanted
+    i64 packed_tokens;  // 0: padded
+    bool backward;      // the chain runs from the last chunk to the first
 
     i64 pairs() const { return i64{call.sequences} * call.heads; }
     // Segments after the first ones, at most: n chunks have n / kShortestSummarySegment. Overlapping sequences get fewer.
@@ -31,8 +44,7 @@ struct SummaryPasses {
         return call.heads * std::min(chunks / kShortestSummarySegment, call.sequences * others(chunks));
     }
 
-    void run(const Tensor& like, const Target& target) const {
-        if (pairs() == 0 || call.dk == 0) return;
+    FoundSegments find(const Tensor& like, const Target& target) const {
         constexpr int kSlices = 64;
         const i64 most = most_results(), segments = pairs() + most, result = (i64{call.dv} + call.dk) * call.dk,
                   places = packed_tokens > 0 ? packed_tokens / kChunk + call.sequences
@@ -48,6 +60,7 @@ struct SummaryPasses {
         auto* const memory = static_cast<float*>(memory_of(buffer));
         int* const begins = reinterpret_cast<int*>(memory + first);
         const SummaryTailsArgs found{.call = call,
+                                     .backward = backward,
                                      .growths = memory + growths,
                                      .places = places,
                                      .first = begins,
@@ -61,8 +74,9 @@ struct SummaryPasses {
         const i64 at_once = i64{jit::device_traits(target.ordinal).multiprocessors} * 8;
         launch<SummaryGates>(config, found, {std::min(ceil_div(places * call.heads, i64{config.threads()}), at_once), 1, 1},
                              target, [&](const auto&) { return fmt::format("{} chunks of {} heads", places, call.heads); });
-        launch<SummaryTails>(config, found, {call.heads, call.sequences, 1}, target,
-                             [](const auto&) { return std::string("of heads that decay fast, only the last chunks count"); });
+        launch<SummaryTails>(config, found, {call.heads, call.sequences, 1}, target, [&](const auto&) {
+            return fmt::format("of heads that decay fast, only the {} chunks count", backward ? "first" : "last");
+        });
         if (!call.qk_norm)
             launch<SummaryKeys>({.warps = kSummaryKeysConfigurations.front().warps, .io = io}, found,
                                 {kSlices, call.heads / call.heads_per_key, call.sequences}, target,
@@ -70,46 +84,22 @@ struct SummaryPasses {
         launch<SummarySegments>(kSummarySegmentsConfiguration, found, {1, 1, 1}, target, [&](const auto&) {
             return fmt::format("{} tails, at most {} segments after their first ones", pairs(), most);
         });
-        run_segments(found, memory + results, target);
+        return {.memory = buffer, .args = found, .results = memory + results, .listed = segments};
     }
 
-  private:
-    void run_segments(const SummaryTailsArgs& found, float* results, const Target& target) const {
-        const i64 rows = i64{call.dv} + (transition ? call.dk : 0);
-        const SummaryConfig config{.head_k = chunked_config(call.dk, 2, io).head_k, .io = io};
-        const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, io, kChunk, target.ordinal); };
-        const i64 tile = config.block().rows_per_block(), value_tiles = ceil_div(i64{call.dv}, tile);
-        SummaryArgs args{.chunked = {},
-                         .state = state,
-                         .out = out,
-                         .rows = rows,
-                         .results = results,
-                         .value_tiles = static_cast<int>(value_tiles),
-                         .count = found.count,
-                         .segments = found.segments};
-        ChunkedArgs& chunked = args.chunked;
-        chunked.query = chunked.key = map(tensors.key);
-        chunked.value = chunked.output = map(tensors.value);
-        chunked.call = call;
-        chunked.state = DType::f32;
-        chunked.segments = 1;
-        chunked.takes = LaunchTakes::every_call;
-        launch<Summary>(config, args, {pairs() + found.most_results, value_tiles + ceil_div(i64{call.dk}, tile), 1}, target,
-                        [&](const auto& on) {
-                            return fmt::format("{} rows of L or M a block, for {} multiprocessors", tile, on.multiprocessors);
-                        });
-        const SummaryFoldConfig& fold = SummaryFold::kConfigurations.front();
-        const i64 padded_dv = ceil_div(i64{call.dv}, i64{fold.rows}) * fold.rows;
-        launch<SummaryFold>(fold,
-                            {.state = state,
-                             .results = results,
-                             .out = out,
-                             .tails = found.tails,
-                             .rows = rows,
+    void fold(const FoundSegments& found, bool transition, const Target& target) const {
+        const SummaryFoldConfig& config = SummaryFold::kConfigurations.front();
+        const i64 padded_dv = ceil_div(i64{call.dv}, i64{config.rows}) * config.rows;
+        launch<SummaryFold>(config,
+                            {.state = call.initial,
+                             .out = call.last,
+                             .results = found.results,
+                             .tails = found.args.tails,
+                             .heads = call.heads,
                              .dv = call.dv,
                              .padded_dv = static_cast<int>(padded_dv),
                              .dk = call.dk},
-                            {pairs(), (padded_dv + (transition ? call.dk : 0)) / fold.rows, 1}, target,
+                            {pairs(), (padded_dv + (transition ? call.dk : 0)) / config.rows, 1}, target,
                             [](const auto&) { return std::string("segments of a tail, one after another"); });
     }
 };

@@ -17,6 +17,7 @@
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/gradients.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/states.cuh>
+#include <gdn_cuda/kernels/gdn/summary/segment_rows.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -35,25 +36,15 @@ struct ChainPart {
     const int row_tiles = (args.call.dv + kValueRows - 1) / kValueRows;
     const bool is_transition = static_cast<int>(blockIdx.x) >= row_tiles, is_summary = chain.summarizes && segment > 0;
 
-    // By the whole block. False if it has nothing to do.
-    template <class Roles>
-    __device__ __forceinline__ bool start(const Roles& roles) const {
-        ChunkedBlock<kBlock> block(args, pair, static_cast<int>(blockIdx.x) - is_transition * row_tiles);
+    // By the whole block.
+    __device__ __forceinline__ bool has_work() const {
+        ChunkedBlock<kBlock> block = rows();
         if (chain.count == 1) block.finish_without_chunks();
-        if (block.chunks == 0 || (is_transition && !is_summary)) return false;
-        if (threadIdx.x == 0) {
-            plan(block);
-            roles.set_barriers();
-            barrier(shared.state_full).init(4);
-            barrier(shared.state_empty).init(1);
-            cutlass::arch::fence_barrier_init();
-        }
-        __syncthreads();
-        return true;
+        return block.chunks > 0 && (!is_transition || is_summary);
     }
-
-  private:
-    __device__ __forceinline__ void plan(ChunkedBlock<kBlock>& block) const {
+    // By one thread.
+    __device__ __forceinline__ void plan() const {
+        ChunkedBlock<kBlock> block = rows();
         const int first = min(segment * chain.length, block.chunks), last = min(first + chain.length, block.chunks);
         const bool backward = kConfig.direction == Direction::backward;
         block.plan_outputs(shared.work, backward ? block.chunks - last : first, backward ? block.chunks - first : last);
@@ -71,11 +62,57 @@ struct ChainPart {
                     : chain.summarizes           ? after(segment)
                                                  : StatePlace{};
     }
+
+  private:
+    __device__ __forceinline__ ChunkedBlock<kBlock> rows() const {
+        return {args, pair, static_cast<int>(blockIdx.x) - is_transition * row_tiles};
+    }
     __device__ __forceinline__ StatePlace after(int segment) const { return {chain.state_after(sequence, head, segment)}; }
     __device__ __forceinline__ StatePlace transition() const {
         return {chain.transitions + (static_cast<i64>(pair) * chain.between() + segment) * args.call.dk * args.call.dk};
     }
 };
+
+// A block's rows of a listed segment, in the chain backward in time.
+template <BackwardChainConfig kConfig>
+struct ListedPart {
+    static constexpr ChunkedConfig kBlock = kConfig.block();
+
+    BackwardChainPlan<kConfig>& shared;
+    const BackwardChainArgs& args;
+    const SegmentRows rows{args.call, args.listed};
+
+    __device__ __forceinline__ bool has_work() const { return rows.has_work(); }
+    __device__ __forceinline__ void plan() const {
+        const SummarySegment segment = rows.segment();
+        ChunkedBlock<kBlock> block(args, segment.sequence, segment.sequence, 0, segment.head, rows.row_tile());
+        block.plan_outputs(shared.work, block.chunks - segment.last, block.chunks - segment.first);
+        const bool is_transition = rows.is_transition();
+        if (is_transition) {
+            shared.work.first_value = args.call.dv;  // past which TMA fills with zeros
+            shared.work.rows = args.call.dk;
+        }
+        shared.stores = false;
+        shared.from_identity = is_transition;
+        shared.from = {is_transition ? nullptr : rows.before()};
+        shared.to = {rows.after()};
+    }
+};
+
+// By the whole block. False if it has nothing to do.
+template <class Part, class Roles>
+__device__ __forceinline__ bool start(const Part& part, const Roles& roles) {
+    if (!part.has_work()) return false;
+    if (threadIdx.x == 0) {
+        part.plan();
+        roles.set_barriers();
+        barrier(part.shared.state_full).init(4);
+        barrier(part.shared.state_empty).init(1);
+        cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+    return true;
+}
 
 template <BackwardChainConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __grid_constant__ BackwardChainArgs args) {
@@ -85,7 +122,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward_chain(const __g
     constexpr bool kBackward = kConfig.direction == Direction::backward;
     if (kBackward) launch_dependent_grids();
     const cute::conditional_t<kBackward, StateGradients<kConfig>, States<kConfig>> roles{shared, args};
-    if (ChainPart<kConfig>{shared, args}.start(roles)) {
+    const bool is_listed = kBackward && args.listed.segments != nullptr;
+    if (is_listed ? start(ListedPart<kConfig>{shared, args}, roles) : start(ChainPart<kConfig>{shared, args}, roles)) {
         const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
         if (group == 0) {
             cutlass::arch::warpgroup_reg_dealloc<kConfig.kLoadingRegisters>();

@@ -11,36 +11,9 @@
 #include <gdn_cuda/kernels/chunked/run.cuh>
 #include <gdn_cuda/kernels/gdn/prefill/values.cuh>
 #include <gdn_cuda/kernels/gdn/summary/plan.cuh>
+#include <gdn_cuda/kernels/gdn/summary/segment_rows.cuh>
 
 namespace gdn_cuda::gdn {
-
-// A block's segment, and its rows. Read where they are needed, to save registers.
-struct SegmentRows {
-    const SummaryArgs& args;
-
-    __device__ __forceinline__ const SummarySegment& segment() const { return args.segments[blockIdx.x]; }
-    __device__ __forceinline__ bool is_transition() const { return static_cast<int>(blockIdx.y) >= args.value_tiles; }
-    __device__ __forceinline__ int row_tile() const {
-        return static_cast<int>(blockIdx.y) - (is_transition() ? args.value_tiles : 0);
-    }
-    __device__ __forceinline__ bool has_work() const {
-        if (static_cast<int>(blockIdx.x) >= *args.count || segment().first == segment().last) return false;
-        return !is_transition() || segment().result >= 0 || (segment().first == 0 && args.has_transition());
-    }
-    __device__ __forceinline__ i64 pair() const {
-        return static_cast<i64>(segment().sequence) * args.chunked.call.heads + segment().head;
-    }
-    // L's rows before the segment; nullptr: zeros.
-    __device__ __forceinline__ const float* before() const {
-        return args.state == nullptr || segment().first > 0 ? nullptr : args.state + pair() * args.below();
-    }
-    __device__ __forceinline__ float* after() const {
-        const i64 dk = args.chunked.call.dk;
-        float* const summary = segment().result < 0 ? args.out + pair() * args.rows * dk
-                                                    : args.results + segment().result * (args.below() + dk * dk);
-        return summary + (is_transition() ? args.below() : 0);
-    }
-};
 
 template <ChunkedConfig kConfig>
 struct SegmentSchedule {
@@ -92,7 +65,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) summary(const __grid_con
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<ChunkedPlan<kBlock>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
-    const SegmentRows rows{args};
+    const SegmentRows rows{args.chunked.call, args.listed};
     if (!rows.has_work()) return;
     run_roles<kBlock>(SegmentSchedule<kBlock>{shared, args.chunked, rows}, [&](const auto& schedule) {
         cutlass::arch::warpgroup_reg_alloc<kBlock.value_registers()>();

@@ -1,8 +1,8 @@
 // gdn/summary_keys: by how much the keys of a tail may let a state grow: the sum of log2 |1 - beta |k|^2| over tokens where
 // that is positive. Nearly none are where keys are normalised; without that, any may be.
 //
-// A block takes a slice of a sequence, from where the first tail of the key head's value heads begins. Half a warp reads a key;
-// then each of its lanes takes a value head.
+// A block takes a slice of the longest tail of the key head's value heads. Half a warp reads a key; then each of its lanes
+// takes a value head.
 //
 // Bound: memory, the keys of tails read once.
 #pragma once
@@ -39,13 +39,17 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_keys(const __grid_c
         const bool has_head = group + lane < call.heads_per_key;
         const int head = key_head * call.heads_per_key + (has_head ? group + lane : group), pair = sequence * call.heads + head,
                   own_chunk = args.first[pair];
-        // A tail that is the whole part counts in any case.
-        const i64 own_first = own_chunk > 0 ? static_cast<i64>(own_chunk) * kChunk : span.length;
-        i64 first = own_first;
+        // Tokens of the tail; of one that is the whole part none, since it counts in any case.
+        const i64 own = own_chunk == 0  ? 0
+                        : args.backward ? i64{chunks_in(span) - own_chunk} * kChunk
+                                        : span.length - i64{own_chunk} * kChunk;
+        i64 longest = own;
 #pragma unroll
-        for (int step = kLanes / 2; step > 0; step /= 2) first = min(first, __shfl_xor_sync(0xffffffffu, first, step));
-        const int begins = static_cast<int>(first + (span.length - first) * slice / args.slices),
-                  ends = static_cast<int>(first + (span.length - first) * (slice + 1) / args.slices);
+        for (int step = kLanes / 2; step > 0; step /= 2) longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, step));
+        const i64 first = args.backward ? 0 : span.length - longest, own_first = args.backward ? 0 : span.length - own,
+                  own_last = args.backward ? own : span.length;
+        const int begins = static_cast<int>(first + longest * slice / args.slices),
+                  ends = static_cast<int>(first + longest * (slice + 1) / args.slices);
         float growth = 0.f;
 #pragma unroll 4
         for (int from = begins; from < ends; from += kHalves) {
@@ -55,7 +59,8 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_keys(const __grid_c
             const float beta =
                 load_float(call.beta.values, sequence * call.beta.batch + at * call.beta.token + head * call.beta.head);
             const float change = fabsf(1.f - beta * square);
-            if (token < ends && token >= own_first) growth += change <= 1.f ? 0.f : __log2f(change);  // NaN counts
+            if (token < ends && token >= own_first && token < own_last)
+                growth += change <= 1.f ? 0.f : __log2f(change);  // NaN counts
         }
         __syncthreads();
         sums[half][lane] = growth;

@@ -1,7 +1,7 @@
 // gdn/summary_tails: where the tail of each sequence and head begins: the state before it is multiplied by less than 2^-80 on
 // its way to the end, as far as gates say (chunked/segments.cuh has the bound).
 //
-// A block goes back from the end, a chunk a thread, and stops where a sum over later chunks is low enough.
+// A block goes back from the chain's end, a chunk a thread, and stops where a sum over later chunks is low enough.
 //
 // Bound: latency, a round of loads for every 256 chunks.
 #pragma once
@@ -42,11 +42,12 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_tails(const __grid_
     const float limit = kNegligibleLog2 - (args.by_keys == nullptr ? 0.f : kGrowthLog2);
     float later = 0.f;  // of the chunks of earlier rounds
     int first = -1;
+    const int chunks = chunks_in(span_of(call.cu_seqlens, sequence, call.tokens));
 #pragma unroll 1
-    for (int ends = chunks_in(span_of(call.cu_seqlens, sequence, call.tokens)); ends > 0 && first < 0;
-         ends -= kConfig.threads()) {
+    for (int ends = chunks; ends > 0 && first < 0; ends -= kConfig.threads()) {
         const int chunk = ends - 1 - thread;
-        float sum = chunk >= 0 && before + chunk < args.places ? growths[before + chunk] : 0.f;
+        const i64 place = before + (args.backward ? chunks - 1 - chunk : chunk);
+        float sum = chunk >= 0 && place < args.places ? growths[place] : 0.f;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const float other = __shfl_up_sync(0xffffffffu, sum, step);

@@ -67,6 +67,10 @@ struct PrefillAheadArgs {
     int pairs;               // (sequence, value head)
     int preparers, row_tiles;              // blocks of a pair: that prepare, that own rows of the state
     int first_chunk, window, most_chunks;  // most_chunks: the longest sequence's
+
+    GDN_HOST_DEVICE constexpr int last_chunk(int, int chunks) const {
+        return chunks < first_chunk + window ? chunks : first_chunk + window;
+    }
 };
 
 }  // namespace gdn_cuda::gdn

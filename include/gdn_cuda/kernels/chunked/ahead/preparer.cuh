@@ -5,7 +5,7 @@
 
 namespace gdn_cuda::gdn {
 
-// Every ahead.preparers-th chunk of a pair from `first` on, among the ahead.window chunks from ahead.first_chunk on.
+// Every ahead.preparers-th chunk of a pair from `first` on, among those from ahead.first_chunk on.
 template <ChunkedConfig kConfig, class Ahead>
 struct PreparerSchedule {
     ChunkedPlan<kConfig>& shared;
@@ -17,7 +17,7 @@ struct PreparerSchedule {
         ChunkedBlock<kConfig> block(args, pair, 0);
         bool decays_slowly;
         if (!block.takes_sequence() || !block.is_taken(decays_slowly, ahead.first_chunk == 0)) return false;
-        const int last = min(block.chunks, ahead.first_chunk + ahead.window);
+        const int last = ahead.last_chunk(pair, block.chunks);
         if (block.place != Place::run || first >= last) return false;
         if (threadIdx.x == 0) {
             block.plan_outputs(shared.work, first, last);

@@ -4,13 +4,19 @@
 #include <gdn_cuda/kernels/chunked/plan.cuh>
 #include <gdn_cuda/kernels/gdn/backward/handover.cuh>
 #include <gdn_cuda/kernels/gdn/backward_chain/segments.cuh>
+#include <gdn_cuda/kernels/gdn/summary/tails.cuh>
 
 namespace gdn_cuda::gdn {
 
 struct BackwardPrepareArgs : ChunkedArgs {
-    static constexpr int first_chunk = 0, window = 1 << 30;  // all chunks
+    static constexpr int first_chunk = 0;
     BackwardHandover to;
-    int preparers;  // blocks of a sequence and head
+    int preparers;             // blocks of a sequence and head
+    const SummaryTail* tails;  // of each pair, for the chain backward in time: what is prepared; nullptr: all chunks
+
+    GDN_HOST_DEVICE constexpr int last_chunk(int pair, int chunks) const {
+        return chunks - (tails == nullptr ? 0 : tails[pair].first_chunk);
+    }
 };
 
 // As a call of the chunked form. Backward in time, the gradients of outputs are its values and those of values its outputs, and
@@ -19,6 +25,7 @@ struct BackwardChainArgs : ChunkedArgs {
     BackwardHandover to;
     TensorMap states;  // S or E in `to`: (column, 0, row, head and chunk)
     ChainSegments chain;
+    ListedSegments listed;  // with segments: in place of `chain`, backward in time; nothing of a chunk is stored
 };
 
 // T, P and factors of a chunk; for every configuration the same.

@@ -21,19 +21,9 @@ struct SummaryConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return block().threads(); }
 };
 
-// A summary is (dv + dk, dk), L above M, or L alone.
 struct SummaryArgs {
     ChunkedArgs chunked;
-    const float* state;  // before each pair's part, (dv, dk); nullptr: zeros
-    float* out;
-    i64 rows;  // of a summary in `out`
-    float* results;
-    int value_tiles;  // blocks of rows of L; those of M follow
-    const int* count;
-    const SummarySegment* segments;
-
-    GDN_HOST_DEVICE constexpr i64 below() const { return static_cast<i64>(chunked.call.dv) * chunked.call.dk; }  // L, M begins
-    GDN_HOST_DEVICE constexpr bool has_transition() const { return rows > chunked.call.dv; }
+    ListedSegments listed;
 };
 
 }  // namespace gdn_cuda::gdn

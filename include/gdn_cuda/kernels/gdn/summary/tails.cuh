@@ -4,6 +4,9 @@
 // gdn/summary_tails, gdn/summary_keys). A long tail is split into segments, which gdn/summary computes at once and
 // gdn/summary_fold puts together (gdn/summary_segments). Both depend on the head's own tokens alone, so that its bits are the
 // same in every batch.
+//
+// The gradient of the state before a sequence comes from a chain that runs from the last chunk to the first, by
+// gdn/backward_chain. Its tail is where the sequence begins. Chunks are counted in the chain's order.
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
@@ -15,12 +18,21 @@ namespace gdn_cuda::gdn {
 // place of the pair's summary, the others beside it.
 struct SummarySegment {
     int sequence, head, first, last;
-    int result;  // in SummaryArgs::results; -1: a first segment
+    int result;  // in ListedSegments::results; -1: a first segment
 };
 // What gdn/summary_fold reads of a pair: its segments, where the results of those after the first begin, and the chunk where
 // its tail begins.
 struct SummaryTail {
     int segments, first_result, first_chunk;
+};
+// What a kernel that computes segments reads and writes beside its tokens. The states before parts are the call's `initial`,
+// contiguous, and a pair's L, with M below, goes to `last`.
+struct ListedSegments {
+    const SummarySegment* segments = nullptr;
+    const int* count = nullptr;
+    float* results = nullptr;  // L above M
+    int value_tiles = 0;       // blocks of rows of L; those of M follow
+    bool transition = false;   // whether M is wanted
 };
 
 // Segments of a tail of so many chunks. A segment takes 1.7 us a chunk on an H200, a fold 0.8 to 2 us, so that their sum is
@@ -49,6 +61,7 @@ struct SummaryTailsConfig {
 
 struct SummaryTailsArgs {
     GdnCall call;
+    bool backward;   // the chain runs from the last chunk to the first
     float* growths;  // (heads, places): what gates multiply a state by in each chunk, in log2; places: of chunks, sequence
                      // after sequence. Chunks past them, where sequences overlap (varlen.cuh), multiply by 1
     i64 places;
@@ -84,12 +97,10 @@ struct SummaryFoldConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return kParts * columns; }
 };
 struct SummaryFoldArgs {
-    const float* state;
+    RecurrentStates state, out;
     const float* results;
-    float* out;
     const SummaryTail* tails;
-    i64 rows;               // of a result of `out`
-    int dv, padded_dv, dk;  // padded_dv: rows of L in whole blocks, before those of M
+    int heads, dv, padded_dv, dk;  // padded_dv: rows of L in whole blocks, before those of M
 };
 
 }  // namespace gdn_cuda::gdn
