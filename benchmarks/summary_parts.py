@@ -81,6 +81,7 @@ def main() -> None:
                 print(f"{shape.name:34} {state:9.1f} {summary:9.1f} {forward:9.1f} {times[0]:9.1f} {times[1]:9.1f}", flush=True)
                 if tokens == 65536:
                     print("    " + kernels(lambda part=part: gdn_cuda.chunked_summary(**part)))
+                    print("    " + kernels(lambda backward=backward: backward(True)))
 
 
 if __name__ == "__main__":
