@@ -1,16 +1,18 @@
-"""`parallel.chunked_forward` on all GPUs of the machine beside `chunked_forward` of the same tokens on one:
-`python benchmarks/parallel_times.py [--tokens 131072] [--peers]`. A process for each GPU, NCCL. Milliseconds of the slowest
-rank, replays of a CUDA graph and, in brackets, calls as Python makes them; efficiency: one GPU's time by that and the number of
-GPUs. Without two GPUs it runs small sizes on a CPU, only to test itself."""
+"""`gdn_cuda.parallel` on all GPUs of the machine beside the same tokens on one:
+`python benchmarks/parallel_times.py [--tokens 131072] [--others] [--peers]`. A process for each GPU, NCCL. Milliseconds of the
+slowest rank, replays of a CUDA graph and, in brackets, calls as Python makes them; efficiency: one GPU's time by that and the
+number of GPUs. Without two GPUs it runs small sizes on a CPU, only to test itself."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -69,14 +71,106 @@ def timed(call: Callable[[], object], everybody: bool) -> tuple[float, float]:
     return min(seconds(replay, everybody) for _ in range(3)), eager
 
 
-def calls(x: dict[str, Any], forward: Callable[..., Any]) -> dict[str, Callable[[], object]]:
-    leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
-    grad = torch.randn_like(x["value"])
+def steps(
+    forward: Callable[..., Any], x: dict[str, Any], weights: Iterable[torch.Tensor] = ()
+) -> dict[str, Callable[[], object]]:
+    """Calls of `forward(**x)`, whose first result is the output, and the same with gradients of floating tensors."""
+    leaves = {n: t.detach().requires_grad_() if t.is_floating_point() else t for n, t in x.items()}
+    wanted = [*(t for t in leaves.values() if t.requires_grad), *weights]
+    grad: list[torch.Tensor] = []
+
+    def output(given: dict[str, Any]) -> torch.Tensor:
+        found = forward(**given)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    def alone() -> object:
+        with torch.no_grad():
+            return output(x)
 
     def step() -> object:
-        return torch.autograd.grad(forward(**leaves)[0], list(leaves.values()), grad)
+        out = output(leaves)
+        if not grad:
+            grad.append(torch.randn_like(out))
+        return torch.autograd.grad(out, wanted, grad[0])
 
-    return {"forward": lambda: forward(**x), "forward + backward": step}
+    return {"forward": alone, "forward + backward": step}
+
+
+class Row(NamedTuple):
+    """What is measured: `one` on all tokens, `several` on this rank's, with a context."""
+
+    name: str
+    lengths: list[int]
+    x: dict[str, torch.Tensor]
+    dim: dict[str, int]  # of tokens; others have none
+    one: Callable[..., Any]
+    several: Callable[..., Any]
+    weights: tuple[torch.Tensor, ...] = ()
+
+
+def recurrence(heads: tuple[int, int], lengths: list[int], gates: str) -> Row:
+    packed = len(lengths) > 1
+    shape = Shape(*heads, tuple(lengths), gates=gates, packed=packed)
+    x = {n: t for n, t in dict(prefill_work(shape, DEVICE).inputs).items() if n != "state"}
+    offsets = {"cu_seqlens": x.pop("cu_seqlens")} if packed else {}
+    one = partial(gdn_cuda.chunked_forward, output_final_state=False, **offsets)
+    dim = dict.fromkeys(x, 0 if packed else 1)
+    return Row(shape.name, lengths, x, dim, one, partial(parallel.chunked_forward, output_final_state=False))
+
+
+def layer(tokens: int) -> Row:
+    """Qwen3-Next's."""
+    hidden, heads, d = (2048, (16, 32), 128) if ON_GPU else (64, (1, 2), 16)
+    made = gdn_cuda.nn.GatedDeltaNet(hidden, heads=heads, head_k_dim=d, head_v_dim=d, device=DEVICE, dtype=torch.bfloat16)
+    x = {"x": normal((1, tokens, hidden), torch.bfloat16)}
+    return Row(f"1×{tokens} layer, hidden {hidden}", [tokens], x, {"x": 1}, made, made, tuple(made.parameters()))
+
+
+def convolution(tokens: int) -> Row:
+    channels = 8192 if ON_GPU else 16
+    x = {"x": normal((1, channels, tokens), torch.bfloat16), "weight": normal((channels, 4), torch.bfloat16)}
+    return Row(
+        f"{channels}×{tokens} causal_conv1d, W = 4",
+        [tokens],
+        x,
+        {"x": 2},
+        partial(gdn_cuda.causal_conv1d, activation="silu"),
+        partial(parallel.causal_conv1d, activation="silu"),
+    )
+
+
+def scan(tokens: int) -> Row:
+    """As Mamba initialises it."""
+    channels, states = (8192 if ON_GPU else 16), 16
+    steps_of = torch.exp(torch.empty(channels, device=DEVICE).uniform_(math.log(0.001), math.log(0.1)))
+    x = {
+        "u": normal((1, channels, tokens), torch.bfloat16),
+        "delta": 0.1 * normal((1, channels, tokens), torch.bfloat16),
+        "A": -torch.arange(1.0, states + 1, device=DEVICE).repeat(channels, 1),
+        "B": normal((1, states, tokens), torch.bfloat16),
+        "C": normal((1, states, tokens), torch.bfloat16),
+        "delta_bias": torch.log(torch.expm1(steps_of)),
+    }
+    return Row(
+        f"{channels}×{tokens} selective_scan, N = {states}",
+        [tokens],
+        x,
+        dict.fromkeys(("u", "delta", "B", "C"), 2),
+        partial(gdn_cuda.selective_scan, delta_softplus=True),
+        partial(parallel.selective_scan, delta_softplus=True),
+    )
+
+
+def cascade(tokens: int) -> Row:
+    """Evo 2's long layer, whose filter of projections is short."""
+    channels = 4096 if ON_GPU else 16
+    made = gdn_cuda.nn.HyenaCascade(channels, hyena_filter_groups=channels // 16, device=DEVICE, dtype=torch.bfloat16)
+    x = {"u": normal((1, tokens, 3 * channels), torch.bfloat16)}
+    return Row(f"{channels}×{tokens} HyenaCascade, long", [tokens], x, {"u": 1}, made, made, tuple(made.parameters()))
+
+
+def normal(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(sizes, device=DEVICE, dtype=dtype)
 
 
 def flashqla(tokens: int, heads: int) -> Callable[..., Any]:
@@ -102,6 +196,20 @@ def flashqla(tokens: int, heads: int) -> Callable[..., Any]:
     return forward
 
 
+def rows(options: argparse.Namespace) -> Iterator[Callable[[], Row]]:
+    for tokens in options.tokens:
+        for heads in options.heads:
+            for gates in ("fast", "init", "mixed"):
+                yield partial(recurrence, heads, [tokens], gates)
+    if options.others:
+        each = 16384 if ON_GPU else 10
+        for gates in ("fast", "init", "mixed"):  # the border of two ranks is in the middle of a sequence
+            yield partial(recurrence, options.heads[0], [each // 2, *[each] * 63, each // 2], gates)
+        yield partial(layer, 131072 if ON_GPU else 100)
+        for row in (convolution, scan, cascade):
+            yield partial(row, 262144 if ON_GPU else 100)
+
+
 def run(rank: int, size: int, options: argparse.Namespace) -> None:
     if ON_GPU:
         torch.cuda.set_device(rank)
@@ -111,44 +219,35 @@ def run(rank: int, size: int, options: argparse.Namespace) -> None:
     )
     if rank == 0:
         print(torch.cuda.get_device_name() if ON_GPU else "CPU", size, torch.__version__, flush=True)
-    for heads in options.heads:
-        for tokens in options.tokens:
-            for gates in ("fast", "init", "mixed"):
-                shape = Shape(*heads, (tokens,), gates=gates)
-                torch.manual_seed(0)
-                x = {n: t for n, t in dict(prefill_work(shape, DEVICE).inputs).items() if n != "state"}
-                context = parallel.context(dist.group.WORLD, lengths=[tokens])
-                part = {n: parallel.shard(t, context, dim=1).contiguous() for n, t in x.items()}
-
-                def ours(context: Any = context, **given: Any) -> Any:
-                    return parallel.chunked_forward(**given, context=context, output_final_state=False)
-
-                def one(**given: Any) -> Any:
-                    return gdn_cuda.chunked_forward(**given, output_final_state=False)
-
-                several = calls(part, ours)
-                if options.peers and gates == "init":
-                    theirs = calls(part, flashqla(tokens, heads[1]))
-                    for name, call in theirs.items():
-                        call()
-                        eager = min(seconds(call, True) for _ in range(3))
-                        if rank == 0:
-                            print(f"{shape.name:32} {name:20} FlashQLA on {size} GPUs ({eager * 1e3:7.3f})", flush=True)
-                alone = calls(x, one)
-                for name, call in several.items():
-                    single, single_eager = timed(alone[name], False)
-                    dist.barrier()
-                    found, eager = timed(call, True)
-                    if rank == 0:
-                        print(
-                            f"{shape.name:32} {name:20} one {single * 1e3:7.3f} ({single_eager * 1e3:7.3f})  {size} GPUs "
-                            f"{found * 1e3:7.3f} ({eager * 1e3:7.3f})  efficiency {single / found / size:5.1%} "
-                            f"({single_eager / eager / size:5.1%})",
-                            flush=True,
-                        )
-                del several, alone, part, x
+    for row in rows(options):
+        torch.manual_seed(0)
+        measure(rank, size, row(), options.peers)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def measure(rank: int, size: int, row: Row, peers: bool) -> None:
+    context = parallel.context(dist.group.WORLD, lengths=row.lengths)
+    part = {n: parallel.shard(t, context, dim=row.dim[n]).contiguous() if n in row.dim else t for n, t in row.x.items()}
+    several = steps(partial(row.several, context=context), part, row.weights)
+    if peers and row.name.endswith("init gates") and len(row.lengths) == 1:
+        for name, call in steps(flashqla(row.lengths[0], part["value"].shape[-2]), part).items():
+            call()
+            eager = min(seconds(call, True) for _ in range(3))
+            if rank == 0:
+                print(f"{row.name:40} {name:20} FlashQLA on {size} GPUs ({eager * 1e3:7.3f})", flush=True)
+    alone = steps(row.one, row.x, row.weights)
+    for name, call in several.items():
+        single, single_eager = timed(alone[name], False)
+        dist.barrier()
+        found, eager = timed(call, True)
+        if rank == 0:
+            print(
+                f"{row.name:40} {name:20} one {single * 1e3:7.3f} ({single_eager * 1e3:7.3f})  {size} GPUs "
+                f"{found * 1e3:7.3f} ({eager * 1e3:7.3f})  efficiency {single / found / size:5.1%} "
+                f"({single_eager / eager / size:5.1%})",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -157,6 +256,7 @@ def main() -> None:
     parser.add_argument(
         "--heads", type=lambda text: tuple(map(int, text.split("/"))), nargs="*", default=[(16, 32)] if ON_GPU else [(1, 2)]
     )
+    parser.add_argument("--others", action="store_true", help="packed sequences, a layer, a convolution, scans")
     parser.add_argument("--peers", action="store_true", help="FlashQLA too, where it is installed")
     parser.add_argument("--port", type=int, default=29511)
     options = parser.parse_args()
