@@ -20,7 +20,7 @@ from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 from .reference_gradients import gradients
 
 _NAME = "chunked_forward"
-WORKSPACE = 1 << 30  # bytes
+_WORKSPACE = 1 << 30  # bytes
 _ARGUMENTS = ("query", "key", "value", "beta", "gate", "state", "A_log", "dt_bias")
 _IN_FP32 = ("state", "A_log", "dt_bias")  # as the operator returns their gradients
 _ROWS = ("query", "key", "value", "beta", "gate", "grad_out")
@@ -118,9 +118,10 @@ def _groups(y: Any) -> list[tuple[int, int]]:
         * (4 * dv * dk + 8 * gdn.CHUNK * (gdn.CHUNK + dv + dk))
         * wide_enough(y.value).itemsize
     )
-    if key_head_bytes > y.workspace:
-        refuse(_NAME, "workspace", f"at least {key_head_bytes} bytes, what the backward of one key head needs", y.workspace)
-    step = min(max(y.workspace // max(key_head_bytes, 1), 1), max(key_heads, 1))
+    workspace = max(_WORKSPACE, key_head_bytes) if y.workspace is None else y.workspace
+    if key_head_bytes > workspace:
+        refuse(_NAME, "workspace", f"at least {key_head_bytes} bytes, what the backward of one key head needs", workspace)
+    step = min(max(workspace // max(key_head_bytes, 1), 1), max(key_heads, 1))
     return [(first, min(first + step, key_heads)) for first in range(0, key_heads, step)]
 
 
@@ -188,7 +189,7 @@ library.impl("gated_delta_rule_backward_reference", _on_gpu, "CUDA")
 
 def _given(x: dict[str, Any]) -> dict[str, Any]:
     flags = {_rule.schema.arguments[i]: False for i, kind in _rule.schema.others if kind == "bool"}
-    return dict.fromkeys(_rule.schema.arguments) | flags | {"workspace": WORKSPACE} | x
+    return dict.fromkeys(_rule.schema.arguments) | flags | x
 
 
 @example(call_operator("gated_delta_rule"))
@@ -260,7 +261,7 @@ def with_gradients(
         _check_state_dtype(state_dtype, query)
     gates = (A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state)
     options = (cu_seqlens, scale, use_qk_l2norm, deterministic, *gates, forward == "recurrent")
-    result, last, _ = _rule(query, key, value, beta, gate, state, *options, WORKSPACE if workspace is None else workspace)
+    result, last, _ = _rule(query, key, value, beta, gate, state, *options, workspace)
     if not output_final_state:
         return result, None
     return result, last.to(state_dtype or (last if state is None else state).dtype)

@@ -115,10 +115,10 @@ class Context:
     def integers(self, name: str, device: torch.device, values: Iterable[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return self.on_device(name, device, lambda: torch.tensor(list(values), dtype=dtype))
 
-    def offsets(self, slices: Sequence[Slice], device: torch.device) -> Tensor:
-        """`cu_seqlens` of consecutive slices of this rank."""
-        name = f"offsets {slices[0].start} {slices[-1].stop}"
-        values = accumulate((each.stop - each.start for each in slices), initial=0)
+    def offsets(self, slices: Sequence[Slice], device: torch.device, before: int = 0) -> Tensor:
+        """`cu_seqlens` of consecutive slices of this rank, of tokens that begin so many before them."""
+        name = f"offsets {slices[0].start} {slices[-1].stop} {before}"
+        values = accumulate((each.stop - each.start for each in slices), initial=before)
         return self.integers(name, device, values, torch.int32)
 
     def check(self, function: str, name: str, x: Tensor, dim: int) -> None:

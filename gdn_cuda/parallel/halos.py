@@ -111,7 +111,8 @@ def _initial(x: Tensor, initial_states: Tensor, each: Slice) -> Tensor:
 
 class _Halo(torch.autograd.Function):
     """x, and the last `width` inputs before each of the rank's slices, (slices, B, D, width). As x passes through, the backward
-    of a rank that gets nothing runs too: all ranks make its collective."""
+    of a rank that gets nothing runs too: all ranks make its collective. It adds to the gradient in place: x has been used once,
+    by a convolution, whose gradient is new."""
 
     @staticmethod
     def forward(ctx: Any, context: Context, width: int, x: Tensor, initial_states: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -152,7 +153,6 @@ class _Halo(torch.autograd.Function):
         rows = [context.slots] * size
         to_sent = context.ranks.all_to_all(to_every.flatten(0, 1), rows, rows).view(size, *sizes)
         to_sent = to_sent.sum(0, dtype=state_dtype(grad)).to(grad.dtype)
-        grad = grad.clone()
         for each in context.slices:
             if each.is_continued:
                 count = min(width, each.stop - each.start)

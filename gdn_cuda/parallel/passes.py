@@ -40,6 +40,12 @@ class Call:
         query, value = self["query"], self["value"]
         self.value, self.batch, self.heads = value, value.shape[0], heads_of(query, value)
         self.dv, self.dk, self.wide = value.shape[-1], query.shape[-1], state_dtype(value)
+        # Of several runs, the longest one of several sequences is called with all tokens: what others compute goes where it has
+        # none, and its own results, most of all, are not copied. Kernels take offsets that start above 0; on a CPU they are an
+        # error.
+        packed = [run for run in self.context.runs if len(run.slices) > 1]
+        several = packed and len(self.context.runs) > 1 and value.is_cuda
+        self.roomy = max(packed, key=lambda run: run.stop - run.start) if several else None
 
     def __getitem__(self, name: str) -> Any:
         return self.tensors[name]
@@ -71,11 +77,27 @@ class Call:
     def initial(self, run: Run) -> Tensor | None:
         return None if self["state"] is None else self["state"][self.of_sequences(run)].to(self.wide)
 
+    def part(self, run: Run, x: Tensor) -> Tensor:
+        """A run's tokens of x, which has the rank's; all of them for the run that leaves room for the others' results."""
+        return x if run == self.roomy else x[:, run.start : run.stop]
+
     def rows(self, run: Run, *names: str) -> dict[str, Tensor | None]:
-        return {name: None if (x := self[name]) is None else x[:, run.start : run.stop] for name in names}
+        return {name: None if (x := self[name]) is None else self.part(run, x) for name in names}
+
+    def joined(self, results: dict[Run, Tensor]) -> Tensor:
+        """Of all runs, those of the rank's tokens."""
+        if self.roomy is None:
+            parts = [results[run] for run in self.context.runs]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        found = results[self.roomy]
+        for run, part in results.items():
+            if run != self.roomy:
+                found[:, run.start : run.stop] = part
+        return found
 
     def given(self, run: Run, state: Tensor | None) -> dict[str, Any]:
-        cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.value.device)
+        before = run.start if run == self.roomy else 0
+        cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.value.device, before)
         weights = {"A_log": self["A_log"], "dt_bias": self["dt_bias"]}
         return self.rows(run, *_ROWS) | weights | self.options | {"state": state, "cu_seqlens": cu_seqlens}
 
@@ -148,8 +170,8 @@ class Forward:
 
     def results(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states if they are wanted."""
-        outs = [self.found[run][0] for run in self.call.context.runs]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs or [_no_output(self.call)], 1)
+        outs = {run: found[0] for run, found in self.found.items()}
+        out = self.call.joined(outs) if outs else _no_output(self.call)
         return out, self._last() if self.output_final_state else self.call.states(0)
 
     def _last(self) -> Tensor:
@@ -226,7 +248,7 @@ class Backward:
         return self.saved.maps[run].mT.unbind(0)[::-1] if run in self.saved.maps else ()
 
     def _gradients(self, run: Run, grad_last: Tensor | None, **only: bool) -> dict[str, Tensor]:
-        grad_out = None if self.grad_out is None else self.grad_out[:, run.start : run.stop]
+        grad_out = None if self.grad_out is None else self.call.part(run, self.grad_out)
         state = self.saved.states[run] if run.continues else self.call.initial(run)
         own = {"grad_out": grad_out, "grad_final_state": grad_last, "checkpoints": self.saved.checkpoints[run]}
         given = self.call.given(run, state) | own | {"only_value_and_state": False, "only_state": False} | only
@@ -250,8 +272,8 @@ class Backward:
         return found
 
     def _joined(self, name: str) -> Tensor:
-        parts = [self.found[run][name] for run in self.call.context.runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1) if parts else torch.zeros_like(self.call[name])
+        parts = {run: found[name] for run, found in self.found.items()}
+        return self.call.joined(parts) if parts else torch.zeros_like(self.call[name])
 
     def _of_states(self) -> Tensor:
         call, context = self.call, self.call.context

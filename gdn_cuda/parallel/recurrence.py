@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..gdn.reference import heads_of
-from ..gdn.training import WORKSPACE
 from ..operators.autograd import needs_gradients
 from ..operators.registration import check_call
 from ..operators.schema import require_tensor
@@ -85,7 +84,7 @@ def chunked_forward(
         "beta_is_logit": beta_is_logit,
         "allow_negative_eigenvalues": allow_negative_eigenvalues,
         "gate_is_linear": gate_is_linear,
-        "workspace": WORKSPACE if workspace is None else workspace,
+        "workspace": workspace,
     }
     require_context(_NAME, context)
     if not torch.compiler.is_compiling():

@@ -23,7 +23,7 @@ _OPTIONS = {
     "beta_is_logit": "bool",
     "allow_negative_eigenvalues": "bool",
     "gate_is_linear": "bool",
-    "workspace": "int",
+    "workspace": "int?",
 }
 _ARGUMENTS = ", ".join(
     [f"Tensor{'' if name in ('query', 'key', 'value') else '?'} {name}" for name in TENSORS]

@@ -107,8 +107,9 @@ struct GDN_HOLDS_TENSORS GatedDeltaRule {
     bool deterministic = false;
     GateOptions gates = {};
     OptionalTensor has_initial_state = {};
-    bool recurrent = false;                // the forward is recurrent_forward's, token by token
-    int64_t workspace = int64_t{1} << 30;  // bytes that the backward may use at a time
+    bool recurrent = false;  // the forward is recurrent_forward's, token by token
+    std::optional<int64_t> workspace =
+        {};  // bytes that the backward may use at a time; absent: a GiB, or what it needs at least
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, has_initial_state,
                recurrent, workspace)

@@ -4,6 +4,7 @@ literal recurrence, backward in time, in fp64."""
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from helpers import rel_rms
 from torch import Tensor
 
 from gdn_cuda.gdn.inputs import make_gdn_inputs, make_packed_gdn_inputs
-from gdn_cuda.gdn.training import WORKSPACE, _given
+from gdn_cuda.gdn.training import _given
 
 BOUND = 5e-3
 LONG = 64 * 48 + 5  # two segments, the last chunk not full
@@ -39,9 +40,9 @@ def with_cotangents(x: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def found_alone(device: Device, x: dict[str, Any], *kernels: str, **options: Any) -> Tensor:
     there = {name: t.to(device.name) if isinstance(t, Tensor) else t for name, t in x.items()}
-    given = {"only_value_and_state": False, "only_state": True, "checkpoints": None, "workspace": WORKSPACE} | there | options
+    given = {"only_value_and_state": False, "only_state": True, "checkpoints": None} | there | options
     operator = torch.ops.gdn_cuda.gated_delta_rule_backward
-    call = _given({name: None for name in ("grad_out", "grad_final_state")} | given)
+    call = _given(dict.fromkeys(("grad_out", "grad_final_state")) | given)
     with device.only(*(kernels or KERNELS)):
         results = operator(*(call[argument.name] for argument in operator.default._schema.arguments))
         found = results[5].cpu()
@@ -54,7 +55,7 @@ def literal(x: dict[str, Any], use_qk_l2norm: bool = False) -> Tensor:
     wide = {name: x[name].double() for name in ROWS}
     if "cu_seqlens" in x:
         ends = x["cu_seqlens"].tolist()
-        spans = [{name: t[None, a:b] for name, t in wide.items()} for a, b in zip(ends, ends[1:], strict=False)]
+        spans = [{name: t[None, a:b] for name, t in wide.items()} for a, b in pairwise(ends)]
         last = x["grad_final_state"]
         parts = [literal(part | {"grad_final_state": last[n : n + 1]}, use_qk_l2norm) for n, part in enumerate(spans)]
         return torch.cat(parts)
@@ -154,7 +155,7 @@ def test_key_heads_at_a_time_where_the_workspace_is_small(device: Device, seed: 
     at_once = found_alone(device, x)
     key_head = 2 * 33 * 30_000  # 33 chunks of two value heads
     assert torch.equal(found_alone(device, x, workspace=key_head), at_once)
-    checkpoints = torch.zeros(2, 4, 64, 64)
+    checkpoints = torch.zeros(2, 4, 64, 64, device=device.name)
     smaller = found_alone(device, x, *KERNELS[-2:], "gdn/backward_links", workspace=1_500_000, checkpoints=checkpoints)
     assert rel_rms(smaller, literal(x)) < BOUND
 

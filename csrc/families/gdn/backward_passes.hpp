@@ -233,23 +233,26 @@ struct BackwardPasses {
         BackwardMmaGradients::run(part.gradients, io, target);
     }
 
-    // Everything, part after part within `workspace` bytes: all heads of as many tokens as fit, from one checkpoint to another;
-    // as many key heads as fit where those are too many or there are no checkpoints.
-    void run(const Checks& check, const Sequences& sequences, i64 workspace, const Tensor& like, const Target& target) const {
+    // Everything, part after part within `given` bytes, or a GiB: all heads of as many tokens as fit, from one checkpoint to
+    // another; as many key heads as fit where those are too many or there are no checkpoints.
+    void run(const Checks& check, const Sequences& sequences, std::optional<i64> given, const Tensor& like,
+             const Target& target) const {
         const auto chunks_of = [&](i64 tokens) { return chunk_indices(packed(), call.sequences, static_cast<int>(tokens)); };
         const bool on_hopper = hopper(chunks_of(call.tokens), target);
         const auto bytes_of_head = [&](i64 tokens, WantedGradients kind) {
             return BackwardWorkspace(sequences, chunks_of(tokens), on_hopper).bytes_of_head(kind);
         };
-        const bool by_tails = wanted == WantedGradients::state && on_hopper &&
-                              bytes_of_head(call.tokens, wanted) * call.heads_per_key <= workspace;
+        constexpr i64 kWorkspace = i64{1} << 30;
+        const bool in_windows = checkpoints.interval > 0,
+                   by_tails =
+                       wanted == WantedGradients::state && on_hopper &&
+                       (!in_windows || bytes_of_head(call.tokens, wanted) * call.heads_per_key <= given.value_or(kWorkspace));
         const auto head_bytes = [&](i64 tokens) {
             return bytes_of_head(tokens,
                                  wanted == WantedGradients::state && !by_tails ? WantedGradients::value_and_state : wanted);
         };
-        const i64 shortest =
-            checkpoints.interval > 0 && !by_tails ? std::min<i64>(checkpoints.interval, call.tokens) : call.tokens;
-        const i64 least = head_bytes(shortest) * call.heads_per_key;
+        const i64 shortest = in_windows && !by_tails ? std::min<i64>(checkpoints.interval, call.tokens) : call.tokens;
+        const i64 least = head_bytes(shortest) * call.heads_per_key, workspace = given.value_or(std::max(kWorkspace, least));
         GDN_REQUIRE(check, least <= workspace, "workspace",
                     fmt::format("at least {} bytes, what the backward of one key head needs", least),
                     fmt::format("{}", workspace));

@@ -65,7 +65,7 @@ PreparedRule prepare_rule(const GatedDeltaRule& x) {
     prepared.args.outputs = prepared.args.dv;
     prepared.args.scale = scale_of(check, x.scale, sequences);
     prepared.tensors = check_gates(check, prepared, x.beta, x.gate, x.gates);
-    GDN_REQUIRE(check, x.workspace >= 0, "workspace", "bytes, not negative", fmt::format("{}", x.workspace));
+    if (x.workspace) GDN_REQUIRE(check, *x.workspace >= 0, "workspace", "bytes, not negative", fmt::format("{}", *x.workspace));
     if (const View state = view_of(x.state); state.defined()) {
         prepared.args.initial = check_initial(check, prepared, "state", state, 4);
         GDN_REQUIRE(check, state.size(0) == sequences.count, "state",
