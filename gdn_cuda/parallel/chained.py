@@ -1,9 +1,15 @@
 """Recurrences of sequences whose tokens are on several ranks, in which a slice maps the state before it to a x + l,
-elementwise. Autograd is the backward."""
+elementwise. Autograd is the backward.
+
+Long slices go through the ranks in groups of channels: while a rank computes a group, the next one has the group before it, so
+that all work at once but for the first steps, and nothing is computed twice. Of short ones, whose groups would not fill a GPU,
+each rank composes the maps of all slices before its own.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +17,9 @@ from torch import Tensor
 from .contexts import Context
 from .layout import Run, Slice
 from .ranks import all_gather, tied
+
+MOST_GROUPS = 8
+LEAST_CHANNELS, LEAST_ELEMENTS = 256, 1 << 26  # of a group
 
 
 class ChainedScan(ABC):
@@ -49,8 +58,60 @@ class ChainedScan(ABC):
     def nothing(self) -> Tensor:
         """The output of a rank without tokens."""
 
+    @abstractmethod
+    def of_channels(self, groups: int) -> list[ChainedScan]:
+        """The same scan of each of so many groups of channels; empty if they cannot be divided so."""
+
     def run(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states of all sequences."""
+        groups = MOST_GROUPS
+        while groups > 1:
+            if self._fills(groups) and (scans := self.of_channels(groups)):
+                return self._in_groups(scans)
+            groups //= 2
+        return self._at_once()
+
+    def _fills(self, groups: int) -> bool:
+        """Whether steps of so many groups take less time than maps, and a group has work for a GPU."""
+        chains, channels = self.context.chains.values(), self.zeros.shape[1]
+        if not chains or channels % groups > 0:
+            return False
+        tokens = max(each.stop - each.start for chain in chains for each in chain)
+        elements = self.batch * tokens * channels // groups
+        return max(map(len, chains)) <= groups + 1 and channels >= groups * LEAST_CHANNELS and elements >= LEAST_ELEMENTS
+
+    def _in_groups(self, scans: list[ChainedScan]) -> tuple[Tensor, Tensor]:
+        """At step i, the slice at position p of its sequence computes group i − p."""
+        context, chains = self.context, self.context.chains
+        tensors = list(self.tensors)
+        found: list[dict[Run, tuple[Tensor, Tensor]]] = [{} for _ in scans]
+        steps = len(scans) + max(map(len, chains.values())) - 1
+        nothing = scans[0]._sent(scans[0].zeros, None)
+        every = nothing
+        for step in range(steps):
+            sent = [nothing] * context.slots
+            for run in self.runs:
+                if not (run.continues or run.is_continued):
+                    continue
+                before = context.before(run.slices[0])
+                group = step - len(before)
+                if not 0 <= group < len(scans):
+                    continue
+                scan = scans[group]
+                state = scan._last_of(every, before[-1]) if before else scan._initial(run)
+                found[group][run] = scan.compute(run, state)
+                if run.is_continued:
+                    sent[run.fragment] = scan._sent(found[group][run][1], None)
+            if step + 1 < steps:
+                every = all_gather(context.ranks, tied(torch.stack(sent), *tensors))
+                tensors.append(every)
+        for scan, results in zip(scans, found, strict=True):
+            results.update({run: scan.compute(run, scan._initial(run)) for run in self.runs if run not in results})
+        outs = [scan._joined(results) for scan, results in zip(scans, found, strict=True)]
+        lasts = [scan._last(results) for scan, results in zip(scans, found, strict=True)]
+        return tied(torch.cat(outs, 1), *tensors), tied(torch.cat(lasts, 1), *tensors)
+
+    def _at_once(self) -> tuple[Tensor, Tensor]:
         context, tensors = self.context, self.tensors
         found = {run: self.compute(run, self._initial(run)) for run in self.runs if not run.continues}
         every = None
@@ -65,9 +126,11 @@ class ChainedScan(ABC):
             if run.continues:
                 assert every is not None
                 found[run] = self.compute(run, self._before(run, every))
+        return tied(self._joined(found), *tensors), tied(self._last(found), *tensors)
+
+    def _joined(self, found: dict[Run, tuple[Tensor, Tensor]]) -> Tensor:
         outs = [found[run][0] for run in self.runs]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs, 2) if outs else self.nothing()
-        return tied(out, *tensors), tied(self._last(found), *tensors)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 2) if outs else self.nothing()
 
     def _map(self, run: Run) -> Tensor:
         return self._sent(self.addition(run), None if self.factors_are_known else self.factor(run.slices[0]))
@@ -90,13 +153,20 @@ class ChainedScan(ABC):
         return torch.view_as_real(found) if found.is_complex() else found
 
     def _before(self, run: Run, every: Tensor) -> Tensor:
-        values = torch.view_as_complex(every) if self.zeros.is_complex() else every
         first, *between = self.context.before(run.slices[0])
-        state: Tensor = values[first.rank, first.fragment, 0]
+        state = self._last_of(every, first)
         for each in between:
-            sent = values[each.rank, each.fragment]
+            sent = self._values(every)[each.rank, each.fragment]
             state = (self.factor(each) if self.factors_are_known else sent[1]) * state + sent[0]
         return state
+
+    def _values(self, every: Tensor) -> Tensor:
+        return torch.view_as_complex(every) if self.zeros.is_complex() else every
+
+    def _last_of(self, every: Tensor, each: Slice) -> Tensor:
+        """The state, or l, that a slice has sent."""
+        found: Tensor = self._values(every)[each.rank, each.fragment, 0]
+        return found
 
     def _last(self, found: dict[Run, tuple[Tensor, Tensor]]) -> Tensor:
         context = self.context
@@ -108,3 +178,10 @@ class ChainedScan(ABC):
             if not run.is_continued:
                 last = own if self.batch > 1 else last.index_copy(0, self._sequences(run), own)
         return last
+
+
+def split_channels(x: Tensor | None, groups: int, dim: int) -> list[Any]:
+    """What each group of channels has of x; all of x where it has a single one."""
+    if x is None:
+        return [None] * groups
+    return [x] * groups if x.shape[dim] == 1 else list(x.split(x.shape[dim] // groups, dim))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..conv.hyena_long import hyena_long as long_in_one_process
 from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
-from .chained import ChainedScan
+from .chained import ChainedScan, split_channels
 from .contexts import Context
 from .eager import outside_graphs
 from .halos import histories
@@ -59,6 +59,14 @@ class _Long(ChainedScan):
         self.rates = log_poles.reshape(residues.shape).double().repeat_interleave(repeats, 0)  # (D, S)
         zeros = x1.new_zeros((x1.shape[0], *self.rates.shape), dtype=state_dtype(x1))
         super().__init__(context, zeros, [*rows, *self.filter])
+
+    def of_channels(self, groups: int) -> list[ChainedScan]:
+        residues, log_poles, bias = self.filter
+        if residues.shape[0] % groups > 0:
+            return []
+        rows = zip(*(split_channels(x, groups, 1) for x in self.rows), strict=True)
+        filters = zip(*(split_channels(x, groups, 0) for x in (residues, log_poles, bias)), strict=True)
+        return [_Long(self.context, x, *each) for x, each in zip(rows, filters, strict=True)]
 
     def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         x1, x2, v = (x[..., run.start : run.stop] for x in self.rows)

@@ -13,7 +13,7 @@ from ..scan.diagonal import diagonal_scan
 from ..scan.rglru import rglru_scan as rglru_in_one_process
 from ..scan.selective import selective_scan as in_one_process
 from ..scan.simplified_scan import check_composed
-from .chained import ChainedScan
+from .chained import ChainedScan, split_channels
 from .contexts import Context, require_context
 from .eager import outside_graphs
 from .layout import Run, Slice
@@ -57,8 +57,10 @@ def selective_scan(
         delta_softplus, return_last_state, discretization: as in `selective_scan`
         context: from `gdn_cuda.parallel.context`, equal on all ranks
 
-    Forward makes one all-gather, of one or two states for each fragment, and backward one all-to-all, none where no sequence
-    crosses from one rank to another. A rank on which a sequence neither begins nor ends runs the scan three times.
+    Long slices of many channels go through the ranks in groups of channels, eight at most: while a rank scans a group, the next
+    one has the group before it. An all-gather of a group's states follows each step, and an all-to-all in the backward. Others
+    make one of each, of one or two states for each fragment, and a rank on which a sequence neither begins nor ends runs the
+    scan three times. No collective where no sequence crosses from one rank to another.
     """
     require_tensors(_NAME, u=u, A=A)
     require_context(_NAME, context)
@@ -83,6 +85,20 @@ class _Selective(ChainedScan):
         self.given, self.flags, self.A = given, flags, given["A"]
         zeros = self.A.new_zeros((given["u"].shape[0], *self.A.shape))
         super().__init__(context, zeros, list(given.values()), initial_state, packs=True)
+
+    def of_channels(self, groups: int) -> list[ChainedScan]:
+        def split(name: str, x: Tensor | None) -> list[Any]:
+            if name in ("B", "C") and x is not None and x.dim() == 3:
+                return [x] * groups  # all channels share it
+            return split_channels(x, groups, 0 if x is None or x.dim() < 3 else 1)
+
+        grouped = [x.shape[1] for name in ("B", "C") if (x := self.given[name]).dim() == 4]
+        if any(count > 1 and count % groups > 0 for count in grouped):
+            return []
+        names, states = tuple(self.given), split_channels(self.initial_state, groups, 1)
+        parts = zip(*(split(name, x) for name, x in self.given.items()), strict=True)
+        given = [dict(zip(names, part, strict=True)) for part in parts]
+        return [_Selective(self.context, x, self.flags, state) for x, state in zip(given, states, strict=True)]
 
     def _part(self, run: Run, *without: str) -> dict[str, Any]:
         """The call of a run's tokens. What varies in time has three dimensions or more, and may be pairs beside a complex A."""
@@ -117,6 +133,11 @@ class _Diagonal(ChainedScan):
         """system: delta, A, delta_a and discretization."""
         self.Bu, (self.delta, self.A, self.delta_a, self.discretization) = Bu, system
         super().__init__(context, Bu.new_zeros(Bu.shape[:2]), [Bu, *system[:3]])
+
+    def of_channels(self, groups: int) -> list[ChainedScan]:
+        system = self.delta, self.A, self.delta_a
+        parts = [split_channels(x, groups, 1 if x is not None and x.dim() == 3 else 0) for x in (self.Bu, *system)]
+        return [_Diagonal(self.context, *part, self.discretization) for part in zip(*parts, strict=True)]
 
     def _scanned(self, Bu: Tensor, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         delta, delta_a = (
@@ -156,6 +177,10 @@ class _Gated(ChainedScan):
     def __init__(self, context: Context, u: Tensor, delta: Tensor, A: Tensor, reset: Tensor | None, flags: dict[str, Any]):
         self.u, self.delta, self.A, self.reset, self.flags = u, delta, A, reset, flags
         super().__init__(context, A.new_zeros((u.shape[0], *A.shape)), [u, delta, A], packs=True)
+
+    def of_channels(self, groups: int) -> list[ChainedScan]:
+        parts = (split_channels(x, groups, dim) for x, dim in ((self.u, 1), (self.delta, 1), (self.A, 0)))
+        return [_Gated(self.context, u, delta, A, self.reset, self.flags) for u, delta, A in zip(*parts, strict=True)]
 
     def _scanned(self, u: Tensor, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
         cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, u.device)

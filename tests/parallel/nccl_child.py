@@ -17,9 +17,11 @@ import parts_on_gpu as parts
 import torch
 import torch.distributed as dist
 from gloo_child import check_unequal_contexts
+from layer_cases_on_ranks import seeded
 from parallel_cases import SPLITS
 
 from gdn_cuda import parallel
+from gdn_cuda.nn import GatedDeltaNet
 from gdn_cuda.parallel.ranks import ProcessRanks
 
 WORLD, PATIENCE = 2, 240  # processes, seconds
@@ -34,6 +36,33 @@ def check_a_tensor_on_the_cpu() -> None:
         assert str(error).endswith("a device for which the group has a backend, got one on cpu"), error
     else:
         raise AssertionError("expected an error, got none")
+
+
+def check_graph(rank: int) -> None:
+    """A layer and its backward with their collectives, captured: the same bits, also of inputs that were copied in since."""
+    torch.manual_seed(rank)
+    made = seeded(lambda: GatedDeltaNet(64, heads=(2, 4), head_k_dim=64, head_v_dim=64)).to("cuda", torch.bfloat16)
+    context = parallel.context(dist.group.WORLD, [500, 300])
+    x, other = (torch.randn(1, context.tokens, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    x.requires_grad_()
+
+    def step() -> list[torch.Tensor]:
+        y = made(x, context=context)
+        return [y, *torch.autograd.grad(y.float().square().mean(), [x, *made.parameters()])]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has threads of its own
+        captured = step()
+    with torch.no_grad():
+        x.copy_(other)
+    graph.replay()
+    found = [y.clone() for y in captured]
+    assert all(torch.equal(a, b) for a, b in zip(found, step(), strict=True))
 
 
 def main(file: str, rank: int) -> None:
@@ -55,6 +84,7 @@ def main(file: str, rank: int) -> None:
             parts.check_errors(ranks, split, call, mode)
     for name in parts.MODULES:
         parts.check_module(ranks, SPLITS[0], name)
+    check_graph(rank)
     check_unequal_contexts(dist.group.WORLD, rank, WORLD)
     check_a_tensor_on_the_cpu()
     dist.barrier()
