@@ -144,6 +144,25 @@ def summaries() -> None:
             summarize(x)
             part = {name: t for name, t in x.items() if name not in ("query", "state")}
             gdn_cuda.chunked_summary(**part, state=x["state"].float(), transition=False, use_qk_l2norm=True)
+            gradient_of_state(x)
+
+
+def gradient_of_state(x: dict[str, Any]) -> None:
+    """Alone, by the kernels of summaries and the backward's chain."""
+    operator = torch.ops.gdn_cuda.gated_delta_rule_backward
+    names = [argument.name for argument in operator.default._schema.arguments]
+    x = {**dict.fromkeys(names), **x, "grad_out": x["value"], "grad_final_state": x["state"].float()}
+    flags = ("only_value_and_state", "use_qk_l2norm", "deterministic", "beta_is_logit", "allow_negative_eigenvalues")
+    x |= dict.fromkeys((*flags, "gate_is_linear", "recurrent"), False) | {"only_state": True}
+    operator(*(x[name] for name in names))
+
+
+@sanitizes("fold_states")
+def fold_states() -> None:
+    for dk, dv, parts in ((128, 128, 3), (40, 9, 1), (256, 72, 2)):
+        state, every = (torch.randn(*lead, 2, 3, rows, dk, device="cuda") for lead, rows in (((), dv), ((parts,), dv + dk)))
+        for reverse in (False, True):
+            gdn_cuda.fold_states(state, every[..., :dv, :], every[..., dv:, :], reverse=reverse)
 
 
 @sanitizes()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .layout import Run, Slice
-from .maps import composed, fold
+from .maps import composed
 from .passes import Backward, Call, Forward
 
 Pass = Forward | Backward
@@ -46,10 +46,9 @@ def _gather(half: Pass) -> None:
     _compute_others(half)  # meanwhile
     every = wait()
     for run in _crossing(half).values():
-        maps = half.maps(run, every)
+        half.keep_maps(run, every)
         if half.waits(run):
-            first, *others = (every[each.rank, each.fragment, ..., : call.dv, :] for each in half.sources(run))
-            half.compute(run, fold(first, maps, others))
+            half.compute(run, half.folded(run, every))
 
 
 def _double(half: Pass) -> None:

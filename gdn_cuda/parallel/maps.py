@@ -1,19 +1,9 @@
-"""What a slice does to the state before it, S M + L, and to the gradient after it, E Mᵀ + L': composed in fp64."""
+"""What a slice does to the state before it, S M + L, and to the gradient after it, E Mᵀ + L'. Two maps are composed in fp64."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
-
-
-def fold(first: Tensor, maps: Iterable[Tensor], additions: Iterable[Tensor]) -> Tensor:
-    """`first`, through S M + L for each map M and addition L in turn: (…, dv, dk), (…, dk, dk) and (…, dv, dk)."""
-    state = first.double()
-    for transition, addition in zip(maps, additions, strict=True):
-        state = _mapped(state, transition) + addition
-    return state.to(first.dtype)
 
 
 def composed(first: Tensor, second: Tensor, dv: int) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..gdn import training
 from ..gdn.chunked_summary import chunked_summary
+from ..gdn.fold_states import fold_states
 from ..gdn.operators import chunked_forward
 from ..gdn.reference import heads_of, repeat_heads
 from ..operators.dtypes import state_dtype
@@ -128,9 +129,6 @@ class Forward:
     def chain(self, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
         return slices
 
-    def sources(self, run: Run) -> tuple[Slice, ...]:
-        return self.call.context.before(run.slices[0])
-
     def element(self, run: Run) -> Tensor:
         """The last state of a run that waits for none, whose outputs are computed while the state travels; else (batch, heads,
         dv + dk, dk): L above M."""
@@ -156,12 +154,17 @@ class Forward:
             out, last = chunked_forward(**given, output_final_state=wanted)
             self.found[run] = out, self.call.states(0) if last is None else last, self.call.states(0)
 
-    def maps(self, run: Run, every: Tensor) -> Sequence[Tensor]:
-        """Those of the sources after the first, from what all ranks have sent. Copies those that the backward needs."""
-        context, dv = self.call.context, self.call.dv
-        if self.training and run.is_continued and len(after := context.after(run.slices[-1])) > 1:
-            self.kept_maps[run] = torch.stack([every[each.rank, each.fragment, ..., dv:, :] for each in after[:-1]])
-        return [every[each.rank, each.fragment, ..., dv:, :] for each in self.sources(run)[1:]]
+    def keep_maps(self, run: Run, every: Tensor) -> None:
+        """Copies the maps that the backward needs from what all ranks have sent."""
+        if self.training and run.is_continued and len(after := self.call.context.after(run.slices[-1])) > 1:
+            self.kept_maps[run] = _sent(every, after[:-1])[..., self.call.dv :, :].contiguous()
+
+    def folded(self, run: Run, every: Tensor) -> Tensor:
+        """The state before a run, from what all ranks have sent."""
+        first, *others = self.call.context.before(run.slices[0])
+        dv, sent = self.call.dv, _sent(every, [first, *others])
+        state = sent[0, ..., :dv, :].contiguous()
+        return fold_states(state, sent[1:, ..., :dv, :], sent[1:, ..., dv:, :]) if others else state
 
     @property
     def rows(self) -> int:
@@ -227,9 +230,6 @@ class Backward:
     def chain(self, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
         return slices[::-1]
 
-    def sources(self, run: Run) -> tuple[Slice, ...]:
-        return self.call.context.after(run.slices[-1])[::-1]
-
     def element(self, run: Run) -> Tensor:
         """The gradient of the state before a run, without what it waits for; others wait for it, so it is computed alone. By
         doubling, of a run that waits above Mᵀ."""
@@ -244,8 +244,13 @@ class Backward:
         given = self._known(run) if grad_last is None else grad_last
         self.found[run] = self._gradients(run, given, only_value_and_state=self.only)
 
-    def maps(self, run: Run, every: Tensor) -> Sequence[Tensor]:
-        return self.saved.maps[run].mT.unbind(0)[::-1] if run in self.saved.maps else ()
+    def keep_maps(self, run: Run, every: Tensor) -> None:
+        """The forward has kept them."""
+
+    def folded(self, run: Run, every: Tensor) -> Tensor:
+        """The gradient of the state after a run, from what all ranks have sent."""
+        sent = _sent(every, self.call.context.after(run.slices[-1]))
+        return fold_states(sent[-1], sent[:-1], self.saved.maps[run], reverse=True) if len(sent) > 1 else sent[-1]
 
     def _gradients(self, run: Run, grad_last: Tensor | None, **only: bool) -> dict[str, Tensor]:
         grad_out = None if self.grad_out is None else self.call.part(run, self.grad_out)
@@ -289,6 +294,11 @@ class Backward:
 def _operator(operator: Any, given: dict[str, Any]) -> Any:
     fixed = {"has_initial_state": None, "recurrent": False}
     return operator(*((given | fixed)[name] for name in operator.schema.arguments))
+
+
+def _sent(every: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """What slices have sent, (slices, batch, heads, rows, dk), of what all ranks have."""
+    return torch.stack([every[each.rank, each.fragment] for each in slices])
 
 
 def _no_output(call: Call) -> Tensor:

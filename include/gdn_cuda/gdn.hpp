@@ -147,6 +147,17 @@ struct GDN_HOLDS_TENSORS ChunkedSummary {
 // out: L above M
 Tensor chunked_summary(const ChunkedSummary& arguments);
 
+// States through the summaries of consecutive parts, or gradients of states from the last part to the first.
+struct GDN_HOLDS_TENSORS FoldStates {
+    static constexpr const char* name = "fold_states";
+    Given state, additions, transitions;
+    bool reverse = false;
+    Output out = {};
+
+    GDN_FIELDS(state, additions, transitions, reverse, out)
+};
+Tensor fold_states(const FoldStates& arguments);
+
 struct GDN_HOLDS_TENSORS TransposeToMnMajor {
     static constexpr const char* name = "transpose_to_mn_major";
     Given input;

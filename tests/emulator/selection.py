@@ -85,6 +85,8 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "gdn/summary_segments",
         "gdn/summary_fold",
     ),
+    "test_fold_states.py::test_parts_one_after_another[2-True]": ("gdn/fold_states",),
+    "test_state_gradient.py::test_resets[100-reset]": ("gdn/summary_tails", "gdn/backward_chain", "gdn/summary_fold"),
     # scan
     "test_selective_scan.py::test_groups[tokens-2]": (
         "scan/selective_forward",

@@ -1,14 +1,11 @@
 #include "checks.hpp"
 
 namespace gdn_cuda::gdn {
-namespace {
 
 void check_head_dim(const Checks& check, const char* argument, int64_t dim) {
     GDN_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, argument, fmt::format("a head dimension from 1 to {}", kMaxHeadDim),
                 fmt::format("{}", dim));
 }
-
-}  // namespace
 
 bool Sequences::plain() const {
     const auto without_gaps = [](const View& view) { return view.size(-1) == 1 || view.stride(-1) == 1; };

@@ -12,6 +12,8 @@ namespace gdn_cuda::gdn {
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kMaxGridYZ = kMostBlocks[1];  // grid limit in y and z, for heads and sequences
 
+void check_head_dim(const Checks& check, const char* argument, int64_t dim);
+
 // The names of query, key and value in an operator.
 struct RowNames {
     const char *query = "query", *key = "key", *value = "value";

@@ -1,0 +1,67 @@
+// gdn/fold_states: states through the summaries of consecutive parts, S <- S M + L, or back, E <- E M^T + L, in fp32. A block
+// takes a few rows of a sequence and head, which it keeps in shared memory. A few threads share a column of M. Where all of M
+// is 0, as after a reset, nothing is left of S, neither infinities nor NaN.
+//
+// Bound: latency, as parts follow one another; every block reads all of M.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/fold_states_plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <FoldStatesConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads()) fold_states(const __grid_constant__ FoldStatesArgs args) {
+    constexpr int kColumns = kConfig.columns, kRows = kConfig.rows, kParts = kConfig.parts(), kDepth = kColumns / kParts,
+                  kAtOnce = 16;
+    __shared__ float state[kRows][kColumns];
+    __shared__ float sums[kParts][kRows][kColumns];
+    const unsigned heads = args.heads, sequence = blockIdx.x / heads, head = blockIdx.x - sequence * heads;
+    const int column = static_cast<int>(threadIdx.x) % kColumns, share = static_cast<int>(threadIdx.x) / kColumns,
+              first_row = static_cast<int>(blockIdx.y) * kRows, dk = args.dk;
+    const auto matrix = [&](const FoldedMatrices& matrices, int part) {
+        return matrices.data + part * matrices.part + sequence * matrices.sequence + head * matrices.head;
+    };
+    const i64 own = (static_cast<i64>(blockIdx.x) * args.dv + first_row) * dk + column;
+    const auto has = [&](int row) { return column < dk && first_row + row < args.dv; };
+#pragma unroll
+    for (int row = share; row < kRows; row += kParts) state[row][column] = has(row) ? args.state[own + row * dk] : 0.f;
+#pragma unroll 1
+    for (int i = 0; i < args.parts; ++i) {
+        const int part = args.reverse ? args.parts - 1 - i : i;
+        const float* m = matrix(args.transitions, part) + (args.reverse ? column * dk : column);
+        const int step = args.reverse ? 1 : dk;
+        float found[kRows]{};
+        bool is_any = false;
+        __syncthreads();  // the state has been written
+#pragma unroll 1
+        for (int first = share * kDepth; first < (share + 1) * kDepth; first += kAtOnce) {
+            float values[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                values[j] = column < dk && first + j < dk ? m[(first + j) * step] : 0.f;
+                is_any |= values[j] != 0.f;
+            }
+#pragma unroll
+            for (int row = 0; row < kRows; ++row)
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) found[row] = fmaf(state[row][first + j], values[j], found[row]);
+        }
+        const bool is_left = __syncthreads_or(is_any);
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) sums[share][row][column] = is_left ? found[row] : 0.f;
+        __syncthreads();
+        const float* added = matrix(args.additions, part) + static_cast<i64>(first_row) * dk + column;
+#pragma unroll
+        for (int row = share; row < kRows; row += kParts) {
+            float sum = has(row) ? added[row * dk] : 0.f;
+#pragma unroll
+            for (int each = 0; each < kParts; ++each) sum += sums[each][row][column];
+            state[row][column] = sum;
+        }
+    }
+#pragma unroll
+    for (int row = share; row < kRows; row += kParts)
+        if (has(row)) args.out[own + row * dk] = state[row][column];
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,34 @@
+// Configuration and arguments of gdn/fold_states, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct FoldStatesConfig {
+    int columns, rows;  // of a block; dk is at most `columns`
+
+    constexpr bool operator==(const FoldStatesConfig&) const = default;
+
+    GDN_FIELDS(columns, rows)
+
+    static constexpr int kThreads = 512;
+    GDN_HOST_DEVICE constexpr int parts() const { return kThreads / columns; }  // threads that share a column
+    GDN_HOST_DEVICE constexpr int threads() const { return kThreads; }
+};
+
+// Matrices (part, sequence, head, row, column), whose rows are contiguous.
+struct FoldedMatrices {
+    const float* data;
+    i64 part, sequence, head;
+};
+
+struct FoldStatesArgs {
+    const float* state;  // (sequence, head, dv, dk), contiguous, as `out`
+    float* out;
+    FoldedMatrices additions, transitions;
+    int parts, heads, dv, dk;
+    bool reverse;
+};
+
+}  // namespace gdn_cuda::gdn
