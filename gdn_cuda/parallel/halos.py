@@ -3,7 +3,8 @@ fragments before it, as many of them as have these inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from ..operators.schema import refuse, require_tensors
 from .contexts import Context, require_context
 from .eager import outside_graphs
 from .layout import Slice
+from .tokens import part_of
 
 _NAME = "parallel.causal_conv1d"
 Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
@@ -83,7 +85,7 @@ def by_slices(
             refuse(function, "initial_states", f"{x.dtype}, as x", initial_states.dtype)
     history: Tensor | None = None
     if context.chains and taps > 1:
-        x, history = histories(context, taps - 1, x, initial_states)
+        (x,), history = histories(context, taps - 1, (x,), initial_states)
     elif initial_states is not None:
         history = torch.stack([_initial(x, initial_states, each) for each in slices]) if slices else None
     if len(slices) <= 1:
@@ -91,17 +93,19 @@ def by_slices(
     if batch == 1:
         return convolve(x, context.offsets(slices, x.device), None if history is None else history[:, 0])
     every = zip(slices, [None] * len(slices) if history is None else history, strict=True)
-    parts = [convolve(x[..., each.start : each.stop], None, states) for each, states in every]
+    parts = [convolve(part_of(x, each), None, states) for each, states in every]
     if isinstance(parts[0], Tensor):
         return torch.cat(parts, dim)
     return tuple(torch.cat(each, dim) for each in zip(*parts, strict=True))
 
 
-def histories(context: Context, width: int, x: Tensor, initial_states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x, to be used in place of x, and the last `width` inputs before each of the rank's slices, (slices, B, D, width). One
-    all-gather, and one all-to-all in the backward."""
-    found: tuple[Tensor, Tensor] = _Halo.apply(context, width, x, initial_states)
-    return found
+def histories(
+    context: Context, width: int, rows: tuple[Tensor, ...], initial_states: Tensor | None = None
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """`rows`, to be used in their place, and the last `width` inputs before each of the rank's slices, (slices, B, D, width):
+    a convolution's rows, or the product of two in the dtype of states. One all-gather, and one all-to-all in the backward."""
+    *found, history = _Halo.apply(context, width, initial_states, *rows)
+    return tuple(found), history
 
 
 def _initial(x: Tensor, initial_states: Tensor, each: Slice) -> Tensor:
@@ -109,22 +113,34 @@ def _initial(x: Tensor, initial_states: Tensor, each: Slice) -> Tensor:
     return initial_states if x.shape[0] > 1 else initial_states[each.sequence : each.sequence + 1]
 
 
+def _product(rows: Sequence[Tensor]) -> Tensor:
+    if len(rows) == 1:
+        return rows[0]
+    wide = state_dtype(rows[0])
+    return math.prod(x.to(wide) for x in rows)
+
+
 class _Halo(torch.autograd.Function):
-    """x, and the last `width` inputs before each of the rank's slices, (slices, B, D, width). As x passes through, the backward
-    of a rank that gets nothing runs too: all ranks make its collective. It adds to the gradient in place: x has been used once,
-    by a convolution, whose gradient is new."""
+    """As `histories`. As rows pass through, the backward of a rank that gets nothing runs too: all ranks make its collective.
+    It adds to their gradients in place: each has been used once, by a convolution, whose gradients are new."""
 
     @staticmethod
-    def forward(ctx: Any, context: Context, width: int, x: Tensor, initial_states: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.call = context, width
+    def forward(ctx: Any, context: Context, width: int, initial_states: Tensor | None, *rows: Tensor) -> Any:
+        tails = {
+            each: [x[..., max(each.start, each.stop - width) : each.stop] for x in rows]
+            for each in context.slices
+            if each.is_continued
+        }
+        ctx.call = context, width, tuple(tails)
         ctx.initial_states = None if initial_states is None else initial_states.shape
-        zeros = x.new_zeros((x.shape[0], x.shape[1], width))
+        ctx.save_for_backward(*(x.clone() for tail in tails.values() for x in tail))
+        x = _product([y[..., :0] for y in rows])
+        zeros = x.new_zeros((*x.shape[:2], width))
         sent = [zeros] * context.slots
-        for each in context.slices:
+        for each, tail in tails.items():
+            own = _product(tail)
             initial = zeros if initial_states is None or each.continues else _initial(x, initial_states, each)
-            if each.is_continued:
-                own = x[..., max(each.start, each.stop - width) : each.stop]
-                sent[each.fragment] = torch.cat([initial[..., own.shape[-1] :], own], -1)
+            sent[each.fragment] = torch.cat([initial[..., own.shape[-1] :], own], -1)
         every = context.ranks.start_all_gather(torch.stack(sent))()
         found = [zeros] * len(context.slices)
         for i, each in enumerate(context.slices):
@@ -132,16 +148,17 @@ class _Halo(torch.autograd.Function):
                 found[i] = torch.cat([every[at] for at in reversed(_sources(context, each, width))], -1)
             elif initial_states is not None:
                 found[i] = _initial(x, initial_states, each)
-        return x.view_as(x), torch.stack(found) if found else x.new_zeros((0, *zeros.shape))
+        history = torch.stack(found) if found else x.new_zeros((0, *zeros.shape))
+        return *(y.view_as(y) for y in rows), history
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_before: Tensor) -> Any:
-        context, width = ctx.call
-        to_initial = None if ctx.initial_states is None else grad.new_zeros(ctx.initial_states)
-        size, sizes = context.ranks.size, (context.slots, grad.shape[0], grad.shape[1], width)
-        to_every = grad.new_zeros((size, *sizes))
-        for each, own in zip(context.slices, grad_before, strict=True):
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        (context, width, continued), (*grads, before), saved = ctx.call, given, iter(ctx.saved_tensors)
+        to_initial = None if ctx.initial_states is None else before.new_zeros(ctx.initial_states)
+        size, sizes = context.ranks.size, (context.slots, *before.shape[1:])
+        to_every = before.new_zeros((size, *sizes))
+        for each, own in zip(context.slices, before, strict=True):
             if each.continues:
                 until = width
                 for at in _sources(context, each, width):
@@ -149,17 +166,20 @@ class _Halo(torch.autograd.Function):
                     to_every[at] += own[..., until - count : until]
                     until -= count
             elif to_initial is not None:
-                _initial(grad, to_initial, each).add_(own)
+                _initial(own, to_initial, each).add_(own)
         rows = [context.slots] * size
         to_sent = context.ranks.all_to_all(to_every.flatten(0, 1), rows, rows).view(size, *sizes)
-        to_sent = to_sent.sum(0, dtype=state_dtype(grad)).to(grad.dtype)
-        for each in context.slices:
-            if each.is_continued:
-                count = min(width, each.stop - each.start)
-                grad[..., each.stop - count : each.stop] += to_sent[each.fragment, ..., width - count :]
-                if to_initial is not None and not each.continues:
-                    _initial(grad, to_initial, each)[..., count:] += to_sent[each.fragment, ..., : width - count]
-        return None, None, grad, to_initial
+        to_sent = to_sent.sum(0, dtype=state_dtype(before)).to(before.dtype)
+        for each in continued:
+            tails = [next(saved) for _ in grads]
+            count = tails[0].shape[-1]
+            own = to_sent[each.fragment, ..., width - count :]
+            for i, grad in enumerate(grads):
+                others = tails[:i] + tails[i + 1 :]
+                grad[..., each.stop - count : each.stop] += _product([own, *others]) if others else own
+            if to_initial is not None and not each.continues:
+                _initial(own, to_initial, each)[..., count:] += to_sent[each.fragment, ..., : width - count]
+        return None, None, to_initial, *grads
 
 
 def _sources(context: Context, each: Slice, width: int) -> list[tuple[Any, ...]]:

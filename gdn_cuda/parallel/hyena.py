@@ -17,7 +17,7 @@ from .contexts import Context
 from .eager import outside_graphs
 from .halos import histories
 from .layout import Run, Slice
-from .ranks import tied
+from .tokens import part_of
 
 
 @outside_graphs
@@ -35,15 +35,12 @@ def gated_convolution(
     check_call(function.__name__, x1=x1, x2=x2, v=v, padding_mask=padding_mask, **given)
     history = None
     if context.chains and taps > 1:
-        wide = state_dtype(x1)
-        u, history = histories(context, taps - 1, x1.to(wide) * v.to(wide))
-        x1 = tied(x1, u)
+        (x1, v), history = histories(context, taps - 1, (x1, v))
     parts = []
     for i, each in enumerate(context.slices):
-        at = slice(each.start, each.stop)
-        mask, state = None if padding_mask is None else padding_mask[:, at], None if history is None else history[i]
-        part = function(x1[..., at], x2[..., at], v[..., at], **given, padding_mask=mask, initial_state=state)
-        parts.append(part)
+        mask, state = None if padding_mask is None else part_of(padding_mask, each), None if history is None else history[i]
+        rows = (part_of(x, each) for x in (x1, x2, v))
+        parts.append(function(*rows, **given, padding_mask=mask, initial_state=state))
     return parts[0] if len(parts) == 1 else torch.cat(parts or [x1], 2)
 
 
@@ -69,7 +66,7 @@ class _Long(ChainedScan):
         return [_Long(self.context, x, *each) for x, each in zip(rows, filters, strict=True)]
 
     def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        x1, x2, v = (x[..., run.start : run.stop] for x in self.rows)
+        x1, x2, v = (part_of(x, run) for x in self.rows)
         out, last = long_in_one_process(x1, x2, v, *self.filter, initial_state=state, return_state=True)
         return out, last
 

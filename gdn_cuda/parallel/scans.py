@@ -17,6 +17,7 @@ from .chained import ChainedScan, split_channels
 from .contexts import Context, require_context
 from .eager import outside_graphs
 from .layout import Run, Slice
+from .tokens import part_of
 
 _NAME = "parallel.selective_scan"
 
@@ -106,7 +107,7 @@ class _Selective(ChainedScan):
         for name, x in found.items():
             if name in ("u", "delta", "z", "delta_a", "B", "C") and x is not None and x.dim() > 2:
                 each = 2 if name in ("B", "C") and self.A.is_complex() and not x.is_complex() else 1
-                found[name] = x[..., each * run.start : each * run.stop]
+                found[name] = part_of(x, run, each)
         cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.zeros.device)
         return found | self.flags | {"cu_seqlens": cu_seqlens, "return_last_state": True}
 
@@ -140,14 +141,12 @@ class _Diagonal(ChainedScan):
         return [_Diagonal(self.context, *part, self.discretization) for part in zip(*parts, strict=True)]
 
     def _scanned(self, Bu: Tensor, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        delta, delta_a = (
-            x[..., run.start : run.stop] if x is not None and x.dim() == 3 else x for x in (self.delta, self.delta_a)
-        )
+        delta, delta_a = (part_of(x, run) if x is not None and x.dim() == 3 else x for x in (self.delta, self.delta_a))
         states, last = diagonal_scan(Bu, delta, self.A, delta_a, state, self.discretization)
         return states, last
 
     def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._scanned(self.Bu[..., run.start : run.stop], run, state)
+        return self._scanned(part_of(self.Bu, run), run, state)
 
     def addition(self, run: Run) -> Tensor:
         return self.compute(run, None)[1]
@@ -186,11 +185,11 @@ class _Gated(ChainedScan):
         cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, u.device)
         reset = None if self.reset is None else self.reset[:, run.start : run.stop]
         given: dict[str, Any] = {"initial_state": state, "cu_seqlens": cu_seqlens, "reset": reset}
-        out, last = rglru_in_one_process(u, self.delta[..., run.start : run.stop], self.A, True, **given, **self.flags)
+        out, last = rglru_in_one_process(u, part_of(self.delta, run), self.A, True, **given, **self.flags)
         return out, last
 
     def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._scanned(self.u[..., run.start : run.stop], run, state)
+        return self._scanned(part_of(self.u, run), run, state)
 
     def addition(self, run: Run) -> Tensor:
         return self.compute(run, self.zeros)[1]

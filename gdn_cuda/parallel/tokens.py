@@ -9,7 +9,15 @@ from torch.nn.functional import pad
 from ..operators.schema import refuse
 from .contexts import Context, require_context
 from .eager import outside_graphs
+from .layout import Run, Slice
 from .ranks import all_gather, all_to_all
+
+
+def part_of(x: Tensor, part: Slice | Run, times: int = 1) -> Tensor:
+    """The tokens of a rank's part, which are x's last dimension, each `times` elements. x itself where it has no others, as the
+    gradient of a slice is copied into zeros."""
+    whole = part.start == 0 and times * part.stop == x.shape[-1]
+    return x if whole else x[..., times * part.start : times * part.stop]
 
 
 def shard(x: Tensor, context: Context, dim: int = 1) -> Tensor:
