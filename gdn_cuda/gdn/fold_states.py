@@ -12,7 +12,7 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, random
-from ..operators.measure import Case, Work, bench
+from ..operators.measure import Case, Work, bench, normal
 
 
 def _reference(x: Any) -> Tensor:
@@ -107,10 +107,8 @@ def _bench(device: str) -> Iterator[Case]:
     heads, d = (32, 128) if device == "cuda" else (2, 16)
 
     def work(parts: int) -> Work:
-        rng = torch.Generator(device).manual_seed(0)
-        state, *rest = (
-            torch.randn(*lead, heads, d, d, generator=rng, device=device) / d for lead in ((1,), (parts, 1), (parts, 1))
-        )
+        matrices = partial(normal, device=device, dtype=torch.float32)
+        state, *rest = (matrices(*lead, heads, d, d) / d for lead in ((1,), (parts, 1), (parts, 1)))
         return Work(partial(fold_states, state, *rest), 4 * heads * d * d * (2 + 2 * parts), 2 * parts * heads * d**3)
 
     for parts in (1, 3, 7):
