@@ -8,8 +8,8 @@
 
 namespace gdn_cuda::gdn {
 
-inline constexpr std::array kFoldStatesConfigurations = {FoldStatesConfig{.columns = 128, .rows = 8},
-                                                         FoldStatesConfig{.columns = 256, .rows = 8}};
+inline constexpr std::array kFoldStatesConfigurations = {FoldStatesConfig{.columns = 128, .rows = 16},
+                                                         FoldStatesConfig{.columns = 256, .rows = 16}};
 
 struct StatesFold {
     GDN_KERNEL(StatesFold, gdn, fold_states, FoldStatesConfig, FoldStatesArgs,

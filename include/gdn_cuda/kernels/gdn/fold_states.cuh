@@ -13,7 +13,7 @@ template <FoldStatesConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads()) fold_states(const __grid_constant__ FoldStatesArgs args) {
     constexpr int kColumns = kConfig.columns, kRows = kConfig.rows, kParts = kConfig.parts(), kDepth = kColumns / kParts,
                   kAtOnce = 16;
-    __shared__ float state[kRows][kColumns];
+    alignas(16) __shared__ float state[kRows][kColumns];
     __shared__ float sums[kParts][kRows][kColumns];
     const unsigned heads = args.heads, sequence = blockIdx.x / heads, head = blockIdx.x - sequence * heads;
     const int column = static_cast<int>(threadIdx.x) % kColumns, share = static_cast<int>(threadIdx.x) / kColumns,
@@ -44,7 +44,11 @@ __global__ void __launch_bounds__(kConfig.threads()) fold_states(const __grid_co
 #pragma unroll
             for (int row = 0; row < kRows; ++row)
 #pragma unroll
-                for (int j = 0; j < kAtOnce; ++j) found[row] = fmaf(state[row][first + j], values[j], found[row]);
+                for (int j = 0; j < kAtOnce; j += 4) {
+                    const float4 s = *reinterpret_cast<const float4*>(&state[row][first + j]);
+                    found[row] = fmaf(s.x, values[j],
+                                      fmaf(s.y, values[j + 1], fmaf(s.z, values[j + 2], fmaf(s.w, values[j + 3], found[row]))));
+                }
         }
         const bool is_left = __syncthreads_or(is_any);
 #pragma unroll
