@@ -112,4 +112,4 @@ def _bench(device: str) -> Iterator[Case]:
         return Work(partial(fold_states, state, *rest), 4 * heads * d * d * (2 + 2 * parts), 2 * parts * heads * d**3)
 
     for parts in (1, 3, 7):
-        yield Case(f"{parts} parts, {heads} heads", partial(work, parts), called=True)
+        yield Case(f"{parts} part{'s' * (parts > 1)}, {heads} heads", partial(work, parts), called=True)
