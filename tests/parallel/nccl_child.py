@@ -14,10 +14,12 @@ from pathlib import Path
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "gdn")]
 
 import parts_on_gpu as parts
+import pytest
 import torch
 import torch.distributed as dist
 from gloo_child import check_unequal_contexts
 from layer_cases_on_ranks import seeded
+from module_cases_on_ranks import BY_SCANS
 from parallel_cases import SPLITS
 
 from gdn_cuda import parallel
@@ -84,6 +86,11 @@ def main(file: str, rank: int) -> None:
             parts.check_errors(ranks, split, call, mode)
     for name in parts.MODULES:
         parts.check_module(ranks, SPLITS[0], name)
+    with pytest.MonkeyPatch.context() as patch:
+        parts.split_channels_of_small_calls(patch)
+        for name in parts.MODULES:
+            if name.startswith(BY_SCANS):
+                parts.check_module(ranks, SPLITS[1], name)
     check_graph(rank)
     check_unequal_contexts(dist.group.WORLD, rank, WORLD)
     check_a_tensor_on_the_cpu()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from gradient_cases import GradientCase, drawn, error
 from layer_cases import HIDDEN
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda import parallel
+from gdn_cuda.parallel import chained
 from gdn_cuda.parallel.ranks import Ranks
 
 DEVICE = "cuda"
@@ -91,6 +93,12 @@ def check_layer(ranks: Ranks, split: Split, seed: int) -> None:
     (found,) = torch.autograd.grad(y, mine, parallel.shard(grad, context))
     for part, whole in ((y.detach(), expected.detach()), (found, wanted)):
         assert error(parallel.unshard(part, context), whole.double()) < 2e-4, split.name
+
+
+def split_channels_of_small_calls(patch: pytest.MonkeyPatch) -> None:
+    """Groups of a channel or two, as of long slices."""
+    patch.setattr(chained, "LEAST_CHANNELS", 1)
+    patch.setattr(chained, "LEAST_ELEMENTS", 0)
 
 
 def check_module(ranks: Ranks, split: Split, name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from layer_cases_on_ranks import drawn
-from module_cases_on_ranks import check_module, modules
+from module_cases_on_ranks import BY_SCANS, check_module, modules
 from parallel_cases import SPLITS
 from scan_cases_on_ranks import check_scan, scans
 from thread_ranks import ThreadRanks, on_threads
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from gdn_cuda import parallel
 from gdn_cuda.parallel import chained
-
-BY_SCANS = ("S6", "Mamba", "S5", "LRU", "RG-LRU", "Hyena, long")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import parts_on_gpu as parts
 import pytest
 import torch
 from gradient_cases import GradientCase
+from module_cases_on_ranks import BY_SCANS
 from parallel_cases import SPLITS, Split
 from thread_ranks import on_threads
 
@@ -43,5 +44,12 @@ def test_other_modes_have_the_errors_of_the_whole(split: Split, mode: str, seed:
 
 @pytest.mark.parametrize("name", parts.MODULES)
 def test_a_module_in_parts_is_the_module(name: str) -> None:
+    for split in SPLITS[:3]:
+        on_threads(3, lambda ranks, split=split: parts.check_module(ranks, split, name))
+
+
+@pytest.mark.parametrize("name", [name for name in parts.MODULES if name.startswith(BY_SCANS)])
+def test_groups_of_channels_in_parts_are_the_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts.split_channels_of_small_calls(monkeypatch)
     for split in SPLITS[:3]:
         on_threads(3, lambda ranks, split=split: parts.check_module(ranks, split, name))
