@@ -120,6 +120,10 @@ Tensor chunked_summary(const Tensor& key, const Tensor& value, const Tensor& bet
     return gdn_cuda::chunked_summary({.key = key, .value = value, .beta = beta, .gate = gate, .cu_seqlens = cu_seqlens});
 }
 
+Tensor fold_states(const Tensor& state, const Tensor& additions, const Tensor& transitions, bool reverse) {
+    return gdn_cuda::fold_states({.state = state, .additions = additions, .transitions = transitions, .reverse = reverse});
+}
+
 // A call without the required state_pool.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -148,6 +152,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
         "chunked_forward(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? state=None, "
         "Tensor? state_indices=None, int checkpoint_every=0, bool last=True) -> (Tensor, Tensor, Tensor)");
     m.def("chunked_summary(Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? cu_seqlens=None) -> Tensor");
+    m.def("fold_states(Tensor state, Tensor additions, Tensor transitions, bool reverse) -> Tensor");
     m.def(
         "raw_gates(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor A_log, Tensor dt_bias, "
         "Tensor(a!) pool, Tensor slots) -> (Tensor, Tensor, Tensor)");
@@ -162,6 +167,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("recurrent_forward", TORCH_BOX(&recurrent_forward));
     m.impl("chunked_forward", TORCH_BOX(&chunked_forward));
     m.impl("chunked_summary", TORCH_BOX(&chunked_summary));
+    m.impl("fold_states", TORCH_BOX(&fold_states));
     m.impl("raw_gates", TORCH_BOX(&raw_gates));
     m.impl("decode_without_pool", TORCH_BOX(&decode_without_pool));
 }

@@ -120,6 +120,12 @@ def test_summary(api: Any, rows: tuple[Tensor, ...]) -> None:
     assert torch.equal(api.chunked_summary(*packed, offsets), gdn_cuda.chunked_summary(*packed, offsets))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_states_through_summaries(api: Any, reverse: bool) -> None:
+    given = torch.randn(2, 3, 5, 4), torch.randn(6, 2, 3, 5, 4), torch.randn(6, 2, 3, 4, 4)
+    assert torch.equal(api.fold_states(*given, reverse), gdn_cuda.fold_states(*given, reverse=reverse))
+
+
 def test_raw_gates(api: Any, rows: tuple[Tensor, ...]) -> None:
     A_log, dt_bias, slots = torch.randn(4), torch.randn(4), torch.tensor([2, 0])
     pools = [torch.ones(3, 4, 24, 16) for _ in range(2)]
