@@ -87,6 +87,17 @@ def test_borders_of_sequences(dtype: torch.dtype, W: int, layout: str, device: D
 
 
 @BOTH_LAYOUTS
+@pytest.mark.parametrize("W", [2, 3, 4, 6])
+@pytest.mark.parametrize("dtype", OUT)
+def test_initial_states_without_final_ones(dtype: torch.dtype, W: int, layout: str, device: Device, seed: int) -> None:
+    """As where a sequence goes on from another GPU."""
+    for L in (1, 8, 520, *device.size((), (4104,))):
+        x = inputs(2, 16, L, W, seed, device=device.name, dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
+        for states in (dtype, torch.float32):
+            check(device, x | {"initial_states": x["initial_states"].to(states)}, final_states=False)
+
+
+@BOTH_LAYOUTS
 @pytest.mark.parametrize("W", [2, 3, 4, 7])
 @pytest.mark.parametrize("dtype", OUT)
 def test_any_indices(dtype: torch.dtype, W: int, layout: str, device: Device, seed: int) -> None:
