@@ -6,7 +6,6 @@ those of the first copy.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -68,6 +67,8 @@ def require_unregistered(operators: Any, library: Path) -> None:
     """Raises ImportError if another file than `library` registered the operators: torch would replace some and keep others."""
     if not hasattr(operators, "fused_decode"):
         return
+    import ctypes  # not by the module: Python 3.12's refuses subinterpreters
+
     try:
         ctypes.CDLL(str(library), os.RTLD_NOW | os.RTLD_NOLOAD)  # a handle only if this file is loaded
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib
 import importlib.machinery
@@ -64,6 +63,8 @@ def load_library() -> None:
             f"In a source checkout run PYTHON={sys.executable} ./develop.sh; otherwise pip install gdn_cuda for this Python."
         )
     copies.require_unregistered(torch.ops.gdn_cuda, library)
+    import ctypes  # not by the module: Python 3.12's refuses subinterpreters
+
     try:
         ctypes.CDLL(str(library))  # torch.ops.load_library would resolve links, and lose the files beside the library
         torch.ops.loaded_libraries.add(str(library))
