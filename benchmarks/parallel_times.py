@@ -102,7 +102,7 @@ class Row(NamedTuple):
     name: str
     lengths: list[int]
     x: dict[str, torch.Tensor]
-    dim: dict[str, int]  # of tokens; others have none
+    dim: dict[str, int]  # the dimension of tokens; tensors that are not listed have none
     one: Callable[..., Any]
     several: Callable[..., Any]
     weights: tuple[torch.Tensor, ...] = ()

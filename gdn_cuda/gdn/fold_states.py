@@ -21,10 +21,9 @@ def _reference(x: Any) -> Tensor:
     for part in reversed(parts) if x.reverse else parts:
         transition = x.transitions[part].double()
         through = state @ (transition.mT if x.reverse else transition)
-        left = (
-            transition.ne(0).any(-1).any(-1)[..., None, None]
-        )  # else nothing is left of the state, infinities and NaN included
-        state = torch.where(left, through, 0) + x.additions[part]
+        # Else nothing is left of the state, infinities and NaN included.
+        is_left = transition.ne(0).any(-1).any(-1)[..., None, None]
+        state = torch.where(is_left, through, 0) + x.additions[part]
     return state.to(x.state.dtype)
 
 
@@ -73,7 +72,7 @@ def fold_states(
 
 
 def _given(B: int, T: int, seed: int) -> Arguments:
-    """Of T parts at most three."""
+    """T parts, but at most three."""
     parts = min(T, 3)
     return {
         "state": random(B, 2, 8, 16, seed=seed),

@@ -59,14 +59,14 @@ class ChainedScan(ABC):
         """The output of a rank without tokens."""
 
     @abstractmethod
-    def of_channels(self, groups: int) -> list[ChainedScan]:
+    def in_channel_groups(self, groups: int) -> list[ChainedScan]:
         """The same scan of each of so many groups of channels; empty if they cannot be divided so."""
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states of all sequences."""
         groups = MOST_GROUPS
         while groups > 1:
-            if self._fills(groups) and (scans := self.of_channels(groups)):
+            if self._fills(groups) and (scans := self.in_channel_groups(groups)):
                 return self._in_groups(scans)
             groups //= 2
         return self._at_once()

@@ -133,7 +133,8 @@ class _Halo(torch.autograd.Function):
         }
         ctx.call = context, width, tuple(tails)
         ctx.initial_states = None if initial_states is None else initial_states.shape
-        ctx.save_for_backward(*(x.clone() for tail in tails.values() for x in tail))
+        products = tails.values() if len(rows) > 1 else ()
+        ctx.save_for_backward(*(x.clone() for tail in products for x in tail))
         x = _product([y[..., :0] for y in rows])
         zeros = x.new_zeros((*x.shape[:2], width))
         sent = [zeros] * context.slots
@@ -171,12 +172,11 @@ class _Halo(torch.autograd.Function):
         to_sent = context.ranks.all_to_all(to_every.flatten(0, 1), rows, rows).view(size, *sizes)
         to_sent = to_sent.sum(0, dtype=state_dtype(before)).to(before.dtype)
         for each in continued:
-            tails = [next(saved) for _ in grads]
-            count = tails[0].shape[-1]
+            count = min(width, each.stop - each.start)
             own = to_sent[each.fragment, ..., width - count :]
+            tails = [next(saved) for _ in grads] if len(grads) > 1 else grads
             for i, grad in enumerate(grads):
-                others = tails[:i] + tails[i + 1 :]
-                grad[..., each.stop - count : each.stop] += _product([own, *others]) if others else own
+                grad[..., each.stop - count : each.stop] += _product([own, *tails[:i], *tails[i + 1 :]])
             if to_initial is not None and not each.continues:
                 _initial(own, to_initial, each)[..., count:] += to_sent[each.fragment, ..., : width - count]
         return None, None, to_initial, *grads

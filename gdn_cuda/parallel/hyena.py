@@ -57,7 +57,7 @@ class _Long(ChainedScan):
         zeros = x1.new_zeros((x1.shape[0], *self.rates.shape), dtype=state_dtype(x1))
         super().__init__(context, zeros, [*rows, *self.filter])
 
-    def of_channels(self, groups: int) -> list[ChainedScan]:
+    def in_channel_groups(self, groups: int) -> list[ChainedScan]:
         residues, log_poles, bias = self.filter
         if residues.shape[0] % groups > 0:
             return []

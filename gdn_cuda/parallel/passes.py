@@ -41,12 +41,12 @@ class Call:
         query, value = self["query"], self["value"]
         self.value, self.batch, self.heads = value, value.shape[0], heads_of(query, value)
         self.dv, self.dk, self.wide = value.shape[-1], query.shape[-1], state_dtype(value)
-        # Of several runs, the longest one of several sequences is called with all tokens: what others compute goes where it has
-        # none, and its own results, most of all, are not copied. Kernels take offsets that start above 0; on a CPU they are an
-        # error.
+        # If there are several runs, the longest one with several sequences is called with all of the rank's tokens. Results of
+        # the others are copied into its own, where it has no sequence. Kernels take offsets that start above 0; on a CPU they
+        # are an error.
         packed = [run for run in self.context.runs if len(run.slices) > 1]
         several = packed and len(self.context.runs) > 1 and value.is_cuda
-        self.roomy = max(packed, key=lambda run: run.stop - run.start) if several else None
+        self.unsliced = max(packed, key=lambda run: run.stop - run.start) if several else None
 
     def __getitem__(self, name: str) -> Any:
         return self.tensors[name]
@@ -79,25 +79,25 @@ class Call:
         return None if self["state"] is None else self["state"][self.of_sequences(run)].to(self.wide)
 
     def part(self, run: Run, x: Tensor) -> Tensor:
-        """A run's tokens of x, which has the rank's; all of them for the run that leaves room for the others' results."""
-        return x if run == self.roomy else x[:, run.start : run.stop]
+        """A run's tokens of x, which has the rank's; all of them for the run that is called with all."""
+        return x if run == self.unsliced else x[:, run.start : run.stop]
 
     def rows(self, run: Run, *names: str) -> dict[str, Tensor | None]:
         return {name: None if (x := self[name]) is None else self.part(run, x) for name in names}
 
     def joined(self, results: dict[Run, Tensor]) -> Tensor:
-        """Of all runs, those of the rank's tokens."""
-        if self.roomy is None:
+        """The results of the rank's tokens, from those of each run."""
+        if self.unsliced is None:
             parts = [results[run] for run in self.context.runs]
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        found = results[self.roomy]
+        found = results[self.unsliced]
         for run, part in results.items():
-            if run != self.roomy:
+            if run != self.unsliced:
                 found[:, run.start : run.stop] = part
         return found
 
     def given(self, run: Run, state: Tensor | None) -> dict[str, Any]:
-        before = run.start if run == self.roomy else 0
+        before = run.start if run == self.unsliced else 0
         cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.value.device, before)
         weights = {"A_log": self["A_log"], "dt_bias": self["dt_bias"]}
         return self.rows(run, *_ROWS) | weights | self.options | {"state": state, "cu_seqlens": cu_seqlens}

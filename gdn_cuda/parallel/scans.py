@@ -87,7 +87,7 @@ class _Selective(ChainedScan):
         zeros = self.A.new_zeros((given["u"].shape[0], *self.A.shape))
         super().__init__(context, zeros, list(given.values()), initial_state, packs=True)
 
-    def of_channels(self, groups: int) -> list[ChainedScan]:
+    def in_channel_groups(self, groups: int) -> list[ChainedScan]:
         def split(name: str, x: Tensor | None) -> list[Any]:
             if name in ("B", "C") and x is not None and x.dim() == 3:
                 return [x] * groups  # all channels share it
@@ -135,7 +135,7 @@ class _Diagonal(ChainedScan):
         self.Bu, (self.delta, self.A, self.delta_a, self.discretization) = Bu, system
         super().__init__(context, Bu.new_zeros(Bu.shape[:2]), [Bu, *system[:3]])
 
-    def of_channels(self, groups: int) -> list[ChainedScan]:
+    def in_channel_groups(self, groups: int) -> list[ChainedScan]:
         system = self.delta, self.A, self.delta_a
         parts = [split_channels(x, groups, 1 if x is not None and x.dim() == 3 else 0) for x in (self.Bu, *system)]
         return [_Diagonal(self.context, *part, self.discretization) for part in zip(*parts, strict=True)]
@@ -177,7 +177,7 @@ class _Gated(ChainedScan):
         self.u, self.delta, self.A, self.reset, self.flags = u, delta, A, reset, flags
         super().__init__(context, A.new_zeros((u.shape[0], *A.shape)), [u, delta, A], packs=True)
 
-    def of_channels(self, groups: int) -> list[ChainedScan]:
+    def in_channel_groups(self, groups: int) -> list[ChainedScan]:
         parts = (split_channels(x, groups, dim) for x, dim in ((self.u, 1), (self.delta, 1), (self.A, 0)))
         return [_Gated(self.context, u, delta, A, self.reset, self.flags) for u, delta, A in zip(*parts, strict=True)]
 

@@ -185,7 +185,7 @@ def gradients(scan: Scan, steps: Steps, grad_out: Tensor, grad_last: Tensor | No
         own = (parts.before[:, :, c] * dy[:, :, c]).mT @ parts.C[:, :, c]
         later = decayed(later, parts.kept[:, :, c]) + own
     if not chunks:
-        return _of_nothing(scan, later)
+        return _without_tokens(scan, later)
     S, E = torch.stack(states, 2), torch.stack(later_gradients[::-1], 2)
 
     W = parts.delta * parts.x
@@ -227,7 +227,7 @@ def gradients(scan: Scan, steps: Steps, grad_out: Tensor, grad_last: Tensor | No
     return Scan(dx, by_dt, by_A, by_B, by_C, by_D, by_z, by_bias[0] if by_bias else None, by_state)
 
 
-def _of_nothing(scan: Scan, grad_state: Tensor) -> Scan:
+def _without_tokens(scan: Scan, grad_state: Tensor) -> Scan:
     """A call without tokens."""
     zeros = Scan(*(None if x is None else torch.zeros_like(x) for x in scan))
     return zeros._replace(initial_state=None if scan.initial_state is None else grad_state)
@@ -262,7 +262,7 @@ def spans_of_rows(seq_idx: Tensor) -> list[Span]:
     return found
 
 
-def of_spans(scan: Scan, steps: Steps, spans: list[Span], states: int) -> tuple[Tensor, Tensor]:
+def scan_spans(scan: Scan, steps: Steps, spans: list[Span], states: int) -> tuple[Tensor, Tensor]:
     """(out, last states), each span by itself. Tokens of none have an output of 0."""
     wide = _wide(scan)
     *_, heads, channels = wide.x.shape

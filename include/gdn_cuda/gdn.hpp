@@ -107,9 +107,8 @@ struct GDN_HOLDS_TENSORS GatedDeltaRule {
     bool deterministic = false;
     GateOptions gates = {};
     OptionalTensor has_initial_state = {};
-    bool recurrent = false;  // the forward is recurrent_forward's, token by token
-    std::optional<int64_t> workspace =
-        {};  // bytes that the backward may use at a time; absent: a GiB, or what it needs at least
+    bool recurrent = false;                 // the forward is recurrent_forward's, token by token
+    std::optional<int64_t> workspace = {};  // bytes for the backward at a time; absent: a GiB, or the least it needs
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, deterministic, gates, has_initial_state,
                recurrent, workspace)

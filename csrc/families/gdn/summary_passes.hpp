@@ -28,7 +28,7 @@ struct FoundSegments {
     }
 };
 
-// Of a call whose gates are logarithms of decays, and betas. Each state of `initial` and `last` is contiguous fp32.
+// The call has logarithms of decays as gates, and betas. Each state of its `initial` and `last` is contiguous fp32.
 struct SummaryPasses {
     GdnCall call;  // dv: L's rows
     DType io;

@@ -5,6 +5,8 @@
 //                       initial state (backward_chain/gradients.cuh)
 //     forward in time   S before each chunk, and R (backward_chain/states.cuh)
 //
+// Where the gradient of the initial state alone is wanted, blocks take segments from a list (ListedPart) and store no E and dV.
+//
 // Warps of another warpgroup load and store; forward, a third stores R. Neither chain needs the other: the second launch starts
 // where the first leaves multiprocessors, and ends after it.
 //

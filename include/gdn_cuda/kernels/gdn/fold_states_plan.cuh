@@ -13,7 +13,7 @@ struct FoldStatesConfig {
     GDN_FIELDS(columns, rows)
 
     static constexpr int kThreads = 512;
-    GDN_HOST_DEVICE constexpr int parts() const { return kThreads / columns; }  // threads that share a column
+    GDN_HOST_DEVICE constexpr int slices() const { return kThreads / columns; }  // threads that share a column
     GDN_HOST_DEVICE constexpr int threads() const { return kThreads; }
 };
 

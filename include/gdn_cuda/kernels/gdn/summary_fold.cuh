@@ -21,16 +21,16 @@ __global__ void __launch_bounds__(kConfig.threads()) summary_fold(const __grid_c
     const bool is_transition = first_row >= args.padded_dv;
     const i64 pair = blockIdx.x, dk = args.dk, below = args.dv * dk;
     const SummaryTail tail = args.tails[pair];
-    const auto of_pair = [&](const RecurrentStates& states) {
+    const auto pair_state = [&](const RecurrentStates& states) {
         const unsigned heads = args.heads, sequence = blockIdx.x / heads;
         return static_cast<float*>(states.data) + sequence * states.slot + (blockIdx.x - sequence * heads) * states.head;
     };
-    const auto out = [&] { return of_pair(args.out) + (is_transition ? below : 0); };  // registers are short
+    const auto out = [&] { return pair_state(args.out) + (is_transition ? below : 0); };  // registers are short
     Rows rows(shared, args.dk, first_row - (is_transition ? args.padded_dv : 0), is_transition ? args.dk : args.dv);
 
     float found[Rows::kOwn];
     if (tail.segments == 0 || (is_transition && tail.first_chunk > 0)) {
-        rows.load_rows(is_transition || args.state.data == nullptr ? nullptr : of_pair(args.state));
+        rows.load_rows(is_transition || args.state.data == nullptr ? nullptr : pair_state(args.state));
 #pragma unroll
         for (int row = 0; row < Rows::kOwn; ++row) {
             const bool is_one = is_transition && tail.segments == 0 && rows.first + row == rows.column;

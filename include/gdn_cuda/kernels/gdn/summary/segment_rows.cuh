@@ -20,17 +20,17 @@ struct SegmentRows {
         return !is_transition() || segment().result >= 0 || (segment().first == 0 && listed.transition);
     }
     __device__ __forceinline__ i64 below() const { return static_cast<i64>(call.dv) * call.dk; }  // L, M begins
-    __device__ __forceinline__ float* of_pair(const RecurrentStates& states) const {
+    __device__ __forceinline__ float* pair_state(const RecurrentStates& states) const {
         return static_cast<float*>(states.data) + segment().sequence * states.slot + segment().head * states.head;
     }
     // L's rows before the segment; nullptr: zeros.
     __device__ __forceinline__ float* before() const {
-        return call.initial.data == nullptr || segment().first > 0 ? nullptr : of_pair(call.initial);
+        return call.initial.data == nullptr || segment().first > 0 ? nullptr : pair_state(call.initial);
     }
     __device__ __forceinline__ float* after() const {
         const i64 dk = call.dk;
         float* const summary =
-            segment().result < 0 ? of_pair(call.last) : listed.results + segment().result * (below() + dk * dk);
+            segment().result < 0 ? pair_state(call.last) : listed.results + segment().result * (below() + dk * dk);
         return summary + (is_transition() ? below() : 0);
     }
 };
