@@ -58,11 +58,6 @@ constexpr bool has_few_taps_backward(const CausalProblem& problem, const CausalB
 }
 constexpr CausalConvConfig causal_few_taps_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
     CausalProblem with_states = problem;
-    const CausalSequenceArgs& sequences = args.forward.sequences;
-    const bool are_rows_of_one =
-        !problem.channels_last && sequences.cu_seqlens.data == nullptr && sequences.seq_idx.data == nullptr;
-    if (are_rows_of_one && sequences.initial.values.type == problem.io)
-        with_states.sequences &= !causal_conv_config({.io = problem.io, .taps = problem.taps}).starts_from_state();
     with_states.sequences |= args.grad_states.values.data != nullptr;
     return with_index(causal_conv_config(with_states), args.forward.sequences);
 }

@@ -43,8 +43,6 @@ struct CausalConvConfig {
     GDN_FIELDS(io, taps, sequences, indices)
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
-    // Backward along rows of one sequence: whether they may have an initial state, of x's dtype. More taps would spill.
-    GDN_HOST_DEVICE constexpr bool starts_from_state() const { return !sequences && taps <= 4; }
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
     // Whether tap k of `taps` exists when there are `count`. Which taps may be missing is known at compile time.
     GDN_HOST_DEVICE constexpr bool exists(int k, int count) const {
