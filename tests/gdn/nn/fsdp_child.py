@@ -88,6 +88,9 @@ def main(file: str, device: str, alone: str | None = None) -> None:
     signal.alarm(PATIENCE)
     rank = int(alone) if alone is not None else 0 if other else 1
     patience = timedelta(seconds=PATIENCE)
+    # Autograd starts a thread for each device at the first backward. Tracing DTensors without a GPU fakes eight, and once two
+    # of their threads aborted the process as they started.
+    torch.ones((), requires_grad=True).backward()
     if device == "cuda":
         torch.cuda.set_device(rank)
     backend = "nccl" if device == "cuda" else "gloo"
