@@ -8,7 +8,7 @@ gather them, `to_heads` and `from_heads` exchange all heads of a rank's tokens f
 from .contexts import Context, context
 from .halos import causal_conv1d
 from .recurrence import chunked_forward
-from .scans import selective_scan
+from .selective import selective_scan
 from .tokens import from_heads, shard, to_heads, unshard
 
 __all__ = [

@@ -30,16 +30,9 @@ class ChainedScan(ABC):
 
     factors_are_known = False
 
-    def __init__(
-        self,
-        context: Context,
-        zeros: Tensor,
-        tensors: list[Tensor | None],
-        initial_state: Tensor | None = None,
-        packs: bool = False,
-    ):
-        self.context, self.zeros, self.initial_state = context, zeros, initial_state
-        self.batch, self.tensors = zeros.shape[0], [x for x in (*tensors, initial_state) if x is not None]
+    def __init__(self, context: Context, zeros: Tensor, tensors: list[Tensor | None], packs: bool = False):
+        self.context, self.zeros = context, zeros
+        self.batch, self.tensors = zeros.shape[0], [x for x in tensors if x is not None]
         self.runs = context.runs if packs else tuple(Run((each,)) for each in context.slices)
 
     @abstractmethod
@@ -98,7 +91,7 @@ class ChainedScan(ABC):
                 if not 0 <= group < len(scans):
                     continue
                 scan = scans[group]
-                state = scan._last_of(every, before[-1]) if before else scan._initial(run)
+                state = scan._last_of(every, before[-1]) if before else None
                 found[group][run] = scan.compute(run, state)
                 if run.is_continued:
                     sent[run.fragment] = scan._sent(found[group][run][1], None)
@@ -106,14 +99,14 @@ class ChainedScan(ABC):
                 every = all_gather(context.ranks, tied(torch.stack(sent), *tensors))
                 tensors.append(every)
         for scan, results in zip(scans, found, strict=True):
-            results.update({run: scan.compute(run, scan._initial(run)) for run in self.runs if run not in results})
+            results.update({run: scan.compute(run, None) for run in self.runs if run not in results})
         outs = [scan._joined(results) for scan, results in zip(scans, found, strict=True)]
         lasts = [scan._last(results) for scan, results in zip(scans, found, strict=True)]
         return tied(torch.cat(outs, 1), *tensors), tied(torch.cat(lasts, 1), *tensors)
 
     def _at_once(self) -> tuple[Tensor, Tensor]:
         context, tensors = self.context, self.tensors
-        found = {run: self.compute(run, self._initial(run)) for run in self.runs if not run.continues}
+        found = {run: self.compute(run, None) for run in self.runs if not run.continues}
         every = None
         if context.chains:
             sent = [self._sent(self.zeros, None)] * context.slots
@@ -134,11 +127,6 @@ class ChainedScan(ABC):
 
     def _map(self, run: Run) -> Tensor:
         return self._sent(self.addition(run), None if self.factors_are_known else self.factor(run.slices[0]))
-
-    def _initial(self, run: Run) -> Tensor | None:
-        if self.initial_state is None or self.batch > 1:
-            return self.initial_state
-        return self.initial_state.index_select(0, self._sequences(run))
 
     def _sequences(self, run: Run) -> Tensor:
         name = f"sequences {run.start} {run.stop}"
@@ -171,9 +159,6 @@ class ChainedScan(ABC):
     def _last(self, found: dict[Run, tuple[Tensor, Tensor]]) -> Tensor:
         context = self.context
         last = self.zeros.new_zeros((self.batch * len(context.lengths), *self.zeros.shape[1:]))
-        if self.initial_state is not None and context.without_tokens:
-            rows = context.integers("without tokens", last.device, context.without_tokens)
-            last = last.index_copy(0, rows, self.initial_state.index_select(0, rows))
         for run, (_, own) in found.items():
             if not run.is_continued:
                 last = own if self.batch > 1 else last.index_copy(0, self._sequences(run), own)

@@ -1,4 +1,4 @@
-"""Scans of sequences whose tokens are on several ranks: the selective one, and those of S5, LRU and RG-LRU."""
+"""The scans of S5, LRU and RG-LRU of sequences whose tokens are on several ranks."""
 
 from __future__ import annotations
 
@@ -8,125 +8,14 @@ import torch
 from torch import Tensor
 
 from ..operators.registration import check_call
-from ..operators.schema import require_tensors
 from ..scan.diagonal import diagonal_scan
 from ..scan.rglru import rglru_scan as rglru_in_one_process
-from ..scan.selective import selective_scan as in_one_process
 from ..scan.simplified_scan import check_composed
 from .chained import ChainedScan, split_channels
-from .contexts import Context, require_context
+from .contexts import Context
 from .eager import outside_graphs
 from .layout import Run, Slice
 from .tokens import part_of
-
-_NAME = "parallel.selective_scan"
-
-
-@outside_graphs
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_a: Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    discretization: str = "mamba",
-    *,
-    context: Context,
-    initial_state: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`gdn_cuda.selective_scan` of sequences whose tokens ranks share, with its gradients. Returns out, or `(out, last state)`.
-
-    Formula:
-        as in `selective_scan`
-
-    Shapes:
-        u, delta, z, delta_a: (B, D, T) with this rank's tokens in the order of its fragments; with several sequences B is 1
-        A, B, C, D, delta_bias: as in `selective_scan`; B and C that vary in time have this rank's tokens. Gradients of those
-          that do not are those of the rank's tokens
-        initial_state: (sequences, D, N), or with one sequence (B, D, N). Of a sequence the rank reads it that has the first
-          token; it has the gradient too, and those of others are 0. None for zeros
-        last state: as initial_state: the rank that has a sequence's last token has it, others have zeros. A sequence without
-          tokens belongs to rank 0
-
-    Parameters:
-        delta_softplus, return_last_state, discretization: as in `selective_scan`
-        context: from `gdn_cuda.parallel.context`, equal on all ranks
-
-    Long slices of many channels go through the ranks in groups of channels, eight at most: while a rank scans a group, the next
-    one has the group before it. An all-gather of a group's states follows each step, and an all-to-all in the backward. Others
-    make one of each, of one or two states for each fragment, and a rank on which a sequence neither begins nor ends runs the
-    scan three times. No collective where no sequence crosses from one rank to another.
-    """
-    require_tensors(_NAME, u=u, A=A)
-    require_context(_NAME, context)
-    rows = {"u": u, "delta": delta, "z": z, "delta_a": delta_a}
-    for name, x in rows.items():
-        if x is not None:
-            context.check(_NAME, name, x, 2)
-    given = rows | {"A": A, "B": B, "C": C, "D": D, "delta_bias": delta_bias}
-    flags = {"delta_softplus": delta_softplus, "discretization": discretization}
-    check_call("selective_scan", **given, **flags, keep_states=False)
-    context.check_batch(_NAME, "u", u)
-    if initial_state is not None:
-        context.check_states(_NAME, "initial_state", initial_state, u, *A.shape)
-    out, last = _Selective(context, given, flags, initial_state).run()
-    return (out, last) if return_last_state else out
-
-
-class _Selective(ChainedScan):
-    """a and l are last states of the scan, without inputs from ones, and from zeros."""
-
-    def __init__(self, context: Context, given: dict[str, Any], flags: dict[str, Any], initial_state: Tensor | None):
-        self.given, self.flags, self.A = given, flags, given["A"]
-        zeros = self.A.new_zeros((given["u"].shape[0], *self.A.shape))
-        super().__init__(context, zeros, list(given.values()), initial_state, packs=True)
-
-    def in_channel_groups(self, groups: int) -> list[ChainedScan]:
-        def split(name: str, x: Tensor | None) -> list[Any]:
-            if name in ("B", "C") and x is not None and x.dim() == 3:
-                return [x] * groups  # all channels share it
-            return split_channels(x, groups, 0 if x is None or x.dim() < 3 else 1)
-
-        grouped = [x.shape[1] for name in ("B", "C") if (x := self.given[name]).dim() == 4]
-        if any(count > 1 and count % groups > 0 for count in grouped):
-            return []
-        names, states = tuple(self.given), split_channels(self.initial_state, groups, 1)
-        parts = zip(*(split(name, x) for name, x in self.given.items()), strict=True)
-        given = [dict(zip(names, part, strict=True)) for part in parts]
-        return [_Selective(self.context, x, self.flags, state) for x, state in zip(given, states, strict=True)]
-
-    def _part(self, run: Run, *without: str) -> dict[str, Any]:
-        """The call of a run's tokens. What varies in time has three dimensions or more, and may be pairs beside a complex A."""
-        found = {name: None if name in without else x for name, x in self.given.items()}
-        for name, x in found.items():
-            if name in ("u", "delta", "z", "delta_a", "B", "C") and x is not None and x.dim() > 2:
-                each = 2 if name in ("B", "C") and self.A.is_complex() and not x.is_complex() else 1
-                found[name] = part_of(x, run, each)
-        cu_seqlens = None if len(run.slices) == 1 else self.context.offsets(run.slices, self.zeros.device)
-        return found | self.flags | {"cu_seqlens": cu_seqlens, "return_last_state": True}
-
-    def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        out, last = in_one_process(**self._part(run), initial_state=state)
-        return out, last
-
-    def addition(self, run: Run) -> Tensor:
-        last: Tensor = in_one_process(**self._part(run, "D", "z"))[1]
-        return last
-
-    def factor(self, each: Slice) -> Tensor:
-        part = self._part(Run((each,)), "D", "z")
-        last: Tensor = in_one_process(**part | {"u": torch.zeros_like(part["u"])}, initial_state=torch.ones_like(self.zeros))[1]
-        return last
-
-    def nothing(self) -> Tensor:
-        out: Tensor = in_one_process(**self.given, **self.flags)
-        return out
 
 
 class _Diagonal(ChainedScan):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from ..operators.measure import (
     size,
 )
 from .selective import selective_scan
+from .selective_summary import summary, summary_backward
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,28 @@ def _long_calls(backward: bool) -> None:
 
 
 sanitizes("selective_pieces", "selective_starts")(partial(_long_calls, True))
+
+
+@sanitizes("selective_summary")
+def _summaries() -> None:
+    """Of parts where all segments matter, and the last alone."""
+    absent = dict.fromkeys(("D", "z", "delta_bias", "delta_a", "initial_state", "cu_seqlens"))
+    flags = {"delta_softplus": True, "discretization": "mamba"}
+
+    def both(x: Inputs, sequences: int = 1, **more: Tensor) -> None:
+        given: dict[str, Any] = absent | flags | dict(x) | more
+        given["initial_state"] = draw(sequences, *x["A"].shape, dtype=x["A"].dtype)
+        summary(**given)
+        summary_backward(**given, grad_out=torch.randn_like(x["u"]), grad_last_state=given["initial_state"])
+
+    for layout in ("tokens", "transposed"):
+        for N, is_complex in ((16, False), (70, False), (3, True)):
+            x = layer_inputs("cuda", Shape(1, 37, 5131, N, torch.float32, is_complex, layout))
+            both(x)
+            both(x | {"A": x["A"] * 30})
+        packed = layer_inputs("cuda", Shape(1, 37, 5131, layout=layout))
+        for offsets in ([0, 3, 3, 4700, 5131], [0, 5131, 0, 5131, 0], [9000, 200, 100, 0, -100]):
+            both(packed, 4, cu_seqlens=torch.tensor(offsets, device="cuda"))
 
 
 @sanitizes("transposed_copy")

@@ -31,7 +31,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "Hyena, long": (lambda: HyenaCascade(4, hyena_filter_groups=2, state_size=3, dtype=WIDE), 12),
     "ShortConv": (lambda: ShortConv(4, 7, bias=True, dtype=WIDE), 4),
 }
-BY_SCANS = ("S6", "Mamba", "S5", "LRU", "RG-LRU", "Hyena, long")
+BY_SCANS = ("S5", "LRU", "RG-LRU", "Hyena, long")  # by chained.ChainedScan
 
 
 def modules() -> Iterator[tuple[Split, str, tuple[int, ...], int]]:

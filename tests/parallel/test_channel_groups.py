@@ -8,13 +8,12 @@ import pytest
 import torch
 from layer_cases_on_ranks import drawn
 from module_cases_on_ranks import BY_SCANS, check_module, modules
-from parallel_cases import SPLITS
-from scan_cases_on_ranks import check_scan, scans
 from thread_ranks import ThreadRanks, on_threads
 from torch import Tensor
 
 from gdn_cuda import parallel
 from gdn_cuda.parallel import chained
+from gdn_cuda.parallel.scans import rglru_scan
 
 
 @pytest.fixture
@@ -36,8 +35,6 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.mark.parametrize("size", [2, 3])
 def test_results_and_gradients_of_one_process(size: int, groups: list[int]) -> None:
     def run(ranks: ThreadRanks) -> None:
-        for scan in scans():
-            check_scan(ranks, *scan)
         for split, name, lengths, batch in modules():
             if name.startswith(BY_SCANS):
                 check_module(ranks, split, name, lengths, batch)
@@ -51,12 +48,12 @@ def test_no_scan_is_computed_twice(groups: list[int], monkeypatch: pytest.Monkey
     calls: list[int] = []
     original = chained.ChainedScan._at_once
     monkeypatch.setattr(chained.ChainedScan, "_at_once", lambda scan: calls.append(1) or original(scan))
-    x, A, B = drawn(1, 4, 60, seed=0), -drawn(4, 3, seed=1).exp(), drawn(1, 3, 60, seed=2)
+    x, A = drawn(1, 4, 60, seed=0), torch.sigmoid(drawn(4, 1, seed=1))
 
     def run(ranks: ThreadRanks) -> list[int]:
         context = parallel.context(ranks, [60])
-        mine, own_B = (parallel.shard(y, context, 2) for y in (x, B))
-        parallel.selective_scan(mine, mine.abs(), A, own_B, own_B, context=context)
+        mine = parallel.shard(x, context, 2)
+        rglru_scan(mine, mine.abs(), A, context=context, first_multiplier=False)
         return ranks.gathered[-5:]
 
     found, _ = on_threads(3, run)
@@ -70,4 +67,9 @@ def test_short_slices_and_few_channels_are_not_split(monkeypatch: pytest.MonkeyP
         raise AssertionError("expected maps")
 
     monkeypatch.setattr(chained.ChainedScan, "_in_groups", refused)
-    on_threads(2, lambda ranks: check_scan(ranks, SPLITS[0], *next(scans())[1:]))
+
+    def run(ranks: ThreadRanks) -> None:
+        split, name, lengths, batch = next(each for each in modules() if each[1].startswith(BY_SCANS))
+        check_module(ranks, split, name, lengths, batch)
+
+    on_threads(2, run)

@@ -48,17 +48,9 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     CallMemory memory(like);
     const Segments segments =
         split_backward(problem, split_problem(prepared), jit::device_traits(target.ordinal), kSegmentsVariable.value());
-    SelectivePiecesArgs reversed{.in = in,
-                                 .reverse = true,
-                                 .io = prepared.io,
-                                 .input_times_delta = false,
-                                 .along_tokens = along_tokens,
-                                 .rows_are_aligned = rows_are_vectors,
-                                 .coefficients_are_aligned = has_vectors(in.C, packed),
-                                 .span = static_cast<int>(problem.channels_per_span),
-                                 .segments = segments};
-    reversed.in.u = cotangents.out, reversed.in.B = with_unit_stride(in.C, in.state_size);
-    if (problem.transition == Transition::rglru && !in.B.varies) reversed.gain = in.B;
+    SelectivePiecesArgs reversed =
+        reversed_pieces(prepared, cotangents.out, rows_are_vectors, static_cast<int>(problem.channels_per_span));
+    reversed.segments = segments;
     const void* gradients_after_segments = states_before_segments(prepared, cotangents.last_state, reversed, memory, target);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,

@@ -9,6 +9,7 @@
 #include "selective_backward_run.hpp"
 #include "selective_forward_run.hpp"
 #include "selective_prepare.hpp"
+#include "selective_summary_run.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -28,6 +29,22 @@ struct SelectiveScanBackwardCall {
     Given states;
 
     GDN_FIELDS(grad_out, grad_last_state, scan, states)
+};
+// The state after the scan, and the decay over it.
+struct SelectiveSummaryCall {
+    static constexpr const char* name = "selective_scan_summary";
+    SelectiveScan scan;
+
+    GDN_FIELDS(scan)
+};
+// The gradient of the state before the scan, and the same decay.
+struct SelectiveSummaryBackwardCall {
+    static constexpr const char* name = "selective_scan_summary_backward";
+    Given grad_out;
+    OptionalTensor grad_last_state;
+    SelectiveScan scan;
+
+    GDN_FIELDS(grad_out, grad_last_state, scan)
 };
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -126,12 +143,13 @@ struct PreparedBackward {
     bool kernels_can_read;  // otherwise tensors are copied
 };
 
-PreparedBackward prepare_backward(const SelectiveScanBackwardCall& call) {
+// `states`: undefined for a summary, which needs none.
+template <class Call>
+PreparedBackward prepare_cotangents(const Call& call, const View& states) {
     const Checks check{call.name};
     PreparedBackward prepared{.scan = prepare_selective(check, call.scan), .cotangents = {}, .kernels_can_read = true};
     const SelectiveInputs& inputs = prepared.scan.inputs;
-    const View &u = prepared.scan.u, A(call.scan.A), grad_out(call.grad_out), grad_last = view_of(call.grad_last_state),
-               states(call.states);
+    const View &u = prepared.scan.u, A(call.scan.A), grad_out(call.grad_out), grad_last = view_of(call.grad_last_state);
     check.shape("grad_out", grad_out, {inputs.batch, inputs.dim, inputs.length}, "(B, D, L)");
     check.dtype("grad_out", grad_out, {prepared.scan.io});
     check.device("grad_out", grad_out, u, "u");
@@ -141,13 +159,16 @@ PreparedBackward prepare_backward(const SelectiveScanBackwardCall& call) {
         check.device(argument, view, u, "u");
         return view.contiguous_tail(3);
     };
-    bool dense = state_like("states", states, prepared.scan.chunks(), "(chunks, D, N)");
+    bool dense = !states.defined() || state_like("states", states, prepared.scan.chunks(), "(chunks, D, N)");
     if (grad_last.defined()) dense &= state_like("grad_last_state", grad_last, inputs.sequences, "(sequences, D, N)");
     PreparedSelective& scan = prepared.scan;
     scan.layout = layout_of_most({&u, &scan.delta, &scan.z, &scan.delta_a, &grad_out});
     prepared.kernels_can_read = scan.kernels_can_read() && dense && kernels_can_read_rows(grad_out, scan.layout);
     prepared.cotangents = {.out = channel_rows(grad_out), .last_state = grad_last.data, .states = states.data};
     return prepared;
+}
+PreparedBackward prepare_backward(const SelectiveScanBackwardCall& call) {
+    return prepare_cotangents(call, View(call.states));
 }
 
 Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedBackward& prepared) {
@@ -215,8 +236,58 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
     return launch_backward(copied, copies);
 }
 
+// ---- Summaries
+
+using Summary = std::tuple<Tensor, Tensor>;
+
+Summary launch_summary(const char* name, const Tensor& like, const PreparedSelective& prepared, const ChannelRows& grad_out,
+                       const void* first) {
+    const Tensor state = empty_states(like, prepared.inputs.sequences, prepared),
+                 decay = empty_states(like, prepared.inputs.sequences, prepared);
+    const DeviceScope scope(prepared.u.device_index);
+    run_selective_summary(prepared, grad_out, first, {.state = memory_of(state), .decay = memory_of(decay)},
+                          target_of(name, prepared.u), like);
+    return {state, decay};
+}
+
+PreparedSelective prepare_summary(const SelectiveSummaryCall& call) {
+    return prepare_selective(Checks{call.name}, call.scan);
+}
+Summary run_summary(const SelectiveSummaryCall& call) {
+    const PreparedSelective prepared = prepare_summary(call);
+    require_kernel_types(Checks{call.name}, prepared);
+    if (prepared.kernels_can_read()) return launch_summary(call.name, call.scan.u, prepared, {}, prepared.inputs.initial_state);
+    const DeviceScope scope(prepared.u.device_index);
+    const SelectiveSummaryCall copied{readable(call.scan, prepared, target_of(call.name, prepared.u))};
+    PreparedSelective copies = prepare_summary(copied);
+    copies.layout = prepared.layout;
+    return launch_summary(call.name, call.scan.u, copies, {}, copies.inputs.initial_state);
+}
+
+PreparedBackward prepare_summary_backward(const SelectiveSummaryBackwardCall& call) {
+    return prepare_cotangents(call, View{});
+}
+Summary run_summary_backward(const SelectiveSummaryBackwardCall& call) {
+    const auto launch = [&](const PreparedBackward& x) {
+        return launch_summary(call.name, call.scan.u, x.scan, x.cotangents.out, x.cotangents.last_state);
+    };
+    const PreparedBackward prepared = prepare_summary_backward(call);
+    require_kernel_types(Checks{call.name}, prepared.scan);
+    if (prepared.kernels_can_read) return launch(prepared);
+    const DeviceScope scope(prepared.scan.u.device_index);
+    const Target target = target_of(call.name, prepared.scan.u);
+    SelectiveSummaryBackwardCall copied{readable_rows(call.grad_out, prepared.scan.layout, target), call.grad_last_state,
+                                        readable(call.scan, prepared.scan, target)};
+    apply(dense, {&copied.grad_last_state});
+    PreparedBackward copies = prepare_summary_backward(copied);
+    copies.scan.layout = prepared.scan.layout;
+    return launch(copies);
+}
+
 GDN_REGISTER(SelectiveScanCall, prepare_scan, run_scan)
 GDN_REGISTER(SelectiveScanBackwardCall, prepare_backward, run_backward)
+GDN_REGISTER(SelectiveSummaryCall, prepare_summary, run_summary)
+GDN_REGISTER(SelectiveSummaryBackwardCall, prepare_summary_backward, run_summary_backward)
 
 }  // namespace
 }  // namespace gdn_cuda::scan

@@ -80,6 +80,16 @@ Segments choose_split(const SplitProblem& problem, const Launch& launch, int mul
     return best;
 }
 
+// For a summary, of which segments near the result may be all that matter: shorter ones leave less that does not. `wanted`: as
+// above.
+inline Segments split_summary(const SplitProblem& problem, int wanted) {
+    constexpr i64 kTokens = 1024;  // of a segment, at least
+    if (wanted > 0) return split_into(problem, wanted);
+    for (i64 parts = std::min<i64>(problem.tokens / kTokens, kMaxSegments); parts > 1; parts /= 2)
+        if (const Segments found = split_into(problem, static_cast<int>(parts)); found.count > 1) return found;
+    return {};
+}
+
 inline std::string explain_split(const Segments& segments) {
     if (segments.count == 1) return "sequences are not split";
     return fmt::format("sequences are split into {} segments of {} tokens", segments.count, segments.length);

@@ -31,6 +31,13 @@ __device__ __forceinline__ Number number_of(const float (&x)[kCount], int i) {
         return {x[2 * i], x[2 * i + 1]};
 }
 
+__device__ __forceinline__ float real_part(float x) {
+    return x;
+}
+__device__ __forceinline__ float real_part(ComplexNumber<float> x) {
+    return x.re;
+}
+
 // Re(x z), and y + Re(x z)
 __device__ __forceinline__ float real_product(float x, float z) {
     return x * z;

@@ -14,6 +14,10 @@
 //
 // Bound: the special function unit, 16 exponentials a clock and SM, of which each state and token takes one. The simplest
 // configuration takes 4.9 instructions for each state and token.
+//
+// Before scan/selective_summary, a block whose states decay to nothing over the segments between it and the result has no work.
+// It cannot know all of their steps, but those of segments that are done already: blocks begin with the segments nearest to the
+// result. Which of the others are skipped depends on timing, the result does not: it has none of them.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -62,8 +66,9 @@ struct SelectivePieces {
     Shared& shared;
     Elements elements;
     CoefficientTile coefficients;
-    int segment, first;  // first: of the block's states
-    int lane, channel;   // where this thread's states are
+    int segment, nearer;  // nearer: how many segments are between this one and the result of scan/selective_summary
+    int first;            // of the block's states
+    int lane, channel;    // where this thread's states are
 
     // ---- The tile
 
@@ -171,6 +176,43 @@ struct SelectivePieces {
         });
     }
 
+    // ---- Segments without a part in the summary
+
+    // Where this channel's sum of steps is, of the segment with so many nearer ones.
+    __device__ __forceinline__ volatile float* steps_of(int nearer) const {
+        const i64 sequences = in.sequences, other = args.reverse ? nearer : segment + this->nearer - nearer;
+        return args.steps + (other * sequences + shared.place.sequence) * in.dim + shared.place.channel + channel;
+    }
+    // Whether all states of this thread decay to nothing over the nearest segments, as far as these are done.
+    __device__ __forceinline__ bool decays_before_result() const {
+        if (channel >= shared.place.channels) return true;
+        constexpr int kAtOnce = 8;
+        constexpr float kLimit = (kNegligibleDecayLog2 - 2.f) * kLn2;  // beyond the summary's, whose products are rounded
+        float slowest = 0.f, fastest = 0.f, sum = 0.f;
+        bool is_first = true;
+        each_state([&](int, int n) {
+            const float rate = real_part(constant(in.A, n));
+            slowest = is_first ? rate : fmaxf(slowest, rate), fastest = is_first ? rate : fminf(fastest, rate);
+            is_first = false;
+        });
+        if (is_first) return true;
+        const volatile float* const nearest = steps_of(0);
+        const i64 next = (args.reverse ? 1 : -1) * static_cast<i64>(in.sequences) * in.dim;
+#pragma unroll 1
+        for (int begin = 0; begin < nearer; begin += kAtOnce) {
+            float steps[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) steps[i] = begin + i < nearer ? nearest[(begin + i) * next] : 0.f;
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                if (steps[i] == 0.f) return false;  // not done
+                sum += steps[i];
+                if (fmaxf(slowest * sum, fastest * sum) < kLimit) return true;
+            }
+        }
+        return false;
+    }
+
     // ---- The recurrence
 
     // Adds the tile's steps to those of earlier tiles (for s7, multiplies its decays). Each lane reads eight.
@@ -264,10 +306,12 @@ struct SelectivePieces {
 #pragma unroll
         for (Poles& pole : states.poles) pole = Poles::of(Number{});
         each_state([&](int s, int n) { states.poles[s] = Poles::of(constant(in.A, n)); });
+        if constexpr (kConfig.skips())
+            if (nearer > 0 && !__syncthreads_or(!decays_before_result())) return;
         const int plain = !in.B.varies || coefficients.may_be_plain() ? elements.plain() : 0;
         const int tiles = (place.length + kTokens - 1) / kTokens;
         const auto tile = [&](int i) { return (args.reverse ? tiles - 1 - i : i) * kTokens; };
-        load(tile(0), plain);
+        if (!kConfig.is_summary || tiles > 0) load(tile(0), plain);
 #pragma unroll 1
         for (int i = 0; i < tiles; ++i) {
             prepare(tile(i), plain);
@@ -284,6 +328,8 @@ struct SelectivePieces {
                 __syncthreads();
         }
         store(states);
+        if constexpr (kConfig.skips())
+            if (lane == 0 && channel < place.channels) *steps_of(nearer) = states.steps.sum;
     }
 };
 
@@ -296,9 +342,13 @@ __global__ void __launch_bounds__(SelectivePiecesConfig::kThreads, kConfig.block
     constexpr int kChannels = kConfig.channels();
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels, blocks = in.dim / args.span * blocks_per_span;
     const int block = blockIdx.x % blocks, group = blockIdx.x / blocks % args.groups, thread = threadIdx.x;
-    const int sequence = blockIdx.x / blocks / args.groups, segment = static_cast<int>(blockIdx.y) + (args.reverse ? 1 : 0);
-    const Span whole = span_of(in.cu_seqlens, sequence, in.length), span = segment_span(args.segments, whole, segment);
-    if (segment >= segment_count(args.segments, whole.length) - (args.reverse ? 0 : 1)) return;
+    const int sequence = blockIdx.x / blocks / args.groups;
+    const Span whole = span_of(in.cu_seqlens, sequence, in.length);
+    const int nearer = blockIdx.y, count = segment_count(args.segments, whole.length);
+    int segment = nearer + (args.reverse ? 1 : 0);
+    if constexpr (kConfig.is_summary) segment = args.reverse ? nearer : count - 1 - nearer;
+    const Span span = segment_span(args.segments, whole, segment);
+    if (kConfig.is_summary ? nearer >= count : segment >= count - (args.reverse ? 0 : 1)) return;
     const int inside = block % blocks_per_span * kChannels;
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
@@ -313,6 +363,7 @@ __global__ void __launch_bounds__(SelectivePiecesConfig::kThreads, kConfig.block
           .elements = {args, shared, Block::Elements::Own::for_thread(thread, args.along_tokens)},
           .coefficients = {args, shared},
           .segment = segment,
+          .nearer = nearer,
           .first = group * kConfig.group(),
           .lane = Block::Lanes::lane(thread),
           .channel = Block::Lanes::channel(thread)}

@@ -8,8 +8,9 @@ namespace gdn_cuda::scan {
 struct SelectivePiecesConfig {
     Transition transition;
     bool is_complex;
-    int states;  // per thread
-    int lanes;   // per channel
+    int states;               // per thread
+    int lanes;                // per channel
+    bool is_summary = false;  // for scan/selective_summary: all segments have maps, those nearest to the result first
 
     constexpr bool operator==(const SelectivePiecesConfig&) const = default;
     static constexpr int kThreads = 128;
@@ -18,11 +19,15 @@ struct SelectivePiecesConfig {
     GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // per tile: eight elements a thread
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
+    // Whether segments are skipped that have no part in the result: where decays are exponentials of sums of steps.
+    GDN_HOST_DEVICE constexpr bool skips() const {
+        return is_summary && (transition == Transition::exponential || transition == Transition::zoh);
+    }
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
         return is_complex ? 3 : 4;
     }  // for which registers are limited
 
-    GDN_FIELDS(transition, is_complex, states, lanes)
+    GDN_FIELDS(transition, is_complex, states, lanes, is_summary)
 };
 
 template <SelectivePiecesConfig kConfig>
@@ -62,6 +67,8 @@ struct SelectivePiecesArgs {
     int groups = 1;  // groups of states, each with blocks of its own
     Segments segments;
     SegmentMaps maps = {};
+    // Where segments are skipped: (count, sequences, dim), 0 at first, then the sums of steps of segments that have their maps.
+    float* steps = nullptr;
 };
 
 }  // namespace gdn_cuda::scan

@@ -17,6 +17,17 @@ __device__ __forceinline__ Span segment_span(const Segments& segments, const Spa
     return {sequence.start + first, static_cast<int>(min(sequence.length - first, i64{segments.length}))};
 }
 
+// A state that decays by this no longer matters for a summary; as chunked/chunk.cuh's.
+inline constexpr float kNegligibleDecayLog2 = -80.f, kNegligibleDecay = 0x1p-80f;
+
+// NaN is never negligible.
+__device__ __forceinline__ bool is_negligible(float decay) {
+    return fabsf(decay) < kNegligibleDecay;
+}
+__device__ __forceinline__ bool is_negligible(ComplexNumber<float> decay) {
+    return is_negligible(decay.re) && is_negligible(decay.im);
+}
+
 // The state after a segment, from the state before it. Zero times an infinite product is 0 here.
 template <class Number>
 __device__ __forceinline__ Number after_segment(Number x, Number product, Number end) {
