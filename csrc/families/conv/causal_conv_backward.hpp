@@ -56,11 +56,31 @@ struct CausalBackward {
 constexpr bool has_few_taps_backward(const CausalProblem& problem, const CausalBackwardArgs& args) {
     return has_few_taps(problem) && args.grad_vectors;
 }
+// Whether a problem of several sequences for others is one of rows with an initial state for conv/causal_conv_backward_rows.
+constexpr bool is_rows_from_states(const CausalProblem& problem, const CausalBackwardArgs& args) {
+    const CausalSequenceArgs& sequences = args.forward.sequences;
+    return !problem.channels_last && sequences.cu_seqlens.data == nullptr && sequences.seq_idx.data == nullptr &&
+           sequences.initial.values.data != nullptr && sequences.initial.values.type == problem.io &&
+           args.grad_states.values.data == nullptr;
+}
 constexpr CausalConvConfig causal_few_taps_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
     CausalProblem with_states = problem;
     with_states.sequences |= args.grad_states.values.data != nullptr;
-    return with_index(causal_conv_config(with_states), args.forward.sequences);
+    CausalConvConfig config = with_index(causal_conv_config(with_states), args.forward.sequences);
+    if (is_rows_from_states(problem, args)) config.sequences = false, config.from_state = true;
+    return config;
 }
+inline constexpr auto kCausalRowsBackwardConfigurations = [] {
+    std::array<CausalConvConfig, kCausalRowsConfigurations.size() * 4 / 3> all{};
+    size_t count = 0;
+    for (CausalConvConfig config : kCausalRowsConfigurations) {
+        all[count++] = config;
+        if (config.sequences) continue;
+        config.from_state = true;
+        all[count++] = config;
+    }
+    return all;
+}();
 
 // Base of the Specs of both kernels for few taps.
 struct CausalFewTapsBackward {
@@ -74,7 +94,7 @@ struct CausalBackwardRows : CausalFewTapsBackward {
     GDN_KERNEL(CausalBackwardRows, conv, causal_conv_backward_rows, CausalConvConfig, CausalBackwardArgs,
                "gradients of a causal convolution of few taps, tokens contiguous");
 
-    static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
+    static std::span<const Config> configurations() { return kCausalRowsBackwardConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.splits, 1, 1};
     }

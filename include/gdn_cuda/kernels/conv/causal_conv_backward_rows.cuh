@@ -9,8 +9,9 @@
 // inputs and gradients of the next steps in flight. The inputs before a lane's tokens come from the previous lane, and the
 // dz after them from the next lane; lane 31 gets those from lane 0 of the step before. Weight sums stay in registers until
 // the end of the segment: no atomics, and the same bits in every run. In a step with tokens of several sequences a lane has
-// masks; where packed sequences have states, such a step is computed once per sequence. With seq_idx the block's warps,
-// which have the same tokens of adjacent channels, find the mixed steps first.
+// masks; where packed sequences have states, such a step is computed once per sequence. The inputs before a row of one
+// sequence, its initial state, are those of the last lane in the step before the first. With seq_idx the block's warps, which
+// have the same tokens of adjacent channels, find the mixed steps first.
 //
 // Bound: memory, 6 bytes an element in bf16. At that rate an SM has 41 instructions for an element, of which this takes 37.
 #pragma once
@@ -32,7 +33,8 @@ struct CausalRowsBackward {
     const CausalBackwardArgs& args;
     int batch, channel, lane;
     const CausalArgs& forward = args.forward;
-    CausalRuns<kConfig.sequences, kConfig.sequences && !kConfig.indices> runs{{forward.sequences, batch}, lane};
+    CausalRuns<kConfig.sequences || kConfig.from_state, kConfig.sequences && !kConfig.indices> runs{{forward.sequences, batch},
+                                                                                                    lane};
     const T* x = static_cast<const T*>(forward.x.data) + batch * forward.x.batch + channel * forward.x.channel;
     const T* grad = static_cast<const T*>(args.grad.data) + batch * args.grad.batch + channel * args.grad.channel;
     T* out = static_cast<T*>(forward.out.data) + batch * forward.out.batch + channel * forward.out.channel;
@@ -42,6 +44,7 @@ struct CausalRowsBackward {
     float dweight[kTaps], dbias;
     float next_dz[kBefore];  // lane 0: dz of the tokens after the step
     Items in[kAhead], grads[kAhead];
+    Items before;  // with from_state: the last inputs before the row, in the last lane
 
     // Loads step `step` of the segment that begins at `begin`; in step -1 only the last lane loads, the inputs before the
     // segment.
@@ -49,9 +52,20 @@ struct CausalRowsBackward {
         in[slot].clear();
         grads[slot].clear();
         const int first = begin + step * kStep + lane * kVector;
+        if (kConfig.from_state && step == -1 && begin == 0) {
+            in[slot] = before;
+            return;
+        }
         if (step < -1 || first < 0 || first >= forward.tokens || (step < 0 && lane < 31)) return;
         in[slot].load_streaming(x + first);
         if (step >= 0) grads[slot].load_streaming(grad + first);
+    }
+    __device__ __forceinline__ void load_state() {
+        before.clear();
+        if (lane < 31) return;
+        const CausalSequences::State state = runs.state({.sequence = batch, .end = forward.tokens, .place = Place::run});
+#pragma unroll
+        for (int i = 0; i < kBefore; ++i) before.set(kVector - kBefore + i, state.at(channel, kBefore - i));
     }
     __device__ __forceinline__ bool exists(int tap) const { return kConfig.exists(tap, forward.taps); }
     __device__ __forceinline__ void load_weights() {
@@ -311,6 +325,7 @@ struct CausalRowsBackward {
               steps(static_cast<int>(ceil_div(end - begin, kStep))) {}
     };
     __device__ __forceinline__ void load_first(const Segment& segment) {
+        if (kConfig.from_state && segment.begin == 0) load_state();
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) load(i, segment.begin, segment.steps - 1 - i);
     }

@@ -33,14 +33,15 @@ struct CausalSequenceArgs {
 
 // The kernels for few taps, whose threads load vectors.
 struct CausalConvConfig {
-    DType io;              // dtype of x and out
-    int taps;              // the most taps: 3 also runs 2, and 8 runs 5 to 8
-    bool sequences;        // a row may have several sequences, and there may be states
-    bool indices = false;  // seq_idx gives the sequences
+    DType io;                 // dtype of x and out
+    int taps;                 // the most taps: 3 also runs 2, and 8 runs 5 to 8
+    bool sequences;           // a row may have several sequences, and there may be states
+    bool indices = false;     // seq_idx gives the sequences
+    bool from_state = false;  // backward along rows of one sequence: they have an initial state of x's dtype
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
 
-    GDN_FIELDS(io, taps, sequences, indices)
+    GDN_FIELDS(io, taps, sequences, indices, from_state)
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
@@ -74,7 +75,10 @@ struct CausalConvConfig {
         if (indices) return wide ? 4 : 5;
         return sequences && wide ? 3 : sequences || wide ? 4 : 6;
     }
-    GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 4 ? 4 : taps == 3 ? 3 : 2; }
+    GDN_HOST_DEVICE constexpr int row_blocks_backward() const {
+        if (from_state && taps == 8) return 4;
+        return !sequences ? 5 : taps == 4 ? 4 : taps == 3 ? 3 : 2;
+    }
     GDN_HOST_DEVICE constexpr int column_blocks_backward() const {
         if (taps == 8) return sequences && !indices ? 2 : 3;
         return lane_channels_backward() == 4 ? 3 : 4;
