@@ -106,4 +106,6 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "scan/diagonal_scan_backward",
     ),
     "test_simplified_scan.py::test_rows_that_blocks_share[False-False-False-zoh]": ("scan/diagonal_scan_parts",),
+    # ssd
+    "test_ssd.py::test_packed[True-lengths0]": ("ssd/prefill",),
 }

@@ -1,0 +1,164 @@
+// ssd_scan: Mamba-2's scan, by ssd/prefill.
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+#include <vector>
+
+#include "../../jit/tensor_map.hpp"
+#include "../../operators/operator.hpp"
+#include "../../operators/packed.hpp"
+#include "prefill.hpp"
+
+namespace gdn_cuda::ssd {
+namespace {
+
+struct SsdScanCall {
+    static constexpr const char* name = "ssd_scan";
+    Given x, dt, A, B, C;
+    OptionalTensor D, z, dt_bias, initial_state, cu_seqlens;
+    bool dt_softplus = false;
+    double dt_lowest = 0, dt_highest = 0;
+
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, dt_softplus, dt_lowest, dt_highest)
+};
+
+struct Prepared {
+    View x;
+    DType io;
+    int64_t batch, tokens, heads, channels, groups, states, sequences;
+    SsdArgs args;
+};
+
+PerHead per_head(const Checks& check, const char* argument, const View& view, const View& x, int64_t heads) {
+    if (!view.defined()) return {};
+    check.shape(argument, view, {heads}, "(H,)");
+    check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
+    check.device(argument, view, x, "x");
+    return {.values = tagged(view), .head = view.stride(0)};
+}
+
+Prepared prepare_scan(const SsdScanCall& call) {
+    const Checks check{call.name};
+    const View x(call.x), dt(call.dt), A(call.A), B(call.B), C(call.C),
+        D = view_of(call.D), z = view_of(call.z), dt_bias = view_of(call.dt_bias), initial = view_of(call.initial_state),
+        cu_seqlens = view_of(call.cu_seqlens);
+    check.rank("x", x, 4, "(B, T, H, P)");
+    const DType io = check.dtype("x", x, {DType::bf16, DType::f16, DType::f32, DType::f64});
+    const int64_t batch = x.size(0), tokens = x.size(1), heads = x.size(2), channels = x.size(3);
+    check.shape("dt", dt, {batch, tokens, heads}, "(B, T, H)");
+    check.dtype("dt", dt, {DType::bf16, DType::f16, DType::f32, DType::f64});
+    check.device("dt", dt, x, "x");
+    check.rank("B", B, 4, "(B, T, G, N)");
+    const int64_t groups = B.size(2), states = B.size(3);
+    GDN_REQUIRE(check, B.size(0) == batch && B.size(1) == tokens, "B", fmt::format("(B={}, T={}, G, N)", batch, tokens),
+                shape_text(B));
+    GDN_REQUIRE(check, groups >= 1 && heads % groups == 0, "B",
+                fmt::format("a number of groups that divides the {} heads", heads), fmt::format("{}", groups));
+    check.shape("C", C, {batch, tokens, groups, states}, "(B, T, G, N), the shape of B");
+    for (const auto& [name, view] : {std::pair{"B", B}, {"C", C}}) {
+        check.dtype(name, view, {io});
+        check.device(name, view, x, "x");
+        check.last_contiguous(name, view);
+    }
+    check.last_contiguous("x", x);
+    if (z.defined()) {
+        check.shape("z", z, {batch, tokens, heads, channels}, "(B, T, H, P), the shape of x");
+        check.dtype("z", z, {io});
+        check.device("z", z, x, "x");
+        check.last_contiguous("z", z);
+    }
+    Prepared prepared{.x = x,
+                      .io = io,
+                      .batch = batch,
+                      .tokens = tokens,
+                      .heads = heads,
+                      .channels = channels,
+                      .groups = groups,
+                      .states = states,
+                      .sequences = batch,
+                      .args = {}};
+    SsdArgs& args = prepared.args;
+    args.A = per_head(check, "A", A, x, heads);
+    args.dt_bias = per_head(check, "dt_bias", dt_bias, x, heads);
+    if (D.defined() && D.rank == 2) {
+        check.shape("D", D, {heads, channels}, "(H,) or (H, P)");
+        check.dtype("D", D, {DType::f32, DType::bf16, DType::f16});
+        check.device("D", D, x, "x");
+        args.D = {.values = tagged(D), .head = D.stride(0), .channel = D.stride(1)};
+    } else {
+        args.D = per_head(check, "D", D, x, heads);
+    }
+    args.dt = tagged(dt);
+    args.dt_batch = dt.stride(0), args.dt_token = dt.stride(1), args.dt_head = dt.stride(2);
+    if (cu_seqlens.defined()) {
+        GDN_REQUIRE(check, batch == 1, "x", "a batch of 1, as cu_seqlens packs sequences along T", shape_text(x));
+        check_cu_seqlens(check, cu_seqlens, tokens, x, "x");
+        prepared.sequences = cu_seqlens.size(0) - 1;
+        args.cu_seqlens = tagged(cu_seqlens);
+    }
+    args.sequences = check.count("x", "sequences", prepared.sequences, 65535);
+    args.tokens = check.count("x", "tokens", tokens, kMaxTokens);
+    args.heads = check.count("x", "heads", heads);
+    args.groups = static_cast<int>(groups);
+    if (initial.defined()) {
+        check.shape("initial_state", initial, {prepared.sequences, heads, channels, states}, "(sequences, H, P, N)");
+        check.dtype("initial_state", initial, {io == DType::f64 ? DType::f64 : DType::f32});
+        check.device("initial_state", initial, x, "x");
+        GDN_REQUIRE(check, initial.contiguous_tail(4), "initial_state", "a contiguous tensor", stride_text(initial));
+        args.initial = static_cast<const float*>(initial.data);
+    }
+    GDN_REQUIRE(check, call.dt_lowest <= call.dt_highest, "dt_limit", "a lower bound that is not above the upper one",
+                fmt::format("({}, {})", call.dt_lowest, call.dt_highest));
+    args.lowest = static_cast<float>(call.dt_lowest), args.highest = static_cast<float>(call.dt_highest);
+    args.softplus = call.dt_softplus;
+    return prepared;
+}
+
+jit::TiledTensor tiled(const View& view) {
+    return {
+        {view.data, view.stride(0), view.stride(1), view.stride(2)}, view.size(0), view.size(1), view.size(2), view.size(3)};
+}
+
+// The tensor itself if TMA can read it, else a copy.
+Tensor tileable(const Tensor& x) {
+    return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
+}
+
+using Results = std::tuple<Tensor, Tensor>;
+
+Results run_scan(const SsdScanCall& call) {
+    const Prepared prepared = prepare_scan(call);
+    const Checks check{call.name};
+    const View &x = prepared.x, z = view_of(call.z);
+    GDN_REQUIRE(check, prepared.io == DType::bf16 || prepared.io == DType::f16, "x", "bfloat16 or float16", dtype_name(x));
+    GDN_REQUIRE(check, prepared.channels == kChannels && (prepared.states == 64 || prepared.states == 128), "x",
+                "heads of 64 channels and 64 or 128 states", fmt::format("{} and {}", prepared.channels, prepared.states));
+    Tensor out = torch::stable::new_empty(call.x, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels});
+    const Tensor last = torch::stable::new_empty(
+        call.x, {prepared.sequences, prepared.heads, prepared.channels, prepared.states}, ScalarType::Float);
+    const DeviceScope scope(x.device_index);
+    const Target target = target_of(call.name, x);
+    SsdArgs args = prepared.args;
+    std::vector<Tensor> kept;
+    const auto map = [&](const Tensor& tensor) {
+        kept.push_back(tileable(tensor));
+        return jit::tile_map(tiled(View(kept.back())), prepared.io, kChunk, target.ordinal);
+    };
+    if (prepared.tokens > 0) {
+        args.x = map(call.x), args.B = map(call.B), args.C = map(call.C), args.out = map(out);
+        if (z.defined()) args.z = map(*call.z);
+    }
+    if (args.cu_seqlens.data != nullptr) torch::stable::zero_(out);  // tokens may belong to no sequence
+    const View written(out);
+    args.out_data = memory_of(out);
+    args.out_token = written.strides[1], args.out_head = written.strides[2];
+    args.last = static_cast<float*>(memory_of(last));
+    const SsdConfig config{.io = prepared.io, .states = static_cast<int>(prepared.states), .heads = 2, .gated = z.defined()};
+    Prefill::run(config, args, target);
+    return {out, last};
+}
+
+GDN_REGISTER(SsdScanCall, prepare_scan, run_scan)
+
+}  // namespace
+}  // namespace gdn_cuda::ssd

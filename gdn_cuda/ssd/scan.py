@@ -1,0 +1,83 @@
+"""torch.ops.gdn_cuda.ssd_scan: Mamba-2's scan as kernels take it, without gradients. Not public yet: on a GPU it has bf16 and
+fp16, heads of 64 channels, and 64 or 128 states alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators.dtypes import state_dtype
+from ..operators.examples import Arguments, call_operator, example, random
+from ..operators.registration import register
+from .reference import Scan, Span, Steps, scan_spans, spans_of_packed
+
+
+def _sequences(x: Any) -> Any:
+    return x.x.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+
+
+def _shapes(x: Any) -> tuple[Tensor, Tensor]:
+    *_, heads, channels = x.x.shape
+    sizes = (_sequences(x), heads, channels, x.B.shape[-1])
+    return x.x.new_empty(x.x.shape), x.x.new_empty(sizes, dtype=state_dtype(x.x))
+
+
+def _forward(x: Any) -> tuple[Tensor, Tensor]:
+    scan = Scan(x.x, x.dt, x.A, x.B, x.C, x.D, x.z, x.dt_bias, x.initial_state)
+    steps = Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))
+    batch, tokens = x.x.shape[:2]
+    spans = [Span(row, 0, tokens, row, row) for row in range(batch)]
+    if x.cu_seqlens is not None:
+        spans = spans_of_packed(x.cu_seqlens)
+    out, last = scan_spans(scan, steps, spans, _sequences(x))
+    return out.to(x.x.dtype), last.to(state_dtype(x.x))
+
+
+_schema = register("ssd_scan", shapes=_shapes, cpu=_forward)
+
+_OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens"))
+_STEPS: Arguments = {"dt_softplus": False, "dt_lowest": 0.0, "dt_highest": math.inf}
+
+
+def ssd_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, dt_limit: tuple[float, float] = (0.0, math.inf), **given: Any
+) -> tuple[Tensor, Tensor]:
+    """(out, last state). given: D, z, dt_bias, initial_state, cu_seqlens and dt_softplus."""
+    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C}
+    every = _OPTIONAL | _STEPS | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
+    out, last = _schema.overload(*(every[name] for name in _schema.arguments))
+    return out, last
+
+
+# ---- Examples
+
+
+def _drawn(B: int, T: int, seed: int, heads: int = 3) -> Arguments:
+    def rows(*sizes: int, seed: int) -> Tensor:
+        return random(*sizes, seed=seed, dtype=torch.bfloat16)
+
+    tensors = {
+        "x": rows(B, T, heads, 64, seed=seed),
+        "dt": rows(B, T, heads, seed=seed + 1),
+        "A": -random(heads, seed=seed + 2).exp(),
+        "B": rows(B, T, 1, 64, seed=seed + 3),
+        "C": rows(B, T, 1, 64, seed=seed + 4),
+        "dt_bias": random(heads, seed=seed + 5),
+    }
+    return _OPTIONAL | _STEPS | tensors | {"dt_softplus": True}
+
+
+@example(call_operator("ssd_scan"))
+def _example(B: int, T: int, seed: int) -> Arguments:
+    x = _drawn(B, T, seed)
+    more = {"D": random(3, 64, seed=seed + 6), "z": random(B, T, 3, 64, seed=seed + 7, dtype=torch.bfloat16)}
+    return x | more | {"initial_state": random(B, 3, 64, 64, seed=seed + 8), "dt_highest": 0.5}
+
+
+@example(call_operator("ssd_scan"), "ssd_scan_packed", packed=True)
+def _example_packed(B: int, T: int, seed: int) -> Arguments:
+    x = _drawn(1, 70, seed)
+    return x | {"cu_seqlens": torch.tensor([0, 0, 65, 70]), "initial_state": random(3, 3, 64, 64, seed=seed + 8)}

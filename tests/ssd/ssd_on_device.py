@@ -1,0 +1,158 @@
+"""Mamba-2's scan by its kernels, against the literal recurrence in fp64."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from devices import Device
+from helpers import rel_rms
+from torch import Tensor
+
+from gdn_cuda.ssd.reference import Scan, Steps, recurrent
+from gdn_cuda.ssd.scan import ssd_scan
+
+BF16, F16 = torch.bfloat16, torch.float16
+OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
+KERNEL = "ssd/prefill"
+
+
+def drawn(
+    device: Device,
+    seed: int,
+    T: int = 200,
+    H: int = 4,
+    G: int = 2,
+    N: int = 128,
+    B: int = 1,
+    D: int = 1,
+    z: bool = False,
+    decay: float = 1.0,
+    dtype: torch.dtype = BF16,
+    lengths: tuple[int, ...] | None = None,
+) -> dict[str, Any]:
+    """As a layer at initialisation: A from −1 to −16, δ log-uniform from 0.001 to 0.1 by bias and softplus. D with so many
+    dimensions, 0: none."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*sizes, generator=rng).to(device.name, dtype)
+
+    step = torch.exp(torch.rand(H, generator=rng) * math.log(100) + math.log(1e-3)).to(device.name)
+    sequences = B if lengths is None else len(lengths)
+    offsets = None if lengths is None else torch.tensor([0, *lengths], device=device.name).cumsum(0).int()
+    return {
+        "x": normal(B, T, H, 64, dtype=dtype),
+        "dt": normal(B, T, H, dtype=dtype) / 2,
+        "A": -decay * (1 + 15 * torch.rand(H, generator=rng).to(device.name)),
+        "B": normal(B, T, G, N, dtype=dtype),
+        "C": normal(B, T, G, N, dtype=dtype),
+        "D": (None, normal(H), normal(H, 64))[D],
+        "z": normal(B, T, H, 64, dtype=dtype) if z else None,
+        "dt_bias": torch.log(torch.expm1(step)),
+        "initial_state": normal(sequences, H, 64, N),
+        "cu_seqlens": offsets,
+        "dt_softplus": True,
+    }
+
+
+def expected(x: dict[str, Any], limit: tuple[float, float] = (0.0, math.inf)) -> tuple[Tensor, Tensor]:
+    wide = {name: y.double() if isinstance(y, Tensor) and y.is_floating_point() else y for name, y in x.items()}
+    steps, cu_seqlens = Steps(wide.pop("dt_softplus"), limit), wide.pop("cu_seqlens")
+    scan = Scan(**wide)
+    if cu_seqlens is None:
+        return recurrent(scan, steps)
+    out, states = torch.zeros_like(scan.x), []
+    for n, (first, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        rows = {name: None if wide[name] is None else wide[name][:, first:end] for name in ("x", "dt", "B", "C", "z")}
+        initial = None if scan.initial_state is None else scan.initial_state[n : n + 1]
+        out[:, first:end], state = recurrent(scan._replace(**rows, initial_state=initial), steps)
+        states.append(state)
+    return out, torch.cat(states)
+
+
+def check(device: Device, x: dict[str, Any], **more: Any) -> None:
+    with device.only(KERNEL), torch.no_grad():
+        out, last = ssd_scan(**x, **more)
+    wanted, state = expected(x, more.get("dt_limit", (0.0, math.inf)))
+    dtype = x["x"].dtype
+    assert out.dtype == dtype and last.dtype == torch.float32
+    assert rel_rms(last, state) < STATE[dtype] or not state.any()
+    assert out.numel() == 0 or rel_rms(out, wanted) < OUT[dtype]
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 300, 5000])
+@pytest.mark.parametrize("N", [64, 128])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_lengths(dtype: torch.dtype, N: int, length: int, device: Device, seed: int) -> None:
+    device.skip_above(300, length)
+    check(device, drawn(device, seed, T=length, N=N, dtype=dtype))
+
+
+@pytest.mark.parametrize("H, G", [(1, 1), (2, 1), (3, 1), (5, 1), (6, 3), (7, 7)])
+@pytest.mark.parametrize("z", [False, True])
+@pytest.mark.parametrize("D", [0, 1, 2])
+def test_heads_of_groups(D: int, z: bool, H: int, G: int, device: Device, seed: int) -> None:
+    check(device, drawn(device, seed, T=130, H=H, G=G, N=64 if seed % 2 else 128, D=D, z=z, B=2))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0, 100.0, 1e4])
+def test_decays(decay: float, device: Device, seed: int) -> None:
+    check(device, drawn(device, seed, T=device.size(200, 2000), decay=decay))
+
+
+@pytest.mark.parametrize("limit", [(0.0, math.inf), (0.01, 0.05), (0.0, 0.0)])
+def test_limits(limit: tuple[float, float], device: Device, seed: int) -> None:
+    check(device, drawn(device, seed), dt_limit=limit)
+
+
+@pytest.mark.parametrize("lengths", [(30, 0, 1, 100, 64), (65,), (63, 1, 64, 70, 0)])
+@pytest.mark.parametrize("z", [False, True])
+def test_packed(z: bool, lengths: tuple[int, ...], device: Device, seed: int) -> None:
+    check(device, drawn(device, seed, T=sum(lengths) + 5, lengths=lengths, z=z))
+
+
+def test_the_next_sequence_is_not_read(device: Device, seed: int) -> None:
+    x = drawn(device, seed, T=160, lengths=(70, 90))
+    hurt = {name: y.clone() if isinstance(y, Tensor) else y for name, y in x.items()}
+    for name in ("x", "dt", "B", "C"):
+        hurt[name][:, 70:] = torch.nan
+    with device.kernels():
+        out, last = ssd_scan(**x)
+        found, state = ssd_scan(**hurt)
+    assert torch.equal(found[:, :70], out[:, :70]) and torch.equal(state[0], last[0])
+
+
+@pytest.mark.parametrize("at", [64, 70])
+def test_a_reset_stops_what_is_not_finite(at: int, device: Device, seed: int) -> None:
+    """An infinite state before exp(δA) = 0."""
+    x = drawn(device, seed, T=150)
+    x["initial_state"][:, 1] = torch.inf
+    x["dt"][:, at] = 1e4
+    with device.kernels():
+        out, last = ssd_scan(**x)
+    assert torch.isfinite(last).all() and torch.isfinite(out[:, at:]).all() and torch.isfinite(out[:, :, 0]).all()
+
+
+@pytest.mark.parametrize("H", [8, 4])
+def test_views_of_one_projection(H: int, device: Device, seed: int) -> None:
+    """With four heads, tokens begin at other than multiples of 16 bytes, and tensors are copied."""
+    x = drawn(device, seed, T=130, H=H, G=2, N=64, z=True)
+    names = ("z", "x", "B", "C", "dt")
+    rows = torch.cat([x[name].flatten(2) for name in names], -1)
+    parts = rows.split([x[name][0, 0].numel() for name in names], -1)
+    views = {name: part.view(x[name].shape) for name, part in zip(names, parts, strict=True)}
+    with device.kernels():
+        out, last = ssd_scan(**x)
+        found, state = ssd_scan(**x | views)
+    assert torch.equal(found, out) and torch.equal(state, last)
+
+
+def test_two_runs_have_the_same_bits(device: Device, seed: int) -> None:
+    x = drawn(device, seed, T=device.size(130, 4000), z=True)
+    with device.kernels():
+        one, other = ssd_scan(**x), ssd_scan(**x)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
