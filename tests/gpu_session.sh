@@ -69,7 +69,7 @@ racecheck() { # KERNEL...; its reports have to be read: tests/sanitize.py lists 
     local kernel
     [ $# -gt 0 ] || logged racecheck $sanitizer=gdn_cuda --tool racecheck "$python" tests/sanitize.py
     for kernel; do
-        logged "racecheck_$kernel" $sanitizer="$kernel" --tool racecheck "$python" tests/sanitize.py "$kernel"
+        logged "racecheck_${kernel//\//_}" $sanitizer="${kernel##*/}" --tool racecheck "$python" tests/sanitize.py "$kernel"
     done
 }
 bench() { # OPERATOR...

@@ -41,12 +41,13 @@ def main(names: list[str]) -> None:
     calls = measure.load().sanitized
     if unknown := set(names) - set(calls):
         sys.exit(f"sanitize.py: expected kernels among {', '.join(calls)}, got {', '.join(sorted(unknown))}")
-    registered = {kernel["name"]: kernel for kernel in _C.kernels()}
+    registered = {f"{kernel['family']}/{kernel['name']}": kernel for kernel in _C.kernels()}
+    registered |= {kernel["name"]: kernel for kernel in registered.values()}  # where no other family has the name
     for name in names or calls:
         calls[name]()
         torch.cuda.synchronize()
         kernel = registered[name]
-        loaded = [event["kernel"] for event in _C.load_events()].count(f"{kernel['family']}/{name}")
+        loaded = [event["kernel"] for event in _C.load_events()].count(f"{kernel['family']}/{kernel['name']}")
         print(f"{name}: {loaded} of {len(kernel['configurations'])} configurations", flush=True)
         if loaded == 0:
             sys.exit(f"sanitize.py: {name}: expected its calls to run it, got other kernels alone")

@@ -83,7 +83,7 @@ def recurrent() -> None:
         gdn_cuda.recurrent_forward(**x, inference_mode=gdn_cuda.InferenceMode.SPEC_VERIFY)
 
 
-@sanitizes()
+@sanitizes("gdn/prefill")
 def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72))) -> None:
     for dk, dv in dims:
         gdn_cuda.chunked_forward(**packed(dk, dv), use_qk_l2norm=True)

@@ -114,7 +114,7 @@ def tunable(operator: str, declared: Tunable) -> None:
 
 def sanitizes(*kernels: str) -> Callable[[Run], Run]:
     """Declares calls that run these kernels at sizes small enough for compute-sanitizer; without names, the kernel that the
-    function is named after."""
+    function is named after. A name that two families have needs its family, as "gdn/prefill"."""
 
     def declare(run: Run) -> Run:
         _MEASURES.sanitized.update(dict.fromkeys(kernels or (run.__name__,), run))

@@ -8,7 +8,7 @@ from ..operators.measure import normal, sanitizes
 from .scan import ssd_scan
 
 
-@sanitizes("prefill")
+@sanitizes("ssd/prefill")
 def _prefill() -> None:
     """One head a block and two, z and D, lengths around a chunk, packed sequences, and offsets that lie."""
     for dtype in (torch.bfloat16, torch.float16):
