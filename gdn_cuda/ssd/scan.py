@@ -1,5 +1,5 @@
-"""torch.ops.gdn_cuda.ssd_scan: Mamba-2's scan as kernels take it, without gradients. Not public yet: on a GPU it has bf16 and
-fp16, heads of 64 channels, and 64 or 128 states alone."""
+"""torch.ops.gdn_cuda.ssd_scan: Mamba-2's scan as kernels take it. Not public yet: without gradients, pools and checkpoints, and
+on a GPU for Hopper alone, in bf16 and fp16."""
 
 from __future__ import annotations
 

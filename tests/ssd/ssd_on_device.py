@@ -26,6 +26,7 @@ def drawn(
     T: int = 200,
     H: int = 4,
     G: int = 2,
+    P: int = 64,
     N: int = 128,
     B: int = 1,
     D: int = 1,
@@ -45,15 +46,15 @@ def drawn(
     sequences = B if lengths is None else len(lengths)
     offsets = None if lengths is None else torch.tensor([0, *lengths], device=device.name).cumsum(0).int()
     return {
-        "x": normal(B, T, H, 64, dtype=dtype),
+        "x": normal(B, T, H, P, dtype=dtype),
         "dt": normal(B, T, H, dtype=dtype) / 2,
         "A": -decay * (1 + 15 * torch.rand(H, generator=rng).to(device.name)),
         "B": normal(B, T, G, N, dtype=dtype),
         "C": normal(B, T, G, N, dtype=dtype),
-        "D": (None, normal(H), normal(H, 64))[D],
-        "z": normal(B, T, H, 64, dtype=dtype) if z else None,
+        "D": (None, normal(H), normal(H, P))[D],
+        "z": normal(B, T, H, P, dtype=dtype) if z else None,
         "dt_bias": torch.log(torch.expm1(step)),
-        "initial_state": normal(sequences, H, 64, N),
+        "initial_state": normal(sequences, H, P, N),
         "cu_seqlens": offsets,
         "dt_softplus": True,
     }
@@ -97,6 +98,14 @@ def test_lengths(dtype: torch.dtype, N: int, length: int, device: Device, seed: 
 @pytest.mark.parametrize("D", [0, 1, 2])
 def test_heads_of_groups(D: int, z: bool, H: int, G: int, device: Device, seed: int) -> None:
     check(device, drawn(device, seed, T=130, H=H, G=G, N=64 if seed % 2 else 128, D=D, z=z, B=2))
+
+
+# Models', and others that are multiples of 8.
+@pytest.mark.parametrize("P, N", [(80, 128), (128, 256), (64, 256), (8, 16), (200, 72), (136, 200)])
+@pytest.mark.parametrize("z", [False, True])
+def test_sizes_of_heads(z: bool, P: int, N: int, device: Device, seed: int) -> None:
+    check(device, drawn(device, seed, T=130, H=3 if seed % 2 else 2, G=1, P=P, N=N, z=z, D=2))
+    check(device, drawn(device, seed, T=75, H=2, G=2, P=P, N=N, z=z, lengths=(70, 5)))
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0, 100.0, 1e4])

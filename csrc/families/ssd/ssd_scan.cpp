@@ -100,6 +100,9 @@ Prepared prepare_scan(const SsdScanCall& call) {
     args.tokens = check.count("x", "tokens", tokens, kMaxTokens);
     args.heads = check.count("x", "heads", heads);
     args.groups = static_cast<int>(groups);
+    args.channels = check.count("x", "channels of a head", channels);
+    args.states = check.count("B", "states", states);
+    args.tiles_of_head = static_cast<int>(ceil_div(channels, kTileRows));
     if (initial.defined()) {
         check.shape("initial_state", initial, {prepared.sequences, heads, channels, states}, "(sequences, H, P, N)");
         check.dtype("initial_state", initial, {io == DType::f64 ? DType::f64 : DType::f32});
@@ -131,8 +134,9 @@ Results run_scan(const SsdScanCall& call) {
     const Checks check{call.name};
     const View &x = prepared.x, z = view_of(call.z);
     GDN_REQUIRE(check, prepared.io == DType::bf16 || prepared.io == DType::f16, "x", "bfloat16 or float16", dtype_name(x));
-    GDN_REQUIRE(check, prepared.channels == kChannels && (prepared.states == 64 || prepared.states == 128), "x",
-                "heads of 64 channels and 64 or 128 states", fmt::format("{} and {}", prepared.channels, prepared.states));
+    GDN_REQUIRE(check, prepared.channels % 8 == 0 && prepared.states % 8 == 0 && prepared.states <= 256, "x",
+                "multiples of 8 channels and states, and at most 256 states",
+                fmt::format("{} and {}", prepared.channels, prepared.states));
     Tensor out = torch::stable::new_empty(call.x, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels});
     const Tensor last = torch::stable::new_empty(
         call.x, {prepared.sequences, prepared.heads, prepared.channels, prepared.states}, ScalarType::Float);
@@ -153,7 +157,8 @@ Results run_scan(const SsdScanCall& call) {
     args.out_data = memory_of(out);
     args.out_token = written.strides[1], args.out_head = written.strides[2];
     args.last = static_cast<float*>(memory_of(last));
-    const SsdConfig config{.io = prepared.io, .states = static_cast<int>(prepared.states), .heads = 2, .gated = z.defined()};
+    const int states = prepared.states <= 64 ? 64 : prepared.states <= 128 ? 128 : 256;
+    const SsdConfig config{.io = prepared.io, .states = states, .row_tiles = 2, .gated = z.defined()};
     Prefill::run(config, args, target);
     return {out, last};
 }

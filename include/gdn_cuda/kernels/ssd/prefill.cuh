@@ -1,35 +1,35 @@
 // ssd/prefill: Mamba-2's scan on Hopper's tensor cores, 64 tokens a chunk. A head has one decay δA a token, and S is its state,
-// 64 channels x N:
+// P channels x N:
 //
 //     M_ij = (C_i . B_j) exp(G_i - G_j) δ_j for i >= j
 //     Y = M X + exp(G) C S^T + D X        S <- exp(G_C) S + (δ exp(G_C - G) X)^T B
 //
 // for tokens i, j of a chunk, G the sum of δA from the chunk's first token on.
 //
-// A block takes two heads of a group and one sequence. C and B belong to the group, so they are loaded once a block,
-// and C B^T is multiplied once. A warpgroup for each head keeps its state in registers (prefill/head.cuh); one more runs ahead,
-// issues the TMA loads, and forms M of all heads (prefill/scores.cuh). No chunk waits for another but through S, and S enters
-// only two products, so heads are bound by their instructions, not by a cycle of roles as in gdn/prefill. A block's outputs
-// replace x in shared memory, from where TMA stores them.
+// A block takes two row tiles of 64 channels, of two heads of a group or of one, and one sequence. C and B belong to the group,
+// so they are loaded once a block, and C B^T is multiplied once. A warpgroup for each row tile keeps its rows of S in registers
+// (prefill/rows.cuh); one more runs ahead, issues the TMA loads, and forms M of each head (prefill/scores.cuh). No chunk waits
+// for another but through S, and S enters only two products, so rows are bound by their instructions, not by a cycle of roles
+// as in gdn/prefill. A block's outputs replace x in shared memory, from where TMA stores them.
 //
 // Bound (not measured yet): L2, which delivers 64 KB a chunk to a block of two heads with N = 128. Loads and stores alone take
 // 6.7 ns a head and chunk on a full H200 (benchmarks/ssd_tiles.cu), where memory would take 4.4.
 #pragma once
 
-#include <gdn_cuda/kernels/ssd/prefill/head.cuh>
+#include <gdn_cuda/kernels/ssd/prefill/rows.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/scores.cuh>
 
 namespace gdn_cuda::ssd {
 
 template <SsdConfig kConfig>
-__device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared, int heads) {
+__device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared, int row_tiles) {
     for (int i = 0; i < kConfig.stages(); ++i) {
         barrier(shared.stage_full[i]).init(1);
-        barrier(shared.stage_empty[i]).init(4 * heads);
+        barrier(shared.stage_empty[i]).init(4 * row_tiles);
     }
     for (int i = 0; i < kConfig.slots(); ++i) {
         barrier(shared.scores_full[i]).init(kWarpgroup);
-        barrier(shared.scores_empty[i]).init(4 * heads);
+        barrier(shared.scores_empty[i]).init(4 * row_tiles);
     }
     cutlass::arch::fence_barrier_init();
 }
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     auto& shared = *reinterpret_cast<SsdPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= kSharedBytes);
     if (threadIdx.x == 0) {
-        shared.work = work_of_block(args, kConfig.heads);
-        set_barriers(shared, shared.work.heads);
+        shared.work = work_of_block(args, kConfig.row_tiles);
+        set_barriers(shared, shared.work.tiles);
     }
     __syncthreads();
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler
@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
         cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();
         ScoresRole<kConfig>(shared, args).run();
     } else {
-        cutlass::arch::warpgroup_reg_alloc<kConfig.head_registers()>();
-        if (group <= shared.work.heads) HeadRole<kConfig>(shared, args).run();
+        cutlass::arch::warpgroup_reg_alloc<kConfig.row_registers()>();
+        if (group <= shared.work.tiles) RowsRole<kConfig>(shared, args).run();
     }
 }
 

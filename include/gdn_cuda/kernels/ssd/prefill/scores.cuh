@@ -31,24 +31,26 @@ struct ScoresRole : Lane {
         const PipelineStage<kStages> at(chunk);
         auto& stage = stage_at(shared, at.index);
         Barrier& full = barrier(shared.stage_full[at.index]);
-        full.arrive_and_expect_tx(kConfig.stage_tiles(work.heads) * static_cast<int>(sizeof(SwizzledTile)));
+        full.arrive_and_expect_tx(kConfig.stage_tiles(work.tiles) * static_cast<int>(sizeof(SwizzledTile)));
         for (int tile = 0; tile < kConfig.state_tiles(); ++tile) {
-            TileAt from = tile_of(work, chunk, work.group);
-            from.element = tile * kTileElements;
+            const TileAt from = tile_at(work, chunk, work.group, tile * kTileElements);
             tma_load(stage.C[tile].bytes, args.C, from, full);
             tma_load(stage.B[tile].bytes, args.B, from, full);
         }
-        for (int i = 0; i < work.heads; ++i) {
-            tma_load(stage.x[i].bytes, args.x, tile_of(work, chunk, work.first_head + i), full);
-            if constexpr (kConfig.gated) tma_load(stage.z[i].bytes, args.z, tile_of(work, chunk, work.first_head + i), full);
+        for (int i = 0; i < work.tiles; ++i) {
+            const TileAt from = tile_at(work, chunk, head_of(args, work, i), first_row_of(args, work, i));
+            tma_load(stage.x[i].bytes, args.x, from, full);
+            if constexpr (kConfig.gated) tma_load(stage.z[i].bytes, args.z, from, full);
         }
     }
+    // Whether this warp has the factors of a head: that of row tile `warp`.
+    __device__ __forceinline__ bool has_head() const { return warp < work.tiles && scores_of(args, work, warp) == warp; }
     __device__ __forceinline__ void load_dt(int chunk) {
         dt[0] = dt[1] = {};
-        if (warp >= work.heads || chunk >= work.chunks) return;
+        if (!has_head() || chunk >= work.chunks) return;
         const int first = 2 * lane, count = tokens_in(work, chunk);
         const i64 at = work.batch * args.dt_batch + (work.start + chunk * kChunk + first) * args.dt_token +
-                       (work.first_head + warp) * args.dt_head;
+                       head_of(args, work, warp) * args.dt_head;
         if (first < count) dt[0].load(args.dt, at);
         if (first + 1 < count) dt[1].load(args.dt, at + args.dt_token);
     }
@@ -60,8 +62,8 @@ struct ScoresRole : Lane {
     }
     // Of the warp's head. Tokens past the end have a δ of 0: nothing decays, and nothing is added.
     __device__ __forceinline__ void store_factors(int chunk, int slot) const {
-        if (warp >= work.heads) return;
-        const int head = work.first_head + warp, count = tokens_in(work, chunk);
+        if (!has_head()) return;
+        const int head = head_of(args, work, warp), count = tokens_in(work, chunk);
         const float bias =
             args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head);
         const float rate = load_float(args.A.values, head * args.A.head) * kLog2e;
@@ -87,7 +89,7 @@ struct ScoresRole : Lane {
     // Zeroes what a chunk has past the end of a packed sequence: the next one's tokens, which may be infinite or NaN.
     __device__ __forceinline__ void clear_tail(int chunk, int stage_index) const {
         auto& stage = stage_at(shared, stage_index);
-        const int count = tokens_in(work, chunk), tiles = kConfig.state_tiles() + work.heads;
+        const int count = tokens_in(work, chunk), tiles = kConfig.state_tiles() + work.tiles;
 #pragma unroll 1
         for (int i = thread; i < (kChunk - count) * tiles * 8; i += kWarpgroup) {
             const int row = count + i / (tiles * 8), tile = i % (tiles * 8) / 8;
@@ -98,10 +100,10 @@ struct ScoresRole : Lane {
         warpgroup_sync();
     }
     // M = C B^T exp(G_i - G_j) δ_j up to the diagonal. A decay of 0 is a select: it stops infinities and NaN.
-    __device__ __forceinline__ void store_scores(const float (&products)[32], int slot, int own_head) const {
-        const auto& factors = shared.factors[slot][own_head];
+    __device__ __forceinline__ void store_scores(const float (&products)[32], int slot, int tile) const {
+        const auto& factors = shared.factors[slot][tile];
         const float row[2] = {factors.gate[16 * warp + g], factors.gate[16 * warp + g + 8]};
-        gdn::store_lower<kConfig.io, false>(*this, shared.scores[slot][own_head], 0, [&](int i) {
+        gdn::store_lower<kConfig.io, false>(*this, shared.scores[slot][tile], 0, [&](int i) {
             const int column = 8 * (i / 4) + 2 * t + i % 2;
             const float decay = exp2_fast(row[i / 2 % 2] - factors.gate[column]);
             return decay == 0.f ? 0.f : products[i] * decay * factors.delta[column];
@@ -135,7 +137,8 @@ struct ScoresRole : Lane {
             warpgroup_sync();
             wait_for_product(products);
 #pragma unroll 1
-            for (int i = 0; i < work.heads; ++i) store_scores(products, slot.index, i);
+            for (int i = 0; i < work.tiles; ++i)
+                if (scores_of(args, work, i) == i) store_scores(products, slot.index, i);
             cutlass::arch::fence_view_async_shared();
             barrier(shared.scores_full[slot.index]).arrive();
             if (chunk > 0 && chunk - 1 + kStages < work.chunks) {

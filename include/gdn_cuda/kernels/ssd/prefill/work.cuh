@@ -1,4 +1,4 @@
-// What a block has to do: some heads of a group, of one sequence.
+// What a block has to do: some row tiles of heads of a group, of one sequence.
 #pragma once
 
 #include <gdn_cuda/kernels/common/tma.cuh>
@@ -8,19 +8,30 @@
 
 namespace gdn_cuda::ssd {
 
-__device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int heads_of_block) {
-    const int per_group = args.heads / args.groups, blocks = (per_group + heads_of_block - 1) / heads_of_block;
-    const int block = static_cast<int>(blockIdx.x), inside = block % blocks * heads_of_block;
-    const int group = block / blocks, sequence = static_cast<int>(blockIdx.y);
+__device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_tiles) {
+    const int of_group = args.heads / args.groups * args.tiles_of_head, blocks = (of_group + row_tiles - 1) / row_tiles;
+    const int block = static_cast<int>(blockIdx.x), first = block % blocks * row_tiles;
+    const int sequence = static_cast<int>(blockIdx.y);
     const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
     return {.sequence = sequence,
             .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
-            .group = group,
-            .first_head = group * per_group + inside,
-            .heads = min(heads_of_block, per_group - inside),
+            .group = block / blocks,
+            .first_tile = first,
+            .tiles = min(row_tiles, of_group - first),
             .start = static_cast<int>(span.start),
             .length = span.length,
             .chunks = (span.length + kChunk - 1) / kChunk};
+}
+// The head of the block's row tile `tile`, and the tile's first channel.
+__device__ __forceinline__ int head_of(const SsdArgs& args, const SsdWork& work, int tile) {
+    return work.group * (args.heads / args.groups) + (work.first_tile + tile) / args.tiles_of_head;
+}
+__device__ __forceinline__ int first_row_of(const SsdArgs& args, const SsdWork& work, int tile) {
+    return (work.first_tile + tile) % args.tiles_of_head * kTileRows;
+}
+// The first of the block's row tiles that has the same head.
+__device__ __forceinline__ int scores_of(const SsdArgs& args, const SsdWork& work, int tile) {
+    return max(tile - (work.first_tile + tile) % args.tiles_of_head, 0);
 }
 __device__ __forceinline__ int tokens_in(const SsdWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
@@ -29,8 +40,9 @@ __device__ __forceinline__ int tokens_in(const SsdWork& work, int chunk) {
 __device__ __forceinline__ bool has_tail(const SsdArgs& args, const SsdWork& work, int chunk) {
     return args.cu_seqlens.data != nullptr && tokens_in(work, chunk) < kChunk;
 }
-__device__ __forceinline__ TileAt tile_of(const SsdWork& work, int chunk, int head) {
-    return {0, head, work.start + chunk * kChunk, work.batch};
+// Where a chunk's tile begins, in x, z and out or in B and C.
+__device__ __forceinline__ TileAt tile_at(const SsdWork& work, int chunk, int head, int element) {
+    return {element, head, work.start + chunk * kChunk, work.batch};
 }
 
 template <SsdConfig kConfig>

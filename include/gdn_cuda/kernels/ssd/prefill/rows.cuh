@@ -1,4 +1,4 @@
-// The role of a head: a warpgroup that owns its state, 64 channels, keeps it in registers and updates it chunk by chunk.
+// The rows role: a warpgroup that owns 64 channels of a head's state, keeps them in registers and updates them chunk by chunk.
 // Products are transposed (channels x tokens), so that the state and x are left operands in registers.
 //
 //     y = exp(G) S C^T + x^T M^T + D x      S <- exp(G_C) S + (δ exp(G_C - G) x)^T B
@@ -17,7 +17,7 @@ using gdn::TokenFragment;
 using gdn::TokenOperand;
 
 template <SsdConfig kConfig>
-struct HeadRole : Lane {
+struct RowsRole : Lane {
     using Plan = SsdPlan<kConfig>;
     static constexpr DType kIo = kConfig.io;
     static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
@@ -25,19 +25,37 @@ struct HeadRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
-    float state[kConfig.states / 2];
+    // 64 channels x N, in parts that a wgmma takes.
+    static constexpr int kPartColumns = kConfig.states < 128 ? kConfig.states : 128, kParts = kConfig.states / kPartColumns;
+    float state[kParts][kPartColumns / 2];
 
-    __device__ __forceinline__ HeadRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
+    __device__ __forceinline__ RowsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
     }
-    __device__ __forceinline__ int own_head() const { return group - 1; }
-    __device__ __forceinline__ int head() const { return work.first_head + own_head(); }
-    // The thread's first channel, and the state's extent (hopper/fragment.cuh).
-    __device__ __forceinline__ int my_row() const { return 16 * warp + g; }
-    __device__ __forceinline__ int rows() const { return kChannels; }
-    __device__ __forceinline__ int columns() const { return kConfig.states; }
-    __device__ __forceinline__ i64 state_offset() const {
-        return (static_cast<i64>(work.sequence) * args.heads + head()) * kChannels * kConfig.states;
+    // The row tile, and the one whose M and factors it shares.
+    __device__ __forceinline__ int tile() const { return group - 1; }
+    __device__ __forceinline__ int scores() const { return scores_of(args, work, tile()); }
+    __device__ __forceinline__ int head() const { return head_of(args, work, tile()); }
+    __device__ __forceinline__ int first_row() const { return first_row_of(args, work, tile()); }
+    // The thread's first channel; the other is eight further on.
+    __device__ __forceinline__ int my_row() const { return first_row() + 16 * warp + g; }
+    // Calls visit(pair of elements, their offset in the states of all heads) for those that exist.
+    template <class Visit>
+    __device__ __forceinline__ void for_each_state_pair(const Visit& visit) {
+        const int rows = args.channels, columns = args.states;  // columns: a multiple of 8
+        const i64 first = (static_cast<i64>(work.sequence) * args.heads + head()) * rows * columns + 2 * t;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = my_row() + 8 * half;
+            if (row >= rows) break;
+            const i64 of_row = first + static_cast<i64>(row) * columns;
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                for (int n = 0; n < kPartColumns / 8; ++n)
+                    if (const int column = part * kPartColumns + 8 * n; column < columns)
+                        visit(state[part][4 * n + 2 * half], state[part][4 * n + 2 * half + 1], of_row + column);
+        }
     }
 
     // S C^T, of S rounded, tile by tile: registers are short.
@@ -50,8 +68,10 @@ struct HeadRole : Lane {
             for (int step = 0; step < kSteps; ++step)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const int at = 8 * (tile * kSteps + step) + 2 * i;
-                    rounded[step][i] = pack<kIo>(state[at], state[at + 1]);
+                    constexpr int kTilesOfPart = kPartColumns / kTileElements;
+                    const auto& part = state[tile / kTilesOfPart];
+                    const int at = 8 * (tile % kTilesOfPart * kSteps + step) + 2 * i;
+                    rounded[step][i] = pack<kIo>(part[at], part[at + 1]);
                 }
             gdn::start_product<kIo>(y, rounded, C + tile, tile > 0);
             wait_for_product(y);
@@ -81,19 +101,22 @@ struct HeadRole : Lane {
                 scaled[step][i] = pack<kIo>(v.x * factor.x, v.y * factor.y);
             }
     }
+    // A select for each element, where a branch would take registers for both of its ends.
     __device__ __forceinline__ void decay_state(float decay) {
-        if (decay == 0.f) [[unlikely]]
-            return clear_fragment(state);
-        scale_fragment(state, decay);
+#pragma unroll
+        for (auto& part : state)
+#pragma unroll
+            for (float& x : part) x = decay == 0.f ? 0.f : x * decay;
     }
     __device__ __forceinline__ float D_of(int row) const {
+        if (args.D.values.data == nullptr || row >= args.channels) return 0.f;
         return load_float(args.D.values, head() * args.D.head + row * args.D.channel);
     }
     // + D x, and times silu(z).
     __device__ __forceinline__ void finish(TokenFragment& y, const TokenOperand& x, const float (&D)[2],
                                            const SwizzledTile* gates) const {
         [[maybe_unused]] TokenOperand z;
-        if constexpr (kConfig.gated) gdn::load_operand(z, gates[own_head()], *this);
+        if constexpr (kConfig.gated) gdn::load_operand(z, gates[tile()], *this);
         for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
             const float2 own = unpack<kIo>(x[step][i]);
             v = fmaf(D[i % 2], own.x, v), v_next = fmaf(D[i % 2], own.y, v_next);
@@ -112,29 +135,35 @@ struct HeadRole : Lane {
     }
     __device__ __forceinline__ void store_without_tma(const SwizzledTile& tile, int chunk) const {
         using Io = Storage<kIo>;
-        Io* to = static_cast<Io*>(args.out_data) + (work.start + chunk * kChunk) * args.out_token + head() * args.out_head;
+        Io* to = static_cast<Io*>(args.out_data) + (work.start + chunk * kChunk) * args.out_token + head() * args.out_head +
+                 first_row();
 #pragma unroll 1
         for (int i = thread; i < tokens_in(work, chunk) * 8; i += kWarpgroup)
-            *reinterpret_cast<uint4*>(to + i / 8 * args.out_token + i % 8 * 8) =
-                load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));
+            if (first_row() + i % 8 * 8 < args.channels)
+                *reinterpret_cast<uint4*>(to + i / 8 * args.out_token + i % 8 * 8) =
+                    load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));
     }
     __device__ __forceinline__ void release_stage(int chunk) const {
         if (lane == 0) barrier(shared.stage_empty[PipelineStage<kStages>(chunk).index]).arrive();
     }
 
     __device__ __forceinline__ void run() {
-        clear_fragment(state);
-        if (args.initial != nullptr) load_fragment(state, *this, args.initial + state_offset());
-        const bool has_D = args.D.values.data != nullptr;
-        const float D[2] = {has_D ? D_of(my_row()) : 0.f, has_D ? D_of(my_row() + 8) : 0.f};
+#pragma unroll
+        for (auto& part : state) clear_fragment(part);
+        if (args.initial != nullptr)
+            for_each_state_pair([&](float& a, float& b, i64 at) {
+                const float2 pair = pair_at(args.initial + at);
+                a = pair.x, b = pair.y;
+            });
+        const float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             find_lane();
             const PipelineStage<kStages> current(chunk);
             const PipelineStage<kSlots> slot(chunk);
             auto& stage = stage_at(shared, current.index);
-            SwizzledTile& tile = stage.x[own_head()];
-            const auto& factors = shared.factors[slot.index][own_head()];
+            SwizzledTile& own = stage.x[tile()];
+            const auto& factors = shared.factors[slot.index][scores()];
             barrier(shared.stage_full[current.index]).wait(current.parity);
             TokenFragment y;
             TokenOperand x, update;
@@ -145,30 +174,33 @@ struct HeadRole : Lane {
             }
             multiply_state(y, stage.C);
             barrier(shared.scores_full[slot.index]).wait(slot.parity);
-            gdn::load_operand(x, tile, *this);
+            gdn::load_operand(x, own, *this);
             scale_tokens(y, factors.before);
-            gdn::start_product<kIo>(y, x, &shared.scores[slot.index][own_head()], true);
-            decay_state(shared.decay[slot.index][own_head()]);
+            gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
+            decay_state(shared.decay[slot.index][scores()]);
             wait_for_product(y);
             finish(y, x, D, stage.z);
-            load_scaled(update, tile, factors.after);
-            gdn::start_product_mn<kIo>(state, update, stage.B);
+            load_scaled(update, own, factors.after);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                gdn::start_product_mn<kIo>(state[part], update, stage.B + part * (kPartColumns / kTileElements));
             warpgroup_sync();  // all have loaded x
-            write_tile(tile, y);
+            write_tile(own, y);
             cutlass::arch::fence_view_async_shared();
             warpgroup_sync();
             if (has_tail(args, work, chunk)) [[unlikely]] {
-                store_without_tma(tile, chunk);
+                store_without_tma(own, chunk);
             } else if (thread == 0) {
-                tma_store(args.out, tile_of(work, chunk, head()), tile.bytes);
+                tma_store(args.out, tile_at(work, chunk, head(), first_row()), own.bytes);
                 cute::tma_store_arrive();
             }
-            wait_for_product(state);
+#pragma unroll
+            for (auto& part : state) wait_for_product(part);
             __syncwarp();
             if (lane == 0) barrier(shared.scores_empty[slot.index]).arrive();
             if (warp > 0) release_stage(chunk);
         }
-        if (args.last != nullptr) store_fragment(state, *this, args.last + state_offset());
+        for_each_state_pair([&](float a, float b, i64 at) { *reinterpret_cast<float2*>(args.last + at) = {a, b}; });
         if (thread == 0) cute::tma_store_wait<0>();
     }
 };
