@@ -124,6 +124,27 @@ def test_packed(z: bool, lengths: tuple[int, ...], device: Device, seed: int) ->
     check(device, drawn(device, seed, T=sum(lengths) + 5, lengths=lengths, z=z))
 
 
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0])
+@pytest.mark.parametrize("z", [False, True])
+def test_segments(z: bool, decay: float, device: Device, seed: int) -> None:
+    """So few heads that sequences are split; slow ones need all segments before."""
+    check(device, drawn(device, seed, T=device.size(1700, 9000), H=2, G=1, N=64, decay=decay, z=z))
+
+
+def test_segments_of_packed_sequences(device: Device, seed: int) -> None:
+    lengths = device.size((1200, 0, 70, 600), (5000, 0, 70, 3000))
+    check(device, drawn(device, seed, T=sum(lengths), H=2, G=1, N=64, decay=0.01, lengths=lengths))
+
+
+def test_a_reset_in_an_earlier_segment(device: Device, seed: int) -> None:
+    x = drawn(device, seed, T=1600, H=2, G=1, N=64, decay=1e-4)
+    x["initial_state"][:, 1] = torch.inf
+    x["dt"][:, 100] = 1e9
+    with device.kernels():
+        out, last = ssd_scan(**x)
+    assert torch.isfinite(last).all() and torch.isfinite(out[:, 100:]).all()
+
+
 def test_the_next_sequence_is_not_read(device: Device, seed: int) -> None:
     x = drawn(device, seed, T=160, lengths=(70, 90))
     hurt = {name: y.clone() if isinstance(y, Tensor) else y for name, y in x.items()}

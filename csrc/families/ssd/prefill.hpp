@@ -18,6 +18,16 @@ inline constexpr auto kSsdConfigurations = [] {
     return all;
 }();
 
+// Into how many segments sequences are split, so that all SMs have a block. A segment that others follow takes 1.4 times its
+// steps (estimated). Lengths of packed sequences are not known here, and count as equal.
+inline int ssd_segments(i64 blocks, i64 sequences, i64 tokens, bool packed, int multiprocessors) {
+    constexpr int kMost = 32;
+    if (blocks == 0 || sequences == 0) return 1;
+    const i64 chunks = ceil_div(packed ? ceil_div(tokens, sequences) : tokens, kChunk);
+    return static_cast<int>(
+        std::clamp<i64>(std::min(multiprocessors / (blocks * sequences), chunks / kShortestSegment), 1, kMost));
+}
+
 struct Prefill {
     GDN_KERNEL(Prefill, ssd, prefill, SsdConfig, SsdArgs, "Mamba-2's scan: 128 channels of a group's heads a block",
                .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
@@ -26,11 +36,15 @@ struct Prefill {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) { return plan_bytes<kSsdConfigurations, SsdPlan>(config); }
 
+    static i64 blocks_of_sequence(const Config& config, const Args& args) {
+        return args.groups * ceil_div(i64{args.heads / args.groups} * args.tiles_of_head, config.row_tiles);
+    }
     static void run(const Config& config, const Args& args, const Target& target) {
-        const i64 blocks = args.groups * ceil_div(i64{args.heads / args.groups} * args.tiles_of_head, config.row_tiles);
+        const i64 blocks = blocks_of_sequence(config, args);
         if (blocks == 0 || args.sequences == 0) return;
-        launch<Prefill>(config, args, {blocks, args.sequences, 1}, target, [&](const auto&) {
-            return fmt::format("up to {} row tiles of a group's heads a block, {} stages", config.row_tiles, config.stages());
+        launch<Prefill>(config, args, {blocks, args.sequences, args.segments.count}, target, [&](const auto&) {
+            return fmt::format("up to {} row tiles of a group's heads a block, {} stages; at most {} segments a sequence",
+                               config.row_tiles, config.stages(), args.segments.count);
         });
     }
 };

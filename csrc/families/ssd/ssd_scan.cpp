@@ -159,6 +159,17 @@ Results run_scan(const SsdScanCall& call) {
     args.last = static_cast<float*>(memory_of(last));
     const int states = prepared.states <= 64 ? 64 : prepared.states <= 128 ? 128 : 256;
     const SsdConfig config{.io = prepared.io, .states = states, .row_tiles = 2, .gated = z.defined()};
+    const i64 blocks = Prefill::blocks_of_sequence(config, args);
+    args.segments.count = ssd_segments(blocks, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
+                                       jit::device_traits(target.ordinal).multiprocessors);
+    if (args.segments.count > 1) {
+        const int64_t tiles = int64_t{args.sequences} * args.segments.count * args.heads * args.tiles_of_head;
+        kept.push_back(torch::stable::new_empty(call.x, {tiles, kTileRows * states + 1}, ScalarType::Float));
+        args.segments.states = static_cast<float*>(memory_of(kept.back()));
+        args.segments.decays = args.segments.states + tiles * kTileRows * states;
+        kept.push_back(torch::stable::new_zeros(call.x, {tiles}, ScalarType::Int));
+        args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
+    }
     Prefill::run(config, args, target);
     return {out, last};
 }

@@ -12,6 +12,10 @@
 // for another but through S, and S enters only two products, so rows are bound by their instructions, not by a cycle of roles
 // as in gdn/prefill. A block's outputs replace x in shared memory, from where TMA stores them.
 //
+// Where heads and sequences are few, sequences are split into segments, each with blocks of its own. A block first computes the
+// state after its segment from zeros, 0.4 of a step with outputs (estimated), and hands it on with the segment's decay, one
+// number a head. Its outputs start from the sum over the segments before.
+//
 // Bound (not measured yet): L2, which delivers 64 KB a chunk to a block of two heads with N = 128. Loads and stores alone take
 // 6.7 ns a head and chunk on a full H200 (benchmarks/ssd_tiles.cu), where memory would take 4.4.
 #pragma once
@@ -44,6 +48,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
         set_barriers(shared, shared.work.tiles);
     }
     __syncthreads();
+    if (shared.work.segment >= shared.work.segments) return;
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();

@@ -39,11 +39,30 @@ struct SsdConfig {
     GDN_HOST_DEVICE constexpr int row_registers() const { return states == 256 ? 216 : 208; }
 };
 
-// What a block has to do: some row tiles of heads of a group, of one sequence. Kept out of registers.
+constexpr int kShortestSegment = 8;  // chunks
+
+// What a block has to do: some row tiles of heads of a group, of one segment of a sequence. Kept out of registers.
+//
+// A segment that others follow is taken twice: first for the state after it from zeros, without outputs, which those need.
 struct SsdWork {
     int sequence, batch, group;
-    int first_tile, tiles;      // counted from the group's first
-    int start, length, chunks;  // start: the first token
+    int first_tile, tiles;    // counted from the group's first
+    int start, length;        // of the sequence, in tokens
+    int segment, segments;    // the sequence's
+    int first_chunk;          // of the segment
+    int steps, first_output;  // a step is a chunk; from `first_output` on they have outputs, again from `first_chunk` on
+
+    GDN_HOST_DEVICE int chunk_at(int step) const { return first_chunk + (step < first_output ? step : step - first_output); }
+    GDN_HOST_DEVICE bool is_last() const { return segment + 1 == segments; }
+};
+
+// Where segments hand on the states after them, from zeros; null with one segment a sequence. A row tile's elements are in the
+// order of its threads.
+struct SsdSegments {
+    float* states = nullptr;   // (sequence, segment, row tile of all heads, 64 x padded N)
+    float* decays = nullptr;   // (sequence, segment, row tile): exp of the sum of δA
+    unsigned* done = nullptr;  // the same; zero until both are there
+    int count = 1;             // of the longest sequences
 };
 
 template <SsdConfig kConfig>
@@ -61,7 +80,7 @@ struct SsdPlan {
         float before[kChunk];  // exp(G), of the state before the chunk in a token's output
         float after[kChunk];   // δ exp(G_end - G), of a token in the state after the chunk
     };
-    // A chunk uses stage (chunk % stages) of what is loaded, and slot (chunk % slots) of what is formed from it.
+    // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];
     // Of the heads of the row tiles; tiles of one head share those of its first one.
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
@@ -95,6 +114,7 @@ struct SsdArgs {
     i64 out_token = 0, out_head = 0;
     int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, states = 0;
     int tiles_of_head = 1;
+    SsdSegments segments;
     float lowest = 0.f, highest = 0.f;  // of δ
     bool softplus = false;
 };

@@ -7,6 +7,7 @@
 #include <gdn_cuda/kernels/chunked/products.cuh>
 #include <gdn_cuda/kernels/common/silu.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
+#include <gdn_cuda/kernels/hopper/counters.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
 
 namespace gdn_cuda::ssd {
@@ -143,64 +144,149 @@ struct RowsRole : Lane {
                 *reinterpret_cast<uint4*>(to + i / 8 * args.out_token + i % 8 * 8) =
                     load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));
     }
-    __device__ __forceinline__ void release_stage(int chunk) const {
-        if (lane == 0) barrier(shared.stage_empty[PipelineStage<kStages>(chunk).index]).arrive();
+    __device__ __forceinline__ void release_stage(int step) const {
+        if (lane == 0) barrier(shared.stage_empty[PipelineStage<kStages>(step).index]).arrive();
     }
 
-    __device__ __forceinline__ void run() {
+    // ---- States of segments
+
+    __device__ __forceinline__ i64 segment_index(int segment) const {
+        const i64 tiles = static_cast<i64>(args.heads) * args.tiles_of_head,
+                  own =
+                      static_cast<i64>(work.group) * (args.heads / args.groups) * args.tiles_of_head + work.first_tile + tile();
+        return (static_cast<i64>(work.sequence) * args.segments.count + segment) * tiles + own;
+    }
+    __device__ __forceinline__ float* segment_state(int segment) const {
+        return args.segments.states + segment_index(segment) * kTileRows * kConfig.states + thread;
+    }
+    // Hands on the state after this segment from zeros, and its decay.
+    __device__ __forceinline__ void store_segment(float log_decay) {
+        float* const to = segment_state(work.segment);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+#pragma unroll
+            for (int i = 0; i < kPartColumns / 2; ++i) to[(part * (kPartColumns / 2) + i) * kWarpgroup] = state[part][i];
+        if (thread == 0) args.segments.decays[segment_index(work.segment)] = exp2_fast(log_decay);
+        warpgroup_sync();
+        if (thread == 0) red_release(args.segments.done + segment_index(work.segment));
+    }
+    // The state before this segment: what the segments before add, from the nearest on while their decays leave anything of it.
+    __device__ __forceinline__ void load_state() {
+        const float limit = exp2f(gdn::kNegligibleLog2);
+        float decay = 1.f;
 #pragma unroll
         for (auto& part : state) clear_fragment(part);
+#pragma unroll 1
+        for (int segment = work.segment - 1; segment >= 0; --segment) {
+            if (thread == 0) wait_for_count(args.segments.done + segment_index(segment), 1);
+            warpgroup_sync();
+            const float* const from = segment_state(segment);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                for (int i = 0; i < kPartColumns / 2; ++i)
+                    state[part][i] = fmaf(decay, from[(part * (kPartColumns / 2) + i) * kWarpgroup], state[part][i]);
+            decay *= args.segments.decays[segment_index(segment)];
+            if (decay < limit) return;  // NaN goes on
+        }
         if (args.initial != nullptr)
             for_each_state_pair([&](float& a, float& b, i64 at) {
                 const float2 pair = pair_at(args.initial + at);
-                a = pair.x, b = pair.y;
+                a = fmaf(decay, pair.x, a), b = fmaf(decay, pair.y, b);
             });
+    }
+
+    // ---- A step
+
+    // S <- exp(G_C) S + (δ exp(G_C - G) x)^T B, which is waited for by finish_step; decayed already.
+    __device__ __forceinline__ void start_update(TokenOperand& update, const SwizzledTile& x, const SwizzledTile* B,
+                                                 const float (&after)[kChunk]) {
+        load_scaled(update, x, after);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+            gdn::start_product_mn<kIo>(state[part], update, B + part * (kPartColumns / kTileElements));
+    }
+    __device__ __forceinline__ void finish_update(int slot) {
+#pragma unroll
+        for (auto& part : state) wait_for_product(part);
+        __syncwarp();
+        if (lane == 0) barrier(shared.scores_empty[slot]).arrive();
+    }
+    // Without outputs.
+    __device__ __forceinline__ void run_state(int step, float& log_decay) {
+        const PipelineStage<kStages> current(step);
+        const PipelineStage<kSlots> slot(step);
+        auto& stage = stage_at(shared, current.index);
+        const auto& factors = shared.factors[slot.index][scores()];
+        TokenOperand update;
+        barrier(shared.stage_full[current.index]).wait(current.parity);
+        barrier(shared.scores_full[slot.index]).wait(slot.parity);
+        decay_state(shared.decay[slot.index][scores()]);
+        log_decay += factors.gate[kChunk - 1];
+        start_update(update, stage.x[tile()], stage.B, factors.after);
+        finish_update(slot.index);
+        release_stage(step);
+    }
+    __device__ __forceinline__ void run_output(int step, const float (&D)[2]) {
+        const PipelineStage<kStages> current(step);
+        const PipelineStage<kSlots> slot(step);
+        const int chunk = work.chunk_at(step);
+        auto& stage = stage_at(shared, current.index);
+        SwizzledTile& own = stage.x[tile()];
+        const auto& factors = shared.factors[slot.index][scores()];
+        barrier(shared.stage_full[current.index]).wait(current.parity);
+        TokenFragment y;
+        TokenOperand x, update;
+        if (warp == 0 && step > work.first_output) {  // its outputs are stored
+            if (thread == 0) cute::tma_store_wait<0>();
+            __syncwarp();
+            release_stage(step - 1);
+        }
+        multiply_state(y, stage.C);
+        barrier(shared.scores_full[slot.index]).wait(slot.parity);
+        gdn::load_operand(x, own, *this);
+        scale_tokens(y, factors.before);
+        gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
+        decay_state(shared.decay[slot.index][scores()]);
+        wait_for_product(y);
+        finish(y, x, D, stage.z);
+        start_update(update, own, stage.B, factors.after);
+        warpgroup_sync();  // all have loaded x
+        write_tile(own, y);
+        cutlass::arch::fence_view_async_shared();
+        warpgroup_sync();
+        if (has_tail(args, work, chunk)) [[unlikely]] {
+            store_without_tma(own, chunk);
+        } else if (thread == 0) {
+            tma_store(args.out, tile_at(work, chunk, head(), first_row()), own.bytes);
+            cute::tma_store_arrive();
+        }
+        finish_update(slot.index);
+        if (warp > 0) release_stage(step);
+    }
+
+    __device__ __forceinline__ void run() {
+        int step = 0;
+        if (work.first_output > 0) {
+#pragma unroll
+            for (auto& part : state) clear_fragment(part);
+            float log_decay = 0.f;
+#pragma unroll 1
+            for (; step < work.first_output; ++step) {
+                find_lane();
+                run_state(step, log_decay);
+            }
+            store_segment(log_decay);
+        }
+        load_state();
         const float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (; step < work.steps; ++step) {
             find_lane();
-            const PipelineStage<kStages> current(chunk);
-            const PipelineStage<kSlots> slot(chunk);
-            auto& stage = stage_at(shared, current.index);
-            SwizzledTile& own = stage.x[tile()];
-            const auto& factors = shared.factors[slot.index][scores()];
-            barrier(shared.stage_full[current.index]).wait(current.parity);
-            TokenFragment y;
-            TokenOperand x, update;
-            if (warp == 0 && chunk > 0) {  // its outputs are stored
-                if (thread == 0) cute::tma_store_wait<0>();
-                __syncwarp();
-                release_stage(chunk - 1);
-            }
-            multiply_state(y, stage.C);
-            barrier(shared.scores_full[slot.index]).wait(slot.parity);
-            gdn::load_operand(x, own, *this);
-            scale_tokens(y, factors.before);
-            gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
-            decay_state(shared.decay[slot.index][scores()]);
-            wait_for_product(y);
-            finish(y, x, D, stage.z);
-            load_scaled(update, own, factors.after);
-#pragma unroll
-            for (int part = 0; part < kParts; ++part)
-                gdn::start_product_mn<kIo>(state[part], update, stage.B + part * (kPartColumns / kTileElements));
-            warpgroup_sync();  // all have loaded x
-            write_tile(own, y);
-            cutlass::arch::fence_view_async_shared();
-            warpgroup_sync();
-            if (has_tail(args, work, chunk)) [[unlikely]] {
-                store_without_tma(own, chunk);
-            } else if (thread == 0) {
-                tma_store(args.out, tile_at(work, chunk, head(), first_row()), own.bytes);
-                cute::tma_store_arrive();
-            }
-#pragma unroll
-            for (auto& part : state) wait_for_product(part);
-            __syncwarp();
-            if (lane == 0) barrier(shared.scores_empty[slot.index]).arrive();
-            if (warp > 0) release_stage(chunk);
+            run_output(step, D);
         }
-        for_each_state_pair([&](float a, float b, i64 at) { *reinterpret_cast<float2*>(args.last + at) = {a, b}; });
+        if (work.is_last())
+            for_each_state_pair([&](float a, float b, i64 at) { *reinterpret_cast<float2*>(args.last + at) = {a, b}; });
         if (thread == 0) cute::tma_store_wait<0>();
     }
 };

@@ -27,27 +27,32 @@ struct ScoresRole : Lane {
     }
 
     // By one thread.
-    __device__ __forceinline__ void load_tiles(int chunk) const {
-        const PipelineStage<kStages> at(chunk);
+    __device__ __forceinline__ void load_tiles(int step) const {
+        const PipelineStage<kStages> at(step);
+        const int chunk = work.chunk_at(step);
+        const bool has_output = step >= work.first_output;
         auto& stage = stage_at(shared, at.index);
         Barrier& full = barrier(shared.stage_full[at.index]);
-        full.arrive_and_expect_tx(kConfig.stage_tiles(work.tiles) * static_cast<int>(sizeof(SwizzledTile)));
+        const int tiles = has_output ? kConfig.stage_tiles(work.tiles) : kConfig.state_tiles() + work.tiles;
+        full.arrive_and_expect_tx(tiles * static_cast<int>(sizeof(SwizzledTile)));
         for (int tile = 0; tile < kConfig.state_tiles(); ++tile) {
             const TileAt from = tile_at(work, chunk, work.group, tile * kTileElements);
-            tma_load(stage.C[tile].bytes, args.C, from, full);
+            if (has_output) tma_load(stage.C[tile].bytes, args.C, from, full);
             tma_load(stage.B[tile].bytes, args.B, from, full);
         }
         for (int i = 0; i < work.tiles; ++i) {
             const TileAt from = tile_at(work, chunk, head_of(args, work, i), first_row_of(args, work, i));
             tma_load(stage.x[i].bytes, args.x, from, full);
-            if constexpr (kConfig.gated) tma_load(stage.z[i].bytes, args.z, from, full);
+            if constexpr (kConfig.gated)
+                if (has_output) tma_load(stage.z[i].bytes, args.z, from, full);
         }
     }
     // Whether this warp has the factors of a head: that of row tile `warp`.
     __device__ __forceinline__ bool has_head() const { return warp < work.tiles && scores_of(args, work, warp) == warp; }
-    __device__ __forceinline__ void load_dt(int chunk) {
+    __device__ __forceinline__ void load_dt(int step) {
         dt[0] = dt[1] = {};
-        if (!has_head() || chunk >= work.chunks) return;
+        if (!has_head() || step >= work.steps) return;
+        const int chunk = work.chunk_at(step);
         const int first = 2 * lane, count = tokens_in(work, chunk);
         const i64 at = work.batch * args.dt_batch + (work.start + chunk * kChunk + first) * args.dt_token +
                        head_of(args, work, warp) * args.dt_head;
@@ -118,34 +123,37 @@ struct ScoresRole : Lane {
     __device__ __forceinline__ void run() {
         clear_scores();
         if (thread == 0)
-            for (int chunk = 0; chunk < min(kStages, work.chunks); ++chunk) load_tiles(chunk);
+            for (int step = 0; step < min(kStages, work.steps); ++step) load_tiles(step);
         load_dt(0);
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int step = 0; step < work.steps; ++step) {
             find_lane();
-            const PipelineStage<kStages> current(chunk);
-            const PipelineStage<kSlots> slot(chunk);
+            const PipelineStage<kStages> current(step);
+            const PipelineStage<kSlots> slot(step);
+            const int chunk = work.chunk_at(step);
             auto& stage = stage_at(shared, current.index);
             barrier(shared.stage_full[current.index]).wait(current.parity);
             if (has_tail(args, work, chunk)) [[unlikely]]
                 clear_tail(chunk, current.index);
             float products[32];
-            start_group_products(products, stage.C, stage.B);
+            if (step >= work.first_output) start_group_products(products, stage.C, stage.B);
             barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
             store_factors(chunk, slot.index);
-            load_dt(chunk + 1);
-            warpgroup_sync();
-            wait_for_product(products);
+            load_dt(step + 1);
+            if (step >= work.first_output) {
+                warpgroup_sync();
+                wait_for_product(products);
 #pragma unroll 1
-            for (int i = 0; i < work.tiles; ++i)
-                if (scores_of(args, work, i) == i) store_scores(products, slot.index, i);
-            cutlass::arch::fence_view_async_shared();
+                for (int i = 0; i < work.tiles; ++i)
+                    if (scores_of(args, work, i) == i) store_scores(products, slot.index, i);
+                cutlass::arch::fence_view_async_shared();
+            }
             barrier(shared.scores_full[slot.index]).arrive();
-            if (chunk > 0 && chunk - 1 + kStages < work.chunks) {
+            if (step > 0 && step - 1 + kStages < work.steps) {
                 if (thread == 0) {
-                    const PipelineStage<kStages> last(chunk - 1);
+                    const PipelineStage<kStages> last(step - 1);
                     barrier(shared.stage_empty[last.index]).wait(last.parity);
-                    load_tiles(chunk - 1 + kStages);
+                    load_tiles(step - 1 + kStages);
                 }
                 __syncwarp();
             }

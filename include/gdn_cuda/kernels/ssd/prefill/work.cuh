@@ -13,6 +13,12 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const int block = static_cast<int>(blockIdx.x), first = block % blocks * row_tiles;
     const int sequence = static_cast<int>(blockIdx.y);
     const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+    const int chunks = (span.length + kChunk - 1) / kChunk, segment = static_cast<int>(blockIdx.z);
+    const int in_segment = max((chunks + args.segments.count - 1) / args.segments.count, kShortestSegment);
+    const int segments = args.segments.count == 1 ? 1 : max((chunks + in_segment - 1) / in_segment, 1);
+    const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
+    const int own = args.segments.count == 1 ? chunks : max(min(in_segment, chunks - first_chunk), 0);
+    const int first_output = segment + 1 < segments ? own : 0;
     return {.sequence = sequence,
             .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
             .group = block / blocks,
@@ -20,7 +26,11 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
             .tiles = min(row_tiles, of_group - first),
             .start = static_cast<int>(span.start),
             .length = span.length,
-            .chunks = (span.length + kChunk - 1) / kChunk};
+            .segment = segment,
+            .segments = segments,
+            .first_chunk = first_chunk,
+            .steps = first_output + own,
+            .first_output = first_output};
 }
 // The head of the block's row tile `tile`, and the tile's first channel.
 __device__ __forceinline__ int head_of(const SsdArgs& args, const SsdWork& work, int tile) {
