@@ -59,23 +59,27 @@ struct RowsRole : Lane {
         }
     }
 
-    // S C^T, of S rounded, tile by tile: registers are short.
-    __device__ __forceinline__ void multiply_state(TokenFragment& y, const SwizzledTile* C) const {
-        constexpr int kSteps = kTileElements / 16;
+    // Whether registers hold what several products in flight need.
+    static constexpr bool kOverlaps = kConfig.states <= 128;
+
+    // S C^T, of S rounded; tile by tile where registers are short.
+    __device__ __forceinline__ void start_state_product(TokenFragment& y, const SwizzledTile* C) const {
+        constexpr int kTiles = kOverlaps ? kConfig.state_tiles() : 1, kSteps = kTiles * kTileElements / 16,
+                      kStepsOfPart = kPartColumns / 16;
 #pragma unroll
-        for (int tile = 0; tile < kConfig.state_tiles(); ++tile) {
+        for (int tile = 0; tile < kConfig.state_tiles(); tile += kTiles) {
             unsigned rounded[kSteps][4];
 #pragma unroll
             for (int step = 0; step < kSteps; ++step)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    constexpr int kTilesOfPart = kPartColumns / kTileElements;
-                    const auto& part = state[tile / kTilesOfPart];
-                    const int at = 8 * (tile % kTilesOfPart * kSteps + step) + 2 * i;
+                    const int of_state = tile * (kTileElements / 16) + step;
+                    const auto& part = state[of_state / kStepsOfPart];
+                    const int at = 8 * (of_state % kStepsOfPart) + 2 * i;
                     rounded[step][i] = pack<kIo>(part[at], part[at + 1]);
                 }
             gdn::start_product<kIo>(y, rounded, C + tile, tile > 0);
-            wait_for_product(y);
+            if (!kOverlaps) wait_for_product(y);
         }
     }
     // Of a pair of tokens, in the order of a left operand. Read where they are used: registers are short.
@@ -90,7 +94,7 @@ struct RowsRole : Lane {
             v_next = factor.y == 0.f ? 0.f : v_next * factor.y;
         });
     }
-    // x is loaded once more: registers are short.
+    // x is loaded once more: registers of a product in flight cannot be read.
     __device__ __forceinline__ void load_scaled(TokenOperand& scaled, const SwizzledTile& x,
                                                 const float (&factors)[kChunk]) const {
         gdn::load_operand(scaled, x, *this);
@@ -198,7 +202,7 @@ struct RowsRole : Lane {
 
     // ---- A step
 
-    // S <- exp(G_C) S + (δ exp(G_C - G) x)^T B, which is waited for by finish_step; decayed already.
+    // S <- exp(G_C) S + (δ exp(G_C - G) x)^T B, which finish_update waits for; decayed already.
     __device__ __forceinline__ void start_update(TokenOperand& update, const SwizzledTile& x, const SwizzledTile* B,
                                                  const float (&after)[kChunk]) {
         load_scaled(update, x, after);
@@ -242,15 +246,22 @@ struct RowsRole : Lane {
             __syncwarp();
             release_stage(step - 1);
         }
-        multiply_state(y, stage.C);
+        start_state_product(y, stage.C);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
+        wait_for_product(y);
         scale_tokens(y, factors.before);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
         decay_state(shared.decay[slot.index][scores()]);
-        wait_for_product(y);
-        finish(y, x, D, stage.z);
-        start_update(update, own, stage.B, factors.after);
+        if constexpr (kOverlaps) {
+            start_update(update, own, stage.B, factors.after);
+            wait_for_product<1>(y);
+            finish(y, x, D, stage.z);
+        } else {
+            wait_for_product(y);
+            finish(y, x, D, stage.z);
+            start_update(update, own, stage.B, factors.after);
+        }
         warpgroup_sync();  // all have loaded x
         write_tile(own, y);
         cutlass::arch::fence_view_async_shared();

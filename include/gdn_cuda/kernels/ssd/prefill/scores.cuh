@@ -135,18 +135,23 @@ struct ScoresRole : Lane {
             barrier(shared.stage_full[current.index]).wait(current.parity);
             if (has_tail(args, work, chunk)) [[unlikely]]
                 clear_tail(chunk, current.index);
-            float products[32];
-            if (step >= work.first_output) start_group_products(products, stage.C, stage.B);
-            barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
-            store_factors(chunk, slot.index);
-            load_dt(step + 1);
+            const auto prepare_factors = [&] {
+                barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
+                store_factors(chunk, slot.index);
+                load_dt(step + 1);
+            };
             if (step >= work.first_output) {
+                float products[32];
+                start_group_products(products, stage.C, stage.B);
+                prepare_factors();
                 warpgroup_sync();
                 wait_for_product(products);
 #pragma unroll 1
                 for (int i = 0; i < work.tiles; ++i)
                     if (scores_of(args, work, i) == i) store_scores(products, slot.index, i);
                 cutlass::arch::fence_view_async_shared();
+            } else {
+                prepare_factors();
             }
             barrier(shared.scores_full[slot.index]).arrive();
             if (step > 0 && step - 1 + kStages < work.steps) {
