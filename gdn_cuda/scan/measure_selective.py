@@ -273,6 +273,16 @@ def _summaries() -> None:
             both(packed, 4, cu_seqlens=torch.tensor(offsets, device="cuda"))
 
 
+@sanitizes("uncovered_zeros")
+def _uncovered() -> None:
+    """Tokens before, between and after sequences, as vectors and one by one."""
+    for layout in ("tokens", "transposed"):
+        for dim, tokens in ((64, 2056), (37, 3001)):
+            x = layer_inputs("cuda", Shape(1, dim, tokens, dtype=torch.bfloat16, layout=layout))
+            for offsets in ([0, tokens], [5, 70, 1500], [1500, 1600, 1400, 2000], [9000, 200, 100, 0, -100]):
+                _differentiated(True, **x, cu_seqlens=torch.tensor(offsets, device="cuda"), delta_softplus=True)
+
+
 @sanitizes("transposed_copy")
 def _mixed_calls() -> None:
     """Copies with 16-byte loads, 16-byte stores, both, or neither."""

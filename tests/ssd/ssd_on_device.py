@@ -17,7 +17,7 @@ from gdn_cuda.ssd.scan import ssd_scan
 
 BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
-KERNEL = "ssd/prefill"
+KERNELS = ("ssd/prefill", "common/uncovered_zeros")
 
 
 def drawn(
@@ -76,7 +76,7 @@ def expected(x: dict[str, Any], limit: tuple[float, float] = (0.0, math.inf)) ->
 
 
 def check(device: Device, x: dict[str, Any], **more: Any) -> None:
-    with device.only(KERNEL), torch.no_grad():
+    with device.only(*KERNELS), torch.no_grad():
         out, last = ssd_scan(**x, **more)
     wanted, state = expected(x, more.get("dt_limit", (0.0, math.inf)))
     dtype = x["x"].dtype

@@ -7,6 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/torch_math.hpp"
+#include "../common/uncovered_zeros.hpp"
 #include "backward_passes.hpp"
 #include "chunk_gates_backward.hpp"
 #include "chunk_inputs.hpp"
@@ -183,17 +184,23 @@ Gradients run_by_kernels(PreparedRule& prepared, const GatedDeltaRuleBackward& x
     const bool packed = sequences.packed();
     const std::vector<int64_t> none{0}, states{sequences.count, sequences.heads, sequences.dv, sequences.dk},
         numbers{packed ? 1 : sequences.count, sequences.tokens, sequences.heads};
-    const auto made = [&](const Tensor& like) {  // tokens of no sequence have gradients of 0
-        Tensor gradient = torch::stable::new_empty(like, sizes_of(View(like)));
-        if (packed) torch::stable::zero_(gradient);
-        return gradient;
-    };
+    const auto made = [&](const Tensor& like) { return torch::stable::new_empty(like, sizes_of(View(like))); };
     const auto rows = [&](const Tensor& x) { return rows_of(sequences.without_batch(View(x))); };
     const Tensor dq = made(forward.query), dk = made(forward.key), dv = made(forward.value);
     const Tensor to_state = torch::stable::new_empty(forward.value, states, ScalarType::Float);
     const WantedGradients wanted = x.only_state             ? WantedGradients::state
                                    : x.only_value_and_state ? WantedGradients::value_and_state
                                                             : WantedGradients::all;
+    if (packed && wanted != WantedGradients::state) {  // tokens of no sequence have gradients of 0
+        const auto token_rows = [&](const Tensor& gradient, int64_t heads, int64_t d) {
+            const i64 bytes = heads * d * bytes_of(sequences.io);
+            return common::TokenRows{.data = memory_of(gradient), .token = bytes, .rows = 1, .bytes = static_cast<int>(bytes)};
+        };
+        common::UncoveredZeros::run(
+            {token_rows(dq, sequences.key_heads, sequences.dk), token_rows(dk, sequences.key_heads, sequences.dk),
+             token_rows(dv, sequences.value_heads, sequences.dv)},
+            tagged(sequences.cu_seqlens), static_cast<int>(sequences.count), static_cast<int>(sequences.tokens), target);
+    }
     const std::vector<int64_t>& gates_sizes = wanted == WantedGradients::all ? numbers : none;
     const Tensor by_gate = zeros(forward.value, gates_sizes, ScalarType::Float),
                  by_beta = zeros(forward.value, gates_sizes, ScalarType::Float);

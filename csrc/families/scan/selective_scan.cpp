@@ -1,11 +1,13 @@
 // selective_scan and its backward: allocations and launches.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 
 #include "../../operators/operator.hpp"
 #include "../common/transposed.hpp"
+#include "../common/uncovered_zeros.hpp"
 #include "selective_backward_run.hpp"
 #include "selective_forward_run.hpp"
 #include "selective_prepare.hpp"
@@ -85,9 +87,18 @@ SelectiveScan without_conjugate_bits(SelectiveScan x) {
 
 // ---- Results
 
-ChannelRows written_rows(Tensor rows, const PreparedSelective& prepared) {
-    if (prepared.is_packed()) torch::stable::zero_(rows);
-    return channel_rows(View(rows));
+// What tokens of no sequence have in new tensors of u's shape: zeros. Kernels write the others.
+common::TokenRows token_rows(const ChannelRows& x, const PreparedSelective& prepared) {
+    const int bytes = bytes_of(prepared.io), dim = prepared.inputs.dim;
+    if (x.channel == 1) return {.data = x.data, .token = x.token * bytes, .rows = 1, .bytes = dim * bytes};
+    return {.data = x.data, .token = x.token * bytes, .row = x.channel * bytes, .rows = dim, .bytes = bytes};
+}
+void clear_uncovered(std::initializer_list<ChannelRows> written, const PreparedSelective& prepared, const Target& target) {
+    const SelectiveInputs& in = prepared.inputs;
+    std::array<common::TokenRows, 4> rows{};
+    std::ranges::transform(written, rows.begin(), [&](const ChannelRows& x) { return token_rows(x, prepared); });
+    if (prepared.is_packed())
+        common::UncoveredZeros::run({rows[0], rows[1], rows[2], rows[3]}, in.cu_seqlens, in.sequences, in.length, target);
 }
 ScalarType state_type(const PreparedSelective& prepared) {
     return prepared.is_complex ? ScalarType::ComplexFloat : ScalarType::Float;
@@ -116,9 +127,10 @@ ScanResults launch_scan(const SelectiveScanCall& call, const PreparedSelective& 
     if (prepared.is_packed() && call.keep_states) torch::stable::zero_(states);
     const DeviceScope scope(prepared.u.device_index);
     const Target target = target_of(call.name, prepared.u);
-    const SelectiveResults results{.out = written_rows(out, prepared),
+    const SelectiveResults results{.out = channel_rows(View(out)),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
+    clear_uncovered({results.out}, prepared, target);
     run_selective_forward(prepared, results, target, call.scan.u);
     return {out, last_state, states};
 }
@@ -179,7 +191,7 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
     const auto rows = [&](const OptionalTensor& x, ChannelRows& into) {
         if (!x) return none();
         const Tensor made = empty_rows(*x, prepared.scan.layout);
-        into = written_rows(made, prepared.scan);
+        into = channel_rows(View(made));
         return made;
     };
     const bool nothing_to_sum = prepared.scan.inputs.dim == 0 || prepared.scan.inputs.sequences == 0;
@@ -218,7 +230,9 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
     const Tensor dinitial = x.initial_state ? empty_states(like, prepared.scan.inputs.sequences, prepared.scan) : none();
     if (x.initial_state) to.initial_state = memory_of(dinitial);
     const DeviceScope scope(prepared.scan.u.device_index);
-    run_selective_backward(prepared.scan, prepared.cotangents, to, target_of(call.name, prepared.scan.u), like);
+    const Target target = target_of(call.name, prepared.scan.u);
+    clear_uncovered({to.u, to.delta, to.z, to.delta_a}, prepared.scan, target);
+    run_selective_backward(prepared.scan, prepared.cotangents, to, target, like);
     return {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, ddelta_a, dinitial};
 }
 

@@ -7,6 +7,7 @@
 #include "../../jit/tensor_map.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
+#include "../common/uncovered_zeros.hpp"
 #include "prefill.hpp"
 
 namespace gdn_cuda::ssd {
@@ -137,7 +138,7 @@ Results run_scan(const SsdScanCall& call) {
     GDN_REQUIRE(check, prepared.channels % 8 == 0 && prepared.states % 8 == 0 && prepared.states <= 256, "x",
                 "multiples of 8 channels and states, and at most 256 states",
                 fmt::format("{} and {}", prepared.channels, prepared.states));
-    Tensor out = torch::stable::new_empty(call.x, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels});
+    const Tensor out = torch::stable::new_empty(call.x, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels});
     const Tensor last = torch::stable::new_empty(
         call.x, {prepared.sequences, prepared.heads, prepared.channels, prepared.states}, ScalarType::Float);
     const DeviceScope scope(x.device_index);
@@ -152,8 +153,12 @@ Results run_scan(const SsdScanCall& call) {
         args.x = map(call.x), args.B = map(call.B), args.C = map(call.C), args.out = map(out);
         if (z.defined()) args.z = map(*call.z);
     }
-    if (args.cu_seqlens.data != nullptr) torch::stable::zero_(out);  // tokens may belong to no sequence
     const View written(out);
+    if (args.cu_seqlens.data != nullptr) {
+        const i64 bytes = prepared.heads * prepared.channels * bytes_of(prepared.io);
+        common::UncoveredZeros::run({{.data = memory_of(out), .token = bytes, .rows = 1, .bytes = static_cast<int>(bytes)}},
+                                    args.cu_seqlens, args.sequences, args.tokens, target);
+    }
     args.out_data = memory_of(out);
     args.out_token = written.strides[1], args.out_head = written.strides[2];
     args.last = static_cast<float*>(memory_of(last));

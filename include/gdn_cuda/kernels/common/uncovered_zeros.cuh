@@ -1,0 +1,64 @@
+// common/uncovered_zeros: zeros for tokens that belong to no packed sequence, in several tensors at once. The kernels that
+// compute these tensors write the others.
+//
+// A block has 1024 tokens and looks at all sequences: a thread has 32 tokens and every fourth sequence. As a rule all tokens
+// are covered, and that is all. Otherwise the block writes zeros, token by token.
+//
+// Bound: as a rule latency, of some loads for each 512 sequences.
+#pragma once
+
+#include <gdn_cuda/kernels/common/uncovered_zeros_plan.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
+
+namespace gdn_cuda::common {
+
+// Bits of the 32 tokens from `first` on that are before `end`.
+__device__ __forceinline__ unsigned tokens_before(i64 end, i64 first) {
+    return end - first >= 32 ? ~0u : end <= first ? 0u : (1u << static_cast<int>(end - first)) - 1;
+}
+
+template <UncoveredZerosConfig kConfig>
+__global__ void __launch_bounds__(UncoveredZerosConfig::kThreads)
+    uncovered_zeros(const __grid_constant__ UncoveredZerosArgs args) {
+    constexpr int kParts = UncoveredZerosConfig::kThreads / kConfig.words();
+    static_assert(kParts * kConfig.words() == UncoveredZerosConfig::kThreads);
+    __shared__ unsigned covered[kParts][kConfig.words()];
+    const int thread = threadIdx.x, word = thread % kConfig.words(), part = thread / kConfig.words();
+    const i64 first = static_cast<i64>(blockIdx.x) * kConfig.tokens, own = first + 32 * word;
+    unsigned bits = ~tokens_before(args.tokens, own);  // past the end
+    for (int sequence = part; sequence < args.sequences; sequence += kParts) {
+        const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+        bits |= tokens_before(span.start + span.length, own) & ~tokens_before(span.start, own);
+    }
+    covered[part][word] = bits;
+    __syncthreads();
+    bits = 0;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) bits |= covered[i][word];
+    if (!__syncthreads_or(bits != ~0u)) return;
+    if (part == 0) covered[0][word] = bits;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < kConfig.tokens; ++i) {
+        if (covered[0][i / 32] >> i % 32 & 1) continue;
+#pragma unroll 1
+        for (int tensor = 0; tensor < args.count; ++tensor) {
+            const TokenRows& rows = args.tensors[tensor];
+            char* const to = static_cast<char*>(rows.data) + (first + i) * rows.token;
+            const bool vectors =
+                (static_cast<i64>(reinterpret_cast<unsigned long long>(rows.data)) | rows.token | rows.row | rows.bytes) % 16 ==
+                0;
+            const int unit = vectors ? 16 : 2, of_row = rows.bytes / unit;
+#pragma unroll 1
+            for (i64 j = thread; j < static_cast<i64>(rows.rows) * of_row; j += UncoveredZerosConfig::kThreads) {
+                char* const at = to + j / of_row * rows.row + j % of_row * unit;
+                if (vectors)
+                    *reinterpret_cast<uint4*>(at) = {};
+                else
+                    *reinterpret_cast<unsigned short*>(at) = 0;
+            }
+        }
+    }
+}
+
+}  // namespace gdn_cuda::common
