@@ -31,7 +31,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def length_of(device: Device) -> int:
-    return device.size(330, 4200)
+    return device.size(330, 2100)
 
 
 def inputs(device: Device, seed: int, *args: Any, **form: Any) -> dict[str, Any]:
