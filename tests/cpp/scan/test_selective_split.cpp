@@ -72,17 +72,32 @@ TEST(SelectiveSplit, DoesNotSplitShortSequences) {
     EXPECT_EQ(choose_split(problem, launch_for, 132, {.more = 1.5, .launches = 20000}, 0).count, 1);
 }
 
+TEST(SelectiveSplit, SummariesHaveShortSegmentsThatFitTheWorkspace) {
+    SplitProblem problem{.sequences = 1, .tokens = 1 << 19, .packed = false, .states = i64{8192} * 16, .parts = 1};
+    EXPECT_EQ(split_summary(problem, 0).count, kMaxSegments);
+    problem.tokens = 5000;
+    EXPECT_EQ(split_summary(problem, 0).count, 4);
+    problem.tokens = 1000;
+    EXPECT_EQ(split_summary(problem, 0).count, 1);
+    problem = {.sequences = 64, .tokens = 1 << 17, .packed = false, .states = i64{8192} * 16, .parts = 1};
+    const Segments segments = split_summary(problem, 0);
+    EXPECT_LE(2 * segments.count * problem.sequences * problem.states * i64{sizeof(float)}, kMaxSegmentBytes);
+}
+
 TEST(SelectivePieces, HasAConfigurationForEveryTransitionWithinTheSharedMemoryOfEveryGpu) {
     using enum Transition;
     for (const Transition transition : {exponential, zoh, bilinear, s7, rglru})
         for (const bool is_complex : {false, true}) {
             if (is_complex && (transition == s7 || transition == rglru)) continue;
-            const SelectivePiecesConfig config = selective_pieces_config(transition, is_complex);
-            EXPECT_EQ(config.transition, transition);
-            EXPECT_EQ(config.is_complex, is_complex);
-            EXPECT_LE(SelectivePieces::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
-            EXPECT_EQ(config.lanes * 8, config.tokens()) << "a lane adds eight steps";
-            EXPECT_EQ(kStateChunk % config.tokens(), 0) << "segments are whole tiles";
+            for (const bool is_summary : {false, true}) {
+                const SelectivePiecesConfig config = selective_pieces_config(transition, is_complex, is_summary);
+                EXPECT_EQ(config.transition, transition);
+                EXPECT_EQ(config.is_complex, is_complex);
+                EXPECT_EQ(config.is_summary, is_summary);
+                EXPECT_LE(SelectivePieces::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
+                EXPECT_EQ(config.lanes * 8, config.tokens()) << "a lane adds eight steps";
+                EXPECT_EQ(kStateChunk % config.tokens(), 0) << "segments are whole tiles";
+            }
         }
 }
 
