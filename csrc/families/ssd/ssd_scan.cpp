@@ -53,6 +53,7 @@ Prepared prepare_scan(const SsdScanCall& call) {
     const int64_t groups = B.size(2), states = B.size(3);
     GDN_REQUIRE(check, B.size(0) == batch && B.size(1) == tokens, "B", fmt::format("(B={}, T={}, G, N)", batch, tokens),
                 shape_text(B));
+    GDN_REQUIRE(check, states >= 1, "B", "a state or more", shape_text(B));
     GDN_REQUIRE(check, groups >= 1 && heads % groups == 0, "B",
                 fmt::format("a number of groups that divides the {} heads", heads), fmt::format("{}", groups));
     check.shape("C", C, {batch, tokens, groups, states}, "(B, T, G, N), the shape of B");
@@ -146,12 +147,15 @@ Results run_scan(const SsdScanCall& call) {
     SsdArgs args = prepared.args;
     std::vector<Tensor> kept;
     const auto map = [&](const Tensor& tensor) {
-        kept.push_back(tileable(tensor));
-        return jit::tile_map(tiled(View(kept.back())), prepared.io, kChunk, target.ordinal);
+        return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
     };
-    if (prepared.tokens > 0) {
-        args.x = map(call.x), args.B = map(call.B), args.C = map(call.C), args.out = map(out);
-        if (z.defined()) args.z = map(*call.z);
+    const auto map_input = [&](const Tensor& tensor) {
+        kept.push_back(tileable(tensor));
+        return map(kept.back());
+    };
+    if (x.numel() > 0) {
+        args.x = map_input(call.x), args.B = map_input(call.B), args.C = map_input(call.C), args.out = map(out);
+        if (z.defined()) args.z = map_input(*call.z);
     }
     const View written(out);
     if (args.cu_seqlens.data != nullptr) {
