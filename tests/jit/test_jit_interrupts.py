@@ -179,7 +179,7 @@ EXIT = """
 import os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from gdn_cuda import _C
-[kernel] = [each for each in _C.kernels() if each["name"] == "prefill"]
+[kernel] = [each for each in _C.kernels() if (each["family"], each["name"]) == ("gdn", "prefill")]
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     _C.compile("gdn/prefill", kernel["configurations"][0]["configuration"], "sm_90a")
