@@ -79,8 +79,8 @@ def inputs(shape: Shape) -> dict[str, Tensor]:
 
 def roof_ms(shape: Shape) -> float:
     heads, channels, groups, states, batch, tokens = shape
-    of_token = 2 * (2 * heads * channels + 2 * groups * states + heads)
-    return (batch * tokens * of_token + 4 * batch * heads * channels * states) / BYTES_A_MS
+    token_bytes = 2 * (2 * heads * channels + 2 * groups * states + heads)
+    return (batch * tokens * token_bytes + 4 * batch * heads * channels * states) / BYTES_A_MS
 
 
 def peers(x: dict[str, Tensor]) -> list[Callable[[], Any]]:
@@ -94,7 +94,7 @@ def peers(x: dict[str, Tensor]) -> list[Callable[[], Any]]:
 
 
 def error(x: dict[str, Tensor]) -> float:
-    """Of the output's first tokens, against the recurrence in fp64."""
+    """The error of the output's first tokens, against the recurrence in fp64."""
     from gdn_cuda.ssd.reference import Scan, Steps, recurrent
 
     few = {name: y[:, :300].double() if y.dim() > 1 else y.double() for name, y in x.items()}

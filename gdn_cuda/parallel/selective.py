@@ -136,7 +136,7 @@ class _Call:
         name = f"sequences {run.start} {run.stop}"
         return self.context.integers(name, self["u"].device, (each.sequence for each in run.slices))
 
-    def of_sequences(self, run: Run, states: Tensor | None) -> Tensor | None:
+    def states_of(self, run: Run, states: Tensor | None) -> Tensor | None:
         rows = self.rows(run)
         return states if states is None or rows is None else states.index_select(0, rows)
 
@@ -181,7 +181,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, context: Context, flags: dict[str, Any], training: bool, *tensors: Tensor | None) -> Any:
         call = _Call(context, flags, dict(zip(_TENSORS, tensors, strict=True)))
-        starts = {run: call.of_sequences(run, call["initial_state"]) for run in context.runs if not run.continues}
+        starts = {run: call.states_of(run, call["initial_state"]) for run in context.runs if not run.continues}
         found = {}
         if context.chains:
             sent = {run: summary(**call.given(run, starts.get(run))) for run in call.crossing if run.is_continued}
@@ -209,7 +209,7 @@ class _Scan(torch.autograd.Function):
         tensors, rest = ctx.saved_tensors[: len(_TENSORS)], ctx.saved_tensors[len(_TENSORS) :]
         call, runs = _Call(context, flags, dict(zip(_TENSORS, tensors, strict=True))), context.runs
         starts, kept = (dict(zip(runs, some, strict=True)) for some in (rest[: ctx.count], rest[ctx.count :]))
-        ends = {run: call.of_sequences(run, grad_last) for run in runs if not run.is_continued}
+        ends = {run: call.states_of(run, grad_last) for run in runs if not run.is_continued}
         found: dict[Run, dict[str, Tensor]] = {}
 
         def given(run: Run) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     varying = call.varying
 
-    def of_all(name: str) -> Tensor:
+    def joined(name: str) -> Tensor:
         if name == "initial_state":
             return call.put_back({run: x[name] for run, x in found.items() if not run.continues}, grad_last)
         parts = [found[run][name] for run in call.context.runs]
@@ -249,4 +249,4 @@ def _gradients(
             return parts[0]
         return torch.cat(parts, -1) if name in varying else torch.stack(parts).sum(0)
 
-    return [of_all(name) if need else None for name, need in zip(_TENSORS, needs, strict=True)]
+    return [joined(name) if need else None for name, need in zip(_TENSORS, needs, strict=True)]

@@ -253,7 +253,7 @@ sanitizes("selective_pieces", "selective_starts")(partial(_long_calls, True))
 
 @sanitizes("selective_summary")
 def _summaries() -> None:
-    """Of parts where all segments matter, and the last alone."""
+    """Summaries for which all segments matter, and the last one alone."""
     absent = dict.fromkeys(("D", "z", "delta_bias", "delta_a", "initial_state", "cu_seqlens"))
     flags = {"delta_softplus": True, "discretization": "mamba"}
 

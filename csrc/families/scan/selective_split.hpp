@@ -80,12 +80,12 @@ Segments choose_split(const SplitProblem& problem, const Launch& launch, int mul
     return best;
 }
 
-// For a summary, of which segments near the result may be all that matter: shorter ones leave less that does not. `wanted`: as
-// above.
+// Splits a sequence for a summary, which may need the segments near its end alone: the shorter they are, the less is computed
+// in vain. `wanted`: as in choose_split.
 inline Segments split_summary(const SplitProblem& problem, int wanted) {
-    constexpr i64 kTokens = 1024;  // of a segment, at least
+    constexpr i64 kLeastTokens = 1024;  // a segment has at least
     if (wanted > 0) return split_into(problem, wanted);
-    for (i64 parts = std::min<i64>(problem.tokens / kTokens, kMaxSegments); parts > 1; parts /= 2)
+    for (i64 parts = std::min<i64>(problem.tokens / kLeastTokens, kMaxSegments); parts > 1; parts /= 2)
         if (const Segments found = split_into(problem, static_cast<int>(parts)); found.count > 1) return found;
     return {};
 }

@@ -1,10 +1,10 @@
 // common/uncovered_zeros: zeros for tokens that belong to no packed sequence, in several tensors at once. The kernels that
 // compute these tensors write the others.
 //
-// A block has 1024 tokens and looks at all sequences: a thread has 32 tokens and every fourth sequence. As a rule all tokens
-// are covered, and that is all. Otherwise the block writes zeros, token by token.
+// A block has 1024 tokens and looks at all sequences: a thread has 32 tokens and every fourth sequence. Where
+// all tokens are in sequences, the usual case, it ends there. Otherwise it writes zeros, token by token.
 //
-// Bound: as a rule latency, of some loads for each 512 sequences.
+// Bound: in the usual case latency, two loads of offsets for every four sequences.
 #pragma once
 
 #include <gdn_cuda/kernels/common/uncovered_zeros_plan.cuh>

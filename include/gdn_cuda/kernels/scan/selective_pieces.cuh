@@ -15,9 +15,9 @@
 // Bound: the special function unit, 16 exponentials a clock and SM, of which each state and token takes one. The simplest
 // configuration takes 4.9 instructions for each state and token.
 //
-// Before scan/selective_summary, a block whose states decay to nothing over the segments between it and the result has no work.
-// It cannot know all of their steps, but those of segments that are done already: blocks begin with the segments nearest to the
-// result. Which of the others are skipped depends on timing, the result does not: it has none of them.
+// Before scan/selective_summary, a block exits at once if its states decay to nothing over the segments between it and the end
+// that the summary is for. Blocks of the segments nearest to that end start first, and publish their sums of steps; a block
+// reads those that are there. Which segments are skipped depends on timing, the summary does not: it stops before them.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -176,9 +176,9 @@ struct SelectivePieces {
         });
     }
 
-    // ---- Segments without a part in the summary
+    // ---- Segments that the summary does not need
 
-    // Where this channel's sum of steps is, of the segment with so many nearer ones.
+    // Address of this channel's sum of steps in the segment that has so many nearer ones.
     __device__ __forceinline__ volatile float* steps_of(int nearer) const {
         const i64 sequences = in.sequences, other = args.reverse ? nearer : segment + this->nearer - nearer;
         return args.steps + (other * sequences + shared.place.sequence) * in.dim + shared.place.channel + channel;

@@ -9,8 +9,8 @@
 // A block takes two row tiles of 64 channels, of two heads of a group or of one, and one sequence. C and B belong to the group,
 // so they are loaded once a block, and C B^T is multiplied once. A warpgroup for each row tile keeps its rows of S in registers
 // (prefill/rows.cuh); one more runs ahead, issues the TMA loads, and forms M of each head (prefill/scores.cuh). No chunk waits
-// for another but through S, and S enters only two products, so rows are bound by their instructions, not by a cycle of roles
-// as in gdn/prefill. A block's outputs replace x in shared memory, from where TMA stores them.
+// for another but through S, and S enters only two products, so no cycle of roles bounds a chunk, as one does in
+// gdn/prefill. A block's outputs replace x in shared memory, from where TMA stores them.
 //
 // Where heads and sequences are few, sequences are split into segments, each with blocks of its own. A block first computes the
 // state after its segment from zeros, 0.4 of a step with outputs (estimated), and hands it on with the segment's decay, one

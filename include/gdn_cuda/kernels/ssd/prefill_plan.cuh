@@ -25,7 +25,7 @@ struct SsdConfig {
     // Warpgroup order: one that loads chunks and forms scores, then one for each row tile.
     GDN_HOST_DEVICE constexpr int threads() const { return (1 + row_tiles) * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int state_tiles() const { return states / kTileElements; }
-    // Of one chunk: C and B, and for each row tile x and z.
+    // A stage holds a chunk's C and B, and x and z of each row tile.
     GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int stages() const {
@@ -34,7 +34,7 @@ struct SsdConfig {
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
         return fit < 4 ? fit : 4;
     }
-    // setmaxnreg per role. With three row tiles a row role would have 152, too few for wgmmas in a row.
+    // setmaxnreg per role. Three row tiles would leave a rows role 152 registers, and ptxas would serialize its wgmmas.
     GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 80 : 88; }
     GDN_HOST_DEVICE constexpr int row_registers() const { return states == 256 ? 216 : 208; }
 };
@@ -74,7 +74,7 @@ struct SsdPlan {
     };
     // Without z its tile is not there.
     static constexpr int kStageBytes = kConfig.stage_tiles(kConfig.row_tiles) * static_cast<int>(sizeof(SwizzledTile));
-    // Of a chunk and head; G: sums of δA from the chunk's first token on, in log2.
+    // A head's values for the tokens of a chunk. G: sums of δA from the chunk's first token on, in log2.
     struct alignas(16) Factors {
         float gate[kChunk], delta[kChunk];
         float before[kChunk];  // exp(G), of the state before the chunk in a token's output
@@ -82,7 +82,7 @@ struct SsdPlan {
     };
     // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];
-    // Of the heads of the row tiles; tiles of one head share those of its first one.
+    // One for each row tile; tiles of the same head use that of its first tile.
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
     Factors factors[kConfig.slots()][kConfig.row_tiles];
     float decay[kConfig.slots()][kConfig.row_tiles];  // exp(G_end)

@@ -62,7 +62,7 @@ struct RowsRole : Lane {
     // Whether registers hold what several products in flight need.
     static constexpr bool kOverlaps = kConfig.states <= 128;
 
-    // S C^T, of S rounded; tile by tile where registers are short.
+    // y = S C^T with S rounded; tile by tile where registers do not hold all of S rounded.
     __device__ __forceinline__ void start_state_product(TokenFragment& y, const SwizzledTile* C) const {
         constexpr int kTiles = kOverlaps ? kConfig.state_tiles() : 1, kSteps = kTiles * kTileElements / 16,
                       kStepsOfPart = kPartColumns / 16;
@@ -82,7 +82,7 @@ struct RowsRole : Lane {
             if (!kOverlaps) wait_for_product(y);
         }
     }
-    // Of a pair of tokens, in the order of a left operand. Read where they are used: registers are short.
+    // The factors of a pair of tokens, in the order of a left operand. Read where they are used, to save registers.
     __device__ __forceinline__ float2 factor_at(const float (&factors)[kChunk], int step, int i) const {
         return pair_at(&factors[16 * step + i / 2 * 8 + 2 * t]);
     }
@@ -94,7 +94,7 @@ struct RowsRole : Lane {
             v_next = factor.y == 0.f ? 0.f : v_next * factor.y;
         });
     }
-    // x is loaded once more: registers of a product in flight cannot be read.
+    // x is loaded again: registers of a product in flight cannot be read.
     __device__ __forceinline__ void load_scaled(TokenOperand& scaled, const SwizzledTile& x,
                                                 const float (&factors)[kChunk]) const {
         gdn::load_operand(scaled, x, *this);
@@ -106,7 +106,7 @@ struct RowsRole : Lane {
                 scaled[step][i] = pack<kIo>(v.x * factor.x, v.y * factor.y);
             }
     }
-    // A select for each element, where a branch would take registers for both of its ends.
+    // A select for each element: with a branch, ptxas needs 30 registers more.
     __device__ __forceinline__ void decay_state(float decay) {
 #pragma unroll
         for (auto& part : state)

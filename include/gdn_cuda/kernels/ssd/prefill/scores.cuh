@@ -65,7 +65,7 @@ struct ScoresRole : Lane {
         x = x < args.lowest ? args.lowest : x > args.highest ? args.highest : x;  // NaN stays
         return exists ? x : 0.f;
     }
-    // Of the warp's head. Tokens past the end have a δ of 0: nothing decays, and nothing is added.
+    // Each warp stores those of its head. Tokens past the end have a δ of 0: nothing decays, and nothing is added.
     __device__ __forceinline__ void store_factors(int chunk, int slot) const {
         if (!has_head()) return;
         const int head = head_of(args, work, warp), count = tokens_in(work, chunk);
