@@ -1,5 +1,5 @@
 """`gdn_cuda.parallel` on all GPUs of the machine beside the same tokens on one:
-`python benchmarks/parallel_times.py [--tokens 131072] [--others] [--peers]`. A process for each GPU, NCCL. Milliseconds of the
+`python benchmarks/parallel_times.py [--tokens 131072] [--others] [--rows WORD...] [--profile] [--peers]`. A process for each GPU, NCCL. Milliseconds of the
 slowest rank, replays of a CUDA graph and, in brackets, calls as Python makes them; efficiency: one GPU's time by that and the
 number of GPUs. Without two GPUs it runs small sizes on a CPU, only to test itself."""
 
@@ -108,14 +108,14 @@ class Row(NamedTuple):
     weights: tuple[torch.Tensor, ...] = ()
 
 
-def recurrence(heads: tuple[int, int], lengths: list[int], gates: str) -> Row:
+def recurrence(heads: tuple[int, int], lengths: list[int], gates: str, **limits: int) -> Row:
     packed = len(lengths) > 1
     shape = Shape(*heads, tuple(lengths), gates=gates, packed=packed)
     x = {n: t for n, t in dict(prefill_work(shape, DEVICE).inputs).items() if n != "state"}
     offsets = {"cu_seqlens": x.pop("cu_seqlens")} if packed else {}
-    one = partial(gdn_cuda.chunked_forward, output_final_state=False, **offsets)
+    one = partial(gdn_cuda.chunked_forward, output_final_state=False, **offsets, **limits)
     dim = dict.fromkeys(x, 0 if packed else 1)
-    return Row(shape.name, lengths, x, dim, one, partial(parallel.chunked_forward, output_final_state=False))
+    return Row(shape.name, lengths, x, dim, one, partial(parallel.chunked_forward, output_final_state=False, **limits))
 
 
 def layer(tokens: int) -> Row:
@@ -204,7 +204,8 @@ def rows(options: argparse.Namespace) -> Iterator[Callable[[], Row]]:
     if options.others:
         each = 16384 if ON_GPU else 10
         for gates in ("fast", "init", "mixed"):  # the border of two ranks is in the middle of a sequence
-            yield partial(recurrence, options.heads[0], [each // 2, *[each] * 63, each // 2], gates)
+            limits = {} if options.workspace is None else {"workspace": int(options.workspace * 2**30)}
+            yield partial(recurrence, options.heads[0], [each // 2, *[each] * 63, each // 2], gates, **limits)
         yield partial(layer, 131072 if ON_GPU else 100)
         for row in (convolution, scan, cascade):
             yield partial(row, 262144 if ON_GPU else 100)
@@ -221,16 +222,30 @@ def run(rank: int, size: int, options: argparse.Namespace) -> None:
         print(torch.cuda.get_device_name() if ON_GPU else "CPU", size, torch.__version__, flush=True)
     for row in rows(options):
         torch.manual_seed(0)
-        measure(rank, size, row(), options.peers)
+        found = row()
+        if not options.rows or any(word in found.name for word in options.rows):
+            measure(rank, size, found, options)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measure(rank: int, size: int, row: Row, peers: bool) -> None:
+def profile(call: Callable[[], object], title: str) -> None:
+    """Milliseconds of a call by kernel."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    print(title)
+    for event in sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
+        print(f"  {event.self_device_time_total / 1e3:9.3f} ms {event.count:5} × {event.key[:110]}", flush=True)
+
+
+def measure(rank: int, size: int, row: Row, options: argparse.Namespace) -> None:
     context = parallel.context(dist.group.WORLD, lengths=row.lengths)
     part = {n: parallel.shard(t, context, dim=row.dim[n]).contiguous() if n in row.dim else t for n, t in row.x.items()}
     several = steps(partial(row.several, context=context), part, row.weights)
-    if peers and row.name.endswith("init gates") and len(row.lengths) == 1:
+    if options.peers and row.name.endswith("init gates") and len(row.lengths) == 1:
         for name, call in steps(flashqla(row.lengths[0], part["value"].shape[-2]), part).items():
             call()
             eager = min(seconds(call, True) for _ in range(3))
@@ -248,6 +263,11 @@ def measure(rank: int, size: int, row: Row, peers: bool) -> None:
                 f"({single_eager / eager / size:5.1%})",
                 flush=True,
             )
+        if options.profile:
+            if rank == 0:
+                profile(alone[name], f"{name}, one GPU")
+            dist.barrier()
+            profile(call, f"{name}, rank {rank}")
 
 
 def main() -> None:
@@ -258,6 +278,9 @@ def main() -> None:
     )
     parser.add_argument("--others", action="store_true", help="packed sequences, a layer, a convolution, scans")
     parser.add_argument("--peers", action="store_true", help="FlashQLA too, where it is installed")
+    parser.add_argument("--rows", nargs="*", help="only those whose names have one of these words")
+    parser.add_argument("--workspace", type=float, help="GiB that the backward of packed sequences may use at a time")
+    parser.add_argument("--profile", action="store_true", help="the time of every kernel too")
     parser.add_argument("--port", type=int, default=29511)
     options = parser.parse_args()
     for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"):

@@ -155,7 +155,7 @@ class GatedDeltaNet(nn.Module):
         gate = self.g_proj(x).unflatten(-1, (self.num_v_heads, self.head_v_dim)) if self.use_gate else None
         y = self.o_proj(rms_norm_gated(out, gate, self.o_norm.weight, self.norm_eps, self.output_gate_activation).flatten(-2))
         if kept is not None:
-            y = y.new_zeros(batch * length, self.hidden_size).index_copy(0, kept, y[0]).view(batch, length, -1)
+            y = y.new_zeros(batch * length, self.hidden_size).index_copy(0, kept, y.squeeze(0)).view(batch, length, -1)
         return y, None, past_key_values
 
     def _qkv(

@@ -92,7 +92,7 @@ def chunked_forward(
     tensors = given | weights | {"state": state}
     out, last = rule(context, tensors, options, needs_gradients(*tensors.values()), output_final_state)
     if packed:
-        out = out[0]
+        out = out.squeeze(0)  # a select would copy its gradient
     if not output_final_state:
         return out, None
     if broadcast_final_state and context.ranks.size > 1:

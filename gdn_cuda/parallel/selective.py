@@ -150,16 +150,16 @@ class _Call:
             states = own if (rows := self.rows(run)) is None else states.index_copy(0, rows, own)
         return states
 
-    def gathered(self, sent: dict[Run, tuple[Tensor, Tensor]]) -> Any:
-        """Starts an all-gather of a state, and of the decay if somebody needs it, of each of the runs' fragments. Returns a
-        function that waits for it."""
+    def gathered(self, sent: dict[Run, tuple[Tensor, Tensor]]) -> Tensor:
+        """All ranks' states, and decays if somebody needs them, of each of the runs' fragments. Complete before a scan begins:
+        one that fills the GPU would leave no multiprocessor to the collective, and other ranks would wait for its end."""
         each = 2 if self.context.needs_maps else 1
         mine = self["A"].new_zeros((self.context.slots, each, self["u"].shape[0], *self["A"].shape))
         for run, found in sent.items():
             mine[run.fragment] = torch.stack(found[:each])
         is_complex = mine.is_complex()
-        wait = self.context.ranks.start_all_gather(torch.view_as_real(mine) if is_complex else mine)
-        return lambda: torch.view_as_complex(wait()) if is_complex else wait()
+        every = self.context.ranks.start_all_gather(torch.view_as_real(mine) if is_complex else mine)()
+        return torch.view_as_complex(every) if is_complex else every
 
 
 def _through(every: Tensor, slices: Sequence[Slice]) -> Tensor:
@@ -185,15 +185,12 @@ class _Scan(torch.autograd.Function):
         found = {}
         if context.chains:
             sent = {run: summary(**call.given(run, starts.get(run))) for run in call.crossing if run.is_continued}
-            wait = call.gathered(sent)
-        for run, start in starts.items():
-            found[run] = _scan(call.given(run, start), training)  # meanwhile
-        if context.chains:
-            every = wait()
+            every = call.gathered(sent)
             for run in call.crossing:
                 if run.continues:
                     starts[run] = _through(every, context.before(run.slices[0]))
-                    found[run] = _scan(call.given(run, starts[run]), training)
+        for run, start in starts.items():
+            found[run] = _scan(call.given(run, start), training)
         runs = context.runs
         ctx.call, ctx.count = (context, flags), len(runs)
         ctx.save_for_backward(*tensors, *(starts[run] for run in runs), *(found[run][2] for run in runs))
@@ -222,15 +219,12 @@ class _Scan(torch.autograd.Function):
             found[run] = dict(zip(operators._GRADIENTS, results, strict=True))
 
         if context.chains:
-            wait = call.gathered({run: summary_backward(**given(run)) for run in call.crossing if run.continues})
-        for run in ends:
-            compute(run)  # meanwhile
-        if context.chains:
-            every = wait()
+            every = call.gathered({run: summary_backward(**given(run)) for run in call.crossing if run.continues})
             for run in call.crossing:
                 if run.is_continued:
                     ends[run] = _through(every, context.after(run.slices[0])[::-1])
-                    compute(run)
+        for run in runs:
+            compute(run)
         return None, None, None, *_gradients(call, found, grad_last, ctx.needs_input_grad[3:])
 
 

@@ -13,7 +13,7 @@ struct UncoveredZeros {
     GDN_KERNEL(UncoveredZeros, common, uncovered_zeros, UncoveredZerosConfig, UncoveredZerosArgs,
                "zeros for tokens that belong to no packed sequence");
 
-    static constexpr std::array kConfigurations = {Config{.tokens = 1024}};
+    static constexpr std::array kConfigurations = {Config{.tokens = 128}};
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config&) { return Config::kThreads; }
     static int shared_bytes(const Config&) { return 0; }  // statically allocated

@@ -1,10 +1,10 @@
 // common/uncovered_zeros: zeros for tokens that belong to no packed sequence, in several tensors at once. The kernels that
 // compute these tensors write the others.
 //
-// A block has 1024 tokens and looks at all sequences: a thread has 32 tokens and every fourth sequence. Where
-// all tokens are in sequences, the usual case, it ends there. Otherwise it writes zeros, token by token.
+// A block has 128 tokens and looks at all sequences: a thread has 32 tokens and every 32nd sequence. Where all tokens are in
+// sequences, the usual case, it ends there. Otherwise each warp writes the zeros of one token after another.
 //
-// Bound: in the usual case latency, two loads of offsets for every four sequences.
+// Bound: in the usual case latency, two loads of offsets for every 32 sequences.
 #pragma once
 
 #include <gdn_cuda/kernels/common/uncovered_zeros_plan.cuh>
@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(UncoveredZerosConfig::kThreads)
     if (!__syncthreads_or(bits != ~0u)) return;
     if (part == 0) covered[0][word] = bits;
     __syncthreads();
+    const int lane = thread % 32;
 #pragma unroll 1
-    for (int i = 0; i < kConfig.tokens; ++i) {
+    for (int i = thread / 32; i < kConfig.tokens; i += UncoveredZerosConfig::kThreads / 32) {
         if (covered[0][i / 32] >> i % 32 & 1) continue;
 #pragma unroll 1
         for (int tensor = 0; tensor < args.count; ++tensor) {
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(UncoveredZerosConfig::kThreads)
                 0;
             const int unit = vectors ? 16 : 2, of_row = rows.bytes / unit;
 #pragma unroll 1
-            for (i64 j = thread; j < static_cast<i64>(rows.rows) * of_row; j += UncoveredZerosConfig::kThreads) {
+            for (int j = lane; j < rows.rows * of_row; j += 32) {
                 char* const at = to + j / of_row * rows.row + j % of_row * unit;
                 if (vectors)
                     *reinterpret_cast<uint4*>(at) = {};

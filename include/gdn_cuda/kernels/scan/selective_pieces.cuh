@@ -15,9 +15,10 @@
 // Bound: the special function unit, 16 exponentials a clock and SM, of which each state and token takes one. The simplest
 // configuration takes 4.9 instructions for each state and token.
 //
-// Before scan/selective_summary, a block exits at once if its states decay to nothing over the segments between it and the end
-// that the summary is for. Blocks of the segments nearest to that end start first, and publish their sums of steps; a block
-// reads those that are there. Which segments are skipped depends on timing, the summary does not: it stops before them.
+// Before scan/selective_summary, states that decay to nothing over the segments between theirs and the end that the summary is
+// for are not computed: a warp computes all states of its channels, or the first of each lane, or none, and a block without any
+// exits at once. Blocks of the segments nearest to that end start first, and publish their sums of steps; a block reads those
+// that are there. What is skipped depends on timing, the summary does not: it stops before.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -69,6 +70,7 @@ struct SelectivePieces {
     int segment, nearer;  // nearer: how many segments are between this one and the result of scan/selective_summary
     int first;            // of the block's states
     int lane, channel;    // where this thread's states are
+    int live = kStates;   // how many states of each lane the warp computes: all, the first, or none
 
     // ---- The tile
 
@@ -78,11 +80,15 @@ struct SelectivePieces {
     __device__ __forceinline__ bool takes_coefficients() const {
         return in.B.varies && static_cast<int>(threadIdx.x) < Shared::kVectorsOfB;
     }
+    // Along tokens, each warp has the elements of its own channels.
+    __device__ __forceinline__ bool takes_elements() const { return !kConfig.skips() || live > 0 || !args.along_tokens; }
     // Starts the loads of a tile. `plain`: first token after the plain tiles.
     __device__ __forceinline__ void load(int tile, int plain) const {
         with_tile_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
-            elements.load(kind, tile);
-            elements.load_z(kind, tile);
+            if (takes_elements()) {
+                elements.load(kind, tile);
+                elements.load_z(kind, tile);
+            }
             if (takes_coefficients()) coefficients.load(kind, tile, first);
         });
         cp_async_fence();
@@ -90,8 +96,10 @@ struct SelectivePieces {
     __device__ __forceinline__ void prepare(int tile, int plain) const {
         cp_async_wait<0>();
         with_tile_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
-            elements.prepare(kind, tile);
-            if (args.reverse) gate(kind, tile);
+            if (takes_elements()) {
+                elements.prepare(kind, tile);
+                if (args.reverse) gate(kind, tile);
+            }
             // Other warps may still read B of the previous tile. (Along tokens, each warp has rows of elements of its own.)
             if (kind.along_tokens(args.along_tokens)) __syncthreads();
             if (takes_coefficients()) coefficients.put(kind, tile, first);
@@ -176,41 +184,53 @@ struct SelectivePieces {
         });
     }
 
-    // ---- Segments that the summary does not need
+    // ---- What the summary does not need
+
+    static constexpr unsigned kSkipped = 0x7fc05c1b;  // a NaN, in place of a sum of steps
 
     // Address of this channel's sum of steps in the segment that has so many nearer ones.
     __device__ __forceinline__ volatile float* steps_of(int nearer) const {
         const i64 sequences = in.sequences, other = args.reverse ? nearer : segment + this->nearer - nearer;
         return args.steps + (other * sequences + shared.place.sequence) * in.dim + shared.place.channel + channel;
     }
-    // Whether all states of this thread decay to nothing over the nearest segments, as far as these are done.
-    __device__ __forceinline__ bool decays_before_result() const {
-        if (channel >= shared.place.channels) return true;
+    __device__ __forceinline__ void publish(float steps) const {
+        if (lane == 0 && channel < shared.place.channels) *steps_of(nearer) = steps;
+    }
+    // Bits of this thread's states that do not decay to nothing over the nearest segments, as far as these are done.
+    __device__ __forceinline__ unsigned states_needed() const {
         constexpr int kAtOnce = 8;
         constexpr float kLimit = (kNegligibleDecayLog2 - 2.f) * kLn2;  // beyond the summary's, whose products are rounded
-        float slowest = 0.f, fastest = 0.f, sum = 0.f;
-        bool is_first = true;
-        each_state([&](int, int n) {
-            const float rate = real_part(constant(in.A, n));
-            slowest = is_first ? rate : fmaxf(slowest, rate), fastest = is_first ? rate : fminf(fastest, rate);
-            is_first = false;
+        unsigned needed = 0;
+        float rates[kStates] = {}, steps[kAtOnce], sum = 0.f;
+        each_state([&](int s, int n) {
+            rates[s] = real_part(constant(in.A, n));
+            needed |= 1u << s;
         });
-        if (is_first) return true;
-        const volatile float* const nearest = steps_of(0);
-        const i64 next = (args.reverse ? 1 : -1) * static_cast<i64>(in.sequences) * in.dim;
+        if (needed == 0) return 0;
+        const auto read = [&](int begin) {
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) steps[i] = begin + i < nearer ? *steps_of(begin + i) : 0.f;
+        };
+        const auto skipped = [&](int i) { return __float_as_uint(steps[i]) == kSkipped; };
+        read(max(nearer - kAtOnce, 0));
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (skipped(i)) return 0;
 #pragma unroll 1
         for (int begin = 0; begin < nearer; begin += kAtOnce) {
-            float steps[kAtOnce];
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) steps[i] = begin + i < nearer ? nearest[(begin + i) * next] : 0.f;
+            read(begin);
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
-                if (steps[i] == 0.f) return false;  // not done
+                if (steps[i] == 0.f) return needed;  // not done
+                if (skipped(i)) return 0;
                 sum += steps[i];
-                if (fmaxf(slowest * sum, fastest * sum) < kLimit) return true;
+#pragma unroll
+                for (int s = 0; s < kStates; ++s)
+                    if (rates[s] * sum < kLimit) needed &= ~(1u << s);
+                if (needed == 0) return 0;
             }
         }
-        return false;
+        return needed;
     }
 
     // ---- The recurrence
@@ -244,12 +264,12 @@ struct SelectivePieces {
         states.steps.add(tile);
         return tile;
     }
-    // Advances the states through a tile whose steps sum to `total`.
-    template <bool kReverse>
+    // Advances the first states of each lane through a tile whose steps sum to `total`.
+    template <bool kReverse, int kLive>
     __device__ __forceinline__ void advance(States& states, const ExactSum& total) const {
-        Number x[kStates];
+        Number x[kLive];
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) x[s] = Poles::kFollowsSteps ? Number{} : states.x[s];
+        for (int s = 0; s < kLive; ++s) x[s] = Poles::kFollowsSteps ? Number{} : states.x[s];
 #pragma unroll 1
         for (int i = 0; i < kTokens; i += 4) {
             const int four = kReverse ? kTokens - 4 - i : i;
@@ -258,7 +278,7 @@ struct SelectivePieces {
             load_shared(input, row(Elements::kInput, four));
             if constexpr (has_size(kTransition) && !kReverse) load_shared(size, row(Elements::kSize, four));
 #pragma unroll
-            for (int s = 0; s < kStates; ++s) {
+            for (int s = 0; s < kLive; ++s) {
                 float B[4 * kParts];
                 load_shared(B, &shared.B.tile[s * kLanes + lane][four * kParts]);
                 const Poles& pole = states.poles[s];
@@ -275,7 +295,7 @@ struct SelectivePieces {
             }
         }
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) {
+        for (int s = 0; s < kLive; ++s) {
             float relative;
             if constexpr (!Poles::kFollowsSteps) {
                 states.x[s] = x[s];
@@ -288,6 +308,14 @@ struct SelectivePieces {
                                       : after_segment(states.x[s], decay_over(states.poles[s], total), x[s]);
             }
         }
+    }
+
+    template <int kLive>
+    __device__ __forceinline__ void advance(States& states, const ExactSum& total) const {
+        if (args.reverse)
+            advance<true, kLive>(states, total);
+        else
+            advance<false, kLive>(states, total);
     }
 
     __device__ __forceinline__ void run(const SelectivePlace& place) {
@@ -306,8 +334,16 @@ struct SelectivePieces {
 #pragma unroll
         for (Poles& pole : states.poles) pole = Poles::of(Number{});
         each_state([&](int s, int n) { states.poles[s] = Poles::of(constant(in.A, n)); });
-        if constexpr (kConfig.skips())
-            if (nearer > 0 && !__syncthreads_or(!decays_before_result())) return;
+        if constexpr (kConfig.skips()) {
+            if (nearer > 0) {
+                const unsigned needed = states_needed();
+                live = __any_sync(0xffffffffu, needed > 1) ? kStates : __any_sync(0xffffffffu, needed) ? 1 : 0;
+            }
+            if (!__syncthreads_or(live)) {
+                if (args.groups == 1) publish(__uint_as_float(kSkipped));  // groups of states share sums of steps
+                return;
+            }
+        }
         const int plain = !in.B.varies || coefficients.may_be_plain() ? elements.plain() : 0;
         const int tiles = (place.length + kTokens - 1) / kTokens;
         const auto tile = [&](int i) { return (args.reverse ? tiles - 1 - i : i) * kTokens; };
@@ -317,19 +353,21 @@ struct SelectivePieces {
             prepare(tile(i), plain);
             if (i + 1 < tiles) load(tile(i + 1), plain);
             __syncthreads();
-            const ExactSum total = add_steps(states);
-            if (args.reverse)
-                advance<true>(states, total);
-            else
-                advance<false>(states, total);
+            if (!kConfig.skips() || live > 0) {
+                const ExactSum total = add_steps(states);
+                if (!kConfig.skips() || live > 1)
+                    advance<kStates>(states, total);
+                else
+                    advance<1>(states, total);
+            }
             if (args.along_tokens)
                 __syncwarp();
             else
                 __syncthreads();
         }
+        if (kConfig.skips() && live == 0) return;
         store(states);
-        if constexpr (kConfig.skips())
-            if (lane == 0 && channel < place.channels) *steps_of(nearer) = states.steps.sum;
+        if constexpr (kConfig.skips()) publish(states.steps.sum);
     }
 };
 

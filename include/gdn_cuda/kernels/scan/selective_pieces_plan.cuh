@@ -23,9 +23,10 @@ struct SelectivePiecesConfig {
     GDN_HOST_DEVICE constexpr bool skips() const {
         return is_summary && (transition == Transition::exponential || transition == Transition::zoh);
     }
+    // For which registers are limited. Where few warps of a block have work, more blocks run at once.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
-        return is_complex ? 3 : 4;
-    }  // for which registers are limited
+        return is_complex ? 3 : skips() && transition == Transition::exponential ? 6 : 4;
+    }
 
     GDN_FIELDS(transition, is_complex, states, lanes, is_summary)
 };
