@@ -1,7 +1,7 @@
 """`gdn_cuda.parallel` on all GPUs of the machine beside the same tokens on one:
-`python benchmarks/parallel_times.py [--tokens 131072] [--others] [--rows WORD...] [--profile] [--peers]`. A process for each GPU, NCCL. Milliseconds of the
-slowest rank, replays of a CUDA graph and, in brackets, calls as Python makes them; efficiency: one GPU's time by that and the
-number of GPUs. Without two GPUs it runs small sizes on a CPU, only to test itself."""
+`python benchmarks/parallel_times.py [--tokens 131072] [--others] [--rows WORD...] [--profile] [--peers]`. A process for each
+GPU, NCCL. Milliseconds of the slowest rank, replays of a CUDA graph and, in brackets, calls as Python makes them; efficiency:
+one GPU's time by that and the number of GPUs. Without two GPUs it runs small sizes on a CPU, only to test itself."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ input raises ValueError with the function, the argument, what was expected and w
 written.
 """
 
+from . import hyena_long_summary  # noqa: F401  (declares its operators)
 from .causal_conv1d import causal_conv1d
 from .causal_conv1d_update import causal_conv1d_update
 from .fft_causal_conv import fft_causal_conv

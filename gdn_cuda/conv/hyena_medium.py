@@ -20,7 +20,7 @@ def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.medium(x.x1, x.x2, x.v, x.weight, x.bias, x.padding_mask, x.initial_state)
 
 
-_medium = differentiable_hyena("hyena_medium", _computed, columns=lambda x: x.weight.shape[2] - 1)
+_medium, _ = differentiable_hyena("hyena_medium", _computed, columns=lambda x: x.weight.shape[2] - 1)
 
 
 @with_reference(_medium, _computed)

@@ -16,12 +16,13 @@ from ..operators.first_order import first_order
 from ..operators.layout import channels_are_last, empty_in_layout, in_layout
 
 Computed = Callable[[Any], tuple[Tensor, Tensor]]
+Gradients = Callable[[Any, Any, Tensor, Tensor], dict[str, Any]]  # of a call, those needed, and gradients of its results
 Function = TypeVar("Function", bound=Callable[..., Any])
 _PER_TOKEN = ("x1", "x2", "v")
 
 
-def differentiable_hyena(name: str, computed: Computed, columns: Callable[[Any], int]) -> Differentiable:
-    """torch.ops.gdn_cuda.<name>, which returns (y, state), with gradients by torch.ops.gdn_cuda.<name>_backward.
+def differentiable_hyena(name: str, computed: Computed, columns: Callable[[Any], int]) -> tuple[Differentiable, Gradients]:
+    """torch.ops.gdn_cuda.<name>, which returns (y, state), and its gradients, by torch.ops.gdn_cuda.<name>_backward.
 
     `computed` returns y and the state, in plain torch; `columns` returns the number of values in a channel's state.
     <name>_backward takes grad, grad_state and the arguments of <name>, in any order. It returns the gradients of all tensors of
@@ -30,7 +31,7 @@ def differentiable_hyena(name: str, computed: Computed, columns: Callable[[Any],
     """
 
     def gradients(x: Any, needs: Any, grad: Tensor, grad_state: Tensor) -> dict[str, Any]:
-        given = vars(x) | {"grad": _in_layout_of(x.x1, grad), "grad_state": grad_state}
+        given = vars(x) | {"grad": readable_gradient(x.x1, grad), "grad_state": grad_state}
         found = backward(*(given[argument] for argument in backward.schema.arguments))
         named = zip(differentiated, found, strict=True)
         return {argument: gradient.to(given[argument].dtype) for argument, gradient in named if getattr(needs, argument)}
@@ -55,7 +56,7 @@ def differentiable_hyena(name: str, computed: Computed, columns: Callable[[Any],
         cpu=lambda x: tuple(_gradients_on_cpu(computed, differentiated, x)),
         batched=refuse_vmap,
     )
-    return forward
+    return forward, gradients
 
 
 def with_reference(forward: Differentiable, computed: Computed) -> Callable[[Function], Function]:
@@ -111,7 +112,7 @@ def _gradients_on_cpu(computed: Computed, differentiated: list[str], x: Any) -> 
 # ---- Layouts
 
 
-def _in_layout_of(x: Tensor, grad: Tensor) -> Tensor:
+def readable_gradient(x: Tensor, grad: Tensor) -> Tensor:
     """Kernels read gradients fast in x's layout; copying a gradient to it takes less time than reading another layout."""
     return grad if grad.stride(1 if channels_are_last(x) else 2) == 1 else in_layout(grad, x)
 

@@ -20,7 +20,7 @@ def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.short(x.x1, x.x2, x.v, x.weight, x.bias, x.gated_bias, x.padding_mask, x.initial_state)
 
 
-_short = differentiable_hyena("hyena_short", _computed, columns=lambda x: x.weight.shape[2] - 1)
+_short, _ = differentiable_hyena("hyena_short", _computed, columns=lambda x: x.weight.shape[2] - 1)
 
 
 @with_reference(_short, _computed)

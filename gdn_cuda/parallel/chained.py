@@ -23,12 +23,10 @@ LEAST_CHANNELS, LEAST_ELEMENTS = 256, 1 << 26  # of a group
 
 
 class ChainedScan(ABC):
-    """A call of a scan on this rank's tokens. One all-gather of l, and of a where it is needed and not known to all.
+    """A call of a scan on this rank's tokens. One all-gather of l, and of a where it is needed.
 
     zeros: a state (batch, …); tensors: all that may require gradients; packs: whether one call computes several sequences, of
     a batch of 1."""
-
-    factors_are_known = False
 
     def __init__(self, context: Context, zeros: Tensor, tensors: list[Tensor | None], packs: bool = False):
         self.context, self.zeros = context, zeros
@@ -45,7 +43,7 @@ class ChainedScan(ABC):
 
     @abstractmethod
     def factor(self, each: Slice) -> Tensor:
-        """a, of this rank's slices, or of all where `factors_are_known`."""
+        """a, of this rank's slices."""
 
     @abstractmethod
     def nothing(self) -> Tensor:
@@ -126,7 +124,7 @@ class ChainedScan(ABC):
         return outs[0] if len(outs) == 1 else torch.cat(outs, 2) if outs else self.nothing()
 
     def _map(self, run: Run) -> Tensor:
-        return self._sent(self.addition(run), None if self.factors_are_known else self.factor(run.slices[0]))
+        return self._sent(self.addition(run), self.factor(run.slices[0]))
 
     def _sequences(self, run: Run) -> Tensor:
         name = f"sequences {run.start} {run.stop}"
@@ -135,7 +133,7 @@ class ChainedScan(ABC):
     def _sent(self, addition: Tensor, factor: Tensor | None) -> Tensor:
         """l, and a where somebody needs it; complex values as pairs."""
         states = [addition]
-        if self.context.needs_maps and not self.factors_are_known:
+        if self.context.needs_maps:
             states.append(self.zeros if factor is None else factor)
         found = torch.stack(states)
         return torch.view_as_real(found) if found.is_complex() else found
@@ -145,7 +143,7 @@ class ChainedScan(ABC):
         state = self._last_of(every, first)
         for each in between:
             sent = self._values(every)[each.rank, each.fragment]
-            state = (self.factor(each) if self.factors_are_known else sent[1]) * state + sent[0]
+            state = sent[1] * state + sent[0]
         return state
 
     def _values(self, every: Tensor) -> Tensor:

@@ -1,22 +1,26 @@
 """Hyena's gated convolutions of sequences whose tokens are on several ranks: short and medium ones by the last inputs before a
-fragment, long ones by their modal states."""
+fragment, long ones by the modal states before it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..conv.hyena_long import _gradients
 from ..conv.hyena_long import hyena_long as long_in_one_process
+from ..conv.hyena_long_summary import summary, summary_backward
+from ..conv.hyena_operator import readable_gradient
 from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
-from .chained import ChainedScan, split_channels
 from .contexts import Context
 from .eager import outside_graphs
 from .halos import histories
-from .layout import Run, Slice
+from .layout import Run
+from .summarized import RunBackward, SummarizedScan, Summary
 from .tokens import part_of
 
 
@@ -44,40 +48,55 @@ def gated_convolution(
     return parts[0] if len(parts) == 1 else torch.cat(parts or [x1], 2)
 
 
-class _Long(ChainedScan):
-    factors_are_known = True
+class _Long(SummarizedScan):
+    """A sequence a call."""
 
-    def __init__(
-        self, context: Context, rows: tuple[Tensor, Tensor, Tensor], residues: Tensor, log_poles: Tensor, bias: Tensor
-    ):
-        self.rows, self.filter = rows, (residues, log_poles, bias)
-        x1, channels = rows[0], rows[0].shape[1]
-        repeats = channels // residues.shape[0]
-        self.rates = log_poles.reshape(residues.shape).double().repeat_interleave(repeats, 0)  # (D, S)
-        zeros = x1.new_zeros((x1.shape[0], *self.rates.shape), dtype=state_dtype(x1))
-        super().__init__(context, zeros, [*rows, *self.filter])
+    NAMES = ("x1", "x2", "v", "residues", "log_poles", "bias")
+    in_time = ("x1", "x2", "v")
 
-    def in_channel_groups(self, groups: int) -> list[ChainedScan]:
-        residues, log_poles, bias = self.filter
-        if residues.shape[0] % groups > 0:
-            return []
-        rows = zip(*(split_channels(x, groups, 1) for x in self.rows), strict=True)
-        filters = zip(*(split_channels(x, groups, 0) for x in (residues, log_poles, bias)), strict=True)
-        return [_Long(self.context, x, *each) for x, each in zip(rows, filters, strict=True)]
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(Run((each,)) for each in self.context.slices)
 
-    def compute(self, run: Run, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        x1, x2, v = (part_of(x, run) for x in self.rows)
-        out, last = long_in_one_process(x1, x2, v, *self.filter, initial_state=state, return_state=True)
-        return out, last
+    @property
+    def states(self) -> Tensor:
+        x1, states = self.rows, self["residues"].shape[1]
+        return x1.new_zeros((x1.shape[0] * len(self.context.lengths), x1.shape[1], states), dtype=state_dtype(x1))
 
-    def addition(self, run: Run) -> Tensor:
-        return self.compute(run, None)[1]
+    def _given(self, run: Run, state: Tensor | None) -> dict[str, Any]:
+        return self.tensors | {name: part_of(self[name], run) for name in self.in_time} | {"initial_state": state}
 
-    def factor(self, each: Slice) -> Tensor:
-        return torch.exp(self.rates * (each.stop - each.start)).to(self.zeros.dtype)
+    def _given_back(self, run: Run, given: RunBackward) -> dict[str, Any]:
+        grad_state = given.grad_last_state
+        if grad_state is None:
+            grad_state = self.states[: self.rows.shape[0]]
+        return self._given(run, given.state) | {"grad": given.grad_out, "grad_state": grad_state}
 
-    def nothing(self) -> Tensor:
-        return self.rows[0]
+    def _with_decay(self, run: Run, state: Tensor) -> Summary:
+        if not self.context.needs_maps:
+            return state, state
+        rates = self["log_poles"].reshape(self["residues"].shape).double()
+        decay = (rates * (run.stop - run.start)).exp().to(state.dtype)
+        return state, decay.repeat_interleave(state.shape[1] // decay.shape[0], 0).expand_as(state)
+
+    def readable(self, grad_out: Tensor) -> Tensor:
+        return readable_gradient(self.rows, grad_out)
+
+    def summary(self, run: Run, state: Tensor | None) -> Summary:
+        return self._with_decay(run, summary(**self._given(run, state)))
+
+    def scan(self, run: Run, state: Tensor | None, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        y, last = long_in_one_process(**self._given(run, state), return_state=True)
+        return y, last, last.new_empty(0)
+
+    def summary_backward(self, run: Run, given: RunBackward) -> Summary:
+        return self._with_decay(run, summary_backward(**self._given_back(run, given)))
+
+    def backward(self, run: Run, given: RunBackward) -> dict[str, Tensor]:
+        x, needs = self._given(run, given.state), SimpleNamespace(**dict.fromkeys([*self.NAMES, "initial_state"], True))
+        needs.initial_state = given.state is not None
+        grads = self._given_back(run, given)
+        return _gradients(SimpleNamespace(**x), needs, grads["grad"], grads["grad_state"])
 
 
 @outside_graphs
@@ -85,7 +104,7 @@ def hyena_long(
     context: Context, x1: Tensor, x2: Tensor, v: Tensor, residues: Tensor, log_poles: Tensor, bias: Tensor
 ) -> Tensor:
     """`gdn_cuda.hyena_long` of x1, x2 and v (B, D, T) with this rank's tokens, from zeros."""
-    given = {"residues": residues, "log_poles": log_poles, "bias": bias}
-    check_call("hyena_long", x1=x1, x2=x2, v=v, **given)
-    out, _ = _Long(context, (x1, x2, v), residues, log_poles, bias).run()
+    given = {"x1": x1, "x2": x2, "v": v, "residues": residues, "log_poles": log_poles, "bias": bias}
+    check_call("hyena_long", **given)
+    out, _ = _Long(context, {}, given).run()
     return out

@@ -10,6 +10,7 @@
 #include "../common/transposed.hpp"
 #include "hyena_checks.hpp"
 #include "hyena_long_backward.hpp"
+#include "hyena_long_summary.hpp"
 
 namespace gdn_cuda::conv {
 namespace {
@@ -103,13 +104,15 @@ struct PreparedHyenaLongBackward {
     HyenaLongBackwardArgs args{};
 };
 
-PreparedHyenaLongBackward prepare_hyena_long_backward(const HyenaLongBackwardCall& x) {
-    const Checks check{x.name};
+PreparedHyenaLongBackward prepare_backward(const Checks& check, const HyenaBackwardCall<HyenaLongCall>& x) {
     PreparedHyenaLongBackward prepared{.forward = prepare(check, x.forward), .grad = View(x.grad)};
     prepared.args.grad_state = check_gradients(check, prepared.forward.given, prepared.grad, View(x.grad_state),
                                                prepared.forward.problem.states, "(B, D, S)");
     prepared.args.grad = hyena_tensor(prepared.grad);
     return prepared;
+}
+PreparedHyenaLongBackward prepare_hyena_long_backward(const HyenaLongBackwardCall& x) {
+    return prepare_backward({x.name}, x);
 }
 
 std::vector<int64_t> sizes_of(const Tensor& x) {
@@ -192,8 +195,98 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     return {dx1, dx2, dv, dresidues, dlog_poles, dbias, dinitial};
 }
 
+// ---- What ranks that share a sequence tell each other of its parts
+
+// The state after the tokens.
+struct HyenaLongSummaryCall {
+    static constexpr const char* name = "hyena_long_summary";
+    HyenaLongCall forward;
+
+    GDN_FIELDS(forward)
+};
+// The gradient of the state before the tokens.
+struct HyenaLongSummaryBackwardCall : HyenaBackwardCall<HyenaLongCall> {
+    static constexpr const char* name = "hyena_long_summary_backward";
+};
+
+// Splits the tokens, and returns what the segments will add.
+Tensor new_additions(HyenaLongArgs& args, const Tensor& like, i64 tokens, const Target& target) {
+    const i64 rows = i64{args.batches} * args.channels;
+    const HyenaSplit split = HyenaLongSummary::split(rows, tokens, jit::device_traits(target.ordinal).multiprocessors);
+    args.segments = tokens > 0 ? split.segments : 0;
+    args.segment_tokens = split.segment_tokens;
+    const std::vector<int64_t> shape = {rows, args.segments, args.states};
+    return torch::stable::new_empty(like, shape, ScalarType::Float);
+}
+// `args`: of all tokens; `covered`: those of the segments.
+Tensor summed(const PreparedHyenaLong& prepared, const HyenaLongArgs& args, const Tensor& added, int covered,
+              const HyenaInitial* gradient, const Tensor& like, const Target& target) {
+    const Tensor result = torch::stable::new_empty(like, prepared.state_shape(), ScalarType::Float);
+    if (i64{args.batches} * args.channels > 0)
+        HyenaLongSummary::run(prepared.given.io, gradient != nullptr,
+                              {.forward = args,
+                               .first = gradient != nullptr ? *gradient : args.initial,
+                               .added = static_cast<const float*>(memory_of(added)),
+                               .result = static_cast<float*>(memory_of(result)),
+                               .covered = covered},
+                              target);
+    return result;
+}
+
+PreparedHyenaLong prepare_summary(const HyenaLongSummaryCall& x) {
+    return prepare({x.name}, x.forward);
+}
+Tensor run_summary(const HyenaLongSummaryCall& x) {
+    PreparedHyenaLong prepared = prepare_summary(x);
+    const HyenaGiven& given = prepared.given;
+    HyenaLongArgs args = prepared.args;
+    const Target target = target_of(x.name, given.x1);
+    const DeviceScope scope(given.x1.device_index);
+    const int all = args.tokens, covered = all / kTileTokens * kTileTokens;
+    const Tensor added = new_additions(args, x.forward.x1, covered, target);
+    args.vectors = has_vectors(given.x1, given.layout) && has_vectors(given.v, given.layout);
+    prepared.set_layout(args);
+    args.added = static_cast<float*>(memory_of(added));
+    args.tokens = covered;
+    args.until_result = all - covered;
+    if (args.segments > 0 && args.batches > 0 && args.channels > 0) HyenaLong::launch_one(prepared.problem, true, args, target);
+    args.tokens = all;
+    return summed(prepared, args, added, covered, nullptr, x.forward.x1, target);
+}
+
+PreparedHyenaLongBackward prepare_summary_backward(const HyenaLongSummaryBackwardCall& x) {
+    return prepare_backward({x.name}, x);
+}
+Tensor run_summary_backward(const HyenaLongSummaryBackwardCall& x) {
+    PreparedHyenaLongBackward prepared = prepare_summary_backward(x);
+    PreparedHyenaLong& forward = prepared.forward;
+    const HyenaGiven& given = forward.given;
+    HyenaLongArgs& args = forward.args;
+    const Target target = target_of(x.name, given.x1);
+    const DeviceScope scope(given.x1.device_index);
+    args.vectors = has_vectors(given.x2, given.layout) && has_vectors(prepared.grad, given.layout);
+    forward.set_layout(args);
+    const bool columns = HyenaLongBackward::takes_columns(forward.problem, jit::device_traits(target.ordinal));
+    if (forward.problem.columns && !columns && args.tokens > 1) {  // a single token has both layouts
+        HyenaLongSummaryBackwardCall copies = x;
+        for (Given* rows : {&copies.grad, &copies.forward.x1, &copies.forward.x2, &copies.forward.v})
+            *rows = common::transposed(*rows, Layout::tokens, target);
+        return run_summary_backward(copies);
+    }
+    forward.problem.columns = columns;
+    const Tensor added = new_additions(args, x.forward.x1, args.tokens, target);
+    prepared.args.added_back = static_cast<float*>(memory_of(added));
+    args.until_result = 0;
+    prepared.args.forward = args;
+    if (args.segments > 0 && args.batches > 0 && args.channels > 0)
+        HyenaLongStates::launch_one(forward.problem, true, prepared.args, target);
+    return summed(forward, args, added, args.tokens, &prepared.args.grad_state, x.forward.x1, target);
+}
+
 GDN_REGISTER(HyenaLongCall, prepare_hyena_long, run_hyena_long)
 GDN_REGISTER(HyenaLongBackwardCall, prepare_hyena_long_backward, run_hyena_long_backward)
+GDN_REGISTER(HyenaLongSummaryCall, prepare_summary, run_summary)
+GDN_REGISTER(HyenaLongSummaryBackwardCall, prepare_summary_backward, run_summary_backward)
 
 }  // namespace
 }  // namespace gdn_cuda::conv

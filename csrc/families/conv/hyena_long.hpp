@@ -70,23 +70,23 @@ struct HyenaLong {
         problem.columns = problem.columns && fits(hyena_long_config(problem, false, only_states));
         return hyena_long_config(problem, false, only_states);
     }
-    // args.segments and args.segment_tokens come from hyena_long_split.
-    static void run(HyenaLongProblem problem, Args args, const Target& target) {
-        if (args.batches == 0 || args.channels == 0) return;
+    static void launch_one(const HyenaLongProblem& problem, bool only_states, Args args, const Target& target) {
         args.vectors &= !problem.columns;  // vectors of channels are not vectors of tokens
-        const auto launch_one = [&](bool only_states, const Args& given) {
-            const Config config = choose(problem, only_states, jit::device_traits(target.ordinal));
-            launch<HyenaLong>(config, given, hyena_long_blocks(config, given), target, [&](const auto&) {
-                return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
-                                   args.segment_tokens, config.columns ? ", blocks of adjacent channels" : "");
-            });
-        };
+        const Config config = choose(problem, only_states, jit::device_traits(target.ordinal));
+        launch<HyenaLong>(config, args, hyena_long_blocks(config, args), target, [&](const auto&) {
+            return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
+                               args.segment_tokens, config.columns ? ", blocks of adjacent channels" : "");
+        });
+    }
+    // args.segments and args.segment_tokens come from hyena_long_split.
+    static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
+        if (args.batches == 0 || args.channels == 0) return;
         if (args.segments > 1) {
             Args first = args;
             --first.segments;  // nothing follows the last segment
-            launch_one(true, first);
+            launch_one(problem, true, first, target);
         }
-        launch_one(false, args);
+        launch_one(problem, false, args, target);
     }
 };
 

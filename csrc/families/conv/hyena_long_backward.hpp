@@ -60,14 +60,15 @@ struct HyenaLongStates {
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
         const HyenaLongArgs& forward = args.forward;
         if (forward.batches == 0 || forward.channels == 0 || forward.tokens == 0) return;
-        for (const bool reversed : {false, true}) {
-            if (reversed && forward.segments == 1) break;
-            const Config config = hyena_long_states_config(problem, reversed);
-            launch<HyenaLongStates>(config, args, hyena_long_blocks(config, forward), target, [&](const auto&) {
-                return fmt::format("{} every {} tokens", reversed ? "gradients of states" : "states",
-                                   reversed ? forward.segment_tokens : kTileTokens);
-            });
-        }
+        launch_one(problem, false, args, target);
+        if (forward.segments > 1) launch_one(problem, true, args, target);
+    }
+    static void launch_one(const HyenaLongProblem& problem, bool reversed, const Args& args, const Target& target) {
+        const Config config = hyena_long_states_config(problem, reversed);
+        launch<HyenaLongStates>(config, args, hyena_long_blocks(config, args.forward), target, [&](const auto&) {
+            return fmt::format("{} every {} tokens", reversed ? "gradients of states" : "states",
+                               reversed ? args.forward.segment_tokens : kTileTokens);
+        });
     }
 };
 

@@ -167,7 +167,21 @@ struct HyenaLongWarp {
         fill_pairs(shared.taps, lane_of_warp(), [&](int x) { return x >= 0 && x < kRowTokens ? h[x] : 0.f; });
         __syncwarp();
     }
+    // Whether the segment adds nothing to a summary; the same for all warps of a block that share its tiles.
+    __device__ __forceinline__ bool decays_before_result() const {
+        if (args.until_result < 0) return false;
+        const bool decays = HyenaPoles(args, segment.column).decay_over(args.until_result + args.tokens - segment.end);
+        return kConfig.columns ? !__syncthreads_or(!decays) : decays;
+    }
+    __device__ __forceinline__ float* added() const {
+        return args.added + (row() * args.segments + segment.index) * args.states;
+    }
     __device__ __forceinline__ void run() {
+        if constexpr (kConfig.only_states)
+            if (decays_before_result()) {
+                begin();  // zeros
+                return write(added());
+            }
         fill_tables();
         begin();
         const float bias = args.bias.data == nullptr ? 0.f : load_float(args.bias, segment.column * args.bias_channel);
@@ -241,7 +255,7 @@ struct HyenaLongWarp {
             }
         }
         if constexpr (kConfig.only_states) {
-            write(args.added + (row() * args.segments + segment.index) * args.states);
+            write(added());
         } else {
             if (segment.is_last(args) && args.tokens % kTileTokens == 0) write(args.last + row() * args.states);
         }

@@ -24,9 +24,6 @@ __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args
     const i64 row_tiles = (static_cast<i64>(forward.tokens) + kTileTokens - 1) / kTileTokens;
 
     const HyenaPoles poles(forward, segment.column);
-    for (int group = 0; group < kConfig.groups; ++group) fill_powers(shared.groups[group], poles, group, lane);
-    __syncwarp();
-
     LaneStates carried[kConfig.groups] = {};
     const auto write = [&](float* to) {
         if (row_of_lane() != 0) return;
@@ -34,6 +31,13 @@ __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args
         for (int group = 0; group < kConfig.groups; ++group)
             for_states(group, S, [&](int eight, int i, int state) { to[state] = carried[group][eight][i]; });
     };
+    float* const added = (kConfig.reversed ? args.added_back : args.added) + (row * forward.segments + segment.index) * S;
+    if (kConfig.reversed && forward.until_result >= 0) {
+        const bool decays = poles.decay_over(segment.first);
+        if (kConfig.columns ? !__syncthreads_or(!decays) : decays) return write(added);
+    }
+    for (int group = 0; group < kConfig.groups; ++group) fill_powers(shared.groups[group], poles, group, lane);
+    __syncwarp();
     const auto load = [&](int tile) {
         fetch(shared.factors[0], access, kConfig.reversed ? args.grad : forward.x1, tile);
         fetch(shared.factors[1], access, kConfig.reversed ? forward.x2 : forward.v, tile);
@@ -63,7 +67,7 @@ __device__ __forceinline__ void compute_states(const HyenaLongBackwardArgs& args
             scan_rows<kConfig.reversed>(before, added, carried[group], shared.groups[group]);
         }
     }
-    write((kConfig.reversed ? args.added_back : args.added) + (row * forward.segments + segment.index) * S);
+    write(added);
 }
 
 template <HyenaLongStatesConfig kConfig>

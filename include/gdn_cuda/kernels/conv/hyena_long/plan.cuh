@@ -48,6 +48,9 @@ struct HyenaLongArgs {
     int batches, channels, tokens;
     int segments, segment_tokens;
     bool vectors;
+    // For a summary: tokens between the last segment and its result. Segments whose states decay to nothing before the result
+    // add zeros. −1: not for a summary.
+    int until_result = -1;
 };
 
 // Decay factors of 16 states of a channel. w = p^32 is the factor over a row of 32 tokens.

@@ -26,6 +26,12 @@ struct LongFactor {
     }
 };
 
+// Whether a state decays to nothing, to less than 2^-80.
+__device__ __forceinline__ bool decays_over(float log_pole, int tokens) {
+    constexpr float kNegligible = -55.45f;
+    return log_pole * static_cast<float>(tokens) < kNegligible;
+}
+
 struct HyenaPoles {
     const HyenaLongArgs& args;
     int row;
@@ -37,6 +43,14 @@ struct HyenaPoles {
     }
     __device__ __forceinline__ float log_pole(int state) const {
         return load_float(args.log_poles, row * args.pole_row + state * args.pole_state);
+    }
+
+    // Whether all states of the channel do; for a whole warp.
+    __device__ __forceinline__ bool decay_over(int tokens) const {
+        bool all = true;
+        for (int state = static_cast<int>(threadIdx.x) % 32; state < args.states; state += 32)
+            all &= decays_over(log_pole(state), tokens);
+        return __all_sync(0xffffffffu, all);
     }
 
     // Writes h of the first 32 tokens to `h`; a __syncwarp has to follow.
