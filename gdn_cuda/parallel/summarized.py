@@ -1,8 +1,8 @@
 """Scans of sequences whose tokens are on several ranks, whose states after a part are known before its outputs.
 
-Each rank first computes the state after its part of a sequence, from the tail that matters, and sends it; then it scans the part
-from what the others sent. Backward the same from the end, with gradients of the states before parts. Parts between two others
-send the decay over them too.
+Each rank first computes the state after its part of a sequence, from the tail that matters, and sends it; then it scans the
+part from what the others sent. Backward the same from the end, with gradients of the states before parts. Parts between two
+others send the decay over them too.
 """
 
 from __future__ import annotations
