@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.operators.examples import call_operator
 
 Arguments = dict[str, Any]
 INF = torch.inf
@@ -314,6 +315,12 @@ def _hyena_medium(x: Draws) -> Call:
     B, D, _ = given["v"].shape
     more = {"weight": x.hostile((0.0, 1.0), x.pick(1, D), 1, K), "initial_state": x.maybe(lambda: x.normal(B, D, K - 1))}
     return Call(gdn_cuda.hyena_medium, given | more)
+
+
+@drawn(emulated=True)
+def _transposed(x: Draws) -> Call:
+    rows = x.hostile((0.0, 1e-30, INF), x.pick(1, 3), x.pick(1, 2, 70), x.pick(1, 8, 66))
+    return Call(call_operator("transposed"), {"x": rows[..., x.pick(0, 1) :] if x.pick(True, False) else rows.mT})
 
 
 LOG_POLES = (0.0, -1e-30, -1e-6, -1.0, -90.0, -1e4)

@@ -14,6 +14,7 @@ from ..operators.declare import DECLARATIONS, Declaration
 from ..operators.dtypes import state_dtype
 from ..operators.first_order import first_order
 from ..operators.layout import channels_are_last, empty_in_layout, in_layout
+from ..operators.transposed import dense_in_layout
 
 Computed = Callable[[Any], tuple[Tensor, Tensor]]
 Gradients = Callable[[Any, Any, Tensor, Tensor], dict[str, Any]]  # of a call, those needed, and gradients of its results
@@ -114,7 +115,7 @@ def _gradients_on_cpu(computed: Computed, differentiated: list[str], x: Any) -> 
 
 def readable_gradient(x: Tensor, grad: Tensor) -> Tensor:
     """Kernels read gradients fast in x's layout; copying a gradient to it takes less time than reading another layout."""
-    return grad if grad.stride(1 if channels_are_last(x) else 2) == 1 else in_layout(grad, x)
+    return grad if grad.stride(1 if channels_are_last(x) else 2) == 1 else dense_in_layout(grad, x)
 
 
 def tokens_adjacent(x: Tensor) -> Tensor:

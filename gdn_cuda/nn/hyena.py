@@ -21,6 +21,7 @@ from ..conv import (
 from ..operators.composed import composed
 from ..operators.dtypes import state_dtype
 from ..operators.registration import check_call
+from ..operators.transposed import contiguous_mT
 from .dtypes import at_least_fp32, layer_dtype, recurrence_dtype
 from .tensors import after_token
 
@@ -138,7 +139,7 @@ class HyenaCascade(nn.Module):
         states."""
         if u.dim() != 3 or u.shape[-1] != 3 * self.hidden_size:
             raise ValueError(f"HyenaCascade: u: expected (B, L, {3 * self.hidden_size}), got {tuple(u.shape)}")
-        channels = u.mT.to(layer_dtype(u)).contiguous()  # channels-last, interleaved x1, x2 and v would have stride 3
+        channels = contiguous_mT(u.to(layer_dtype(u)))  # channels-last, interleaved x1, x2 and v would have stride 3
         if context is not None:
             from ..parallel.layer import check_tokens_of_rank  # imports torch.distributed's device meshes
 

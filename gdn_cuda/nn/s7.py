@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..operators.dtypes import state_dtype
+from ..operators.transposed import contiguous_mT
 from ..scan import s7_scan
 from .dtypes import at_least_fp32, layer_dtype
 
@@ -69,7 +70,7 @@ class S7(nn.Module):
         """Returns y (batch, L, d_model), or (y, last state (batch, d_state)); `state` is the state before the first token."""
         if u.dim() != 3 or u.shape[-1] != self.d_model:
             raise ValueError(f"S7: u: expected (batch, L, d_model={self.d_model}), got {tuple(u.shape)}")
-        tokens = u.mT.to(layer_dtype(u)).contiguous()
+        tokens = contiguous_mT(u.to(layer_dtype(u)))
         A, B, C, b = self._projected(tokens)
         y, last = s7_scan(tokens, A, B, C, b, True)
         if state is not None:  # adds the decayed initial state to the states that started from zero

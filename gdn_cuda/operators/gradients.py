@@ -54,7 +54,8 @@ class Differentiable:
     `tangent(x, of)` returns the tangents of the results, where `of` has those of the arguments, None for arguments without one.
     x.results are the operator's results, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
     `backward_only`: the number of trailing results that only `backward` uses. They have no gradients and are x.results, and
-    `backward` gets None for results without a gradient. `function`: the name in errors, if not `name`.
+    `backward` gets None for results without a gradient. `saves_arguments`: False for a linear operator, whose derivatives need
+    no tensors: x has None in their place, and no graph keeps them. `function`: the name in errors, if not `name`.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class Differentiable:
         cpu: Callable[[Any], Any] | None = None,
         uses_results: bool = False,
         backward_only: int = 0,
+        saves_arguments: bool = True,
         function: str | None = None,
     ):
         self.schema = schema = register(name, shapes=shapes, reference=reference, cpu=cpu, function=function)
         self.operator = operator = schema.overload
         places = [i for i, _ in schema.tensors]
+        saved_places = places if saves_arguments else []
 
         def keep(ctx, inputs, output):
             """Returns the tensors to save: arguments, and results where formulas use them. Other arguments are kept in ctx."""
@@ -83,13 +86,13 @@ class Differentiable:
             if backward_only:
                 ctx.set_materialize_grads(False)
             ctx.rest = tuple(None if i in places else given for i, given in enumerate(inputs))
-            return (*(inputs[i] for i in places), *(outputs if uses_results else own))
+            return (*(inputs[i] for i in saved_places), *(outputs if uses_results else own))
 
         def kept(ctx):
             saved, inputs = ctx.saved_tensors, list(ctx.rest)  # activation checkpointing allows one read only
-            for i, x in zip(places, saved, strict=False):
+            for i, x in zip(saved_places, saved, strict=False):
                 inputs[i] = x
-            return SimpleNamespace(**vars(schema.named(tuple(inputs))), results=saved[len(places) :])
+            return SimpleNamespace(**vars(schema.named(tuple(inputs))), results=saved[len(saved_places) :])
 
         def keep_for_backward(ctx, inputs, output):
             ctx.save_for_backward(*keep(ctx, inputs, output))

@@ -98,6 +98,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_selective_summary.py::test_what_has_decayed_is_not_read[7-tokens-False-False]": ("scan/selective_summary",),
     "test_uncovered_zeros.py::test_tokens_of_no_sequence[tokens-offsets1]": ("common/uncovered_zeros",),
     "test_transposed_copy.py::test_sizes[shape0-2]": ("common/transposed_copy",),
+    "test_transposed.py::test_views[torch.bfloat16]": ("common/transposed_copy",),
     "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
     "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),
     "test_steps.py::test_simplified[False-zoh]": ("scan/simplified_step",),

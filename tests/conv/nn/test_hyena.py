@@ -8,6 +8,7 @@ import hyena_oracle as oracle
 import pytest
 import torch
 import torch.nn.functional as F
+from computed import Computed
 from helpers import rel_rms
 from torch import Tensor
 
@@ -101,6 +102,25 @@ def test_gradients(length: int | None, seed: int) -> None:
     torch.manual_seed(seed)
     layer = HyenaCascade(4, length, hyena_filter_groups=2, short_filter_bias=True, dtype=torch.float64)
     assert gradients_agree(layer, torch.randn(2, 6, 12, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("layout", ["interleaved", "thirds"])
+@pytest.mark.parametrize("length", [None, 7, 40, 128])
+def test_large_tensors_are_transposed_and_stacked_but_not_copied(length: int | None, layout: str, masked: bool) -> None:
+    """As on a GPU: tokens become contiguous once, gradients of y in the layout of x1, and those of x1, x2 and v one tensor."""
+    layer, u = HyenaCascade(64, length, layout=layout), torch.randn(2, 600, 192, requires_grad=True)
+    weight, mask = torch.randn(2, 600, 64), torch.rand(2, 600) < 0.7
+    with Computed(2 * 600 * 64) as forward:
+        y = layer(u, padding_mask=mask if masked else None)
+    with Computed(2 * 600 * 64) as backward:
+        y.backward(weight)
+    kind = "long" if length is None else "short" if length <= 32 else "medium"
+    product = ["mul"] if masked else []
+    assert forward.names == ["transposed", "causal_conv1d", *product, f"hyena_{kind}"]
+    made = ["transposed", f"hyena_{kind}_backward", "stack", *product, "causal_conv1d_backward", "transposed"]
+    assert backward.names == made
+    assert u.grad is not None and u.grad.is_contiguous()
 
 
 def test_initial_parameters_are_documented() -> None:

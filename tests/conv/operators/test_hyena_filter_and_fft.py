@@ -7,6 +7,7 @@ from typing import Any
 import hyena_oracle as oracle
 import pytest
 import torch
+from computed import Computed
 from helpers import rel_rms
 from hyena_cases import draws, modal_parameters
 from torch import Tensor
@@ -153,6 +154,41 @@ def test_splits_are_views(seed: int) -> None:
         for layout in ("interleaved", "thirds"):
             for part in split_projections(z, 1, layout):
                 assert part.untyped_storage().data_ptr() == z.untyped_storage().data_ptr()
+
+
+def test_interleaved_views_are_slices(seed: int) -> None:
+    more = draws(seed)(3, 30, 14)
+    views = (more, more[::2, 3:-3, 2:], more.mT.contiguous().mT, more[:, ::2, ::3], more[:1].expand(2, 30, 14), more[..., 3])
+    for z in (*views, more[:, :1].expand(3, 6, 14), more[..., :1], more[:2, 5:8], more[:, :, 0].mT.contiguous().mT):
+        for mine, first in zip(split_projections(z), range(3), strict=True):
+            theirs = z[:, first::3]
+            assert torch.equal(mine, theirs) and mine.data_ptr() == theirs.data_ptr() and mine.stride() == theirs.stride()
+    for z in (more[:, :0], more[:0], more[..., :0], more[:, :0, 0]):
+        assert all(x.shape == z[:, ::3].shape and x._is_view() for x in split_projections(z))
+
+
+@pytest.mark.parametrize("layout, heads", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 24, 5), (2, 24), (1, 12, 1), (0, 24, 5), (2, 24, 0)])
+def test_gradients_of_splits_are_stacked(layout: str, heads: int, shape: tuple[int, ...], seed: int) -> None:
+    """They are written once, and neither added up nor copied, but by "heads", whose parts are copies."""
+    z, make = draws(seed)(*shape).requires_grad_(), draws(seed + 1)
+    places = oracle.split(torch.arange(z.numel()).view(shape), heads, layout)
+    grads = [make(*part.shape) for part in places]
+    expected = torch.zeros(z.numel(), dtype=z.dtype)
+    for part, grad in zip(places, grads, strict=True):
+        expected[torch.from_numpy(part).long().flatten()] = grad.flatten()
+    parts = split_projections(z, heads, layout)
+    with Computed() as computed:
+        (dz,) = torch.autograd.grad(parts, z, grads)
+    assert torch.equal(dz, expected.view(shape)) and dz.is_contiguous()
+    assert computed.names == ["stack"] if heads == 1 else computed.names[-1] == "stack"
+
+
+@pytest.mark.parametrize("layout, heads", LAYOUTS)
+def test_gradients_of_one_split(layout: str, heads: int, seed: int) -> None:
+    z = draws(seed)(2, 24, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: split_projections(z, heads, layout).x1, z, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda z: split_projections(z, heads, layout).v ** 2, z)
 
 
 @pytest.mark.parametrize(
