@@ -146,9 +146,10 @@ class HyenaCascade(nn.Module):
             check_tokens_of_rank("HyenaCascade", context, "u", u, state=state, return_state=return_state)
             return self._on_ranks(context, channels, padding_mask)
         before = None if state is None else state.fir
-        z, fir = causal_conv1d(
-            channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=True
+        filtered = causal_conv1d(  # gradients of states that nobody reads would take a slower kernel
+            channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=return_state
         )
+        z, fir = filtered if return_state else (filtered, None)
         if padding_mask is not None:
             z = z * padding_mask[:, None].to(z.dtype)
         x2, x1, v = self._split(z)
