@@ -4,6 +4,7 @@ The state is fp32, or fp64 for fp64 inputs on the CPU. Results and gradients are
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
+from . import selective_summary  # noqa: F401  (declares its operators)
 from .rglru import rglru_scan
 from .s7 import s7_scan
 from .selective import selective_scan

@@ -16,6 +16,7 @@ from ..operators.first_order import first_order
 from ..operators.layout import channels_are_last, empty_in_layout
 from ..operators.mapped import Mapped
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
+from ..operators.transposed import dense_in_layout
 from . import reference_rglru as reference
 
 _NAME = "rglru_scan"
@@ -40,7 +41,7 @@ def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _gradients(x: Any, needs: Any, grad: Tensor, grad_last: Tensor, _: Tensor) -> dict[str, Any]:
     if channels_are_last(grad) != channels_are_last(x.u):
-        grad = grad.mT.contiguous().mT if channels_are_last(x.u) else grad.contiguous()
+        grad = dense_in_layout(grad, x.u)
     du, ddelta, dlog_A, dinitial = _backward(
         grad,
         x.results[2],
