@@ -238,15 +238,15 @@ py::dict compile_source(const jit::KernelSource& source, const std::string& arch
         } catch (const jit::Error&) {  // no compiler, thus no full key; prebuilt entries need neither
         }
     });
-    const auto measured = [&](int value) {
+    const auto measured = [&](auto value) {
         return obtained.origin == jit::Origin::compiled ? std::optional(value) : std::nullopt;
     };
-    return py::dict("origin"_a = jit::to_string(obtained.origin), "seconds"_a = obtained.seconds,
-                    "registers"_a = measured(obtained.resources.registers),
-                    "shared_bytes"_a = measured(obtained.resources.static_shared_bytes + dynamic_shared_bytes),
-                    "spill_bytes"_a = measured(obtained.resources.spill_bytes),
-                    "stack_bytes"_a = measured(obtained.resources.stack_bytes), "code_key"_a = code_key,
-                    "full_key"_a = full_key);
+    return py::dict(
+        "origin"_a = jit::to_string(obtained.origin), "seconds"_a = obtained.seconds,
+        "registers"_a = measured(obtained.resources.registers),
+        "shared_bytes"_a = measured(obtained.resources.static_shared_bytes + dynamic_shared_bytes),
+        "spill_bytes"_a = measured(obtained.resources.spill_bytes), "stack_bytes"_a = measured(obtained.resources.stack_bytes),
+        "is_serialized"_a = measured(obtained.resources.is_serialized), "code_key"_a = code_key, "full_key"_a = full_key);
 }
 
 py::dict compile(const std::string& kernel_id, const std::string& configuration, const std::string& arch,
@@ -382,7 +382,7 @@ PYBIND11_MODULE(_C, module) {
         "compile", &compile, "kernel_id"_a, "configuration"_a, "arch"_a, "out_dir"_a = "", "force"_a = false,
         "cancellation"_a = py::none(),
         "Finds or compiles one registered configuration, into the cache or as a prebuilt entry in out_dir. Needs no GPU. "
-        "registers, shared_bytes, spill_bytes and stack_bytes are None unless it compiled.");
+        "registers, shared_bytes, spill_bytes, stack_bytes and is_serialized are None unless it compiled.");
     module.def("compile_text", &compile_text, "family"_a, "name"_a, "code"_a, "arch"_a, "uses_cutlass"_a = false,
                "force"_a = false, "The same for the text of a translation unit with one kernel.");
     module.def("load", &load, "kernel_id"_a, "configuration"_a, "device"_a,

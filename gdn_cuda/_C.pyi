@@ -90,6 +90,7 @@ class Compiled(TypedDict):
     shared_bytes: int | None
     spill_bytes: int | None
     stack_bytes: int | None
+    is_serialized: bool | None
     code_key: str
     full_key: str | None
 

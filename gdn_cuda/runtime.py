@@ -264,6 +264,7 @@ class CompileResult:
     shared_bytes: int | None = None
     spill_bytes: int | None = None
     stack_bytes: int | None = None  # per thread, spills included; a local array outside registers is no spill
+    is_serialized: bool | None = None  # whether ptxas waits after every product of Hopper's tensor cores
     error: str | None = None
 
 
@@ -385,6 +386,7 @@ def _compile_one(choice: Choice, arch: str, out: str, force: bool, cancellation:
         done["shared_bytes"],
         done["spill_bytes"],
         done["stack_bytes"],
+        done["is_serialized"],
     )
 
 

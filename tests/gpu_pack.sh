@@ -18,12 +18,14 @@ cp -r "$cccl"/{cuda,nv} "$made/cccl"
 export GDN_CUTLASS_INCLUDE=$PWD/$made/cutlass GDN_CCCL_INCLUDE=$PWD/$made/cccl  # a kernel's key has their identity
 # The log is not beside cccl, whose parent is an include folder too: a growing log there would change kernels' keys.
 "$python" -m gdn_cuda compile --arch "${ARCH:-sm_90a}" --out "$made/prebuilt" | tee .carry/compile.log
-if grep "bytes spilled" .carry/compile.log | grep -v " 0 bytes spilled, 0 bytes of stack"; then
-    echo "gpu_pack.sh: expected no spills and no stack, got those above" >&2 && exit 1
-fi
+slow=$(grep "bytes spilled" .carry/compile.log | grep -v " 0 bytes spilled, 0 bytes of stack$" || true)
 tar cf - -C "$made" prebuilt cutlass cccl | xz -T0 -3 >.carry/carry.tar.xz
 if [ $# -gt 0 ]; then
     rm -rf .carry/wheels
     "$python" -m pip download -q --no-deps --only-binary=:all: --dest .carry/wheels "$@"
 fi
 du -sh .carry/carry.tar.xz
+if [ -n "$slow" ]; then
+    echo "$slow"
+    echo "gpu_pack.sh: the pack is made; expected no spills, no stack and no serialized wgmmas, got those above" >&2 && exit 1
+fi

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import processes
@@ -231,6 +232,7 @@ def test_compile_then_cache_commands(cache: Path) -> None:
 def test_compile_reports_a_stack_without_spills() -> None:
     result = CompileResult("gdn/prefill", "{}", "sm_90a", "compiled", 1.0, 168, 1024, spill_bytes=0, stack_bytes=512)
     assert describe(result).endswith("168 registers, 1024 bytes of shared memory, 0 bytes spilled, 512 bytes of stack")
+    assert describe(replace(result, is_serialized=True)).endswith("512 bytes of stack, wgmma serialized")
 
 
 def test_cache_clear_names_what_it_leaves(cache: Path) -> None:

@@ -57,7 +57,8 @@ std::optional<int> number_before(std::string_view line, std::string_view unit) {
 }  // namespace
 
 std::vector<std::string> code_options(const std::string& arch) {
-    std::vector<std::string> options = {"--gpu-architecture=" + arch, "--std=c++20"};
+    // With CUTLASS's asserts, which are function calls, ptxas would serialize wgmmas.
+    std::vector<std::string> options = {"--gpu-architecture=" + arch, "--std=c++20", "-DNDEBUG"};
     if (env().lineinfo) options.push_back("-lineinfo");
     return options;
 }
@@ -88,6 +89,7 @@ Resources parse_ptxas(std::string_view log) {
         largest(result.stack_bytes, " bytes stack frame");
         result.spill_bytes += number_before(line, " bytes spill stores").value_or(0);
         result.spill_bytes += number_before(line, " bytes spill loads").value_or(0);
+        result.is_serialized |= line.find("wgmma.mma_async instructions are serialized") != std::string_view::npos;
     }
     return result;
 }

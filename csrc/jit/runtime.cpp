@@ -170,9 +170,10 @@ class Request {
 
     void report(const Compiled& compiled) const {
         const Resources& used = compiled.resources;
-        const std::string line = fmt::format("compiled {} {} in {:.2f} s: {} registers, {} B shared, {} B spills, {} B stack",
-                                             source_.id(), source_.configuration, compiled.seconds, used.registers,
-                                             used.static_shared_bytes, used.spill_bytes, used.stack_bytes);
+        const std::string line =
+            fmt::format("compiled {} {} in {:.2f} s: {} registers, {} B shared, {} B spills, {} B stack{}", source_.id(),
+                        source_.configuration, compiled.seconds, used.registers, used.static_shared_bytes, used.spill_bytes,
+                        used.stack_bytes, used.is_serialized ? ", wgmma serialized" : "");
         log(Level::info, line);
         if (!env().print) return;
         const std::string with_newline = line + "\n";

@@ -33,6 +33,7 @@ struct Resources {
     int static_shared_bytes = 0;
     int spill_bytes = 0;  // stores and loads
     int stack_bytes = 0;
+    bool is_serialized = false;  // ptxas waits after every wgmma
 };
 
 }  // namespace gdn_cuda::jit

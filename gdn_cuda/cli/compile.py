@@ -75,9 +75,10 @@ def describe(result: CompileResult) -> str:
         return f"{what}: failed"
     if result.origin != "compiled":
         return f"{what}: {result.origin}"
+    serialized = ", wgmma serialized" if result.is_serialized else ""
     return (
         f"{what}: {result.seconds:.2f} s, {result.registers} registers, {result.shared_bytes} bytes of shared memory, "
-        f"{result.spill_bytes} bytes spilled, {result.stack_bytes} bytes of stack"
+        f"{result.spill_bytes} bytes spilled, {result.stack_bytes} bytes of stack{serialized}"
     )
 
 

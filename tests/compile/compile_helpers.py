@@ -139,7 +139,7 @@ class KeepingChild(Child):
 
 
 def check_compiled(work: list[Registered], made: Compiled) -> None:
-    """Asserts that all of the work was compiled, without spills and stack."""
+    """Asserts that all of the work was compiled, without spills, stack and serialized wgmmas."""
     wrong = []
     for each, result in zip(work, made.results, strict=True):
         what = f"{each.kernel} {each.configuration}"
@@ -149,6 +149,8 @@ def check_compiled(work: list[Registered], made: Compiled) -> None:
             wrong.append(f"{what}: came from {result['origin']}")
         elif result["spill_bytes"] or result["stack_bytes"]:
             wrong.append(f"{what}: {result['spill_bytes']} bytes of spills, {result['stack_bytes']} bytes of stack")
+        elif result["is_serialized"]:
+            wrong.append(f"{what}: wgmmas are serialized")
         elif not 0 < result["registers"] <= 255:
             wrong.append(f"{what}: {result['registers']} registers")
     assert not wrong, "\n".join(wrong)

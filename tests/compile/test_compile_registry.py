@@ -92,10 +92,11 @@ def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Chil
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"spill_bytes": 8}, {"stack_bytes": 512}, {"registers": 0}, {"origin": "disk"}, {"error": "?"}]
+    "wrong",
+    [{"spill_bytes": 8}, {"stack_bytes": 512}, {"is_serialized": True}, {"registers": 0}, {"origin": "disk"}, {"error": "?"}],
 )
-def test_a_compile_with_spills_stack_or_an_error_is_refused(wrong: dict[str, Any]) -> None:
-    sound = {"origin": "compiled", "registers": 168, "spill_bytes": 0, "stack_bytes": 0}
+def test_a_compile_with_spills_stack_serialization_or_an_error_is_refused(wrong: dict[str, Any]) -> None:
+    sound = {"origin": "compiled", "registers": 168, "spill_bytes": 0, "stack_bytes": 0, "is_serialized": False}
     work = representatives(HOPPER)[:1]
     check_compiled(work, Compiled({}, Path(), [sound]))
     with pytest.raises(AssertionError, match=work[0].kernel):

@@ -94,6 +94,11 @@ TEST(Ptxas, ReportIsRead) {
     EXPECT_EQ(used.static_shared_bytes, 1024);
     EXPECT_EQ(used.spill_bytes, 20);
     EXPECT_EQ(used.stack_bytes, 48);
+    EXPECT_FALSE(used.is_serialized);
+    EXPECT_TRUE(
+        jit::parse_ptxas("ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized "
+                         "due to wgmma pipeline crossing function boundary at a function call in the function 'k'\n")
+            .is_serialized);
     EXPECT_EQ(jit::parse_ptxas("").registers, 0);
     EXPECT_EQ(jit::parse_ptxas(" registers").registers, 0);
     EXPECT_EQ(jit::parse_ptxas("99999999999999999999 registers").registers, 0);

@@ -10,6 +10,7 @@ namespace gdn_cuda::ssd {
 using gdn::kChunk;
 
 constexpr int kTileRows = 64;  // channels of a head that a warpgroup owns: a row tile
+constexpr int kMostRowTiles = 2;
 constexpr int kSharedBytes = 227 * 1024;
 
 struct SsdConfig {
@@ -35,18 +36,25 @@ struct SsdConfig {
         return fit < 4 ? fit : 4;
     }
     // setmaxnreg per role. Three row tiles would leave a rows role 152 registers, and ptxas would serialize its wgmmas.
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 80 : 88; }
-    GDN_HOST_DEVICE constexpr int row_registers() const { return states == 256 ? 216 : 208; }
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 64 : 88; }
+    GDN_HOST_DEVICE constexpr int row_registers() const { return states == 256 ? 224 : 208; }
 };
 
 constexpr int kShortestSegment = 8;  // chunks
+
+// The head of a row tile, the tile's first channel, and the first of the block's tiles of this head, whose M and factors all of
+// them share.
+struct SsdRowTile {
+    int head, first_row, scores;
+};
 
 // What a block has to do: some row tiles of heads of a group, of one segment of a sequence. Kept out of registers.
 //
 // A segment that others follow is taken twice: first for the state after it from zeros, without outputs, which those need.
 struct SsdWork {
     int sequence, batch, group;
-    int first_tile, tiles;    // counted from the group's first
+    int first_tile, tiles;  // counted from those of the first head
+    SsdRowTile row_tiles[kMostRowTiles];
     int start, length;        // of the sequence, in tokens
     int segment, segments;    // the sequence's
     int first_chunk;          // of the segment

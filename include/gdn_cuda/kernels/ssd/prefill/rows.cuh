@@ -33,11 +33,10 @@ struct RowsRole : Lane {
     __device__ __forceinline__ RowsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
     }
-    // The row tile, and the one whose M and factors it shares.
     __device__ __forceinline__ int tile() const { return group - 1; }
-    __device__ __forceinline__ int scores() const { return scores_of(args, work, tile()); }
-    __device__ __forceinline__ int head() const { return head_of(args, work, tile()); }
-    __device__ __forceinline__ int first_row() const { return first_row_of(args, work, tile()); }
+    __device__ __forceinline__ int scores() const { return work.row_tiles[tile()].scores; }
+    __device__ __forceinline__ int head() const { return work.row_tiles[tile()].head; }
+    __device__ __forceinline__ int first_row() const { return work.row_tiles[tile()].first_row; }
     // The thread's first channel; the other is eight further on.
     __device__ __forceinline__ int my_row() const { return first_row() + 16 * warp + g; }
     // Calls visit(pair of elements, their offset in the states of all heads) for those that exist.
@@ -106,12 +105,11 @@ struct RowsRole : Lane {
                 scaled[step][i] = pack<kIo>(v.x * factor.x, v.y * factor.y);
             }
     }
-    // A select for each element: with a branch, ptxas needs 30 registers more.
     __device__ __forceinline__ void decay_state(float decay) {
 #pragma unroll
         for (auto& part : state)
 #pragma unroll
-            for (float& x : part) x = decay == 0.f ? 0.f : x * decay;
+            for (float& x : part) x *= decay;
     }
     __device__ __forceinline__ float D_of(int row) const {
         if (args.D.values.data == nullptr || row >= args.channels) return 0.f;
@@ -120,13 +118,13 @@ struct RowsRole : Lane {
     // + D x, and times silu(z).
     __device__ __forceinline__ void finish(TokenFragment& y, const TokenOperand& x, const float (&D)[2],
                                            const SwizzledTile* gates) const {
-        [[maybe_unused]] TokenOperand z;
-        if constexpr (kConfig.gated) gdn::load_operand(z, gates[tile()], *this);
+        [[maybe_unused]] unsigned z[4];
         for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
             const float2 own = unpack<kIo>(x[step][i]);
             v = fmaf(D[i % 2], own.x, v), v_next = fmaf(D[i % 2], own.y, v_next);
             if constexpr (kConfig.gated) {
-                const float2 gate = unpack<kIo>(z[step][i]);
+                if (i == 0) ldmatrix_x4_trans(z, matrix_row(gates[tile()]) + step * kMnMajorStep);
+                const float2 gate = unpack<kIo>(z[i]);
                 v *= silu(gate.x), v_next *= silu(gate.y);
             }
         });
@@ -155,10 +153,8 @@ struct RowsRole : Lane {
     // ---- States of segments
 
     __device__ __forceinline__ i64 segment_index(int segment) const {
-        const i64 tiles = static_cast<i64>(args.heads) * args.tiles_of_head,
-                  own =
-                      static_cast<i64>(work.group) * (args.heads / args.groups) * args.tiles_of_head + work.first_tile + tile();
-        return (static_cast<i64>(work.sequence) * args.segments.count + segment) * tiles + own;
+        const i64 tiles = static_cast<i64>(args.heads) * args.tiles_of_head;
+        return (static_cast<i64>(work.sequence) * args.segments.count + segment) * tiles + work.first_tile + tile();
     }
     __device__ __forceinline__ float* segment_state(int segment) const {
         return args.segments.states + segment_index(segment) * kTileRows * kConfig.states + thread;
@@ -202,13 +198,14 @@ struct RowsRole : Lane {
 
     // ---- A step
 
-    // S <- exp(G_C) S + (δ exp(G_C - G) x)^T B, which finish_update waits for; decayed already.
+    // S <- exp(G_C) S + (δ exp(G_C - G) x)^T B, which finish_update waits for; decayed already. After a decay of 0 the product
+    // replaces S, whose infinities and NaN end so.
     __device__ __forceinline__ void start_update(TokenOperand& update, const SwizzledTile& x, const SwizzledTile* B,
-                                                 const float (&after)[kChunk]) {
+                                                 const float (&after)[kChunk], float decay) {
         load_scaled(update, x, after);
 #pragma unroll
         for (int part = 0; part < kParts; ++part)
-            gdn::start_product_mn<kIo>(state[part], update, B + part * (kPartColumns / kTileElements));
+            gdn::start_product_mn<kIo>(state[part], update, B + part * (kPartColumns / kTileElements), decay != 0.f);
     }
     __device__ __forceinline__ void finish_update(int slot) {
 #pragma unroll
@@ -225,9 +222,10 @@ struct RowsRole : Lane {
         TokenOperand update;
         barrier(shared.stage_full[current.index]).wait(current.parity);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
-        decay_state(shared.decay[slot.index][scores()]);
+        const float decay = shared.decay[slot.index][scores()];
+        decay_state(decay);
         log_decay += factors.gate[kChunk - 1];
-        start_update(update, stage.x[tile()], stage.B, factors.after);
+        start_update(update, stage.x[tile()], stage.B, factors.after, decay);
         finish_update(slot.index);
         release_stage(step);
     }
@@ -252,15 +250,16 @@ struct RowsRole : Lane {
         wait_for_product(y);
         scale_tokens(y, factors.before);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
-        decay_state(shared.decay[slot.index][scores()]);
+        const float decay = shared.decay[slot.index][scores()];
+        decay_state(decay);
         if constexpr (kOverlaps) {
-            start_update(update, own, stage.B, factors.after);
+            start_update(update, own, stage.B, factors.after, decay);
             wait_for_product<1>(y);
             finish(y, x, D, stage.z);
         } else {
             wait_for_product(y);
             finish(y, x, D, stage.z);
-            start_update(update, own, stage.B, factors.after);
+            start_update(update, own, stage.B, factors.after, decay);
         }
         warpgroup_sync();  // all have loaded x
         write_tile(own, y);
@@ -290,10 +289,14 @@ struct RowsRole : Lane {
             store_segment(log_decay);
         }
         load_state();
-        const float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
+        float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
 #pragma unroll 1
         for (; step < work.steps; ++step) {
             find_lane();
+            if constexpr (!kOverlaps) {  // registers do not hold them
+                const int row = opaque(my_row());
+                D[0] = D_of(row), D[1] = D_of(row + 8);
+            }
             run_output(step, D);
         }
         if (work.is_last())

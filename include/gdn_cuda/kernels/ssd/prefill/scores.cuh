@@ -20,7 +20,8 @@ struct ScoresRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
-    RawElement dt[2];  // of the next chunk's tokens 2 lane and 2 lane + 1; a warp has a head
+    RawElement dt[2];              // of the next chunk's tokens 2 lane and 2 lane + 1; a warp has a head
+    float bias = 0.f, rate = 0.f;  // of the warp's head: of δ, and of decay in log2
 
     __device__ __forceinline__ ScoresRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
@@ -41,25 +42,31 @@ struct ScoresRole : Lane {
             tma_load(stage.B[tile].bytes, args.B, from, full);
         }
         for (int i = 0; i < work.tiles; ++i) {
-            const TileAt from = tile_at(work, chunk, head_of(args, work, i), first_row_of(args, work, i));
+            const TileAt from = tile_at(work, chunk, work.row_tiles[i].head, work.row_tiles[i].first_row);
             tma_load(stage.x[i].bytes, args.x, from, full);
             if constexpr (kConfig.gated)
                 if (has_output) tma_load(stage.z[i].bytes, args.z, from, full);
         }
     }
     // Whether this warp has the factors of a head: that of row tile `warp`.
-    __device__ __forceinline__ bool has_head() const { return warp < work.tiles && scores_of(args, work, warp) == warp; }
+    __device__ __forceinline__ bool has_head() const { return warp < work.tiles && work.row_tiles[warp].scores == warp; }
+    __device__ __forceinline__ void load_head() {
+        if (!has_head()) return;
+        const int head = work.row_tiles[warp].head;
+        if (args.dt_bias.values.data != nullptr) bias = load_float(args.dt_bias.values, head * args.dt_bias.head);
+        rate = load_float(args.A.values, head * args.A.head) * kLog2e;
+    }
     __device__ __forceinline__ void load_dt(int step) {
         dt[0] = dt[1] = {};
         if (!has_head() || step >= work.steps) return;
         const int chunk = work.chunk_at(step);
         const int first = 2 * lane, count = tokens_in(work, chunk);
         const i64 at = work.batch * args.dt_batch + (work.start + chunk * kChunk + first) * args.dt_token +
-                       head_of(args, work, warp) * args.dt_head;
+                       work.row_tiles[warp].head * args.dt_head;
         if (first < count) dt[0].load(args.dt, at);
         if (first + 1 < count) dt[1].load(args.dt, at + args.dt_token);
     }
-    __device__ __forceinline__ float delta_of(int i, float bias, bool exists) const {
+    __device__ __forceinline__ float delta_of(int i, bool exists) const {
         float x = dt[i].to_float(args.dt.type) + bias;
         if (args.softplus) x = softplus(x);
         x = x < args.lowest ? args.lowest : x > args.highest ? args.highest : x;  // NaN stays
@@ -68,11 +75,8 @@ struct ScoresRole : Lane {
     // Each warp stores those of its head. Tokens past the end have a δ of 0: nothing decays, and nothing is added.
     __device__ __forceinline__ void store_factors(int chunk, int slot) const {
         if (!has_head()) return;
-        const int head = head_of(args, work, warp), count = tokens_in(work, chunk);
-        const float bias =
-            args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head);
-        const float rate = load_float(args.A.values, head * args.A.head) * kLog2e;
-        const float2 delta = {delta_of(0, bias, 2 * lane < count), delta_of(1, bias, 2 * lane + 1 < count)};
+        const int count = tokens_in(work, chunk);
+        const float2 delta = {delta_of(0, 2 * lane < count), delta_of(1, 2 * lane + 1 < count)};
         // Clamped as in chunked/factors.cuh.
         const float first = at_least(delta.x * rate, kLowestGateLog2);
         float sum = first + at_least(delta.y * rate, kLowestGateLog2);
@@ -124,6 +128,7 @@ struct ScoresRole : Lane {
         clear_scores();
         if (thread == 0)
             for (int step = 0; step < min(kStages, work.steps); ++step) load_tiles(step);
+        load_head();
         load_dt(0);
 #pragma unroll 1
         for (int step = 0; step < work.steps; ++step) {
@@ -148,7 +153,7 @@ struct ScoresRole : Lane {
                 wait_for_product(products);
 #pragma unroll 1
                 for (int i = 0; i < work.tiles; ++i)
-                    if (scores_of(args, work, i) == i) store_scores(products, slot.index, i);
+                    if (work.row_tiles[i].scores == i) store_scores(products, slot.index, i);
                 cutlass::arch::fence_view_async_shared();
             } else {
                 prepare_factors();

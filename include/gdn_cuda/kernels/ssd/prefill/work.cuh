@@ -10,7 +10,7 @@ namespace gdn_cuda::ssd {
 
 __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_tiles) {
     const int of_group = args.heads / args.groups * args.tiles_of_head, blocks = (of_group + row_tiles - 1) / row_tiles;
-    const int block = static_cast<int>(blockIdx.x), first = block % blocks * row_tiles;
+    const int block = static_cast<int>(blockIdx.x), group = block / blocks, first = block % blocks * row_tiles;
     const int sequence = static_cast<int>(blockIdx.y);
     const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
     const int chunks = (span.length + kChunk - 1) / kChunk, segment = static_cast<int>(blockIdx.z);
@@ -19,29 +19,25 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
     const int own = args.segments.count == 1 ? chunks : max(min(in_segment, chunks - first_chunk), 0);
     const int first_output = segment + 1 < segments ? own : 0;
-    return {.sequence = sequence,
-            .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
-            .group = block / blocks,
-            .first_tile = first,
-            .tiles = min(row_tiles, of_group - first),
-            .start = static_cast<int>(span.start),
-            .length = span.length,
-            .segment = segment,
-            .segments = segments,
-            .first_chunk = first_chunk,
-            .steps = first_output + own,
-            .first_output = first_output};
-}
-// The head of the block's row tile `tile`, and the tile's first channel.
-__device__ __forceinline__ int head_of(const SsdArgs& args, const SsdWork& work, int tile) {
-    return work.group * (args.heads / args.groups) + (work.first_tile + tile) / args.tiles_of_head;
-}
-__device__ __forceinline__ int first_row_of(const SsdArgs& args, const SsdWork& work, int tile) {
-    return (work.first_tile + tile) % args.tiles_of_head * kTileRows;
-}
-// The first of the block's row tiles that has the same head.
-__device__ __forceinline__ int scores_of(const SsdArgs& args, const SsdWork& work, int tile) {
-    return max(tile - (work.first_tile + tile) % args.tiles_of_head, 0);
+    SsdWork work{.sequence = sequence,
+                 .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
+                 .group = group,
+                 .first_tile = group * of_group + first,
+                 .tiles = min(row_tiles, of_group - first),
+                 .start = static_cast<int>(span.start),
+                 .length = span.length,
+                 .segment = segment,
+                 .segments = segments,
+                 .first_chunk = first_chunk,
+                 .steps = first_output + own,
+                 .first_output = first_output};
+#pragma unroll
+    for (int i = 0; i < kMostRowTiles; ++i) {  // of those that do not exist too: registers have no index
+        const int tile = work.first_tile + i, of_head = tile % args.tiles_of_head;
+        work.row_tiles[i] = {
+            .head = tile / args.tiles_of_head, .first_row = of_head * kTileRows, .scores = max(i - of_head, 0)};
+    }
+    return work;
 }
 __device__ __forceinline__ int tokens_in(const SsdWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
