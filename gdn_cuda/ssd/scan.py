@@ -1,5 +1,5 @@
-"""torch.ops.gdn_cuda.ssd_scan: Mamba-2's scan as kernels take it. Not public yet: without gradients, pools and checkpoints, and
-on a GPU for Hopper alone, in bf16 and fp16."""
+"""torch.ops.gdn_cuda.ssd_scan and ssd_scan_pool: Mamba-2's scan as kernels take it. Not public yet: without gradients and
+checkpoints, and on a GPU for Hopper alone, in bf16 and fp16."""
 
 from __future__ import annotations
 
@@ -25,29 +25,57 @@ def _shapes(x: Any) -> tuple[Tensor, Tensor]:
     return x.x.new_empty(x.x.shape), x.x.new_empty(sizes, dtype=state_dtype(x.x))
 
 
-def _forward(x: Any) -> tuple[Tensor, Tensor]:
-    scan = Scan(x.x, x.dt, x.A, x.B, x.C, x.D, x.z, x.dt_bias, x.initial_state)
-    steps = Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))
+def _spans(x: Any) -> list[Span]:
     batch, tokens = x.x.shape[:2]
-    spans = [Span(row, 0, tokens, row, row) for row in range(batch)]
-    if x.cu_seqlens is not None:
-        spans = spans_of_packed(x.cu_seqlens)
-    out, last = scan_spans(scan, steps, spans, _sequences(x))
-    return out.to(x.x.dtype), last.to(state_dtype(x.x))
+    return [Span(row, 0, tokens, row, row) for row in range(batch)] if x.cu_seqlens is None else spans_of_packed(x.cu_seqlens)
+
+
+def _scanned(x: Any, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    if initial is not None and x.has_initial_state is not None:
+        initial = torch.where(x.has_initial_state[:, None, None, None], initial, 0)
+    scan = Scan(x.x, x.dt, x.A, x.B, x.C, x.D, x.z, x.dt_bias, initial)
+    out, last = scan_spans(scan, Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest)), _spans(x), _sequences(x))
+    return out.to(x.x.dtype), last
+
+
+def _forward(x: Any) -> tuple[Tensor, Tensor]:
+    out, last = _scanned(x, x.initial_state)
+    return out, last.to(state_dtype(x.x))
+
+
+def _with_pool(x: Any) -> Tensor:
+    """A sequence with a negative slot is not computed, and its output is 0; with one past the pool, NaN."""
+    slots, count = x.state_indices.long(), x.state.shape[0]
+    computed = (slots >= 0) & (slots < count)
+    out, last = _scanned(x, x.state[torch.where(computed, slots, 0)] if count else None)
+    for slot, span in zip(slots.tolist(), _spans(x), strict=True):
+        if not 0 <= slot < count:
+            out[span.row, span.first : span.end] = 0 if slot < 0 else torch.nan
+    if x.update_state:
+        to = slots if x.write_indices is None else x.write_indices.long()
+        written = computed & (to >= 0) & (to < count)
+        x.state[to[written]] = last[written].to(x.state.dtype)
+    return out
 
 
 _schema = register("ssd_scan", shapes=_shapes, cpu=_forward)
+_pool_schema = register("ssd_scan_pool", shapes=lambda x: x.x.new_empty(x.x.shape), cpu=_with_pool)
 
-_OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens"))
+_OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "has_initial_state"))
+_POOL: Arguments = {"write_indices": None, "update_state": True}
 _STEPS: Arguments = {"dt_softplus": False, "dt_lowest": 0.0, "dt_highest": math.inf}
 
 
 def ssd_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, dt_limit: tuple[float, float] = (0.0, math.inf), **given: Any
 ) -> tuple[Tensor, Tensor]:
-    """(out, last state). given: D, z, dt_bias, initial_state, cu_seqlens and dt_softplus."""
+    """(out, last state). given: D, z, dt_bias, initial_state, cu_seqlens, has_initial_state and dt_softplus; or state,
+    state_indices, write_indices and update_state in place of initial_state: the pool is returned, its slots written."""
     tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C}
-    every = _OPTIONAL | _STEPS | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
+    every = _OPTIONAL | _STEPS | _POOL | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
+    if "state" in given:
+        pooled: Tensor = _pool_schema.overload(*(every[name] for name in _pool_schema.arguments))
+        return pooled, given["state"]
     out, last = _schema.overload(*(every[name] for name in _schema.arguments))
     return out, last
 
@@ -81,3 +109,12 @@ def _example(B: int, T: int, seed: int) -> Arguments:
 def _example_packed(B: int, T: int, seed: int) -> Arguments:
     x = _drawn(1, 70, seed)
     return x | {"cu_seqlens": torch.tensor([0, 0, 65, 70]), "initial_state": random(3, 3, 64, 64, seed=seed + 8)}
+
+
+@example(call_operator("ssd_scan_pool"), "ssd_scan_pool", packed=True)
+def _example_pool(B: int, T: int, seed: int) -> Arguments:
+    x = _drawn(1, 70, seed) | _POOL
+    del x["initial_state"]
+    pool = random(4, 3, 64, 64, seed=seed + 8, dtype=torch.bfloat16)
+    slots = {"state": pool, "state_indices": torch.tensor([2, -1, 0]), "has_initial_state": torch.tensor([True, True, False])}
+    return x | slots | {"cu_seqlens": torch.tensor([0, 0, 65, 70])}

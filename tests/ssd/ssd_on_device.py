@@ -124,6 +124,71 @@ def test_packed(z: bool, lengths: tuple[int, ...], device: Device, seed: int) ->
     check(device, drawn(device, seed, T=sum(lengths) + 5, lengths=lengths, z=z))
 
 
+# ---- Pools of states
+
+
+def check_pool(
+    device: Device, x: dict[str, Any], pool: Tensor, slots: list[int], begin: list[bool] | None, write: list[int] | None
+) -> None:
+    """Sequences begin with the states in their slots, and their last states are written there, or where `write` says."""
+    count, before = pool.shape[0], pool.clone()
+    indices = torch.tensor(slots, device=device.name)
+    first = before[indices.clamp(0, count - 1)].float()
+    if begin is not None:
+        first = torch.where(torch.tensor(begin, device=device.name)[:, None, None, None], first, 0)
+    wanted, last = expected(x | {"initial_state": first})
+    own = {name: y for name, y in x.items() if name != "initial_state"} | {"state": pool, "state_indices": indices}
+    if begin is not None:
+        own["has_initial_state"] = torch.tensor(begin, device=device.name)
+    if write is not None:
+        own["write_indices"] = torch.tensor(write, device=device.name).int()
+    with device.only(*KERNELS), torch.no_grad():
+        out, _ = ssd_scan(**own)
+    states, rows = before.double(), out.double()
+    for n, (slot, to) in enumerate(zip(slots, write or slots, strict=True)):
+        a, b = (0, x["x"].shape[1]) if x["cu_seqlens"] is None else x["cu_seqlens"][n : n + 2].tolist()
+        mine = (slice(n, n + 1), slice(None)) if x["cu_seqlens"] is None else (slice(None), slice(a, b))
+        if 0 <= slot < count:
+            assert a == b or rel_rms(rows[mine], wanted[mine]) < OUT[x["x"].dtype]
+            if 0 <= to < count:
+                states[to] = last[n].to(states)
+        else:
+            assert rows[mine].isnan().all() if slot >= 0 else not rows[mine].any()
+    written = [to for slot, to in zip(slots, write or slots, strict=True) if 0 <= slot < count and 0 <= to < count]
+    others = [slot for slot in range(count) if slot not in written]
+    assert torch.equal(pool[others], before[others])
+    assert not written or rel_rms(pool[written], states[written]) < STATE[BF16] + (0 if pool.dtype == torch.float32 else 3e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, F16])
+@pytest.mark.parametrize("write", [None, [0, 4, 7, -1]])
+@pytest.mark.parametrize("begin", [None, [True, False, True, True]])
+def test_pools(begin: list[bool] | None, write: list[int] | None, dtype: torch.dtype, device: Device, seed: int) -> None:
+    """Slots of a larger tensor; one sequence without a slot, one with a slot past the pool in other calls."""
+    rng = torch.Generator().manual_seed(seed)
+    pool = torch.randn(6, 5, 64, 64, generator=rng).to(device.name, dtype)[:, 1:]
+    slots = [3, 1, 5 if seed % 2 else 6, -1]
+    packed = drawn(device, seed, T=170, N=64, lengths=(70, 0, 65, 30), z=bool(seed % 2))
+    check_pool(device, packed, pool, slots, begin, write)
+    check_pool(device, drawn(device, seed, T=70, B=4, N=64), pool, slots, begin, write)
+
+
+def test_a_pool_that_is_only_read(device: Device, seed: int) -> None:
+    x = drawn(device, seed, T=70, B=2, N=64)
+    pool = x.pop("initial_state")
+    before = pool.clone()
+    with device.only(*KERNELS), torch.no_grad():
+        out, _ = ssd_scan(**x, state=pool, state_indices=torch.tensor([1, 0], device=device.name), update_state=False)
+    assert torch.equal(pool, before)
+    assert rel_rms(out, expected(x | {"initial_state": before.flip(0)})[0]) < OUT[BF16]
+
+
+@pytest.mark.parametrize("decay", [1e-4, 1.0])
+def test_segments_read_a_slot_before_it_is_written(decay: float, device: Device, seed: int) -> None:
+    x = drawn(device, seed, T=device.size(1700, 9000), H=2, G=1, N=64, decay=decay)
+    check_pool(device, x, x.pop("initial_state"), [0], None, None)
+
+
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0])
 @pytest.mark.parametrize("z", [False, True])
 def test_segments(z: bool, decay: float, device: Device, seed: int) -> None:

@@ -7,6 +7,7 @@
 #include "../../jit/tensor_map.hpp"
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
+#include "../../operators/state_slots.hpp"
 #include "../common/uncovered_zeros.hpp"
 #include "prefill.hpp"
 
@@ -16,11 +17,22 @@ namespace {
 struct SsdScanCall {
     static constexpr const char* name = "ssd_scan";
     Given x, dt, A, B, C;
-    OptionalTensor D, z, dt_bias, initial_state, cu_seqlens;
+    OptionalTensor D, z, dt_bias, initial_state, cu_seqlens, has_initial_state;
     bool dt_softplus = false;
     double dt_lowest = 0, dt_highest = 0;
 
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, dt_softplus, dt_lowest, dt_highest)
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, has_initial_state, dt_softplus, dt_lowest, dt_highest)
+};
+// With a pool of states (slots, H, P, N), of which sequences read and write those in their slots.
+struct SsdScanPoolCall : SsdScanCall {
+    static constexpr const char* name = "ssd_scan_pool";
+    Written state;
+    Given state_indices;
+    OptionalTensor write_indices;
+    bool update_state = true;
+
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, state, state_indices, cu_seqlens, has_initial_state, write_indices, update_state,
+               dt_softplus, dt_lowest, dt_highest)
 };
 
 struct Prepared {
@@ -30,6 +42,18 @@ struct Prepared {
     SsdArgs args;
 };
 
+// States (count, H, P, N), a head's contiguous.
+SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count) {
+    check.shape(argument, states, {count, prepared.heads, prepared.channels, prepared.states}, "(sequences, H, P, N)");
+    if (prepared.io == DType::f64)
+        check.dtype(argument, states, {DType::f64});
+    else
+        check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
+    check.device(argument, states, prepared.x, "x");
+    GDN_REQUIRE(check, states.contiguous_tail(2), argument, "contiguous channels and states of each head", stride_text(states));
+    return {.data = states.data, .type = *dtype_of(states), .slot = states.stride(0), .head = states.stride(1)};
+}
+
 PerHead per_head(const Checks& check, const char* argument, const View& view, const View& x, int64_t heads) {
     if (!view.defined()) return {};
     check.shape(argument, view, {heads}, "(H,)");
@@ -38,8 +62,7 @@ PerHead per_head(const Checks& check, const char* argument, const View& view, co
     return {.values = tagged(view), .head = view.stride(0)};
 }
 
-Prepared prepare_scan(const SsdScanCall& call) {
-    const Checks check{call.name};
+Prepared prepare(const Checks& check, const SsdScanCall& call) {
     const View x(call.x), dt(call.dt), A(call.A), B(call.B), C(call.C),
         D = view_of(call.D), z = view_of(call.z), dt_bias = view_of(call.dt_bias), initial = view_of(call.initial_state),
         cu_seqlens = view_of(call.cu_seqlens);
@@ -105,17 +128,54 @@ Prepared prepare_scan(const SsdScanCall& call) {
     args.channels = check.count("x", "channels of a head", channels);
     args.states = check.count("B", "states", states);
     args.tiles_of_head = static_cast<int>(ceil_div(channels, kTileRows));
-    if (initial.defined()) {
-        check.shape("initial_state", initial, {prepared.sequences, heads, channels, states}, "(sequences, H, P, N)");
-        check.dtype("initial_state", initial, {io == DType::f64 ? DType::f64 : DType::f32});
-        check.device("initial_state", initial, x, "x");
-        GDN_REQUIRE(check, initial.contiguous_tail(4), "initial_state", "a contiguous tensor", stride_text(initial));
-        args.initial = static_cast<const float*>(initial.data);
+    if (initial.defined()) args.initial = check_states(check, "initial_state", initial, prepared, prepared.sequences);
+    if (const View has_initial = view_of(call.has_initial_state); has_initial.defined()) {
+        check.shape("has_initial_state", has_initial, {prepared.sequences}, "(sequences,)");
+        GDN_REQUIRE(check, has_initial.dtype == torch_numbers.boolean, "has_initial_state", "bool", dtype_name(has_initial));
+        check.device("has_initial_state", has_initial, x, "x");
+        check.last_contiguous("has_initial_state", has_initial);
+        args.has_initial = static_cast<const bool*>(has_initial.data);
     }
     GDN_REQUIRE(check, call.dt_lowest <= call.dt_highest, "dt_limit", "a lower bound that is not above the upper one",
                 fmt::format("({}, {})", call.dt_lowest, call.dt_highest));
     args.lowest = static_cast<float>(call.dt_lowest), args.highest = static_cast<float>(call.dt_highest);
     args.softplus = call.dt_softplus;
+    return prepared;
+}
+
+Prepared prepare_scan(const SsdScanCall& call) {
+    return prepare({call.name}, call);
+}
+Prepared prepare_pool(const SsdScanPoolCall& call) {
+    const Checks check{SsdScanCall::name};
+    Prepared prepared = prepare(check, call);
+    SsdArgs& args = prepared.args;
+    const View state(call.state), slots(call.state_indices), written = view_of(call.write_indices), none;
+    check.rank("state", state, 4, "(slots, H, P, N)");
+    args.initial = check_states(check, "state", state, prepared, state.size(0));
+    check.distinct("state", state);
+    const Batch batch{prepared.sequences, prepared.tokens, args.cu_seqlens.data != nullptr, prepared.x, "x"};
+    check_indices(check, "state_indices", slots, batch);
+    check.shape("state_indices", slots, {prepared.sequences}, "(sequences,)");
+    set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
+    if (call.update_state) args.last = args.initial;
+    if (written.defined()) {
+        GDN_REQUIRE(check, call.update_state, "write_indices", "None without update_state", "a tensor");
+        check_per_sequence(check, "write_indices", written, batch);
+        args.last_slots = tagged(written), args.last_slot_count = args.slot_count;
+    }
+    check.apart({{"state", call.update_state ? state : none}}, {{"x", prepared.x},
+                                                                {"dt", View(call.dt)},
+                                                                {"A", View(call.A)},
+                                                                {"B", View(call.B)},
+                                                                {"C", View(call.C)},
+                                                                {"D", view_of(call.D)},
+                                                                {"z", view_of(call.z)},
+                                                                {"dt_bias", view_of(call.dt_bias)},
+                                                                {"state_indices", slots},
+                                                                {"cu_seqlens", view_of(call.cu_seqlens)},
+                                                                {"has_initial_state", view_of(call.has_initial_state)},
+                                                                {"write_indices", written}});
     return prepared;
 }
 
@@ -129,21 +189,17 @@ Tensor tileable(const Tensor& x) {
     return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
 }
 
-using Results = std::tuple<Tensor, Tensor>;
-
-Results run_scan(const SsdScanCall& call) {
-    const Prepared prepared = prepare_scan(call);
-    const Checks check{call.name};
+// Of a prepared call whose states go where the caller wants them.
+Tensor run(const Prepared& prepared, const SsdScanCall& call) {
+    const Checks check{SsdScanCall::name};
     const View &x = prepared.x, z = view_of(call.z);
     GDN_REQUIRE(check, prepared.io == DType::bf16 || prepared.io == DType::f16, "x", "bfloat16 or float16", dtype_name(x));
     GDN_REQUIRE(check, prepared.channels % 8 == 0 && prepared.states % 8 == 0 && prepared.states <= 256, "x",
                 "multiples of 8 channels and states, and at most 256 states",
                 fmt::format("{} and {}", prepared.channels, prepared.states));
     const Tensor out = torch::stable::new_empty(call.x, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels});
-    const Tensor last = torch::stable::new_empty(
-        call.x, {prepared.sequences, prepared.heads, prepared.channels, prepared.states}, ScalarType::Float);
     const DeviceScope scope(x.device_index);
-    const Target target = target_of(call.name, x);
+    const Target target = target_of(SsdScanCall::name, x);
     SsdArgs args = prepared.args;
     std::vector<Tensor> kept;
     const auto map = [&](const Tensor& tensor) {
@@ -164,8 +220,7 @@ Results run_scan(const SsdScanCall& call) {
                                     args.cu_seqlens, args.sequences, args.tokens, target);
     }
     args.out_data = memory_of(out);
-    args.out_token = written.strides[1], args.out_head = written.strides[2];
-    args.last = static_cast<float*>(memory_of(last));
+    args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
     const int states = prepared.states <= 64 ? 64 : prepared.states <= 128 ? 128 : 256;
     const SsdConfig config{.io = prepared.io, .states = states, .row_tiles = 2, .gated = z.defined()};
     const i64 blocks = Prefill::blocks_of_sequence(config, args);
@@ -176,14 +231,29 @@ Results run_scan(const SsdScanCall& call) {
         kept.push_back(torch::stable::new_empty(call.x, {tiles, kTileRows * states + 1}, ScalarType::Float));
         args.segments.states = static_cast<float*>(memory_of(kept.back()));
         args.segments.decays = args.segments.states + tiles * kTileRows * states;
-        kept.push_back(torch::stable::new_zeros(call.x, {tiles}, ScalarType::Int));
+        const int64_t readers = int64_t{args.sequences} * args.heads * args.tiles_of_head;
+        kept.push_back(torch::stable::new_zeros(call.x, {tiles + readers}, ScalarType::Int));
         args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
+        args.segments.read = args.segments.done + tiles;
     }
     Prefill::run(config, args, target);
-    return {out, last};
+    return out;
+}
+
+std::tuple<Tensor, Tensor> run_scan(const SsdScanCall& call) {
+    Prepared prepared = prepare_scan(call);
+    const int64_t of_head = prepared.channels * prepared.states;
+    const Tensor last = torch::stable::new_empty(
+        call.x, {prepared.sequences, prepared.heads, prepared.channels, prepared.states}, ScalarType::Float);
+    prepared.args.last = {.data = memory_of(last), .slot = prepared.heads * of_head, .head = of_head};
+    return {run(prepared, call), last};
+}
+Tensor run_pool(const SsdScanPoolCall& call) {
+    return run(prepare_pool(call), call);
 }
 
 GDN_REGISTER(SsdScanCall, prepare_scan, run_scan)
+GDN_REGISTER(SsdScanPoolCall, prepare_pool, run_pool)
 
 }  // namespace
 }  // namespace gdn_cuda::ssd

@@ -5,7 +5,11 @@
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
 
-namespace gdn_cuda::ssd {
+namespace gdn_cuda {
+
+enum class Place;  // common/state_slots.cuh, which is for devices alone
+
+namespace ssd {
 
 using gdn::kChunk;
 
@@ -55,10 +59,12 @@ struct SsdWork {
     int sequence, batch, group;
     int first_tile, tiles;  // counted from those of the first head
     SsdRowTile row_tiles[kMostRowTiles];
-    int start, length;        // of the sequence, in tokens
-    int segment, segments;    // the sequence's
-    int first_chunk;          // of the segment
-    int steps, first_output;  // a step is a chunk; from `first_output` on they have outputs, again from `first_chunk` on
+    int start, length;            // of the sequence, in tokens
+    int segment, segments;        // the sequence's
+    int first_chunk;              // of the segment
+    int steps, first_output;      // a step is a chunk; from `first_output` on they have outputs, again from `first_chunk` on
+    Place place;                  // whether the sequence is computed
+    i64 initial_slot, last_slot;  // of the states before and after it; negative: zeros, and none
 
     GDN_HOST_DEVICE int chunk_at(int step) const { return first_chunk + (step < first_output ? step : step - first_output); }
     GDN_HOST_DEVICE bool is_last() const { return segment + 1 == segments; }
@@ -70,6 +76,7 @@ struct SsdSegments {
     float* states = nullptr;   // (sequence, segment, row tile of all heads, 64 x padded N)
     float* decays = nullptr;   // (sequence, segment, row tile): exp of the sum of δA
     unsigned* done = nullptr;  // the same; zero until both are there
+    unsigned* read = nullptr;  // (sequence, row tile): how many segments but the last have read the initial state
     int count = 1;             // of the longest sequences
 };
 
@@ -104,6 +111,13 @@ struct SsdPlan {
     unsigned long long scores_full[kConfig.slots()], scores_empty[kConfig.slots()];
 };
 
+// States of sequences, or in slots of a pool. Strides in elements; a head's channels and states are contiguous.
+struct SsdStates {
+    void* data = nullptr;
+    DType type = DType::f32;  // or bf16 or f16
+    i64 slot = 0, head = 0;
+};
+
 // One number a head.
 struct PerHead {
     Tagged values;
@@ -116,10 +130,16 @@ struct SsdArgs {
     i64 dt_batch = 0, dt_token = 0, dt_head = 0;
     PerHead A, D, dt_bias;  // D and dt_bias may be absent
     Tagged cu_seqlens;
-    const float* initial = nullptr;  // (sequences, heads, channels, states)
-    float* last = nullptr;
-    void* out_data = nullptr;  // for chunks whose tile would overwrite the next sequence's outputs
-    i64 out_token = 0, out_head = 0;
+    SsdStates initial, last;            // without data: zeros, and none
+    const bool* has_initial = nullptr;  // (sequences,): whether a sequence reads its slot; nullptr: all do
+    // Slots of a pool, as common/state_slots.cuh reads them; without data a sequence has its own.
+    Tagged slots, accepted;  // nobody accepts tokens here
+    i64 slots_sequence = 0, slots_token = 0, null_slot = -1;
+    int slot_count = 0, slot_steps = 1;
+    Tagged last_slots;  // (sequences,), where others are written than read; one past the pool or negative is not
+    int last_slot_count = 0;
+    void* out_data = nullptr;  // for chunks whose tile would overwrite the next sequence's outputs, and without TMA
+    i64 out_batch = 0, out_token = 0, out_head = 0;
     int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, states = 0;
     int tiles_of_head = 1;
     SsdSegments segments;
@@ -127,4 +147,5 @@ struct SsdArgs {
     bool softplus = false;
 };
 
-}  // namespace gdn_cuda::ssd
+}  // namespace ssd
+}  // namespace gdn_cuda

@@ -39,11 +39,11 @@ struct RowsRole : Lane {
     __device__ __forceinline__ int first_row() const { return work.row_tiles[tile()].first_row; }
     // The thread's first channel; the other is eight further on.
     __device__ __forceinline__ int my_row() const { return first_row() + 16 * warp + g; }
-    // Calls visit(pair of elements, their offset in the states of all heads) for those that exist.
+    // Calls visit(pair of elements, their offset in `states`) for those that exist of a slot's.
     template <class Visit>
-    __device__ __forceinline__ void for_each_state_pair(const Visit& visit) {
+    __device__ __forceinline__ void for_each_state_pair(const SsdStates& states, i64 slot, const Visit& visit) {
         const int rows = args.channels, columns = args.states;  // columns: a multiple of 8
-        const i64 first = (static_cast<i64>(work.sequence) * args.heads + head()) * rows * columns + 2 * t;
+        const i64 first = slot * states.slot + head() * states.head + 2 * t;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = my_row() + 8 * half;
@@ -189,11 +189,41 @@ struct RowsRole : Lane {
             decay *= args.segments.decays[segment_index(segment)];
             if (decay < limit) return;  // NaN goes on
         }
-        if (args.initial != nullptr)
-            for_each_state_pair([&](float& a, float& b, i64 at) {
-                const float2 pair = pair_at(args.initial + at);
+        if (work.initial_slot >= 0)
+            for_each_state_pair(args.initial, work.initial_slot, [&](float& a, float& b, i64 at) {
+                const float2 pair = load_pair(args.initial, at);
                 a = fmaf(decay, pair.x, a), b = fmaf(decay, pair.y, b);
             });
+    }
+    // A pool's state may be replaced only after all segments have read it.
+    __device__ __forceinline__ unsigned* readers() const {
+        return args.segments.read + static_cast<i64>(work.sequence) * args.heads * args.tiles_of_head + work.first_tile +
+               tile();
+    }
+    __device__ __forceinline__ void signal_initial_state_read() const {
+        if (work.is_last()) return;
+        warpgroup_sync();
+        if (thread == 0) red_release(readers());
+    }
+    __device__ __forceinline__ void store_state() {
+        if (!work.is_last() || work.last_slot < 0) return;
+        if (work.segments > 1) {
+            if (thread == 0) wait_for_count(readers(), work.segments - 1);
+            warpgroup_sync();
+        }
+        for_each_state_pair(args.last, work.last_slot, [&](float a, float b, i64 at) { store_pair(args.last, at, {a, b}); });
+    }
+    __device__ __forceinline__ static float2 load_pair(const SsdStates& from, i64 at) {
+        if (from.type == DType::f32) return pair_at(static_cast<const float*>(from.data) + at);
+        const unsigned pair = *reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(from.data) + at);
+        return from.type == DType::bf16 ? unpack<DType::bf16>(pair) : unpack<DType::f16>(pair);
+    }
+    __device__ __forceinline__ static void store_pair(const SsdStates& to, i64 at, float2 x) {
+        if (to.type == DType::f32)
+            *reinterpret_cast<float2*>(static_cast<float*>(to.data) + at) = x;
+        else
+            *reinterpret_cast<unsigned*>(static_cast<unsigned short*>(to.data) + at) =
+                to.type == DType::bf16 ? pack<DType::bf16>(x.x, x.y) : pack<DType::f16>(x.x, x.y);
     }
 
     // ---- A step
@@ -289,6 +319,7 @@ struct RowsRole : Lane {
             store_segment(log_decay);
         }
         load_state();
+        signal_initial_state_read();
         float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
 #pragma unroll 1
         for (; step < work.steps; ++step) {
@@ -299,8 +330,7 @@ struct RowsRole : Lane {
             }
             run_output(step, D);
         }
-        if (work.is_last())
-            for_each_state_pair([&](float a, float b, i64 at) { *reinterpret_cast<float2*>(args.last + at) = {a, b}; });
+        store_state();
         if (thread == 0) cute::tma_store_wait<0>();
     }
 };

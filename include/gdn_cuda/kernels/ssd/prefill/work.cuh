@@ -1,6 +1,7 @@
 // What a block has to do: some row tiles of heads of a group, of one sequence.
 #pragma once
 
+#include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/hopper/pipeline.cuh>
@@ -8,6 +9,20 @@
 
 namespace gdn_cuda::ssd {
 
+__device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
+    i64 slot;
+    int step;
+    const int sequence = work.sequence;
+    work.place = starting_slot(args, sequence, slot, step);
+    const bool runs = work.place == Place::run;
+    const bool begins = args.initial.data != nullptr && (args.has_initial == nullptr || args.has_initial[sequence]);
+    work.initial_slot = runs && begins ? slot : -1;
+    work.last_slot = runs && args.last.data != nullptr ? slot : -1;
+    if (work.last_slot >= 0 && args.last_slots.data != nullptr) {
+        const i64 last = load_index(args.last_slots, sequence);
+        work.last_slot = last < args.last_slot_count ? last : -1;
+    }
+}
 __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_tiles) {
     const int of_group = args.heads / args.groups * args.tiles_of_head, blocks = (of_group + row_tiles - 1) / row_tiles;
     const int block = static_cast<int>(blockIdx.x), group = block / blocks, first = block % blocks * row_tiles;
@@ -37,6 +52,7 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
         work.row_tiles[i] = {
             .head = tile / args.tiles_of_head, .first_row = of_head * kTileRows, .scores = max(i - of_head, 0)};
     }
+    set_slots(work, args);
     return work;
 }
 __device__ __forceinline__ int tokens_in(const SsdWork& work, int chunk) {
