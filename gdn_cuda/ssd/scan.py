@@ -1,9 +1,10 @@
-"""torch.ops.gdn_cuda.ssd_scan and ssd_scan_pool: Mamba-2's scan as kernels take it. Not public yet: without gradients and
-checkpoints, and on a GPU for Hopper alone, in bf16 and fp16."""
+"""torch.ops.gdn_cuda.ssd_scan, ssd_scan_pool and ssd_summary: Mamba-2's scan as kernels take it. Not public yet: without
+gradients and checkpoints, and on a GPU for Hopper alone, in bf16 and fp16."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -58,7 +59,24 @@ def _with_pool(x: Any) -> Tensor:
     return out
 
 
+def _summary_shapes(x: Any) -> tuple[Tensor, Tensor]:
+    *_, heads, channels = x.x.shape
+    sizes = (_sequences(x), heads)
+    made = [x.x.new_empty(each, dtype=state_dtype(x.x)) for each in ((*sizes, channels, x.B.shape[-1]), sizes)]
+    return made[0], made[1]
+
+
+def _summary(x: Any) -> tuple[Tensor, Tensor]:
+    absent = {"C": x.B, "D": None, "z": None, "has_initial_state": None}
+    _, last = _scanned(SimpleNamespace(**vars(x) | absent), x.initial_state)
+    steps = Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))(x.dt.double(), x.dt_bias) * x.A.double()
+    decays = [steps[span.row, span.first : span.end].sum(0).exp() for span in _spans(x)]
+    decay = torch.stack(decays) if decays else steps.new_empty(0, x.x.shape[2])
+    return last.to(state_dtype(x.x)), decay.to(state_dtype(x.x))
+
+
 _schema = register("ssd_scan", shapes=_shapes, cpu=_forward)
+_summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary)
 _pool_schema = register("ssd_scan_pool", shapes=lambda x: x.x.new_empty(x.x.shape), cpu=_with_pool)
 
 _OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "has_initial_state"))
@@ -78,6 +96,17 @@ def ssd_scan(
         return pooled, given["state"]
     out, last = _schema.overload(*(every[name] for name in _schema.arguments))
     return out, last
+
+
+def ssd_summary(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, *, dt_limit: tuple[float, float] = (0.0, math.inf), **given: Any
+) -> tuple[Tensor, Tensor]:
+    """The states after sequences, (sequences, H, P, N), and the decays over them, (sequences, H). given: dt_bias,
+    initial_state, cu_seqlens and dt_softplus."""
+    limits = {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
+    every = _OPTIONAL | _STEPS | {"x": x, "dt": dt, "A": A, "B": B} | given | limits
+    last, decay = _summary_schema.overload(*(every[name] for name in _summary_schema.arguments))
+    return last, decay
 
 
 # ---- Examples
@@ -118,3 +147,17 @@ def _example_pool(B: int, T: int, seed: int) -> Arguments:
     pool = random(4, 3, 64, 64, seed=seed + 8, dtype=torch.bfloat16)
     slots = {"state": pool, "state_indices": torch.tensor([2, -1, 0]), "has_initial_state": torch.tensor([True, True, False])}
     return x | slots | {"cu_seqlens": torch.tensor([0, 0, 65, 70])}
+
+
+def _summarized(x: Arguments) -> Arguments:
+    return {name: x[name] for name in _summary_schema.arguments}
+
+
+@example(call_operator("ssd_summary"))
+def _example_summary(B: int, T: int, seed: int) -> Arguments:
+    return _summarized(_example(B, T, seed))
+
+
+@example(call_operator("ssd_summary"), "ssd_summary_packed", packed=True)
+def _example_packed_summary(B: int, T: int, seed: int) -> Arguments:
+    return _summarized(_example_packed(B, T, seed))

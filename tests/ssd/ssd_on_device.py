@@ -13,7 +13,7 @@ from helpers import rel_rms
 from torch import Tensor
 
 from gdn_cuda.ssd.reference import Scan, Steps, recurrent
-from gdn_cuda.ssd.scan import ssd_scan
+from gdn_cuda.ssd.scan import ssd_scan, ssd_summary
 
 BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
@@ -122,6 +122,41 @@ def test_limits(limit: tuple[float, float], device: Device, seed: int) -> None:
 @pytest.mark.parametrize("z", [False, True])
 def test_packed(z: bool, lengths: tuple[int, ...], device: Device, seed: int) -> None:
     check(device, drawn(device, seed, T=sum(lengths) + 5, lengths=lengths, z=z))
+
+
+# ---- Summaries
+
+
+def check_summary(device: Device, x: dict[str, Any]) -> None:
+    own = {name: y for name, y in x.items() if name not in ("C", "D", "z")}
+    with device.only(*KERNELS), torch.no_grad():
+        found, decay = ssd_summary(**own)
+    _, wanted = expected(x)
+    # From a state of ones without inputs.
+    ones = x | {"x": torch.zeros_like(x["x"]), "initial_state": wanted.new_ones(wanted.shape)}
+    decays = expected(ones)[1][..., 0, 0]
+    assert found.dtype == decay.dtype == torch.float32
+    assert rel_rms(found, wanted) < STATE[x["x"].dtype] or not wanted.any()
+    assert torch.allclose(decay.double(), decays, rtol=1e-4, atol=1e-24)
+
+
+@pytest.mark.parametrize("length", [0, 1, 64, 300, 9000])
+@pytest.mark.parametrize("H, P, N", [(3, 64, 128), (2, 80, 64), (1, 128, 256)])
+def test_summaries(H: int, P: int, N: int, length: int, device: Device, seed: int) -> None:
+    device.skip_above(300, length)
+    check_summary(device, drawn(device, seed, T=length, H=H, G=1, P=P, N=N, B=2))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0, 1e4])
+def test_summaries_of_segments(decay: float, device: Device, seed: int) -> None:
+    x = drawn(device, seed, T=device.size(1700, 9000), H=2, G=1, N=64, decay=decay)
+    check_summary(device, x)
+    check_summary(device, x | {"initial_state": None})
+
+
+def test_summaries_of_packed_sequences(device: Device, seed: int) -> None:
+    lengths = device.size((700, 0, 70, 600), (5000, 0, 70, 3000))
+    check_summary(device, drawn(device, seed, T=sum(lengths) + 3, H=2, G=1, N=64, decay=0.01, lengths=lengths))
 
 
 # ---- Pools of states

@@ -35,6 +35,17 @@ struct SsdScanPoolCall : SsdScanCall {
                dt_softplus, dt_lowest, dt_highest)
 };
 
+// The state after sequences, and their decays. C, D and z have no part in them.
+struct SsdSummaryCall {
+    static constexpr const char* name = "ssd_summary";
+    Given x, dt, A, B;
+    OptionalTensor dt_bias, initial_state, cu_seqlens;
+    bool dt_softplus = false;
+    double dt_lowest = 0, dt_highest = 0;
+
+    GDN_FIELDS(x, dt, A, B, dt_bias, initial_state, cu_seqlens, dt_softplus, dt_lowest, dt_highest)
+};
+
 struct Prepared {
     View x;
     DType io;
@@ -189,29 +200,60 @@ Tensor tileable(const Tensor& x) {
     return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
 }
 
-// Of a prepared call whose states go where the caller wants them.
-Tensor run(const Prepared& prepared, const SsdScanCall& call) {
-    const Checks check{SsdScanCall::name};
-    const View &x = prepared.x, z = view_of(call.z);
-    GDN_REQUIRE(check, prepared.io == DType::bf16 || prepared.io == DType::f16, "x", "bfloat16 or float16", dtype_name(x));
+// What a launch reads beside the caller's tensors.
+struct Inputs {
+    const Prepared& prepared;
+    const Target& target;
+    std::vector<Tensor> kept{};
+
+    TensorMap map(const Tensor& tensor) const {
+        return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
+    }
+    TensorMap add(const Tensor& tensor) {
+        kept.push_back(tileable(tensor));
+        return map(kept.back());
+    }
+    // Splits sequences into segments where heads are few, and launches.
+    void run(SsdArgs& args, bool gated, const Tensor& like) {
+        const int states = prepared.states <= 64 ? 64 : prepared.states <= 128 ? 128 : 256;
+        const SsdConfig config{.io = prepared.io, .states = states, .row_tiles = 2, .gated = gated};
+        const i64 blocks = Prefill::blocks_of_sequence(config, args);
+        args.segments.count = ssd_segments(blocks, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
+                                           jit::device_traits(target.ordinal).multiprocessors);
+        if (args.segments.count > 1) {
+            const int64_t readers = int64_t{args.sequences} * args.heads * args.tiles_of_head,
+                          tiles = readers * args.segments.count;
+            kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * states + 1}, ScalarType::Float));
+            args.segments.states = static_cast<float*>(memory_of(kept.back()));
+            args.segments.decays = args.segments.states + tiles * kTileRows * states;
+            kept.push_back(torch::stable::new_zeros(like, {tiles + readers}, ScalarType::Int));
+            args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
+            args.segments.read = args.segments.done + tiles;
+        }
+        Prefill::run(config, args, target);
+    }
+};
+
+void require_kernel(const Checks& check, const Prepared& prepared) {
+    GDN_REQUIRE(check, prepared.io == DType::bf16 || prepared.io == DType::f16, "x", "bfloat16 or float16",
+                dtype_name(prepared.x));
     GDN_REQUIRE(check, prepared.channels % 8 == 0 && prepared.states % 8 == 0 && prepared.states <= 256, "x",
                 "multiples of 8 channels and states, and at most 256 states",
                 fmt::format("{} and {}", prepared.channels, prepared.states));
+}
+
+// Of a prepared call whose states go where the caller wants them.
+Tensor run(const Prepared& prepared, const SsdScanCall& call) {
+    require_kernel({SsdScanCall::name}, prepared);
+    const View &x = prepared.x, z = view_of(call.z);
     const Tensor out = torch::stable::new_empty(call.x, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels});
     const DeviceScope scope(x.device_index);
     const Target target = target_of(SsdScanCall::name, x);
     SsdArgs args = prepared.args;
-    std::vector<Tensor> kept;
-    const auto map = [&](const Tensor& tensor) {
-        return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
-    };
-    const auto map_input = [&](const Tensor& tensor) {
-        kept.push_back(tileable(tensor));
-        return map(kept.back());
-    };
+    Inputs inputs{prepared, target};
     if (x.numel() > 0) {
-        args.x = map_input(call.x), args.B = map_input(call.B), args.C = map_input(call.C), args.out = map(out);
-        if (z.defined()) args.z = map_input(*call.z);
+        args.x = inputs.add(call.x), args.B = inputs.add(call.B), args.C = inputs.add(call.C), args.out = inputs.map(out);
+        if (z.defined()) args.z = inputs.add(*call.z);
     }
     const View written(out);
     if (args.cu_seqlens.data != nullptr) {
@@ -221,38 +263,58 @@ Tensor run(const Prepared& prepared, const SsdScanCall& call) {
     }
     args.out_data = memory_of(out);
     args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
-    const int states = prepared.states <= 64 ? 64 : prepared.states <= 128 ? 128 : 256;
-    const SsdConfig config{.io = prepared.io, .states = states, .row_tiles = 2, .gated = z.defined()};
-    const i64 blocks = Prefill::blocks_of_sequence(config, args);
-    args.segments.count = ssd_segments(blocks, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
-                                       jit::device_traits(target.ordinal).multiprocessors);
-    if (args.segments.count > 1) {
-        const int64_t tiles = int64_t{args.sequences} * args.segments.count * args.heads * args.tiles_of_head;
-        kept.push_back(torch::stable::new_empty(call.x, {tiles, kTileRows * states + 1}, ScalarType::Float));
-        args.segments.states = static_cast<float*>(memory_of(kept.back()));
-        args.segments.decays = args.segments.states + tiles * kTileRows * states;
-        const int64_t readers = int64_t{args.sequences} * args.heads * args.tiles_of_head;
-        kept.push_back(torch::stable::new_zeros(call.x, {tiles + readers}, ScalarType::Int));
-        args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
-        args.segments.read = args.segments.done + tiles;
-    }
-    Prefill::run(config, args, target);
+    inputs.run(args, z.defined(), call.x);
     return out;
+}
+
+// New states, to which args.last is set.
+Tensor new_last_states(Prepared& prepared, const Tensor& like) {
+    const int64_t of_head = prepared.channels * prepared.states;
+    const Tensor last = torch::stable::new_empty(like, {prepared.sequences, prepared.heads, prepared.channels, prepared.states},
+                                                 ScalarType::Float);
+    prepared.args.last = {.data = memory_of(last), .slot = prepared.heads * of_head, .head = of_head};
+    return last;
 }
 
 std::tuple<Tensor, Tensor> run_scan(const SsdScanCall& call) {
     Prepared prepared = prepare_scan(call);
-    const int64_t of_head = prepared.channels * prepared.states;
-    const Tensor last = torch::stable::new_empty(
-        call.x, {prepared.sequences, prepared.heads, prepared.channels, prepared.states}, ScalarType::Float);
-    prepared.args.last = {.data = memory_of(last), .slot = prepared.heads * of_head, .head = of_head};
+    const Tensor last = new_last_states(prepared, call.x);
     return {run(prepared, call), last};
 }
 Tensor run_pool(const SsdScanPoolCall& call) {
     return run(prepare_pool(call), call);
 }
 
+Prepared prepare_summary(const SsdSummaryCall& x) {
+    return prepare({x.name}, {.x = x.x,
+                              .dt = x.dt,
+                              .A = x.A,
+                              .B = x.B,
+                              .C = x.B,
+                              .dt_bias = x.dt_bias,
+                              .initial_state = x.initial_state,
+                              .cu_seqlens = x.cu_seqlens,
+                              .dt_softplus = x.dt_softplus,
+                              .dt_lowest = x.dt_lowest,
+                              .dt_highest = x.dt_highest});
+}
+std::tuple<Tensor, Tensor> run_summary(const SsdSummaryCall& call) {
+    Prepared prepared = prepare_summary(call);
+    require_kernel({call.name}, prepared);
+    const DeviceScope scope(prepared.x.device_index);
+    const Target target = target_of(call.name, prepared.x);
+    const Tensor last = new_last_states(prepared, call.x);
+    const Tensor decay = torch::stable::new_empty(call.x, {prepared.sequences, prepared.heads}, ScalarType::Float);
+    SsdArgs args = prepared.args;
+    Inputs inputs{prepared, target};
+    if (prepared.x.numel() > 0) args.x = inputs.add(call.x), args.B = inputs.add(call.B);
+    args.decay = static_cast<float*>(memory_of(decay));
+    inputs.run(args, false, call.x);
+    return {last, decay};
+}
+
 GDN_REGISTER(SsdScanCall, prepare_scan, run_scan)
+GDN_REGISTER(SsdSummaryCall, prepare_summary, run_summary)
 GDN_REGISTER(SsdScanPoolCall, prepare_pool, run_pool)
 
 }  // namespace

@@ -143,6 +143,7 @@ struct SsdArgs {
     int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, states = 0;
     int tiles_of_head = 1;
     SsdSegments segments;
+    float* decay = nullptr;             // of a summary (sequences, heads): exp of the sum of δA. Then there are no outputs
     float lowest = 0.f, highest = 0.f;  // of δ
     bool softplus = false;
 };

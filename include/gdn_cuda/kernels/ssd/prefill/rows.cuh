@@ -171,7 +171,8 @@ struct RowsRole : Lane {
         if (thread == 0) red_release(args.segments.done + segment_index(work.segment));
     }
     // The state before this segment: what the segments before add, from the nearest on while their decays leave anything of it.
-    __device__ __forceinline__ void load_state() {
+    // Returns their decay.
+    __device__ __forceinline__ float load_state() {
         const float limit = exp2f(gdn::kNegligibleLog2);
         float decay = 1.f;
 #pragma unroll
@@ -187,13 +188,14 @@ struct RowsRole : Lane {
                 for (int i = 0; i < kPartColumns / 2; ++i)
                     state[part][i] = fmaf(decay, from[(part * (kPartColumns / 2) + i) * kWarpgroup], state[part][i]);
             decay *= args.segments.decays[segment_index(segment)];
-            if (decay < limit) return;  // NaN goes on
+            if (decay < limit) return decay;  // NaN goes on
         }
         if (work.initial_slot >= 0)
             for_each_state_pair(args.initial, work.initial_slot, [&](float& a, float& b, i64 at) {
                 const float2 pair = load_pair(args.initial, at);
                 a = fmaf(decay, pair.x, a), b = fmaf(decay, pair.y, b);
             });
+        return decay;
     }
     // A pool's state may be replaced only after all segments have read it.
     __device__ __forceinline__ unsigned* readers() const {
@@ -286,9 +288,11 @@ struct RowsRole : Lane {
             start_update(update, own, stage.B, factors.after, decay);
             wait_for_product<1>(y);
             finish(y, x, D, stage.z);
-        } else {
+        } else {  // registers do not hold D from step to step
+            const int row = opaque(my_row());
+            const float own_D[2] = {D_of(row), D_of(row + 8)};
             wait_for_product(y);
-            finish(y, x, D, stage.z);
+            finish(y, x, own_D, stage.z);
             start_update(update, own, stage.B, factors.after, decay);
         }
         warpgroup_sync();  // all have loaded x
@@ -305,29 +309,38 @@ struct RowsRole : Lane {
         if (warp > 0) release_stage(step);
     }
 
-    __device__ __forceinline__ void run() {
-        int step = 0;
-        if (work.first_output > 0) {
-#pragma unroll
-            for (auto& part : state) clear_fragment(part);
-            float log_decay = 0.f;
+    // The steps without outputs. Returns the sum of δA in log2.
+    __device__ __forceinline__ float run_states() {
+        float log_decay = 0.f;
 #pragma unroll 1
-            for (; step < work.first_output; ++step) {
-                find_lane();
-                run_state(step, log_decay);
-            }
-            store_segment(log_decay);
+        for (int step = 0; step < work.first_output; ++step) {
+            find_lane();
+            run_state(step, log_decay);
         }
+        return log_decay;
+    }
+    __device__ __forceinline__ void run_segment() {
+#pragma unroll
+        for (auto& part : state) clear_fragment(part);
+        store_segment(run_states());
+    }
+    __device__ __forceinline__ void run_summary() {
+        if (!work.is_last()) return run_segment();
+        const float before = load_state(), decay = before * exp2_fast(run_states());
+        for_each_state_pair(args.last, work.last_slot, [&](float a, float b, i64 at) { store_pair(args.last, at, {a, b}); });
+        if (thread == 0 && first_row() == 0) args.decay[static_cast<i64>(work.sequence) * args.heads + head()] = decay;
+    }
+    __device__ __forceinline__ void run() {
+        if constexpr (!kConfig.gated)  // z has no part in a summary
+            if (args.decay != nullptr) return run_summary();
+        int step = work.first_output;
+        if (step > 0) run_segment();
         load_state();
         signal_initial_state_read();
-        float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
+        const float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
 #pragma unroll 1
         for (; step < work.steps; ++step) {
             find_lane();
-            if constexpr (!kOverlaps) {  // registers do not hold them
-                const int row = opaque(my_row());
-                D[0] = D_of(row), D[1] = D_of(row + 8);
-            }
             run_output(step, D);
         }
         store_state();

@@ -33,7 +33,8 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const int segments = args.segments.count == 1 ? 1 : max((chunks + in_segment - 1) / in_segment, 1);
     const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
     const int own = args.segments.count == 1 ? chunks : max(min(in_segment, chunks - first_chunk), 0);
-    const int first_output = segment + 1 < segments ? own : 0;
+    const bool summary = args.decay != nullptr;
+    const int first_output = summary || segment + 1 < segments ? own : 0;
     SsdWork work{.sequence = sequence,
                  .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
                  .group = group,
@@ -44,7 +45,7 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
                  .segment = segment,
                  .segments = segments,
                  .first_chunk = first_chunk,
-                 .steps = first_output + own,
+                 .steps = summary ? own : first_output + own,
                  .first_output = first_output};
 #pragma unroll
     for (int i = 0; i < kMostRowTiles; ++i) {  // of those that do not exist too: registers have no index
