@@ -5,23 +5,26 @@ from __future__ import annotations
 import torch
 
 from ..operators.measure import normal, sanitizes
-from .scan import ssd_scan
+from .scan import ssd_scan, ssd_summary
 
 
 @sanitizes("ssd/prefill")
 def _prefill() -> None:
-    """One head a block and two, z and D, lengths around a chunk, packed sequences, and offsets that lie."""
+    """One head a block and two, z and D, lengths around a chunk, segments, packed sequences, offsets and slots that lie."""
     for dtype in (torch.bfloat16, torch.float16):
-        for states in (64, 128):
-            for tokens in (1, 64, 201):
+        for states in (64, 128, 256):
+            for tokens in (1, 64, 201, 1200):
 
                 def rows(*sizes: int, tokens: int = tokens, dtype: torch.dtype = dtype) -> torch.Tensor:
                     return normal(1, tokens, *sizes, device="cuda", dtype=dtype)
 
                 heads = 3
                 rates = -torch.rand(heads, device="cuda")
-                x = {"x": rows(heads, 64), "dt": rows(heads), "A": rates, "B": rows(1, states), "C": rows(1, states)}
-                start = torch.randn(1, heads, 64, states, device="cuda")
-                ssd_scan(**x, D=rates, z=rows(heads, 64), initial_state=start, dt_softplus=True)
+                x = {"x": rows(heads, 64), "dt": rows(heads), "A": rates, "B": rows(1, states)}
+                C, start = rows(1, states), torch.randn(2, heads, 64, states, device="cuda")
+                ssd_scan(**x, C=C, D=rates, z=rows(heads, 64), initial_state=start[:1], dt_softplus=True)
+                ssd_summary(**x, initial_state=start[:1], dt_softplus=True)
+                for slot in (1, -1, 2):
+                    ssd_scan(**x, C=C, state=start, state_indices=torch.tensor([slot], device="cuda"), dt_softplus=True)
                 for offsets in ([0, 1, 1, tokens], [0, tokens, 0, tokens], [900, 20, -5, 3]):
-                    ssd_scan(**x, cu_seqlens=torch.tensor(offsets, device="cuda"), dt_softplus=True)
+                    ssd_scan(**x, C=C, cu_seqlens=torch.tensor(offsets, device="cuda"), dt_softplus=True)
