@@ -13,7 +13,7 @@ from torch import Tensor
 from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.registration import register
-from .reference import Scan, Span, Steps, scan_spans, spans_of_packed
+from .reference import Scan, Span, Steps, scan_spans, spans_of_packed, spans_of_rows
 
 
 def _sequences(x: Any) -> Any:
@@ -28,6 +28,8 @@ def _shapes(x: Any) -> tuple[Tensor, Tensor]:
 
 def _spans(x: Any) -> list[Span]:
     batch, tokens = x.x.shape[:2]
+    if getattr(x, "seq_idx", None) is not None:
+        return spans_of_rows(x.seq_idx)
     return [Span(row, 0, tokens, row, row) for row in range(batch)] if x.cu_seqlens is None else spans_of_packed(x.cu_seqlens)
 
 
@@ -79,7 +81,7 @@ _schema = register("ssd_scan", shapes=_shapes, cpu=_forward)
 _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary)
 _pool_schema = register("ssd_scan_pool", shapes=lambda x: x.x.new_empty(x.x.shape), cpu=_with_pool)
 
-_OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "has_initial_state"))
+_OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "seq_idx", "has_initial_state"))
 _POOL: Arguments = {"write_indices": None, "update_state": True}
 _STEPS: Arguments = {"dt_softplus": False, "dt_lowest": 0.0, "dt_highest": math.inf}
 
@@ -87,8 +89,9 @@ _STEPS: Arguments = {"dt_softplus": False, "dt_lowest": 0.0, "dt_highest": math.
 def ssd_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, dt_limit: tuple[float, float] = (0.0, math.inf), **given: Any
 ) -> tuple[Tensor, Tensor]:
-    """(out, last state). given: D, z, dt_bias, initial_state, cu_seqlens, has_initial_state and dt_softplus; or state,
-    state_indices, write_indices and update_state in place of initial_state: the pool is returned, its slots written."""
+    """(out, last state). given: D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state and dt_softplus; or state,
+    state_indices, write_indices and update_state in place of initial_state and seq_idx: the pool is returned, its slots
+    written."""
     tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C}
     every = _OPTIONAL | _STEPS | _POOL | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
     if "state" in given:
@@ -140,10 +143,16 @@ def _example_packed(B: int, T: int, seed: int) -> Arguments:
     return x | {"cu_seqlens": torch.tensor([0, 0, 65, 70]), "initial_state": random(3, 3, 64, 64, seed=seed + 8)}
 
 
+@example(call_operator("ssd_scan"), "ssd_scan_of_numbered_sequences")
+def _example_numbered(B: int, T: int, seed: int) -> Arguments:
+    numbers = torch.arange(T).div(7, rounding_mode="floor").int() + torch.arange(B)[:, None].int()
+    return _drawn(B, T, seed) | {"seq_idx": numbers, "initial_state": random(B, 3, 64, 64, seed=seed + 8)}
+
+
 @example(call_operator("ssd_scan_pool"), "ssd_scan_pool", packed=True)
 def _example_pool(B: int, T: int, seed: int) -> Arguments:
     x = _drawn(1, 70, seed) | _POOL
-    del x["initial_state"]
+    del x["initial_state"], x["seq_idx"]
     pool = random(4, 3, 64, 64, seed=seed + 8, dtype=torch.bfloat16)
     slots = {"state": pool, "state_indices": torch.tensor([2, -1, 0]), "has_initial_state": torch.tensor([True, True, False])}
     return x | slots | {"cu_seqlens": torch.tensor([0, 0, 65, 70])}

@@ -17,6 +17,7 @@ from gdn_cuda.ssd.scan import ssd_scan, ssd_summary
 
 BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
+TOKENS = ("x", "dt", "B", "C", "z")
 KERNELS = ("ssd/prefill", "common/uncovered_zeros")
 
 
@@ -122,6 +123,35 @@ def test_limits(limit: tuple[float, float], device: Device, seed: int) -> None:
 @pytest.mark.parametrize("z", [False, True])
 def test_packed(z: bool, lengths: tuple[int, ...], device: Device, seed: int) -> None:
     check(device, drawn(device, seed, T=sum(lengths) + 5, lengths=lengths, z=z))
+
+
+# ---- Numbered sequences of rows
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("tokens", [70, 1700])
+def test_sequences_of_rows(tokens: int, decay: float, device: Device, seed: int) -> None:
+    """The state is zeroed where seq_idx changes, infinities of earlier chunks in it too; a row that begins with another number
+    than 0 has no initial state."""
+    x = drawn(device, seed, T=tokens, B=3, H=2, G=1, N=64, decay=decay)
+    ends = [[0, tokens], [0, 1, 63, 64, 65, tokens], [0, tokens - 5, tokens]]
+    numbers = torch.zeros(3, tokens, dtype=torch.int32)
+    for row, offsets in enumerate(ends):
+        for n, (first, end) in enumerate(pairwise(offsets)):
+            numbers[row, first:end] = n + (row == 2)
+    x["x"][2, 0] = torch.inf
+    with device.only(*KERNELS), torch.no_grad():
+        out, last = ssd_scan(**x, seq_idx=numbers.to(device.name))
+    for row, offsets in enumerate(ends):
+        for n, (first, end) in enumerate(pairwise(offsets)):
+            part = {name: y if y is None else y[row : row + 1, first:end] for name, y in x.items() if name in TOKENS}
+            starts = first == 0 and row < 2
+            part["initial_state"] = x["initial_state"][row : row + 1] if starts else None
+            wanted, state = expected(x | part)
+            if row == 2 and n == 0:
+                continue  # infinite
+            assert rel_rms(out[row : row + 1, first:end], wanted) < OUT[BF16]
+            assert end < tokens or rel_rms(last[row : row + 1], state) < STATE[BF16]
 
 
 # ---- Summaries

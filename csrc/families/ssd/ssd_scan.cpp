@@ -17,11 +17,12 @@ namespace {
 struct SsdScanCall {
     static constexpr const char* name = "ssd_scan";
     Given x, dt, A, B, C;
-    OptionalTensor D, z, dt_bias, initial_state, cu_seqlens, has_initial_state;
+    OptionalTensor D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state;
     bool dt_softplus = false;
     double dt_lowest = 0, dt_highest = 0;
 
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, has_initial_state, dt_softplus, dt_lowest, dt_highest)
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
+               dt_highest)
 };
 // With a pool of states (slots, H, P, N), of which sequences read and write those in their slots.
 struct SsdScanPoolCall : SsdScanCall {
@@ -131,6 +132,14 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
         check_cu_seqlens(check, cu_seqlens, tokens, x, "x");
         prepared.sequences = cu_seqlens.size(0) - 1;
         args.cu_seqlens = tagged(cu_seqlens);
+    }
+    if (const View numbers = view_of(call.seq_idx); numbers.defined()) {
+        GDN_REQUIRE(check, !cu_seqlens.defined(), "seq_idx", "None with cu_seqlens", "a tensor");
+        check.shape("seq_idx", numbers, {batch, tokens}, "(B, T)");
+        check.dtype("seq_idx", numbers, {DType::i32});
+        check.device("seq_idx", numbers, x, "x");
+        check.last_contiguous("seq_idx", numbers);
+        args.seq_idx = static_cast<const int*>(numbers.data), args.seq_idx_batch = numbers.stride(0);
     }
     args.sequences = check.count("x", "sequences", prepared.sequences, 65535);
     args.tokens = check.count("x", "tokens", tokens, kMaxTokens);

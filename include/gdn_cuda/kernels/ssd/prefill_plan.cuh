@@ -130,6 +130,9 @@ struct SsdArgs {
     i64 dt_batch = 0, dt_token = 0, dt_head = 0;
     PerHead A, D, dt_bias;  // D and dt_bias may be absent
     Tagged cu_seqlens;
+    const int* seq_idx =
+        nullptr;  // (batch, tokens): a row's state is zeroed where it changes, and before its first token if not 0
+    i64 seq_idx_batch = 0;
     SsdStates initial, last;            // without data: zeros, and none
     const bool* has_initial = nullptr;  // (sequences,): whether a sequence reads its slot; nullptr: all do
     // Slots of a pool, as common/state_slots.cuh reads them; without data a sequence has its own.

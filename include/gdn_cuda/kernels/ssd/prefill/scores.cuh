@@ -72,14 +72,24 @@ struct ScoresRole : Lane {
         x = x < args.lowest ? args.lowest : x > args.highest ? args.highest : x;  // NaN stays
         return exists ? x : 0.f;
     }
+    // Whether the state is zeroed before a token. Loaded where it is used: few calls have such tokens.
+    __device__ __forceinline__ bool is_reset(int token) const {
+        if (args.seq_idx == nullptr || token >= work.length) return false;
+        const int* const at = args.seq_idx + work.batch * args.seq_idx_batch + token;
+        return *at != (token == 0 ? 0 : at[-1]);
+    }
+    // log2 of a token's decay, clamped as in chunked/factors.cuh; what is clamped decays to 0.
+    __device__ __forceinline__ float gate_of(float delta, int token) const {
+        return is_reset(token) ? kLowestGateLog2 : at_least(delta * rate, kLowestGateLog2);
+    }
     // Each warp stores those of its head. Tokens past the end have a δ of 0: nothing decays, and nothing is added.
     __device__ __forceinline__ void store_factors(int chunk, int slot) const {
         if (!has_head()) return;
         const int count = tokens_in(work, chunk);
         const float2 delta = {delta_of(0, 2 * lane < count), delta_of(1, 2 * lane + 1 < count)};
-        // Clamped as in chunked/factors.cuh.
-        const float first = at_least(delta.x * rate, kLowestGateLog2);
-        float sum = first + at_least(delta.y * rate, kLowestGateLog2);
+        const int token = chunk * kChunk + 2 * lane;
+        const float first = gate_of(delta.x, token);
+        float sum = first + gate_of(delta.y, token + 1);
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const float before = __shfl_up_sync(0xffffffffu, sum, step);
