@@ -2,8 +2,8 @@
 # tests/gpu_pack.sh [REQUIREMENT...]: makes .carry/ for tests/gpu_session.sh, in five minutes on two cores and without a GPU.
 #
 # carry.tar.xz has every kernel compiled for ARCH (sm_90a), and the headers of CUTLASS and libcu++ that they were compiled with. The
-# requirements are wheels to carry as well (transformers==5.24.0), without what they depend on. Beside .carry go what
-# ./develop.sh built: gdn_cuda/lib and gdn_cuda/_C.*.so, for the GPU machine's Python.
+# requirements are wheels to carry as well (transformers==5.24.0), without what they depend on. What ./develop.sh built goes along,
+# for the GPU machine's Python: .carry has _C.*.so, and gdn_cuda/lib goes beside it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
@@ -19,6 +19,7 @@ export GDN_CUTLASS_INCLUDE=$PWD/$made/cutlass GDN_CCCL_INCLUDE=$PWD/$made/cccl  
 # The log is not beside cccl, whose parent is an include folder too: a growing log there would change kernels' keys.
 "$python" -m gdn_cuda compile --arch "${ARCH:-sm_90a}" --out "$made/prebuilt" | tee .carry/compile.log
 slow=$(grep "bytes spilled" .carry/compile.log | grep -v " 0 bytes spilled, 0 bytes of stack$" || true)
+cp gdn_cuda/_C.*.so .carry/
 tar cf - -C "$made" prebuilt cutlass cccl | xz -T0 -3 >.carry/carry.tar.xz
 if [ $# -gt 0 ]; then
     rm -rf .carry/wheels

@@ -14,7 +14,8 @@
 # GPUS: how many GPUs the suite's processes share (1).
 #
 # Most of the time would be compile time: `tests/gpu_pack.sh` makes .carry/ beforehand, on any machine, with the compiled kernels and
-# the headers, which a GPU machine without network lacks. It is unpacked here, if it is there.
+# the headers, which a GPU machine without network lacks. tests/gpu_env.sh unpacks it here, if it is there. A machine that returns
+# few files may get them in one: `tests/gpu_session.sh /tmp/logs suite; tar czf $OUT/logs.tar.gz -C /tmp logs`.
 set -uo pipefail
 fail() { echo "gpu_session.sh: $*" >&2 && exit 2; }
 [ $# -gt 0 ] || fail "expected a folder for the logs"
@@ -27,17 +28,7 @@ python=${PYTHON:-python3}
 sanitizer="compute-sanitizer --kernel-name kernel_substring"
 failed=0
 
-unpack() {
-    local to=${TMPDIR:-/tmp}/gdn_cuda_carry
-    mkdir -p "$to" && tar xJf .carry/carry.tar.xz -C "$to"
-    export GDN_JIT_PREBUILT_DIR=$to/prebuilt GDN_CUTLASS_INCLUDE=$to/cutlass GDN_CCCL_INCLUDE=$to/cccl
-    if [ -d .carry/wheels ]; then
-        "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$to/site" .carry/wheels/*.whl
-        export PYTHONPATH=$to/site${PYTHONPATH:+:$PYTHONPATH}
-    fi
-}
-[ -f .carry/carry.tar.xz ] && unpack
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+source tests/gpu_env.sh
 export COLUMNS=250  # of tables in the logs
 
 logged() { # NAME COMMAND...: its exit status, and the lines of its log that sum it up
