@@ -4,7 +4,7 @@ carried=${TMPDIR:-/tmp}/gdn_cuda_carry
 if [ -f .carry/carry.tar.xz ]; then
     if [ ! -f "$carried/unpacked" ] || [ .carry/carry.tar.xz -nt "$carried/unpacked" ]; then
         mkdir -p "$carried/site" && tar xJf .carry/carry.tar.xz -C "$carried"
-        ! compgen -G ".carry/_C.*.so" >/dev/null || cp .carry/_C.*.so gdn_cuda/
+        ! compgen -G ".carry/_C.*.so" >/dev/null || cp -u .carry/_C.*.so gdn_cuda/
         ! compgen -G ".carry/wheels/*.whl" >/dev/null ||
             "${PYTHON:-python3}" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$carried/site" .carry/wheels/*.whl
         touch "$carried/unpacked"
