@@ -95,7 +95,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
         "scan/selective_backward_sums",
     ),
     "test_selective_segments.py::test_slices_and_mixed_layouts[tokens]": ("scan/selective_pieces", "scan/selective_starts"),
-    "test_selective_summary.py::test_what_has_decayed_is_not_read[7-tokens-False-False]": ("scan/selective_summary",),
+    "test_selective_summary.py::test_what_has_decayed_is_not_read[7-tokens-None-False]": ("scan/selective_summary",),
     "test_uncovered_zeros.py::test_tokens_of_no_sequence[tokens-offsets1]": ("common/uncovered_zeros",),
     "test_transposed_copy.py::test_sizes[shape0-2]": ("common/transposed_copy",),
     "test_transposed.py::test_views[torch.bfloat16]": ("common/transposed_copy",),
