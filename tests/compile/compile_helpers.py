@@ -138,8 +138,10 @@ class KeepingChild(Child):
         return made
 
 
-def check_compiled(work: list[Registered], made: Compiled) -> None:
-    """Asserts that all of the work was compiled, without spills, stack and serialized wgmmas."""
+def check_compiled(work: list[Registered], made: Compiled, arch: str = HOPPER) -> None:
+    """Asserts that all of the work was compiled, without spills, stack and serialized wgmmas. Spills do not count where `arch`
+    has too little shared memory to run the configuration."""
+    most_shared = _C.device_traits_for_arch(arch)["shared_bytes_per_block"]
     wrong = []
     for each, result in zip(work, made.results, strict=True):
         what = f"{each.kernel} {each.configuration}"
@@ -147,7 +149,7 @@ def check_compiled(work: list[Registered], made: Compiled) -> None:
             wrong.append(f"{what}: {result['error']}")
         elif result["origin"] != "compiled":
             wrong.append(f"{what}: came from {result['origin']}")
-        elif result["spill_bytes"] or result["stack_bytes"]:
+        elif (result["spill_bytes"] or result["stack_bytes"]) and result["shared_bytes"] <= most_shared:
             wrong.append(f"{what}: {result['spill_bytes']} bytes of spills, {result['stack_bytes']} bytes of stack")
         elif result["is_serialized"]:
             wrong.append(f"{what}: wgmmas are serialized")

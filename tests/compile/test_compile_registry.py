@@ -88,7 +88,7 @@ def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Chil
     work = list({each.kernel: each for each in representatives(arch)}.values())
     if not EVERY:
         work = work[::9] if arch == "sm_80" else work[("sm_89", "sm_100a", "sm_120a").index(arch) + 4 :: 18]
-    check_compiled(work, compiler.compile(work, arch))
+    check_compiled(work, compiler.compile(work, arch), arch)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,20 @@ def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Chil
     [{"spill_bytes": 8}, {"stack_bytes": 512}, {"is_serialized": True}, {"registers": 0}, {"origin": "disk"}, {"error": "?"}],
 )
 def test_a_compile_with_spills_stack_serialization_or_an_error_is_refused(wrong: dict[str, Any]) -> None:
-    sound = {"origin": "compiled", "registers": 168, "spill_bytes": 0, "stack_bytes": 0, "is_serialized": False}
+    sound = {"origin": "compiled", "registers": 168, "shared_bytes": 1024, "spill_bytes": 0, "stack_bytes": 0}
+    sound |= {"is_serialized": False}
     work = representatives(HOPPER)[:1]
     check_compiled(work, Compiled({}, Path(), [sound]))
     with pytest.raises(AssertionError, match=work[0].kernel):
         check_compiled(work, Compiled({}, Path(), [sound | wrong]))
+
+
+def test_spills_of_what_cannot_run_do_not_count() -> None:
+    work = representatives("sm_89")[:1]
+    found = {"origin": "compiled", "registers": 168, "spill_bytes": 8, "stack_bytes": 0, "is_serialized": False}
+    check_compiled(work, Compiled({}, Path(), [found | {"shared_bytes": 128 << 10}]), "sm_89")
+    with pytest.raises(AssertionError, match="8 bytes"):
+        check_compiled(work, Compiled({}, Path(), [found | {"shared_bytes": 64 << 10}]), "sm_89")
 
 
 def test_an_architecture_too_old_for_the_kernel_is_refused(tmp_path: Path) -> None:
