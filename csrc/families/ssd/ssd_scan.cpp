@@ -251,7 +251,7 @@ void require_kernel(const Checks& check, const Prepared& prepared) {
                 fmt::format("{} and {}", prepared.channels, prepared.states));
 }
 
-// Of a prepared call whose states go where the caller wants them.
+// Runs a prepared call, whose states go where the caller wants them.
 Tensor run(const Prepared& prepared, const SsdScanCall& call) {
     require_kernel({SsdScanCall::name}, prepared);
     const View &x = prepared.x, z = view_of(call.z);
@@ -278,10 +278,10 @@ Tensor run(const Prepared& prepared, const SsdScanCall& call) {
 
 // New states, to which args.last is set.
 Tensor new_last_states(Prepared& prepared, const Tensor& like) {
-    const int64_t of_head = prepared.channels * prepared.states;
+    const int64_t head_elements = prepared.channels * prepared.states;
     const Tensor last = torch::stable::new_empty(like, {prepared.sequences, prepared.heads, prepared.channels, prepared.states},
                                                  ScalarType::Float);
-    prepared.args.last = {.data = memory_of(last), .slot = prepared.heads * of_head, .head = of_head};
+    prepared.args.last = {.data = memory_of(last), .slot = prepared.heads * head_elements, .head = head_elements};
     return last;
 }
 

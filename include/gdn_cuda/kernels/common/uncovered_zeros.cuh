@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(UncoveredZerosConfig::kThreads)
             const bool vectors =
                 (static_cast<i64>(reinterpret_cast<unsigned long long>(rows.data)) | rows.token | rows.row | rows.bytes) % 16 ==
                 0;
-            const int unit = vectors ? 16 : 2, of_row = rows.bytes / unit;
+            const int unit = vectors ? 16 : 2, row_units = rows.bytes / unit;
 #pragma unroll 1
-            for (int j = lane; j < rows.rows * of_row; j += 32) {
-                char* const at = to + j / of_row * rows.row + j % of_row * unit;
+            for (int j = lane; j < rows.rows * row_units; j += 32) {
+                char* const at = to + j / row_units * rows.row + j % row_units * unit;
                 if (vectors)
                     *reinterpret_cast<uint4*>(at) = {};
                 else

@@ -38,7 +38,8 @@ __device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared, int row_t
     cutlass::arch::fence_barrier_init();
 }
 
-// Of a sequence that is not computed: 0 without a slot, NaN with one past the pool. By the blocks of its first segment.
+// Fills the outputs of a sequence that is not computed: 0 if it has no slot, NaN if its slot is past the pool. Its first
+// segment's blocks do.
 template <SsdConfig kConfig>
 __device__ __forceinline__ void fill_outputs(const SsdArgs& args, const SsdWork& work) {
     using Io = Storage<kConfig.io>;
