@@ -21,7 +21,7 @@ def _computed(x: Any) -> tuple[Tensor, Tensor]:
 
 
 _NAME = "hyena_long"
-_long, _gradients = differentiable_hyena(_NAME, _computed, columns=lambda x: x.residues.shape[1])
+_long, long_gradients = differentiable_hyena(_NAME, _computed, columns=lambda x: x.residues.shape[1])
 
 
 @with_reference(_long, _computed)

@@ -17,7 +17,9 @@ from ..operators.layout import channels_are_last, empty_in_layout, in_layout
 from ..operators.transposed import dense_in_layout
 
 Computed = Callable[[Any], tuple[Tensor, Tensor]]
-Gradients = Callable[[Any, Any, Tensor, Tensor], dict[str, Any]]  # of a call, those needed, and gradients of its results
+Gradients = Callable[
+    [Any, Any, Tensor, Tensor], dict[str, Any]
+]  # from a call, what is needed, and the gradients of its results
 Function = TypeVar("Function", bound=Callable[..., Any])
 _PER_TOKEN = ("x1", "x2", "v")
 

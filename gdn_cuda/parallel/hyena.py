@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conv.hyena_long import _gradients
 from ..conv.hyena_long import hyena_long as long_in_one_process
+from ..conv.hyena_long import long_gradients
 from ..conv.hyena_long_summary import summary, summary_backward
 from ..conv.hyena_operator import readable_gradient
 from ..operators.dtypes import state_dtype
@@ -74,7 +74,7 @@ class _Long(SummarizedScan):
 
     def _with_decay(self, run: Run, state: Tensor) -> Summary:
         if not self.context.needs_maps:
-            return state, state
+            return state, state  # the decay is not sent
         rates = self["log_poles"].reshape(self["residues"].shape).double()
         decay = (rates * (run.stop - run.start)).exp().to(state.dtype)
         return state, decay.repeat_interleave(state.shape[1] // decay.shape[0], 0).expand_as(state)
@@ -96,7 +96,7 @@ class _Long(SummarizedScan):
         x, needs = self._given(run, given.state), SimpleNamespace(**dict.fromkeys([*self.NAMES, "initial_state"], True))
         needs.initial_state = given.state is not None
         grads = self._given_back(run, given)
-        return _gradients(SimpleNamespace(**x), needs, grads["grad"], grads["grad_state"])
+        return long_gradients(SimpleNamespace(**x), needs, grads["grad"], grads["grad_state"])
 
 
 @outside_graphs

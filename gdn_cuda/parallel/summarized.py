@@ -34,7 +34,7 @@ class SummarizedScan(ABC):
     flags: dict[str, Any]
     tensors: dict[str, Tensor | None]
 
-    NAMES: ClassVar[tuple[str, ...]]  # of all tensors; `initial_state` has a row for each sequence of the batch
+    NAMES: ClassVar[tuple[str, ...]]  # the names of all tensors; `initial_state` has a row for each sequence of the batch
 
     def __getitem__(self, name: str) -> Any:
         return self.tensors[name]

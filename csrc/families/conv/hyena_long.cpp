@@ -218,7 +218,7 @@ Tensor new_additions(HyenaLongArgs& args, const Tensor& like, i64 tokens, const 
     const std::vector<int64_t> shape = {rows, args.segments, args.states};
     return torch::stable::new_empty(like, shape, ScalarType::Float);
 }
-// `args`: of all tokens; `covered`: those of the segments.
+// `args` has all tokens; `covered`: how many the segments have. `gradient`: in reverse, of the last states.
 Tensor summed(const PreparedHyenaLong& prepared, const HyenaLongArgs& args, const Tensor& added, int covered,
               const HyenaInitial* gradient, const Tensor& like, const Target& target) {
     const Tensor result = torch::stable::new_empty(like, prepared.state_shape(), ScalarType::Float);
@@ -269,8 +269,9 @@ Tensor run_summary_backward(const HyenaLongSummaryBackwardCall& x) {
     const bool columns = HyenaLongBackward::takes_columns(forward.problem, jit::device_traits(target.ordinal));
     if (forward.problem.columns && !columns && args.tokens > 1) {  // a single token has both layouts
         HyenaLongSummaryBackwardCall copies = x;
-        for (Given* rows : {&copies.grad, &copies.forward.x1, &copies.forward.x2, &copies.forward.v})
-            *rows = common::transposed(*rows, Layout::tokens, target);
+        copies.grad = common::transposed(x.grad, Layout::tokens, target);
+        copies.forward.x2 = common::transposed(x.forward.x2, Layout::tokens, target);
+        copies.forward.x1 = copies.forward.v = copies.forward.x2;  // nothing reads them
         return run_summary_backward(copies);
     }
     forward.problem.columns = columns;

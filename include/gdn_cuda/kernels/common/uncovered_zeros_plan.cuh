@@ -6,7 +6,7 @@
 namespace gdn_cuda::common {
 
 struct UncoveredZerosConfig {
-    int tokens;  // of a block
+    int tokens;  // that a block looks at
 
     constexpr bool operator==(const UncoveredZerosConfig&) const = default;
     static constexpr int kThreads = 128;

@@ -16,8 +16,11 @@
 // state after its segment from zeros, 0.4 of a step with outputs (estimated), and hands it on with the segment's decay, one
 // number a head. Its outputs start from the sum over the segments before.
 //
-// Bound (not measured yet): L2, which delivers 64 KB a chunk to a block of two heads with N = 128. Loads and stores alone take
-// 6.7 ns a head and chunk on a full H200 (benchmarks/ssd_tiles.cu), where memory would take 4.4.
+// Without outputs it computes summaries: the states after sequences, and their decays.
+//
+// Bound (expected; not measured since products overlap, before that a chunk took 3.3 us): L2, which delivers 64 KB a chunk to a
+// block of two heads with N = 128. Loads and stores alone take 6.7 ns a head and chunk on a full H200
+// (benchmarks/ssd_tiles.cu), where memory would take 4.4.
 #pragma once
 
 #include <gdn_cuda/kernels/ssd/prefill/rows.cuh>

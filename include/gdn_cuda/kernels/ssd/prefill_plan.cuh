@@ -136,7 +136,7 @@ struct SsdArgs {
     SsdStates initial, last;            // without data: zeros, and none
     const bool* has_initial = nullptr;  // (sequences,): whether a sequence reads its slot; nullptr: all do
     // Slots of a pool, as common/state_slots.cuh reads them; without data a sequence has its own.
-    Tagged slots, accepted;  // nobody accepts tokens here
+    Tagged slots, accepted;  // accepted: without data, as there is no speculative decoding
     i64 slots_sequence = 0, slots_token = 0, null_slot = -1;
     int slot_count = 0, slot_steps = 1;
     Tagged last_slots;  // (sequences,), where others are written than read; one past the pool or negative is not

@@ -6,7 +6,7 @@
 namespace gdn_cuda::conv {
 
 struct HyenaLongSummaryConfig {
-    DType io;       // of x1 and v
+    DType io;       // dtype of x1 and v
     bool reversed;  // gradients of the states before the sequence; otherwise the states after it
 
     constexpr bool operator==(const HyenaLongSummaryConfig&) const = default;

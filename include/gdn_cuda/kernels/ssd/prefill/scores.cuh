@@ -20,8 +20,8 @@ struct ScoresRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
-    RawElement dt[2];              // of the next chunk's tokens 2 lane and 2 lane + 1; a warp has a head
-    float bias = 0.f, rate = 0.f;  // of the warp's head: of δ, and of decay in log2
+    RawElement dt[2];              // tokens 2 lane and 2 lane + 1 of the next chunk; a warp has a head
+    float bias = 0.f, rate = 0.f;  // the warp's head adds bias to dt, and decays by 2^(rate δ)
 
     __device__ __forceinline__ ScoresRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();

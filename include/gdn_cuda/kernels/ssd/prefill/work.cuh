@@ -24,7 +24,7 @@ __device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
     }
 }
 __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_tiles) {
-    const int of_group = args.heads / args.groups * args.tiles_of_head, blocks = (of_group + row_tiles - 1) / row_tiles;
+    const int group_tiles = args.heads / args.groups * args.tiles_of_head, blocks = (group_tiles + row_tiles - 1) / row_tiles;
     const int block = static_cast<int>(blockIdx.x), group = block / blocks, first = block % blocks * row_tiles;
     const int sequence = static_cast<int>(blockIdx.y);
     const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
@@ -38,8 +38,8 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     SsdWork work{.sequence = sequence,
                  .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
                  .group = group,
-                 .first_tile = group * of_group + first,
-                 .tiles = min(row_tiles, of_group - first),
+                 .first_tile = group * group_tiles + first,
+                 .tiles = min(row_tiles, group_tiles - first),
                  .start = static_cast<int>(span.start),
                  .length = span.length,
                  .segment = segment,
@@ -48,10 +48,10 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
                  .steps = summary ? own : first_output + own,
                  .first_output = first_output};
 #pragma unroll
-    for (int i = 0; i < kMostRowTiles; ++i) {  // of those that do not exist too: registers have no index
-        const int tile = work.first_tile + i, of_head = tile % args.tiles_of_head;
+    for (int i = 0; i < kMostRowTiles; ++i) {  // all, so that no index is variable and the array needs no local memory
+        const int tile = work.first_tile + i, in_head = tile % args.tiles_of_head;
         work.row_tiles[i] = {
-            .head = tile / args.tiles_of_head, .first_row = of_head * kTileRows, .scores = max(i - of_head, 0)};
+            .head = tile / args.tiles_of_head, .first_row = in_head * kTileRows, .scores = max(i - in_head, 0)};
     }
     set_slots(work, args);
     return work;
