@@ -9,12 +9,18 @@
 
 namespace gdn_cuda::ssd {
 
+constexpr SsdConfig ssd_config(DType io, int64_t states, bool gated) {
+    const int padded = states <= 64 ? 64 : states <= 128 ? 128 : 256;
+    // Two row tiles of 256 states leave no registers for z.
+    return {.io = io, .states = padded, .row_tiles = gated && padded == 256 ? 1 : 2, .gated = gated};
+}
+
 inline constexpr auto kSsdConfigurations = [] {
     std::array<SsdConfig, 12> all{};
     size_t count = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const int states : {64, 128, 256})
-            for (const bool gated : {false, true}) all[count++] = {.io = io, .states = states, .row_tiles = 2, .gated = gated};
+            for (const bool gated : {false, true}) all[count++] = ssd_config(io, states, gated);
     return all;
 }();
 

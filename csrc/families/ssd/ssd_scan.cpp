@@ -224,17 +224,16 @@ struct Inputs {
     }
     // Splits sequences into segments where heads are few, and launches.
     void run(SsdArgs& args, bool gated, const Tensor& like) {
-        const int states = prepared.states <= 64 ? 64 : prepared.states <= 128 ? 128 : 256;
-        const SsdConfig config{.io = prepared.io, .states = states, .row_tiles = 2, .gated = gated};
+        const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
         const i64 blocks = Prefill::blocks_of_sequence(config, args);
         args.segments.count = ssd_segments(blocks, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
                                            jit::device_traits(target.ordinal).multiprocessors);
         if (args.segments.count > 1) {
             const int64_t readers = int64_t{args.sequences} * args.heads * args.tiles_of_head,
                           tiles = readers * args.segments.count;
-            kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * states + 1}, ScalarType::Float));
+            kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * config.states + 1}, ScalarType::Float));
             args.segments.states = static_cast<float*>(memory_of(kept.back()));
-            args.segments.decays = args.segments.states + tiles * kTileRows * states;
+            args.segments.decays = args.segments.states + tiles * kTileRows * config.states;
             kept.push_back(torch::stable::new_zeros(like, {tiles + readers}, ScalarType::Int));
             args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
             args.segments.read = args.segments.done + tiles;

@@ -39,9 +39,13 @@ struct SsdConfig {
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
         return fit < 4 ? fit : 4;
     }
-    // setmaxnreg per role. Three row tiles would leave a rows role 152 registers, and ptxas would serialize its wgmmas.
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 64 : 88; }
-    GDN_HOST_DEVICE constexpr int row_registers() const { return states == 256 ? 224 : 208; }
+    // setmaxnreg per role. With three row tiles a rows role would have 152, and ptxas would serialize its wgmmas.
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 72 : 88; }
+    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 256 ? 216 : 208; }
+    // What threads have at the launch is all there is: a role that asks for more waits forever.
+    GDN_HOST_DEVICE constexpr bool fits_registers() const {
+        return scores_registers() + row_tiles * row_registers() <= 65536 / threads() / 8 * 8 * (1 + row_tiles);
+    }
 };
 
 constexpr int kShortestSegment = 8;  // chunks
@@ -82,7 +86,7 @@ struct SsdSegments {
 
 template <SsdConfig kConfig>
 struct SsdPlan {
-    static_assert(kConfig.stages() >= 2);
+    static_assert(kConfig.stages() >= 2 && kConfig.fits_registers());
     struct Stage {
         SwizzledTile C[kConfig.state_tiles()], B[kConfig.state_tiles()], x[kConfig.row_tiles];
         SwizzledTile z[kConfig.gated ? kConfig.row_tiles : 1];

@@ -115,26 +115,29 @@ struct RowsRole : Lane {
         if (args.D.values.data == nullptr || row >= args.channels) return 0.f;
         return load_float(args.D.values, head() * args.D.head + row * args.D.channel);
     }
-    // + D x, and times silu(z).
-    __device__ __forceinline__ void finish(TokenFragment& y, const TokenOperand& x, const float (&D)[2],
-                                           const SwizzledTile* gates) const {
-        [[maybe_unused]] unsigned z[4];
-        for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
-            const float2 own = unpack<kIo>(x[step][i]);
-            v = fmaf(D[i % 2], own.x, v), v_next = fmaf(D[i % 2], own.y, v_next);
-            if constexpr (kConfig.gated) {
-                if (i == 0) ldmatrix_x4_trans(z, matrix_row(gates[tile()]) + step * kMnMajorStep);
-                const float2 gate = unpack<kIo>(z[i]);
-                v *= silu(gate.x), v_next *= silu(gate.y);
+    // + D x, and times silu(z), rounded.
+    __device__ __forceinline__ void finish(TokenOperand& rounded, const TokenFragment& y, const TokenOperand& x,
+                                           const float (&D)[2], const SwizzledTile* gates) const {
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+            [[maybe_unused]] unsigned z[4];
+            if constexpr (kConfig.gated) ldmatrix_x4_trans(z, matrix_row(gates[tile()]) + step * kMnMajorStep);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 own = unpack<kIo>(x[step][i]);
+                float2 v = {fmaf(D[i % 2], own.x, y[8 * step + 2 * i]), fmaf(D[i % 2], own.y, y[8 * step + 2 * i + 1])};
+                if constexpr (kConfig.gated) {
+                    const float2 gate = unpack<kIo>(z[i]);
+                    v.x *= silu(gate.x), v.y *= silu(gate.y);
+                }
+                rounded[step][i] = pack<kIo>(v.x, v.y);
             }
-        });
+        }
     }
-    __device__ __forceinline__ void write_tile(SwizzledTile& tile, const TokenFragment& y) const {
+    __device__ __forceinline__ void write_tile(SwizzledTile& tile, const TokenOperand& y) const {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
-            stmatrix_x4_trans(matrix_row(tile) + step * kMnMajorStep, pack<kIo>(y[8 * step], y[8 * step + 1]),
-                              pack<kIo>(y[8 * step + 2], y[8 * step + 3]), pack<kIo>(y[8 * step + 4], y[8 * step + 5]),
-                              pack<kIo>(y[8 * step + 6], y[8 * step + 7]));
+            stmatrix_x4_trans(matrix_row(tile) + step * kMnMajorStep, y[step][0], y[step][1], y[step][2], y[step][3]);
     }
     __device__ __forceinline__ void store_without_tma(const SwizzledTile& tile, int chunk) const {
         using Io = Storage<kIo>;
@@ -270,7 +273,7 @@ struct RowsRole : Lane {
         const auto& factors = shared.factors[slot.index][scores()];
         barrier(shared.stage_full[current.index]).wait(current.parity);
         TokenFragment y;
-        TokenOperand x, update;
+        TokenOperand x, update, rounded;
         if (warp == 0 && step > work.first_output) {  // its outputs are stored
             if (thread == 0) cute::tma_store_wait<0>();
             __syncwarp();
@@ -283,20 +286,22 @@ struct RowsRole : Lane {
         scale_tokens(y, factors.before);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
         const float decay = shared.decay[slot.index][scores()];
-        decay_state(decay);
         if constexpr (kOverlaps) {
+            decay_state(decay);
             start_update(update, own, stage.B, factors.after, decay);
             wait_for_product<1>(y);
-            finish(y, x, D, stage.z);
-        } else {  // registers do not hold D from step to step
+            finish(rounded, y, x, D, stage.z);
+        } else {  // registers do not hold D from step to step, nor x beside what the products of all states take
+            wait_for_product(y);
             const int row = opaque(my_row());
             const float own_D[2] = {D_of(row), D_of(row + 8)};
-            wait_for_product(y);
-            finish(y, x, own_D, stage.z);
+            gdn::load_operand(x, own, *this);
+            finish(rounded, y, x, own_D, stage.z);
+            decay_state(decay);
             start_update(update, own, stage.B, factors.after, decay);
         }
         warpgroup_sync();  // all have loaded x
-        write_tile(own, y);
+        write_tile(own, rounded);
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
         if (has_tail(args, work, chunk)) [[unlikely]] {
