@@ -29,10 +29,17 @@
 namespace gdn_cuda::ssd {
 
 template <SsdConfig kConfig>
-__device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared, int row_tiles) {
+__device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared) {
+    const int row_tiles = shared.work.tiles;
+    int heads = 0;
+    for (int i = 0; i < row_tiles; ++i) heads += shared.work.row_tiles[i].scores == i;
     for (int i = 0; i < kConfig.stages(); ++i) {
         barrier(shared.stage_full[i]).init(1);
         barrier(shared.stage_empty[i]).init(4 * row_tiles);
+    }
+    for (int i = 0; i < kFactorSlots; ++i) {
+        barrier(shared.factors_full[i]).init(heads);
+        barrier(shared.factors_empty[i]).init(4 * row_tiles);
     }
     for (int i = 0; i < kConfig.slots(); ++i) {
         barrier(shared.scores_full[i]).init(kWarpgroup);
@@ -66,18 +73,21 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     static_assert(sizeof(shared) <= kSharedBytes);
     if (threadIdx.x == 0) {
         shared.work = work_of_block(args, kConfig.row_tiles);
-        set_barriers(shared, shared.work.tiles);
+        set_barriers(shared);
     }
     __syncthreads();
     if (shared.work.segment >= shared.work.segments) return;
     if (shared.work.place != Place::run) return fill_outputs<kConfig>(args, shared.work);
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler
-    if (group == 0) {
+    if (group < kConfig.scores_group()) {
+        cutlass::arch::warpgroup_reg_dealloc<kConfig.inputs_registers()>();
+        InputsRole<kConfig>(shared, args).run();
+    } else if (group == kConfig.scores_group()) {
         cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();
         ScoresRole<kConfig>(shared, args).run();
     } else {
         cutlass::arch::warpgroup_reg_alloc<kConfig.row_registers()>();
-        if (group <= shared.work.tiles) RowsRole<kConfig>(shared, args).run();
+        if (group <= kConfig.scores_group() + shared.work.tiles) RowsRole<kConfig>(shared, args).run();
     }
 }
 

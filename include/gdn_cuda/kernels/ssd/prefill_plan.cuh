@@ -16,6 +16,7 @@ using gdn::kChunk;
 constexpr int kTileRows = 64;  // channels of a head that a warpgroup owns: a row tile
 constexpr int kMostRowTiles = 2;
 constexpr int kSharedBytes = 227 * 1024;
+constexpr int kFactorSlots = 4;
 
 struct SsdConfig {
     DType io;
@@ -27,24 +28,30 @@ struct SsdConfig {
 
     GDN_FIELDS(io, states, row_tiles, gated)
 
-    // Warpgroup order: one that loads chunks and forms scores, then one for each row tile.
-    GDN_HOST_DEVICE constexpr int threads() const { return (1 + row_tiles) * kWarpgroup; }
+    // Two row tiles of 256 states leave no registers for an inputs role: there the scores role has its work.
+    GDN_HOST_DEVICE constexpr bool has_inputs_role() const { return states < 256 || row_tiles == 1; }
+    // Warpgroup order: inputs, scores, then one for each row tile.
+    GDN_HOST_DEVICE constexpr int scores_group() const { return has_inputs_role() ? 1 : 0; }
+    GDN_HOST_DEVICE constexpr int warpgroups() const { return scores_group() + 1 + row_tiles; }
+    GDN_HOST_DEVICE constexpr int threads() const { return warpgroups() * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int state_tiles() const { return states / kTileElements; }
     // A stage holds a chunk's C and B, and x and z of each row tile.
     GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int stages() const {
-        constexpr int kFactors = 1024 + 16, kRest = 1024;
-        const int left = kSharedBytes - kRest - slots() * row_tiles * (static_cast<int>(sizeof(SwizzledTile)) + kFactors);
+        constexpr int kFactors = 1024 + 8, kRest = 1024;
+        const int left =
+            kSharedBytes - kRest - row_tiles * (slots() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
         return fit < 4 ? fit : 4;
     }
-    // setmaxnreg per role. With three row tiles a rows role would have 152, and ptxas would serialize its wgmmas.
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 72 : 88; }
-    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 256 ? 216 : 208; }
-    // What threads have at the launch is all there is: a role that asks for more waits forever.
+    // setmaxnreg per role. What threads have at the launch is all there is: a role that asked for more would wait forever.
+    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 40; }
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return 72; }
+    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 256 ? 216 : 200; }
     GDN_HOST_DEVICE constexpr bool fits_registers() const {
-        return scores_registers() + row_tiles * row_registers() <= 65536 / threads() / 8 * 8 * (1 + row_tiles);
+        const int asked = (has_inputs_role() ? inputs_registers() : 0) + scores_registers() + row_tiles * row_registers();
+        return asked <= 65536 / threads() / 8 * 8 * warpgroups();
     }
 };
 
@@ -99,19 +106,26 @@ struct SsdPlan {
         float before[kChunk];  // exp(G), of the state before the chunk in a token's output
         float after[kChunk];   // δ exp(G_end - G), of a token in the state after the chunk
     };
+    struct End {
+        float decay;  // exp(G_end)
+        int resets;   // whether a decay between two tokens may be 0
+    };
     // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];
     // One for each row tile; tiles of the same head use that of its first tile.
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
-    Factors factors[kConfig.slots()][kConfig.row_tiles];
-    float decay[kConfig.slots()][kConfig.row_tiles];  // exp(G_end)
+    Factors factors[kFactorSlots][kConfig.row_tiles];
+    End ends[kFactorSlots][kConfig.row_tiles];
     SsdWork work;
     // mbarriers: who arrives -> who waits.
-    //     stage_full    TMA -> scores, rows
-    //     scores_full   scores: M and factors -> rows
-    //     scores_empty  each warp of the rows has read them -> scores
-    //     stage_empty   each warp of the rows has read the stage, and the outputs in place of x are stored -> scores
+    //     stage_full     TMA -> scores, rows
+    //     stage_empty    each warp of the rows has read the stage, and the outputs in place of x are stored -> inputs
+    //     factors_full   inputs: each head's warp -> scores
+    //     factors_empty  each warp of the rows has read them -> inputs
+    //     scores_full    scores: M, and factors before -> rows
+    //     scores_empty   each warp of the rows has read them -> scores
     unsigned long long stage_full[kConfig.stages()], stage_empty[kConfig.stages()];
+    unsigned long long factors_full[kFactorSlots], factors_empty[kFactorSlots];
     unsigned long long scores_full[kConfig.slots()], scores_empty[kConfig.slots()];
 };
 

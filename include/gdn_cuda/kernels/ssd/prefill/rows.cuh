@@ -33,7 +33,7 @@ struct RowsRole : Lane {
     __device__ __forceinline__ RowsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
     }
-    __device__ __forceinline__ int tile() const { return group - 1; }
+    __device__ __forceinline__ int tile() const { return group - kConfig.scores_group() - 1; }
     __device__ __forceinline__ int scores() const { return work.row_tiles[tile()].scores; }
     __device__ __forceinline__ int head() const { return work.row_tiles[tile()].head; }
     __device__ __forceinline__ int first_row() const { return work.row_tiles[tile()].first_row; }
@@ -85,12 +85,13 @@ struct RowsRole : Lane {
     __device__ __forceinline__ float2 factor_at(const float (&factors)[kChunk], int step, int i) const {
         return pair_at(&factors[16 * step + i / 2 * 8 + 2 * t]);
     }
-    // Times exp(G). A decay of 0 is a select: it stops infinities and NaN of the state.
+    // Times exp(G). kResets: a decay of 0 is a select, which stops infinities and NaN of the state.
+    template <bool kResets>
     __device__ __forceinline__ void scale_tokens(TokenFragment& y, const float (&factors)[kChunk]) const {
         for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
             const float2 factor = factor_at(factors, step, i);
-            v = factor.x == 0.f ? 0.f : v * factor.x;
-            v_next = factor.y == 0.f ? 0.f : v_next * factor.y;
+            v = kResets && factor.x == 0.f ? 0.f : v * factor.x;
+            v_next = kResets && factor.y == 0.f ? 0.f : v_next * factor.y;
         });
     }
     // x is loaded again: registers of a product in flight cannot be read.
@@ -242,35 +243,40 @@ struct RowsRole : Lane {
         for (int part = 0; part < kParts; ++part)
             gdn::start_product_mn<kIo>(state[part], update, B + part * (kPartColumns / kTileElements), decay != 0.f);
     }
-    __device__ __forceinline__ void finish_update(int slot) {
+    __device__ __forceinline__ void finish_update(int step) {
 #pragma unroll
         for (auto& part : state) wait_for_product(part);
         __syncwarp();
-        if (lane == 0) barrier(shared.scores_empty[slot]).arrive();
+        if (lane == 0) {
+            barrier(shared.scores_empty[PipelineStage<kSlots>(step).index]).arrive();
+            barrier(shared.factors_empty[PipelineStage<kFactorSlots>(step).index]).arrive();
+        }
     }
     // Without outputs.
     __device__ __forceinline__ void run_state(int step, float& log_decay) {
         const PipelineStage<kStages> current(step);
         const PipelineStage<kSlots> slot(step);
+        const PipelineStage<kFactorSlots> ready(step);
         auto& stage = stage_at(shared, current.index);
-        const auto& factors = shared.factors[slot.index][scores()];
+        const auto& factors = shared.factors[ready.index][scores()];
         TokenOperand update;
         barrier(shared.stage_full[current.index]).wait(current.parity);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
-        const float decay = shared.decay[slot.index][scores()];
+        const float decay = shared.ends[ready.index][scores()].decay;
         decay_state(decay);
         log_decay += factors.gate[kChunk - 1];
         start_update(update, stage.x[tile()], stage.B, factors.after, decay);
-        finish_update(slot.index);
+        finish_update(step);
         release_stage(step);
     }
     __device__ __forceinline__ void run_output(int step, const float (&D)[2]) {
         const PipelineStage<kStages> current(step);
         const PipelineStage<kSlots> slot(step);
+        const PipelineStage<kFactorSlots> ready(step);
         const int chunk = work.chunk_at(step);
         auto& stage = stage_at(shared, current.index);
         SwizzledTile& own = stage.x[tile()];
-        const auto& factors = shared.factors[slot.index][scores()];
+        const auto& factors = shared.factors[ready.index][scores()];
         barrier(shared.stage_full[current.index]).wait(current.parity);
         TokenFragment y;
         TokenOperand x, update, rounded;
@@ -283,9 +289,12 @@ struct RowsRole : Lane {
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
         wait_for_product(y);
-        scale_tokens(y, factors.before);
+        if (shared.ends[ready.index][scores()].resets)
+            scale_tokens<true>(y, factors.before);
+        else
+            scale_tokens<false>(y, factors.before);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
-        const float decay = shared.decay[slot.index][scores()];
+        const float decay = shared.ends[ready.index][scores()].decay;
         if constexpr (kOverlaps) {
             decay_state(decay);
             start_update(update, own, stage.B, factors.after, decay);
@@ -310,7 +319,7 @@ struct RowsRole : Lane {
             tma_store(args.out, tile_at(work, chunk, head(), first_row()), own.bytes);
             cute::tma_store_arrive();
         }
-        finish_update(slot.index);
+        finish_update(step);
         if (warp > 0) release_stage(step);
     }
 
