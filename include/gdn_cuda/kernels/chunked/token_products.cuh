@@ -33,24 +33,39 @@ __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, c
     }
 }
 
+// Which of two columns are kept, in 8 x 8 blocks on the diagonal.
+__device__ __forceinline__ unsigned diagonal_mask(const Lane& lane) {
+    const int ahead = lane.g - 2 * lane.t;  // row minus the first column
+    return ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;
+}
 // A matrix over tokens up to the diagonal, product(i) for element i of its fragment, and its sign bits flipped by `sign`;
 // kResidual: its rounding residual, with zeros written above.
 template <DType kIo, bool kResidual, class Product>
 __device__ __forceinline__ void store_lower(const Lane& lane, SwizzledTile& scores, unsigned sign, Product&& product) {
     const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
-    const int ahead = lane.g - 2 * lane.t;                                              // row minus the first of two columns
-    const unsigned diagonal_mask = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
         const bool above = n / 2 > lane.warp, diagonal = n / 2 == lane.warp;
         if (!kResidual && above) break;
-        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? diagonal_mask : all, right = diagonal ? 0 : all;
+        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? diagonal_mask(lane) : all, right = diagonal ? 0 : all;
         const auto pair = [&](int i) {
             const float x = product(4 * n + 2 * i), next = product(4 * n + 2 * i + 1);
             const unsigned rounded = pack<kIo>(x, next);
             return (kResidual ? pack_residual<kIo>(x, next, rounded) : rounded) ^ sign;
         };
         stmatrix_x4(row_vector(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
+    }
+}
+// Of such a matrix the warp's 16 x 16 elements on the diagonal.
+template <DType kIo, class Product>
+__device__ __forceinline__ void store_diagonal(const Lane& lane, SwizzledTile& scores, Product&& product) {
+    const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
+    const unsigned keep = diagonal_mask(lane);
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+        if (n / 2 != lane.warp) continue;
+        const auto pair = [&](int i) { return pack<kIo>(product(4 * n + 2 * i), product(4 * n + 2 * i + 1)); };
+        stmatrix_x4(row_vector(to, n + lane.lane / 16), pair(0) & keep, pair(1), 0, pair(3) & keep);
     }
 }
 // P = scale r_i r_j exp(G_i - G_j) q_i.k_j.

@@ -39,7 +39,7 @@ struct SsdConfig {
     GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int stages() const {
-        constexpr int kFactors = 1024 + 8, kRest = 1024;
+        constexpr int kFactors = (5 * kChunk + 3 * 48 + 2) * 4, kRest = 1024;
         const int left =
             kSharedBytes - kRest - row_tiles * (slots() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
@@ -105,6 +105,9 @@ struct SsdPlan {
         float gate[kChunk], delta[kChunk];
         float before[kChunk];  // exp(G), of the state before the chunk in a token's output
         float after[kChunk];   // δ exp(G_end - G), of a token in the state after the chunk
+        // Decays between tokens of different blocks of 16 are products: exp(G_i - G_b), b the last token before i's block, and
+        // exp(G_b - G_j) δ_j, for the three blocks that have tokens before them.
+        float row[kChunk], column[3][48];
     };
     struct End {
         float decay;  // exp(G_end)

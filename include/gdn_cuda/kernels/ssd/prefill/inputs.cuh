@@ -108,6 +108,15 @@ struct InputsRole : Lane {
         reinterpret_cast<float2*>(factors.delta)[lane] = delta;
         reinterpret_cast<float2*>(factors.before)[lane] = {exp2_fast(gate.x), exp2_fast(gate.y)};
         reinterpret_cast<float2*>(factors.after)[lane] = {exp2_fast(end - gate.x) * delta.x, exp2_fast(end - gate.y) * delta.y};
+#pragma unroll
+        for (int block = 1; block < 4; ++block) {
+            const float border = __shfl_sync(0xffffffffu, gate.y, 8 * block - 1);
+            if (lane < 8 * block)
+                reinterpret_cast<float2*>(factors.column[block - 1])[lane] = {exp2_fast(border - gate.x) * delta.x,
+                                                                              exp2_fast(border - gate.y) * delta.y};
+            else if (lane < 8 * block + 8)
+                reinterpret_cast<float2*>(factors.row)[lane] = {exp2_fast(gate.x - border), exp2_fast(gate.y - border)};
+        }
         // Beyond this a decay between two tokens may be 0.
         const bool resets = __any_sync(0xffffffffu, !(fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f));
         if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(end), resets};

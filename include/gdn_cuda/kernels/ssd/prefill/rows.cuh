@@ -85,26 +85,35 @@ struct RowsRole : Lane {
     __device__ __forceinline__ float2 factor_at(const float (&factors)[kChunk], int step, int i) const {
         return pair_at(&factors[16 * step + i / 2 * 8 + 2 * t]);
     }
-    // Times exp(G). kResets: a decay of 0 is a select, which stops infinities and NaN of the state.
-    template <bool kResets>
-    __device__ __forceinline__ void scale_tokens(TokenFragment& y, const float (&factors)[kChunk]) const {
+    // A decay of 0 stops infinities and NaN of the state.
+    __device__ __forceinline__ void clear_after_resets(TokenFragment& y, const float (&factors)[kChunk]) const {
         for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
             const float2 factor = factor_at(factors, step, i);
-            v = kResets && factor.x == 0.f ? 0.f : v * factor.x;
-            v_next = kResets && factor.y == 0.f ? 0.f : v_next * factor.y;
+            if (factor.x == 0.f) v = 0.f;
+            if (factor.y == 0.f) v_next = 0.f;
         });
     }
-    // x is loaded again: registers of a product in flight cannot be read.
-    __device__ __forceinline__ void load_scaled(TokenOperand& scaled, const SwizzledTile& x,
-                                                const float (&factors)[kChunk]) const {
-        gdn::load_operand(scaled, x, *this);
+    // y <- exp(G) y + D x, to which M x is added. Where registers suffice, also what update_operand forms.
+    __device__ __forceinline__ void use_x(TokenFragment& y, TokenOperand& update, const TokenOperand& x,
+                                          const typename Plan::Factors& factors, const float (&D)[2]) const {
+        for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
+            const float2 own = unpack<kIo>(x[step][i]), before = factor_at(factors.before, step, i);
+            v = fmaf(v, before.x, D[i % 2] * own.x), v_next = fmaf(v_next, before.y, D[i % 2] * own.y);
+            if constexpr (kOverlaps) update[step][i] = scaled(own, factor_at(factors.after, step, i));
+        });
+    }
+    // δ exp(G_C - G) x.
+    __device__ __forceinline__ void update_operand(TokenOperand& update, const SwizzledTile& x,
+                                                   const float (&factors)[kChunk]) const {
+        gdn::load_operand(update, x, *this);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 v = unpack<kIo>(scaled[step][i]), factor = factor_at(factors, step, i);
-                scaled[step][i] = pack<kIo>(v.x * factor.x, v.y * factor.y);
-            }
+            for (int i = 0; i < 4; ++i)
+                update[step][i] = scaled(unpack<kIo>(update[step][i]), factor_at(factors, step, i));
+    }
+    __device__ __forceinline__ static unsigned scaled(float2 x, float2 factor) {
+        return pack<kIo>(x.x * factor.x, x.y * factor.y);
     }
     __device__ __forceinline__ void decay_state(float decay) {
 #pragma unroll
@@ -116,24 +125,15 @@ struct RowsRole : Lane {
         if (args.D.values.data == nullptr || row >= args.channels) return 0.f;
         return load_float(args.D.values, head() * args.D.head + row * args.D.channel);
     }
-    // + D x, and times silu(z), rounded.
-    __device__ __forceinline__ void finish(TokenOperand& rounded, const TokenFragment& y, const TokenOperand& x,
-                                           const float (&D)[2], const SwizzledTile* gates) const {
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step) {
-            [[maybe_unused]] unsigned z[4];
-            if constexpr (kConfig.gated) ldmatrix_x4_trans(z, matrix_row(gates[tile()]) + step * kMnMajorStep);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 own = unpack<kIo>(x[step][i]);
-                float2 v = {fmaf(D[i % 2], own.x, y[8 * step + 2 * i]), fmaf(D[i % 2], own.y, y[8 * step + 2 * i + 1])};
-                if constexpr (kConfig.gated) {
-                    const float2 gate = unpack<kIo>(z[i]);
-                    v.x *= silu(gate.x), v.y *= silu(gate.y);
-                }
-                rounded[step][i] = pack<kIo>(v.x, v.y);
-            }
-        }
+    // Times silu(z), rounded.
+    __device__ __forceinline__ void finish(TokenOperand& rounded, TokenFragment& y, const SwizzledTile* gates) const {
+        if constexpr (!kConfig.gated) return gdn::pack_tokens<kIo>(rounded, y);
+        [[maybe_unused]] unsigned z[4];
+        for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
+            if (i == 0) ldmatrix_x4_trans(z, matrix_row(gates[tile()]) + step * kMnMajorStep);
+            const float2 gate = unpack<kIo>(z[i]);
+            rounded[step][i] = pack<kIo>(v * silu(gate.x), v_next * silu(gate.y));
+        });
     }
     __device__ __forceinline__ void write_tile(SwizzledTile& tile, const TokenOperand& y) const {
 #pragma unroll
@@ -236,9 +236,7 @@ struct RowsRole : Lane {
 
     // S <- exp(G_C) S + (δ exp(G_C - G) x)^T B, which finish_update waits for; decayed already. After a decay of 0 the product
     // replaces S, whose infinities and NaN end so.
-    __device__ __forceinline__ void start_update(TokenOperand& update, const SwizzledTile& x, const SwizzledTile* B,
-                                                 const float (&after)[kChunk], float decay) {
-        load_scaled(update, x, after);
+    __device__ __forceinline__ void start_update(const TokenOperand& update, const SwizzledTile* B, float decay) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part)
             gdn::start_product_mn<kIo>(state[part], update, B + part * (kPartColumns / kTileElements), decay != 0.f);
@@ -265,7 +263,8 @@ struct RowsRole : Lane {
         const float decay = shared.ends[ready.index][scores()].decay;
         decay_state(decay);
         log_decay += factors.gate[kChunk - 1];
-        start_update(update, stage.x[tile()], stage.B, factors.after, decay);
+        update_operand(update, stage.x[tile()], factors.after);
+        start_update(update, stage.B, decay);
         finish_update(step);
         release_stage(step);
     }
@@ -289,25 +288,20 @@ struct RowsRole : Lane {
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
         wait_for_product(y);
-        if (shared.ends[ready.index][scores()].resets)
-            scale_tokens<true>(y, factors.before);
-        else
-            scale_tokens<false>(y, factors.before);
+        const auto [decay, resets] = shared.ends[ready.index][scores()];
+        if (resets) clear_after_resets(y, factors.before);
+        use_x(y, update, x, factors, D);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
-        const float decay = shared.ends[ready.index][scores()].decay;
+        decay_state(decay);
         if constexpr (kOverlaps) {
-            decay_state(decay);
-            start_update(update, own, stage.B, factors.after, decay);
-            wait_for_product<1>(y);
-            finish(rounded, y, x, D, stage.z);
-        } else {  // registers do not hold D from step to step, nor x beside what the products of all states take
+            start_update(update, stage.B, decay);
+            wait_for_product<kParts>(y);
+            finish(rounded, y, stage.z);
+        } else {
             wait_for_product(y);
-            const int row = opaque(my_row());
-            const float own_D[2] = {D_of(row), D_of(row + 8)};
-            gdn::load_operand(x, own, *this);
-            finish(rounded, y, x, own_D, stage.z);
-            decay_state(decay);
-            start_update(update, own, stage.B, factors.after, decay);
+            finish(rounded, y, stage.z);
+            update_operand(update, own, factors.after);
+            start_update(update, stage.B, decay);
         }
         warpgroup_sync();  // all have loaded x
         write_tile(own, rounded);

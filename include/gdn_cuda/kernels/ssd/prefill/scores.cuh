@@ -10,6 +10,7 @@ namespace gdn_cuda::ssd {
 template <SsdConfig kConfig>
 struct ScoresRole : Lane {
     using Plan = SsdPlan<kConfig>;
+    using Factors = typename Plan::Factors;
     static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
 
     Plan& shared;
@@ -33,17 +34,34 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal. kResets: a decay of 0 is a select, which stops infinities and NaN.
-    template <bool kResets>
-    __device__ __forceinline__ void store_scores(const float (&products)[32], const typename Plan::Factors& factors,
-                                                 SwizzledTile& scores) const {
-        const float row[2] = {factors.gate[16 * warp + g], factors.gate[16 * warp + g + 8]};
-        gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) {
-            const float2 gate = pair_at(&factors.gate[8 * (i / 4) + 2 * t]), delta = pair_at(&factors.delta[8 * (i / 4) + 2 * t]);
-            const float decay = exp2_fast(row[i / 2 % 2] - (i % 2 == 0 ? gate.x : gate.y));
-            const float score = products[i] * decay * (i % 2 == 0 ? delta.x : delta.y);
-            return kResets && decay == 0.f ? 0.f : score;
-        });
+    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, 16 x 16 elements at a time.
+    __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors& factors, SwizzledTile& scores) const {
+        const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
+        const float row[2] = {factors.row[16 * warp + g], factors.row[16 * warp + g + 8]};
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            if (n / 2 >= warp) break;
+            const float* const columns = &factors.column[warp - 1][8 * n + 2 * t];
+            unsigned pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 column = pair_at(columns + i / 2 * 8);
+                const int at = 4 * n + 2 * i;
+                pairs[i] = pack<kConfig.io>(products[at] * row[i % 2] * column.x, products[at + 1] * row[i % 2] * column.y);
+            }
+            stmatrix_x4(row_vector(to, n + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+        gdn::store_diagonal<kConfig.io>(*this, scores, [&](int i) { return decayed(products, factors, i); });
+    }
+    // Where a decay may be 0: it is a select, which stops infinities and NaN.
+    __device__ __forceinline__ void store_scores_with_resets(const float (&products)[32], const Factors& factors,
+                                                             SwizzledTile& scores) const {
+        gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) { return decayed(products, factors, i); });
+    }
+    __device__ __forceinline__ float decayed(const float (&products)[32], const Factors& factors, int i) const {
+        const int column = 8 * (i / 4) + 2 * t + i % 2;
+        const float decay = exp2_fast(factors.gate[16 * warp + g + i / 2 % 2 * 8] - factors.gate[column]);
+        return decay == 0.f ? 0.f : products[i] * decay * factors.delta[column];
     }
     __device__ __forceinline__ void clear_scores() const {
         auto* vectors = reinterpret_cast<uint4*>(shared.scores);
@@ -79,9 +97,9 @@ struct ScoresRole : Lane {
                     const auto& factors = shared.factors[ready.index][i];
                     SwizzledTile& scores = shared.scores[slot.index][i];
                     if (shared.ends[ready.index][i].resets)
-                        store_scores<true>(products, factors, scores);
+                        store_scores_with_resets(products, factors, scores);
                     else
-                        store_scores<false>(products, factors, scores);
+                        store_scores(products, factors, scores);
                 }
                 cutlass::arch::fence_view_async_shared();
             } else {
