@@ -39,7 +39,7 @@ struct SsdConfig {
     GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int stages() const {
-        constexpr int kFactors = (5 * kChunk + 3 * 48 + 2) * 4, kRest = 1024;
+        constexpr int kFactors = (6 * kChunk + 4 + 2) * 4, kRest = 1024;
         const int left =
             kSharedBytes - kRest - row_tiles * (slots() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
@@ -105,9 +105,10 @@ struct SsdPlan {
         float gate[kChunk], delta[kChunk];
         float before[kChunk];  // exp(G), of the state before the chunk in a token's output
         float after[kChunk];   // δ exp(G_end - G), of a token in the state after the chunk
-        // Decays between tokens of different blocks of 16 are products: exp(G_i - G_b), b the last token before i's block, and
-        // exp(G_b - G_j) δ_j, for the three blocks that have tokens before them.
-        float row[kChunk], column[3][48];
+        // A decay between tokens of different blocks of 16 is a product, exp(G_i - G_j) δ_j = row_i between column_j. row: from
+        // the last token before i's block; column: to the last of j's block, and δ_j; between: 1, or of blocks that are not
+        // neighbours, as between_index has them.
+        float row[kChunk], column[kChunk], between[4];
     };
     struct End {
         float decay;  // exp(G_end)
@@ -119,6 +120,10 @@ struct SsdPlan {
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
+    // A head adds bias to dt, and decays by 2^(rate δ).
+    struct Head {
+        float bias, rate;
+    } heads[kConfig.row_tiles];
     SsdWork work;
     // mbarriers: who arrives -> who waits.
     //     stage_full     TMA -> scores, rows

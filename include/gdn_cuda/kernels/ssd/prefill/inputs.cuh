@@ -18,8 +18,8 @@ struct InputsRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
+    const char* own_dt = nullptr;  // at token 2 lane of the sequence
     RawElement dt[2];              // tokens 2 lane and 2 lane + 1 of the next chunk
-    float bias = 0.f, rate = 0.f;  // the warp's head adds bias to dt, and decays by 2^(rate δ)
 
     __device__ __forceinline__ InputsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
@@ -59,24 +59,28 @@ struct InputsRole : Lane {
     __device__ __forceinline__ const SsdRowTile& row_tile() const { return work.row_tiles[tile()]; }
     __device__ __forceinline__ void load_head() {
         const int head = row_tile().head;
-        if (args.dt_bias.values.data != nullptr) bias = load_float(args.dt_bias.values, head * args.dt_bias.head);
-        rate = load_float(args.A.values, head * args.A.head) * kLog2e;
+        if (lane == 0)
+            shared.heads[tile()] = {
+                args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head),
+                load_float(args.A.values, head * args.A.head) * kLog2e};
+        __syncwarp();
+        const i64 at = work.batch * args.dt_batch + (work.start + 2 * lane) * args.dt_token + head * args.dt_head;
+        own_dt = static_cast<const char*>(args.dt.data) + at * dt_bytes();
     }
+    __device__ __forceinline__ int dt_bytes() const { return args.dt.type == DType::f32 ? 4 : 2; }
     __device__ __forceinline__ void load_dt(int step) {
         dt[0] = dt[1] = {};
         if (step >= work.steps) return;
-        const int chunk = work.chunk_at(step);
-        const int first = 2 * lane, count = tokens_in(work, chunk);
-        const i64 at = work.batch * args.dt_batch + (work.start + chunk * kChunk + first) * args.dt_token +
-                       row_tile().head * args.dt_head;
-        if (first < count) dt[0].load(args.dt, at);
-        if (first + 1 < count) dt[1].load(args.dt, at + args.dt_token);
+        const int chunk = work.chunk_at(step), count = tokens_in(work, chunk) - 2 * lane;
+        const i64 token_bytes = args.dt_token * dt_bytes();
+        const char* const at = own_dt + chunk * kChunk * token_bytes;
+        if (count > 0) dt[0].load(at, args.dt.type == DType::f32);
+        if (count > 1) dt[1].load(at + token_bytes, args.dt.type == DType::f32);
     }
     __device__ __forceinline__ float delta_of(int i, bool exists) const {
-        float x = dt[i].to_float(args.dt.type) + bias;
+        float x = dt[i].to_float(args.dt.type) + shared.heads[tile()].bias;
         if (args.softplus) x = softplus(x);
-        x = x < args.lowest ? args.lowest : x > args.highest ? args.highest : x;  // NaN stays
-        return exists ? x : 0.f;
+        return exists ? at_most(at_least(x, args.lowest), args.highest) : 0.f;
     }
     // Whether the state is zeroed before a token. Loaded where it is used: few calls have such tokens.
     __device__ __forceinline__ bool is_reset(int token) const {
@@ -86,7 +90,7 @@ struct InputsRole : Lane {
     }
     // log2 of a token's decay, clamped as in chunked/factors.cuh; what is clamped decays to 0.
     __device__ __forceinline__ float gate_of(float delta, int token) const {
-        return is_reset(token) ? kLowestGateLog2 : at_least(delta * rate, kLowestGateLog2);
+        return is_reset(token) ? kLowestGateLog2 : at_least(delta * shared.heads[tile()].rate, kLowestGateLog2);
     }
     // Tokens past the end have a δ of 0: nothing decays, and nothing is added.
     __device__ __forceinline__ void store_factors(int chunk, int slot) const {
@@ -106,17 +110,21 @@ struct InputsRole : Lane {
         auto& factors = shared.factors[slot][tile()];
         reinterpret_cast<float2*>(factors.gate)[lane] = gate;
         reinterpret_cast<float2*>(factors.delta)[lane] = delta;
-        reinterpret_cast<float2*>(factors.before)[lane] = {exp2_fast(gate.x), exp2_fast(gate.y)};
-        reinterpret_cast<float2*>(factors.after)[lane] = {exp2_fast(end - gate.x) * delta.x, exp2_fast(end - gate.y) * delta.y};
-#pragma unroll
-        for (int block = 1; block < 4; ++block) {
-            const float border = __shfl_sync(0xffffffffu, gate.y, 8 * block - 1);
-            if (lane < 8 * block)
-                reinterpret_cast<float2*>(factors.column[block - 1])[lane] = {exp2_fast(border - gate.x) * delta.x,
-                                                                              exp2_fast(border - gate.y) * delta.y};
-            else if (lane < 8 * block + 8)
-                reinterpret_cast<float2*>(factors.row)[lane] = {exp2_fast(gate.x - border), exp2_fast(gate.y - border)};
-        }
+        // From the border before the lane's block of 16 tokens, and to its end.
+        const float previous = __shfl_sync(0xffffffffu, gate.y, lane < 8 ? 0 : (lane & 24) - 1);
+        const float border = lane < 8 ? 0.f : previous;
+        const float block_end = __shfl_sync(0xffffffffu, gate.y, lane | 7);
+        const float2 row = {exp2_fast(gate.x - border), exp2_fast(gate.y - border)};
+        const float2 column = {exp2_fast(block_end - gate.x) * delta.x, exp2_fast(block_end - gate.y) * delta.y};
+        const float to_border = exp2_fast(border), from_block = exp2_fast(end - block_end);
+        reinterpret_cast<float2*>(factors.row)[lane] = row;
+        reinterpret_cast<float2*>(factors.column)[lane] = column;
+        reinterpret_cast<float2*>(factors.before)[lane] = {row.x * to_border, row.y * to_border};
+        reinterpret_cast<float2*>(factors.after)[lane] = {column.x * from_block, column.y * from_block};
+        // Of blocks 2 and 0, 3 and 0, 3 and 1.
+        const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
+        const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);
+        if (lane < 4) factors.between[lane] = lane == 0 ? 1.f : exp2_fast(later - earlier);
         // Beyond this a decay between two tokens may be 0.
         const bool resets = __any_sync(0xffffffffu, !(fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f));
         if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(end), resets};
@@ -146,19 +154,18 @@ struct InputsRole : Lane {
         for (int step = 0; step < work.steps; ++step) make_factors(step);
     }
 
-    // Or among the scores role's work: before its first step, before it needs a step's factors, and after a step.
+    // Or among the scores role's work: before its first step, and after each.
     __device__ __forceinline__ void begin() {
         if (thread == 0)
             for (int step = 0; step < min(kStages, work.steps); ++step) load_step(step);
-        if (has_head()) begin_factors();
+        if (!has_head() || work.steps == 0) return;
+        begin_factors();
+        make_factors(0);
     }
-    __device__ __forceinline__ void before_scores(int step) {
+    __device__ __forceinline__ void follow(int step) {
         find_lane();
-        if (has_head()) make_factors(step);
-    }
-    __device__ __forceinline__ void after_scores(int step) {
-        if (step == 0 || step - 1 + kStages >= work.steps) return;
-        if (thread == 0) load_step(step - 1 + kStages);
+        if (has_head() && step + 1 < work.steps) make_factors(step + 1);
+        if (thread == 0 && step > 0 && step - 1 + kStages < work.steps) load_step(step - 1 + kStages);
         __syncwarp();
     }
 };

@@ -41,13 +41,14 @@ struct ScoresRole : Lane {
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             if (n / 2 >= warp) break;
-            const float* const columns = &factors.column[warp - 1][8 * n + 2 * t];
+            const float between = factors.between[n / 2 + 1 < warp ? warp + n / 2 - 1 : 0];
+            const float from[2] = {row[0] * between, row[1] * between};
             unsigned pairs[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float2 column = pair_at(columns + i / 2 * 8);
+                const float2 column = pair_at(&factors.column[8 * n + 2 * t + i / 2 * 8]);
                 const int at = 4 * n + 2 * i;
-                pairs[i] = pack<kConfig.io>(products[at] * row[i % 2] * column.x, products[at + 1] * row[i % 2] * column.y);
+                pairs[i] = pack<kConfig.io>(products[at] * from[i % 2] * column.x, products[at + 1] * from[i % 2] * column.y);
             }
             stmatrix_x4(row_vector(to, n + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
         }
@@ -87,7 +88,6 @@ struct ScoresRole : Lane {
             if (step >= work.first_output) {
                 float products[32];
                 start_group_products(products, stage.C, stage.B);
-                if constexpr (!kConfig.has_inputs_role()) inputs.before_scores(step);
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
                 wait_for_product(products);
@@ -103,12 +103,11 @@ struct ScoresRole : Lane {
                 }
                 cutlass::arch::fence_view_async_shared();
             } else {
-                if constexpr (!kConfig.has_inputs_role()) inputs.before_scores(step);
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
             }
             barrier(shared.scores_full[slot.index]).arrive();
-            if constexpr (!kConfig.has_inputs_role()) inputs.after_scores(step);
+            if constexpr (!kConfig.has_inputs_role()) inputs.follow(step);
         }
     }
     __device__ __forceinline__ static void start_group_products(float (&products)[32], const SwizzledTile* C,
