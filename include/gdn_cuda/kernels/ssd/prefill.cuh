@@ -35,7 +35,8 @@ __device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared) {
     for (int i = 0; i < row_tiles; ++i) heads += shared.work.row_tiles[i].scores == i;
     for (int i = 0; i < kConfig.stages(); ++i) {
         barrier(shared.stage_full[i]).init(1);
-        barrier(shared.stage_empty[i]).init(4 * row_tiles);
+        barrier(shared.stage_used[i]).init(4 * row_tiles);
+        barrier(shared.stage_empty[i]).init(1);
     }
     for (int i = 0; i < kFactorSlots; ++i) {
         barrier(shared.factors_full[i]).init(heads);

@@ -123,16 +123,18 @@ struct SsdPlan {
     // A head adds bias to dt, and decays by 2^(rate δ).
     struct Head {
         float bias, rate;
+        const char* dt;  // of the sequence's first token
     } heads[kConfig.row_tiles];
     SsdWork work;
     // mbarriers: who arrives -> who waits.
     //     stage_full     TMA -> scores, rows
-    //     stage_empty    each warp of the rows has read the stage, and the outputs in place of x are stored -> inputs
+    //     stage_used     each warp of the rows has read the stage, and its outputs are in place of x -> inputs, storing
+    //     stage_empty    inputs: the outputs are stored -> inputs, loading
     //     factors_full   inputs: each head's warp -> scores
     //     factors_empty  each warp of the rows has read them -> inputs
     //     scores_full    scores: M, and factors before -> rows
     //     scores_empty   each warp of the rows has read them -> scores
-    unsigned long long stage_full[kConfig.stages()], stage_empty[kConfig.stages()];
+    unsigned long long stage_full[kConfig.stages()], stage_used[kConfig.stages()], stage_empty[kConfig.stages()];
     unsigned long long factors_full[kFactorSlots], factors_empty[kFactorSlots];
     unsigned long long scores_full[kConfig.slots()], scores_empty[kConfig.slots()];
 };

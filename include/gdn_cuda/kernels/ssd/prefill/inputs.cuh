@@ -1,8 +1,9 @@
-// The inputs role: one warpgroup that runs ahead. Its first warp issues the TMA loads; a further one for each row tile derives a
-// head's factors from dt.
+// The inputs role: one warpgroup that runs ahead, each warp by itself. The first issues the TMA loads, the last the stores, and
+// one for each row tile derives a head's factors from dt.
 #pragma once
 
 #include <gdn_cuda/kernels/common/raw_element.cuh>
+#include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
 
 namespace gdn_cuda::ssd {
@@ -18,8 +19,7 @@ struct InputsRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
-    const char* own_dt = nullptr;  // at token 2 lane of the sequence
-    RawElement dt[2];              // tokens 2 lane and 2 lane + 1 of the next chunk
+    RawElement dt[2];  // tokens 2 lane and 2 lane + 1 of the next chunk
 
     __device__ __forceinline__ InputsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
@@ -53,19 +53,49 @@ struct InputsRole : Lane {
         load_tiles(step);
     }
 
+    // Stores a step's outputs and frees its stage. By one warp.
+    __device__ __forceinline__ void retire(int step) const {
+        const PipelineStage<kStages> at(step);
+        barrier(shared.stage_used[at.index]).wait(at.parity);
+        if (step >= work.first_output) store_outputs(stage_at(shared, at.index), work.chunk_at(step));
+        if (lane == 0) barrier(shared.stage_empty[at.index]).arrive();
+    }
+    __device__ __forceinline__ void store_outputs(const typename Plan::Stage& stage, int chunk) const {
+        if (has_tail(args, work, chunk)) [[unlikely]] {
+            for (int i = 0; i < work.tiles; ++i) store_tail(stage.x[i], chunk, work.row_tiles[i]);
+            __syncwarp();
+        } else if (lane == 0) {
+            for (int i = 0; i < work.tiles; ++i)
+                tma_store(args.out, tile_at(work, chunk, work.row_tiles[i].head, work.row_tiles[i].first_row), stage.x[i].bytes);
+            cute::tma_store_arrive();
+            cute::tma_store_wait<0>();
+        }
+    }
+    // Without TMA, which would overwrite the next sequence's outputs.
+    __device__ __forceinline__ void store_tail(const SwizzledTile& tile, int chunk, const SsdRowTile& rows) const {
+        using Io = Storage<kConfig.io>;
+        Io* const to = static_cast<Io*>(args.out_data) + (work.start + chunk * kChunk) * args.out_token +
+                       rows.head * args.out_head + rows.first_row;
+#pragma unroll 1
+        for (int i = lane; i < tokens_in(work, chunk) * 8; i += 32)
+            if (rows.first_row + i % 8 * 8 < args.channels)
+                *reinterpret_cast<uint4*>(to + i / 8 * args.out_token + i % 8 * 8) =
+                    load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));
+    }
+
     // ---- Factors
 
     __device__ __forceinline__ int tile() const { return warp - 1; }
     __device__ __forceinline__ const SsdRowTile& row_tile() const { return work.row_tiles[tile()]; }
     __device__ __forceinline__ void load_head() {
         const int head = row_tile().head;
+        const i64 first = work.batch * args.dt_batch + work.start * args.dt_token + head * args.dt_head;
         if (lane == 0)
             shared.heads[tile()] = {
-                args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head),
-                load_float(args.A.values, head * args.A.head) * kLog2e};
+                .bias = args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head),
+                .rate = load_float(args.A.values, head * args.A.head) * kLog2e,
+                .dt = static_cast<const char*>(args.dt.data) + first * dt_bytes()};
         __syncwarp();
-        const i64 at = work.batch * args.dt_batch + (work.start + 2 * lane) * args.dt_token + head * args.dt_head;
-        own_dt = static_cast<const char*>(args.dt.data) + at * dt_bytes();
     }
     __device__ __forceinline__ int dt_bytes() const { return args.dt.type == DType::f32 ? 4 : 2; }
     __device__ __forceinline__ void load_dt(int step) {
@@ -73,7 +103,7 @@ struct InputsRole : Lane {
         if (step >= work.steps) return;
         const int chunk = work.chunk_at(step), count = tokens_in(work, chunk) - 2 * lane;
         const i64 token_bytes = args.dt_token * dt_bytes();
-        const char* const at = own_dt + chunk * kChunk * token_bytes;
+        const char* const at = shared.heads[tile()].dt + (chunk * kChunk + 2 * lane) * token_bytes;
         if (count > 0) dt[0].load(at, args.dt.type == DType::f32);
         if (count > 1) dt[1].load(at + token_bytes, args.dt.type == DType::f32);
     }
@@ -146,12 +176,15 @@ struct InputsRole : Lane {
     }
 
     __device__ __forceinline__ void run() {
-        if (thread == 0)
+        if (thread == 0) {
             for (int step = 0; step < work.steps; ++step) load_step(step);
-        if (!has_head()) return;
-        begin_factors();
+        } else if (warp == 3) {
+            for (int step = 0; step < work.steps; ++step) retire(step);
+        } else if (has_head()) {
+            begin_factors();
 #pragma unroll 1
-        for (int step = 0; step < work.steps; ++step) make_factors(step);
+            for (int step = 0; step < work.steps; ++step) make_factors(step);
+        }
     }
 
     // Or among the scores role's work: before its first step, and after each.
@@ -165,7 +198,13 @@ struct InputsRole : Lane {
     __device__ __forceinline__ void follow(int step) {
         find_lane();
         if (has_head() && step + 1 < work.steps) make_factors(step + 1);
-        if (thread == 0 && step > 0 && step - 1 + kStages < work.steps) load_step(step - 1 + kStages);
+        if (warp > 0) return;
+        if (step > 0) retire_and_load(step - 1);
+        if (step + 1 == work.steps) retire(step);
+    }
+    __device__ __forceinline__ void retire_and_load(int step) const {
+        retire(step);
+        if (thread == 0 && step + kStages < work.steps) load_step(step + kStages);
         __syncwarp();
     }
 };

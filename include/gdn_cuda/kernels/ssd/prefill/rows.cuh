@@ -140,19 +140,6 @@ struct RowsRole : Lane {
         for (int step = 0; step < kTokenSteps; ++step)
             stmatrix_x4_trans(matrix_row(tile) + step * kMnMajorStep, y[step][0], y[step][1], y[step][2], y[step][3]);
     }
-    __device__ __forceinline__ void store_without_tma(const SwizzledTile& tile, int chunk) const {
-        using Io = Storage<kIo>;
-        Io* to = static_cast<Io*>(args.out_data) + (work.start + chunk * kChunk) * args.out_token + head() * args.out_head +
-                 first_row();
-#pragma unroll 1
-        for (int i = thread; i < tokens_in(work, chunk) * 8; i += kWarpgroup)
-            if (first_row() + i % 8 * 8 < args.channels)
-                *reinterpret_cast<uint4*>(to + i / 8 * args.out_token + i % 8 * 8) =
-                    load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));
-    }
-    __device__ __forceinline__ void release_stage(int step) const {
-        if (lane == 0) barrier(shared.stage_empty[PipelineStage<kStages>(step).index]).arrive();
-    }
 
     // ---- States of segments
 
@@ -246,6 +233,7 @@ struct RowsRole : Lane {
         for (auto& part : state) wait_for_product(part);
         __syncwarp();
         if (lane == 0) {
+            barrier(shared.stage_used[PipelineStage<kStages>(step).index]).arrive();
             barrier(shared.scores_empty[PipelineStage<kSlots>(step).index]).arrive();
             barrier(shared.factors_empty[PipelineStage<kFactorSlots>(step).index]).arrive();
         }
@@ -266,31 +254,27 @@ struct RowsRole : Lane {
         update_operand(update, stage.x[tile()], factors.after);
         start_update(update, stage.B, decay);
         finish_update(step);
-        release_stage(step);
     }
     __device__ __forceinline__ void run_output(int step, const float (&D)[2]) {
         const PipelineStage<kStages> current(step);
         const PipelineStage<kSlots> slot(step);
         const PipelineStage<kFactorSlots> ready(step);
-        const int chunk = work.chunk_at(step);
         auto& stage = stage_at(shared, current.index);
         SwizzledTile& own = stage.x[tile()];
         const auto& factors = shared.factors[ready.index][scores()];
         barrier(shared.stage_full[current.index]).wait(current.parity);
         TokenFragment y;
         TokenOperand x, update, rounded;
-        if (warp == 0 && step > work.first_output) {  // its outputs are stored
-            if (thread == 0) cute::tma_store_wait<0>();
-            __syncwarp();
-            release_stage(step - 1);
-        }
         start_state_product(y, stage.C);
-        barrier(shared.scores_full[slot.index]).wait(slot.parity);
+        barrier(shared.factors_full[ready.index]).wait(ready.parity);
+        if (has_tail(args, work, work.chunk_at(step))) [[unlikely]]  // of x, which the scores role clears
+            barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
         wait_for_product(y);
         const auto [decay, resets] = shared.ends[ready.index][scores()];
         if (resets) clear_after_resets(y, factors.before);
         use_x(y, update, x, factors, D);
+        barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
         decay_state(decay);
         if constexpr (kOverlaps) {
@@ -303,18 +287,9 @@ struct RowsRole : Lane {
             update_operand(update, own, factors.after);
             start_update(update, stage.B, decay);
         }
-        warpgroup_sync();  // all have loaded x
-        write_tile(own, rounded);
+        write_tile(own, rounded);  // a warp has read x of the channels whose outputs it writes, and no others
         cutlass::arch::fence_view_async_shared();
-        warpgroup_sync();
-        if (has_tail(args, work, chunk)) [[unlikely]] {
-            store_without_tma(own, chunk);
-        } else if (thread == 0) {
-            tma_store(args.out, tile_at(work, chunk, head(), first_row()), own.bytes);
-            cute::tma_store_arrive();
-        }
         finish_update(step);
-        if (warp > 0) release_stage(step);
     }
 
     // The steps without outputs. Returns the sum of δA in log2.
@@ -352,7 +327,6 @@ struct RowsRole : Lane {
             run_output(step, D);
         }
         store_state();
-        if (thread == 0) cute::tma_store_wait<0>();
     }
 };
 
