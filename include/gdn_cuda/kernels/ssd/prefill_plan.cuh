@@ -39,7 +39,7 @@ struct SsdConfig {
     GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int stages() const {
-        constexpr int kFactors = (6 * kChunk + 4 + 2) * 4, kRest = 1024;
+        constexpr int kFactors = (7 * kChunk + 4 + 2) * 4, kRest = 1024;
         const int left =
             kSharedBytes - kRest - row_tiles * (slots() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
@@ -105,14 +105,17 @@ struct SsdPlan {
         float gate[kChunk], delta[kChunk];
         float before[kChunk];  // exp(G), of the state before the chunk in a token's output
         float after[kChunk];   // δ exp(G_end - G), of a token in the state after the chunk
-        // A decay between tokens of different blocks of 16 is a product, exp(G_i - G_j) δ_j = row_i between column_j. row: from
-        // the last token before i's block; column: to the last of j's block, and δ_j; between: 1, or of blocks that are not
-        // neighbours, as between_index has them.
+        // A decay between tokens of different blocks of 16 is a product, exp(G_i - G_j) = row_i between column_j. row: from the
+        // last token before i's block; column: to the last of j's block; between these two: 1 of neighbours, else
+        // between[i's block + j's - 1].
         float row[kChunk], column[kChunk], between[4];
+        float added[kChunk];  // column_j δ_j
     };
+    // Whether a decay between two tokens may be 0; mixed: some tokens decay and some grow.
+    enum class Resets : int { none, some, mixed };
     struct End {
         float decay;  // exp(G_end)
-        int resets;   // whether a decay between two tokens may be 0
+        Resets resets;
     };
     // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];

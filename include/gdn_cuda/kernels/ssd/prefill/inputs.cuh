@@ -145,19 +145,26 @@ struct InputsRole : Lane {
         const float border = lane < 8 ? 0.f : previous;
         const float block_end = __shfl_sync(0xffffffffu, gate.y, lane | 7);
         const float2 row = {exp2_fast(gate.x - border), exp2_fast(gate.y - border)};
-        const float2 column = {exp2_fast(block_end - gate.x) * delta.x, exp2_fast(block_end - gate.y) * delta.y};
+        const float2 column = {exp2_fast(block_end - gate.x), exp2_fast(block_end - gate.y)};
+        const float2 added = {column.x * delta.x, column.y * delta.y};
         const float to_border = exp2_fast(border), from_block = exp2_fast(end - block_end);
         reinterpret_cast<float2*>(factors.row)[lane] = row;
         reinterpret_cast<float2*>(factors.column)[lane] = column;
+        reinterpret_cast<float2*>(factors.added)[lane] = added;
         reinterpret_cast<float2*>(factors.before)[lane] = {row.x * to_border, row.y * to_border};
-        reinterpret_cast<float2*>(factors.after)[lane] = {column.x * from_block, column.y * from_block};
+        reinterpret_cast<float2*>(factors.after)[lane] = {added.x * from_block, added.y * from_block};
         // Of blocks 2 and 0, 3 and 0, 3 and 1.
         const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
         const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);
         if (lane < 4) factors.between[lane] = lane == 0 ? 1.f : exp2_fast(later - earlier);
         // Beyond this a decay between two tokens may be 0.
-        const bool resets = __any_sync(0xffffffffu, !(fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f));
-        if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(end), resets};
+        const bool all_near = __all_sync(0xffffffffu, fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f);
+        const bool grows = first > 0.f || gate.y > gate.x, decays = first < 0.f || gate.y < gate.x;
+        const bool one_way = !__any_sync(0xffffffffu, grows) || !__any_sync(0xffffffffu, decays);
+        if (lane == 0)
+            shared.ends[slot][tile()] = {exp2_fast(end), all_near  ? Plan::Resets::none
+                                                         : one_way ? Plan::Resets::some
+                                                                   : Plan::Resets::mixed};
     }
     __device__ __forceinline__ bool has_head() const {
         return warp > 0 && tile() < work.tiles && row_tile().scores == tile();

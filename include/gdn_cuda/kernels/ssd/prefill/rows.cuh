@@ -272,7 +272,7 @@ struct RowsRole : Lane {
         gdn::load_operand(x, own, *this);
         wait_for_product(y);
         const auto [decay, resets] = shared.ends[ready.index][scores()];
-        if (resets) clear_after_resets(y, factors.before);
+        if (resets != Plan::Resets::none) clear_after_resets(y, factors.before);
         use_x(y, update, x, factors, D);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);

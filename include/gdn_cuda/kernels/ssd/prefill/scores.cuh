@@ -34,7 +34,9 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, 16 x 16 elements at a time.
+    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, 16 x 16 elements at a time. kResets: where a decay is 0, M is too, which
+    // stops infinities and NaN.
+    template <bool kResets>
     __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors& factors, SwizzledTile& scores) const {
         const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
         const float row[2] = {factors.row[16 * warp + g], factors.row[16 * warp + g + 8]};
@@ -46,23 +48,47 @@ struct ScoresRole : Lane {
             unsigned pairs[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float2 column = pair_at(&factors.column[8 * n + 2 * t + i / 2 * 8]);
-                const int at = 4 * n + 2 * i;
-                pairs[i] = pack<kConfig.io>(products[at] * from[i % 2] * column.x, products[at + 1] * from[i % 2] * column.y);
+                const int column = 8 * n + 2 * t + i / 2 * 8, at = 4 * n + 2 * i;
+                const float2 added = pair_at(&factors.added[column]);
+                float2 score = {products[at] * (from[i % 2] * added.x), products[at + 1] * (from[i % 2] * added.y)};
+                if constexpr (kResets) {
+                    const float2 decay = pair_at(&factors.column[column]);
+                    score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
+                    score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
+                }
+                pairs[i] = pack<kConfig.io>(score.x, score.y);
             }
             stmatrix_x4(row_vector(to, n + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
         }
-        gdn::store_diagonal<kConfig.io>(*this, scores, [&](int i) { return decayed(products, factors, i); });
+        const Neighbours near(factors, *this);
+        gdn::store_diagonal<kConfig.io>(*this, scores, [&](int i) {
+            const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
+            return kResets && decay == 0.f ? 0.f : score;
+        });
     }
-    // Where a decay may be 0: it is a select, which stops infinities and NaN.
-    __device__ __forceinline__ void store_scores_with_resets(const float (&products)[32], const Factors& factors,
-                                                             SwizzledTile& scores) const {
-        gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) { return decayed(products, factors, i); });
-    }
-    __device__ __forceinline__ float decayed(const float (&products)[32], const Factors& factors, int i) const {
-        const int column = 8 * (i / 4) + 2 * t + i % 2;
-        const float decay = exp2_fast(factors.gate[16 * warp + g + i / 2 % 2 * 8] - factors.gate[column]);
-        return decay == 0.f ? 0.f : products[i] * decay * factors.delta[column];
+    // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not 0
+    // would wait for each other.
+    struct Neighbours {
+        float row[2], gate[4], delta[4];
+
+        __device__ __forceinline__ Neighbours(const Factors& factors, const Lane& lane) {
+            const int first = 16 * lane.warp, column = first + 2 * lane.t;
+            for (int i = 0; i < 2; ++i) row[i] = opaque(factors.gate[first + lane.g + 8 * i]);
+            for (int i = 0; i < 4; ++i) {
+                gate[i] = opaque(factors.gate[column + i / 2 * 8 + i % 2]);
+                delta[i] = opaque(factors.delta[column + i / 2 * 8 + i % 2]);
+            }
+        }
+        __device__ __forceinline__ float decay(int i) const { return exp2_fast(row[i / 2 % 2] - gate[i / 4 * 2 + i % 2]); }
+    };
+    // Where tokens decay and grow: factors of a decay may overflow where it does not.
+    __device__ __forceinline__ void store_mixed_scores(const float (&products)[32], const Factors& factors,
+                                                       SwizzledTile& scores) const {
+        gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) {
+            const int column = 8 * (i / 4) + 2 * t + i % 2;
+            const float decay = exp2_fast(factors.gate[16 * warp + g + i / 2 % 2 * 8] - factors.gate[column]);
+            return decay == 0.f ? 0.f : products[i] * decay * factors.delta[column];
+        });
     }
     __device__ __forceinline__ void clear_scores() const {
         auto* vectors = reinterpret_cast<uint4*>(shared.scores);
@@ -94,12 +120,16 @@ struct ScoresRole : Lane {
 #pragma unroll 1
                 for (int i = 0; i < work.tiles; ++i) {
                     if (work.row_tiles[i].scores != i) continue;
+                    find_lane();  // masks of all heads would spill
                     const auto& factors = shared.factors[ready.index][i];
                     SwizzledTile& scores = shared.scores[slot.index][i];
-                    if (shared.ends[ready.index][i].resets)
-                        store_scores_with_resets(products, factors, scores);
+                    const auto resets = shared.ends[ready.index][i].resets;
+                    if (resets == Plan::Resets::none)
+                        store_scores<false>(products, factors, scores);
+                    else if (resets == Plan::Resets::some)
+                        store_scores<true>(products, factors, scores);
                     else
-                        store_scores(products, factors, scores);
+                        store_mixed_scores(products, factors, scores);
                 }
                 cutlass::arch::fence_view_async_shared();
             } else {
