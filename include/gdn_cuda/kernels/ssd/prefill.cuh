@@ -31,15 +31,13 @@ namespace gdn_cuda::ssd {
 template <SsdConfig kConfig>
 __device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared) {
     const int row_tiles = shared.work.tiles;
-    int heads = 0;
-    for (int i = 0; i < row_tiles; ++i) heads += shared.work.row_tiles[i].scores == i;
     for (int i = 0; i < kConfig.stages(); ++i) {
         barrier(shared.stage_full[i]).init(1);
         barrier(shared.stage_used[i]).init(4 * row_tiles);
         barrier(shared.stage_empty[i]).init(1);
     }
     for (int i = 0; i < kFactorSlots; ++i) {
-        barrier(shared.factors_full[i]).init(heads);
+        barrier(shared.factors_full[i]).init(shared.work.heads());
         barrier(shared.factors_empty[i]).init(4 * row_tiles);
     }
     for (int i = 0; i < kConfig.slots(); ++i) {

@@ -46,9 +46,9 @@ struct SsdConfig {
         return fit < 4 ? fit : 4;
     }
     // setmaxnreg per role. What threads have at the launch is all there is: a role that asked for more would wait forever.
-    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 40; }
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return 72; }
-    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 256 ? 216 : 200; }
+    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 32; }
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 72 : 64; }
+    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 256 ? 216 : 208; }
     GDN_HOST_DEVICE constexpr bool fits_registers() const {
         const int asked = (has_inputs_role() ? inputs_registers() : 0) + scores_registers() + row_tiles * row_registers();
         return asked <= 65536 / threads() / 8 * 8 * warpgroups();
@@ -78,6 +78,8 @@ struct SsdWork {
     i64 initial_slot, last_slot;  // of the states before and after it; negative: zeros, and none
 
     GDN_HOST_DEVICE int chunk_at(int step) const { return first_chunk + (step < first_output ? step : step - first_output); }
+    // How many heads the row tiles are of: two, or one of one or two tiles.
+    GDN_HOST_DEVICE int heads() const { return tiles > 1 && row_tiles[1].scores == 1 ? 2 : 1; }
     GDN_HOST_DEVICE bool is_last() const { return segment + 1 == segments; }
 };
 

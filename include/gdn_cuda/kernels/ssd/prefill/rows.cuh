@@ -93,24 +93,20 @@ struct RowsRole : Lane {
             if (factor.y == 0.f) v_next = 0.f;
         });
     }
-    // y <- exp(G) y + D x, to which M x is added. Where registers suffice, also what update_operand forms.
-    __device__ __forceinline__ void use_x(TokenFragment& y, TokenOperand& update, const TokenOperand& x,
-                                          const typename Plan::Factors& factors, const float (&D)[2]) const {
+    // y <- exp(G) y + D x, to which M x is added.
+    __device__ __forceinline__ void add_x(TokenFragment& y, const TokenOperand& x, const float (&factors)[kChunk],
+                                          const float (&D)[2]) const {
         for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
-            const float2 own = unpack<kIo>(x[step][i]), before = factor_at(factors.before, step, i);
+            const float2 own = unpack<kIo>(x[step][i]), before = factor_at(factors, step, i);
             v = fmaf(v, before.x, D[i % 2] * own.x), v_next = fmaf(v_next, before.y, D[i % 2] * own.y);
-            if constexpr (kOverlaps) update[step][i] = scaled(own, factor_at(factors.after, step, i));
         });
     }
     // δ exp(G_C - G) x.
-    __device__ __forceinline__ void update_operand(TokenOperand& update, const SwizzledTile& x,
-                                                   const float (&factors)[kChunk]) const {
-        gdn::load_operand(update, x, *this);
+    __device__ __forceinline__ void scale_x(TokenOperand& update, const TokenOperand& x, const float (&factors)[kChunk]) const {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                update[step][i] = scaled(unpack<kIo>(update[step][i]), factor_at(factors, step, i));
+            for (int i = 0; i < 4; ++i) update[step][i] = scaled(unpack<kIo>(x[step][i]), factor_at(factors, step, i));
     }
     __device__ __forceinline__ static unsigned scaled(float2 x, float2 factor) {
         return pack<kIo>(x.x * factor.x, x.y * factor.y);
@@ -251,7 +247,8 @@ struct RowsRole : Lane {
         const float decay = shared.ends[ready.index][scores()].decay;
         decay_state(decay);
         log_decay += factors.gate[kChunk - 1];
-        update_operand(update, stage.x[tile()], factors.after);
+        gdn::load_operand(update, stage.x[tile()], *this);
+        scale_x(update, update, factors.after);
         start_update(update, stage.B, decay);
         finish_update(step);
     }
@@ -270,23 +267,28 @@ struct RowsRole : Lane {
         if (has_tail(args, work, work.chunk_at(step))) [[unlikely]]  // of x, which the scores role clears
             barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
-        wait_for_product(y);
         const auto [decay, resets] = shared.ends[ready.index][scores()];
+        const auto update_state = [&] {
+            if constexpr (kOverlaps)
+                scale_x(update, x, factors.after);
+            else {  // x is loaded again: registers of a product in flight cannot be read
+                gdn::load_operand(update, own, *this);
+                scale_x(update, update, factors.after);
+            }
+            decay_state(decay);
+            start_update(update, stage.B, decay);
+        };
+        if constexpr (kOverlaps) {
+            update_state();
+            wait_for_product<1>(y);
+        }
         if (resets != Plan::Resets::none) clear_after_resets(y, factors.before);
-        use_x(y, update, x, factors, D);
+        add_x(y, x, factors.before, D);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
-        decay_state(decay);
-        if constexpr (kOverlaps) {
-            start_update(update, stage.B, decay);
-            wait_for_product<kParts>(y);
-            finish(rounded, y, stage.z);
-        } else {
-            wait_for_product(y);
-            finish(rounded, y, stage.z);
-            update_operand(update, own, factors.after);
-            start_update(update, stage.B, decay);
-        }
+        wait_for_product(y);
+        finish(rounded, y, stage.z);
+        if constexpr (!kOverlaps) update_state();
         write_tile(own, rounded);  // a warp has read x of the channels whose outputs it writes, and no others
         cutlass::arch::fence_view_async_shared();
         finish_update(step);

@@ -11,6 +11,7 @@ template <SsdConfig kConfig>
 struct ScoresRole : Lane {
     using Plan = SsdPlan<kConfig>;
     using Factors = typename Plan::Factors;
+    using Resets = typename Plan::Resets;
     static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
 
     Plan& shared;
@@ -34,37 +35,47 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, 16 x 16 elements at a time. kResets: where a decay is 0, M is too, which
-    // stops infinities and NaN.
-    template <bool kResets>
-    __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors& factors, SwizzledTile& scores) const {
-        const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
-        const float row[2] = {factors.row[16 * warp + g], factors.row[16 * warp + g + 8]};
+    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. kResets: where a decay is 0, M is
+    // too, which stops infinities and NaN.
+    template <bool kResets, int kHeads>
+    __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors (&factors)[kConfig.row_tiles],
+                                                 SwizzledTile (&scores)[kConfig.row_tiles]) const {
+        const unsigned to = tile_row(scores[0].bytes, 16 * warp + lane % 16);
+        float row[kHeads][2];
+#pragma unroll
+        for (int head = 0; head < kHeads; ++head)
+            row[head][0] = factors[head].row[16 * warp + g], row[head][1] = factors[head].row[16 * warp + g + 8];
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             if (n / 2 >= warp) break;
-            const float between = factors.between[n / 2 + 1 < warp ? warp + n / 2 - 1 : 0];
-            const float from[2] = {row[0] * between, row[1] * between};
-            unsigned pairs[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int column = 8 * n + 2 * t + i / 2 * 8, at = 4 * n + 2 * i;
-                const float2 added = pair_at(&factors.added[column]);
-                float2 score = {products[at] * (from[i % 2] * added.x), products[at + 1] * (from[i % 2] * added.y)};
-                if constexpr (kResets) {
-                    const float2 decay = pair_at(&factors.column[column]);
-                    score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
-                    score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
+            for (int head = 0; head < kHeads; ++head) {
+                const float between = factors[head].between[n / 2 + 1 < warp ? warp + n / 2 - 1 : 0];
+                const float from[2] = {row[head][0] * between, row[head][1] * between};
+                unsigned pairs[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int column = 8 * n + 2 * t + i / 2 * 8, at = 4 * n + 2 * i;
+                    const float2 added = pair_at(&factors[head].added[column]);
+                    float2 score = {products[at] * (from[i % 2] * added.x), products[at + 1] * (from[i % 2] * added.y)};
+                    if constexpr (kResets) {
+                        const float2 decay = pair_at(&factors[head].column[column]);
+                        score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
+                        score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
+                    }
+                    pairs[i] = pack<kConfig.io>(score.x, score.y);
                 }
-                pairs[i] = pack<kConfig.io>(score.x, score.y);
+                stmatrix_x4(row_vector(to, n + lane / 16) + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2], pairs[3]);
             }
-            stmatrix_x4(row_vector(to, n + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
         }
-        const Neighbours near(factors, *this);
-        gdn::store_diagonal<kConfig.io>(*this, scores, [&](int i) {
-            const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
-            return kResets && decay == 0.f ? 0.f : score;
-        });
+#pragma unroll
+        for (int head = 0; head < kHeads; ++head) {
+            const Neighbours near(factors[head], *this);
+            gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
+                const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
+                return kResets && decay == 0.f ? 0.f : score;
+            });
+        }
     }
     // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not 0
     // would wait for each other.
@@ -90,6 +101,25 @@ struct ScoresRole : Lane {
             return decay == 0.f ? 0.f : products[i] * decay * factors.delta[column];
         });
     }
+    __device__ __forceinline__ void store_scores(const float (&products)[32], int ready, int slot, int heads) const {
+        const auto& factors = shared.factors[ready];
+        auto& scores = shared.scores[slot];
+        Resets resets = shared.ends[ready][0].resets;
+        if (heads > 1) {
+            const Resets others = shared.ends[ready][kConfig.row_tiles - 1].resets;
+            resets = others > resets ? others : resets;
+        }
+        if (resets == Resets::mixed) [[unlikely]] {
+#pragma unroll 1
+            for (int head = 0; head < heads; ++head) store_mixed_scores(products, factors[head], scores[head]);
+        } else if (heads == 1) {
+            resets == Resets::none ? store_scores<false, 1>(products, factors, scores)
+                                   : store_scores<true, 1>(products, factors, scores);
+        } else if constexpr (kConfig.row_tiles > 1) {
+            resets == Resets::none ? store_scores<false, 2>(products, factors, scores)
+                                   : store_scores<true, 2>(products, factors, scores);
+        }
+    }
     __device__ __forceinline__ void clear_scores() const {
         auto* vectors = reinterpret_cast<uint4*>(shared.scores);
         for (int i = thread; i < static_cast<int>(sizeof(shared.scores) / sizeof(uint4)); i += kWarpgroup) vectors[i] = {};
@@ -100,6 +130,7 @@ struct ScoresRole : Lane {
         clear_scores();
         [[maybe_unused]] InputsRole<kConfig> inputs(shared, args);
         if constexpr (!kConfig.has_inputs_role()) inputs.begin();
+        const int heads = work.heads();
 #pragma unroll 1
         for (int step = 0; step < work.steps; ++step) {
             find_lane();
@@ -117,20 +148,7 @@ struct ScoresRole : Lane {
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
                 wait_for_product(products);
-#pragma unroll 1
-                for (int i = 0; i < work.tiles; ++i) {
-                    if (work.row_tiles[i].scores != i) continue;
-                    find_lane();  // masks of all heads would spill
-                    const auto& factors = shared.factors[ready.index][i];
-                    SwizzledTile& scores = shared.scores[slot.index][i];
-                    const auto resets = shared.ends[ready.index][i].resets;
-                    if (resets == Plan::Resets::none)
-                        store_scores<false>(products, factors, scores);
-                    else if (resets == Plan::Resets::some)
-                        store_scores<true>(products, factors, scores);
-                    else
-                        store_mixed_scores(products, factors, scores);
-                }
+                store_scores(products, ready.index, slot.index, heads);
                 cutlass::arch::fence_view_async_shared();
             } else {
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
