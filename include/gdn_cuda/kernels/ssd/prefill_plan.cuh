@@ -125,11 +125,11 @@ struct SsdPlan {
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
-    // A head adds bias to dt, and decays by 2^(rate δ).
+    // Each warp's that derives factors: a head adds bias to dt, and decays by 2^(rate δ).
     struct Head {
         float bias, rate;
         const char* dt;  // of the sequence's first token
-    } heads[kConfig.row_tiles];
+    } heads[2];
     SsdWork work;
     // mbarriers: who arrives -> who waits.
     //     stage_full     TMA -> scores, rows

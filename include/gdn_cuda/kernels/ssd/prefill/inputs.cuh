@@ -85,13 +85,15 @@ struct InputsRole : Lane {
 
     // ---- Factors
 
-    __device__ __forceinline__ int tile() const { return warp - 1; }
-    __device__ __forceinline__ const SsdRowTile& row_tile() const { return work.row_tiles[tile()]; }
+    // Heads have a warp each, or one head has two warps that take turns.
+    __device__ __forceinline__ bool takes_turns() const { return kConfig.has_inputs_role() && work.heads() == 1; }
+    __device__ __forceinline__ bool has_head() const { return warp > 0 && (takes_turns() ? warp < 3 : warp - 1 < work.heads()); }
+    __device__ __forceinline__ int tile() const { return takes_turns() ? 0 : warp - 1; }
     __device__ __forceinline__ void load_head() {
-        const int head = row_tile().head;
+        const int head = work.row_tiles[tile()].head;
         const i64 first = work.batch * args.dt_batch + work.start * args.dt_token + head * args.dt_head;
         if (lane == 0)
-            shared.heads[tile()] = {
+            shared.heads[warp - 1] = {
                 .bias = args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head),
                 .rate = load_float(args.A.values, head * args.A.head) * kLog2e,
                 .dt = static_cast<const char*>(args.dt.data) + first * dt_bytes()};
@@ -103,40 +105,43 @@ struct InputsRole : Lane {
         if (step >= work.steps) return;
         const int chunk = work.chunk_at(step), count = tokens_in(work, chunk) - 2 * lane;
         const i64 token_bytes = args.dt_token * dt_bytes();
-        const char* const at = shared.heads[tile()].dt + (chunk * kChunk + 2 * lane) * token_bytes;
+        const char* const at = shared.heads[warp - 1].dt + (chunk * kChunk + 2 * lane) * token_bytes;
         if (count > 0) dt[0].load(at, args.dt.type == DType::f32);
         if (count > 1) dt[1].load(at + token_bytes, args.dt.type == DType::f32);
     }
-    __device__ __forceinline__ float delta_of(int i, bool exists) const {
-        float x = dt[i].to_float(args.dt.type) + shared.heads[tile()].bias;
-        if (args.softplus) x = softplus(x);
+    __device__ __forceinline__ float delta_of(int i, float bias, bool exists) const {
+        float x = dt[i].to_float(args.dt.type) + bias;
+        // softplus without its select above 20, which changes no bit and would be a branch.
+        if (args.softplus) x = fmaxf(x, 0.f) + log1p_of_unit(exp_fast(-fabsf(x)));
         return exists ? at_most(at_least(x, args.lowest), args.highest) : 0.f;
     }
-    // Whether the state is zeroed before a token. Loaded where it is used: few calls have such tokens.
+    // Whether the state is zeroed before a token.
     __device__ __forceinline__ bool is_reset(int token) const {
-        if (args.seq_idx == nullptr || token >= work.length) return false;
+        if (token >= work.length) return false;
         const int* const at = args.seq_idx + work.batch * args.seq_idx_batch + token;
         return *at != (token == 0 ? 0 : at[-1]);
     }
-    // log2 of a token's decay, clamped as in chunked/factors.cuh; what is clamped decays to 0.
-    __device__ __forceinline__ float gate_of(float delta, int token) const {
-        return is_reset(token) ? kLowestGateLog2 : at_least(delta * shared.heads[tile()].rate, kLowestGateLog2);
-    }
     // Tokens past the end have a δ of 0: nothing decays, and nothing is added.
     __device__ __forceinline__ void store_factors(int chunk, int slot) const {
-        const int count = tokens_in(work, chunk);
-        const float2 delta = {delta_of(0, 2 * lane < count), delta_of(1, 2 * lane + 1 < count)};
-        const int token = chunk * kChunk + 2 * lane;
-        const float first = gate_of(delta.x, token);
-        float sum = first + gate_of(delta.y, token + 1);
+        const int count = tokens_in(work, chunk) - 2 * lane;
+        const auto [bias, rate, _] = shared.heads[warp - 1];
+        const float2 delta = {delta_of(0, bias, count > 0), delta_of(1, bias, count > 1)};
+        // log2 of a token's decay, clamped as in chunked/factors.cuh; what is clamped decays to 0.
+        float2 own = {at_least(delta.x * rate, kLowestGateLog2), at_least(delta.y * rate, kLowestGateLog2)};
+        if (args.seq_idx != nullptr) {
+            const int token = chunk * kChunk + 2 * lane;
+            if (is_reset(token)) own.x = kLowestGateLog2;
+            if (is_reset(token + 1)) own.y = kLowestGateLog2;
+        }
+        float sum = own.x + own.y;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const float before = __shfl_up_sync(0xffffffffu, sum, step);
-            if (lane >= step) sum += before;
+            sum += lane >= step ? before : 0.f;
         }
         const float end = __shfl_sync(0xffffffffu, sum, 31);
         const float before = __shfl_up_sync(0xffffffffu, sum, 1);
-        const float2 gate = {first + (lane == 0 ? 0.f : before), sum};
+        const float2 gate = {own.x + (lane == 0 ? 0.f : before), sum};
         auto& factors = shared.factors[slot][tile()];
         reinterpret_cast<float2*>(factors.gate)[lane] = gate;
         reinterpret_cast<float2*>(factors.delta)[lane] = delta;
@@ -159,27 +164,27 @@ struct InputsRole : Lane {
         if (lane < 4) factors.between[lane] = lane == 0 ? 1.f : exp2_fast(later - earlier);
         // Beyond this a decay between two tokens may be 0.
         const bool all_near = __all_sync(0xffffffffu, fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f);
-        const bool grows = first > 0.f || gate.y > gate.x, decays = first < 0.f || gate.y < gate.x;
-        const bool one_way = !__any_sync(0xffffffffu, grows) || !__any_sync(0xffffffffu, decays);
+        const bool grows = __any_sync(0xffffffffu, fmaxf(own.x, own.y) > 0.f);
+        const bool decays = __any_sync(0xffffffffu, fminf(own.x, own.y) < 0.f);
         if (lane == 0)
-            shared.ends[slot][tile()] = {exp2_fast(end), all_near  ? Plan::Resets::none
-                                                         : one_way ? Plan::Resets::some
-                                                                   : Plan::Resets::mixed};
+            shared.ends[slot][tile()] = {exp2_fast(end), all_near          ? Plan::Resets::none
+                                                         : grows && decays ? Plan::Resets::mixed
+                                                                           : Plan::Resets::some};
     }
-    __device__ __forceinline__ bool has_head() const {
-        return warp > 0 && tile() < work.tiles && row_tile().scores == tile();
-    }
-    __device__ __forceinline__ void begin_factors() {
-        load_head();
-        load_dt(0);
-    }
-    __device__ __forceinline__ void make_factors(int step) {
+    __device__ __forceinline__ void make_factors(int step, int next) {
         const PipelineStage<kFactorSlots> slot(step);
         barrier(shared.factors_empty[slot.index]).wait(slot.parity ^ 1);
         store_factors(work.chunk_at(step), slot.index);
-        load_dt(step + 1);
+        load_dt(next);
         __syncwarp();
         if (lane == 0) barrier(shared.factors_full[slot.index]).arrive();
+    }
+    __device__ __forceinline__ void run_factors() {
+        const int first = takes_turns() ? warp - 1 : 0, stride = takes_turns() ? 2 : 1;
+        load_head();
+        load_dt(first);
+#pragma unroll 1
+        for (int step = first; step < work.steps; step += stride) make_factors(step, step + stride);
     }
 
     __device__ __forceinline__ void run() {
@@ -188,9 +193,7 @@ struct InputsRole : Lane {
         } else if (warp == 3) {
             for (int step = 0; step < work.steps; ++step) retire(step);
         } else if (has_head()) {
-            begin_factors();
-#pragma unroll 1
-            for (int step = 0; step < work.steps; ++step) make_factors(step);
+            run_factors();
         }
     }
 
@@ -199,12 +202,13 @@ struct InputsRole : Lane {
         if (thread == 0)
             for (int step = 0; step < min(kStages, work.steps); ++step) load_step(step);
         if (!has_head() || work.steps == 0) return;
-        begin_factors();
-        make_factors(0);
+        load_head();
+        load_dt(0);
+        make_factors(0, 1);
     }
     __device__ __forceinline__ void follow(int step) {
         find_lane();
-        if (has_head() && step + 1 < work.steps) make_factors(step + 1);
+        if (has_head() && step + 1 < work.steps) make_factors(step + 1, step + 2);
         if (warp > 0) return;
         if (step > 0) retire_and_load(step - 1);
         if (step + 1 == work.steps) retire(step);

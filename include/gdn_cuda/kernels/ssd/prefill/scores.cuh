@@ -84,10 +84,12 @@ struct ScoresRole : Lane {
 
         __device__ __forceinline__ Neighbours(const Factors& factors, const Lane& lane) {
             const int first = 16 * lane.warp, column = first + 2 * lane.t;
-            for (int i = 0; i < 2; ++i) row[i] = opaque(factors.gate[first + lane.g + 8 * i]);
-            for (int i = 0; i < 4; ++i) {
-                gate[i] = opaque(factors.gate[column + i / 2 * 8 + i % 2]);
-                delta[i] = opaque(factors.delta[column + i / 2 * 8 + i % 2]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                row[i] = opaque(factors.gate[first + lane.g + 8 * i]);
+                const float2 gates = pair_at(&factors.gate[column + 8 * i]), deltas = pair_at(&factors.delta[column + 8 * i]);
+                gate[2 * i] = opaque(gates.x), gate[2 * i + 1] = opaque(gates.y);
+                delta[2 * i] = opaque(deltas.x), delta[2 * i + 1] = opaque(deltas.y);
             }
         }
         __device__ __forceinline__ float decay(int i) const { return exp2_fast(row[i / 2 % 2] - gate[i / 4 * 2 + i % 2]); }
