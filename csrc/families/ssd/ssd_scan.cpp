@@ -316,7 +316,7 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummaryCall& call) {
     SsdArgs args = prepared.args;
     Inputs inputs{prepared, target};
     if (prepared.x.numel() > 0) args.x = inputs.add(call.x), args.B = inputs.add(call.B);
-    args.decay = static_cast<float*>(memory_of(decay));
+    args.states_only = true, args.decay = static_cast<float*>(memory_of(decay));
     inputs.run(args, false, call.x);
     return {last, decay};
 }

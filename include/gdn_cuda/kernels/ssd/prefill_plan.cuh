@@ -73,11 +73,18 @@ struct SsdWork {
     int start, length;            // of the sequence, in tokens
     int segment, segments;        // the sequence's
     int first_chunk;              // of the segment
-    int steps, first_output;      // a step is a chunk; from `first_output` on they have outputs, again from `first_chunk` on
+    int steps, first_own;         // a step is a chunk; from `first_own` on again from `first_chunk` on, with all that comes before
+    bool has_outputs;             // from then on
+    int last_chunk;               // if chunks are taken from the last to the first, else -1
+    i64 chunks_before;            // of the sequences before, in chunk_states
     Place place;                  // whether the sequence is computed
     i64 initial_slot, last_slot;  // of the states before and after it; negative: zeros, and none
 
-    GDN_HOST_DEVICE int chunk_at(int step) const { return first_chunk + (step < first_output ? step : step - first_output); }
+    GDN_HOST_DEVICE bool outputs_at(int step) const { return has_outputs && step >= first_own; }
+    GDN_HOST_DEVICE int chunk_at(int step) const {
+        const int chunk = first_chunk + (step < first_own ? step : step - first_own);
+        return last_chunk < 0 ? chunk : last_chunk - chunk;
+    }
     // How many heads the row tiles are of: two, or one of one or two tiles.
     GDN_HOST_DEVICE int heads() const { return tiles > 1 && row_tiles[1].scores == 1 ? 2 : 1; }
     GDN_HOST_DEVICE bool is_last() const { return segment + 1 == segments; }
@@ -179,7 +186,12 @@ struct SsdArgs {
     int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, states = 0;
     int tiles_of_head = 1;
     SsdSegments segments;
-    float* decay = nullptr;             // of a summary (sequences, heads): exp of the sum of δA. Then there are no outputs
+    bool states_only = false;  // no outputs; then these, if not null:
+    float* decay = nullptr;    // (sequences, heads): exp of the sum of δA
+    void* chunk_states = nullptr;  // (chunks, heads, channels, states) in x's dtype: the state before each chunk
+    // Of gradients: E <- exp(G_C) E + (exp(G) x)^T B from the last chunk to the first, the state's gradient if x is the outputs'
+    // and B is C.
+    bool reversed = false;
     float lowest = 0.f, highest = 0.f;  // of δ
     bool softplus = false;
 };

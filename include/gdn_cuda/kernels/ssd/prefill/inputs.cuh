@@ -29,7 +29,7 @@ struct InputsRole : Lane {
     __device__ __forceinline__ void load_tiles(int step) const {
         const PipelineStage<kStages> at(step);
         const int chunk = work.chunk_at(step);
-        const bool has_output = step >= work.first_output;
+        const bool has_output = work.outputs_at(step);
         auto& stage = stage_at(shared, at.index);
         Barrier& full = barrier(shared.stage_full[at.index]);
         const int tiles = has_output ? kConfig.stage_tiles(work.tiles) : kConfig.state_tiles() + work.tiles;
@@ -57,7 +57,7 @@ struct InputsRole : Lane {
     __device__ __forceinline__ void retire(int step) const {
         const PipelineStage<kStages> at(step);
         barrier(shared.stage_used[at.index]).wait(at.parity);
-        if (step >= work.first_output) store_outputs(stage_at(shared, at.index), work.chunk_at(step));
+        if (work.outputs_at(step)) store_outputs(stage_at(shared, at.index), work.chunk_at(step));
         if (lane == 0) barrier(shared.stage_empty[at.index]).arrive();
     }
     __device__ __forceinline__ void store_outputs(const typename Plan::Stage& stage, int chunk) const {
@@ -140,8 +140,8 @@ struct InputsRole : Lane {
             sum += lane >= step ? before : 0.f;
         }
         const float end = __shfl_sync(0xffffffffu, sum, 31);
-        const float before = __shfl_up_sync(0xffffffffu, sum, 1);
-        const float2 gate = {own.x + (lane == 0 ? 0.f : before), sum};
+        const float preceding = __shfl_up_sync(0xffffffffu, sum, 1);
+        const float2 gate = {own.x + (lane == 0 ? 0.f : preceding), sum};
         auto& factors = shared.factors[slot][tile()];
         reinterpret_cast<float2*>(factors.gate)[lane] = gate;
         reinterpret_cast<float2*>(factors.delta)[lane] = delta;
@@ -156,8 +156,10 @@ struct InputsRole : Lane {
         reinterpret_cast<float2*>(factors.row)[lane] = row;
         reinterpret_cast<float2*>(factors.column)[lane] = column;
         reinterpret_cast<float2*>(factors.added)[lane] = added;
-        reinterpret_cast<float2*>(factors.before)[lane] = {row.x * to_border, row.y * to_border};
-        reinterpret_cast<float2*>(factors.after)[lane] = {added.x * from_block, added.y * from_block};
+        const float2 before = {row.x * to_border, row.y * to_border};
+        reinterpret_cast<float2*>(factors.before)[lane] = before;
+        reinterpret_cast<float2*>(factors.after)[lane] =
+            args.reversed ? before : float2{added.x * from_block, added.y * from_block};
         // Of blocks 2 and 0, 3 and 0, 3 and 1.
         const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
         const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);

@@ -298,7 +298,7 @@ struct RowsRole : Lane {
     __device__ __forceinline__ float run_states() {
         float log_decay = 0.f;
 #pragma unroll 1
-        for (int step = 0; step < work.first_output; ++step) {
+        for (int step = 0; step < work.first_own; ++step) {
             find_lane();
             run_state(step, log_decay);
         }
@@ -313,18 +313,34 @@ struct RowsRole : Lane {
         if (!work.is_last()) return run_segment();
         const float before = load_state(), decay = before * exp2_fast(run_states());
         for_each_state_pair(args.last, work.last_slot, [&](float a, float b, i64 at) { store_pair(args.last, at, {a, b}); });
-        if (thread == 0 && first_row() == 0) args.decay[static_cast<i64>(work.sequence) * args.heads + head()] = decay;
+        if (args.decay != nullptr && thread == 0 && first_row() == 0)
+            args.decay[static_cast<i64>(work.sequence) * args.heads + head()] = decay;
+    }
+    // The state before each chunk, in the order of the steps.
+    __device__ __forceinline__ void store_chunk_states() {
+        float unused = 0.f;
+#pragma unroll 1
+        for (int step = work.first_own; step < work.steps; ++step) {
+            find_lane();
+            const i64 head_elements = static_cast<i64>(args.channels) * args.states, chunk = work.chunks_before + work.chunk_at(step);
+            const SsdStates to{.data = args.chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
+            for_each_state_pair(to, chunk, [&](float a, float b, i64 at) { store_pair(to, at, {a, b}); });
+            run_state(step, unused);
+        }
     }
     __device__ __forceinline__ void run() {
-        if constexpr (!kConfig.gated)  // z has no part in a summary
-            if (args.decay != nullptr) return run_summary();
-        int step = work.first_output;
-        if (step > 0) run_segment();
+        if constexpr (!kConfig.gated)  // z has no part in states
+            if (args.states_only && args.chunk_states == nullptr) return run_summary();
+        if (work.first_own > 0) run_segment();
         load_state();
         signal_initial_state_read();
+        if (args.states_only) {
+            if constexpr (!kConfig.gated) store_chunk_states();
+            return store_state();
+        }
         const float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
 #pragma unroll 1
-        for (; step < work.steps; ++step) {
+        for (int step = work.first_own; step < work.steps; ++step) {
             find_lane();
             run_output(step, D);
         }

@@ -144,7 +144,7 @@ struct ScoresRole : Lane {
             barrier(shared.stage_full[current.index]).wait(current.parity);
             if (has_tail(args, work, chunk)) [[unlikely]]
                 clear_tail(chunk, current.index);
-            if (step >= work.first_output) {
+            if (work.outputs_at(step)) {
                 float products[32];
                 start_group_products(products, stage.C, stage.B);
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);

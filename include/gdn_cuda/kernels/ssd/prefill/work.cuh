@@ -33,8 +33,8 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const int segments = args.segments.count == 1 ? 1 : max((chunks + in_segment - 1) / in_segment, 1);
     const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
     const int own = args.segments.count == 1 ? chunks : max(min(in_segment, chunks - first_chunk), 0);
-    const bool summary = args.decay != nullptr;
-    const int first_output = summary || segment + 1 < segments ? own : 0;
+    const bool summary = args.states_only && args.chunk_states == nullptr;
+    const int first_own = summary || segment + 1 < segments ? own : 0;
     SsdWork work{.sequence = sequence,
                  .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
                  .group = group,
@@ -45,8 +45,11 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
                  .segment = segment,
                  .segments = segments,
                  .first_chunk = first_chunk,
-                 .steps = summary ? own : first_output + own,
-                 .first_output = first_output};
+                 .steps = summary ? own : first_own + own,
+                 .first_own = first_own,
+                 .has_outputs = !args.states_only,
+                 .last_chunk = args.reversed ? chunks - 1 : -1,
+                 .chunks_before = args.cu_seqlens.data == nullptr ? i64{sequence} * chunks : span.start / kChunk + sequence};
 #pragma unroll
     for (int i = 0; i < kMostRowTiles; ++i) {  // all, so that no index is variable and the array needs no local memory
         const int tile = work.first_tile + i, in_head = tile % args.tiles_of_head;
