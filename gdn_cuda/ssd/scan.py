@@ -13,7 +13,7 @@ from torch import Tensor
 from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.registration import register
-from .reference import Scan, Span, Steps, scan_spans, spans_of_packed, spans_of_rows
+from .reference import CHUNK, Scan, Span, Steps, gradients, scan_spans, spans_of_packed, spans_of_rows
 
 
 def _sequences(x: Any) -> Any:
@@ -77,8 +77,47 @@ def _summary(x: Any) -> tuple[Tensor, Tensor]:
     return last.to(state_dtype(x.x)), decay.to(state_dtype(x.x))
 
 
+def _chunks(x: Any) -> Any:
+    batch, tokens = x.x.shape[:2]
+    return batch * ((tokens + CHUNK - 1) // CHUNK) if x.cu_seqlens is None else tokens // CHUNK + _sequences(x)
+
+
+def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
+    heads, channels, wide = *x.x.shape[2:], state_dtype(x.x)
+    ddt, sums = (x.x.new_empty(sizes, dtype=wide) for sizes in (x.dt.shape, (3, _chunks(x), heads)))
+    first = x.x.new_empty((_sequences(x), heads, channels, x.B.shape[-1]), dtype=wide)
+    return x.x.new_empty(x.x.shape), ddt, x.B.new_empty(x.B.shape), x.C.new_empty(x.C.shape), sums, first
+
+
+def _gradients(x: Any) -> tuple[Tensor, ...]:
+    """A, dt_bias and D have their whole sums in the first chunk."""
+    found = tuple(torch.zeros_like(each) for each in _gradient_shapes(x))
+    dx, ddt, dB, dC, sums, first = found
+    if x.state_gradient is not None:
+        first.copy_(x.state_gradient)
+    scan, steps = Scan(x.x, x.dt, x.A, x.B, x.C, x.D, None, x.dt_bias, None), Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))
+    for span in _spans(x):
+        at = slice(span.row, span.row + 1), slice(span.first, span.end)
+        initial = None if x.initial_state is None or span.state is None else x.initial_state[span.state : span.state + 1]
+        after = None if x.state_gradient is None or span.last is None else x.state_gradient[span.last : span.last + 1]
+        part = scan._replace(x=x.x[at], dt=x.dt[at], B=x.B[at], C=x.C[at])
+        zeros = x.x.new_zeros((1, *first.shape[1:])) if initial is None else initial
+        one = gradients(part._replace(initial_state=zeros), steps, x.out_gradient[at], after)
+        for to, of in ((dx, one.x), (ddt, one.dt), (dB, one.B), (dC, one.C)):
+            to[at] = of.to(to.dtype)
+        for n, of in enumerate((one.A, one.dt_bias, one.D)):
+            if of is not None and sums.shape[1]:
+                sums[n, 0] += of
+        if span.state is not None:
+            first[span.state] = one.initial_state[0].to(first.dtype)
+        elif span.first == 0:
+            first[span.row] = 0
+    return found
+
+
 _schema = register("ssd_scan", shapes=_shapes, cpu=_forward)
 _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary)
+_backward_schema = register("ssd_scan_backward", shapes=_gradient_shapes, cpu=_gradients)
 _pool_schema = register("ssd_scan_pool", shapes=lambda x: x.x.new_empty(x.x.shape), cpu=_with_pool)
 
 _OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "seq_idx", "has_initial_state"))
@@ -110,6 +149,25 @@ def ssd_summary(
     every = _OPTIONAL | _STEPS | {"x": x, "dt": dt, "A": A, "B": B} | given | limits
     last, decay = _summary_schema.overload(*(every[name] for name in _summary_schema.arguments))
     return last, decay
+
+
+def ssd_scan_backward(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    out_gradient: Tensor,
+    *,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    **given: Any,
+) -> tuple[Tensor, ...]:
+    """The gradients of x, dt, B, C, those of A, dt_bias and D in parts for each chunk, (3, chunks, H), and of the initial state.
+    given: D (H,), dt_bias, initial_state, cu_seqlens, seq_idx, state_gradient and dt_softplus."""
+    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "out_gradient": out_gradient, "state_gradient": None}
+    every = _OPTIONAL | _STEPS | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
+    found: tuple[Tensor, ...] = _backward_schema.overload(*(every[name] for name in _backward_schema.arguments))
+    return found
 
 
 # ---- Examples
@@ -170,3 +228,20 @@ def _example_summary(B: int, T: int, seed: int) -> Arguments:
 @example(call_operator("ssd_summary"), "ssd_summary_packed", packed=True)
 def _example_packed_summary(B: int, T: int, seed: int) -> Arguments:
     return _summarized(_example_packed(B, T, seed))
+
+
+@example(call_operator("ssd_scan_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    x = _drawn(B, T, seed) | {"D": random(3, seed=seed + 6), "initial_state": random(B, 3, 64, 64, seed=seed + 8)}
+    x |= {
+        "out_gradient": random(B, T, 3, 64, seed=seed + 9, dtype=torch.bfloat16),
+        "state_gradient": random(B, 3, 64, 64, seed=seed + 10),
+    }
+    return {name: x[name] for name in _backward_schema.arguments}
+
+
+@example(call_operator("ssd_scan_backward"), "ssd_scan_backward_packed", packed=True)
+def _example_packed_backward(B: int, T: int, seed: int) -> Arguments:
+    x = _example_packed(B, T, seed) | {"state_gradient": None, "D": None}
+    x["out_gradient"] = random(*x["x"].shape, seed=seed + 9, dtype=torch.bfloat16)
+    return {name: x[name] for name in _backward_schema.arguments}

@@ -13,7 +13,7 @@ from helpers import rel_rms
 from torch import Tensor
 
 from gdn_cuda.ssd.reference import Scan, Steps, recurrent
-from gdn_cuda.ssd.scan import ssd_scan, ssd_summary
+from gdn_cuda.ssd.scan import ssd_scan, ssd_scan_backward, ssd_summary
 
 BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
@@ -316,3 +316,61 @@ def test_two_runs_have_the_same_bits(device: Device, seed: int) -> None:
     with device.kernels():
         one, other = ssd_scan(**x), ssd_scan(**x)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# ---- Gradients
+
+GRADIENT, SUM = {BF16: 6e-3, F16: 1.5e-3}, {BF16: 4e-3, F16: 1e-3}
+
+
+def expected_gradients(x: dict[str, Any], out_gradient: Tensor, state_gradient: Tensor | None) -> dict[str, Tensor]:
+    """Of the recurrence in fp64, by autograd."""
+    leaves = {
+        name: y.double().requires_grad_() for name, y in x.items() if isinstance(y, Tensor) and y.is_floating_point()
+    }
+    out, last = expected({**x, **leaves})
+    value = (out * out_gradient.double()).sum()
+    if state_gradient is not None:
+        value = value + (last * state_gradient.double()).sum()
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {name: torch.zeros_like(y) if grad is None else grad for (name, y), grad in zip(leaves.items(), found, strict=True)}
+
+
+def check_gradients(device: Device, x: dict[str, Any], with_last: bool = True) -> None:
+    rng = torch.Generator().manual_seed(99)
+    out_gradient = torch.randn(x["x"].shape, generator=rng).to(device.name, x["x"].dtype)
+    state_gradient = torch.randn(x["initial_state"].shape, generator=rng).to(device.name) if with_last else None
+    with device.only(*KERNELS, "ssd/backward"), torch.no_grad():
+        given = {name: y for name, y in x.items() if name not in ("z", "A", "x", "dt", "B", "C")}
+        dx, ddt, dB, dC, sums, first = ssd_scan_backward(
+            x["x"], x["dt"], x["A"], x["B"], x["C"], out_gradient, **given, state_gradient=state_gradient
+        )
+    dA, dbias, dD = sums.double().sum(1)
+    wanted = expected_gradients(x, out_gradient, state_gradient)
+    dtype = x["x"].dtype
+    found = {"x": dx, "dt": ddt, "B": dB, "C": dC, "A": dA, "dt_bias": dbias, "D": dD, "initial_state": first}
+    errors = {name: rel_rms(found[name].double(), wanted[name]) for name in wanted}
+    for name, error in errors.items():
+        assert error < (SUM if name in ("A", "dt_bias", "D") else GRADIENT)[dtype], errors
+
+
+@pytest.mark.parametrize("T", [1, 64, 65, 200])
+@pytest.mark.parametrize("N", [64, 128])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_gradients(device: Device, T: int, N: int, dtype: torch.dtype) -> None:
+    check_gradients(device, drawn(device, 1, T=T, H=2, G=1, N=N, dtype=dtype))
+
+
+@pytest.mark.parametrize(("P", "N"), [(128, 64), (80, 128), (8, 16)])
+def test_gradients_of_sizes(device: Device, P: int, N: int) -> None:
+    check_gradients(device, drawn(device, 2, T=100, H=4, G=2, P=P, N=N, B=2))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 10.0, 1e4])
+def test_gradients_with_decays(device: Device, decay: float) -> None:
+    check_gradients(device, drawn(device, 3, T=130, H=2, G=1, decay=decay), with_last=decay != 0)
+
+
+@pytest.mark.parametrize("lengths", [(0, 65, 7), (64, 1, 0, 130)])
+def test_gradients_of_packed_sequences(device: Device, lengths: tuple[int, ...]) -> None:
+    check_gradients(device, drawn(device, 4, T=sum(lengths), H=2, G=1, lengths=lengths))

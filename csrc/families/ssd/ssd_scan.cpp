@@ -9,6 +9,7 @@
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
 #include "../common/uncovered_zeros.hpp"
+#include "backward.hpp"
 #include "prefill.hpp"
 
 namespace gdn_cuda::ssd {
@@ -45,6 +46,16 @@ struct SsdSummaryCall {
     double dt_lowest = 0, dt_highest = 0;
 
     GDN_FIELDS(x, dt, A, B, dt_bias, initial_state, cu_seqlens, dt_softplus, dt_lowest, dt_highest)
+};
+
+// The gradients of x, dt, B, C and the initial state, and of A, dt_bias and D for each chunk. dt's and those are fp32.
+struct SsdBackwardCall : SsdScanCall {
+    static constexpr const char* name = "ssd_scan_backward";
+    Given out_gradient;
+    OptionalTensor state_gradient;
+
+    GDN_FIELDS(x, dt, A, B, C, D, dt_bias, initial_state, cu_seqlens, seq_idx, out_gradient, state_gradient, dt_softplus,
+               dt_lowest, dt_highest)
 };
 
 struct Prepared {
@@ -321,7 +332,92 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummaryCall& call) {
     return {last, decay};
 }
 
+Prepared prepare_backward(const SsdBackwardCall& call) {
+    const Checks check{call.name};
+    Prepared prepared = prepare(check, call);
+    const View& x = prepared.x;
+    const View out_gradient(call.out_gradient), state_gradient = view_of(call.state_gradient);
+    check.shape("out_gradient", out_gradient, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels},
+                "(B, T, H, P), the shape of x");
+    check.dtype("out_gradient", out_gradient, {prepared.io});
+    check.device("out_gradient", out_gradient, x, "x");
+    check.last_contiguous("out_gradient", out_gradient);
+    if (state_gradient.defined()) check_states(check, "state_gradient", state_gradient, prepared, prepared.sequences);
+    return prepared;
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const SsdBackwardCall& call) {
+    const Checks check{call.name};
+    Prepared prepared = prepare_backward(call);
+    require_kernel(check, prepared);
+    GDN_REQUIRE(check, prepared.states <= 128, "B", "at most 128 states", shape_text(View(call.B)));
+    GDN_REQUIRE(check, !call.D || View(*call.D).rank == 1, "D", "(H,)", shape_text(View(*call.D)));
+    const View& x = prepared.x;
+    const DeviceScope scope(x.device_index);
+    const Target target = target_of(call.name, x);
+    const int64_t head_elements = prepared.channels * prepared.states;
+    const int64_t chunks = prepared.args.cu_seqlens.data == nullptr ? prepared.batch * ceil_div(prepared.tokens, kChunk)
+                                                                    : prepared.tokens / kChunk + prepared.sequences;
+    const auto like_x = [&](std::vector<int64_t> sizes) { return torch::stable::new_empty(call.x, sizes); };
+    const auto floats = [&](std::vector<int64_t> sizes) { return torch::stable::new_empty(call.x, sizes, ScalarType::Float); };
+    const Tensor states = like_x({chunks, prepared.channels, prepared.heads, prepared.states}),
+                 gradients = like_x({chunks, prepared.channels, prepared.heads, prepared.states}),
+                 dx = like_x({prepared.batch, prepared.tokens, prepared.heads, prepared.channels}),
+                 dB = like_x({prepared.batch, prepared.tokens, prepared.groups, prepared.states}),
+                 dC = like_x({prepared.batch, prepared.tokens, prepared.groups, prepared.states}),
+                 ddt = floats({prepared.batch, prepared.tokens, prepared.heads}), sums = floats({3, chunks, prepared.heads});
+    Inputs inputs{prepared, target};
+    SsdArgs forward = prepared.args;
+    forward.states_only = true, forward.chunk_states = memory_of(states), forward.last = {};
+    if (x.numel() > 0) {
+        forward.x = inputs.add(call.x), forward.B = inputs.add(call.B);
+        SsdArgs reverse = forward;
+        reverse.reversed = true, reverse.chunk_states = memory_of(gradients);
+        reverse.x = inputs.add(call.out_gradient), reverse.B = inputs.add(call.C);
+        reverse.initial = call.state_gradient
+                              ? check_states(check, "state_gradient", View(*call.state_gradient), prepared, prepared.sequences)
+                              : SsdStates{};
+        const Tensor first = new_last_states(prepared, call.x);
+        reverse.last = prepared.args.last;
+        inputs.run(forward, false, call.x);
+        inputs.run(reverse, false, call.x);
+        // A head's states are contiguous where ssd/prefill stores them.
+        const auto state_map = [&](const Tensor& of) {
+            return jit::tile_map({{memory_of(of), prepared.heads * head_elements, prepared.states, head_elements},
+                                  chunks,
+                                  prepared.channels,
+                                  prepared.heads,
+                                  prepared.states},
+                                 prepared.io, kChunk, target.ordinal);
+        };
+        if (prepared.args.cu_seqlens.data != nullptr)
+            common::UncoveredZeros::run({{.data = memory_of(dx), .token = prepared.heads * prepared.channels * bytes_of(prepared.io), .rows = 1, .bytes = static_cast<int>(prepared.heads * prepared.channels * bytes_of(prepared.io))},
+                                         {.data = memory_of(dB), .token = prepared.groups * prepared.states * bytes_of(prepared.io), .rows = 1, .bytes = static_cast<int>(prepared.groups * prepared.states * bytes_of(prepared.io))},
+                                         {.data = memory_of(dC), .token = prepared.groups * prepared.states * bytes_of(prepared.io), .rows = 1, .bytes = static_cast<int>(prepared.groups * prepared.states * bytes_of(prepared.io))},
+                                         {.data = memory_of(ddt), .token = prepared.heads * 4, .rows = 1, .bytes = static_cast<int>(prepared.heads * 4)}},
+                                        prepared.args.cu_seqlens, prepared.args.sequences, prepared.args.tokens, target);
+        SsdBackwardArgs args{static_cast<const SsdSteps&>(prepared.args)};
+        args.x = forward.x, args.out_gradient = reverse.x, args.B = forward.B, args.C = reverse.B;
+        args.states = state_map(states), args.gradients = state_map(gradients);
+        args.D = prepared.args.D, args.cu_seqlens = prepared.args.cu_seqlens;
+        args.sequences = prepared.args.sequences, args.tokens = prepared.args.tokens, args.heads = prepared.args.heads;
+        args.groups = prepared.args.groups, args.channels = prepared.args.channels, args.state_count = prepared.args.states;
+        args.chunks = check.count("x", "chunks", chunks), args.tiles_of_head = prepared.args.tiles_of_head;
+        args.dx = memory_of(dx), args.dB = memory_of(dB), args.dC = memory_of(dC);
+        args.ddt = static_cast<float*>(memory_of(ddt)), args.sums = static_cast<float*>(memory_of(sums));
+        Backward::run({.io = prepared.io, .states = prepared.states <= 64 ? 64 : 128}, args, target);
+        return {dx, ddt, dB, dC, sums, first};
+    }
+    const Tensor first = new_last_states(prepared, call.x);
+    if (call.state_gradient)
+        torch::stable::copy_(const_cast<Tensor&>(first), *call.state_gradient);
+    else
+        torch::stable::zero_(const_cast<Tensor&>(first));
+    torch::stable::zero_(const_cast<Tensor&>(sums));
+    return {dx, ddt, dB, dC, sums, first};
+}
+
 GDN_REGISTER(SsdScanCall, prepare_scan, run_scan)
+GDN_REGISTER(SsdBackwardCall, prepare_backward, run_backward)
 GDN_REGISTER(SsdSummaryCall, prepare_summary, run_summary)
 GDN_REGISTER(SsdScanPoolCall, prepare_pool, run_pool)
 

@@ -100,6 +100,30 @@ struct SsdSegments {
     int count = 1;             // of the longest sequences
 };
 
+// One number a head.
+struct PerHead {
+    Tagged values;
+    i64 head = 0, channel = 0;  // strides in elements; channel: of D
+};
+
+// How tokens become steps δ and decays δA.
+struct SsdSteps {
+    Tagged dt;
+    i64 dt_batch = 0, dt_token = 0, dt_head = 0;
+    PerHead A, dt_bias;  // dt_bias may be absent
+    float lowest = 0.f, highest = 0.f;  // of δ
+    bool softplus = false;
+    // (batch, tokens): a row's state is zeroed where it changes, and before its first token if not 0
+    const int* seq_idx = nullptr;
+    i64 seq_idx_batch = 0;
+};
+
+// A head adds bias to dt, and decays by 2^(rate δ).
+struct HeadSteps {
+    float bias, rate;
+    const char* dt;  // of the sequence's first token
+};
+
 template <SsdConfig kConfig>
 struct SsdPlan {
     static_assert(kConfig.stages() >= 2 && kConfig.fits_registers());
@@ -132,11 +156,7 @@ struct SsdPlan {
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
-    // Each warp's that derives factors: a head adds bias to dt, and decays by 2^(rate δ).
-    struct Head {
-        float bias, rate;
-        const char* dt;  // of the sequence's first token
-    } heads[2];
+    HeadSteps heads[2];  // of each warp that derives factors
     SsdWork work;
     // mbarriers: who arrives -> who waits.
     //     stage_full     TMA -> scores, rows
@@ -158,21 +178,10 @@ struct SsdStates {
     i64 slot = 0, head = 0;
 };
 
-// One number a head.
-struct PerHead {
-    Tagged values;
-    i64 head = 0, channel = 0;  // strides in elements; channel: of D
-};
-
-struct SsdArgs {
+struct SsdArgs : SsdSteps {
     TensorMap x, z, B, C, out;  // (element, head or group, token, batch)
-    Tagged dt;
-    i64 dt_batch = 0, dt_token = 0, dt_head = 0;
-    PerHead A, D, dt_bias;  // D and dt_bias may be absent
+    PerHead D;                  // may be absent
     Tagged cu_seqlens;
-    const int* seq_idx =
-        nullptr;  // (batch, tokens): a row's state is zeroed where it changes, and before its first token if not 0
-    i64 seq_idx_batch = 0;
     SsdStates initial, last;            // without data: zeros, and none
     const bool* has_initial = nullptr;  // (sequences,): whether a sequence reads its slot; nullptr: all do
     // Slots of a pool, as common/state_slots.cuh reads them; without data a sequence has its own.
@@ -192,8 +201,6 @@ struct SsdArgs {
     // Of gradients: E <- exp(G_C) E + (exp(G) x)^T B from the last chunk to the first, the state's gradient if x is the outputs'
     // and B is C.
     bool reversed = false;
-    float lowest = 0.f, highest = 0.f;  // of δ
-    bool softplus = false;
 };
 
 }  // namespace ssd

@@ -2,14 +2,11 @@
 // one for each row tile derives a head's factors from dt.
 #pragma once
 
-#include <gdn_cuda/kernels/common/raw_element.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
+#include <gdn_cuda/kernels/ssd/steps.cuh>
 
 namespace gdn_cuda::ssd {
-
-using gdn::kLog2e;
-using gdn::kLowestGateLog2;
 
 template <SsdConfig kConfig>
 struct InputsRole : Lane {
@@ -19,7 +16,7 @@ struct InputsRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
-    RawElement dt[2];  // tokens 2 lane and 2 lane + 1 of the next chunk
+    ChunkSteps steps;  // of the next chunk
 
     __device__ __forceinline__ InputsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
@@ -90,58 +87,22 @@ struct InputsRole : Lane {
     __device__ __forceinline__ bool has_head() const { return warp > 0 && (takes_turns() ? warp < 3 : warp - 1 < work.heads()); }
     __device__ __forceinline__ int tile() const { return takes_turns() ? 0 : warp - 1; }
     __device__ __forceinline__ void load_head() {
-        const int head = work.row_tiles[tile()].head;
-        const i64 first = work.batch * args.dt_batch + work.start * args.dt_token + head * args.dt_head;
         if (lane == 0)
-            shared.heads[warp - 1] = {
-                .bias = args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head),
-                .rate = load_float(args.A.values, head * args.A.head) * kLog2e,
-                .dt = static_cast<const char*>(args.dt.data) + first * dt_bytes()};
+            shared.heads[warp - 1] = head_steps(args, work.batch, work.start, work.row_tiles[tile()].head);
         __syncwarp();
     }
-    __device__ __forceinline__ int dt_bytes() const { return args.dt.type == DType::f32 ? 4 : 2; }
     __device__ __forceinline__ void load_dt(int step) {
-        dt[0] = dt[1] = {};
         if (step >= work.steps) return;
-        const int chunk = work.chunk_at(step), count = tokens_in(work, chunk) - 2 * lane;
-        const i64 token_bytes = args.dt_token * dt_bytes();
-        const char* const at = shared.heads[warp - 1].dt + (chunk * kChunk + 2 * lane) * token_bytes;
-        if (count > 0) dt[0].load(at, args.dt.type == DType::f32);
-        if (count > 1) dt[1].load(at + token_bytes, args.dt.type == DType::f32);
+        const int chunk = work.chunk_at(step);
+        steps.load(args, shared.heads[warp - 1].dt, chunk * kChunk, lane, tokens_in(work, chunk) - 2 * lane);
     }
-    __device__ __forceinline__ float delta_of(int i, float bias, bool exists) const {
-        float x = dt[i].to_float(args.dt.type) + bias;
-        // softplus without its select above 20, which changes no bit and would be a branch.
-        if (args.softplus) x = fmaxf(x, 0.f) + log1p_of_unit(exp_fast(-fabsf(x)));
-        return exists ? at_most(at_least(x, args.lowest), args.highest) : 0.f;
-    }
-    // Whether the state is zeroed before a token.
-    __device__ __forceinline__ bool is_reset(int token) const {
-        if (token >= work.length) return false;
-        const int* const at = args.seq_idx + work.batch * args.seq_idx_batch + token;
-        return *at != (token == 0 ? 0 : at[-1]);
-    }
-    // Tokens past the end have a δ of 0: nothing decays, and nothing is added.
     __device__ __forceinline__ void store_factors(int chunk, int slot) const {
         const int count = tokens_in(work, chunk) - 2 * lane;
         const auto [bias, rate, _] = shared.heads[warp - 1];
-        const float2 delta = {delta_of(0, bias, count > 0), delta_of(1, bias, count > 1)};
-        // log2 of a token's decay, clamped as in chunked/factors.cuh; what is clamped decays to 0.
-        float2 own = {at_least(delta.x * rate, kLowestGateLog2), at_least(delta.y * rate, kLowestGateLog2)};
-        if (args.seq_idx != nullptr) {
-            const int token = chunk * kChunk + 2 * lane;
-            if (is_reset(token)) own.x = kLowestGateLog2;
-            if (is_reset(token + 1)) own.y = kLowestGateLog2;
-        }
-        float sum = own.x + own.y;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float before = __shfl_up_sync(0xffffffffu, sum, step);
-            sum += lane >= step ? before : 0.f;
-        }
-        const float end = __shfl_sync(0xffffffffu, sum, 31);
-        const float preceding = __shfl_up_sync(0xffffffffu, sum, 1);
-        const float2 gate = {own.x + (lane == 0 ? 0.f : preceding), sum};
+        const float2 delta = {steps.delta(args, 0, bias, count), steps.delta(args, 1, bias, count)};
+        const float2 own = gates_of(args, work, delta, rate, chunk * kChunk + 2 * lane);
+        float end;
+        const float2 gate = inclusive_sums(own, lane, end);
         auto& factors = shared.factors[slot][tile()];
         reinterpret_cast<float2*>(factors.gate)[lane] = gate;
         reinterpret_cast<float2*>(factors.delta)[lane] = delta;
@@ -182,11 +143,16 @@ struct InputsRole : Lane {
         if (lane == 0) barrier(shared.factors_full[slot.index]).arrive();
     }
     __device__ __forceinline__ void run_factors() {
-        const int first = takes_turns() ? warp - 1 : 0, stride = takes_turns() ? 2 : 1;
         load_head();
-        load_dt(first);
+        int step = takes_turns() ? warp - 1 : 0;
+        load_dt(step);
 #pragma unroll 1
-        for (int step = first; step < work.steps; step += stride) make_factors(step, step + stride);
+        while (step < work.steps) {
+            find_lane();  // to save registers
+            const int next = step + (takes_turns() ? 2 : 1);
+            make_factors(step, next);
+            step = next;
+        }
     }
 
     __device__ __forceinline__ void run() {

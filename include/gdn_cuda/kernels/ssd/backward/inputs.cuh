@@ -1,0 +1,218 @@
+// The inputs role: the first warp issues the TMA loads; the second derives a head's factors from dt, and the gradients of δ and
+// of its decays from what the others find; the last two multiply the states before chunks by their gradients.
+#pragma once
+
+#include <gdn_cuda/kernels/ssd/backward/work.cuh>
+#include <gdn_cuda/kernels/ssd/steps.cuh>
+
+namespace gdn_cuda::ssd {
+
+template <SsdBackwardConfig kConfig>
+struct BackwardInputsRole : Lane {
+    using Plan = SsdBackwardPlan<kConfig>;
+    static constexpr int kStages = Plan::kStages;
+    static constexpr DType kIo = kConfig.io;
+
+    Plan& shared;
+    const SsdBackwardArgs& args;
+    const SsdChunkWork& work;
+    ChunkSteps steps;
+    // Of the head, over its row tiles so far, for tokens 2 lane and 2 lane + 1.
+    float2 read, written, scaled, across;
+    float states, D;
+
+    __device__ __forceinline__ BackwardInputsRole(Plan& shared, const SsdBackwardArgs& args)
+        : shared(shared), args(args), work(shared.work) {
+        find_lane();
+    }
+    __device__ __forceinline__ int head_of(int tile) const { return (work.first_tile + tile) / args.tiles_of_head; }
+    __device__ __forceinline__ int row_of(int tile) const { return (work.first_tile + tile) % args.tiles_of_head * kTileRows; }
+
+    // Loads tiles, by load(barrier), whose first ones have rows of tokens, and clears those past the sequence: the next one's tokens,
+    // which may be infinite or NaN. By a warp.
+    template <class Load>
+    __device__ __forceinline__ void load_tiles(unsigned long long& full, int bytes, SwizzledTile* first, int tiles, unsigned& parity,
+                                               const Load& load) const {
+        Barrier& arrived = barrier(work.has_tail ? shared.tail_full : full);
+        if (lane == 0) {
+            arrived.arrive_and_expect_tx(bytes);
+            load(arrived);
+        }
+        if (!work.has_tail) return;
+        arrived.wait(parity);
+        parity ^= 1;
+        for (int i = lane; i < (kChunk - work.count) * tiles * 8; i += 32)
+            store_shared(row_vector(tile_row(first[i / 8 % tiles].bytes, work.count + i / 8 / tiles), i % 8), uint4{});
+        cutlass::arch::fence_view_async_shared();
+        __syncwarp();
+        if (lane == 0) barrier(full).arrive();
+    }
+    __device__ __forceinline__ void load_group(unsigned& parity) const {
+        constexpr int kTiles = kConfig.state_tiles();
+        load_tiles(shared.group_full, 2 * sizeof(shared.C), shared.C, 2 * kTiles, parity, [&](Barrier& full) {
+            for (int tile = 0; tile < kTiles; ++tile) {
+                const TileAt from{tile * kTileElements, work.group, static_cast<int>(work.start) + work.first, work.batch};
+                tma_load(shared.C[tile].bytes, args.C, from, full);
+                tma_load(shared.B[tile].bytes, args.B, from, full);
+            }
+        });
+    }
+    __device__ __forceinline__ void load_stage(int tile, unsigned& parity) const {
+        const PipelineStage<kStages> at(tile);
+        auto& stage = shared.stages[at.index];
+        barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
+        const int head = head_of(tile), row = row_of(tile);
+        load_tiles(shared.stage_full[at.index], sizeof(stage), &stage.x, 2, parity, [&](Barrier& full) {
+            const TileAt from{row, head, static_cast<int>(work.start) + work.first, work.batch};
+            tma_load(stage.x.bytes, args.x, from, full);
+            tma_load(stage.dy.bytes, args.out_gradient, from, full);
+            for (int i = 0; i < kConfig.state_tiles(); ++i) {
+                const TileAt states_from{i * kTileElements, head, row, work.slot};
+                tma_load(stage.states[i].bytes, args.states, states_from, full);
+                tma_load(stage.gradients[i].bytes, args.gradients, states_from, full);
+            }
+        });
+    }
+
+    __device__ __forceinline__ int count() const { return work.count - 2 * lane; }
+    __device__ __forceinline__ void store_factors(int tile) {
+        const PipelineStage<kStages> at(tile);
+        barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
+        const int head = head_of(tile);
+        const auto [bias, rate, dt] = head_steps(args, work.batch, work.start, head);
+        steps.load(args, dt, work.first, lane, count());
+        const float2 delta = {steps.delta(args, 0, bias, count()), steps.delta(args, 1, bias, count())};
+        float end;
+        const float2 gate = inclusive_sums(gates_of(args, work, delta, rate, work.first + 2 * lane), lane, end);
+        auto& factors = shared.factors[at.index];
+        reinterpret_cast<float2*>(factors.gate)[lane] = gate;
+        reinterpret_cast<float2*>(factors.delta)[lane] = delta;
+        reinterpret_cast<float2*>(factors.before)[lane] = {exp2_fast(gate.x), exp2_fast(gate.y)};
+        reinterpret_cast<float2*>(factors.after)[lane] = {exp2_fast(end - gate.x), exp2_fast(end - gate.y)};
+        if (lane == 0) {
+            factors.decay = exp2_fast(end);
+            factors.D = args.D.values.data == nullptr ? 0.f : load_float(args.D.values, head * args.D.head);
+        }
+        __syncwarp();
+        if (lane == 0) barrier(shared.factors_full[at.index]).arrive();
+    }
+    __device__ __forceinline__ static void add(float2& to, const float (&from)[kChunk], int lane) {
+        const float2 more = pair_at(&from[2 * lane]);
+        to.x += more.x, to.y += more.y;
+    }
+    // Adds a row tile's sums, and after a head's last one stores the head's gradients.
+    __device__ __forceinline__ void use_sums(int tile) {
+        const PipelineStage<kStages> at(tile);
+        barrier(shared.sums_full[at.index]).wait(at.parity);
+        const auto& sums = shared.sums[at.index];
+        if (row_of(tile) == 0) read = written = scaled = across = {0.f, 0.f}, states = D = 0.f;
+        add(read, sums.read, lane);
+        add(written, sums.written, lane);
+        add(scaled, sums.scaled, lane);
+        for (const auto& row : sums.across) add(across, row, lane);
+        states += sums.states[0] + sums.states[1];
+        D += (sums.D[0] + sums.D[1]) + (sums.D[2] + sums.D[3]);
+        const float decay = shared.factors[at.index].decay;
+        const float2 delta = pair_at(&shared.factors[at.index].delta[2 * lane]);
+        __syncwarp();
+        if (lane == 0) {
+            barrier(shared.sums_empty[at.index]).arrive();
+            barrier(shared.stage_empty[at.index]).arrive();
+        }
+        if (row_of(tile) + kTileRows >= args.channels) store_gradients(head_of(tile), delta, decay);
+    }
+    // δA of token t decays all that passes from before t to t or after.
+    __device__ __forceinline__ void store_gradients(int head, float2 delta, float decay) {
+        const float2 later = sums_from(read), earlier = sums_before(written);
+        const float passing = decay == 0.f ? 0.f : decay * states;
+        const auto [bias, rate, dt] = head_steps(args, work.batch, work.start, head);
+        const float A = rate / gdn::kLog2e;
+        const float2 gates = {later.x + earlier.x + passing + across.x, later.y + earlier.y + passing + across.y};
+        steps.load(args, dt, work.first, lane, count());
+        const float ddt[2] = {step_gradient(0, bias, fmaf(A, gates.x, scaled.x)),
+                              step_gradient(1, bias, fmaf(A, gates.y, scaled.y))};
+        float sums[3] = {delta.x * gates.x + delta.y * gates.y, ddt[0] + ddt[1], D};
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], step);
+            sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], step);
+        }
+        const i64 token = static_cast<i64>(work.batch) * args.tokens + work.start + work.first + 2 * lane;
+        for (int i = 0; i < 2; ++i)
+            if (i < count()) args.ddt[(token + i) * args.heads + head] = ddt[i];
+        if (lane == 0)
+            for (int i = 0; i < 3; ++i)
+                args.sums[(static_cast<i64>(i) * args.chunks + work.slot) * args.heads + head] = sums[i];
+    }
+    // Sums over the tokens from each one on, and over those before it.
+    __device__ __forceinline__ float2 sums_from(float2 own) const {
+        float sum = own.x + own.y;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const float more = __shfl_down_sync(0xffffffffu, sum, step);
+            sum += lane + step < 32 ? more : 0.f;
+        }
+        const float next = __shfl_down_sync(0xffffffffu, sum, 1), later = own.y + (lane == 31 ? 0.f : next);
+        return {own.x + later, later};
+    }
+    __device__ __forceinline__ float2 sums_before(float2 own) const {
+        float unused;
+        const float2 upto = inclusive_sums(own, lane, unused);
+        const float previous = __shfl_up_sync(0xffffffffu, upto.y, 1), before = lane == 0 ? 0.f : previous;
+        return {before, before + own.x};
+    }
+    // From the gradient of δ to dt's.
+    __device__ __forceinline__ float step_gradient(int i, float bias, float gradient) const {
+        if (i >= count()) return 0.f;
+        const float x = steps.biased(args, i, bias);
+        const float step = args.softplus ? softplus(x) : x;
+        if (step < args.lowest || step > args.highest) return 0.f;
+        return args.softplus && x <= 20.f ? gradient * sigmoid(x) : gradient;
+    }
+    // By the last two warps.
+    __device__ __forceinline__ void multiply_states(int tile) const {
+        const PipelineStage<kStages> at(tile);
+        barrier(shared.stage_full[at.index]).wait(at.parity);
+        barrier(shared.sums_empty[at.index]).wait(at.parity ^ 1);
+        const auto& stage = shared.stages[at.index];
+        constexpr int kVectors = sizeof(stage.states) / 16;
+        float sum = 0.f;
+#pragma unroll 4
+        for (int i = thread - 64; i < kVectors; i += 64) {
+            const uint4 a = reinterpret_cast<const uint4*>(stage.states)[i], b = reinterpret_cast<const uint4*>(stage.gradients)[i];
+            const unsigned left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float2 x = unpack<kIo>(left[k]), y = unpack<kIo>(right[k]);
+                sum = fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+            }
+        }
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (lane == 0) {
+            shared.sums[at.index].states[warp - 2] = sum;
+            barrier(shared.sums_full[at.index]).arrive();
+            barrier(shared.stage_empty[at.index]).arrive();
+        }
+    }
+    __device__ __forceinline__ void run() {
+        if (warp == 0) {
+            unsigned parity = 0;
+            load_group(parity);
+#pragma unroll 1
+            for (int tile = 0; tile < work.tiles; ++tile) load_stage(tile, parity);
+        } else if (warp == 1) {
+            for (int tile = 0; tile < min(kStages, work.tiles); ++tile) store_factors(tile);
+#pragma unroll 1
+            for (int tile = 0; tile < work.tiles; ++tile) {
+                use_sums(tile);
+                if (tile + kStages < work.tiles) store_factors(tile + kStages);
+            }
+        } else if (warp > 1) {
+#pragma unroll 1
+            for (int tile = 0; tile < work.tiles; ++tile) multiply_states(tile);
+        }
+    }
+};
+
+}  // namespace gdn_cuda::ssd

@@ -1,0 +1,88 @@
+// Configuration, shared memory and arguments of ssd/backward, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/ssd/prefill_plan.cuh>
+
+namespace gdn_cuda::ssd {
+
+struct SsdBackwardConfig {
+    DType io;
+    int states;  // 64 or 128; fewer are padded with zeros
+
+    constexpr bool operator==(const SsdBackwardConfig&) const = default;
+
+    GDN_FIELDS(io, states)
+
+    // Warpgroup order: inputs, readers, writers.
+    GDN_HOST_DEVICE constexpr int threads() const { return 3 * kWarpgroup; }
+    GDN_HOST_DEVICE constexpr int state_tiles() const { return states / kTileElements; }
+    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 40; }
+    GDN_HOST_DEVICE constexpr int token_registers() const { return 232; }
+};
+
+struct SsdBackwardArgs : SsdSteps {
+    // (element, head or group, token, batch), and of the states before chunks and their gradients after (element, head, channel,
+    // chunk).
+    TensorMap x, out_gradient, B, C, states, gradients;
+    PerHead D;  // may be absent; a number a head
+    Tagged cu_seqlens;
+    int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, state_count = 0, chunks = 0;
+    int tiles_of_head = 1;
+    // Contiguous: (batch, tokens, heads, channels), (batch, tokens, groups, states) and (batch, tokens, heads).
+    void *dx = nullptr, *dB = nullptr, *dC = nullptr;
+    float* ddt = nullptr;
+    float* sums = nullptr;  // (dA, ddt_bias, dD; chunks, heads): a chunk's part
+};
+
+// A block's chunk of a sequence, and its group's row tiles, which it takes one after the other. Kept out of registers.
+struct SsdChunkWork {
+    int group, first_tile, tiles;
+    int batch, length, first;  // of the sequence: its batch, and its tokens; the chunk's first token in it
+    i64 start;                 // the sequence's first token
+    int slot;                  // of the chunk among states
+    int count;                 // tokens
+    bool has_tail;             // whether what follows them in the chunk is another sequence's
+};
+
+template <SsdBackwardConfig kConfig>
+struct SsdBackwardPlan {
+    static constexpr int kStages = 2;
+    struct Stage {
+        SwizzledTile x, dy, states[kConfig.state_tiles()], gradients[kConfig.state_tiles()];
+    };
+    // A head's values for the chunk's tokens. G: sums of δA from the chunk's first token on, in log2.
+    struct alignas(16) Factors {
+        float gate[kChunk], delta[kChunk];
+        float before[kChunk], after[kChunk];  // exp(G) and exp(G_end - G)
+        float decay;                          // exp(G_end)
+        float D;
+    };
+    // What readers and writers find of a row tile, a number a token, for the gradients of δ and δA.
+    struct alignas(16) Sums {
+        float read[kChunk];      // of the state before, by outputs
+        float written[kChunk];   // into the state after
+        float scaled[kChunk];    // of the token's own δ x
+        float across[4][kChunk];  // between tokens before and after each boundary; a row for each warp
+        float states[2];          // <E, S>, of two warps
+        float D[4];
+    };
+    SwizzledTile C[kConfig.state_tiles()], B[kConfig.state_tiles()];
+    Stage stages[kStages];
+    SwizzledTile scores[kStages];  // C B^T, decayed; of each row tile
+    Factors factors[kStages];
+    Sums sums[kStages];
+    SsdChunkWork work;
+    // mbarriers: who arrives -> who waits. A row tile uses stage (tile % kStages) of everything.
+    //     group_full     TMA: C and B -> readers, writers
+    //     stage_full     TMA -> readers, writers, inputs
+    //     tail_full      TMA, for a chunk whose rows past the sequence are to be cleared -> inputs
+    //     factors_full   inputs -> readers, writers
+    //     stage_empty    each warp of readers, writers and of the inputs that multiply states -> inputs
+    //     scores_full    readers -> writers
+    //     sums_full      each of those warps -> inputs
+    //     sums_empty     inputs -> those warps
+    unsigned long long group_full, tail_full, stage_full[kStages], factors_full[kStages], stage_empty[kStages];
+    unsigned long long scores_full[kStages], sums_full[kStages], sums_empty[kStages];
+};
+
+}  // namespace gdn_cuda::ssd
