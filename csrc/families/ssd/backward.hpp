@@ -20,9 +20,9 @@ struct Backward {
     static int shared_bytes(const Config& config) { return plan_bytes<kSsdBackwardConfigurations, SsdBackwardPlan>(config); }
 
     static void run(const Config& config, const Args& args, const Target& target) {
-        if (args.chunks == 0 || args.heads == 0) return;
-        launch<Backward>(config, args, {args.chunks, args.groups, 1}, target,
-                         [&](const auto&) { return fmt::format("{} chunks of {} groups", args.chunks, args.groups); });
+        if (args.slots == 0 || args.heads == 0) return;
+        launch<Backward>(config, args, {args.slots, args.groups, 1}, target,
+                         [&](const auto&) { return fmt::format("{} chunks of {} groups", args.slots, args.groups); });
     }
 };
 

@@ -11,6 +11,7 @@
 #include "../common/uncovered_zeros.hpp"
 #include "backward.hpp"
 #include "prefill.hpp"
+#include "steps.hpp"
 
 namespace gdn_cuda::ssd {
 namespace {
@@ -62,7 +63,13 @@ struct Prepared {
     View x;
     DType io;
     int64_t batch, tokens, heads, channels, groups, states, sequences;
+    SsdStepsArgs steps;
     SsdArgs args;
+
+    // Slots of chunks.
+    int64_t slots() const {
+        return steps.cu_seqlens.data == nullptr ? batch * ceil_div(tokens, kChunk) : tokens / kChunk + sequences;
+    }
 };
 
 // States (count, H, P, N), a head's contiguous.
@@ -124,10 +131,12 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
                       .groups = groups,
                       .states = states,
                       .sequences = batch,
+                      .steps = {},
                       .args = {}};
+    SsdStepsArgs& steps = prepared.steps;
     SsdArgs& args = prepared.args;
-    args.A = per_head(check, "A", A, x, heads);
-    args.dt_bias = per_head(check, "dt_bias", dt_bias, x, heads);
+    steps.A = per_head(check, "A", A, x, heads);
+    steps.dt_bias = per_head(check, "dt_bias", dt_bias, x, heads);
     if (D.defined() && D.rank == 2) {
         check.shape("D", D, {heads, channels}, "(H,) or (H, P)");
         check.dtype("D", D, {DType::f32, DType::bf16, DType::f16});
@@ -136,8 +145,8 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
     } else {
         args.D = per_head(check, "D", D, x, heads);
     }
-    args.dt = tagged(dt);
-    args.dt_batch = dt.stride(0), args.dt_token = dt.stride(1), args.dt_head = dt.stride(2);
+    steps.dt = tagged(dt);
+    steps.dt_batch = dt.stride(0), steps.dt_token = dt.stride(1), steps.dt_head = dt.stride(2);
     if (cu_seqlens.defined()) {
         GDN_REQUIRE(check, batch == 1, "x", "a batch of 1, as cu_seqlens packs sequences along T", shape_text(x));
         check_cu_seqlens(check, cu_seqlens, tokens, x, "x");
@@ -150,7 +159,7 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
         check.dtype("seq_idx", numbers, {DType::i32});
         check.device("seq_idx", numbers, x, "x");
         check.last_contiguous("seq_idx", numbers);
-        args.seq_idx = static_cast<const int*>(numbers.data), args.seq_idx_batch = numbers.stride(0);
+        steps.seq_idx = static_cast<const int*>(numbers.data), steps.seq_idx_batch = numbers.stride(0);
     }
     args.sequences = check.count("x", "sequences", prepared.sequences, 65535);
     args.tokens = check.count("x", "tokens", tokens, kMaxTokens);
@@ -169,8 +178,10 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
     }
     GDN_REQUIRE(check, call.dt_lowest <= call.dt_highest, "dt_limit", "a lower bound that is not above the upper one",
                 fmt::format("({}, {})", call.dt_lowest, call.dt_highest));
-    args.lowest = static_cast<float>(call.dt_lowest), args.highest = static_cast<float>(call.dt_highest);
-    args.softplus = call.dt_softplus;
+    steps.lowest = static_cast<float>(call.dt_lowest), steps.highest = static_cast<float>(call.dt_highest);
+    steps.softplus = call.dt_softplus;
+    steps.cu_seqlens = args.cu_seqlens, steps.sequences = args.sequences, steps.tokens = args.tokens, steps.heads = args.heads;
+    steps.slots = check.count("x", "chunks", prepared.slots());
     return prepared;
 }
 
@@ -233,6 +244,15 @@ struct Inputs {
         kept.push_back(tileable(tensor));
         return map(kept.back());
     }
+    // Launches ssd/steps, and returns where it stores.
+    const ChunkSteps* steps(const Tensor& like) {
+        constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);
+        kept.push_back(torch::stable::new_empty(like, {prepared.slots(), prepared.heads, kFloats}, ScalarType::Float));
+        SsdStepsArgs args = prepared.steps;
+        args.steps = static_cast<ChunkSteps*>(memory_of(kept.back()));
+        Steps::run(args, target);
+        return args.steps;
+    }
     // Splits sequences into segments where heads are few, and launches.
     void run(SsdArgs& args, bool gated, const Tensor& like) {
         const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
@@ -280,6 +300,7 @@ Tensor run(const Prepared& prepared, const SsdScanCall& call) {
         common::UncoveredZeros::run({{.data = memory_of(out), .token = bytes, .rows = 1, .bytes = static_cast<int>(bytes)}},
                                     args.cu_seqlens, args.sequences, args.tokens, target);
     }
+    args.steps = inputs.steps(call.x);
     args.out_data = memory_of(out);
     args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
     inputs.run(args, z.defined(), call.x);
@@ -327,6 +348,7 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummaryCall& call) {
     SsdArgs args = prepared.args;
     Inputs inputs{prepared, target};
     if (prepared.x.numel() > 0) args.x = inputs.add(call.x), args.B = inputs.add(call.B);
+    args.steps = inputs.steps(call.x);
     args.states_only = true, args.decay = static_cast<float*>(memory_of(decay));
     inputs.run(args, false, call.x);
     return {last, decay};
@@ -355,8 +377,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
     const DeviceScope scope(x.device_index);
     const Target target = target_of(call.name, x);
     const int64_t head_elements = prepared.channels * prepared.states;
-    const int64_t chunks = prepared.args.cu_seqlens.data == nullptr ? prepared.batch * ceil_div(prepared.tokens, kChunk)
-                                                                    : prepared.tokens / kChunk + prepared.sequences;
+    const int64_t chunks = prepared.slots();
     const auto like_x = [&](std::vector<int64_t> sizes) { return torch::stable::new_empty(call.x, sizes); };
     const auto floats = [&](std::vector<int64_t> sizes) { return torch::stable::new_empty(call.x, sizes, ScalarType::Float); };
     const Tensor states = like_x({chunks, prepared.channels, prepared.heads, prepared.states}),
@@ -368,6 +389,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
     Inputs inputs{prepared, target};
     SsdArgs forward = prepared.args;
     forward.states_only = true, forward.chunk_states = memory_of(states), forward.last = {};
+    forward.steps = inputs.steps(call.x);
     if (x.numel() > 0) {
         forward.x = inputs.add(call.x), forward.B = inputs.add(call.B);
         SsdArgs reverse = forward;
@@ -395,13 +417,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
                                          {.data = memory_of(dC), .token = prepared.groups * prepared.states * bytes_of(prepared.io), .rows = 1, .bytes = static_cast<int>(prepared.groups * prepared.states * bytes_of(prepared.io))},
                                          {.data = memory_of(ddt), .token = prepared.heads * 4, .rows = 1, .bytes = static_cast<int>(prepared.heads * 4)}},
                                         prepared.args.cu_seqlens, prepared.args.sequences, prepared.args.tokens, target);
-        SsdBackwardArgs args{static_cast<const SsdSteps&>(prepared.args)};
+        SsdBackwardArgs args{prepared.steps};
+        args.steps = const_cast<ChunkSteps*>(forward.steps);
         args.x = forward.x, args.out_gradient = reverse.x, args.B = forward.B, args.C = reverse.B;
         args.states = state_map(states), args.gradients = state_map(gradients);
-        args.D = prepared.args.D, args.cu_seqlens = prepared.args.cu_seqlens;
-        args.sequences = prepared.args.sequences, args.tokens = prepared.args.tokens, args.heads = prepared.args.heads;
-        args.groups = prepared.args.groups, args.channels = prepared.args.channels, args.state_count = prepared.args.states;
-        args.chunks = check.count("x", "chunks", chunks), args.tiles_of_head = prepared.args.tiles_of_head;
+        args.D = prepared.args.D, args.groups = prepared.args.groups, args.channels = prepared.args.channels;
+        args.state_count = prepared.args.states, args.tiles_of_head = prepared.args.tiles_of_head;
         args.dx = memory_of(dx), args.dB = memory_of(dB), args.dC = memory_of(dC);
         args.ddt = static_cast<float*>(memory_of(ddt)), args.sums = static_cast<float*>(memory_of(sums));
         Backward::run({.io = prepared.io, .states = prepared.states <= 64 ? 64 : 128}, args, target);

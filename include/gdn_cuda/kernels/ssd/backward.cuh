@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward(const __grid_co
     if (shared.work.count <= 0) {  // a slot between sequences
         for (int i = threadIdx.x; i < 3 * shared.work.tiles / args.tiles_of_head; i += kConfig.threads()) {
             const int heads = shared.work.tiles / args.tiles_of_head;
-            args.sums[(static_cast<i64>(i / heads) * args.chunks + shared.work.slot) * args.heads + shared.work.group * heads +
+            args.sums[(static_cast<i64>(i / heads) * args.slots + shared.work.slot) * args.heads + shared.work.group * heads +
                       i % heads] = 0.f;
         }
         return;

@@ -16,32 +16,29 @@ struct SsdBackwardConfig {
     // Warpgroup order: inputs, readers, writers.
     GDN_HOST_DEVICE constexpr int threads() const { return 3 * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int state_tiles() const { return states / kTileElements; }
-    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 40; }
-    GDN_HOST_DEVICE constexpr int token_registers() const { return 232; }
+    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 56; }
+    GDN_HOST_DEVICE constexpr int token_registers() const { return 224; }
 };
 
-struct SsdBackwardArgs : SsdSteps {
+struct SsdBackwardArgs : SsdStepsArgs {
     // (element, head or group, token, batch), and of the states before chunks and their gradients after (element, head, channel,
     // chunk).
     TensorMap x, out_gradient, B, C, states, gradients;
     PerHead D;  // may be absent; a number a head
-    Tagged cu_seqlens;
-    int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, state_count = 0, chunks = 0;
+    int groups = 0, channels = 0, state_count = 0;
     int tiles_of_head = 1;
     // Contiguous: (batch, tokens, heads, channels), (batch, tokens, groups, states) and (batch, tokens, heads).
     void *dx = nullptr, *dB = nullptr, *dC = nullptr;
     float* ddt = nullptr;
-    float* sums = nullptr;  // (dA, ddt_bias, dD; chunks, heads): a chunk's part
+    float* sums = nullptr;  // (dA, ddt_bias, dD; slots, heads): a chunk's part
 };
 
 // A block's chunk of a sequence, and its group's row tiles, which it takes one after the other. Kept out of registers.
 struct SsdChunkWork {
     int group, first_tile, tiles;
-    int batch, length, first;  // of the sequence: its batch, and its tokens; the chunk's first token in it
-    i64 start;                 // the sequence's first token
-    int slot;                  // of the chunk among states
-    int count;                 // tokens
-    bool has_tail;             // whether what follows them in the chunk is another sequence's
+    SlotWork place;
+    int slot, count;  // the chunk's, and its tokens
+    bool has_tail;    // whether what follows them in the chunk is another sequence's
 };
 
 template <SsdBackwardConfig kConfig>

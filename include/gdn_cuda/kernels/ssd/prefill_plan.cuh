@@ -4,14 +4,13 @@
 #include <gdn_cuda/kernels/chunked/chunk.cuh>
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/hopper/warpgroup.cuh>
+#include <gdn_cuda/kernels/ssd/steps_plan.cuh>
 
 namespace gdn_cuda {
 
 enum class Place;  // common/state_slots.cuh, which is for devices alone
 
 namespace ssd {
-
-using gdn::kChunk;
 
 constexpr int kTileRows = 64;  // channels of a head that a warpgroup owns: a row tile
 constexpr int kMostRowTiles = 2;
@@ -100,30 +99,6 @@ struct SsdSegments {
     int count = 1;             // of the longest sequences
 };
 
-// One number a head.
-struct PerHead {
-    Tagged values;
-    i64 head = 0, channel = 0;  // strides in elements; channel: of D
-};
-
-// How tokens become steps δ and decays δA.
-struct SsdSteps {
-    Tagged dt;
-    i64 dt_batch = 0, dt_token = 0, dt_head = 0;
-    PerHead A, dt_bias;  // dt_bias may be absent
-    float lowest = 0.f, highest = 0.f;  // of δ
-    bool softplus = false;
-    // (batch, tokens): a row's state is zeroed where it changes, and before its first token if not 0
-    const int* seq_idx = nullptr;
-    i64 seq_idx_batch = 0;
-};
-
-// A head adds bias to dt, and decays by 2^(rate δ).
-struct HeadSteps {
-    float bias, rate;
-    const char* dt;  // of the sequence's first token
-};
-
 template <SsdConfig kConfig>
 struct SsdPlan {
     static_assert(kConfig.stages() >= 2 && kConfig.fits_registers());
@@ -156,7 +131,6 @@ struct SsdPlan {
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
-    HeadSteps heads[2];  // of each warp that derives factors
     SsdWork work;
     // mbarriers: who arrives -> who waits.
     //     stage_full     TMA -> scores, rows
@@ -178,8 +152,9 @@ struct SsdStates {
     i64 slot = 0, head = 0;
 };
 
-struct SsdArgs : SsdSteps {
+struct SsdArgs {
     TensorMap x, z, B, C, out;  // (element, head or group, token, batch)
+    const ChunkSteps* steps = nullptr;  // (chunk, head), as ssd/steps stores them
     PerHead D;                  // may be absent
     Tagged cu_seqlens;
     SsdStates initial, last;            // without data: zeros, and none

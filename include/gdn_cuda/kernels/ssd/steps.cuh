@@ -1,74 +1,92 @@
-// The steps δ and decays of a head's chunk, by a warp: lane l has tokens 2 l and 2 l + 1.
+// ssd/steps: how a chunk's tokens decay, for the kernels that scan: a chain of dependent operations that would take longer there
+// than all products of a chunk.
+//
+//     δ_t = clamp(softplus(dt_t + dt_bias))        gate_t = sum of δA log2 e from the chunk's first token on
+//
+// A block has a chunk and 16 adjacent heads, a warp each, so that a sector of dt is read once. A lane has tokens 2 l and 2 l + 1.
+//
+// Bound (computed): memory, 512 bytes a head and chunk, a hundredth of what the scan moves.
 #pragma once
 
 #include <gdn_cuda/kernels/common/raw_element.cuh>
-#include <gdn_cuda/kernels/ssd/prefill_plan.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/ssd/steps_plan.cuh>
 
 namespace gdn_cuda::ssd {
 
-using gdn::kLowestGateLog2;
-
-__device__ __forceinline__ int dt_bytes(const SsdSteps& args) {
-    return args.dt.type == DType::f32 ? 4 : 2;
-}
-__device__ __forceinline__ HeadSteps head_steps(const SsdSteps& args, i64 batch, i64 start, int head) {
-    const i64 first = batch * args.dt_batch + start * args.dt_token + head * args.dt_head;
-    return {.bias = args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head),
-            .rate = load_float(args.A.values, head * args.A.head) * gdn::kLog2e,
-            .dt = static_cast<const char*>(args.dt.data) + first * dt_bytes(args)};
-}
-
-struct ChunkSteps {
-    RawElement dt[2];  // in flight
-
-    // `first`: the chunk's first token in its sequence, `count`: how many tokens from the lane's first on exist.
-    __device__ __forceinline__ void load(const SsdSteps& args, const char* head_dt, int first, int lane, int count) {
-        dt[0] = dt[1] = {};
-        const i64 token_bytes = args.dt_token * dt_bytes(args);
-        const char* const at = head_dt + (first + 2 * lane) * token_bytes;
-        if (count > 0) dt[0].load(at, args.dt.type == DType::f32);
-        if (count > 1) dt[1].load(at + token_bytes, args.dt.type == DType::f32);
+__device__ __forceinline__ SlotWork work_of_slot(const Tagged& cu_seqlens, int sequences, int tokens, int slot) {
+    if (cu_seqlens.data == nullptr) {
+        const int chunks = (tokens + kChunk - 1) / kChunk;
+        return {.batch = slot / chunks, .length = tokens, .first = slot % chunks * kChunk};
     }
-    __device__ __forceinline__ float biased(const SsdSteps& args, int i, float bias) const {
+    for (int sequence = 0; sequence < sequences; ++sequence) {
+        const Span span = span_of(cu_seqlens, sequence, tokens);
+        const int chunk = slot - static_cast<int>(span.start / kChunk) - sequence;
+        if (chunk >= 0 && chunk * kChunk < span.length) return {.start = span.start, .length = span.length, .first = chunk * kChunk};
+    }
+    return {};
+}
+
+// A head's dt in a chunk, in flight.
+struct RawSteps {
+    RawElement dt[2];
+    int count;  // tokens from the lane's first on
+
+    __device__ __forceinline__ RawSteps(const SsdStepsArgs& args, const SlotWork& work, int head, int lane)
+        : count(min(kChunk, work.length - work.first) - 2 * lane) {
+        const i64 at = work.batch * args.dt_batch + (work.start + work.first + 2 * lane) * args.dt_token + head * args.dt_head;
+        if (count > 0) dt[0].load(args.dt, at);
+        if (count > 1) dt[1].load(args.dt, at + args.dt_token);
+    }
+    __device__ __forceinline__ float biased(const SsdStepsArgs& args, int i, float bias) const {
         return dt[i].to_float(args.dt.type) + bias;
     }
-    // Tokens past the end have a δ of 0: nothing decays, and nothing is added.
-    __device__ __forceinline__ float delta(const SsdSteps& args, int i, float bias, int count) const {
-        float x = biased(args, i, bias);
-        // softplus without its select above 20, which changes no bit and would be a branch.
-        if (args.softplus) x = fmaxf(x, 0.f) + log1p_of_unit(exp_fast(-fabsf(x)));
-        return i < count ? at_most(at_least(x, args.lowest), args.highest) : 0.f;
+    // NaN stays.
+    __device__ __forceinline__ float delta(const SsdStepsArgs& args, int i, float bias) const {
+        const float x = biased(args, i, bias);
+        return i < count ? at_most(at_least(args.softplus ? softplus(x) : x, args.lowest), args.highest) : 0.f;
     }
 };
+__device__ __forceinline__ float bias_of(const SsdStepsArgs& args, int head) {
+    return args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head);
+}
 
-// Whether the state is zeroed before a token of `work`, a sequence's batch and length.
-template <class Work>
-__device__ __forceinline__ bool is_reset(const SsdSteps& args, const Work& work, int token) {
-    if (token >= work.length) return false;
-    const int* const at = args.seq_idx + work.batch * args.seq_idx_batch + token;
-    return *at != (token == 0 ? 0 : at[-1]);
-}
-// log2 of tokens' decays, clamped as in chunked/factors.cuh; what is clamped decays to 0. `token`: the first.
-template <class Work>
-__device__ __forceinline__ float2 gates_of(const SsdSteps& args, const Work& work, float2 delta, float rate, int token) {
-    float2 own = {at_least(delta.x * rate, kLowestGateLog2), at_least(delta.y * rate, kLowestGateLog2)};
-    if (args.seq_idx != nullptr) {
-        if (is_reset(args, work, token)) own.x = kLowestGateLog2;
-        if (is_reset(args, work, token + 1)) own.y = kLowestGateLog2;
-    }
-    return own;
-}
-// Inclusive sums over the warp's 64 values from the first on, and the whole sum.
-__device__ __forceinline__ float2 inclusive_sums(float2 own, int lane, float& whole) {
+// Sums of the warp's 64 values from the first on.
+__device__ __forceinline__ float2 inclusive_sums(float2 own, int lane) {
     float sum = own.x + own.y;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         const float before = __shfl_up_sync(0xffffffffu, sum, step);
         sum += lane >= step ? before : 0.f;
     }
-    whole = __shfl_sync(0xffffffffu, sum, 31);
     const float preceding = __shfl_up_sync(0xffffffffu, sum, 1);
     return {own.x + (lane == 0 ? 0.f : preceding), sum};
+}
+
+// Whether the state is zeroed before a token.
+__device__ __forceinline__ bool is_reset(const SsdStepsArgs& args, const SlotWork& work, int token) {
+    if (args.seq_idx == nullptr || token >= work.length) return false;
+    const int* const at = args.seq_idx + work.batch * args.seq_idx_batch + token;
+    return *at != (token == 0 ? 0 : at[-1]);
+}
+
+template <SsdStepsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant__ SsdStepsArgs args) {
+    const int slot = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32,
+              head = static_cast<int>(blockIdx.y) * kConfig.heads + threadIdx.x / 32;
+    if (head >= args.heads) return;
+    const SlotWork work = work_of_slot(args.cu_seqlens, args.sequences, args.tokens, slot);
+    const RawSteps raw(args, work, head, lane);
+    const float bias = bias_of(args, head), rate = load_float(args.A.values, head * args.A.head) * gdn::kLog2e;
+    const float2 delta = {raw.delta(args, 0, bias), raw.delta(args, 1, bias)};
+    // Clamped as in chunked/factors.cuh; what is clamped decays to 0.
+    constexpr float kLowest = gdn::kLowestGateLog2;
+    const int token = work.first + 2 * lane;
+    const float2 gate = {is_reset(args, work, token) ? kLowest : at_least(delta.x * rate, kLowest),
+                         is_reset(args, work, token + 1) ? kLowest : at_least(delta.y * rate, kLowest)};
+    ChunkSteps& to = args.steps[static_cast<i64>(slot) * args.heads + head];
+    reinterpret_cast<float2*>(to.gate)[lane] = inclusive_sums(gate, lane);
+    reinterpret_cast<float2*>(to.delta)[lane] = delta;
 }
 
 }  // namespace gdn_cuda::ssd

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gdn_cuda/kernels/ssd/backward/work.cuh>
-#include <gdn_cuda/kernels/ssd/steps.cuh>
 
 namespace gdn_cuda::ssd {
 
@@ -16,7 +15,6 @@ struct BackwardInputsRole : Lane {
     Plan& shared;
     const SsdBackwardArgs& args;
     const SsdChunkWork& work;
-    ChunkSteps steps;
     // Of the head, over its row tiles so far, for tokens 2 lane and 2 lane + 1.
     float2 read, written, scaled, across;
     float states, D;
@@ -51,7 +49,7 @@ struct BackwardInputsRole : Lane {
         constexpr int kTiles = kConfig.state_tiles();
         load_tiles(shared.group_full, 2 * sizeof(shared.C), shared.C, 2 * kTiles, parity, [&](Barrier& full) {
             for (int tile = 0; tile < kTiles; ++tile) {
-                const TileAt from{tile * kTileElements, work.group, static_cast<int>(work.start) + work.first, work.batch};
+                const TileAt from{tile * kTileElements, work.group, static_cast<int>(work.place.start) + work.place.first, work.place.batch};
                 tma_load(shared.C[tile].bytes, args.C, from, full);
                 tma_load(shared.B[tile].bytes, args.B, from, full);
             }
@@ -63,7 +61,7 @@ struct BackwardInputsRole : Lane {
         barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
         const int head = head_of(tile), row = row_of(tile);
         load_tiles(shared.stage_full[at.index], sizeof(stage), &stage.x, 2, parity, [&](Barrier& full) {
-            const TileAt from{row, head, static_cast<int>(work.start) + work.first, work.batch};
+            const TileAt from{row, head, static_cast<int>(work.place.start) + work.place.first, work.place.batch};
             tma_load(stage.x.bytes, args.x, from, full);
             tma_load(stage.dy.bytes, args.out_gradient, from, full);
             for (int i = 0; i < kConfig.state_tiles(); ++i) {
@@ -74,16 +72,13 @@ struct BackwardInputsRole : Lane {
         });
     }
 
-    __device__ __forceinline__ int count() const { return work.count - 2 * lane; }
     __device__ __forceinline__ void store_factors(int tile) {
         const PipelineStage<kStages> at(tile);
         barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
         const int head = head_of(tile);
-        const auto [bias, rate, dt] = head_steps(args, work.batch, work.start, head);
-        steps.load(args, dt, work.first, lane, count());
-        const float2 delta = {steps.delta(args, 0, bias, count()), steps.delta(args, 1, bias, count())};
-        float end;
-        const float2 gate = inclusive_sums(gates_of(args, work, delta, rate, work.first + 2 * lane), lane, end);
+        const ChunkSteps& from = args.steps[static_cast<i64>(work.slot) * args.heads + head];
+        const float2 gate = reinterpret_cast<const float2*>(from.gate)[lane], delta = reinterpret_cast<const float2*>(from.delta)[lane];
+        const float end = __shfl_sync(0xffffffffu, gate.y, 31);
         auto& factors = shared.factors[at.index];
         reinterpret_cast<float2*>(factors.gate)[lane] = gate;
         reinterpret_cast<float2*>(factors.delta)[lane] = delta;
@@ -125,24 +120,23 @@ struct BackwardInputsRole : Lane {
     __device__ __forceinline__ void store_gradients(int head, float2 delta, float decay) {
         const float2 later = sums_from(read), earlier = sums_before(written);
         const float passing = decay == 0.f ? 0.f : decay * states;
-        const auto [bias, rate, dt] = head_steps(args, work.batch, work.start, head);
-        const float A = rate / gdn::kLog2e;
+        const RawSteps raw(args, work.place, head, lane);
+        const float bias = bias_of(args, head), A = load_float(args.A.values, head * args.A.head);
         const float2 gates = {later.x + earlier.x + passing + across.x, later.y + earlier.y + passing + across.y};
-        steps.load(args, dt, work.first, lane, count());
-        const float ddt[2] = {step_gradient(0, bias, fmaf(A, gates.x, scaled.x)),
-                              step_gradient(1, bias, fmaf(A, gates.y, scaled.y))};
+        const float ddt[2] = {step_gradient(raw, 0, bias, fmaf(A, gates.x, scaled.x)),
+                              step_gradient(raw, 1, bias, fmaf(A, gates.y, scaled.y))};
         float sums[3] = {delta.x * gates.x + delta.y * gates.y, ddt[0] + ddt[1], D};
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], step);
             sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], step);
         }
-        const i64 token = static_cast<i64>(work.batch) * args.tokens + work.start + work.first + 2 * lane;
+        const i64 token = static_cast<i64>(work.place.batch) * args.tokens + work.place.start + work.place.first + 2 * lane;
         for (int i = 0; i < 2; ++i)
-            if (i < count()) args.ddt[(token + i) * args.heads + head] = ddt[i];
+            if (i < raw.count) args.ddt[(token + i) * args.heads + head] = ddt[i];
         if (lane == 0)
             for (int i = 0; i < 3; ++i)
-                args.sums[(static_cast<i64>(i) * args.chunks + work.slot) * args.heads + head] = sums[i];
+                args.sums[(static_cast<i64>(i) * args.slots + work.slot) * args.heads + head] = sums[i];
     }
     // Sums over the tokens from each one on, and over those before it.
     __device__ __forceinline__ float2 sums_from(float2 own) const {
@@ -156,15 +150,14 @@ struct BackwardInputsRole : Lane {
         return {own.x + later, later};
     }
     __device__ __forceinline__ float2 sums_before(float2 own) const {
-        float unused;
-        const float2 upto = inclusive_sums(own, lane, unused);
+        const float2 upto = inclusive_sums(own, lane);
         const float previous = __shfl_up_sync(0xffffffffu, upto.y, 1), before = lane == 0 ? 0.f : previous;
         return {before, before + own.x};
     }
     // From the gradient of δ to dt's.
-    __device__ __forceinline__ float step_gradient(int i, float bias, float gradient) const {
-        if (i >= count()) return 0.f;
-        const float x = steps.biased(args, i, bias);
+    __device__ __forceinline__ float step_gradient(const RawSteps& raw, int i, float bias, float gradient) const {
+        if (i >= raw.count) return 0.f;
+        const float x = raw.biased(args, i, bias);
         const float step = args.softplus ? softplus(x) : x;
         if (step < args.lowest || step > args.highest) return 0.f;
         return args.softplus && x <= 20.f ? gradient * sigmoid(x) : gradient;

@@ -3,33 +3,25 @@
 
 #include <gdn_cuda/kernels/common/matrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
-#include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/hopper/pipeline.cuh>
 #include <gdn_cuda/kernels/hopper/tile_products.cuh>
 #include <gdn_cuda/kernels/ssd/backward_plan.cuh>
+#include <gdn_cuda/kernels/ssd/steps.cuh>
 
 namespace gdn_cuda::ssd {
 
-// Chunks have the slots that ssd/prefill stores their states in: a sequence's from chunks_before on.
 __device__ __forceinline__ SsdChunkWork chunk_work(const SsdBackwardArgs& args) {
     const int slot = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
     const int group_tiles = args.heads / args.groups * args.tiles_of_head;
-    SsdChunkWork work{.group = group, .first_tile = group * group_tiles, .tiles = group_tiles, .slot = slot, .count = 0};
-    if (args.cu_seqlens.data == nullptr) {
-        const int chunks = (args.tokens + kChunk - 1) / kChunk;
-        work.batch = slot / chunks, work.length = args.tokens, work.first = slot % chunks * kChunk;
-    } else {
-        for (int sequence = 0; sequence < args.sequences; ++sequence) {
-            const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-            const int chunk = slot - static_cast<int>(span.start / kChunk) - sequence;
-            if (chunk < 0 || chunk * kChunk >= span.length) continue;
-            work.start = span.start, work.length = span.length, work.first = chunk * kChunk;
-            break;
-        }
-    }
-    work.count = min(kChunk, work.length - work.first);
-    work.has_tail = args.cu_seqlens.data != nullptr && work.count < kChunk;
-    return work;
+    const SlotWork place = work_of_slot(args.cu_seqlens, args.sequences, args.tokens, slot);
+    const int count = min(kChunk, place.length - place.first);
+    return {.group = group,
+            .first_tile = group * group_tiles,
+            .tiles = group_tiles,
+            .place = place,
+            .slot = slot,
+            .count = count,
+            .has_tail = args.cu_seqlens.data != nullptr && count < kChunk};
 }
 
 // Readers and writers: a warpgroup whose rows are the chunk's tokens.
@@ -121,7 +113,7 @@ struct TokensRole : Lane {
     }
     // Of the chunk's first token among all.
     __device__ __forceinline__ i64 first_token() const {
-        return static_cast<i64>(work.batch) * args.tokens + work.start + work.first;
+        return static_cast<i64>(work.place.batch) * args.tokens + work.place.start + work.place.first;
     }
     __device__ __forceinline__ void store_group_gradient(const float (&d)[kStateElements], void* to) const {
         const i64 stride = static_cast<i64>(args.groups) * args.state_count;

@@ -4,7 +4,7 @@
 
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
-#include <gdn_cuda/kernels/ssd/steps.cuh>
+#include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda::ssd {
 
@@ -16,7 +16,7 @@ struct InputsRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
-    ChunkSteps steps;  // of the next chunk
+    float2 gate, delta;  // of tokens 2 lane and 2 lane + 1 of the next chunk
 
     __device__ __forceinline__ InputsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
@@ -86,23 +86,14 @@ struct InputsRole : Lane {
     __device__ __forceinline__ bool takes_turns() const { return kConfig.has_inputs_role() && work.heads() == 1; }
     __device__ __forceinline__ bool has_head() const { return warp > 0 && (takes_turns() ? warp < 3 : warp - 1 < work.heads()); }
     __device__ __forceinline__ int tile() const { return takes_turns() ? 0 : warp - 1; }
-    __device__ __forceinline__ void load_head() {
-        if (lane == 0)
-            shared.heads[warp - 1] = head_steps(args, work.batch, work.start, work.row_tiles[tile()].head);
-        __syncwarp();
-    }
-    __device__ __forceinline__ void load_dt(int step) {
+    __device__ __forceinline__ void load_steps(int step) {
         if (step >= work.steps) return;
-        const int chunk = work.chunk_at(step);
-        steps.load(args, shared.heads[warp - 1].dt, chunk * kChunk, lane, tokens_in(work, chunk) - 2 * lane);
+        const ChunkSteps& from = args.steps[(work.chunks_before + work.chunk_at(step)) * args.heads + work.row_tiles[tile()].head];
+        gate = reinterpret_cast<const float2*>(from.gate)[lane];
+        delta = reinterpret_cast<const float2*>(from.delta)[lane];
     }
-    __device__ __forceinline__ void store_factors(int chunk, int slot) const {
-        const int count = tokens_in(work, chunk) - 2 * lane;
-        const auto [bias, rate, _] = shared.heads[warp - 1];
-        const float2 delta = {steps.delta(args, 0, bias, count), steps.delta(args, 1, bias, count)};
-        const float2 own = gates_of(args, work, delta, rate, chunk * kChunk + 2 * lane);
-        float end;
-        const float2 gate = inclusive_sums(own, lane, end);
+    __device__ __forceinline__ void store_factors(int slot) const {
+        const float end = __shfl_sync(0xffffffffu, gate.y, 31);
         auto& factors = shared.factors[slot][tile()];
         reinterpret_cast<float2*>(factors.gate)[lane] = gate;
         reinterpret_cast<float2*>(factors.delta)[lane] = delta;
@@ -125,10 +116,12 @@ struct InputsRole : Lane {
         const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
         const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);
         if (lane < 4) factors.between[lane] = lane == 0 ? 1.f : exp2_fast(later - earlier);
+        const float last = __shfl_up_sync(0xffffffffu, gate.y, 1);
         // Beyond this a decay between two tokens may be 0.
         const bool all_near = __all_sync(0xffffffffu, fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f);
-        const bool grows = __any_sync(0xffffffffu, fmaxf(own.x, own.y) > 0.f);
-        const bool decays = __any_sync(0xffffffffu, fminf(own.x, own.y) < 0.f);
+        const float2 own = {gate.x - (lane == 0 ? 0.f : last), gate.y - gate.x};
+        const bool grows = __any_sync(0xffffffffu, fmaxf(own.x, own.y) > 0.01f);
+        const bool decays = __any_sync(0xffffffffu, fminf(own.x, own.y) < -0.01f);
         if (lane == 0)
             shared.ends[slot][tile()] = {exp2_fast(end), all_near          ? Plan::Resets::none
                                                          : grows && decays ? Plan::Resets::mixed
@@ -137,15 +130,14 @@ struct InputsRole : Lane {
     __device__ __forceinline__ void make_factors(int step, int next) {
         const PipelineStage<kFactorSlots> slot(step);
         barrier(shared.factors_empty[slot.index]).wait(slot.parity ^ 1);
-        store_factors(work.chunk_at(step), slot.index);
-        load_dt(next);
+        store_factors(slot.index);
+        load_steps(next);
         __syncwarp();
         if (lane == 0) barrier(shared.factors_full[slot.index]).arrive();
     }
     __device__ __forceinline__ void run_factors() {
-        load_head();
         int step = takes_turns() ? warp - 1 : 0;
-        load_dt(step);
+        load_steps(step);
 #pragma unroll 1
         while (step < work.steps) {
             find_lane();  // to save registers
@@ -170,8 +162,7 @@ struct InputsRole : Lane {
         if (thread == 0)
             for (int step = 0; step < min(kStages, work.steps); ++step) load_step(step);
         if (!has_head() || work.steps == 0) return;
-        load_head();
-        load_dt(0);
+        load_steps(0);
         make_factors(0, 1);
     }
     __device__ __forceinline__ void follow(int step) {
