@@ -54,9 +54,18 @@ class Steps:
     limit: tuple[float, float] = (0.0, math.inf)
 
     def __call__(self, dt: Tensor, bias: Tensor | None) -> Tensor:
-        """Softplus is the identity above 20. The gradient is 0 outside the limits, and passes at them."""
+        return self._unlimited(dt, bias).clamp(*self.limit)
+
+    def _unlimited(self, dt: Tensor, bias: Tensor | None) -> Tensor:
+        """Softplus is the identity above 20."""
         delta = dt if bias is None else dt + bias
-        return (F.softplus(delta, threshold=20) if self.softplus else delta).clamp(*self.limit)
+        return F.softplus(delta, threshold=20) if self.softplus else delta
+
+    def gradient(self, dt: Tensor, bias: Tensor | None, by_delta: Tensor) -> Tensor:
+        """Of dt, from that of δ: 0 outside the limits, and passes at them."""
+        raw, delta = dt if bias is None else dt + bias, self._unlimited(dt, bias)
+        slope = torch.where(raw > 20, 1, raw.sigmoid()) if self.softplus else torch.ones_like(raw)
+        return torch.where((delta < self.limit[0]) | (delta > self.limit[1]), 0, by_delta * slope)
 
 
 def _wide(scan: Scan) -> Scan:
@@ -165,11 +174,8 @@ def gradients(scan: Scan, steps: Steps, grad_out: Tensor, grad_last: Tensor | No
     Every term of dg carries the decay across token t, and nothing cancels."""
     scan = _wide(scan)
     grad_out = grad_out.to(scan.x.dtype)
-    raw = scan.dt.detach().clone().requires_grad_()
-    bias = None if scan.dt_bias is None else scan.dt_bias.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        delta = steps(raw, bias)
-    parts = _chunks_of(scan, delta.detach())
+    delta = steps(scan.dt, scan.dt_bias)
+    parts = _chunks_of(scan, delta)
     chunks, tokens, heads = parts.x.shape[2], scan.x.shape[1], scan.x.shape[-2]
 
     slope = grad_out if scan.z is None else grad_out * F.silu(scan.z)
@@ -206,8 +212,8 @@ def gradients(scan: Scan, steps: Steps, grad_out: Tensor, grad_last: Tensor | No
     dg = later_reads + earlier_writes + through + within
 
     by_delta = _from_chunks((dW * parts.x).sum(-1), tokens) + scan.A * _from_chunks(dg, tokens)
-    leaves = [raw] if bias is None else [raw, bias]
-    by_dt, *by_bias = torch.autograd.grad(delta, leaves, by_delta)
+    by_dt = steps.gradient(scan.dt, scan.dt_bias, by_delta)
+    by_bias = None if scan.dt_bias is None else by_dt.sum((0, 1))
     dx = _from_chunks(parts.delta * dW, tokens)
     by_D = None
     if scan.D is not None:
@@ -222,9 +228,9 @@ def gradients(scan: Scan, steps: Steps, grad_out: Tensor, grad_last: Tensor | No
         by_z = grad_out * y * sigmoid * (1 + scan.z * (1 - sigmoid))
     groups = scan.B.shape[-2]
     by_B, by_C = (_from_chunks(y, tokens).unflatten(-2, (groups, heads // groups)).sum(-2) for y in (dB, dC))
-    by_A = (_from_chunks(dg, tokens) * delta.detach()).sum((0, 1))
+    by_A = (_from_chunks(dg, tokens) * delta).sum((0, 1))
     by_state = None if scan.initial_state is None else later
-    return Scan(dx, by_dt, by_A, by_B, by_C, by_D, by_z, by_bias[0] if by_bias else None, by_state)
+    return Scan(dx, by_dt, by_A, by_B, by_C, by_D, by_z, by_bias, by_state)
 
 
 def _without_tokens(scan: Scan, grad_state: Tensor) -> Scan:

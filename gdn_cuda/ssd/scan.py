@@ -1,5 +1,5 @@
-"""torch.ops.gdn_cuda.ssd_scan, ssd_scan_pool and ssd_summary: Mamba-2's scan as kernels take it. Not public yet: without
-gradients and checkpoints, and on a GPU for Hopper alone, in bf16 and fp16."""
+"""torch.ops.gdn_cuda.ssd_scan with its gradients, ssd_scan_pool and ssd_summary: Mamba-2's scan as kernels take it. Not public
+yet: without checkpoints, and on a GPU for Hopper alone, in bf16 and fp16, with gradients up to 128 states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..operators.dtypes import state_dtype
+from ..operators import Differentiable
 from ..operators.examples import Arguments, call_operator, example, random
+from ..operators.first_order import first_order
 from ..operators.registration import register
 from .reference import CHUNK, Scan, Span, Steps, gradients, scan_spans, spans_of_packed, spans_of_rows
 
@@ -115,9 +117,55 @@ def _gradients(x: Any) -> tuple[Tensor, ...]:
     return found
 
 
-_schema = register("ssd_scan", shapes=_shapes, cpu=_forward)
+def _refuse_vmap(x: Any, dims: Any) -> Any:
+    raise RuntimeError("ssd_scan: torch.vmap is not supported; batch sequences in B")
+
+
+def _derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor) -> dict[str, Tensor | None]:
+    """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state."""
+    given = {name: getattr(x, name) for name in ("dt_bias", "cu_seqlens", "seq_idx", "dt_softplus", "dt_lowest", "dt_highest")}
+    tensors = {"x": x.x, "dt": x.dt, "A": x.A, "B": x.B, "C": x.C}
+    initial, found, slope = x.initial_state, {}, out_gradient
+    if x.z is not None:
+        sigmoid = x.z.sigmoid()
+        slope = out_gradient * (x.z * sigmoid)
+        if needs.z:
+            more = {"D": x.D, "initial_state": initial, "has_initial_state": x.has_initial_state}
+            y, _ = ssd_scan_operator(*(({"z": None} | tensors | given | more)[name] for name in ssd_scan_operator.schema.arguments))
+            found["z"] = out_gradient * y * sigmoid * (1 + x.z * (1 - sigmoid))
+    masked = initial is not None and x.has_initial_state is not None
+    if masked:
+        initial = torch.where(x.has_initial_state[:, None, None, None], initial, 0)
+    of_channels = x.D is not None and x.D.dim() == 2
+    more = {
+        "D": None if of_channels else x.D,
+        "initial_state": initial,
+        "out_gradient": slope,
+        "state_gradient": state_gradient,
+    }
+    dx, ddt, dB, dC, sums, first = ssd_scan_backward_operator(
+        *((tensors | given | more)[name] for name in ssd_scan_backward_operator.schema.arguments)
+    )
+    dA, dbias, dD = sums.sum(1)
+    if of_channels:
+        dx = dx + x.D * slope
+        dD = torch.einsum("bthp,bthp->hp", slope, x.x) if needs.D else dD
+    if masked:
+        first = torch.where(x.has_initial_state[:, None, None, None], first, 0)
+    found |= {"x": dx, "dt": ddt, "A": dA, "B": dB, "C": dC, "D": dD, "dt_bias": dbias, "initial_state": first}
+    return {
+        name: grad.to(getattr(x, name).dtype) if getattr(needs, name) and getattr(x, name) is not None else None
+        for name, grad in found.items()
+    }
+
+
+ssd_scan_operator: Differentiable = first_order(
+    "ssd_scan", "ssd_scan", shapes=_shapes, cpu=_forward, backward=_derivative, batched=_refuse_vmap
+)
 _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary)
-_backward_schema = register("ssd_scan_backward", shapes=_gradient_shapes, cpu=_gradients)
+ssd_scan_backward_operator: Differentiable = first_order(
+    "ssd_scan", "ssd_scan_backward", shapes=_gradient_shapes, cpu=_gradients, batched=_refuse_vmap
+)
 _pool_schema = register("ssd_scan_pool", shapes=lambda x: x.x.new_empty(x.x.shape), cpu=_with_pool)
 
 _OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "seq_idx", "has_initial_state"))
@@ -136,7 +184,7 @@ def ssd_scan(
     if "state" in given:
         pooled: Tensor = _pool_schema.overload(*(every[name] for name in _pool_schema.arguments))
         return pooled, given["state"]
-    out, last = _schema.overload(*(every[name] for name in _schema.arguments))
+    out, last = ssd_scan_operator(*(every[name] for name in ssd_scan_operator.schema.arguments))
     return out, last
 
 
@@ -166,7 +214,7 @@ def ssd_scan_backward(
     given: D (H,), dt_bias, initial_state, cu_seqlens, seq_idx, state_gradient and dt_softplus."""
     tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "out_gradient": out_gradient, "state_gradient": None}
     every = _OPTIONAL | _STEPS | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
-    found: tuple[Tensor, ...] = _backward_schema.overload(*(every[name] for name in _backward_schema.arguments))
+    found: tuple[Tensor, ...] = ssd_scan_backward_operator(*(every[name] for name in ssd_scan_backward_operator.schema.arguments))
     return found
 
 
@@ -237,11 +285,11 @@ def _example_backward(B: int, T: int, seed: int) -> Arguments:
         "out_gradient": random(B, T, 3, 64, seed=seed + 9, dtype=torch.bfloat16),
         "state_gradient": random(B, 3, 64, 64, seed=seed + 10),
     }
-    return {name: x[name] for name in _backward_schema.arguments}
+    return {name: x[name] for name in ssd_scan_backward_operator.schema.arguments}
 
 
 @example(call_operator("ssd_scan_backward"), "ssd_scan_backward_packed", packed=True)
 def _example_packed_backward(B: int, T: int, seed: int) -> Arguments:
     x = _example_packed(B, T, seed) | {"state_gradient": None, "D": None}
     x["out_gradient"] = random(*x["x"].shape, seed=seed + 9, dtype=torch.bfloat16)
-    return {name: x[name] for name in _backward_schema.arguments}
+    return {name: x[name] for name in ssd_scan_backward_operator.schema.arguments}

@@ -84,11 +84,18 @@ SsdStates check_states(const Checks& check, const char* argument, const View& st
     return {.data = states.data, .type = *dtype_of(states), .slot = states.stride(0), .head = states.stride(1)};
 }
 
+// A, D and dt_bias: fp64 beside x in fp64, which no kernel takes.
+void check_parameter(const Checks& check, const char* argument, const View& view, const View& x) {
+    if (dtype_of(x) == DType::f64)
+        check.dtype(argument, view, {DType::f64});
+    else
+        check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
+    check.device(argument, view, x, "x");
+}
 PerHead per_head(const Checks& check, const char* argument, const View& view, const View& x, int64_t heads) {
     if (!view.defined()) return {};
     check.shape(argument, view, {heads}, "(H,)");
-    check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
-    check.device(argument, view, x, "x");
+    check_parameter(check, argument, view, x);
     return {.values = tagged(view), .head = view.stride(0)};
 }
 
@@ -139,8 +146,7 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
     steps.dt_bias = per_head(check, "dt_bias", dt_bias, x, heads);
     if (D.defined() && D.rank == 2) {
         check.shape("D", D, {heads, channels}, "(H,) or (H, P)");
-        check.dtype("D", D, {DType::f32, DType::bf16, DType::f16});
-        check.device("D", D, x, "x");
+        check_parameter(check, "D", D, x);
         args.D = {.values = tagged(D), .head = D.stride(0), .channel = D.stride(1)};
     } else {
         args.D = per_head(check, "D", D, x, heads);
