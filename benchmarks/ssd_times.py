@@ -1,9 +1,10 @@
 """Mamba-2's prefill, ssd/prefill beside mamba-ssm's Triton kernels, whose files are enough: no build of its wheel.
 
-    python benchmarks/ssd_times.py [--peer] [SHAPE...]
+    python benchmarks/ssd_times.py [--peer] [--backward] [SHAPE...]
 
 ms of a graph's replay with the L2 flushed, as in `gdn-cuda bench`; the roof is the time of the bytes at 4.24 TB/s. Inputs are
 those of a layer at initialisation, D and the last state, no z. mamba-ssm has the faster of chunks of 128 and 256 tokens.
+--backward: the gradients alone, up to 128 states, without the peer and the roof.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from gdn_cuda.cli.bench_timing import Timer
 from gdn_cuda.operators.measure import normal
+from gdn_cuda.ssd.gradients import ssd_scan_backward
 from gdn_cuda.ssd.scan import ssd_scan
 
 BYTES_A_MS = 4.24e9
@@ -107,12 +109,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("shapes", nargs="*", metavar="SHAPE")
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--backward", action="store_true")
     chosen = parser.parse_args()
     timer = Timer(20)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for name in chosen.shapes or SHAPES:
         shape = SHAPES[name]
         x = inputs(shape)
+        if chosen.backward:
+            if shape.states <= 128:
+                call = partial(ssd_scan_backward, **x, out_gradient=torch.randn_like(x["x"]), dt_softplus=True)
+                print(f"{name:32} {timer.graph_us(call) / 1e3:8.3f}", flush=True)
+            continue
         mine = timer.graph_us(partial(ssd_scan, **x, dt_softplus=True)) / 1e3
         line = f"{name:32} {mine:8.3f}, roof {roof_ms(shape):.3f}, {mine / roof_ms(shape):.2f} ×, error {error(x):.1e}"
         if chosen.peer:

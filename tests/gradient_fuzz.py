@@ -14,6 +14,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.operators.examples import call_operator
+from gdn_cuda.ssd.scan import ssd_scan
 
 Arguments = dict[str, Any]
 INF = torch.inf
@@ -134,6 +135,29 @@ def _selective(x: Draws, discretization: str) -> Call:
 @drawn(emulated=True)
 def _selective_mamba(x: Draws) -> Call:
     return _selective(x, "mamba")
+
+
+@drawn(emulated=False)
+def _ssd(x: Draws) -> Call:
+    """In bf16, as on a GPU; dt and A in fp32."""
+    B, T, G, P, N = x.pick(1, 2), x.pick(1, 2, 70), x.pick(1, 2), x.pick(8, 64), x.pick(8, 64)
+    H, rows, softplus = 2 * G, (B, T), x.pick(True, False)
+    return Call(
+        ssd_scan,
+        {
+            "x": x.normal(*rows, H, P, dtype=torch.bfloat16),
+            "dt": x.hostile(RAW_STEPS if softplus else STEPS, *rows, H),
+            "A": x.hostile(RATES, H),
+            "B": x.normal(*rows, G, N, dtype=torch.bfloat16),
+            "C": x.normal(*rows, G, N, dtype=torch.bfloat16),
+            "D": x.maybe(lambda: x.normal(H)),
+            "z": x.maybe(lambda: x.normal(*rows, H, P, dtype=torch.bfloat16)),
+            "dt_bias": x.maybe(lambda: x.hostile((0.0, 1e-8, 1.0), H)),
+            "initial_state": x.maybe(lambda: x.normal(B, H, P, N)),
+            "dt_softplus": softplus,
+            "dt_limit": (0.0, 10.0),
+        },
+    )
 
 
 @drawn(emulated=True)

@@ -10,36 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators.dtypes import state_dtype
 from ..operators import Differentiable
+from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.registration import register
-from .reference import CHUNK, Scan, Span, Steps, gradients, scan_spans, spans_of_packed, spans_of_rows
-
-
-def _sequences(x: Any) -> Any:
-    return x.x.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+from .gradients import derivative, refuse_vmap, ssd_scan_backward_operator
+from .reference import Scan, Steps, scan_spans
+from .spans import sequences_of, spans_of
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor]:
     *_, heads, channels = x.x.shape
-    sizes = (_sequences(x), heads, channels, x.B.shape[-1])
+    sizes = (sequences_of(x), heads, channels, x.B.shape[-1])
     return x.x.new_empty(x.x.shape), x.x.new_empty(sizes, dtype=state_dtype(x.x))
-
-
-def _spans(x: Any) -> list[Span]:
-    batch, tokens = x.x.shape[:2]
-    if getattr(x, "seq_idx", None) is not None:
-        return spans_of_rows(x.seq_idx)
-    return [Span(row, 0, tokens, row, row) for row in range(batch)] if x.cu_seqlens is None else spans_of_packed(x.cu_seqlens)
 
 
 def _scanned(x: Any, initial: Tensor | None) -> tuple[Tensor, Tensor]:
     if initial is not None and x.has_initial_state is not None:
         initial = torch.where(x.has_initial_state[:, None, None, None], initial, 0)
     scan = Scan(x.x, x.dt, x.A, x.B, x.C, x.D, x.z, x.dt_bias, initial)
-    out, last = scan_spans(scan, Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest)), _spans(x), _sequences(x))
+    out, last = scan_spans(scan, Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest)), spans_of(x), sequences_of(x))
     return out.to(x.x.dtype), last
 
 
@@ -53,7 +44,7 @@ def _with_pool(x: Any) -> Tensor:
     slots, count = x.state_indices.long(), x.state.shape[0]
     computed = (slots >= 0) & (slots < count)
     out, last = _scanned(x, x.state[torch.where(computed, slots, 0)] if count else None)
-    for slot, span in zip(slots.tolist(), _spans(x), strict=True):
+    for slot, span in zip(slots.tolist(), spans_of(x), strict=True):
         if not 0 <= slot < count:
             out[span.row, span.first : span.end] = 0 if slot < 0 else torch.nan
     if x.update_state:
@@ -65,7 +56,7 @@ def _with_pool(x: Any) -> Tensor:
 
 def _summary_shapes(x: Any) -> tuple[Tensor, Tensor]:
     *_, heads, channels = x.x.shape
-    sizes = (_sequences(x), heads)
+    sizes = (sequences_of(x), heads)
     made = [x.x.new_empty(each, dtype=state_dtype(x.x)) for each in ((*sizes, channels, x.B.shape[-1]), sizes)]
     return made[0], made[1]
 
@@ -74,98 +65,15 @@ def _summary(x: Any) -> tuple[Tensor, Tensor]:
     absent = {"C": x.B, "D": None, "z": None, "has_initial_state": None}
     _, last = _scanned(SimpleNamespace(**vars(x) | absent), x.initial_state)
     steps = Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))(x.dt.double(), x.dt_bias) * x.A.double()
-    decays = [steps[span.row, span.first : span.end].sum(0).exp() for span in _spans(x)]
+    decays = [steps[span.row, span.first : span.end].sum(0).exp() for span in spans_of(x)]
     decay = torch.stack(decays) if decays else steps.new_empty(0, x.x.shape[2])
     return last.to(state_dtype(x.x)), decay.to(state_dtype(x.x))
 
 
-def _chunks(x: Any) -> Any:
-    batch, tokens = x.x.shape[:2]
-    return batch * ((tokens + CHUNK - 1) // CHUNK) if x.cu_seqlens is None else tokens // CHUNK + _sequences(x)
-
-
-def _gradient_shapes(x: Any) -> tuple[Tensor, ...]:
-    heads, channels, wide = *x.x.shape[2:], state_dtype(x.x)
-    ddt, sums = (x.x.new_empty(sizes, dtype=wide) for sizes in (x.dt.shape, (3, _chunks(x), heads)))
-    first = x.x.new_empty((_sequences(x), heads, channels, x.B.shape[-1]), dtype=wide)
-    return x.x.new_empty(x.x.shape), ddt, x.B.new_empty(x.B.shape), x.C.new_empty(x.C.shape), sums, first
-
-
-def _gradients(x: Any) -> tuple[Tensor, ...]:
-    """A, dt_bias and D have their whole sums in the first chunk."""
-    found = tuple(torch.zeros_like(each) for each in _gradient_shapes(x))
-    dx, ddt, dB, dC, sums, first = found
-    if x.state_gradient is not None:
-        first.copy_(x.state_gradient)
-    scan, steps = Scan(x.x, x.dt, x.A, x.B, x.C, x.D, None, x.dt_bias, None), Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))
-    for span in _spans(x):
-        at = slice(span.row, span.row + 1), slice(span.first, span.end)
-        initial = None if x.initial_state is None or span.state is None else x.initial_state[span.state : span.state + 1]
-        after = None if x.state_gradient is None or span.last is None else x.state_gradient[span.last : span.last + 1]
-        part = scan._replace(x=x.x[at], dt=x.dt[at], B=x.B[at], C=x.C[at])
-        zeros = x.x.new_zeros((1, *first.shape[1:])) if initial is None else initial
-        one = gradients(part._replace(initial_state=zeros), steps, x.out_gradient[at], after)
-        for to, of in ((dx, one.x), (ddt, one.dt), (dB, one.B), (dC, one.C)):
-            to[at] = of.to(to.dtype)
-        for n, of in enumerate((one.A, one.dt_bias, one.D)):
-            if of is not None and sums.shape[1]:
-                sums[n, 0] += of
-        if span.state is not None:
-            first[span.state] = one.initial_state[0].to(first.dtype)
-        elif span.first == 0:
-            first[span.row] = 0
-    return found
-
-
-def _refuse_vmap(x: Any, dims: Any) -> Any:
-    raise RuntimeError("ssd_scan: torch.vmap is not supported; batch sequences in B")
-
-
-def _derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor) -> dict[str, Tensor | None]:
-    """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state."""
-    given = {name: getattr(x, name) for name in ("dt_bias", "cu_seqlens", "seq_idx", "dt_softplus", "dt_lowest", "dt_highest")}
-    tensors = {"x": x.x, "dt": x.dt, "A": x.A, "B": x.B, "C": x.C}
-    initial, found, slope = x.initial_state, {}, out_gradient
-    if x.z is not None:
-        sigmoid = x.z.sigmoid()
-        slope = out_gradient * (x.z * sigmoid)
-        if needs.z:
-            more = {"D": x.D, "initial_state": initial, "has_initial_state": x.has_initial_state}
-            y, _ = ssd_scan_operator(*(({"z": None} | tensors | given | more)[name] for name in ssd_scan_operator.schema.arguments))
-            found["z"] = out_gradient * y * sigmoid * (1 + x.z * (1 - sigmoid))
-    masked = initial is not None and x.has_initial_state is not None
-    if masked:
-        initial = torch.where(x.has_initial_state[:, None, None, None], initial, 0)
-    of_channels = x.D is not None and x.D.dim() == 2
-    more = {
-        "D": None if of_channels else x.D,
-        "initial_state": initial,
-        "out_gradient": slope,
-        "state_gradient": state_gradient,
-    }
-    dx, ddt, dB, dC, sums, first = ssd_scan_backward_operator(
-        *((tensors | given | more)[name] for name in ssd_scan_backward_operator.schema.arguments)
-    )
-    dA, dbias, dD = sums.sum(1)
-    if of_channels:
-        dx = dx + x.D * slope
-        dD = torch.einsum("bthp,bthp->hp", slope, x.x) if needs.D else dD
-    if masked:
-        first = torch.where(x.has_initial_state[:, None, None, None], first, 0)
-    found |= {"x": dx, "dt": ddt, "A": dA, "B": dB, "C": dC, "D": dD, "dt_bias": dbias, "initial_state": first}
-    return {
-        name: grad.to(getattr(x, name).dtype) if getattr(needs, name) and getattr(x, name) is not None else None
-        for name, grad in found.items()
-    }
-
-
 ssd_scan_operator: Differentiable = first_order(
-    "ssd_scan", "ssd_scan", shapes=_shapes, cpu=_forward, backward=_derivative, batched=_refuse_vmap
+    "ssd_scan", "ssd_scan", shapes=_shapes, cpu=_forward, backward=derivative, batched=refuse_vmap
 )
 _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary)
-ssd_scan_backward_operator: Differentiable = first_order(
-    "ssd_scan", "ssd_scan_backward", shapes=_gradient_shapes, cpu=_gradients, batched=_refuse_vmap
-)
 _pool_schema = register("ssd_scan_pool", shapes=lambda x: x.x.new_empty(x.x.shape), cpu=_with_pool)
 
 _OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "seq_idx", "has_initial_state"))
@@ -197,25 +105,6 @@ def ssd_summary(
     every = _OPTIONAL | _STEPS | {"x": x, "dt": dt, "A": A, "B": B} | given | limits
     last, decay = _summary_schema.overload(*(every[name] for name in _summary_schema.arguments))
     return last, decay
-
-
-def ssd_scan_backward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    out_gradient: Tensor,
-    *,
-    dt_limit: tuple[float, float] = (0.0, math.inf),
-    **given: Any,
-) -> tuple[Tensor, ...]:
-    """The gradients of x, dt, B, C, those of A, dt_bias and D in parts for each chunk, (3, chunks, H), and of the initial state.
-    given: D (H,), dt_bias, initial_state, cu_seqlens, seq_idx, state_gradient and dt_softplus."""
-    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "out_gradient": out_gradient, "state_gradient": None}
-    every = _OPTIONAL | _STEPS | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
-    found: tuple[Tensor, ...] = ssd_scan_backward_operator(*(every[name] for name in ssd_scan_backward_operator.schema.arguments))
-    return found
 
 
 # ---- Examples

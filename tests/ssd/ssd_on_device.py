@@ -12,8 +12,9 @@ from devices import Device
 from helpers import rel_rms
 from torch import Tensor
 
+from gdn_cuda.ssd.gradients import ssd_scan_backward
 from gdn_cuda.ssd.reference import Scan, Steps, recurrent
-from gdn_cuda.ssd.scan import ssd_scan, ssd_scan_backward, ssd_summary
+from gdn_cuda.ssd.scan import ssd_scan, ssd_summary
 
 BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
@@ -325,9 +326,7 @@ GRADIENT, SUM = {BF16: 6e-3, F16: 1.5e-3}, {BF16: 4e-3, F16: 1e-3}
 
 def expected_gradients(x: dict[str, Any], out_gradient: Tensor, state_gradient: Tensor | None) -> dict[str, Tensor]:
     """Of the recurrence in fp64, by autograd."""
-    leaves = {
-        name: y.double().requires_grad_() for name, y in x.items() if isinstance(y, Tensor) and y.is_floating_point()
-    }
+    leaves = {name: y.double().requires_grad_() for name, y in x.items() if isinstance(y, Tensor) and y.is_floating_point()}
     out, last = expected({**x, **leaves})
     value = (out * out_gradient.double()).sum()
     if state_gradient is not None:
@@ -375,3 +374,30 @@ def test_gradients_with_decays(device: Device, decay: float) -> None:
 @pytest.mark.parametrize("lengths", [(0, 65, 7), (64, 1, 0, 130)])
 def test_gradients_of_packed_sequences(device: Device, lengths: tuple[int, ...]) -> None:
     check_gradients(device, drawn(device, 4, T=sum(lengths), H=2, G=1, lengths=lengths))
+
+
+def test_gradients_without_tokens(device: Device) -> None:
+    x = drawn(device, 5, T=0, H=2, G=1, lengths=(0, 0))
+    del x["z"]
+    after = torch.randn_like(x["initial_state"])
+    dx, ddt, dB, dC, sums, first = ssd_scan_backward(**x, out_gradient=torch.empty_like(x["x"]), state_gradient=after)
+    assert dx.numel() == ddt.numel() == dB.numel() == dC.numel() == 0
+    assert sums.eq(0).all() and first.equal(after)
+
+
+@pytest.mark.parametrize("D", [0, 2])
+@pytest.mark.parametrize("z", [False, True])
+def test_autograd(device: Device, D: int, z: bool) -> None:
+    x = drawn(device, 6, T=100, H=2, G=1, D=D, z=z, B=2)
+    used = torch.tensor([True, False], device=device.name)
+    leaves = {name: y.requires_grad_() for name, y in x.items() if isinstance(y, Tensor)}
+    out, last = ssd_scan(**x, has_initial_state=used)
+    weights = torch.randn_like(out), torch.randn_like(last)
+    found = torch.autograd.grad((out, last), list(leaves.values()), weights)
+    masked = {**x, **{name: y.detach() for name, y in leaves.items()}}
+    masked["initial_state"] = masked["initial_state"] * used[:, None, None, None]
+    wanted = expected_gradients(masked, *(y.detach() for y in weights))
+    wanted["initial_state"] = wanted["initial_state"] * used[:, None, None, None]
+    for name, grad in zip(leaves, found, strict=True):
+        assert rel_rms(grad.double(), wanted[name]) < GRADIENT[BF16], name
+        assert grad.dtype == leaves[name].dtype

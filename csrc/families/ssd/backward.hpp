@@ -8,7 +8,8 @@
 
 namespace gdn_cuda::ssd {
 
-inline constexpr std::array<SsdBackwardConfig, 4> kSsdBackwardConfigurations{{{DType::bf16, 64}, {DType::bf16, 128}, {DType::f16, 64}, {DType::f16, 128}}};
+inline constexpr std::array<SsdBackwardConfig, 4> kSsdBackwardConfigurations{
+    {{DType::bf16, 64}, {DType::bf16, 128}, {DType::f16, 64}, {DType::f16, 128}}};
 
 struct Backward {
     GDN_KERNEL(Backward, ssd, backward, SsdBackwardConfig, SsdBackwardArgs,

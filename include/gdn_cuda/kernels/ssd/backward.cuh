@@ -1,16 +1,18 @@
-// ssd/backward: the gradients of Mamba-2's scan on Hopper's tensor cores, a chunk of 64 tokens of a group a block. All that links
-// chunks is in memory: the state S before each chunk, and its gradient E after, which ssd/prefill has stored, from either end.
+// ssd/backward: the gradients of Mamba-2's scan on Hopper's tensor cores, a chunk of 64 tokens of a group a block. All that
+// links chunks is in memory: the state S before each chunk, and its gradient E after, which ssd/prefill has stored, from either
+// end.
 //
 //     dW = M'^T dY + exp(G_end - G) B E^T      dX = δ dW + D dY      K = tril(dY W^T), W = δ X
 //     dC = N B + Σ exp(G) dY S      dB = N^T C + Σ exp(G_end - G) W E      N = Σ K ⊙ L, over the group's heads
 //
-// G: sums of δA from the chunk's first token on; L_ij = exp(G_i - G_j) for i >= j; M' = C B^T ⊙ L. The gradient of a token's δA is
-// the sum of all that it decays: what is read from S at or after it, what is written into the state after the chunk before it, what
-// passes through, and K ⊙ M' between tokens before and after.
+// G: sums of δA from the chunk's first token on; L_ij = exp(G_i - G_j) for i >= j; M' = C B^T ⊙ L. The gradient of a token's δA
+// is the sum of all that it decays: what is read from S at or after it, what is written into the state after the chunk before
+// it, what passes through, and K ⊙ M' between tokens before and after.
 //
-// A block takes the row tiles (64 channels of a head) of its group one after the other; one warpgroup's rows are tokens that read
-// (backward/readers.cuh), another's tokens that write (backward/writers.cuh), and sums over heads stay in their registers, so that
-// no gradient is added up in memory. One more loads, derives factors, and finishes the gradients of dt (backward/inputs.cuh).
+// A block takes the row tiles (64 channels of a head) of its group one after the other; one warpgroup's rows are tokens that
+// read (backward/readers.cuh), another's tokens that write (backward/writers.cuh), and sums over heads stay in their registers,
+// so that no gradient is added up in memory. One more loads, derives factors, and finishes the gradients of dt
+// (backward/inputs.cuh).
 //
 // Bound (computed): memory, 40 KB of states and 24 KB of x, dY and dX a row tile and chunk with N = 128.
 #pragma once

@@ -21,8 +21,8 @@ struct SsdBackwardConfig {
 };
 
 struct SsdBackwardArgs : SsdStepsArgs {
-    // (element, head or group, token, batch), and of the states before chunks and their gradients after (element, head, channel,
-    // chunk).
+    // (element, head or group, token, batch), and of the states before chunks and their gradients after (element, head,
+    // channel, chunk).
     TensorMap x, out_gradient, B, C, states, gradients;
     PerHead D;  // may be absent; a number a head
     int groups = 0, channels = 0, state_count = 0;
@@ -56,9 +56,9 @@ struct SsdBackwardPlan {
     };
     // What readers and writers find of a row tile, a number a token, for the gradients of δ and δA.
     struct alignas(16) Sums {
-        float read[kChunk];      // of the state before, by outputs
-        float written[kChunk];   // into the state after
-        float scaled[kChunk];    // of the token's own δ x
+        float read[kChunk];       // of the state before, by outputs
+        float written[kChunk];    // into the state after
+        float scaled[kChunk];     // of the token's own δ x
         float across[4][kChunk];  // between tokens before and after each boundary; a row for each warp
         float states[2];          // <E, S>, of two warps
         float D[4];

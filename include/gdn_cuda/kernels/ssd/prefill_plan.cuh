@@ -69,14 +69,14 @@ struct SsdWork {
     int sequence, batch, group;
     int first_tile, tiles;  // counted from those of the first head
     SsdRowTile row_tiles[kMostRowTiles];
-    int start, length;            // of the sequence, in tokens
-    int segment, segments;        // the sequence's
-    int first_chunk;              // of the segment
-    int steps, first_own;         // a step is a chunk; from `first_own` on again from `first_chunk` on, with all that comes before
-    bool has_outputs;             // from then on
-    int last_chunk;               // if chunks are taken from the last to the first, else -1
-    i64 chunks_before;            // of the sequences before, in chunk_states
-    Place place;                  // whether the sequence is computed
+    int start, length;      // of the sequence, in tokens
+    int segment, segments;  // the sequence's
+    int first_chunk;        // of the segment
+    int steps, first_own;   // a step is a chunk; from `first_own` on again from `first_chunk` on, with all that comes before
+    bool has_outputs;       // from then on
+    int last_chunk;         // if chunks are taken from the last to the first, else -1
+    i64 chunks_before;      // of the sequences before, in chunk_states
+    Place place;            // whether the sequence is computed
     i64 initial_slot, last_slot;  // of the states before and after it; negative: zeros, and none
 
     GDN_HOST_DEVICE bool outputs_at(int step) const { return has_outputs && step >= first_own; }
@@ -153,9 +153,9 @@ struct SsdStates {
 };
 
 struct SsdArgs {
-    TensorMap x, z, B, C, out;  // (element, head or group, token, batch)
+    TensorMap x, z, B, C, out;          // (element, head or group, token, batch)
     const ChunkSteps* steps = nullptr;  // (chunk, head), as ssd/steps stores them
-    PerHead D;                  // may be absent
+    PerHead D;                          // may be absent
     Tagged cu_seqlens;
     SsdStates initial, last;            // without data: zeros, and none
     const bool* has_initial = nullptr;  // (sequences,): whether a sequence reads its slot; nullptr: all do
@@ -170,11 +170,11 @@ struct SsdArgs {
     int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, states = 0;
     int tiles_of_head = 1;
     SsdSegments segments;
-    bool states_only = false;  // no outputs; then these, if not null:
-    float* decay = nullptr;    // (sequences, heads): exp of the sum of δA
+    bool states_only = false;      // no outputs; then these, if not null:
+    float* decay = nullptr;        // (sequences, heads): exp of the sum of δA
     void* chunk_states = nullptr;  // (chunks, heads, channels, states) in x's dtype: the state before each chunk
-    // Of gradients: E <- exp(G_C) E + (exp(G) x)^T B from the last chunk to the first, the state's gradient if x is the outputs'
-    // and B is C.
+    // Of gradients: E <- exp(G_C) E + (exp(G) x)^T B from the last chunk to the first, the state's gradient if x is the
+    // outputs' and B is C.
     bool reversed = false;
 };
 

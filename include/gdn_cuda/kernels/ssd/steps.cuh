@@ -1,9 +1,10 @@
-// ssd/steps: how a chunk's tokens decay, for the kernels that scan: a chain of dependent operations that would take longer there
-// than all products of a chunk.
+// ssd/steps: how a chunk's tokens decay, for the kernels that scan: a chain of dependent operations that would take longer
+// there than all products of a chunk.
 //
 //     δ_t = clamp(softplus(dt_t + dt_bias))        gate_t = sum of δA log2 e from the chunk's first token on
 //
-// A block has a chunk and 16 adjacent heads, a warp each, so that a sector of dt is read once. A lane has tokens 2 l and 2 l + 1.
+// A block has a chunk and 16 adjacent heads, a warp each, so that a sector of dt is read once. A lane has tokens 2 l and 2 l
+// + 1.
 //
 // Bound (computed): memory, 512 bytes a head and chunk, a hundredth of what the scan moves.
 #pragma once
@@ -22,7 +23,8 @@ __device__ __forceinline__ SlotWork work_of_slot(const Tagged& cu_seqlens, int s
     for (int sequence = 0; sequence < sequences; ++sequence) {
         const Span span = span_of(cu_seqlens, sequence, tokens);
         const int chunk = slot - static_cast<int>(span.start / kChunk) - sequence;
-        if (chunk >= 0 && chunk * kChunk < span.length) return {.start = span.start, .length = span.length, .first = chunk * kChunk};
+        if (chunk >= 0 && chunk * kChunk < span.length)
+            return {.start = span.start, .length = span.length, .first = chunk * kChunk};
     }
     return {};
 }

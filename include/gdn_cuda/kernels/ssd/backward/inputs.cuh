@@ -26,11 +26,11 @@ struct BackwardInputsRole : Lane {
     __device__ __forceinline__ int head_of(int tile) const { return (work.first_tile + tile) / args.tiles_of_head; }
     __device__ __forceinline__ int row_of(int tile) const { return (work.first_tile + tile) % args.tiles_of_head * kTileRows; }
 
-    // Loads tiles, by load(barrier), whose first ones have rows of tokens, and clears those past the sequence: the next one's tokens,
-    // which may be infinite or NaN. By a warp.
+    // Loads tiles, by load(barrier), whose first ones have rows of tokens, and clears those past the sequence: the next one's
+    // tokens, which may be infinite or NaN. By a warp.
     template <class Load>
-    __device__ __forceinline__ void load_tiles(unsigned long long& full, int bytes, SwizzledTile* first, int tiles, unsigned& parity,
-                                               const Load& load) const {
+    __device__ __forceinline__ void load_tiles(unsigned long long& full, int bytes, SwizzledTile* first, int tiles,
+                                               unsigned& parity, const Load& load) const {
         Barrier& arrived = barrier(work.has_tail ? shared.tail_full : full);
         if (lane == 0) {
             arrived.arrive_and_expect_tx(bytes);
@@ -49,7 +49,8 @@ struct BackwardInputsRole : Lane {
         constexpr int kTiles = kConfig.state_tiles();
         load_tiles(shared.group_full, 2 * sizeof(shared.C), shared.C, 2 * kTiles, parity, [&](Barrier& full) {
             for (int tile = 0; tile < kTiles; ++tile) {
-                const TileAt from{tile * kTileElements, work.group, static_cast<int>(work.place.start) + work.place.first, work.place.batch};
+                const TileAt from{tile * kTileElements, work.group, static_cast<int>(work.place.start) + work.place.first,
+                                  work.place.batch};
                 tma_load(shared.C[tile].bytes, args.C, from, full);
                 tma_load(shared.B[tile].bytes, args.B, from, full);
             }
@@ -77,7 +78,8 @@ struct BackwardInputsRole : Lane {
         barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
         const int head = head_of(tile);
         const ChunkSteps& from = args.steps[static_cast<i64>(work.slot) * args.heads + head];
-        const float2 gate = reinterpret_cast<const float2*>(from.gate)[lane], delta = reinterpret_cast<const float2*>(from.delta)[lane];
+        const float2 gate = reinterpret_cast<const float2*>(from.gate)[lane],
+                     delta = reinterpret_cast<const float2*>(from.delta)[lane];
         const float end = __shfl_sync(0xffffffffu, gate.y, 31);
         auto& factors = shared.factors[at.index];
         reinterpret_cast<float2*>(factors.gate)[lane] = gate;
@@ -135,8 +137,7 @@ struct BackwardInputsRole : Lane {
         for (int i = 0; i < 2; ++i)
             if (i < raw.count) args.ddt[(token + i) * args.heads + head] = ddt[i];
         if (lane == 0)
-            for (int i = 0; i < 3; ++i)
-                args.sums[(static_cast<i64>(i) * args.slots + work.slot) * args.heads + head] = sums[i];
+            for (int i = 0; i < 3; ++i) args.sums[(static_cast<i64>(i) * args.slots + work.slot) * args.heads + head] = sums[i];
     }
     // Sums over the tokens from each one on, and over those before it.
     __device__ __forceinline__ float2 sums_from(float2 own) const {
@@ -172,7 +173,8 @@ struct BackwardInputsRole : Lane {
         float sum = 0.f;
 #pragma unroll 4
         for (int i = thread - 64; i < kVectors; i += 64) {
-            const uint4 a = reinterpret_cast<const uint4*>(stage.states)[i], b = reinterpret_cast<const uint4*>(stage.gradients)[i];
+            const uint4 a = reinterpret_cast<const uint4*>(stage.states)[i],
+                        b = reinterpret_cast<const uint4*>(stage.gradients)[i];
             const unsigned left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
             for (int k = 0; k < 4; ++k) {

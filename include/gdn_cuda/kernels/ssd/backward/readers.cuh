@@ -11,8 +11,8 @@ namespace gdn_cuda::ssd {
 template <SsdBackwardConfig kConfig>
 struct ReadersRole : TokensRole<kConfig> {
     using Base = TokensRole<kConfig>;
-    using typename Base::Factors, typename Base::Operand, typename Base::Plan;
     using Base::shared, Base::args, Base::work, Base::warp, Base::lane, Base::g, Base::t, Base::token;
+    using typename Base::Factors, typename Base::Operand, typename Base::Plan;
     static constexpr int kStages = Base::kStages;
     static constexpr DType kIo = Base::kIo;
     static constexpr bool kByRows = true;

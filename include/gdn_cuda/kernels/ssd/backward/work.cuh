@@ -49,7 +49,8 @@ struct TokensRole : Lane {
         for (int step = 0; step < 4; ++step) ldmatrix_x4(x[step], row_vector(row, 2 * step + lane / 16));
     }
     // d = or += left right^T over all states, both K-major.
-    __device__ __forceinline__ static void start_over_states(float (&d)[32], const SwizzledTile* left, const SwizzledTile* right) {
+    __device__ __forceinline__ static void start_over_states(float (&d)[32], const SwizzledTile* left,
+                                                             const SwizzledTile* right) {
         const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);
         cute::warpgroup_arrive();
 #pragma unroll

@@ -10,15 +10,16 @@ namespace gdn_cuda::ssd {
 template <SsdBackwardConfig kConfig>
 struct WritersRole : TokensRole<kConfig> {
     using Base = TokensRole<kConfig>;
-    using typename Base::Operand;
     using Base::shared, Base::args, Base::work, Base::warp, Base::lane, Base::token;
+    using typename Base::Operand;
     static constexpr int kStages = Base::kStages;
     static constexpr DType kIo = Base::kIo;
 
     using Base::Base;
 
     // dX of a row tile, from dW.
-    __device__ __forceinline__ void store_dx(float (&dW)[32], const Operand& dy, const float (&delta)[2], float D, int tile) const {
+    __device__ __forceinline__ void store_dx(float (&dW)[32], const Operand& dy, const float (&delta)[2], float D,
+                                             int tile) const {
 #pragma unroll
         for (int step = 0; step < 4; ++step)
 #pragma unroll

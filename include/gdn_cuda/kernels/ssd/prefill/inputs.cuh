@@ -2,9 +2,9 @@
 // one for each row tile derives a head's factors from dt.
 #pragma once
 
+#include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
-#include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda::ssd {
 
@@ -63,7 +63,8 @@ struct InputsRole : Lane {
             __syncwarp();
         } else if (lane == 0) {
             for (int i = 0; i < work.tiles; ++i)
-                tma_store(args.out, tile_at(work, chunk, work.row_tiles[i].head, work.row_tiles[i].first_row), stage.x[i].bytes);
+                tma_store(args.out, tile_at(work, chunk, work.row_tiles[i].head, work.row_tiles[i].first_row),
+                          stage.x[i].bytes);
             cute::tma_store_arrive();
             cute::tma_store_wait<0>();
         }
@@ -84,11 +85,14 @@ struct InputsRole : Lane {
 
     // Heads have a warp each, or one head has two warps that take turns.
     __device__ __forceinline__ bool takes_turns() const { return kConfig.has_inputs_role() && work.heads() == 1; }
-    __device__ __forceinline__ bool has_head() const { return warp > 0 && (takes_turns() ? warp < 3 : warp - 1 < work.heads()); }
+    __device__ __forceinline__ bool has_head() const {
+        return warp > 0 && (takes_turns() ? warp < 3 : warp - 1 < work.heads());
+    }
     __device__ __forceinline__ int tile() const { return takes_turns() ? 0 : warp - 1; }
     __device__ __forceinline__ void load_steps(int step) {
         if (step >= work.steps) return;
-        const ChunkSteps& from = args.steps[(work.chunks_before + work.chunk_at(step)) * args.heads + work.row_tiles[tile()].head];
+        const ChunkSteps& from =
+            args.steps[(work.chunks_before + work.chunk_at(step)) * args.heads + work.row_tiles[tile()].head];
         gate = reinterpret_cast<const float2*>(from.gate)[lane];
         delta = reinterpret_cast<const float2*>(from.delta)[lane];
     }

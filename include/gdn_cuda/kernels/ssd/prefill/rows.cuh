@@ -322,8 +322,10 @@ struct RowsRole : Lane {
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
             find_lane();
-            const i64 head_elements = static_cast<i64>(args.channels) * args.states, chunk = work.chunks_before + work.chunk_at(step);
-            const SsdStates to{.data = args.chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
+            const i64 head_elements = static_cast<i64>(args.channels) * args.states,
+                      chunk = work.chunks_before + work.chunk_at(step);
+            const SsdStates to{
+                .data = args.chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
             for_each_state_pair(to, chunk, [&](float a, float b, i64 at) { store_pair(to, at, {a, b}); });
             run_state(step, unused);
         }

@@ -35,8 +35,8 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. kResets: where a decay is 0, M is
-    // too, which stops infinities and NaN.
+    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. kResets: where a decay is 0, M
+    // is too, which stops infinities and NaN.
     template <bool kResets, int kHeads>
     __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors (&factors)[kConfig.row_tiles],
                                                  SwizzledTile (&scores)[kConfig.row_tiles]) const {
@@ -65,7 +65,8 @@ struct ScoresRole : Lane {
                     }
                     pairs[i] = pack<kConfig.io>(score.x, score.y);
                 }
-                stmatrix_x4(row_vector(to, n + lane / 16) + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2], pairs[3]);
+                stmatrix_x4(row_vector(to, n + lane / 16) + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2],
+                            pairs[3]);
             }
         }
 #pragma unroll
@@ -77,8 +78,8 @@ struct ScoresRole : Lane {
             });
         }
     }
-    // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not 0
-    // would wait for each other.
+    // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not
+    // 0 would wait for each other.
     struct Neighbours {
         float row[2], gate[4], delta[4];
 

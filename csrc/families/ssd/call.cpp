@@ -1,0 +1,191 @@
+#include "call.hpp"
+
+#include <torch/csrc/stable/ops.h>
+
+#include "../../operators/packed.hpp"
+
+namespace gdn_cuda::ssd {
+namespace {
+
+// A, D and dt_bias: fp64 beside x in fp64, which no kernel takes.
+void check_parameter(const Checks& check, const char* argument, const View& view, const View& x) {
+    if (dtype_of(x) == DType::f64)
+        check.dtype(argument, view, {DType::f64});
+    else
+        check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
+    check.device(argument, view, x, "x");
+}
+PerHead per_head(const Checks& check, const char* argument, const View& view, const View& x, int64_t heads) {
+    if (!view.defined()) return {};
+    check.shape(argument, view, {heads}, "(H,)");
+    check_parameter(check, argument, view, x);
+    return {.values = tagged(view), .head = view.stride(0)};
+}
+
+jit::TiledTensor tiled(const View& view) {
+    return {
+        {view.data, view.stride(0), view.stride(1), view.stride(2)}, view.size(0), view.size(1), view.size(2), view.size(3)};
+}
+
+// The tensor itself if TMA can read it, else a copy.
+Tensor tileable(const Tensor& x) {
+    return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
+}
+
+}  // namespace
+
+// States (count, H, P, N), a head's contiguous.
+SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count) {
+    check.shape(argument, states, {count, prepared.heads, prepared.channels, prepared.states}, "(sequences, H, P, N)");
+    if (prepared.io == DType::f64)
+        check.dtype(argument, states, {DType::f64});
+    else
+        check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
+    check.device(argument, states, prepared.x, "x");
+    GDN_REQUIRE(check, states.contiguous_tail(2), argument, "contiguous channels and states of each head", stride_text(states));
+    return {.data = states.data, .type = *dtype_of(states), .slot = states.stride(0), .head = states.stride(1)};
+}
+
+Prepared prepare(const Checks& check, const SsdScanCall& call) {
+    const View x(call.x), dt(call.dt), A(call.A), B(call.B), C(call.C),
+        D = view_of(call.D), z = view_of(call.z), dt_bias = view_of(call.dt_bias), initial = view_of(call.initial_state),
+        cu_seqlens = view_of(call.cu_seqlens);
+    check.rank("x", x, 4, "(B, T, H, P)");
+    const DType io = check.dtype("x", x, {DType::bf16, DType::f16, DType::f32, DType::f64});
+    const int64_t batch = x.size(0), tokens = x.size(1), heads = x.size(2), channels = x.size(3);
+    check.shape("dt", dt, {batch, tokens, heads}, "(B, T, H)");
+    check.dtype("dt", dt, {DType::bf16, DType::f16, DType::f32, DType::f64});
+    check.device("dt", dt, x, "x");
+    check.rank("B", B, 4, "(B, T, G, N)");
+    const int64_t groups = B.size(2), states = B.size(3);
+    GDN_REQUIRE(check, B.size(0) == batch && B.size(1) == tokens, "B", fmt::format("(B={}, T={}, G, N)", batch, tokens),
+                shape_text(B));
+    GDN_REQUIRE(check, states >= 1, "B", "a state or more", shape_text(B));
+    GDN_REQUIRE(check, groups >= 1 && heads % groups == 0, "B",
+                fmt::format("a number of groups that divides the {} heads", heads), fmt::format("{}", groups));
+    check.shape("C", C, {batch, tokens, groups, states}, "(B, T, G, N), the shape of B");
+    for (const auto& [name, view] : {std::pair{"B", B}, {"C", C}}) {
+        check.dtype(name, view, {io});
+        check.device(name, view, x, "x");
+        check.last_contiguous(name, view);
+    }
+    check.last_contiguous("x", x);
+    if (z.defined()) {
+        check.shape("z", z, {batch, tokens, heads, channels}, "(B, T, H, P), the shape of x");
+        check.dtype("z", z, {io});
+        check.device("z", z, x, "x");
+        check.last_contiguous("z", z);
+    }
+    Prepared prepared{.x = x,
+                      .io = io,
+                      .batch = batch,
+                      .tokens = tokens,
+                      .heads = heads,
+                      .channels = channels,
+                      .groups = groups,
+                      .states = states,
+                      .sequences = batch,
+                      .steps = {},
+                      .args = {}};
+    SsdStepsArgs& steps = prepared.steps;
+    SsdArgs& args = prepared.args;
+    steps.A = per_head(check, "A", A, x, heads);
+    steps.dt_bias = per_head(check, "dt_bias", dt_bias, x, heads);
+    if (D.defined() && D.rank == 2) {
+        check.shape("D", D, {heads, channels}, "(H,) or (H, P)");
+        check_parameter(check, "D", D, x);
+        args.D = {.values = tagged(D), .head = D.stride(0), .channel = D.stride(1)};
+    } else {
+        args.D = per_head(check, "D", D, x, heads);
+    }
+    steps.dt = tagged(dt);
+    steps.dt_batch = dt.stride(0), steps.dt_token = dt.stride(1), steps.dt_head = dt.stride(2);
+    if (cu_seqlens.defined()) {
+        GDN_REQUIRE(check, batch == 1, "x", "a batch of 1, as cu_seqlens packs sequences along T", shape_text(x));
+        check_cu_seqlens(check, cu_seqlens, tokens, x, "x");
+        prepared.sequences = cu_seqlens.size(0) - 1;
+        args.cu_seqlens = tagged(cu_seqlens);
+    }
+    if (const View numbers = view_of(call.seq_idx); numbers.defined()) {
+        GDN_REQUIRE(check, !cu_seqlens.defined(), "seq_idx", "None with cu_seqlens", "a tensor");
+        check.shape("seq_idx", numbers, {batch, tokens}, "(B, T)");
+        check.dtype("seq_idx", numbers, {DType::i32});
+        check.device("seq_idx", numbers, x, "x");
+        check.last_contiguous("seq_idx", numbers);
+        steps.seq_idx = static_cast<const int*>(numbers.data), steps.seq_idx_batch = numbers.stride(0);
+    }
+    args.sequences = check.count("x", "sequences", prepared.sequences, 65535);
+    args.tokens = check.count("x", "tokens", tokens, kMaxTokens);
+    args.heads = check.count("x", "heads", heads);
+    args.groups = static_cast<int>(groups);
+    args.channels = check.count("x", "channels of a head", channels);
+    args.states = check.count("B", "states", states);
+    args.tiles_of_head = static_cast<int>(ceil_div(channels, kTileRows));
+    if (initial.defined()) args.initial = check_states(check, "initial_state", initial, prepared, prepared.sequences);
+    if (const View has_initial = view_of(call.has_initial_state); has_initial.defined()) {
+        check.shape("has_initial_state", has_initial, {prepared.sequences}, "(sequences,)");
+        GDN_REQUIRE(check, has_initial.dtype == torch_numbers.boolean, "has_initial_state", "bool", dtype_name(has_initial));
+        check.device("has_initial_state", has_initial, x, "x");
+        check.last_contiguous("has_initial_state", has_initial);
+        args.has_initial = static_cast<const bool*>(has_initial.data);
+    }
+    GDN_REQUIRE(check, call.dt_lowest <= call.dt_highest, "dt_limit", "a lower bound that is not above the upper one",
+                fmt::format("({}, {})", call.dt_lowest, call.dt_highest));
+    steps.lowest = static_cast<float>(call.dt_lowest), steps.highest = static_cast<float>(call.dt_highest);
+    steps.softplus = call.dt_softplus;
+    steps.cu_seqlens = args.cu_seqlens, steps.sequences = args.sequences, steps.tokens = args.tokens, steps.heads = args.heads;
+    steps.slots = check.count("x", "chunks", prepared.slots());
+    return prepared;
+}
+
+void require_kernel(const Checks& check, const Prepared& prepared) {
+    GDN_REQUIRE(check, prepared.io == DType::bf16 || prepared.io == DType::f16, "x", "bfloat16 or float16",
+                dtype_name(prepared.x));
+    GDN_REQUIRE(check, prepared.channels % 8 == 0 && prepared.states % 8 == 0 && prepared.states <= 256, "x",
+                "multiples of 8 channels and states, and at most 256 states",
+                fmt::format("{} and {}", prepared.channels, prepared.states));
+}
+
+// New states, to which args.last is set.
+Tensor new_last_states(Prepared& prepared, const Tensor& like) {
+    const int64_t head_elements = prepared.channels * prepared.states;
+    const Tensor last = torch::stable::new_empty(like, {prepared.sequences, prepared.heads, prepared.channels, prepared.states},
+                                                 ScalarType::Float);
+    prepared.args.last = {.data = memory_of(last), .slot = prepared.heads * head_elements, .head = head_elements};
+    return last;
+}
+
+TensorMap Inputs::map(const Tensor& tensor) const {
+    return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
+}
+TensorMap Inputs::add(const Tensor& tensor) {
+    kept.push_back(tileable(tensor));
+    return map(kept.back());
+}
+ChunkSteps* Inputs::steps(const Tensor& like) {
+    constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);
+    kept.push_back(torch::stable::new_empty(like, {prepared.slots(), prepared.heads, kFloats}, ScalarType::Float));
+    SsdStepsArgs args = prepared.steps;
+    args.steps = static_cast<ChunkSteps*>(memory_of(kept.back()));
+    Steps::run(args, target);
+    return args.steps;
+}
+void Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
+    const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
+    const i64 blocks = Prefill::blocks_of_sequence(config, args);
+    args.segments.count = ssd_segments(blocks, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
+                                       jit::device_traits(target.ordinal).multiprocessors);
+    if (args.segments.count > 1) {
+        const int64_t readers = int64_t{args.sequences} * args.heads * args.tiles_of_head,
+                      tiles = readers * args.segments.count;
+        kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * config.states + 1}, ScalarType::Float));
+        args.segments.states = static_cast<float*>(memory_of(kept.back()));
+        args.segments.decays = args.segments.states + tiles * kTileRows * config.states;
+        kept.push_back(torch::stable::new_zeros(like, {tiles + readers}, ScalarType::Int));
+        args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
+        args.segments.read = args.segments.done + tiles;
+    }
+    Prefill::run(config, args, target);
+}
+
+}  // namespace gdn_cuda::ssd

@@ -1,0 +1,43 @@
+"""Gradients of ssd_scan on the CPU, by finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdn_cuda.ssd.scan import ssd_scan
+
+
+def _normal(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("divided", ["padded", "packed", "numbered"])
+@pytest.mark.parametrize("z", [False, True])
+@pytest.mark.parametrize("D", [0, 1, 2])
+def test_gradcheck(divided: str, z: bool, D: int) -> None:
+    torch.manual_seed(0)
+    batch, T, H, P, G, N = 1 if divided == "packed" else 2, 70, 4, 3, 2, 5
+    states = 3 if divided == "packed" else batch
+    x = {
+        "x": _normal(batch, T, H, P),
+        "dt": _normal(batch, T, H),
+        "A": -_normal(H).exp(),
+        "B": _normal(batch, T, G, N),
+        "C": _normal(batch, T, G, N),
+        "dt_bias": _normal(H),
+        "initial_state": _normal(states, H, P, N),
+    }
+    x |= {"z": _normal(batch, T, H, P)} if z else {}
+    x |= {"D": _normal(*((H,), (H, P))[D - 1])} if D else {}
+    rest: dict[str, Any] = {"dt_softplus": True, "has_initial_state": torch.tensor([True, False, True][:states])}
+    rest |= {"cu_seqlens": torch.tensor([0, 30, 30, 70])} if divided == "packed" else {}
+    rest |= {"seq_idx": torch.tensor([0] * 20 + [1] * 50).int().repeat(batch, 1)} if divided == "numbered" else {}
+
+    def call(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return ssd_scan(**dict(zip(x, tensors, strict=True)), **rest, dt_limit=(0.1, 2.0))
+
+    assert torch.autograd.gradcheck(call, [y.requires_grad_() for y in x.values()], fast_mode=True, atol=1e-6)
