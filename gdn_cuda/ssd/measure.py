@@ -9,7 +9,7 @@ from .gradients import ssd_scan_backward
 from .scan import ssd_scan, ssd_summary
 
 
-@sanitizes("ssd/prefill", "ssd/steps")
+@sanitizes("ssd/prefill", "steps")
 def _prefill() -> None:
     """One head a block and two, z and D, lengths around a chunk, segments, packed sequences, offsets and slots that lie."""
     for dtype in (torch.bfloat16, torch.float16):
@@ -31,7 +31,7 @@ def _prefill() -> None:
                     ssd_scan(**x, C=C, cu_seqlens=torch.tensor(offsets, device="cuda"), dt_softplus=True)
 
 
-@sanitizes("ssd/backward")
+@sanitizes("backward")
 def _backward() -> None:
     """Row tiles that a head fills and not, D, both ends' states, packed sequences, and offsets that lie."""
     for dtype in (torch.bfloat16, torch.float16):

@@ -24,8 +24,8 @@ inline constexpr auto kSsdConfigurations = [] {
     return all;
 }();
 
-// Into how many segments sequences are split, so that all SMs have a block. A segment that others follow takes 1.4 times its
-// steps (estimated). Lengths of packed sequences are not known here, and count as equal.
+// Into how many segments sequences are split, so that all SMs have a block. A segment that others follow takes its
+// states twice. Lengths of packed sequences are not known here, and count as equal.
 inline int ssd_segments(i64 blocks, i64 sequences, i64 tokens, bool packed, int multiprocessors) {
     constexpr int kMost = 32;
     if (blocks == 0 || sequences == 0) return 1;

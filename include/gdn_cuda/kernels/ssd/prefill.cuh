@@ -8,19 +8,19 @@
 //
 // A block takes two row tiles of 64 channels, of two heads of a group or of one, and one sequence. C and B belong to the group,
 // so they are loaded once a block, and C B^T is multiplied once. A warpgroup for each row tile keeps its rows of S in registers
-// (prefill/rows.cuh); one more runs ahead, issues the TMA loads, and forms M of each head (prefill/scores.cuh). No chunk waits
-// for another but through S, and S enters only two products, so no cycle of roles bounds a chunk, as one does in
-// gdn/prefill. A block's outputs replace x in shared memory, from where TMA stores them.
+// (prefill/rows.cuh); one forms M of each head (prefill/scores.cuh); the warps of one more run ahead with loads, factors of
+// decays, and stores of outputs, which replace x in shared memory (prefill/inputs.cuh). No chunk waits for another but through
+// S, and S enters only two products. What decays is known beforehand (ssd/steps).
 //
 // Where heads and sequences are few, sequences are split into segments, each with blocks of its own. A block first computes the
-// state after its segment from zeros, 0.4 of a step with outputs (estimated), and hands it on with the segment's decay, one
-// number a head. Its outputs start from the sum over the segments before.
+// state after its segment from zeros, without outputs, and hands it on with the segment's decay, one number a head. Its outputs
+// start from the sum over the segments before.
 //
-// Without outputs it computes summaries: the states after sequences, and their decays.
+// Without outputs it computes states: those after sequences with their decays, or those before each chunk; for gradients also
+// from the last chunk to the first.
 //
-// Bound (expected; not measured since products overlap, before that a chunk took 3.3 us): L2, which delivers 64 KB a chunk to a
-// block of two heads with N = 128. Loads and stores alone take 6.7 ns a head and chunk on a full H200
-// (benchmarks/ssd_tiles.cu), where memory would take 4.4.
+// Bound: latency, 2.4 us a step of two heads, where L2 would take 0.5 and tensor cores 0.9: each role is a chain of dependent
+// operations, and half of the issue slots are empty (clocks of each role, docs/kernels/ssd_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/ssd/prefill/rows.cuh>
