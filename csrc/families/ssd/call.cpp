@@ -121,7 +121,7 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
     args.channels = check.count("x", "channels of a head", channels);
     args.states = check.count("B", "states", states);
     args.tiles_of_head = static_cast<int>(ceil_div(channels, kTileRows));
-    if (initial.defined()) args.initial = check_states(check, "initial_state", initial, prepared, prepared.sequences);
+    if (initial.defined()) args.passes[0].initial = check_states(check, "initial_state", initial, prepared, prepared.sequences);
     if (const View has_initial = view_of(call.has_initial_state); has_initial.defined()) {
         check.shape("has_initial_state", has_initial, {prepared.sequences}, "(sequences,)");
         GDN_REQUIRE(check, has_initial.dtype == torch_numbers.boolean, "has_initial_state", "bool", dtype_name(has_initial));
@@ -151,7 +151,7 @@ Tensor new_last_states(Prepared& prepared, const Tensor& like) {
     const int64_t head_elements = prepared.channels * prepared.states;
     const Tensor last = torch::stable::new_empty(like, {prepared.sequences, prepared.heads, prepared.channels, prepared.states},
                                                  ScalarType::Float);
-    prepared.args.last = {.data = memory_of(last), .slot = prepared.heads * head_elements, .head = head_elements};
+    prepared.args.passes[0].last = {.data = memory_of(last), .slot = prepared.heads * head_elements, .head = head_elements};
     return last;
 }
 
@@ -173,10 +173,10 @@ ChunkSteps* Inputs::steps(const Tensor& like) {
 void Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
     const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
     const i64 blocks = Prefill::blocks_of_sequence(config, args);
-    args.segments.count = ssd_segments(blocks, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
+    args.segments.count = ssd_segments(blocks * args.pass_count, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
                                        jit::device_traits(target.ordinal).multiprocessors);
     if (args.segments.count > 1) {
-        const int64_t readers = int64_t{args.sequences} * args.heads * args.tiles_of_head,
+        const int64_t readers = int64_t{args.pass_count} * args.sequences * args.heads * args.tiles_of_head,
                       tiles = readers * args.segments.count;
         kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * config.states + 1}, ScalarType::Float));
         args.segments.states = static_cast<float*>(memory_of(kept.back()));

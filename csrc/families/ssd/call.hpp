@@ -41,7 +41,7 @@ SsdStates check_states(const Checks& check, const char* argument, const View& st
 
 void require_kernel(const Checks& check, const Prepared& prepared);
 
-// New states, to which args.last is set.
+// New states, to which the first pass stores.
 Tensor new_last_states(Prepared& prepared, const Tensor& like);
 
 // What a launch reads beside the caller's tensors.

@@ -48,10 +48,11 @@ struct Prefill {
     static void run(const Config& config, const Args& args, const Target& target) {
         const i64 blocks = blocks_of_sequence(config, args);
         if (blocks == 0 || args.sequences == 0) return;
-        launch<Prefill>(config, args, {blocks, args.sequences, args.segments.count}, target, [&](const auto&) {
-            return fmt::format("up to {} row tiles of a group's heads a block, {} stages; at most {} segments a sequence",
-                               config.row_tiles, config.stages(), args.segments.count);
-        });
+        launch<Prefill>(
+            config, args, {blocks, i64{args.pass_count} * args.sequences, args.segments.count}, target, [&](const auto&) {
+                return fmt::format("up to {} row tiles of a group's heads a block, {} stages; at most {} segments a sequence",
+                                   config.row_tiles, config.stages(), args.segments.count);
+            });
     }
 };
 

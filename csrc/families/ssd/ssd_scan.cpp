@@ -43,13 +43,13 @@ Prepared prepare_pool(const SsdScanPoolCall& call) {
     SsdArgs& args = prepared.args;
     const View state(call.state), slots(call.state_indices), written = view_of(call.write_indices), none;
     check.rank("state", state, 4, "(slots, H, P, N)");
-    args.initial = check_states(check, "state", state, prepared, state.size(0));
+    args.passes[0].initial = check_states(check, "state", state, prepared, state.size(0));
     check.distinct("state", state);
     const Batch batch{prepared.sequences, prepared.tokens, args.cu_seqlens.data != nullptr, prepared.x, "x"};
     check_indices(check, "state_indices", slots, batch);
     check.shape("state_indices", slots, {prepared.sequences}, "(sequences,)");
     set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
-    if (call.update_state) args.last = args.initial;
+    if (call.update_state) args.passes[0].last = args.passes[0].initial;
     if (written.defined()) {
         GDN_REQUIRE(check, call.update_state, "write_indices", "None without update_state", "a tensor");
         check_per_sequence(check, "write_indices", written, batch);
@@ -80,7 +80,8 @@ Tensor run(const Prepared& prepared, const SsdScanCall& call) {
     SsdArgs args = prepared.args;
     Inputs inputs{prepared, target};
     if (x.numel() > 0) {
-        args.x = inputs.add(call.x), args.B = inputs.add(call.B), args.C = inputs.add(call.C), args.out = inputs.map(out);
+        args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B), args.C = inputs.add(call.C),
+        args.out = inputs.map(out);
         if (z.defined()) args.z = inputs.add(*call.z);
     }
     const View written(out);
@@ -127,7 +128,7 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummaryCall& call) {
     const Tensor decay = torch::stable::new_empty(call.x, {prepared.sequences, prepared.heads}, ScalarType::Float);
     SsdArgs args = prepared.args;
     Inputs inputs{prepared, target};
-    if (prepared.x.numel() > 0) args.x = inputs.add(call.x), args.B = inputs.add(call.B);
+    if (prepared.x.numel() > 0) args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B);
     args.steps = inputs.steps(call.x);
     args.states_only = true, args.decay = static_cast<float*>(memory_of(decay));
     inputs.run(args, false, call.x);

@@ -24,6 +24,7 @@ struct SsdBackwardCall : SsdScanCall {
 Prepared prepare_backward(const SsdBackwardCall& call) {
     const Checks check{call.name};
     Prepared prepared = prepare(check, call);
+    check.count("x", "sequences", 2 * prepared.sequences, 65535);  // of two passes
     const View& x = prepared.x;
     const View out_gradient(call.out_gradient), state_gradient = view_of(call.state_gradient);
     check.shape("out_gradient", out_gradient, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels},
@@ -57,13 +58,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
                  ddt = floats({batch, tokens, heads}), sums = floats({3, prepared.slots(), heads}),
                  before = like_x(state_sizes), gradients = like_x(state_sizes), first = new_last_states(prepared, call.x);
     Inputs inputs{prepared, target};
-    SsdArgs forward = own;
-    forward.states_only = true, forward.chunk_states = memory_of(before), forward.last = {};
+    SsdArgs scan = own;
+    auto& [forward, reverse] = scan.passes;
+    scan.states_only = true, scan.pass_count = 2;
     ChunkSteps* const steps = inputs.steps(call.x);
-    forward.steps = steps;
-    SsdArgs reverse = forward;
-    reverse.reversed = true, reverse.chunk_states = memory_of(gradients);
-    reverse.last = prepared.args.last, reverse.initial = {}, reverse.has_initial = nullptr;
+    scan.steps = steps;
+    forward.chunk_states = memory_of(before), reverse.chunk_states = memory_of(gradients);
+    forward.last = {}, reverse.last = prepared.args.passes[0].last;
     if (call.state_gradient)
         reverse.initial = check_states(check, "state_gradient", View(*call.state_gradient), prepared, sequences);
     SsdBackwardArgs args{prepared.steps};
@@ -81,8 +82,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
         };
         args.states = state_map(before), args.gradients = state_map(gradients);
     }
-    inputs.run(forward, false, call.x);
-    inputs.run(reverse, false, call.x);
+    inputs.run(scan, false, call.x);
     if (own.cu_seqlens.data != nullptr) {
         const int64_t group_bytes = groups * states * bytes_of(io);
         common::UncoveredZeros::run({token_rows(dx, heads * channels * bytes_of(io)), token_rows(dB, group_bytes),

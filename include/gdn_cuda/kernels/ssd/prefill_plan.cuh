@@ -66,7 +66,7 @@ struct SsdRowTile {
 //
 // A segment that others follow is taken twice: first for the state after it from zeros, without outputs, which those need.
 struct SsdWork {
-    int sequence, batch, group;
+    int pass, sequence, batch, group;
     int first_tile, tiles;  // counted from those of the first head
     SsdRowTile row_tiles[kMostRowTiles];
     int start, length;      // of the sequence, in tokens
@@ -74,7 +74,7 @@ struct SsdWork {
     int first_chunk;        // of the segment
     int steps, first_own;   // a step is a chunk; from `first_own` on again from `first_chunk` on, with all that comes before
     bool has_outputs;       // from then on
-    int last_chunk;         // if chunks are taken from the last to the first, else -1
+    int last_chunk;         // of the second pass, which begins with it
     i64 chunks_before;      // of the sequences before, in chunk_states
     Place place;            // whether the sequence is computed
     i64 initial_slot, last_slot;  // of the states before and after it; negative: zeros, and none
@@ -82,7 +82,7 @@ struct SsdWork {
     GDN_HOST_DEVICE bool outputs_at(int step) const { return has_outputs && step >= first_own; }
     GDN_HOST_DEVICE int chunk_at(int step) const {
         const int chunk = first_chunk + (step < first_own ? step : step - first_own);
-        return last_chunk < 0 ? chunk : last_chunk - chunk;
+        return pass == 0 ? chunk : last_chunk - chunk;
     }
     // How many heads the row tiles are of: two, or one of one or two tiles.
     GDN_HOST_DEVICE int heads() const { return tiles > 1 && row_tiles[1].scores == 1 ? 2 : 1; }
@@ -92,10 +92,10 @@ struct SsdWork {
 // Where segments hand on the states after them, from zeros; null with one segment a sequence. A row tile's elements are in the
 // order of its threads.
 struct SsdSegments {
-    float* states = nullptr;   // (sequence, segment, row tile of all heads, 64 x padded N)
+    float* states = nullptr;   // (pass, sequence, segment, row tile of all heads, 64 x padded N)
     float* decays = nullptr;   // (sequence, segment, row tile): exp of the sum of δA
     unsigned* done = nullptr;  // the same; zero until both are there
-    unsigned* read = nullptr;  // (sequence, row tile): how many segments but the last have read the initial state
+    unsigned* read = nullptr;  // (pass, sequence, row tile): how many segments but the last have read the initial state
     int count = 1;             // of the longest sequences
 };
 
@@ -152,12 +152,22 @@ struct SsdStates {
     i64 slot = 0, head = 0;
 };
 
+// What a pass over a sequence's chunks takes into the state.
+struct SsdPass {
+    TensorMap x, B;                // (element, head or group, token, batch)
+    SsdStates initial, last;       // without data: zeros, and none
+    void* chunk_states = nullptr;  // (chunks, heads, channels, states) in x's dtype: the state before each chunk; may be null
+};
+
 struct SsdArgs {
-    TensorMap x, z, B, C, out;          // (element, head or group, token, batch)
+    // One, or two at once, the second from the last chunk to the first, as gradients need it:
+    // E <- exp(G_C) E + (exp(G) x)^T B is the gradient of the state if x is the outputs' and B is C.
+    SsdPass passes[2];
+    int pass_count = 1;
+    TensorMap z, C, out;                // as x
     const ChunkSteps* steps = nullptr;  // (chunk, head), as ssd/steps stores them
     PerHead D;                          // may be absent
     Tagged cu_seqlens;
-    SsdStates initial, last;            // without data: zeros, and none
     const bool* has_initial = nullptr;  // (sequences,): whether a sequence reads its slot; nullptr: all do
     // Slots of a pool, as common/state_slots.cuh reads them; without data a sequence has its own.
     Tagged slots, accepted;  // accepted: without data, as there is no speculative decoding
@@ -170,12 +180,8 @@ struct SsdArgs {
     int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, states = 0;
     int tiles_of_head = 1;
     SsdSegments segments;
-    bool states_only = false;      // no outputs; then these, if not null:
-    float* decay = nullptr;        // (sequences, heads): exp of the sum of δA
-    void* chunk_states = nullptr;  // (chunks, heads, channels, states) in x's dtype: the state before each chunk
-    // Of gradients: E <- exp(G_C) E + (exp(G) x)^T B from the last chunk to the first, the state's gradient if x is the
-    // outputs' and B is C.
-    bool reversed = false;
+    bool states_only = false;  // no outputs
+    float* decay = nullptr;    // then, if not null: (sequences, heads), exp of the sum of δA
 };
 
 }  // namespace ssd

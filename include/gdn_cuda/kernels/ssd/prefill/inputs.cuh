@@ -23,7 +23,7 @@ struct InputsRole : Lane {
     }
 
     // By one thread.
-    __device__ __forceinline__ void load_tiles(int step) const {
+    __device__ __forceinline__ void load_tiles(int step, const SsdPass& pass) const {
         const PipelineStage<kStages> at(step);
         const int chunk = work.chunk_at(step);
         const bool has_output = work.outputs_at(step);
@@ -34,11 +34,11 @@ struct InputsRole : Lane {
         for (int tile = 0; tile < kConfig.state_tiles(); ++tile) {
             const TileAt from = tile_at(work, chunk, work.group, tile * kTileElements);
             if (has_output) tma_load(stage.C[tile].bytes, args.C, from, full);
-            tma_load(stage.B[tile].bytes, args.B, from, full);
+            tma_load(stage.B[tile].bytes, pass.B, from, full);
         }
         for (int i = 0; i < work.tiles; ++i) {
             const TileAt from = tile_at(work, chunk, work.row_tiles[i].head, work.row_tiles[i].first_row);
-            tma_load(stage.x[i].bytes, args.x, from, full);
+            tma_load(stage.x[i].bytes, pass.x, from, full);
             if constexpr (kConfig.gated)
                 if (has_output) tma_load(stage.z[i].bytes, args.z, from, full);
         }
@@ -47,7 +47,10 @@ struct InputsRole : Lane {
     __device__ __forceinline__ void load_step(int step) const {
         const PipelineStage<kStages> at(step);
         barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
-        load_tiles(step);
+        if (work.pass == 0)  // no address in a register
+            load_tiles(step, args.passes[0]);
+        else
+            load_tiles(step, args.passes[1]);
     }
 
     // Stores a step's outputs and frees its stage. By one warp.
@@ -115,7 +118,7 @@ struct InputsRole : Lane {
         const float2 before = {row.x * to_border, row.y * to_border};
         reinterpret_cast<float2*>(factors.before)[lane] = before;
         reinterpret_cast<float2*>(factors.after)[lane] =
-            args.reversed ? before : float2{added.x * from_block, added.y * from_block};
+            work.pass == 1 ? before : float2{added.x * from_block, added.y * from_block};
         // Of blocks 2 and 0, 3 and 0, 3 and 1.
         const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
         const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);

@@ -139,9 +139,11 @@ struct RowsRole : Lane {
 
     // ---- States of segments
 
+    __device__ __forceinline__ const SsdPass& pass() const { return args.passes[work.pass]; }
+    __device__ __forceinline__ i64 scan() const { return static_cast<i64>(work.pass) * args.sequences + work.sequence; }
     __device__ __forceinline__ i64 segment_index(int segment) const {
         const i64 tiles = static_cast<i64>(args.heads) * args.tiles_of_head;
-        return (static_cast<i64>(work.sequence) * args.segments.count + segment) * tiles + work.first_tile + tile();
+        return (scan() * args.segments.count + segment) * tiles + work.first_tile + tile();
     }
     __device__ __forceinline__ float* segment_state(int segment) const {
         return args.segments.states + segment_index(segment) * kTileRows * kConfig.states + thread;
@@ -178,16 +180,15 @@ struct RowsRole : Lane {
             if (decay < limit) return decay;  // NaN goes on
         }
         if (work.initial_slot >= 0)
-            for_each_state_pair(args.initial, work.initial_slot, [&](float& a, float& b, i64 at) {
-                const float2 pair = load_pair(args.initial, at);
+            for_each_state_pair(pass().initial, work.initial_slot, [&](float& a, float& b, i64 at) {
+                const float2 pair = load_pair(pass().initial, at);
                 a = fmaf(decay, pair.x, a), b = fmaf(decay, pair.y, b);
             });
         return decay;
     }
     // A pool's state may be replaced only after all segments have read it.
     __device__ __forceinline__ unsigned* readers() const {
-        return args.segments.read + static_cast<i64>(work.sequence) * args.heads * args.tiles_of_head + work.first_tile +
-               tile();
+        return args.segments.read + scan() * args.heads * args.tiles_of_head + work.first_tile + tile();
     }
     __device__ __forceinline__ void signal_initial_state_read() const {
         if (work.is_last()) return;
@@ -200,7 +201,8 @@ struct RowsRole : Lane {
             if (thread == 0) wait_for_count(readers(), work.segments - 1);
             warpgroup_sync();
         }
-        for_each_state_pair(args.last, work.last_slot, [&](float a, float b, i64 at) { store_pair(args.last, at, {a, b}); });
+        for_each_state_pair(pass().last, work.last_slot,
+                            [&](float a, float b, i64 at) { store_pair(pass().last, at, {a, b}); });
     }
     __device__ __forceinline__ static float2 load_pair(const SsdStates& from, i64 at) {
         if (from.type == DType::f32) return pair_at(static_cast<const float*>(from.data) + at);
@@ -312,7 +314,8 @@ struct RowsRole : Lane {
     __device__ __forceinline__ void run_summary() {
         if (!work.is_last()) return run_segment();
         const float before = load_state(), decay = before * exp2_fast(run_states());
-        for_each_state_pair(args.last, work.last_slot, [&](float a, float b, i64 at) { store_pair(args.last, at, {a, b}); });
+        for_each_state_pair(pass().last, work.last_slot,
+                            [&](float a, float b, i64 at) { store_pair(pass().last, at, {a, b}); });
         if (args.decay != nullptr && thread == 0 && first_row() == 0)
             args.decay[static_cast<i64>(work.sequence) * args.heads + head()] = decay;
     }
@@ -325,14 +328,14 @@ struct RowsRole : Lane {
             const i64 head_elements = static_cast<i64>(args.channels) * args.states,
                       chunk = work.chunks_before + work.chunk_at(step);
             const SsdStates to{
-                .data = args.chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
+                .data = pass().chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
             for_each_state_pair(to, chunk, [&](float a, float b, i64 at) { store_pair(to, at, {a, b}); });
             run_state(step, unused);
         }
     }
     __device__ __forceinline__ void run() {
         if constexpr (!kConfig.gated)  // z has no part in states
-            if (args.states_only && args.chunk_states == nullptr) return run_summary();
+            if (args.states_only && pass().chunk_states == nullptr) return run_summary();
         if (work.first_own > 0) run_segment();
         load_state();
         signal_initial_state_read();
