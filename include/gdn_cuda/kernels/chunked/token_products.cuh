@@ -43,11 +43,12 @@ __device__ __forceinline__ unsigned diagonal_mask(const Lane& lane) {
 template <DType kIo, bool kResidual, class Product>
 __device__ __forceinline__ void store_lower(const Lane& lane, SwizzledTile& scores, unsigned sign, Product&& product) {
     const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
+    const unsigned on_diagonal = diagonal_mask(lane);
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
         const bool above = n / 2 > lane.warp, diagonal = n / 2 == lane.warp;
         if (!kResidual && above) break;
-        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? diagonal_mask(lane) : all, right = diagonal ? 0 : all;
+        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? on_diagonal : all, right = diagonal ? 0 : all;
         const auto pair = [&](int i) {
             const float x = product(4 * n + 2 * i), next = product(4 * n + 2 * i + 1);
             const unsigned rounded = pack<kIo>(x, next);
