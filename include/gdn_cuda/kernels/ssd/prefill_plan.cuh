@@ -93,7 +93,7 @@ struct SsdWork {
 // order of its threads.
 struct SsdSegments {
     float* states = nullptr;   // (pass, sequence, segment, row tile of all heads, 64 x padded N)
-    float* decays = nullptr;   // (sequence, segment, row tile): exp of the sum of δA
+    float* decays = nullptr;   // (pass, sequence, segment, row tile): exp of the sum of δA
     unsigned* done = nullptr;  // the same; zero until both are there
     unsigned* read = nullptr;  // (pass, sequence, row tile): how many segments but the last have read the initial state
     int count = 1;             // of the longest sequences
@@ -136,9 +136,9 @@ struct SsdPlan {
     //     stage_full     TMA -> scores, rows
     //     stage_used     each warp of the rows has read the stage, and its outputs are in place of x -> inputs, storing
     //     stage_empty    inputs: the outputs are stored -> inputs, loading
-    //     factors_full   inputs: each head's warp -> scores
+    //     factors_full   inputs: each head's warp -> scores, rows
     //     factors_empty  each warp of the rows has read them -> inputs
-    //     scores_full    scores: M, and factors before -> rows
+    //     scores_full    scores: M, and what is past the sequence is cleared -> rows
     //     scores_empty   each warp of the rows has read them -> scores
     unsigned long long stage_full[kConfig.stages()], stage_used[kConfig.stages()], stage_empty[kConfig.stages()];
     unsigned long long factors_full[kFactorSlots], factors_empty[kFactorSlots];

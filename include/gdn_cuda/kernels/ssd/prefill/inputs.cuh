@@ -1,5 +1,5 @@
 // The inputs role: one warpgroup that runs ahead, each warp by itself. The first issues the TMA loads, the last the stores, and
-// one for each row tile derives a head's factors from dt.
+// one for each head derives the factors of decays from ssd/steps.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -124,7 +124,7 @@ struct InputsRole : Lane {
         const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);
         if (lane < 4) factors.between[lane] = lane == 0 ? 1.f : exp2_fast(later - earlier);
         const float last = __shfl_up_sync(0xffffffffu, gate.y, 1);
-        // Beyond this a decay between two tokens may be 0.
+        // Beyond 2^60 and 2^-60 a decay between two tokens may be 0, or its factors overflow.
         const bool all_near = __all_sync(0xffffffffu, fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f);
         const float2 own = {gate.x - (lane == 0 ? 0.f : last), gate.y - gate.x};
         const bool grows = __any_sync(0xffffffffu, fmaxf(own.x, own.y) > 0.01f);
