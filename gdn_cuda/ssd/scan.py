@@ -1,5 +1,5 @@
-"""torch.ops.gdn_cuda.ssd_scan with its gradients, ssd_scan_pool and ssd_summary: Mamba-2's scan as kernels take it. Not public
-yet: without checkpoints, and on a GPU for Hopper alone, in bf16 and fp16, with gradients up to 128 states."""
+"""torch.ops.gdn_cuda.ssd_scan with its gradients, ssd_scan_pool and ssd_summary: Mamba-2's scan as kernels take it; what none
+takes goes by selective_scan. Not public yet: without checkpoints, and pools on a GPU for Hopper alone, in bf16 and fp16."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..operators import Differentiable
+from ..operators.autograd import needs_gradients
 from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, call_operator, example, random
 from ..operators.first_order import first_order
 from ..operators.registration import register
+from .expanded import expanded_scan
 from .gradients import derivative, refuse_vmap, ssd_scan_backward_operator
 from .reference import Scan, Steps, scan_spans
 from .spans import sequences_of, spans_of
@@ -81,6 +83,16 @@ _POOL: Arguments = {"write_indices": None, "update_state": True}
 _STEPS: Arguments = {"dt_softplus": False, "dt_lowest": 0.0, "dt_highest": math.inf}
 
 
+def _has_kernel(*tensors: Tensor | None) -> bool:
+    """Whether ssd/prefill runs, and ssd/backward where gradients are needed; on a CPU the reference does."""
+    x, _, _, B = (y for y in tensors[:4] if y is not None)
+    if not x.is_cuda:
+        return True
+    most = 128 if needs_gradients(*tensors) else 256
+    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= most
+    return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(x.device) == (9, 0)
+
+
 def ssd_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, dt_limit: tuple[float, float] = (0.0, math.inf), **given: Any
 ) -> tuple[Tensor, Tensor]:
@@ -92,7 +104,10 @@ def ssd_scan(
     if "state" in given:
         pooled: Tensor = _pool_schema.overload(*(every[name] for name in _pool_schema.arguments))
         return pooled, given["state"]
-    out, last = ssd_scan_operator(*(every[name] for name in ssd_scan_operator.schema.arguments))
+    names = ssd_scan_operator.schema.arguments
+    if not _has_kernel(x, dt, A, B, C, *(every[name] for name in ("D", "z", "dt_bias", "initial_state"))):
+        return expanded_scan(SimpleNamespace(**{name: every[name] for name in names}))
+    out, last = ssd_scan_operator(*(every[name] for name in names))
     return out, last
 
 

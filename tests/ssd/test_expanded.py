@@ -1,0 +1,54 @@
+"""selective_scan on expanded tensors is Mamba-2's scan."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdn_cuda.ssd.expanded import expanded_scan
+from gdn_cuda.ssd.scan import ssd_scan
+
+
+def _call(divided: str, z: bool, D: int) -> dict[str, Any]:
+    torch.manual_seed(1)
+    batch, T, H, P, G, N = 1 if divided == "packed" else 2, 70, 4, 3, 2, 5
+    states = 3 if divided == "packed" else batch
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, dtype=torch.float64)
+
+    return {
+        "x": normal(batch, T, H, P),
+        "dt": normal(batch, T, H),
+        "A": -normal(H).exp(),
+        "B": normal(batch, T, G, N),
+        "C": normal(batch, T, G, N),
+        "D": (None, normal(H), normal(H, P))[D],
+        "z": normal(batch, T, H, P) if z else None,
+        "dt_bias": normal(H),
+        "initial_state": normal(states, H, P, N),
+        "has_initial_state": torch.tensor([True, False, True][:states]),
+        "cu_seqlens": torch.tensor([0, 30, 30, 70]) if divided == "packed" else None,
+        "seq_idx": torch.tensor([[0] * 20 + [1] * 50, [2] * 70]).int() if divided == "numbered" else None,
+        "dt_softplus": True,
+    }
+
+
+@pytest.mark.parametrize("divided", ["padded", "packed", "numbered"])
+@pytest.mark.parametrize("z", [False, True])
+@pytest.mark.parametrize("D", [0, 1, 2])
+def test_against_ssd_scan(divided: str, z: bool, D: int) -> None:
+    x = _call(divided, z, D)
+    leaves = {name: y.requires_grad_() for name, y in x.items() if isinstance(y, Tensor) and y.is_floating_point()}
+    found = expanded_scan(SimpleNamespace(**x, dt_lowest=0.1, dt_highest=2.0))
+    wanted = ssd_scan(**x, dt_limit=(0.1, 2.0))
+    weights = [torch.randn_like(y) for y in wanted]
+    gradients = (torch.autograd.grad(results, list(leaves.values()), weights) for results in (found, wanted))
+    for name, one, other in zip(
+        ("out", "last state", *leaves), (*found, *next(gradients)), (*wanted, *next(gradients)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
