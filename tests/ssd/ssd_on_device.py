@@ -404,3 +404,12 @@ def test_autograd(device: Device, D: int, z: bool) -> None:
         bound = GRADIENT[BF16] * (4 if name in ("A", "dt_bias") else 1)
         assert rel_rms(grad.double(), wanted[name]) < bound, name
         assert grad.dtype == leaves[name].dtype
+
+
+def test_gradients_of_views_and_rounded_parameters(device: Device) -> None:
+    """x, B and C are slices of one tensor; A, D and dt_bias in bf16, dt in fp32."""
+    x = drawn(device, 9, T=70, H=2, G=1)
+    row = torch.cat([x["x"].flatten(2), x["B"].flatten(2), x["C"].flatten(2)], -1)
+    x |= {"x": row[..., :128].unflatten(-1, (2, 64)), "B": row[..., None, 128:256], "C": row[..., None, 256:]}
+    x |= {name: x[name].bfloat16() for name in ("A", "D", "dt_bias")} | {"dt": x["dt"].float()}
+    check_gradients(device, x, slack=2)
