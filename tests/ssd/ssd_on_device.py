@@ -413,3 +413,20 @@ def test_gradients_of_views_and_rounded_parameters(device: Device) -> None:
     x |= {"x": row[..., :128].unflatten(-1, (2, 64)), "B": row[..., None, 128:256], "C": row[..., None, 256:]}
     x |= {name: x[name].bfloat16() for name in ("A", "D", "dt_bias")} | {"dt": x["dt"].float()}
     check_gradients(device, x, slack=2)
+
+
+def test_gradients_of_numbered_sequences(device: Device) -> None:
+    """Against the same operator on a CPU, in fp64. The second row begins with another number than 0."""
+    x = drawn(device, 10, T=150, H=2, G=1, B=2)
+    del x["z"], x["cu_seqlens"]
+    x["seq_idx"] = torch.tensor([[0] * 70 + [1] * 80, [3] * 64 + [4] * 6 + [0] * 80]).int().to(device.name)
+    rng = torch.Generator().manual_seed(11)
+    x["out_gradient"] = torch.randn(x["x"].shape, generator=rng).to(device.name, BF16)
+    x["state_gradient"] = torch.randn(x["initial_state"].shape, generator=rng).to(device.name)
+    with device.only(*KERNELS, "ssd/backward"):
+        found = ssd_scan_backward(**x)
+    wide = {n: y.cpu().double() if isinstance(y, Tensor) and y.is_floating_point() else y for n, y in x.items()}
+    wanted = ssd_scan_backward(**wide | {"seq_idx": x["seq_idx"].cpu()})
+    for one, other in zip((*found[:4], found[5]), (*wanted[:4], wanted[5]), strict=True):
+        assert rel_rms(one.double().cpu(), other) < GRADIENT[BF16]
+    assert rel_rms(found[4].double().sum(1).cpu(), wanted[4].sum(1)) < 2 * SUM[BF16]
