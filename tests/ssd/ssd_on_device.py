@@ -430,3 +430,28 @@ def test_gradients_of_numbered_sequences(device: Device) -> None:
     for one, other in zip((*found[:4], found[5]), (*wanted[:4], wanted[5]), strict=True):
         assert rel_rms(one.double().cpu(), other) < GRADIENT[BF16]
     assert rel_rms(found[4].double().sum(1).cpu(), wanted[4].sum(1)) < 2 * SUM[BF16]
+
+
+def test_an_infinite_rate_at_a_tail(device: Device) -> None:
+    """exp(A_log) may be infinite: every token resets, and those past the end do nothing."""
+    x = drawn(device, 12, T=70, H=2, G=1)
+    x["A"] = torch.full_like(x["A"], -math.inf)
+    with device.only(*KERNELS), torch.no_grad():
+        out, last = ssd_scan(**x)
+    wanted = expected(x)
+    assert rel_rms(out.double(), wanted[0]) < OUT[BF16] and rel_rms(last.double(), wanted[1]) < STATE[BF16]
+
+
+def test_no_channels(device: Device) -> None:
+    x = drawn(device, 13, T=5, H=2, G=1, P=0)
+    del x["z"]
+    found = ssd_scan_backward(**x, out_gradient=torch.empty_like(x["x"]))
+    assert all(each.eq(0).all() for each in found)
+
+
+def test_states_at_odd_elements_are_refused(device: Device) -> None:
+    x = drawn(device, 14, T=5, H=2, G=1)
+    state = x["initial_state"]
+    x["initial_state"] = torch.empty(state.numel() + 1, device=device.name)[1:].view_as(state)
+    with pytest.raises(ValueError, match="initial_state: expected heads that begin at an even element"):
+        ssd_scan(**x)

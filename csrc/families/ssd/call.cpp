@@ -43,6 +43,13 @@ SsdStates check_states(const Checks& check, const char* argument, const View& st
         check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
     check.device(argument, states, prepared.x, "x");
     GDN_REQUIRE(check, states.contiguous_tail(2), argument, "contiguous channels and states of each head", stride_text(states));
+    if (prepared.io != DType::f64 && prepared.states % 8 == 0) {  // a kernel may run, which takes pairs
+        const auto pair_bytes = static_cast<uintptr_t>(2 * bytes_of(*dtype_of(states)));
+        const bool pairs = reinterpret_cast<uintptr_t>(states.data) % pair_bytes == 0 && states.stride(0) % 2 == 0 &&
+                           states.stride(1) % 2 == 0;
+        GDN_REQUIRE(check, pairs, argument, "heads that begin at an even element, where two elements are aligned",
+                    stride_text(states));
+    }
     return {.data = states.data, .type = *dtype_of(states), .slot = states.stride(0), .head = states.stride(1)};
 }
 

@@ -57,6 +57,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
     const Tensor dx = like_x({batch, tokens, heads, channels}), dB = like_x(group_sizes), dC = like_x(group_sizes),
                  ddt = floats({batch, tokens, heads}), sums = floats({3, prepared.slots(), heads}),
                  before = like_x(state_sizes), gradients = like_x(state_sizes), first = new_last_states(prepared, call.x);
+    if (heads == 0 || channels == 0) {  // no kernel runs
+        for (Tensor zeros : {dx, dB, dC, ddt, sums, first}) torch::stable::zero_(zeros);
+        return {dx, ddt, dB, dC, sums, first};
+    }
     Inputs inputs{prepared, target};
     SsdArgs scan = own;
     auto& [forward, reverse] = scan.passes;

@@ -23,7 +23,7 @@ __device__ __forceinline__ SlotWork work_of_slot(const Tagged& cu_seqlens, int s
     for (int sequence = 0; sequence < sequences; ++sequence) {
         const Span span = span_of(cu_seqlens, sequence, tokens);
         const int chunk = slot - static_cast<int>(span.start / kChunk) - sequence;
-        if (chunk >= 0 && chunk * kChunk < span.length)
+        if (chunk >= 0 && i64{chunk} * kChunk < span.length)
             return {.start = span.start, .length = span.length, .first = chunk * kChunk};
     }
     return {};
@@ -67,7 +67,7 @@ __device__ __forceinline__ float2 inclusive_sums(float2 own, int lane) {
 
 // Whether the state is zeroed before a token.
 __device__ __forceinline__ bool is_reset(const SsdStepsArgs& args, const SlotWork& work, int token) {
-    if (args.seq_idx == nullptr || token >= work.length) return false;
+    if (args.seq_idx == nullptr) return false;
     const int* const at = args.seq_idx + work.batch * args.seq_idx_batch + token;
     return *at != (token == 0 ? 0 : at[-1]);
 }
@@ -83,9 +83,11 @@ __global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant
     const float2 delta = {raw.delta(args, 0, bias), raw.delta(args, 1, bias)};
     // Clamped as in chunked/factors.cuh; what is clamped decays to 0.
     constexpr float kLowest = gdn::kLowestGateLog2;
-    const int token = work.first + 2 * lane;
-    const float2 gate = {is_reset(args, work, token) ? kLowest : at_least(delta.x * rate, kLowest),
-                         is_reset(args, work, token + 1) ? kLowest : at_least(delta.y * rate, kLowest)};
+    const auto gate_of = [&](int i, float delta) {  // past the end nothing decays, also if A is infinite
+        if (i >= raw.count) return 0.f;
+        return is_reset(args, work, work.first + 2 * lane + i) ? kLowest : at_least(delta * rate, kLowest);
+    };
+    const float2 gate = {gate_of(0, delta.x), gate_of(1, delta.y)};
     ChunkSteps& to = args.steps[static_cast<i64>(slot) * args.heads + head];
     reinterpret_cast<float2*>(to.gate)[lane] = inclusive_sums(gate, lane);
     reinterpret_cast<float2*>(to.delta)[lane] = delta;

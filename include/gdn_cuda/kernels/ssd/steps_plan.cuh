@@ -34,8 +34,8 @@ struct SlotWork {
     int batch = 0, length = 0, first = 0;
 };
 
-// Chunks have slots: those of a padded batch in order; a packed sequence's from start / 64 + its number on, which are apart
-// whatever cu_seqlens holds.
+// Chunks have slots: those of a padded batch in order; a packed sequence's from start / 64 + its number on. They are below
+// tokens / 64 + sequences whatever cu_seqlens holds, and apart unless it decreases.
 struct SsdStepsArgs {
     Tagged dt;
     i64 dt_batch = 0, dt_token = 0, dt_head = 0;
