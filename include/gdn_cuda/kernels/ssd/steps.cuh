@@ -23,7 +23,7 @@ __device__ __forceinline__ SlotWork work_of_slot(const Tagged& cu_seqlens, int s
     for (int sequence = 0; sequence < sequences; ++sequence) {
         const Span span = span_of(cu_seqlens, sequence, tokens);
         const int chunk = slot - static_cast<int>(span.start / kChunk) - sequence;
-        if (chunk >= 0 && i64{chunk} * kChunk < span.length)
+        if (chunk >= 0 && chunk <= (span.length - 1) / kChunk && span.length > 0)
             return {.start = span.start, .length = span.length, .first = chunk * kChunk};
     }
     return {};
