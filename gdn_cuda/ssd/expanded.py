@@ -13,7 +13,7 @@ from ..scan.selective import selective_scan
 from .reference import Steps
 from .spans import sequences_of
 
-_RESET = 1e4  # of a decay e^-x
+_RESET = 1e4  # e^-x is 0
 
 
 def _wide(x: Any, name: str) -> Tensor | None:

@@ -81,13 +81,13 @@ def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor)
     masked = None if initial is None else x.has_initial_state
     if masked is not None:
         initial = torch.where(masked[:, None, None, None], initial, 0)
-    of_channels = x.D is not None and x.D.dim() == 2
-    given |= {"D": None if of_channels else x.D, "initial_state": initial}
+    D_by_channel = x.D is not None and x.D.dim() == 2
+    given |= {"D": None if D_by_channel else x.D, "initial_state": initial}
     given |= {"out_gradient": slope, "state_gradient": state_gradient}
     backward = ssd_scan_backward_operator
     dx, ddt, dB, dC, sums, first = backward(*(given[name] for name in backward.schema.arguments))
     dA, dbias, dD = sums.sum(1)
-    if of_channels:
+    if D_by_channel:
         dx = dx + x.D * slope
         dD = (slope.to(wide) * x.x).sum((0, 1)) if needs.D else dD
     if masked is not None:

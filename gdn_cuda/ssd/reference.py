@@ -62,7 +62,7 @@ class Steps:
         return F.softplus(delta, threshold=20) if self.softplus else delta
 
     def gradient(self, dt: Tensor, bias: Tensor | None, by_delta: Tensor) -> Tensor:
-        """Of dt, from that of δ: 0 outside the limits, and passes at them."""
+        """dt's gradient from that of δ: 0 outside the limits, and passes at them."""
         raw, delta = dt if bias is None else dt + bias, self._unlimited(dt, bias)
         slope = torch.where(raw > 20, 1, raw.sigmoid()) if self.softplus else torch.ones_like(raw)
         return torch.where((delta < self.limit[0]) | (delta > self.limit[1]), 0, by_delta * slope)

@@ -20,8 +20,8 @@ struct HyenaLongSummary {
     static int threads(const Config&) { return Config::kThreads; }
     static int shared_bytes(const Config&) { return 0; }
 
-    // As many segments, each of which a channel skips or reads as a whole, as their least length allows. A segment makes tables
-    // of its poles, so that length is larger where channels are many.
+    // As many segments, each of which a channel skips or reads as a whole, as their least length allows. A segment computes
+    // tables from the poles, so that length is larger where channels are many.
     static HyenaSplit split(i64 rows, i64 tokens, int multiprocessors) {
         const int tiles = rows >= i64{8} * multiprocessors ? 16 : 4;
         return hyena_split(rows, tokens, kTileTokens, tiles * kTileTokens, i64{1} << 40);

@@ -1,4 +1,4 @@
-// What ssd_scan and its gradients check and prepare alike.
+// Checks and arguments that ssd_scan and its gradients share.
 #pragma once
 
 #include <vector>
@@ -51,7 +51,7 @@ struct Inputs {
     std::vector<Tensor> kept{};
 
     TensorMap map(const Tensor& tensor) const;
-    // Of the tensor itself if TMA can read it, else of a copy.
+    // Maps the tensor if TMA can read it, else a copy.
     TensorMap add(const Tensor& tensor);
     // Launches ssd/steps, and returns where it stores.
     ChunkSteps* steps(const Tensor& like);

@@ -24,7 +24,7 @@ struct SsdBackwardCall : SsdScanCall {
 Prepared prepare_backward(const SsdBackwardCall& call) {
     const Checks check{call.name};
     Prepared prepared = prepare(check, call);
-    check.count("x", "sequences", 2 * prepared.sequences, 65535);  // of two passes
+    check.count("x", "sequences", 2 * prepared.sequences, 65535);  // two passes share the grid's y
     const View& x = prepared.x;
     const View out_gradient(call.out_gradient), state_gradient = view_of(call.state_gradient);
     check.shape("out_gradient", out_gradient, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels},

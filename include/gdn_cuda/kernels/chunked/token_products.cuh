@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_lower(const Lane& lane, SwizzledTile& scor
         stmatrix_x4(row_vector(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
-// Of such a matrix the warp's 16 x 16 elements on the diagonal.
+// The same for the warp's 16 x 16 block on the diagonal alone.
 template <DType kIo, class Product>
 __device__ __forceinline__ void store_diagonal(const Lane& lane, SwizzledTile& scores, Product&& product) {
     const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);

@@ -28,4 +28,15 @@ __device__ __forceinline__ void start_tile_product(float (&d)[32], const Swizzle
     cute::warpgroup_commit_batch();
 }
 
+// d = left right^T over kElements columns, which span contiguous tiles.
+template <DType kIo, int kElements>
+__device__ __forceinline__ void start_row_products(float (&d)[32], const SwizzledTile* left, const SwizzledTile* right) {
+    const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < kElements / 16; ++step)
+        Product<kIo, 64, true>::run(d, left_operand + k_major_step(step), right_operand + k_major_step(step), step > 0);
+    cute::warpgroup_commit_batch();
+}
+
 }  // namespace gdn_cuda

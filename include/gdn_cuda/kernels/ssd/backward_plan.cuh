@@ -43,6 +43,8 @@ struct SsdChunkWork {
 
 template <SsdBackwardConfig kConfig>
 struct SsdBackwardPlan {
+    // A role that asked for more registers than a block has at the launch would wait forever.
+    static_assert(kConfig.inputs_registers() + 2 * kConfig.token_registers() <= 65536 / kConfig.threads() / 8 * 8 * 3);
     static constexpr int kStages = 2;
     struct Stage {
         SwizzledTile x, dy, states[kConfig.state_tiles()], gradients[kConfig.state_tiles()];
@@ -65,7 +67,7 @@ struct SsdBackwardPlan {
     };
     SwizzledTile C[kConfig.state_tiles()], B[kConfig.state_tiles()];
     Stage stages[kStages];
-    SwizzledTile scores[kStages];  // C B^T, decayed; of each row tile
+    SwizzledTile scores[kStages];  // M' of each row tile
     Factors factors[kStages];
     Sums sums[kStages];
     SsdChunkWork work;

@@ -15,7 +15,6 @@ struct ReadersRole : TokensRole<kConfig> {
     using typename Base::Factors, typename Base::Operand, typename Base::Plan;
     static constexpr int kStages = Base::kStages;
     static constexpr DType kIo = Base::kIo;
-    static constexpr bool kByRows = true;
 
     using Base::Base;
 
@@ -80,7 +79,7 @@ struct ReadersRole : TokensRole<kConfig> {
         clear_fragment(N);
         clear_fragment(dC);
         barrier(shared.group_full).wait(0);
-        Base::start_over_states(CB, shared.C, shared.B);
+        start_row_products<kIo, kConfig.states>(CB, shared.C, shared.B);
         wait_for_product(CB);
 #pragma unroll 1
         for (int tile = 0; tile < work.tiles; ++tile) {
@@ -100,7 +99,7 @@ struct ReadersRole : TokensRole<kConfig> {
             barrier(shared.scores_full[at.index]).arrive();
             store_across(sums.across[warp], K);
             float read[32];
-            Base::start_over_states(read, shared.C, stage.states);
+            start_row_products<kIo, kConfig.states>(read, shared.C, stage.states);
             Operand dy;
             this->load_rows(dy, stage.dy);
             wait_for_product(read);

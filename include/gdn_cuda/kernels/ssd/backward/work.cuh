@@ -48,16 +48,6 @@ struct TokensRole : Lane {
 #pragma unroll
         for (int step = 0; step < 4; ++step) ldmatrix_x4(x[step], row_vector(row, 2 * step + lane / 16));
     }
-    // d = or += left right^T over all states, both K-major.
-    __device__ __forceinline__ static void start_over_states(float (&d)[32], const SwizzledTile* left,
-                                                             const SwizzledTile* right) {
-        const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);
-        cute::warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < kConfig.states / 16; ++step)
-            Product<kIo, 64, true>::run(d, left_operand + k_major_step(step), right_operand + k_major_step(step), step > 0);
-        cute::warpgroup_commit_batch();
-    }
     // d += left right, tokens x states.
     __device__ __forceinline__ static void start_into_states(float (&d)[kStateElements], const Operand& left,
                                                              const SwizzledTile* right) {

@@ -63,7 +63,7 @@ struct WritersRole : TokensRole<kConfig> {
             barrier(shared.stage_full[at.index]).wait(at.parity);
             barrier(shared.factors_full[at.index]).wait(at.parity);
             float dW[32];
-            Base::start_over_states(dW, shared.B, stage.gradients);
+            start_row_products<kIo, kConfig.states>(dW, shared.B, stage.gradients);
             Operand x, dy;
             this->load_rows(x, stage.x);
             this->load_rows(dy, stage.dy);

@@ -3,6 +3,7 @@
 
 #include <gdn_cuda/kernels/chunked/token_products.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
+#include <gdn_cuda/kernels/hopper/tile_products.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/inputs.cuh>
 
 namespace gdn_cuda::ssd {
@@ -147,7 +148,7 @@ struct ScoresRole : Lane {
                 clear_tail(chunk, current.index);
             if (work.outputs_at(step)) {
                 float products[32];
-                start_group_products(products, stage.C, stage.B);
+                start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
                 wait_for_product(products);
@@ -160,15 +161,6 @@ struct ScoresRole : Lane {
             barrier(shared.scores_full[slot.index]).arrive();
             if constexpr (!kConfig.has_inputs_role()) inputs.follow(step);
         }
-    }
-    __device__ __forceinline__ static void start_group_products(float (&products)[32], const SwizzledTile* C,
-                                                                const SwizzledTile* B) {
-        const auto left = tile_operand(C, 0), right = tile_operand(B, 0);
-        cute::warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < kConfig.states / 16; ++step)
-            Product<kConfig.io, 64, true>::run(products, left + k_major_step(step), right + k_major_step(step), step > 0);
-        cute::warpgroup_commit_batch();
     }
 };
 
