@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <utility>
 
 #include "context.hpp"
 #include "driver.hpp"
@@ -125,8 +126,10 @@ struct Packed {
     }
 };
 
-// Makes the call once more if this thread had no context yet.
+// A new thread has no context, and later somebody may take it away.
 CUresult in_context(const Driver& cuda, int ordinal, const auto& call) {
+    static thread_local bool is_first = true;
+    if (std::exchange(is_first, false) && !have_context(cuda)) use_primary_context(cuda, ordinal);
     const CUresult result = call();
     if (result != CUDA_ERROR_INVALID_CONTEXT) [[likely]]
         return result;
