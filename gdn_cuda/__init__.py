@@ -12,13 +12,14 @@ from . import runtime as _runtime
 
 _runtime.load_library()
 
-from . import conv, gdn, layers, nn, ops, reference, scan, structured  # noqa: E402, F401  (operators exist once the library is loaded)
+from . import conv, gdn, layers, nn, ops, reference, scan, ssd, structured  # noqa: E402, F401  (operators exist once the library is loaded)
 from .conv import *  # noqa: E402, F403
 from .gdn import *  # noqa: E402, F403
 from .layers import *  # noqa: E402, F403
 from .operators.explain import explain  # noqa: E402
 from .runtime import compile, init, no_compile, warmup  # noqa: E402
 from .scan import *  # noqa: E402, F403
+from .ssd import *  # noqa: E402, F403
 from .structured import *  # noqa: E402, F403
 from .submodules import on_access as _on_access  # noqa: E402
 
@@ -32,4 +33,5 @@ __all__ += conv.__all__
 __all__ += gdn.__all__
 __all__ += layers.__all__
 __all__ += scan.__all__
+__all__ += ssd.__all__
 __all__ += structured.__all__

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.operators.examples import call_operator
-from gdn_cuda.ssd.scan import ssd_scan
 
 Arguments = dict[str, Any]
 INF = torch.inf
@@ -143,7 +142,7 @@ def _ssd(x: Draws) -> Call:
     B, T, G, P, N = x.pick(1, 2), x.pick(1, 2, 70), x.pick(1, 2), x.pick(8, 64), x.pick(8, 64)
     H, rows, softplus = 2 * G, (B, T), x.pick(True, False)
     return Call(
-        ssd_scan,
+        gdn_cuda.ssd_scan,
         {
             "x": x.normal(*rows, H, P, dtype=torch.bfloat16),
             "dt": x.hostile(RAW_STEPS if softplus else STEPS, *rows, H),
@@ -156,6 +155,7 @@ def _ssd(x: Draws) -> Call:
             "initial_state": x.maybe(lambda: x.normal(B, H, P, N)),
             "dt_softplus": softplus,
             "dt_limit": (0.0, 10.0),
+            "return_last_state": True,
         },
         operands=torch.bfloat16,
     )

@@ -1,2 +1,5 @@
-"""Mamba-2's scan, with one decay for each head (SSD). Not public yet: what exists is `ssd/prefill` for Hopper without gradients
-(scan.py), and the mathematics in plain torch (reference.py)."""
+"""Mamba-2's scan (SSD), with one decay for each head: on Hopper by kernels of its own, elsewhere by selective_scan."""
+
+from .scan import ssd_scan, ssd_summary
+
+__all__ = ["ssd_scan", "ssd_summary"]

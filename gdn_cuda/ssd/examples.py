@@ -1,6 +1,103 @@
-"""Examples of Mamba-2's operators: scan.py declares them."""
+"""Examples of Mamba-2's operators."""
 
-from ..operators.examples import Case
-from . import scan  # noqa: F401
+from __future__ import annotations
 
-CASES: dict[str, Case] = {}
+import inspect
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators.examples import Arguments, Case, call_operator, example, random
+from .gradients import ssd_scan_backward_operator
+from .scan import ssd_scan, ssd_summary
+
+CASES: dict[str, Case] = {}  # they are declared beside their calls, below
+
+_OFFSETS = (0, 0, 65, 70)
+
+
+def _drawn(B: int, T: int, seed: int, heads: int = 3) -> Arguments:
+    def rows(*sizes: int, seed: int) -> Tensor:
+        return random(*sizes, seed=seed, dtype=torch.bfloat16)
+
+    return {
+        "x": rows(B, T, heads, 64, seed=seed),
+        "dt": rows(B, T, heads, seed=seed + 1),
+        "A": -random(heads, seed=seed + 2).exp(),
+        "B": rows(B, T, 1, 64, seed=seed + 3),
+        "C": rows(B, T, 1, 64, seed=seed + 4),
+        "dt_bias": random(heads, seed=seed + 5),
+        "dt_softplus": True,
+    }
+
+
+@example(ssd_scan)
+def _example(B: int, T: int, seed: int) -> Arguments:
+    x = _drawn(B, T, seed)
+    more = {"D": random(3, 64, seed=seed + 6), "z": random(B, T, 3, 64, seed=seed + 7, dtype=torch.bfloat16)}
+    return x | more | {"initial_state": random(B, 3, 64, 64, seed=seed + 8), "dt_limit": (0.0, 0.5), "return_last_state": True}
+
+
+@example(ssd_scan, "ssd_scan, packed", packed=True)
+def _example_packed(B: int, T: int, seed: int) -> Arguments:
+    states = {"initial_state": random(3, 3, 64, 64, seed=seed + 8), "has_initial_state": torch.tensor([True, False, True])}
+    return _drawn(1, 70, seed) | states | {"cu_seqlens": torch.tensor(_OFFSETS), "deterministic": True}
+
+
+@example(ssd_scan, "ssd_scan, numbered sequences")
+def _example_numbered(B: int, T: int, seed: int) -> Arguments:
+    numbers = torch.arange(T).div(7, rounding_mode="floor").int() + torch.arange(B)[:, None].int()
+    return _drawn(B, T, seed) | {"seq_idx": numbers, "initial_state": random(B, 3, 64, 64, seed=seed + 8)}
+
+
+@example(ssd_scan, "ssd_scan, states in bf16")
+def _example_last_state(B: int, T: int, seed: int) -> Arguments:
+    last = random(B, 3, 64, 64, seed=seed + 9, dtype=torch.bfloat16)
+    return _drawn(B, T, seed) | {"last_state": last, "return_last_state": True}
+
+
+@example(ssd_scan, "ssd_scan, pool", packed=True)
+def _example_pool(B: int, T: int, seed: int) -> Arguments:
+    pool = random(4, 3, 64, 64, seed=seed + 8, dtype=torch.bfloat16)
+    slots = {"initial_state": pool, "state_indices": torch.tensor([2, -1, 0]), "write_indices": torch.tensor([2, 3, 1])}
+    return _drawn(1, 70, seed) | slots | {"cu_seqlens": torch.tensor(_OFFSETS)}
+
+
+def _summarized(x: Arguments) -> Arguments:
+    return {name: y for name, y in x.items() if name in inspect.signature(ssd_summary).parameters}
+
+
+@example(ssd_summary)
+def _example_summary(B: int, T: int, seed: int) -> Arguments:
+    return _summarized(_example(B, T, seed))
+
+
+@example(ssd_summary, "ssd_summary, packed", packed=True)
+def _example_packed_summary(B: int, T: int, seed: int) -> Arguments:
+    return _summarized(_example_packed(B, T, seed))
+
+
+def _of_backward(x: Arguments) -> Arguments:
+    absent: dict[str, Any] = dict.fromkeys(ssd_scan_backward_operator.schema.arguments)
+    limits = {"dt_lowest": 0.0, "dt_highest": math.inf, "deterministic": False}
+    return {name: y for name, y in (absent | limits | x).items() if name in absent}
+
+
+@example(call_operator("ssd_scan_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    x = _drawn(B, T, seed) | {"D": random(3, seed=seed + 6), "initial_state": random(B, 3, 64, 64, seed=seed + 8)}
+    return _of_backward(
+        x
+        | {
+            "out_gradient": random(B, T, 3, 64, seed=seed + 9, dtype=torch.bfloat16),
+            "state_gradient": random(B, 3, 64, 64, seed=seed + 10),
+        }
+    )
+
+
+@example(call_operator("ssd_scan_backward"), "ssd_scan_backward, packed", packed=True)
+def _example_packed_backward(B: int, T: int, seed: int) -> Arguments:
+    x = _example_packed(B, T, seed)
+    return _of_backward(x | {"out_gradient": random(*x["x"].shape, seed=seed + 9, dtype=torch.bfloat16)})

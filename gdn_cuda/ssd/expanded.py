@@ -3,6 +3,7 @@ In fp32, with the gradients of selective_scan. After a reset 0 times infinity is
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -65,3 +66,68 @@ def expanded_scan(x: Any) -> tuple[Tensor, Tensor]:
         cu_seqlens=x.cu_seqlens,
     )
     return out.mT.unflatten(-1, (heads, channels)).to(x.x.dtype), last.reshape(sequences_of(x), heads, channels, states)
+
+
+def expanded_into(x: Any) -> None:
+    """Writes the results to x.out and x.last_state."""
+    out, last = expanded_scan(x)
+    x.out.copy_(out)
+    if x.last_state is not None:
+        x.last_state.copy_(last)
+
+
+def expanded_pool(x: Any) -> None:
+    """With a pool of states, x.initial_state, and no value of x.state_indices read by the host."""
+    pool, slots = x.initial_state, x.state_indices.long()
+    count = pool.shape[0]
+    if count == 0 or slots.numel() == 0:
+        x.out.copy_(_of_no_slot(x, slots))
+        return
+    computed = (slots >= 0) & (slots < count)
+    initial = torch.where(computed[:, None, None, None], pool[torch.where(computed, slots, 0)], 0)
+    given = {"seq_idx": None, "initial_state": initial}
+    out, last = expanded_scan(SimpleNamespace(**vars(x) | given))
+    fills = _of_no_slot(x, slots)
+    x.out.copy_(torch.where(fills == 1, out, fills))
+    if not x.update_state:
+        return
+    to = slots if x.write_indices is None else x.write_indices.long()
+    written = computed & (to >= 0) & (to < count)
+    # A sequence that writes nothing writes what another one does, or if none does, slot 0 as it is.
+    like = written.int().argmax()
+    any_written, last = written[like], last.to(pool.dtype)
+    to = torch.where(written, to, torch.where(any_written, to[like], 0))
+    pool.index_copy_(0, to, torch.where(written[:, None, None, None], last, torch.where(any_written, last[like], pool[0])))
+
+
+def _of_no_slot(x: Any, slots: Tensor) -> Tensor:
+    """For every token, 1 if its sequence is computed, else its output: 0 without a slot, NaN with one past the pool."""
+    kept = torch.where(slots < 0, 0.0, torch.where(slots < x.initial_state.shape[0], 1.0, torch.nan)).to(x.x.dtype)
+    if x.cu_seqlens is None:
+        return kept[:, None, None, None]
+    tokens = torch.arange(x.x.shape[1], device=x.x.device)
+    sequence = torch.searchsorted(x.cu_seqlens.to(tokens.dtype), tokens, right=True) - 1
+    inside = (sequence >= 0) & (sequence < slots.shape[0])
+    of_token = kept[sequence.clamp(0, max(slots.shape[0] - 1, 0))] if slots.numel() else kept.new_zeros(tokens.shape)
+    return torch.where(inside, of_token, 0)[None, :, None, None]
+
+
+def expanded_summary(x: Any) -> tuple[Tensor, Tensor]:
+    """The states after sequences, and the decays over them."""
+    _, last = expanded_scan(SimpleNamespace(**vars(x), C=x.B, D=None, z=None, seq_idx=None, has_initial_state=None))
+    raw, bias = _wide(x, "dt"), _wide(x, "dt_bias")
+    assert raw is not None
+    # What is clamped is 0 as a decay, and sums up to it keep their precision.
+    logs = (Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))(raw, bias).double() * x.A.double()).clamp(min=-800)
+    if x.cu_seqlens is None:
+        return last, logs.sum(1).exp().to(last.dtype)
+    tokens, offsets = logs.shape[1], x.cu_seqlens.long()
+    start, end = offsets[:-1].clamp(0, tokens), offsets[1:].clamp(0, tokens)
+
+    def in_sequences(y: Tensor) -> Tensor:
+        sums = torch.nn.functional.pad(y[0].cumsum(0), (0, 0, 1, 0))
+        return sums[end] - sums[start]
+
+    invalid = logs.isnan()  # NaN in one sequence would be in the sums of those after it
+    decays = in_sequences(torch.where(invalid, 0, logs)).exp()
+    return last, torch.where(in_sequences(invalid.long()) > 0, torch.nan, decays).to(last.dtype)

@@ -65,7 +65,20 @@ ssd_scan_backward_operator: Differentiable = first_order(
 
 def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor) -> Arguments:
     """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state."""
-    same = ("x", "dt", "A", "B", "C", "dt_bias", "cu_seqlens", "seq_idx", "dt_softplus", "dt_lowest", "dt_highest")
+    same = (
+        "x",
+        "dt",
+        "A",
+        "B",
+        "C",
+        "dt_bias",
+        "cu_seqlens",
+        "seq_idx",
+        "dt_softplus",
+        "dt_lowest",
+        "dt_highest",
+        "deterministic",
+    )
     given: Arguments = {name: getattr(x, name) for name in same}
     found: Arguments = {}
     initial, slope, wide = x.initial_state, out_gradient, state_dtype(x.x)
@@ -113,7 +126,7 @@ def ssd_scan_backward(
     """The gradients of x, dt, B and C, those of A, dt_bias and D in parts for each chunk, (3, chunks, H), and the initial
     state's. given: D (H,), dt_bias, initial_state, cu_seqlens, seq_idx, state_gradient and dt_softplus."""
     optional = ("D", "dt_bias", "initial_state", "cu_seqlens", "seq_idx", "state_gradient")
-    every: Arguments = dict.fromkeys(optional) | {"dt_softplus": False}
+    every: Arguments = dict.fromkeys(optional) | {"dt_softplus": False, "deterministic": False}
     every |= {"x": x, "dt": dt, "A": A, "B": B, "C": C, "out_gradient": out_gradient}
     every |= given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
     found: tuple[Tensor, ...] = ssd_scan_backward_operator(

@@ -26,7 +26,7 @@ def _prefill() -> None:
                 ssd_scan(**x, C=C, D=rates, z=rows(heads, 64), initial_state=start[:1], dt_softplus=True)
                 ssd_summary(**x, initial_state=start[:1], dt_softplus=True)
                 for slot in (1, -1, 2):
-                    ssd_scan(**x, C=C, state=start, state_indices=torch.tensor([slot], device="cuda"), dt_softplus=True)
+                    ssd_scan(**x, C=C, initial_state=start, state_indices=torch.tensor([slot], device="cuda"), dt_softplus=True)
                 for offsets in ([0, 1, 1, tokens], [0, tokens, 0, tokens], [900, 20, -5, 3]):
                     ssd_scan(**x, C=C, cu_seqlens=torch.tensor(offsets, device="cuda"), dt_softplus=True)
 

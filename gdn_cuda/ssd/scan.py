@@ -1,9 +1,9 @@
-"""torch.ops.gdn_cuda.ssd_scan with its gradients, ssd_scan_pool and ssd_summary: Mamba-2's scan as kernels take it; what none
-takes goes by selective_scan. Not public yet: without checkpoints, and pools on a GPU for Hopper alone, in bf16 and fp16."""
+"""Mamba-2's scan: ssd_scan and ssd_summary, and their operators."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,21 +11,27 @@ import torch
 from torch import Tensor
 
 from ..operators import Differentiable
-from ..operators.autograd import needs_gradients
-from ..operators.dtypes import state_dtype
-from ..operators.examples import Arguments, call_operator, example, random
+from ..operators.autograd import needs_gradients, with_autograd
+from ..operators.calls import typical_call
+from ..operators.dtypes import state_dtype as widest_of
 from ..operators.first_order import first_order
-from ..operators.registration import register
-from .expanded import expanded_scan
-from .gradients import derivative, refuse_vmap, ssd_scan_backward_operator
+from ..operators.registration import check, register
+from ..operators.schema import Schema, refuse
+from .expanded import expanded_into, expanded_pool, expanded_scan, expanded_summary
+from .gradients import derivative, refuse_vmap
 from .reference import Scan, Steps, scan_spans
 from .spans import sequences_of, spans_of
+
+_NAME = "ssd_scan"
+
+
+# ---- The operators, and what they do on CPU tensors
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor]:
     *_, heads, channels = x.x.shape
     sizes = (sequences_of(x), heads, channels, x.B.shape[-1])
-    return x.x.new_empty(x.x.shape), x.x.new_empty(sizes, dtype=state_dtype(x.x))
+    return x.x.new_empty(x.x.shape), x.x.new_empty(sizes, dtype=widest_of(x.x))
 
 
 def _scanned(x: Any, initial: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -38,28 +44,35 @@ def _scanned(x: Any, initial: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _forward(x: Any) -> tuple[Tensor, Tensor]:
     out, last = _scanned(x, x.initial_state)
-    return out, last.to(state_dtype(x.x))
+    return out, last.to(widest_of(x.x))
 
 
-def _with_pool(x: Any) -> Tensor:
+def _into(x: Any) -> None:
+    out, last = _scanned(x, x.initial_state)
+    x.out.copy_(out)
+    if x.last_state is not None:
+        x.last_state.copy_(last)
+
+
+def _with_pool(x: Any) -> None:
     """A sequence with a negative slot is not computed, and its output is 0; with one past the pool, NaN."""
-    slots, count = x.state_indices.long(), x.state.shape[0]
+    slots, count = x.state_indices.long(), x.initial_state.shape[0]
     computed = (slots >= 0) & (slots < count)
-    out, last = _scanned(x, x.state[torch.where(computed, slots, 0)] if count else None)
+    out, last = _scanned(x, x.initial_state[torch.where(computed, slots, 0)] if count else None)
     for slot, span in zip(slots.tolist(), spans_of(x), strict=True):
         if not 0 <= slot < count:
             out[span.row, span.first : span.end] = 0 if slot < 0 else torch.nan
+    x.out.copy_(out)
     if x.update_state:
         to = slots if x.write_indices is None else x.write_indices.long()
         written = computed & (to >= 0) & (to < count)
-        x.state[to[written]] = last[written].to(x.state.dtype)
-    return out
+        x.initial_state[to[written]] = last[written].to(x.initial_state.dtype)
 
 
 def _summary_shapes(x: Any) -> tuple[Tensor, Tensor]:
     *_, heads, channels = x.x.shape
     sizes = (sequences_of(x), heads)
-    made = [x.x.new_empty(each, dtype=state_dtype(x.x)) for each in ((*sizes, channels, x.B.shape[-1]), sizes)]
+    made = [x.x.new_empty(each, dtype=widest_of(x.x)) for each in ((*sizes, channels, x.B.shape[-1]), sizes)]
     return made[0], made[1]
 
 
@@ -69,131 +82,272 @@ def _summary(x: Any) -> tuple[Tensor, Tensor]:
     steps = Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest))(x.dt.double(), x.dt_bias) * x.A.double()
     decays = [steps[span.row, span.first : span.end].sum(0).exp() for span in spans_of(x)]
     decay = torch.stack(decays) if decays else steps.new_empty(0, x.x.shape[2])
-    return last.to(state_dtype(x.x)), decay.to(state_dtype(x.x))
+    return last.to(widest_of(x.x)), decay.to(widest_of(x.x))
 
 
 ssd_scan_operator: Differentiable = first_order(
-    "ssd_scan", "ssd_scan", shapes=_shapes, cpu=_forward, backward=derivative, batched=refuse_vmap
+    _NAME, _NAME, shapes=_shapes, cpu=_forward, backward=derivative, batched=refuse_vmap
 )
-_summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary)
-_pool_schema = register("ssd_scan_pool", shapes=lambda x: x.x.new_empty(x.x.shape), cpu=_with_pool)
-
-_OPTIONAL: Arguments = dict.fromkeys(("D", "z", "dt_bias", "initial_state", "cu_seqlens", "seq_idx", "has_initial_state"))
-_POOL: Arguments = {"write_indices": None, "update_state": True}
-_STEPS: Arguments = {"dt_softplus": False, "dt_lowest": 0.0, "dt_highest": math.inf}
+_into_schema = register("ssd_scan_into", cpu=_into, function=_NAME, differentiable="gdn_cuda.ssd_scan without `out`")
+_pool_schema = register("ssd_scan_pool", cpu=_with_pool, function=_NAME, differentiable="gdn_cuda.ssd_scan without slots")
+_summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary, differentiable="gdn_cuda.ssd_scan")
 
 
-def _has_kernel(*tensors: Tensor | None) -> bool:
-    """Whether ssd/prefill runs, and ssd/backward where gradients are needed; on a CPU the reference does."""
-    x, _, _, B = (y for y in tensors[:4] if y is not None)
+# ---- The functions
+
+
+def _has_kernel(x: Tensor, B: Tensor, most_states: int) -> bool:
+    """Whether ssd/prefill runs; on a CPU the reference does."""
     if not x.is_cuda:
         return True
-    most = 128 if needs_gradients(*tensors) else 256
-    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= most
+    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= most_states
     return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
+def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
+    if x.state_indices is None:
+        if x.write_indices is not None:
+            refuse(_NAME, "write_indices", "None without state_indices", "a tensor")
+        if not x.update_state:
+            refuse(_NAME, "update_state", "True without state_indices", x.update_state)
+    else:
+        if x.initial_state is None:
+            refuse(_NAME, "initial_state", "a pool (slots, H, P, N) with state_indices", "None")
+        for name in ("seq_idx", "last_state"):
+            if getattr(x, name) is not None:
+                refuse(_NAME, name, "None with state_indices", "a tensor")
+        if x.state_dtype not in (None, x.initial_state.dtype):
+            refuse(_NAME, "state_dtype", f"None or the pool's {x.initial_state.dtype} with state_indices", x.state_dtype)
+    if x.last_state is not None and x.state_dtype is not None:
+        refuse(_NAME, "state_dtype", "None with last_state, whose dtype counts", x.state_dtype)
+    if x.state_dtype not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        refuse(_NAME, "state_dtype", "torch.float32, bfloat16, float16 or None, or float64 with a float64 x", x.state_dtype)
+    for name in ("out", "last_state", "state_indices"):
+        if with_gradients and getattr(x, name) is not None:
+            refuse(_NAME, name, "None where an input requires a gradient", "a tensor")
+
+
+def _unpacked(x: Any) -> bool:
+    """Gives packed tensors (T, …) a batch dimension. Whether they had none."""
+    if not (isinstance(x.x, Tensor) and x.x.dim() == 3 and x.cu_seqlens is not None):
+        return False
+    for name in ("x", "dt", "B", "C", "z", "out"):
+        given = getattr(x, name, None)
+        if isinstance(given, Tensor):
+            setattr(x, name, given.unsqueeze(0))
+    return True
+
+
+def _call(schema: Schema, expanded: Callable[[Any], Any], x: Any) -> Any:
+    """Without gradients, by ssd/prefill or on expanded tensors."""
+    arguments = tuple(getattr(x, name) for name in schema.arguments)
+    schema.check_tensors(arguments)
+    if _has_kernel(x.x, x.B, most_states=256):
+        return with_autograd(schema, arguments)
+    schema.check_types(arguments)
+    schema.check_devices(arguments)
+    check(schema.name, arguments)
+    with torch.no_grad():
+        return expanded(x)
+
+
 def ssd_scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, dt_limit: tuple[float, float] = (0.0, math.inf), **given: Any
-) -> tuple[Tensor, Tensor]:
-    """(out, last state). given: D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state and dt_softplus; or state,
-    state_indices, write_indices and update_state in place of initial_state and seq_idx: the pool is returned, its slots
-    written."""
-    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C}
-    every = _OPTIONAL | _STEPS | _POOL | tensors | given | {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
-    if "state" in given:
-        pooled: Tensor = _pool_schema.overload(*(every[name] for name in _pool_schema.arguments))
-        return pooled, given["state"]
-    names = ssd_scan_operator.schema.arguments
-    if not _has_kernel(x, dt, A, B, C, *(every[name] for name in ("D", "z", "dt_bias", "initial_state"))):
-        return expanded_scan(SimpleNamespace(**{name: every[name] for name in names}))
-    out, last = ssd_scan_operator(*(every[name] for name in names))
-    return out, last
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    seq_idx: Tensor | None = None,
+    return_last_state: bool = False,
+    state_dtype: torch.dtype | None = None,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    update_state: bool = True,
+    last_state: Tensor | None = None,
+    deterministic: bool = False,
+    out: Tensor | None = None,
+) -> Any:
+    """Mamba-2's scan (SSD), with gradients: one decay for each head and token. Returns out, or (out, last state).
+
+    Formula:
+        δ_t = clamp(softplus(dt_t + dt_bias), dt_limit)
+        S ← exp(δ_t A) S + δ_t x_t B_tᵀ        y_t = S C_t + D ⊙ x_t        out_t = y_t · silu(z_t)
+
+    Shapes:
+        x, z, out: (B, T, H, P), or packed (T, H, P) or (1, T, H, P) with cu_seqlens; bf16, fp16 or fp32
+        dt: (B, T, H), any float dtype
+        A, dt_bias: (H,); fp32, bf16 or fp16. A is negative in a layer that forgets
+        B, C: (B, T, G, N), the dtype of x; head h reads group h // (H/G)
+        D: (H,) or (H, P); fp32, bf16 or fp16
+        initial_state, last_state: (B, H, P, N), or (sequences, H, P, N) with cu_seqlens; fp32, bf16 or fp16, a head's
+          contiguous. With `state_indices` a pool (slots, H, P, N), which is updated in place and returned as the last state
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences
+        seq_idx: (B, T), int32: the number of each token's sequence
+        state_indices: (sequences,), int32 or int64: the slots to read and write; negative: a sequence that is not computed
+        write_indices: (sequences,), int32 or int64: the slots to write, if they differ from state_indices
+        has_initial_state: (sequences,), bool: sequences without one start from zeros
+
+    Parameters:
+        dt_softplus: whether δ is the softplus of dt + dt_bias, which is the identity above 20
+        dt_limit: lower and upper bound of δ
+        return_last_state: whether (out, last state) is returned, and not out alone
+        state_dtype: of the last state, by default fp32
+        update_state: False, with state_indices: the pool is only read
+        deterministic: a sequence has the same bits alone and in any batch; slower where heads are few
+
+    Every tensor may be a view whose last dimension is contiguous, such as slices of one projection. CPU tensors may also be
+    fp64.
+
+    Kernels of its own on Hopper take x in bf16 or fp16 with multiples of 8 channels and states, and up to 256 states, 128 for
+    gradients. Other calls are computed by `selective_scan` on expanded tensors, in fp32, which is slower.
+
+    Edge cases:
+        The last state of a sequence without tokens is its initial state, or zeros. Tokens of no sequence have the output 0.
+        δA below −104 is an exact reset: nothing of the state remains, neither infinities nor NaN.
+        seq_idx zeroes the state where it changes. The initial state belongs to sequence 0: a row that begins with another
+          number has none. The last state is that of the row's last sequence.
+        Gradients pass through dt_limit at the bounds, and are 0 outside.
+        A slot past the pool: the sequence's output is NaN. `out`, `last_state` and pools are for calls without gradients.
+        Gradients of gradients, forward mode and torch.vmap raise RuntimeError.
+
+    Example:
+        >>> ones = torch.ones(1, 3, 1, 8)
+        >>> gdn_cuda.ssd_scan(ones, ones[..., 0], -torch.ones(1), ones, ones)[..., 0].flatten()
+        tensor([ 8.0000, 10.9430, 12.0257])
+    """
+    call = SimpleNamespace(
+        x=x,
+        dt=dt,
+        A=A,
+        B=B,
+        C=C,
+        D=D,
+        z=z,
+        dt_bias=dt_bias,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        dt_softplus=dt_softplus,
+        dt_lowest=float(dt_limit[0]),
+        dt_highest=float(dt_limit[1]),
+        seq_idx=seq_idx,
+        state_dtype=state_dtype,
+        state_indices=state_indices,
+        has_initial_state=has_initial_state,
+        write_indices=write_indices,
+        update_state=update_state,
+        last_state=last_state,
+        deterministic=deterministic,
+        out=out,
+    )
+    with_gradients = needs_gradients(x, dt, A, B, C, D, z, dt_bias, initial_state)
+    _refuse_contradictions(call, with_gradients)
+    squeezed = _unpacked(call)
+    if state_indices is None and out is None and last_state is None and (with_gradients or state_dtype is None):
+        found, last = _new_results(call, with_gradients)
+        last = last if state_dtype is None else last.to(state_dtype)
+    else:
+        found, last = _written_results(call)
+    found = out if out is not None else found.squeeze(0) if squeezed else found
+    return (found, last) if return_last_state else found
+
+
+def _new_results(x: Any, with_gradients: bool) -> tuple[Tensor, Tensor]:
+    schema = ssd_scan_operator.schema
+    arguments = tuple(getattr(x, name) for name in schema.arguments)
+    schema.check_tensors(arguments)
+    if _has_kernel(x.x, x.B, 128 if with_gradients else 256):
+        out, last = ssd_scan_operator(*arguments)
+        return out, last
+    schema.check_types(arguments)
+    schema.check_devices(arguments)
+    check(schema.name, arguments)
+    return expanded_scan(x)
+
+
+def _written_results(x: Any) -> tuple[Tensor, Tensor]:
+    if x.out is None:
+        x.out = torch.empty_like(x.x, memory_format=torch.contiguous_format)
+    if x.state_indices is not None:
+        _call(_pool_schema, expanded_pool, x)
+        return x.out, x.initial_state
+    if x.last_state is None:
+        sizes = (sequences_of(x), *x.x.shape[2:], x.B.shape[-1])
+        x.last_state = x.x.new_empty(sizes, dtype=x.state_dtype or widest_of(x.x))
+    _call(_into_schema, expanded_into, x)
+    return x.out, x.last_state
 
 
 def ssd_summary(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, *, dt_limit: tuple[float, float] = (0.0, math.inf), **given: Any
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[Tensor, Tensor]:
-    """The states after sequences, (sequences, H, P, N), and the decays over them, (sequences, H). given: dt_bias,
-    initial_state, cu_seqlens and dt_softplus."""
-    limits = {"dt_lowest": dt_limit[0], "dt_highest": dt_limit[1]}
-    every = _OPTIONAL | _STEPS | {"x": x, "dt": dt, "A": A, "B": B} | given | limits
-    last, decay = _summary_schema.overload(*(every[name] for name in _summary_schema.arguments))
+    """What a part of a sequence does to the state of `ssd_scan`: (state after it, decay over it). No gradients.
+
+    Formula:
+        state = the last state of `ssd_scan`        decay = exp(Σ_t δ_t A)
+        From another state S before the part, the state after it is decay · S more.
+
+    Shapes:
+        x, dt, A, B, dt_bias, initial_state, cu_seqlens: as in `ssd_scan`
+        state: (B or sequences, H, P, N), fp32
+        decay: (B or sequences, H), fp32
+
+    Parameters:
+        dt_softplus, dt_limit: as in `ssd_scan`
+
+    For a sequence in parts, on several GPUs or in several calls: each part's summary from zeros, then the states before them in
+    order.
+
+    Edge cases:
+        Without tokens the state is the initial state, or zeros, and the decay 1.
+
+    Example:
+        >>> ones = torch.ones(1, 2, 1, 8)
+        >>> state, decay = gdn_cuda.ssd_summary(ones, ones[..., 0], -torch.ones(1), ones)
+        >>> state[0, 0, 0, 0], decay
+        (tensor(1.3679), tensor([[0.1353]]))
+    """
+    call = SimpleNamespace(
+        x=x,
+        dt=dt,
+        A=A,
+        B=B,
+        dt_bias=dt_bias,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        dt_softplus=dt_softplus,
+        dt_lowest=float(dt_limit[0]),
+        dt_highest=float(dt_limit[1]),
+    )
+    _unpacked(call)
+    last, decay = _call(_summary_schema, expanded_summary, call)
     return last, decay
 
 
-# ---- Examples
-
-
-def _drawn(B: int, T: int, seed: int, heads: int = 3) -> Arguments:
-    def rows(*sizes: int, seed: int) -> Tensor:
-        return random(*sizes, seed=seed, dtype=torch.bfloat16)
-
-    tensors = {
-        "x": rows(B, T, heads, 64, seed=seed),
-        "dt": rows(B, T, heads, seed=seed + 1),
-        "A": -random(heads, seed=seed + 2).exp(),
-        "B": rows(B, T, 1, 64, seed=seed + 3),
-        "C": rows(B, T, 1, 64, seed=seed + 4),
-        "dt_bias": random(heads, seed=seed + 5),
-    }
-    return _OPTIONAL | _STEPS | tensors | {"dt_softplus": True}
-
-
-@example(call_operator("ssd_scan"))
-def _example(B: int, T: int, seed: int) -> Arguments:
-    x = _drawn(B, T, seed)
-    more = {"D": random(3, 64, seed=seed + 6), "z": random(B, T, 3, 64, seed=seed + 7, dtype=torch.bfloat16)}
-    return x | more | {"initial_state": random(B, 3, 64, 64, seed=seed + 8), "dt_highest": 0.5}
-
-
-@example(call_operator("ssd_scan"), "ssd_scan_packed", packed=True)
-def _example_packed(B: int, T: int, seed: int) -> Arguments:
-    x = _drawn(1, 70, seed)
-    return x | {"cu_seqlens": torch.tensor([0, 0, 65, 70]), "initial_state": random(3, 3, 64, 64, seed=seed + 8)}
-
-
-@example(call_operator("ssd_scan"), "ssd_scan_of_numbered_sequences")
-def _example_numbered(B: int, T: int, seed: int) -> Arguments:
-    numbers = torch.arange(T).div(7, rounding_mode="floor").int() + torch.arange(B)[:, None].int()
-    return _drawn(B, T, seed) | {"seq_idx": numbers, "initial_state": random(B, 3, 64, 64, seed=seed + 8)}
-
-
-@example(call_operator("ssd_scan_pool"), "ssd_scan_pool", packed=True)
-def _example_pool(B: int, T: int, seed: int) -> Arguments:
-    x = _drawn(1, 70, seed) | _POOL
-    del x["initial_state"], x["seq_idx"]
-    pool = random(4, 3, 64, 64, seed=seed + 8, dtype=torch.bfloat16)
-    slots = {"state": pool, "state_indices": torch.tensor([2, -1, 0]), "has_initial_state": torch.tensor([True, True, False])}
-    return x | slots | {"cu_seqlens": torch.tensor([0, 0, 65, 70])}
-
-
-def _summarized(x: Arguments) -> Arguments:
-    return {name: x[name] for name in _summary_schema.arguments}
-
-
-@example(call_operator("ssd_summary"))
-def _example_summary(B: int, T: int, seed: int) -> Arguments:
-    return _summarized(_example(B, T, seed))
-
-
-@example(call_operator("ssd_summary"), "ssd_summary_packed", packed=True)
-def _example_packed_summary(B: int, T: int, seed: int) -> Arguments:
-    return _summarized(_example_packed(B, T, seed))
-
-
-@example(call_operator("ssd_scan_backward"))
-def _example_backward(B: int, T: int, seed: int) -> Arguments:
-    x = _drawn(B, T, seed) | {"D": random(3, seed=seed + 6), "initial_state": random(B, 3, 64, 64, seed=seed + 8)}
-    x |= {
-        "out_gradient": random(B, T, 3, 64, seed=seed + 9, dtype=torch.bfloat16),
-        "state_gradient": random(B, 3, 64, 64, seed=seed + 10),
-    }
-    return {name: x[name] for name in ssd_scan_backward_operator.schema.arguments}
-
-
-@example(call_operator("ssd_scan_backward"), "ssd_scan_backward_packed", packed=True)
-def _example_packed_backward(B: int, T: int, seed: int) -> Arguments:
-    x = _example_packed(B, T, seed) | {"state_gradient": None, "D": None}
-    x["out_gradient"] = random(*x["x"].shape, seed=seed + 9, dtype=torch.bfloat16)
-    return {name: x[name] for name in ssd_scan_backward_operator.schema.arguments}
+typical_call(
+    ssd_scan,
+    {"B": 1, "T": 8192, "H": 128, "P": 64, "G": 8, "N": 128},
+    "x: B T H P; dt: B T H; A, dt_bias, D: H f32; B, C: B T G N; dt_softplus = True",
+)
+typical_call(
+    ssd_summary,
+    {"B": 1, "T": 8192, "H": 128, "P": 64, "G": 8, "N": 128},
+    "x: B T H P; dt: B T H; A, dt_bias: H f32; B: B T G N; dt_softplus = True",
+)

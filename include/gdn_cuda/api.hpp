@@ -11,6 +11,7 @@
 #include <gdn_cuda/gdn.hpp>
 #include <gdn_cuda/layers.hpp>
 #include <gdn_cuda/scan.hpp>
+#include <gdn_cuda/ssd.hpp>
 #include <gdn_cuda/structured.hpp>
 #include <string>
 

@@ -12,9 +12,9 @@ from devices import Device
 from helpers import rel_rms
 from torch import Tensor
 
+from gdn_cuda import ssd_scan, ssd_summary
 from gdn_cuda.ssd.gradients import ssd_scan_backward
 from gdn_cuda.ssd.reference import Scan, Steps, recurrent
-from gdn_cuda.ssd.scan import ssd_scan, ssd_summary
 
 BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
@@ -62,6 +62,11 @@ def drawn(
     }
 
 
+def scanned(**x: Any) -> tuple[Tensor, Tensor]:
+    out, last = ssd_scan(**x, return_last_state=True)
+    return out, last
+
+
 def expected(x: dict[str, Any], limit: tuple[float, float] = (0.0, math.inf)) -> tuple[Tensor, Tensor]:
     wide = {name: y.double() if isinstance(y, Tensor) and y.is_floating_point() else y for name, y in x.items()}
     steps, cu_seqlens = Steps(wide.pop("dt_softplus"), limit), wide.pop("cu_seqlens")
@@ -79,7 +84,7 @@ def expected(x: dict[str, Any], limit: tuple[float, float] = (0.0, math.inf)) ->
 
 def check(device: Device, x: dict[str, Any], **more: Any) -> None:
     with device.only(*KERNELS), torch.no_grad():
-        out, last = ssd_scan(**x, **more)
+        out, last = scanned(**x, **more)
     wanted, state = expected(x, more.get("dt_limit", (0.0, math.inf)))
     dtype = x["x"].dtype
     assert out.dtype == dtype and last.dtype == torch.float32
@@ -142,7 +147,7 @@ def test_sequences_of_rows(tokens: int, decay: float, device: Device, seed: int)
             numbers[row, first:end] = n + (row == 2)
     x["x"][2, 0] = torch.inf
     with device.only(*KERNELS), torch.no_grad():
-        out, last = ssd_scan(**x, seq_idx=numbers.to(device.name))
+        out, last = scanned(**x, seq_idx=numbers.to(device.name))
     for row, offsets in enumerate(ends):
         for n, (first, end) in enumerate(pairwise(offsets)):
             part = {name: y if y is None else y[row : row + 1, first:end] for name, y in x.items() if name in TOKENS}
@@ -203,13 +208,13 @@ def check_pool(
     if begin is not None:
         first = torch.where(torch.tensor(begin, device=device.name)[:, None, None, None], first, 0)
     wanted, last = expected(x | {"initial_state": first})
-    own = {name: y for name, y in x.items() if name != "initial_state"} | {"state": pool, "state_indices": indices}
+    own = x | {"initial_state": pool, "state_indices": indices}
     if begin is not None:
         own["has_initial_state"] = torch.tensor(begin, device=device.name)
     if write is not None:
         own["write_indices"] = torch.tensor(write, device=device.name).int()
     with device.only(*KERNELS), torch.no_grad():
-        out, _ = ssd_scan(**own)
+        out, _ = scanned(**own)
     states, rows = before.double(), out.double()
     for n, (slot, to) in enumerate(zip(slots, write or slots, strict=True)):
         a, b = (0, x["x"].shape[1]) if x["cu_seqlens"] is None else x["cu_seqlens"][n : n + 2].tolist()
@@ -244,7 +249,7 @@ def test_a_pool_that_is_only_read(device: Device, seed: int) -> None:
     pool = x.pop("initial_state")
     before = pool.clone()
     with device.only(*KERNELS), torch.no_grad():
-        out, _ = ssd_scan(**x, state=pool, state_indices=torch.tensor([1, 0], device=device.name), update_state=False)
+        out, _ = scanned(**x, initial_state=pool, state_indices=torch.tensor([1, 0], device=device.name), update_state=False)
     assert torch.equal(pool, before)
     assert rel_rms(out, expected(x | {"initial_state": before.flip(0)})[0]) < OUT[BF16]
 
@@ -272,7 +277,7 @@ def test_a_reset_in_an_earlier_segment(device: Device, seed: int) -> None:
     x["initial_state"][:, 1] = torch.inf
     x["dt"][:, 100] = 1e9
     with device.kernels():
-        out, last = ssd_scan(**x)
+        out, last = scanned(**x)
     assert torch.isfinite(last).all() and torch.isfinite(out[:, 100:]).all()
 
 
@@ -282,8 +287,8 @@ def test_the_next_sequence_is_not_read(device: Device, seed: int) -> None:
     for name in ("x", "dt", "B", "C"):
         hurt[name][:, 70:] = torch.nan
     with device.kernels():
-        out, last = ssd_scan(**x)
-        found, state = ssd_scan(**hurt)
+        out, last = scanned(**x)
+        found, state = scanned(**hurt)
     assert torch.equal(found[:, :70], out[:, :70]) and torch.equal(state[0], last[0])
 
 
@@ -294,7 +299,7 @@ def test_a_reset_stops_what_is_not_finite(at: int, device: Device, seed: int) ->
     x["initial_state"][:, 1] = torch.inf
     x["dt"][:, at] = 1e4
     with device.kernels():
-        out, last = ssd_scan(**x)
+        out, last = scanned(**x)
     assert torch.isfinite(last).all() and torch.isfinite(out[:, at:]).all() and torch.isfinite(out[:, :, 0]).all()
 
 
@@ -307,15 +312,15 @@ def test_views_of_one_projection(H: int, device: Device, seed: int) -> None:
     parts = rows.split([x[name][0, 0].numel() for name in names], -1)
     views = {name: part.view(x[name].shape) for name, part in zip(names, parts, strict=True)}
     with device.kernels():
-        out, last = ssd_scan(**x)
-        found, state = ssd_scan(**x | views)
+        out, last = scanned(**x)
+        found, state = scanned(**x | views)
     assert torch.equal(found, out) and torch.equal(state, last)
 
 
 def test_two_runs_have_the_same_bits(device: Device, seed: int) -> None:
     x = drawn(device, seed, T=device.size(130, 4000), z=True)
     with device.kernels():
-        one, other = ssd_scan(**x), ssd_scan(**x)
+        one, other = scanned(**x), scanned(**x)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -391,7 +396,7 @@ def test_autograd(device: Device, D: int, z: bool) -> None:
     x = drawn(device, 6, T=100, H=2, G=1, D=D, z=z, B=2)
     used = torch.tensor([True, False], device=device.name)
     leaves = {name: y.requires_grad_() for name, y in x.items() if isinstance(y, Tensor)}
-    out, last = ssd_scan(**x, has_initial_state=used)
+    out, last = scanned(**x, has_initial_state=used)
     torch.manual_seed(6)
     weights = torch.randn_like(out), torch.randn_like(last)
     found = torch.autograd.grad((out, last), list(leaves.values()), weights)
@@ -437,7 +442,7 @@ def test_an_infinite_rate_at_a_tail(device: Device) -> None:
     x = drawn(device, 12, T=70, H=2, G=1)
     x["A"] = torch.full_like(x["A"], -math.inf)
     with device.only(*KERNELS), torch.no_grad():
-        out, last = ssd_scan(**x)
+        out, last = scanned(**x)
     wanted = expected(x)
     assert rel_rms(out.double(), wanted[0]) < OUT[BF16] and rel_rms(last.double(), wanted[1]) < STATE[BF16]
 
@@ -454,4 +459,4 @@ def test_states_at_odd_elements_are_refused(device: Device) -> None:
     state = x["initial_state"]
     x["initial_state"] = torch.empty(state.numel() + 1, device=device.name)[1:].view_as(state)
     with pytest.raises(ValueError, match="initial_state: expected heads that begin at an even element"):
-        ssd_scan(**x)
+        scanned(**x)

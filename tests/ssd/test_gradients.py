@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdn_cuda.ssd.scan import ssd_scan
+import gdn_cuda
 
 
 def _normal(*sizes: int) -> Tensor:
@@ -38,6 +38,6 @@ def test_gradcheck(divided: str, z: bool, D: int) -> None:
     rest |= {"seq_idx": torch.tensor([0] * 20 + [1] * 50).int().repeat(batch, 1)} if divided == "numbered" else {}
 
     def call(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return ssd_scan(**dict(zip(x, tensors, strict=True)), **rest, dt_limit=(0.1, 2.0))
+        return gdn_cuda.ssd_scan(**dict(zip(x, tensors, strict=True)), **rest, dt_limit=(0.1, 2.0), return_last_state=True)
 
     assert torch.autograd.gradcheck(call, [y.requires_grad_() for y in x.values()], fast_mode=True, atol=1e-6)

@@ -22,17 +22,12 @@ PerHead per_head(const Checks& check, const char* argument, const View& view, co
     return {.values = tagged(view), .head = view.stride(0)};
 }
 
+}  // namespace
+
 jit::TiledTensor tiled(const View& view) {
     return {
         {view.data, view.stride(0), view.stride(1), view.stride(2)}, view.size(0), view.size(1), view.size(2), view.size(3)};
 }
-
-// The tensor itself if TMA can read it, else a copy.
-Tensor tileable(const Tensor& x) {
-    return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
-}
-
-}  // namespace
 
 // States (count, H, P, N), a head's contiguous.
 SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count) {
@@ -53,7 +48,7 @@ SsdStates check_states(const Checks& check, const char* argument, const View& st
     return {.data = states.data, .type = *dtype_of(states), .slot = states.stride(0), .head = states.stride(1)};
 }
 
-Prepared prepare(const Checks& check, const SsdScanCall& call) {
+Prepared prepare(const Checks& check, const SsdScan& call) {
     const View x(call.x), dt(call.dt), A(call.A), B(call.B), C(call.C),
         D = view_of(call.D), z = view_of(call.z), dt_bias = view_of(call.dt_bias), initial = view_of(call.initial_state),
         cu_seqlens = view_of(call.cu_seqlens);
@@ -93,7 +88,8 @@ Prepared prepare(const Checks& check, const SsdScanCall& call) {
                       .states = states,
                       .sequences = batch,
                       .steps = {},
-                      .args = {}};
+                      .args = {},
+                      .deterministic = call.deterministic};
     SsdStepsArgs& steps = prepared.steps;
     SsdArgs& args = prepared.args;
     steps.A = per_head(check, "A", A, x, heads);
@@ -162,6 +158,15 @@ Tensor new_last_states(Prepared& prepared, const Tensor& like) {
     return last;
 }
 
+namespace {
+
+// The tensor itself if TMA can read it, else a copy.
+Tensor tileable(const Tensor& x) {
+    return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
+}
+
+}  // namespace
+
 TensorMap Inputs::map(const Tensor& tensor) const {
     return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
 }
@@ -180,8 +185,9 @@ ChunkSteps* Inputs::steps(const Tensor& like) {
 void Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
     const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
     const i64 blocks = Prefill::blocks_of_sequence(config, args);
-    args.segments.count = ssd_segments(blocks * args.pass_count, args.sequences, args.tokens, args.cu_seqlens.data != nullptr,
-                                       jit::device_traits(target.ordinal).multiprocessors);
+    if (!prepared.deterministic)
+        args.segments.count = ssd_segments(blocks * args.pass_count, args.sequences, args.tokens,
+                                           args.cu_seqlens.data != nullptr, jit::device_traits(target.ordinal).multiprocessors);
     if (args.segments.count > 1) {
         const int64_t readers = int64_t{args.pass_count} * args.sequences * args.heads * args.tiles_of_head,
                       tiles = readers * args.segments.count;

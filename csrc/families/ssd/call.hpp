@@ -1,6 +1,7 @@
 // Checks and arguments that ssd_scan and its gradients share.
 #pragma once
 
+#include <gdn_cuda/ssd.hpp>
 #include <vector>
 
 #include "../../jit/tensor_map.hpp"
@@ -10,23 +11,13 @@
 
 namespace gdn_cuda::ssd {
 
-struct SsdScanCall {
-    static constexpr const char* name = "ssd_scan";
-    Given x, dt, A, B, C;
-    OptionalTensor D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state;
-    bool dt_softplus = false;
-    double dt_lowest = 0, dt_highest = 0;
-
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
-               dt_highest)
-};
-
 struct Prepared {
     View x;
     DType io;
     int64_t batch, tokens, heads, channels, groups, states, sequences;
     SsdStepsArgs steps;
     SsdArgs args;
+    bool deterministic;
 
     // Slots of chunks.
     int64_t slots() const {
@@ -34,7 +25,10 @@ struct Prepared {
     }
 };
 
-Prepared prepare(const Checks& check, const SsdScanCall& call);
+Prepared prepare(const Checks& check, const SsdScan& call);
+
+// A tensor (B, T, heads or groups, elements), as TMA reads it.
+jit::TiledTensor tiled(const View& view);
 
 // States (count, H, P, N), a head's contiguous.
 SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count);

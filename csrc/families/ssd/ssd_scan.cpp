@@ -11,72 +11,91 @@
 namespace gdn_cuda::ssd {
 namespace {
 
-// With a pool of states (slots, H, P, N), of which sequences read and write those in their slots.
-struct SsdScanPoolCall : SsdScanCall {
+// Writes the output and the last states, of any float dtype, to the caller's tensors.
+struct SsdScanInto : SsdScan {
+    static constexpr const char* name = "ssd_scan_into";
+
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
+               dt_highest, deterministic, last_state, out)
+};
+// With a pool of states, which hides the member of the same name, and so do its slots.
+struct SsdScanPool : SsdScan {
     static constexpr const char* name = "ssd_scan_pool";
-    Written state;
+    Written initial_state;
     Given state_indices;
-    OptionalTensor write_indices;
-    bool update_state = true;
 
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, state, state_indices, cu_seqlens, has_initial_state, write_indices, update_state,
-               dt_softplus, dt_lowest, dt_highest)
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, state_indices, cu_seqlens, has_initial_state, write_indices,
+               update_state, dt_softplus, dt_lowest, dt_highest, deterministic, out)
 };
 
-// The state after sequences, and their decays. C, D and z have no part in them.
-struct SsdSummaryCall {
-    static constexpr const char* name = "ssd_summary";
-    Given x, dt, A, B;
-    OptionalTensor dt_bias, initial_state, cu_seqlens;
-    bool dt_softplus = false;
-    double dt_lowest = 0, dt_highest = 0;
+// What a call writes shares no byte with what it reads: the tensors that every call has, and `read`.
+void check_apart(const Checks& check, const SsdScan& call, std::initializer_list<Memory> written,
+                 std::initializer_list<Memory> read) {
+    check.apart(written, {{"x", View(call.x)},
+                          {"dt", View(call.dt)},
+                          {"A", View(call.A)},
+                          {"B", View(call.B)},
+                          {"C", View(call.C)},
+                          {"D", view_of(call.D)},
+                          {"z", view_of(call.z)},
+                          {"dt_bias", view_of(call.dt_bias)},
+                          {"cu_seqlens", view_of(call.cu_seqlens)},
+                          {"seq_idx", view_of(call.seq_idx)},
+                          {"has_initial_state", view_of(call.has_initial_state)}});
+    check.apart(written, read);
+}
+void check_out(const Checks& check, const Prepared& prepared, const View& out) {
+    check.shape("out", out, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels}, "the shape of x");
+    check.dtype("out", out, {prepared.io});
+    check.device("out", out, prepared.x, "x");
+    check.distinct("out", out);
+}
 
-    GDN_FIELDS(x, dt, A, B, dt_bias, initial_state, cu_seqlens, dt_softplus, dt_lowest, dt_highest)
-};
-
-Prepared prepare_scan(const SsdScanCall& call) {
+Prepared prepare_scan(const SsdScan& call) {
     return prepare({call.name}, call);
 }
-Prepared prepare_pool(const SsdScanPoolCall& call) {
-    const Checks check{SsdScanCall::name};
+Prepared prepare_into(const SsdScanInto& call) {
+    const Checks check{SsdScan::name};
+    Prepared prepared = prepare(check, call);
+    const View last = view_of(call.last_state), out(call.out), initial = view_of(call.initial_state);
+    if (last.defined()) {
+        prepared.args.passes[0].last = check_states(check, "last_state", last, prepared, prepared.sequences);
+        check.distinct("last_state", last);
+    }
+    check_out(check, prepared, out);
+    check_apart(check, call, {{"last_state", last}, {"out", out}}, {{"initial_state", initial}});
+    return prepared;
+}
+Prepared prepare_pool(const SsdScanPool& call) {
+    const Checks check{SsdScan::name};
     Prepared prepared = prepare(check, call);
     SsdArgs& args = prepared.args;
-    const View state(call.state), slots(call.state_indices), written = view_of(call.write_indices), none;
-    check.rank("state", state, 4, "(slots, H, P, N)");
-    args.passes[0].initial = check_states(check, "state", state, prepared, state.size(0));
-    check.distinct("state", state);
+    const View pool(call.initial_state), slots(call.state_indices), written = view_of(call.write_indices), out(call.out), none;
+    check.rank("initial_state", pool, 4, "(slots, H, P, N)");
+    args.passes[0].initial = check_states(check, "initial_state", pool, prepared, pool.size(0));
+    check.distinct("initial_state", pool);
     const Batch batch{prepared.sequences, prepared.tokens, args.cu_seqlens.data != nullptr, prepared.x, "x"};
     check_indices(check, "state_indices", slots, batch);
     check.shape("state_indices", slots, {prepared.sequences}, "(sequences,)");
-    set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
+    set_slots(check, args, {.pool_name = "initial_state", .slots_name = "state_indices", .pool = pool, .slots = slots});
     if (call.update_state) args.passes[0].last = args.passes[0].initial;
     if (written.defined()) {
         GDN_REQUIRE(check, call.update_state, "write_indices", "None without update_state", "a tensor");
         check_per_sequence(check, "write_indices", written, batch);
         args.last_slots = tagged(written), args.last_slot_count = args.slot_count;
     }
-    check.apart({{"state", call.update_state ? state : none}}, {{"x", prepared.x},
-                                                                {"dt", View(call.dt)},
-                                                                {"A", View(call.A)},
-                                                                {"B", View(call.B)},
-                                                                {"C", View(call.C)},
-                                                                {"D", view_of(call.D)},
-                                                                {"z", view_of(call.z)},
-                                                                {"dt_bias", view_of(call.dt_bias)},
-                                                                {"state_indices", slots},
-                                                                {"cu_seqlens", view_of(call.cu_seqlens)},
-                                                                {"has_initial_state", view_of(call.has_initial_state)},
-                                                                {"write_indices", written}});
+    check_out(check, prepared, out);
+    check_apart(check, call, {{"initial_state", call.update_state ? pool : none}, {"out", out}},
+                {{"state_indices", slots}, {"write_indices", written}, {"initial_state", call.update_state ? none : pool}});
     return prepared;
 }
 
 // Runs a prepared call, whose states go where the caller wants them.
-Tensor run(const Prepared& prepared, const SsdScanCall& call) {
-    require_kernel({SsdScanCall::name}, prepared);
+void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
+    require_kernel({SsdScan::name}, prepared);
     const View &x = prepared.x, z = view_of(call.z);
-    const Tensor out = torch::stable::new_empty(call.x, {prepared.batch, prepared.tokens, prepared.heads, prepared.channels});
     const DeviceScope scope(x.device_index);
-    const Target target = target_of(SsdScanCall::name, x);
+    const Target target = target_of(SsdScan::name, x);
     SsdArgs args = prepared.args;
     Inputs inputs{prepared, target};
     if (x.numel() > 0) {
@@ -94,19 +113,34 @@ Tensor run(const Prepared& prepared, const SsdScanCall& call) {
     args.out_data = memory_of(out);
     args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
     inputs.run(args, z.defined(), call.x);
-    return out;
+}
+Tensor new_out(const Prepared& x, const Tensor& like) {
+    return torch::stable::new_empty(like, {x.batch, x.tokens, x.heads, x.channels});
+}
+// The same to the caller's `out`.
+void run_into(const Prepared& prepared, const SsdScan& call) {
+    const View out(call.out);
+    if (out.contiguous_tail(0) && jit::can_tile(tiled(out))) return run(prepared, call, call.out);
+    const Tensor found = new_out(prepared, call.x);
+    run(prepared, call, found);
+    Tensor to = call.out;
+    torch::stable::copy_(to, found);
 }
 
-std::tuple<Tensor, Tensor> run_scan(const SsdScanCall& call) {
+std::tuple<Tensor, Tensor> run_scan(const SsdScan& call) {
     Prepared prepared = prepare_scan(call);
-    const Tensor last = new_last_states(prepared, call.x);
-    return {run(prepared, call), last};
+    const Tensor last = new_last_states(prepared, call.x), out = new_out(prepared, call.x);
+    run(prepared, call, out);
+    return {out, last};
 }
-Tensor run_pool(const SsdScanPoolCall& call) {
-    return run(prepare_pool(call), call);
+void run_scan_into(const SsdScanInto& call) {
+    run_into(prepare_into(call), call);
+}
+void run_pool(const SsdScanPool& call) {
+    run_into(prepare_pool(call), call);
 }
 
-Prepared prepare_summary(const SsdSummaryCall& x) {
+Prepared prepare_summary(const SsdSummary& x) {
     return prepare({x.name}, {.x = x.x,
                               .dt = x.dt,
                               .A = x.A,
@@ -119,7 +153,7 @@ Prepared prepare_summary(const SsdSummaryCall& x) {
                               .dt_lowest = x.dt_lowest,
                               .dt_highest = x.dt_highest});
 }
-std::tuple<Tensor, Tensor> run_summary(const SsdSummaryCall& call) {
+std::tuple<Tensor, Tensor> run_summary(const SsdSummary& call) {
     Prepared prepared = prepare_summary(call);
     require_kernel({call.name}, prepared);
     const DeviceScope scope(prepared.x.device_index);
@@ -135,9 +169,42 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummaryCall& call) {
     return {last, decay};
 }
 
-GDN_REGISTER(SsdScanCall, prepare_scan, run_scan)
-GDN_REGISTER(SsdSummaryCall, prepare_summary, run_summary)
-GDN_REGISTER(SsdScanPoolCall, prepare_pool, run_pool)
+GDN_REGISTER(SsdScan, prepare_scan, run_scan)
+GDN_REGISTER(SsdSummary, prepare_summary, run_summary)
+GDN_REGISTER(SsdScanInto, prepare_into, run_scan_into)
+GDN_REGISTER(SsdScanPool, prepare_pool, run_pool)
 
 }  // namespace
 }  // namespace gdn_cuda::ssd
+
+namespace gdn_cuda {
+
+std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
+    require_given(x.name, x);
+    if (!x.state_indices) {
+        if (x.write_indices) fail(x.name, "write_indices", "none without state_indices", "a tensor");
+        if (!x.update_state) fail(x.name, "update_state", "true without state_indices", "false");
+        if (!x.out && !x.last_state) return call<SsdScan, ssd::run_scan>(x);
+    } else {
+        if (!x.initial_state) fail(x.name, "initial_state", "a pool (slots, H, P, N) with state_indices", "none");
+        if (x.seq_idx) fail(x.name, "seq_idx", "none with state_indices", "a tensor");
+        if (x.last_state) fail(x.name, "last_state", "none with state_indices", "a tensor");
+    }
+    SsdScan into = x;
+    if (!into.out) into = with_output_like(x.x, into);
+    if (x.state_indices) {
+        call<ssd::SsdScanPool, ssd::run_pool>({into, *x.initial_state, *x.state_indices});
+        return {into.out, *x.initial_state};
+    }
+    if (!into.last_state) {
+        const View sizes(x.x), B(x.B);
+        const int64_t sequences = x.cu_seqlens ? x.cu_seqlens->size(0) - 1 : sizes.size(0);
+        into.last_state =
+            torch::stable::new_empty(x.x, {sequences, sizes.size(2), sizes.size(3), B.size(3)}, ScalarType::Float);
+    }
+    call<ssd::SsdScanInto, ssd::run_scan_into>({into});
+    return {into.out, *into.last_state};
+}
+GDN_FUNCTION(ssd_summary, SsdSummary, ssd::run_summary)
+
+}  // namespace gdn_cuda

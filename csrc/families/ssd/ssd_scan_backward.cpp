@@ -12,13 +12,13 @@ namespace gdn_cuda::ssd {
 namespace {
 
 // The gradients of x, dt, B, C and the initial state, and of A, dt_bias and D for each chunk. dt's and those are fp32.
-struct SsdBackwardCall : SsdScanCall {
+struct SsdBackwardCall : SsdScan {
     static constexpr const char* name = "ssd_scan_backward";
     Given out_gradient;
     OptionalTensor state_gradient;
 
     GDN_FIELDS(x, dt, A, B, C, D, dt_bias, initial_state, cu_seqlens, seq_idx, out_gradient, state_gradient, dt_softplus,
-               dt_lowest, dt_highest)
+               dt_lowest, dt_highest, deterministic)
 };
 
 Prepared prepare_backward(const SsdBackwardCall& call) {
@@ -47,7 +47,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
     require_kernel(check, prepared);
     GDN_REQUIRE(check, prepared.states <= 128, "B", "at most 128 states", shape_text(View(call.B)));
     GDN_REQUIRE(check, !call.D || View(*call.D).rank == 1, "D", "(H,)", shape_text(View(*call.D)));
-    const auto [x, io, batch, tokens, heads, channels, groups, states, sequences, _, own] = prepared;
+    const auto [x, io, batch, tokens, heads, channels, groups, states, sequences, _, own, deterministic] = prepared;
     const DeviceScope scope(x.device_index);
     const Target target = target_of(call.name, x);
     using Sizes = std::vector<int64_t>;

@@ -1,0 +1,48 @@
+// Mamba-2's scan in C++. gdn_cuda/ssd says what it computes and takes. On a GPU x is bf16 or fp16 here, with multiples of 8
+// channels and states, and up to 256 states; the Python functions compute other calls by selective_scan.
+#pragma once
+
+#include <gdn_cuda/arguments.hpp>
+#include <limits>
+#include <tuple>
+
+#pragma GCC visibility push(default)
+
+namespace gdn_cuda {
+
+// x, z: (B, T, H, P); dt: (B, T, H); A, dt_bias: (H); B, C: (B, T, G, N); D: (H) or (H, P); initial_state: (B or sequences, H,
+// P, N); seq_idx: (B, T) int32.
+struct GDN_HOLDS_TENSORS SsdScan {
+    static constexpr const char* name = "ssd_scan";
+    Given x, dt, A, B, C;
+    OptionalTensor D = {}, z = {}, dt_bias = {}, initial_state = {}, cu_seqlens = {}, seq_idx = {}, has_initial_state = {};
+    bool dt_softplus = false;
+    double dt_lowest = 0, dt_highest = std::numeric_limits<double>::infinity();
+    bool deterministic = false;  // a sequence has the same bits in any batch
+    OptionalWritten last_state = {};
+    Output out = {};
+    // initial_state is then a pool (slots, H, P, N), updated in place: the operator ssd_scan_pool in torch.
+    OptionalTensor state_indices = {}, write_indices = {};
+    bool update_state = true;
+
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
+               dt_highest, deterministic)
+};
+// (out, last state: the pool with state_indices)
+std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& arguments);
+
+struct GDN_HOLDS_TENSORS SsdSummary {
+    static constexpr const char* name = "ssd_summary";
+    Given x, dt, A, B;
+    OptionalTensor dt_bias = {}, initial_state = {}, cu_seqlens = {};
+    bool dt_softplus = false;
+    double dt_lowest = 0, dt_highest = std::numeric_limits<double>::infinity();
+
+    GDN_FIELDS(x, dt, A, B, dt_bias, initial_state, cu_seqlens, dt_softplus, dt_lowest, dt_highest)
+};
+// (states after sequences, (sequences, H, P, N), decays over them, (sequences, H))
+std::tuple<Tensor, Tensor> ssd_summary(const SsdSummary& arguments);
+
+}  // namespace gdn_cuda
+
+#pragma GCC visibility pop
