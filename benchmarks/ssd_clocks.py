@@ -128,13 +128,13 @@ def instrument(tree: Path) -> None:
 
 def run(heads: int) -> None:
     import torch
-    from ssd_times import Shape, inputs
 
-    from gdn_cuda.ssd.scan import ssd_scan
+    from gdn_cuda import ssd_scan
+    from gdn_cuda.ssd.measure import Shape, layer_inputs
 
-    x = inputs(Shape(heads, 64, 16, 128, 8, 4096))
+    x = layer_inputs("cuda", Shape(8, 4096, heads, 64, 16, 128))
     for _ in range(3):
-        _, last = ssd_scan(**x, dt_softplus=True)
+        _, last = ssd_scan(**x, dt_softplus=True, return_last_state=True)
     clocks = last.view(-1).view(torch.int32)[: len(ROLES) * STEPS * PLACES].reshape(len(ROLES), STEPS, PLACES).cpu().long()
     print(f"{torch.cuda.get_device_name()}, {heads} heads")
     for role, own in zip(ROLES, clocks & 0xFFFFFFFF, strict=True):

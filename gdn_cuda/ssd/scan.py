@@ -344,10 +344,10 @@ def ssd_summary(
 typical_call(
     ssd_scan,
     {"B": 1, "T": 8192, "H": 128, "P": 64, "G": 8, "N": 128},
-    "x: B T H P; dt: B T H; A, dt_bias, D: H f32; B, C: B T G N; dt_softplus = True",
+    "x: B T H P; dt: B T H; A, dt_bias, D: H f32; B, C: B T G N; dt_softplus = true",
 )
 typical_call(
     ssd_summary,
     {"B": 1, "T": 8192, "H": 128, "P": 64, "G": 8, "N": 128},
-    "x: B T H P; dt: B T H; A, dt_bias: H f32; B: B T G N; dt_softplus = True",
+    "x: B T H P; dt: B T H; A, dt_bias: H f32; B: B T G N; dt_softplus = true",
 )

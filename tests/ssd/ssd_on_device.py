@@ -303,6 +303,48 @@ def test_a_reset_stops_what_is_not_finite(at: int, device: Device, seed: int) ->
     assert torch.isfinite(last).all() and torch.isfinite(out[:, at:]).all() and torch.isfinite(out[:, :, 0]).all()
 
 
+# ---- Results in the caller's tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, F16])
+def test_results_in_the_callers_tensors(dtype: torch.dtype, device: Device, seed: int) -> None:
+    """`out` as a slice that TMA cannot store to, and one that it can; the last states in slots of a larger tensor."""
+    x = drawn(device, seed, T=90, H=2, G=1, N=64, lengths=(30, 0, 55))
+    with device.only(*KERNELS), torch.no_grad():
+        wanted = scanned(**x, state_dtype=dtype)
+        for wide, first in ((144, 8), (144, 5), (128, 0)):
+            rows = torch.full((1, 90, wide), torch.nan, device=device.name, dtype=BF16)
+            out = rows[..., first : first + 128].unflatten(-1, (2, 64))
+            states = torch.full((3, 4, 64, 64), torch.nan, device=device.name, dtype=dtype)
+            last = states[:, 1:3]
+            found = scanned(**x, out=out, last_state=last)
+            assert found[0] is out and found[1] is last
+            assert torch.equal(out, wanted[0]) and torch.equal(last, wanted[1])
+            assert int(rows.isnan().sum()) == 90 * (wide - 128) and bool(states[:, [0, 3]].isnan().all())
+    assert wanted[1].dtype == dtype
+
+
+def test_packed_tensors_without_a_batch_dimension(device: Device, seed: int) -> None:
+    x = drawn(device, seed, T=70, H=2, G=1, N=64, lengths=(30, 40), z=True)
+    flat = {name: y[0] if name in TOKENS and y is not None else y for name, y in x.items()}
+    with device.only(*KERNELS), torch.no_grad():
+        wanted, found = scanned(**x), scanned(**flat)
+    assert torch.equal(found[0], wanted[0][0]) and torch.equal(found[1], wanted[1])
+
+
+def test_deterministic_calls_have_the_bits_of_each_sequence_alone(device: Device, seed: int) -> None:
+    lengths = device.size((700, 0, 70, 600), (5000, 0, 70, 3000))
+    x = drawn(device, seed, T=sum(lengths), H=2, G=1, N=64, decay=0.01, lengths=lengths)
+    x["cu_seqlens"], offsets = None, x["cu_seqlens"]
+    with device.only(*KERNELS), torch.no_grad():
+        together = scanned(**x | {"cu_seqlens": offsets}, deterministic=True)
+        for n, (first, end) in enumerate(pairwise(offsets.tolist())):
+            own = {name: y[:, first:end] if name in TOKENS and y is not None else y for name, y in x.items()}
+            own["initial_state"] = x["initial_state"][n : n + 1]
+            out, last = scanned(**own, deterministic=True)
+            assert torch.equal(out, together[0][:, first:end]) and torch.equal(last, together[1][n : n + 1])
+
+
 @pytest.mark.parametrize("H", [8, 4])
 def test_views_of_one_projection(H: int, device: Device, seed: int) -> None:
     """With four heads, tokens begin at other than multiples of 16 bytes, and tensors are copied."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.ssd.expanded import expanded_scan
+from gdn_cuda.ssd.expanded import expanded_pool, expanded_scan, expanded_summary
 
 
 def _call(divided: str, z: bool, D: int) -> dict[str, Any]:
@@ -52,3 +52,36 @@ def test_against_ssd_scan(divided: str, z: bool, D: int) -> None:
         ("out", "last state", *leaves), (*found, *next(gradients)), (*wanted, *next(gradients)), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("write", [None, [0, 9, 1], [-1, 7, 9]])
+@pytest.mark.parametrize("slots", [[2, 0, 1], [2, -1, 0], [1, 5, -1], [-1, -2, 4]])
+def test_pools(slots: list[int], write: list[int] | None, packed: bool) -> None:
+    x = _call("packed" if packed else "padded", True, 1)
+    if not packed:
+        slots, write = slots[1:], write and write[1:]
+    x["initial_state"] = torch.randn(4, 4, 3, 5, dtype=torch.float64)
+    x |= {"state_indices": torch.tensor(slots), "write_indices": None if write is None else torch.tensor(write)}
+    found = SimpleNamespace(**x, dt_lowest=0.0, dt_highest=2.0, update_state=True, out=torch.empty_like(x["x"]))
+    found.initial_state = x["initial_state"].clone()
+    expanded_pool(found)
+    del x["seq_idx"]
+    wanted = gdn_cuda.ssd_scan(**x, dt_limit=(0.0, 2.0))
+    torch.testing.assert_close(found.out, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
+    torch.testing.assert_close(found.initial_state, x["initial_state"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_summaries(packed: bool) -> None:
+    """NaN in one sequence is in its own results alone."""
+    x = _call("packed" if packed else "padded", False, 0)
+    x["dt"][0, 10] = torch.nan
+    x["dt"][-1, -1] = 1e300
+    own = {name: x[name] for name in ("x", "dt", "A", "B", "dt_bias", "initial_state", "cu_seqlens")}
+    found = expanded_summary(SimpleNamespace(**own, dt_softplus=True, dt_lowest=0.0, dt_highest=1e9))
+    wanted = gdn_cuda.ssd_summary(**own, dt_softplus=True, dt_limit=(0.0, 1e9))
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-9, atol=1e-9, equal_nan=True)
+    finite = wanted[0].isfinite()
+    assert torch.equal(found[0].isfinite() & finite, finite) or packed
+    torch.testing.assert_close(found[0][-1, :, :, 0], wanted[0][-1, :, :, 0], rtol=1e-9, atol=1e-9, equal_nan=True)
