@@ -106,7 +106,8 @@ void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
     const View written(out);
     if (args.cu_seqlens.data != nullptr) {
         const i64 bytes = prepared.heads * prepared.channels * bytes_of(prepared.io);
-        common::UncoveredZeros::run({{.data = memory_of(out), .token = bytes, .rows = 1, .bytes = static_cast<int>(bytes)}},
+        const i64 token = written.strides[1] * bytes_of(prepared.io);
+        common::UncoveredZeros::run({{.data = memory_of(out), .token = token, .rows = 1, .bytes = static_cast<int>(bytes)}},
                                     args.cu_seqlens, args.sequences, args.tokens, target);
     }
     args.steps = inputs.steps(call.x);
@@ -120,7 +121,7 @@ Tensor new_out(const Prepared& x, const Tensor& like) {
 // The same to the caller's `out`.
 void run_into(const Prepared& prepared, const SsdScan& call) {
     const View out(call.out);
-    if (out.contiguous_tail(0) && jit::can_tile(tiled(out))) return run(prepared, call, call.out);
+    if (out.contiguous_tail(2) && jit::can_tile(tiled(out))) return run(prepared, call, call.out);
     const Tensor found = new_out(prepared, call.x);
     run(prepared, call, found);
     Tensor to = call.out;
