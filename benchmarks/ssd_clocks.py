@@ -57,10 +57,10 @@ ROLES = (
         "void make_factors(",
         "warp == 1 && lane == 0",
         (
-            Place("begin", "barrier(shared.factors_empty[slot.index]).wait(slot.parity ^ 1);", before=True),
-            Place("wait: slot", "barrier(shared.factors_empty[slot.index]).wait(slot.parity ^ 1);"),
-            Place("factors", "store_factors(slot.index);"),
-            Place("next steps", "load_steps(next);"),
+            Place("begin", "load_steps(step + kAhead);", before=True),
+            Place("wait: slot, load later steps", "load_steps(step + kAhead);"),
+            Place("wait: steps", "takes_turns() ? cp_async_wait<1>() : cp_async_wait<kAhead>();\n        __syncwarp();"),
+            Place("factors", "work.outputs_at(step) ? store_factors(slot.index) : store_state_factors(slot.index);"),
         ),
     ),
     Role(

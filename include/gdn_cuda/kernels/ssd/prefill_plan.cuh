@@ -108,9 +108,9 @@ struct SsdPlan {
     };
     // Without z its tile is not there.
     static constexpr int kStageBytes = kConfig.stage_tiles(kConfig.row_tiles) * static_cast<int>(sizeof(SwizzledTile));
-    // A head's values for the tokens of a chunk. G: sums of δA from the chunk's first token on, in log2.
+    // A head's values for the tokens of a chunk. G: its gates, sums of δA from the chunk's first token on, in log2.
     struct alignas(16) Factors {
-        float gate[kChunk], delta[kChunk];
+        ChunkSteps steps;
         float before[kChunk];  // exp(G), of the state before the chunk in a token's output
         float after[kChunk];   // δ exp(G_end - G), of a token in the state after the chunk
         // A decay between tokens of different blocks of 16 is a product, exp(G_i - G_j) = row_i between column_j. row: from the

@@ -2,6 +2,7 @@
 // one for each head derives the factors of decays from ssd/steps.
 #pragma once
 
+#include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
@@ -16,7 +17,6 @@ struct InputsRole : Lane {
     Plan& shared;
     const SsdArgs& args;
     const SsdWork& work;
-    float2 gate, delta;  // of tokens 2 lane and 2 lane + 1 of the next chunk
 
     __device__ __forceinline__ InputsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
         find_lane();
@@ -92,18 +92,32 @@ struct InputsRole : Lane {
         return warp > 0 && (takes_turns() ? warp < 3 : warp - 1 < work.heads());
     }
     __device__ __forceinline__ int tile() const { return takes_turns() ? 0 : warp - 1; }
-    __device__ __forceinline__ void load_steps(int step) {
-        if (step >= work.steps) return;
-        const ChunkSteps& from =
-            args.steps[(work.chunks_before + work.chunk_at(step)) * args.heads + work.row_tiles[tile()].head];
-        gate = reinterpret_cast<const float2*>(from.gate)[lane];
-        delta = reinterpret_cast<const float2*>(from.delta)[lane];
+    // Into the slot that an earlier step has left.
+    __device__ __forceinline__ void load_steps(int step) const {
+        if (step < work.steps) {
+            const PipelineStage<kFactorSlots> slot(step);
+            const ChunkSteps& from =
+                args.steps[(work.chunks_before + work.chunk_at(step)) * args.heads + work.row_tiles[tile()].head];
+            barrier(shared.factors_empty[slot.index]).wait(slot.parity ^ 1);
+            cp_async_16_zfill(shared_address(&shared.factors[slot.index][tile()].steps) + 16 * lane,
+                              reinterpret_cast<const uint4*>(&from) + lane, true);
+        }
+        cp_async_fence();
+    }
+    // Of a step without outputs: what the state needs.
+    __device__ __forceinline__ void store_state_factors(int slot) const {
+        auto& factors = shared.factors[slot][tile()];
+        const float2 gate = pair_at(factors.steps.gate + 2 * lane), delta = pair_at(factors.steps.delta + 2 * lane);
+        const float end = __shfl_sync(0xffffffffu, gate.y, 31);
+        float2 after = {exp2_fast(gate.x), exp2_fast(gate.y)};
+        if (work.pass == 0) after = {exp2_fast(end - gate.x) * delta.x, exp2_fast(end - gate.y) * delta.y};
+        reinterpret_cast<float2*>(factors.after)[lane] = after;
+        if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(end), Plan::Resets::none};
     }
     __device__ __forceinline__ void store_factors(int slot) const {
-        const float end = __shfl_sync(0xffffffffu, gate.y, 31);
         auto& factors = shared.factors[slot][tile()];
-        reinterpret_cast<float2*>(factors.gate)[lane] = gate;
-        reinterpret_cast<float2*>(factors.delta)[lane] = delta;
+        const float2 gate = pair_at(factors.steps.gate + 2 * lane), delta = pair_at(factors.steps.delta + 2 * lane);
+        const float end = __shfl_sync(0xffffffffu, gate.y, 31);
         // From the border before the lane's block of 16 tokens, and to its end.
         const float previous = __shfl_sync(0xffffffffu, gate.y, lane < 8 ? 0 : (lane & 24) - 1);
         const float border = lane < 8 ? 0.f : previous;
@@ -117,8 +131,7 @@ struct InputsRole : Lane {
         reinterpret_cast<float2*>(factors.added)[lane] = added;
         const float2 before = {row.x * to_border, row.y * to_border};
         reinterpret_cast<float2*>(factors.before)[lane] = before;
-        reinterpret_cast<float2*>(factors.after)[lane] =
-            work.pass == 1 ? before : float2{added.x * from_block, added.y * from_block};
+        reinterpret_cast<float2*>(factors.after)[lane] = {added.x * from_block, added.y * from_block};
         // Of blocks 2 and 0, 3 and 0, 3 and 1.
         const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
         const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);
@@ -134,23 +147,25 @@ struct InputsRole : Lane {
                                                          : grows && decays ? Plan::Resets::mixed
                                                                            : Plan::Resets::some};
     }
-    __device__ __forceinline__ void make_factors(int step, int next) {
+    // How many steps what is loaded is ahead of what is made of it: where two warps take turns, that is one of each.
+    static constexpr int kAhead = kConfig.has_inputs_role() ? 2 : 1;
+
+    __device__ __forceinline__ void make_factors(int step) const {
+        load_steps(step + kAhead);
+        takes_turns() ? cp_async_wait<1>() : cp_async_wait<kAhead>();
+        __syncwarp();  // what other lanes have loaded
         const PipelineStage<kFactorSlots> slot(step);
-        barrier(shared.factors_empty[slot.index]).wait(slot.parity ^ 1);
-        store_factors(slot.index);
-        load_steps(next);
+        work.outputs_at(step) ? store_factors(slot.index) : store_state_factors(slot.index);
         __syncwarp();
         if (lane == 0) barrier(shared.factors_full[slot.index]).arrive();
     }
     __device__ __forceinline__ void run_factors() {
-        int step = takes_turns() ? warp - 1 : 0;
-        load_steps(step);
+        const int first = takes_turns() ? warp - 1 : 0, stride = takes_turns() ? 2 : 1;
+        for (int step = first; step < first + kAhead; step += stride) load_steps(step);
 #pragma unroll 1
-        while (step < work.steps) {
+        for (int step = first; step < work.steps; step += stride) {
             find_lane();  // to save registers
-            const int next = step + (takes_turns() ? 2 : 1);
-            make_factors(step, next);
-            step = next;
+            make_factors(step);
         }
     }
 
@@ -170,11 +185,11 @@ struct InputsRole : Lane {
             for (int step = 0; step < min(kStages, work.steps); ++step) load_step(step);
         if (!has_head() || work.steps == 0) return;
         load_steps(0);
-        make_factors(0, 1);
+        make_factors(0);
     }
     __device__ __forceinline__ void follow(int step) {
         find_lane();
-        if (has_head() && step + 1 < work.steps) make_factors(step + 1, step + 2);
+        if (has_head() && step + 1 < work.steps) make_factors(step + 1);
         if (warp > 0) return;
         if (step > 0) retire_and_load(step - 1);
         if (step + 1 == work.steps) retire(step);

@@ -248,7 +248,7 @@ struct RowsRole : Lane {
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         const float decay = shared.ends[ready.index][scores()].decay;
         decay_state(decay);
-        log_decay += factors.gate[kChunk - 1];
+        log_decay += factors.steps.gate[kChunk - 1];
         gdn::load_operand(update, stage.x[tile()], *this);
         scale_x(update, update, factors.after);
         start_update(update, stage.B, decay);

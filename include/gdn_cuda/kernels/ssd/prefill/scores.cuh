@@ -88,8 +88,9 @@ struct ScoresRole : Lane {
             const int first = 16 * lane.warp, column = first + 2 * lane.t;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                row[i] = opaque(factors.gate[first + lane.g + 8 * i]);
-                const float2 gates = pair_at(&factors.gate[column + 8 * i]), deltas = pair_at(&factors.delta[column + 8 * i]);
+                row[i] = opaque(factors.steps.gate[first + lane.g + 8 * i]);
+                const float2 gates = pair_at(&factors.steps.gate[column + 8 * i]),
+                             deltas = pair_at(&factors.steps.delta[column + 8 * i]);
                 gate[2 * i] = opaque(gates.x), gate[2 * i + 1] = opaque(gates.y);
                 delta[2 * i] = opaque(deltas.x), delta[2 * i + 1] = opaque(deltas.y);
             }
@@ -101,8 +102,8 @@ struct ScoresRole : Lane {
                                                        SwizzledTile& scores) const {
         gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) {
             const int column = 8 * (i / 4) + 2 * t + i % 2;
-            const float decay = exp2_fast(factors.gate[16 * warp + g + i / 2 % 2 * 8] - factors.gate[column]);
-            return decay == 0.f ? 0.f : products[i] * decay * factors.delta[column];
+            const float decay = exp2_fast(factors.steps.gate[16 * warp + g + i / 2 % 2 * 8] - factors.steps.gate[column]);
+            return decay == 0.f ? 0.f : products[i] * decay * factors.steps.delta[column];
         });
     }
     __device__ __forceinline__ void store_scores(const float (&products)[32], int ready, int slot, int heads) const {
