@@ -167,12 +167,12 @@ Tensor tileable(const Tensor& x) {
 
 }  // namespace
 
-TensorMap Inputs::map(const Tensor& tensor) const {
-    return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
+TensorMap Inputs::map(const Tensor& tensor, int tokens) const {
+    return jit::tile_map(tiled(View(tensor)), prepared.io, tokens, target.ordinal);
 }
-TensorMap Inputs::add(const Tensor& tensor) {
+TensorMap Inputs::add(const Tensor& tensor, int tokens) {
     kept.push_back(tileable(tensor));
-    return map(kept.back());
+    return map(kept.back(), tokens);
 }
 ChunkSteps* Inputs::steps(const Tensor& like) {
     constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);

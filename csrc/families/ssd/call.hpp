@@ -44,9 +44,10 @@ struct Inputs {
     const Target& target;
     std::vector<Tensor> kept{};
 
-    TensorMap map(const Tensor& tensor) const;
+    // By so many tokens.
+    TensorMap map(const Tensor& tensor, int tokens = kChunk) const;
     // Maps the tensor if TMA can read it, else a copy.
-    TensorMap add(const Tensor& tensor);
+    TensorMap add(const Tensor& tensor, int tokens = kChunk);
     // Launches ssd/steps, and returns where it stores.
     ChunkSteps* steps(const Tensor& like);
     // Splits sequences into segments where heads are few, and launches ssd/prefill.

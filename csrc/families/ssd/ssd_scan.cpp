@@ -99,7 +99,7 @@ void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
     SsdArgs args = prepared.args;
     Inputs inputs{prepared, target};
     if (x.numel() > 0) {
-        args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B), args.C = inputs.add(call.C),
+        args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B), args.C = inputs.add(call.C, kBlockTokens),
         args.out = inputs.map(out);
         if (z.defined()) args.z = inputs.add(*call.z);
     }
@@ -194,6 +194,7 @@ std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
     SsdScan into = x;
     if (!into.out) into = with_output_like(x.x, into);
     if (x.state_indices) {
+        into.initial_state.reset();  // the pool is another member
         call<ssd::SsdScanPool, ssd::run_pool>({into, *x.initial_state, *x.state_indices});
         return {into.out, *x.initial_state};
     }

@@ -17,6 +17,14 @@ constexpr int kMostRowTiles = 2;
 constexpr int kSharedBytes = 227 * 1024;
 constexpr int kFactorSlots = 4;
 
+// C is loaded in blocks of 8 tokens, block b to place_of_block(b), so that the warps of a product with C on the left have
+// blocks w and 7 - w: of a triangle as much each. Outputs and M have their tokens i in this order too, but not those j of B and
+// x.
+constexpr int kBlockTokens = 8;
+GDN_HOST_DEVICE constexpr int place_of_block(int block) {
+    return block < 4 ? 2 * block : 15 - 2 * block;
+}
+
 struct SsdConfig {
     DType io;
     int states;     // 64, 128 or 256; fewer are padded with zeros
@@ -45,9 +53,9 @@ struct SsdConfig {
         return fit < 4 ? fit : 4;
     }
     // setmaxnreg per role. What threads have at the launch is all there is: a role that asked for more would wait forever.
-    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 32; }
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 72 : 64; }
-    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 256 ? 216 : 208; }
+    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 24; }
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 128 ? 72 : 88; }
+    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 64 ? 200 : 208; }
     GDN_HOST_DEVICE constexpr bool fits_registers() const {
         const int asked = (has_inputs_role() ? inputs_registers() : 0) + scores_registers() + row_tiles * row_registers();
         return asked <= 65536 / threads() / 8 * 8 * warpgroups();
@@ -103,7 +111,8 @@ template <SsdConfig kConfig>
 struct SsdPlan {
     static_assert(kConfig.stages() >= 2 && kConfig.fits_registers());
     struct Stage {
-        SwizzledTile C[kConfig.state_tiles()], B[kConfig.state_tiles()], x[kConfig.row_tiles];
+        SwizzledTile C[kConfig.state_tiles()];  // in the order of place_of_block
+        SwizzledTile B[kConfig.state_tiles()], x[kConfig.row_tiles];
         SwizzledTile z[kConfig.gated ? kConfig.row_tiles : 1];
     };
     // Without z its tile is not there.
@@ -128,7 +137,7 @@ struct SsdPlan {
     // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];
     // One for each row tile; tiles of the same head use that of its first tile.
-    SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
+    SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M, its rows i in C's order; zero above the diagonal
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
     SsdWork work;
@@ -164,7 +173,8 @@ struct SsdArgs {
     // E <- exp(G_C) E + (exp(G) x)^T B is the gradient of the state if x is the outputs' and B is C.
     SsdPass passes[2];
     int pass_count = 1;
-    TensorMap z, C, out;                // as x
+    TensorMap z, out;                   // as x
+    TensorMap C;                        // the same by kBlockTokens tokens
     const ChunkSteps* steps = nullptr;  // (chunk, head), as ssd/steps stores them
     PerHead D;                          // may be absent
     Tagged cu_seqlens;
