@@ -13,6 +13,7 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.autograd import needs_gradients, with_autograd
 from ..operators.calls import typical_call
+from ..operators.capability import capability_of
 from ..operators.dtypes import state_dtype as widest_of
 from ..operators.first_order import first_order
 from ..operators.registration import check, register
@@ -96,12 +97,13 @@ _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary, 
 # ---- The functions
 
 
-def _has_kernel(x: Tensor, B: Tensor, most_states: int) -> bool:
+def has_kernel(x: Tensor, B: Tensor, most_states: int) -> bool:
     """Whether ssd/prefill runs; on a CPU the reference does."""
-    if not x.is_cuda:
+    capability = capability_of(x)
+    if capability is None:
         return True
     sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= most_states
-    return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(x.device) == (9, 0)
+    return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and capability == 90
 
 
 def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
@@ -142,7 +144,7 @@ def _call(schema: Schema, expanded: Callable[[Any], Any], x: Any) -> Any:
     """Without gradients, by ssd/prefill or on expanded tensors."""
     arguments = tuple(getattr(x, name) for name in schema.arguments)
     schema.check_tensors(arguments)
-    if _has_kernel(x.x, x.B, most_states=256):
+    if has_kernel(x.x, x.B, most_states=256):
         return with_autograd(schema, arguments)
     schema.check_types(arguments)
     schema.check_devices(arguments)
@@ -264,7 +266,7 @@ def _new_results(x: Any, with_gradients: bool) -> tuple[Tensor, Tensor]:
     schema = ssd_scan_operator.schema
     arguments = tuple(getattr(x, name) for name in schema.arguments)
     schema.check_tensors(arguments)
-    if _has_kernel(x.x, x.B, 128 if with_gradients else 256):
+    if has_kernel(x.x, x.B, 128 if with_gradients else 256):
         out, last = ssd_scan_operator(*arguments)
         return out, last
     schema.check_types(arguments)
@@ -344,10 +346,10 @@ def ssd_summary(
 typical_call(
     ssd_scan,
     {"B": 1, "T": 8192, "H": 128, "P": 64, "G": 8, "N": 128},
-    "x: B T H P; dt: B T H; A, dt_bias, D: H f32; B, C: B T G N; dt_softplus = True",
+    "x: B T H P; dt: B T H; A, dt_bias, D: H f32; B, C: B T G N; dt_softplus = true",
 )
 typical_call(
     ssd_summary,
     {"B": 1, "T": 8192, "H": 128, "P": 64, "G": 8, "N": 128},
-    "x: B T H P; dt: B T H; A, dt_bias: H f32; B: B T G N; dt_softplus = True",
+    "x: B T H P; dt: B T H; A, dt_bias: H f32; B: B T G N; dt_softplus = true",
 )

@@ -82,21 +82,19 @@ def example_call(case: Case, function: Function) -> Call:
 
 PUBLIC = {name: getattr(gdn_cuda, name) for name in gdn_cuda.__all__}
 EXAMPLES = {name: case for name, case in examples.load().items() if PUBLIC.get(case.function.__name__) is case.function}
-WRITES_OF_CHUNKED = {
-    "state_indices",
-    "checkpoint_every",
-    "final_state",
-    "checkpoints",
-    "states_before",
-}  # calls have no gradients
+# Calls with these have no gradients.
+WRITES: dict[Function, set[str]] = {
+    gdn_cuda.chunked_forward: {"state_indices", "checkpoint_every", "final_state", "checkpoints", "states_before"},
+    gdn_cuda.ssd_scan: {"state_indices", "last_state"},
+}
 REFERENCES = {name: case for name, case in EXAMPLES.items() if hasattr(gdn_cuda.reference, case.function.__name__)}
 
 
 @pytest.mark.parametrize("case", EXAMPLES.values(), ids=EXAMPLES)
 def test_functions_with_examples(case: Case) -> None:
     call = example_call(case, case.function)
-    if case.function is gdn_cuda.chunked_forward and case.make(2, 3, 0).keys() & WRITES_OF_CHUNKED:
-        with pytest.raises(ValueError, match=r"chunked_forward: .* where an input requires a gradient"):
+    if case.make(2, 3, 0).keys() & WRITES.get(case.function, set()):
+        with pytest.raises(ValueError, match=rf"{case.function.__name__}: .* where an input requires a gradient"):
             lost(call)
     else:
         assert not lost(call)
