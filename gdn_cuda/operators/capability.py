@@ -26,6 +26,11 @@ def explaining(capability: int) -> Iterator[None]:
 def capability_of(x: Tensor) -> int | None:
     """90 for sm_90; None for tensors that no kernel of ours takes: on a CPU, or on meta outside of explanations."""
     if x.is_cuda:
-        major, minor = torch.cuda.get_device_capability(x.device)
-        return 10 * major + minor
+        return _capability(x.device.index)
     return _explained.get() if x.is_meta else None
+
+
+@torch.compiler.assume_constant_result
+def _capability(device: int) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
