@@ -15,7 +15,7 @@ from ..layers.conv_scan import Heads, Options, conv_scan
 from ..layers.rms_norm_gated import rms_norm_gated
 from ..operators.composed import composed
 from ..operators.registration import check_call
-from ..operators.schema import refuse
+from ..operators.schema import refuse, require_tensor
 from ..scan import selective_state_update
 from ..ssd import ssd_scan
 from .dtypes import at_least_fp32, recurrence_dtype
@@ -275,6 +275,7 @@ class Mamba2(nn.Module):
     def _check_state(self, u: Tensor, state: Mamba2State, sequences: Any) -> None:
         shapes = (sequences, self.d_conv - 1, self.conv_dim), (sequences, self.nheads, self.headdim, self.d_state)
         for name, x, shape in zip(("state.conv", "state.ssm"), state, shapes, strict=True):
+            require_tensor("Mamba2", name, x)
             if x.shape != shape or not x.is_floating_point() or x.device != u.device:
                 got = f"{tuple(x.shape)} on {x.device}, {x.dtype}"
                 self._refuse(name, f"{shape} on {u.device}, real numbers", got)
