@@ -178,6 +178,35 @@ def inner_arguments() -> Arguments:
     return x | by_name(out_proj_weight=(5, 4), out_proj_bias=(5,)) | {"A": -real(4, 3, seed=9).abs(), "D": real(4, seed=8)}
 
 
+def ssd_arguments() -> Arguments:
+    x = by_name(x=(2, 4, 2, 3), dt=(2, 4, 2), A=(2,), B=(2, 4, 1, 5), C=(2, 4, 1, 5), D=(2,), z=(2, 4, 2, 3), dt_bias=(2,))
+    return x | {"A": -x["A"].abs(), "dt": x["dt"].abs()}
+
+
+def chunk_scan_arguments() -> Arguments:
+    return ssd_arguments() | by_name(initial_states=(2, 2, 3, 5)) | {"chunk_size": 2, "return_final_states": True}
+
+
+def varlen_arguments() -> Arguments:
+    """Of the states after packed sequences, which have no gradient."""
+    x = {name: y[:1] if y.dim() > 2 else y for name, y in ssd_arguments().items()}
+    return x | {"chunk_size": 2, "cu_seqlens": torch.tensor([0, 1, 4]), "return_varlen_states": True}
+
+
+def split_arguments(everything: bool = False) -> Arguments:
+    x = by_name(zxbcdt=(2, 4, 24), conv1d_weight=(16, 3), conv1d_bias=(16,), dt_bias=(2,), A=(2,), D=(2,))
+    x |= {"A": -x["A"].abs(), "chunk_size": 2, "headdim": 3}
+    if not everything:
+        return x
+    x |= by_name(rmsnorm_weight=(6,), outproj_weight=(5, 9), outproj_bias=(5,), initial_states=(2, 2, 3, 5))
+    return x | {"zxbcdt": real(2, 4, 30), "return_final_states": True}
+
+
+def conv_scan_arguments() -> Arguments:
+    x = by_name(xBC=(2, 4, 16), conv1d_weight=(16, 3), conv1d_bias=(16,), dt=(2, 4, 2), A=(2,), D=(2,), dt_bias=(2,))
+    return x | {"A": -x["A"].abs(), "chunk_size": 2, "headdim": 3}
+
+
 def simplified() -> Arguments:
     x = {"u": complexes(2, 3, 6), "delta": real(4).abs(), "A": complexes(4, seed=1), "B": complexes(4, 3), "C": complexes(3, 4)}
     return x | {"A": torch.complex(-x["A"].real.abs(), x["A"].imag)}
@@ -266,6 +295,21 @@ CALLS: dict[Function, list[Call]] = {
     mamba_ssm.selective_scan_fn: [call_of(mamba_ssm.selective_scan_fn, scan_arguments)],
     mamba_ssm.mamba_inner_fn: [call_of(mamba_ssm.mamba_inner_fn, inner_arguments)],
     mamba_ssm.mamba_inner_ref: [call_of(mamba_ssm.mamba_inner_ref, inner_arguments)],
+    mamba_ssm.mamba_chunk_scan_combined: [
+        call_of(mamba_ssm.mamba_chunk_scan_combined, chunk_scan_arguments),
+        call_of(mamba_ssm.mamba_chunk_scan_combined, varlen_arguments, (), "ssd_summary"),
+    ],
+    mamba_ssm.mamba_chunk_scan: [call_of(mamba_ssm.mamba_chunk_scan, lambda: ssd_arguments() | {"chunk_size": 2})],
+    mamba_ssm.ssd_selective_scan: [
+        call_of(mamba_ssm.ssd_selective_scan, ssd_arguments),
+        call_of(mamba_ssm.ssd_selective_scan, lambda: ssd_arguments() | {"dt_bias": real(2, 3)}),
+    ],
+    mamba_ssm.mamba_conv1d_scan_ref: [call_of(mamba_ssm.mamba_conv1d_scan_ref, conv_scan_arguments)],
+    mamba_ssm.mamba_split_conv1d_scan_combined: [
+        call_of(mamba_ssm.mamba_split_conv1d_scan_combined, lambda everything=everything: split_arguments(everything))
+        for everything in (False, True)
+    ],
+    mamba_ssm.mamba_split_conv1d_scan_ref: [call_of(mamba_ssm.mamba_split_conv1d_scan_ref, split_arguments)],
     lrnnx_scans.selective_scan_fn: [call_of(lrnnx_scans.selective_scan_fn, scan_arguments)],
     lrnnx_scans.simplified_scan_fn: [
         call_of(lrnnx_scans.simplified_scan_fn, lambda: simplified() | {"return_last_state": True})
