@@ -186,7 +186,7 @@ _TARGETS = {
     "dt_bias=None, dt_softplus=False, state_batch_indices=None",
     "mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined": "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, "
     "initial_states=None, seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, "
-    "return_varlen_states=False, state_dtype=None",
+    "return_varlen_states=False",
 }
 HOST = verified.Host("mamba-ssm", "mamba_ssm", VERSIONS, {"": _TARGETS}, optional=frozenset(_TARGETS))
 _stand_in = StandIn(

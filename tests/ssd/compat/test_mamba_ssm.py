@@ -16,7 +16,7 @@ from torch import Tensor
 from gdn_cuda.compat import mamba_ssm, mamba_ssm_ssd
 from gdn_cuda.hosts import verified
 
-# Parameters in the source of mamba_ssm 2.3.2.
+# Parameters in the source of mamba_ssm, commit e9594ce; its release 2.3.2 has no state_dtype.
 _SCAN = "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, "
 _LIMIT = "dt_limit=(0.0, inf)"
 _LAYER = "zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, "
