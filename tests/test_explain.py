@@ -55,6 +55,7 @@ def test_every_public_operator_has_a_typical_call() -> None:
         *gdn_cuda.gdn.__all__,
         *gdn_cuda.layers.__all__,
         *gdn_cuda.scan.__all__,
+        *gdn_cuda.ssd.__all__,
         *gdn_cuda.structured.__all__,
     }
     functions = {name for name in public if inspect.isfunction(getattr(gdn_cuda, name))}

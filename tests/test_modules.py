@@ -24,7 +24,7 @@ STEPPED = pytest.mark.parametrize("case", [case for case in CASES if case.has_st
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 # Kernels' steps count parameters as constants.
-STEPS_FOR_INFERENCE = {"GatedDeltaNet", "S6", "Mamba", "HyenaCascade", "ShortConv", "S4Kernel", "S4DKernel"}
+STEPS_FOR_INFERENCE = {"GatedDeltaNet", "S6", "Mamba", "Mamba2", "HyenaCascade", "ShortConv", "S4Kernel", "S4DKernel"}
 # A few roundings of inputs, parameters and results in sequence, and of projections between them.
 BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 

@@ -1,5 +1,6 @@
-"""Replaces the scans of mamba_ssm: `ops.selective_scan_interface` and `ops.triton.selective_state_update`. `install` puts them
-where transformers looks for mamba_ssm's, so that its Mamba, FalconMamba, Jamba and Mamba-2 models use them.
+"""Replaces the scans of mamba_ssm: `ops.selective_scan_interface`, `ops.triton.selective_state_update` and
+`ops.triton.ssd_combined`. `install` puts them where transformers looks for mamba_ssm's, so that its Mamba, FalconMamba, Jamba
+and Mamba-2 models use them.
 """
 
 from __future__ import annotations
@@ -16,16 +17,30 @@ from ..hosts import verified
 from ..operators.caller import in_words_of_caller
 from ..scan import selective_scan
 from ..scan import selective_state_update as _update
+from .mamba_ssm_ssd import (
+    mamba_chunk_scan,
+    mamba_chunk_scan_combined,
+    mamba_conv1d_scan_ref,
+    mamba_split_conv1d_scan_combined,
+    mamba_split_conv1d_scan_ref,
+    ssd_selective_scan,
+)
 from .stand_in import StandIn
 
 __all__ = [
     "install",
+    "mamba_chunk_scan",
+    "mamba_chunk_scan_combined",
+    "mamba_conv1d_scan_ref",
     "mamba_inner_fn",
     "mamba_inner_ref",
+    "mamba_split_conv1d_scan_combined",
+    "mamba_split_conv1d_scan_ref",
     "selective_scan_fn",
     "selective_scan_ref",
     "selective_state_update",
     "selective_state_update_ref",
+    "ssd_selective_scan",
     "uninstall",
 ]
 _HALF = (torch.bfloat16, torch.float16)
@@ -169,26 +184,33 @@ _TARGETS = {
     "return_last_state=False",
     "mamba_ssm.ops.triton.selective_state_update:selective_state_update": "state, x, dt, A, B, C, D=None, z=None, "
     "dt_bias=None, dt_softplus=False, state_batch_indices=None",
+    "mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined": "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, "
+    "initial_states=None, seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, "
+    "return_varlen_states=False",
 }
 HOST = verified.Host("mamba-ssm", "mamba_ssm", VERSIONS, {"": _TARGETS}, optional=frozenset(_TARGETS))
 _stand_in = StandIn(
     HOST,
-    {"selective_scan_fn": "selective_scan", "selective_state_update": "selective_state_update"},
+    {
+        "selective_scan_fn": "selective_scan",
+        "selective_state_update": "selective_state_update",
+        "mamba_chunk_scan_combined": "chunk_scan",
+    },
     globals(),
 )
 
 
 @_stand_in.replaced.whole()
 def install() -> contextlib.AbstractContextManager[Any]:
-    """Makes transformers 5 use our two functions of this name until `uninstall`, or to the end of a `with`.
+    """Makes transformers 5 use our three functions of this name until `uninstall`, or to the end of a `with`.
 
-    transformers imports mamba_ssm and looks each function up by name. If mamba_ssm is installed, `selective_scan_fn` and
-    `selective_state_update` are replaced in it; otherwise a module of that name with only these two is put in its place. Models
-    that are already imported look them up again. Raises `gdn_cuda.integrations.Refused`, with nothing replaced, if the
-    functions of the installed package have other parameters than those that were verified.
+    transformers imports mamba_ssm and looks each function up by name. If mamba_ssm is installed, `selective_scan_fn`,
+    `selective_state_update` and `mamba_chunk_scan_combined` are replaced in it; otherwise a module of that name with only these
+    is put in its place. Models that are already imported look them up again. Raises `gdn_cuda.integrations.Refused`, with
+    nothing replaced, if the functions of the installed package have other parameters than those that were verified.
 
-    `mamba_inner_fn` is not replaced: it takes no mask, so padding before a sequence would change what a model computes; and
-    FalconMamba normalizes dt before its projection.
+    `mamba_inner_fn` and `mamba_split_conv1d_scan_combined` are not replaced: they take no mask, so padding before a sequence
+    would change what a model computes; and FalconMamba normalizes dt before its projection.
     """
     return _stand_in.install()
 

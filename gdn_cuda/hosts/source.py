@@ -7,6 +7,7 @@ import ast
 import functools
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,11 +204,15 @@ class Source:
         return inspect.Parameter(name, kind, default=self._value(module_name, default))
 
     def _value(self, module_name: str, expression: ast.expr) -> object:
-        """The value of a literal, or of a name that is bound to one."""
+        """The value of a literal, of float("inf"), of a tuple of these, or of a name that is bound to one."""
         try:
             return ast.literal_eval(expression)
         except ValueError:
             pass
+        if isinstance(expression, ast.Tuple):
+            return tuple(self._value(module_name, each) for each in expression.elts)
+        if ast.unparse(expression) == "float('inf')":
+            return math.inf
         if isinstance(expression, ast.Name):
             values = [bound for _, bound in self._resolved(module_name, expression.id)]
             if len(values) == 1 and isinstance(values[0], ast.expr):

@@ -9,7 +9,10 @@ convolutions and scans that need gradients, run transformers' own functions.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -135,6 +138,56 @@ def _scan_update(
     return mamba_ssm.selective_state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
 
 
+def _chunk_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    return_final_states: bool = False,
+    z: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    **others: Any,
+) -> Any:
+    """Mamba-2's scan."""
+    decline_export()
+    rest: dict[str, Any] = {"dt_softplus": dt_softplus, "dt_limit": dt_limit, "return_final_states": return_final_states}
+    return mamba_ssm.mamba_chunk_scan_combined(
+        hidden_states, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states, seq_idx, **rest
+    )
+
+
+_ARGUMENTS = frozenset(inspect.signature(mamba_ssm.mamba_split_conv1d_scan_combined).parameters)
+
+
+def _split_chunk_scan(*given: Any, **options: Any) -> Any:
+    """Mamba-2's layer after its first projection."""
+    decline_export()
+    options = {name: x for name, x in options.items() if name in _ARGUMENTS}
+    return mamba_ssm.mamba_split_conv1d_scan_combined(*given, **options)
+
+
+def _packed_only(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` for packed sequences, which have no padding. Otherwise None, for which a layer runs its parts: it masks padding
+    between them."""
+
+    @functools.wraps(call)
+    def packed(*given: Any, seq_idx: Tensor | None = None, **options: Any) -> Any:
+        return None if seq_idx is None else call(*given, seq_idx=seq_idx, **options)
+
+    return packed
+
+
+def _never(*given: Any, **options: Any) -> None:
+    """FalconH1's layers pass norm_before_gate=False to this call, whatever their norm has: their parts run."""
+
+
 def _norm_of_heads(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     """Normalizes each row, then applies the gate."""
     decline_export()
@@ -160,6 +213,11 @@ def _norm_of_falcon(norm: Any, hidden_states: Tensor, gate: Tensor | None = None
 _Kind = tuple[str, Callable[..., Any]]
 _GDN = "query, key, value, g, beta, {}initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **kwargs"
 _STATE_UPDATE = "state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs"
+_SPLIT = (
+    "zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None, dt_limit=(0.0, inf), "
+    "return_final_states=False, activation='silu', rmsnorm_weight=None, rmsnorm_eps=1e-06, outproj_weight=None, "
+    "outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True, **kwargs"
+)
 _KINDS: dict[str, _Kind] = {
     "chunk_gated_delta_rule": (_GDN.format("chunk_size=64, "), _chunk),
     "fused_recurrent_gated_delta_rule": (_GDN.format(""), _by_token),
@@ -171,6 +229,13 @@ _KINDS: dict[str, _Kind] = {
         _scan,
     ),
     "selective_state_update": (_STATE_UPDATE, _scan_update),
+    "mamba_chunk_scan_combined": (
+        "hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, initial_states=None, dt_softplus=False, "
+        "dt_limit=(0.0, inf), return_final_states=False, **kwargs",
+        _chunk_scan,
+    ),
+    "mamba_split_conv1d_scan_combined": (_SPLIT, _split_chunk_scan),
+    "mamba_split_conv1d_scan_never": (_SPLIT, _never),
     "rms_norm_gated": ("self, hidden_states, gate", _norm_of_heads),
     "rms_norm_gated_or_not": ("self, hidden_states, gate=None", _norm_of_heads),
     "rms_norm_of_groups": ("self, hidden_states, gate=None", _norm_of_groups),
@@ -182,7 +247,11 @@ _DELTA_RULE = {
     "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
 }
 _MAMBA = {"mamba_selective_scan": "selective_scan_fn", "mamba_selective_state_update": "selective_state_update"}
-_MAMBA2 = {"mamba2_selective_state_update": "selective_state_update"}
+_MAMBA2 = {
+    "mamba2_selective_state_update": "selective_state_update",
+    "mamba2_chunk_scan": "mamba_chunk_scan_combined",
+    "mamba2_split_conv1d_scan_combined": "mamba_split_conv1d_scan_combined",
+}
 
 
 def _gdn(norm: str) -> dict[str, str]:
@@ -195,7 +264,6 @@ def _kda(norm: str) -> dict[str, str]:
 
 
 def _mamba2(norm: str, kind: str = "rms_norm_of_groups") -> dict[str, str]:
-    """All but mamba_chunk_scan_combined."""
     return _CONV | _MAMBA2 | {f"{norm}.forward": kind}
 
 
@@ -219,7 +287,8 @@ MODELS: dict[str, dict[str, str]] = {
     "nemotron_h": _mamba2("NemotronHRMSNormGated"),
     "zamba2": _mamba2("Zamba2RMSNormGated"),
     "granitemoehybrid": _mamba2("GraniteMoeHybridRMSNormGated"),
-    "falcon_h1": _mamba2("FalconH1RMSNormGated", "rms_norm_of_falcon"),
+    "falcon_h1": _mamba2("FalconH1RMSNormGated", "rms_norm_of_falcon")
+    | {"mamba2_split_conv1d_scan_combined": "mamba_split_conv1d_scan_never"},
     "lfm2": _CONV,
     "lfm2_moe": _CONV,
     "inkling": _CONV,
@@ -296,10 +365,18 @@ def _replace(model: str) -> None:
     verified.check(_targets(model))
     for attribute, kind in MODELS[model].items():
         owner, name = verified.owner_of(f"{module.__name__}:{attribute}")
-        _replaced.put(owner, name, counted(f"transformers.{_counted_as(kind)}", _KINDS[kind][1], getattr(owner, name)))
+        _replaced.put(owner, name, _replacement(kind, getattr(owner, name)))
 
 
 _later = AfterImport("transformers", _MODEL_OF, _when_imported)
+
+
+def _replacement(kind: str, host: Any) -> Any:
+    ours = _KINDS[kind][1]
+    if ours is _never:
+        return functools.wraps(host)(lambda *given, **options: None)
+    call = counted(f"transformers.{_counted_as(kind)}", ours, host)
+    return _packed_only(call) if ours is _split_chunk_scan else call
 
 
 def _counted_as(kind: str) -> str:

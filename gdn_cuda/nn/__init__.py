@@ -1,6 +1,6 @@
-"""Modules: a Gated Delta Net layer; LRU, RG-LRU, S5, S6, S7 and Mamba on the scans; Hyena and LFM2's short convolution; S4,
-S4D, Cauchy and Toeplitz matrices, and matrices given by their displacement. docs/scan.md has the rule for dtypes and autocast
-that all modules follow."""
+"""Modules: a Gated Delta Net layer; LRU, RG-LRU, S5, S6, S7, Mamba and Mamba-2 on the scans; Hyena and LFM2's short
+convolution; S4, S4D, Cauchy and Toeplitz matrices, and matrices given by their displacement. docs/scan.md has the rule for
+dtypes and autocast that all modules follow."""
 
 from ..operators.caller import name_errors_of
 from .cauchy import CauchyKernel
@@ -8,6 +8,7 @@ from .gated_delta_net import GatedDeltaNet
 from .hyena import HyenaCascade
 from .lru import LRU
 from .mamba import S6, Mamba
+from .mamba2 import Mamba2
 from .rglru import RGLRU
 from .s4 import S4Kernel
 from .s4_layer import S4, S4D
@@ -24,6 +25,7 @@ __all__ = [
     "HyenaCascade",
     "LRU",
     "Mamba",
+    "Mamba2",
     "RGLRU",
     "S4",
     "S4D",

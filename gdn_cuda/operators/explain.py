@@ -23,6 +23,7 @@ from .. import _C
 from ..names import unknown
 from ..runtime import DEFAULT_ARCH
 from . import measure
+from .capability import explaining
 
 if TYPE_CHECKING:
     from .._C import DeviceTraits, ExplainedStep
@@ -159,7 +160,7 @@ def recording(device: DeviceTraits) -> Iterator[Callable[[str], Explanation]]:
         seen[0], mode.of_torch = seen[0] + len(steps), []
         return Explanation(function, device, steps, of_torch)
 
-    with _C.Explaining(device) as context, mode:
+    with _C.Explaining(device) as context, explaining(device["capability"]), mode:
         yield explained
 
 

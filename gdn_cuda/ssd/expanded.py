@@ -3,7 +3,6 @@ In fp32, with the gradients of selective_scan. After a reset 0 times infinity is
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -86,7 +85,7 @@ def expanded_pool(x: Any) -> None:
     computed = (slots >= 0) & (slots < count)
     initial = torch.where(computed[:, None, None, None], pool[torch.where(computed, slots, 0)], 0)
     given = {"seq_idx": None, "initial_state": initial}
-    out, last = expanded_scan(SimpleNamespace(**vars(x) | given))
+    out, last = expanded_scan(x.replaced(**given))
     fills = _of_no_slot(x, slots)
     x.out.copy_(torch.where(fills == 1, out, fills))
     if not x.update_state:
@@ -94,7 +93,7 @@ def expanded_pool(x: Any) -> None:
     to = slots if x.write_indices is None else x.write_indices.long()
     written = computed & (to >= 0) & (to < count)
     # A sequence that writes nothing writes what another one does, or if none does, slot 0 as it is.
-    like = written.int().argmax()
+    like = written.int().argmax(0, keepdim=True)  # torch would read an index without dimensions on the host
     any_written, last = written[like], last.to(pool.dtype)
     to = torch.where(written, to, torch.where(any_written, to[like], 0))
     pool.index_copy_(0, to, torch.where(written[:, None, None, None], last, torch.where(any_written, last[like], pool[0])))
@@ -114,7 +113,7 @@ def _of_no_slot(x: Any, slots: Tensor) -> Tensor:
 
 def expanded_summary(x: Any) -> tuple[Tensor, Tensor]:
     """The states after sequences, and the decays over them."""
-    _, last = expanded_scan(SimpleNamespace(**vars(x), C=x.B, D=None, z=None, seq_idx=None, has_initial_state=None))
+    _, last = expanded_scan(x.replaced(C=x.B, D=None, z=None, seq_idx=None, has_initial_state=None))
     raw, bias = _wide(x, "dt"), _wide(x, "dt_bias")
     assert raw is not None
     # What is clamped is 0 as a decay, and sums up to it keep their precision.

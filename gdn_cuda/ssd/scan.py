@@ -13,10 +13,12 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.autograd import needs_gradients, with_autograd
 from ..operators.calls import typical_call
+from ..operators.capability import capability_of
 from ..operators.dtypes import state_dtype as widest_of
 from ..operators.first_order import first_order
 from ..operators.registration import check, register
 from ..operators.schema import Schema, refuse
+from .call import Call
 from .expanded import expanded_into, expanded_pool, expanded_scan, expanded_summary
 from .gradients import derivative, refuse_vmap
 from .reference import Scan, Steps, scan_spans
@@ -96,12 +98,13 @@ _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary, 
 # ---- The functions
 
 
-def _has_kernel(x: Tensor, B: Tensor, most_states: int) -> bool:
+def has_kernel(x: Tensor, B: Tensor, most_states: int) -> bool:
     """Whether ssd/prefill runs; on a CPU the reference does."""
-    if not x.is_cuda:
+    capability = capability_of(x)
+    if capability is None:
         return True
     sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= most_states
-    return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(x.device) == (9, 0)
+    return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and capability == 90
 
 
 def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
@@ -138,15 +141,21 @@ def _unpacked(x: Any) -> bool:
     return True
 
 
+def _check(schema: Schema, arguments: tuple[Any, ...]) -> None:
+    """What the operator would check. Compiled code leaves it to the scan of expanded tensors."""
+    if not torch.compiler.is_compiling():
+        schema.check_types(arguments)
+        schema.check_devices(arguments)
+        check(schema.name, arguments)
+
+
 def _call(schema: Schema, expanded: Callable[[Any], Any], x: Any) -> Any:
     """Without gradients, by ssd/prefill or on expanded tensors."""
     arguments = tuple(getattr(x, name) for name in schema.arguments)
     schema.check_tensors(arguments)
-    if _has_kernel(x.x, x.B, most_states=256):
+    if has_kernel(x.x, x.B, most_states=256):
         return with_autograd(schema, arguments)
-    schema.check_types(arguments)
-    schema.check_devices(arguments)
-    check(schema.name, arguments)
+    _check(schema, arguments)
     with torch.no_grad():
         return expanded(x)
 
@@ -224,7 +233,7 @@ def ssd_scan(
         >>> gdn_cuda.ssd_scan(ones, ones[..., 0], -torch.ones(1), ones, ones)[..., 0].flatten()
         tensor([ 8.0000, 10.9430, 12.0257])
     """
-    call = SimpleNamespace(
+    call = Call(
         x=x,
         dt=dt,
         A=A,
@@ -264,12 +273,10 @@ def _new_results(x: Any, with_gradients: bool) -> tuple[Tensor, Tensor]:
     schema = ssd_scan_operator.schema
     arguments = tuple(getattr(x, name) for name in schema.arguments)
     schema.check_tensors(arguments)
-    if _has_kernel(x.x, x.B, 128 if with_gradients else 256):
+    if has_kernel(x.x, x.B, 128 if with_gradients else 256):
         out, last = ssd_scan_operator(*arguments)
         return out, last
-    schema.check_types(arguments)
-    schema.check_devices(arguments)
-    check(schema.name, arguments)
+    _check(schema, arguments)
     return expanded_scan(x)
 
 
@@ -324,7 +331,7 @@ def ssd_summary(
         >>> state[0, 0, 0, 0], decay
         (tensor(1.3679), tensor([[0.1353]]))
     """
-    call = SimpleNamespace(
+    call = Call(
         x=x,
         dt=dt,
         A=A,

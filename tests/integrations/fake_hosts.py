@@ -3,6 +3,7 @@ that is not installed or that a test must not change."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from gdn_cuda.hosts.verified import Host
 
 def function(name: str, parameters: str) -> Any:
     """A function that returns "host" and records its calls."""
-    names: dict[str, Any] = {"reached": []}
+    names: dict[str, Any] = {"reached": [], "inf": math.inf}
     exec(f"def {name}({parameters}):\n    reached.append({name!r})\n    return 'host'", names)
     names[name].reached = names["reached"]
     return names[name]
@@ -61,7 +62,7 @@ def write(folder: Path, targets: Mapping[str, str]) -> None:
     text: dict[str, list[str]] = {}
     for target, parameters in targets.items():
         name, _, path = target.partition(":")
-        lines = text.setdefault(name, [])
+        lines = text.setdefault(name, ["inf = float('inf')"])
         first, _, method = path.partition(".")
         if not method:
             lines.append(f"def {first}({parameters}): pass")

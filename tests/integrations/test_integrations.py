@@ -117,7 +117,7 @@ def test_the_guide_lists_all_releases() -> None:
     for package, version, _, _ in rows:
         newest.setdefault(package, version)
     assert newest == {host.package: host.newest for host in hosts}
-    assert f"82, of {len(module('transformers').MODELS)} models" in text
+    assert f"94, of {len(module('transformers').MODELS)} models" in text
 
 
 # ---- doctor
@@ -182,7 +182,7 @@ def test_a_model_of_transformers_that_differs_is_a_note(monkeypatch: pytest.Monk
     modules = fake_hosts.make(monkeypatch, module("transformers").HOST, "5.99.0")
     modules["transformers.models.jamba.modeling_jamba"].causal_conv1d_fn = fake_hosts.function("causal_conv1d_fn", "x")
     check = doctors_lines()["integration transformers"]
-    assert check.status == "note" and "81 functions that are replaced have the parameters" in check.found
+    assert check.status == "note" and "93 functions that are replaced have the parameters" in check.found
     assert "left as they are: jamba: transformers.models.jamba.modeling_jamba:causal_conv1d_fn: expected (hidden" in check.found
 
 

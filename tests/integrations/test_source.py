@@ -79,6 +79,8 @@ def files(**text: str) -> source.Source:
         ({"a": "try:\n    from .gone import f\nexcept ImportError:\n    def f(x): ..."}, "lib.a:f", "x"),
         ({"a": "try:\n    from .b import f\nexcept ImportError:\n    f = None", "b": "def f(x): ..."}, "lib.a:f", "x"),
         ({"a": "from .b import NULL\ndef f(x=NULL): ...", "b": "NULL = -1"}, "lib.a:f", "x=-1"),
+        ({"a": 'def f(x=(0.0, float("inf"))): ...'}, "lib.a:f", "x=(0.0, inf)"),
+        ({"a": "from .b import N\ndef f(x=(N, 'a')): ...", "b": "N = 3"}, "lib.a:f", "x=(3, 'a')"),
         ({"a": "@decorated(1)\nclass C:\n    @other\n    def f(self, x): ..."}, "lib.a:C.f", "self, x"),
         ({"a": "class C:\n    def g(self, x): ...\n    f = g"}, "lib.a:C.f", "self, x"),
         ({"a": "def g(self, x): ...\nclass C:\n    f = g"}, "lib.a:C.f", "self, x"),

@@ -15,10 +15,11 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.layers.decode_layer import by_operators, layer_arguments
-from gdn_cuda.nn import GatedDeltaNet, HyenaCascade, Mamba
+from gdn_cuda.nn import GatedDeltaNet, HyenaCascade, Mamba, Mamba2
 from gdn_cuda.nn.gated_delta_net import GatedDeltaNetState
 from gdn_cuda.nn.hyena import HyenaState
 from gdn_cuda.nn.mamba import MambaState
+from gdn_cuda.nn.mamba2 import Mamba2State
 
 Arguments = dict[str, Any]
 MESSAGE = re.compile(r"[\w.]+: [\w.]+: expected .+, got .+", re.DOTALL)
@@ -68,6 +69,17 @@ def mamba() -> Composed:
     return Composed(lambda u, conv, ssm: block.step(u, MambaState(conv, ssm)), make, ("conv", "ssm"), own_errors=False)
 
 
+def mamba2() -> Composed:
+    torch.manual_seed(0)
+    layer = Mamba2(16, 8, headdim=8, ngroups=2, d_ssm=16).requires_grad_(False)
+
+    def make() -> Arguments:
+        state = layer.default_state(2)
+        return {"u": torch.randn(2, 16), "conv": torch.randn_like(state.conv), "ssm": torch.randn_like(state.ssm)}
+
+    return Composed(lambda u, conv, ssm: layer.step(u, Mamba2State(conv, ssm)), make, ("conv", "ssm"), own_errors=False)
+
+
 def delta_net(step: bool, dtype: torch.dtype) -> Composed:
     torch.manual_seed(0)
     layer = GatedDeltaNet(32, (1, 2), 64, 8, dtype=dtype).requires_grad_(False)
@@ -98,7 +110,7 @@ LAYERS |= {
     for verify in (False, True)
 }
 ONE = {"decode": Composed(gdn_cuda.gdn_decode_layer, lambda: tokens("split", torch.bfloat16, True), POOLS)}
-STEPS = {f"hyena-{taps}": hyena(taps) for taps in (None, 7, 128)} | {"mamba": mamba()}
+STEPS = {f"hyena-{taps}": hyena(taps) for taps in (None, 7, 128)} | {"mamba": mamba(), "mamba2": mamba2()}
 STEPS |= {
     "delta-net": delta_net(False, torch.float32),
     "delta-net-step": delta_net(True, torch.bfloat16),

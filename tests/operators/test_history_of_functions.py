@@ -82,21 +82,19 @@ def example_call(case: Case, function: Function) -> Call:
 
 PUBLIC = {name: getattr(gdn_cuda, name) for name in gdn_cuda.__all__}
 EXAMPLES = {name: case for name, case in examples.load().items() if PUBLIC.get(case.function.__name__) is case.function}
-WRITES_OF_CHUNKED = {
-    "state_indices",
-    "checkpoint_every",
-    "final_state",
-    "checkpoints",
-    "states_before",
-}  # calls have no gradients
+# Calls with these have no gradients.
+WRITES: dict[Function, set[str]] = {
+    gdn_cuda.chunked_forward: {"state_indices", "checkpoint_every", "final_state", "checkpoints", "states_before"},
+    gdn_cuda.ssd_scan: {"state_indices", "last_state"},
+}
 REFERENCES = {name: case for name, case in EXAMPLES.items() if hasattr(gdn_cuda.reference, case.function.__name__)}
 
 
 @pytest.mark.parametrize("case", EXAMPLES.values(), ids=EXAMPLES)
 def test_functions_with_examples(case: Case) -> None:
     call = example_call(case, case.function)
-    if case.function is gdn_cuda.chunked_forward and case.make(2, 3, 0).keys() & WRITES_OF_CHUNKED:
-        with pytest.raises(ValueError, match=r"chunked_forward: .* where an input requires a gradient"):
+    if case.make(2, 3, 0).keys() & WRITES.get(case.function, set()):
+        with pytest.raises(ValueError, match=rf"{case.function.__name__}: .* where an input requires a gradient"):
             lost(call)
     else:
         assert not lost(call)
@@ -178,6 +176,35 @@ def step_arguments() -> Arguments:
 def inner_arguments() -> Arguments:
     x = by_name(xz=(2, 8, 6), conv1d_weight=(4, 1, 3), conv1d_bias=(4,), x_proj_weight=(7, 4), delta_proj_weight=(4, 1))
     return x | by_name(out_proj_weight=(5, 4), out_proj_bias=(5,)) | {"A": -real(4, 3, seed=9).abs(), "D": real(4, seed=8)}
+
+
+def ssd_arguments() -> Arguments:
+    x = by_name(x=(2, 4, 2, 3), dt=(2, 4, 2), A=(2,), B=(2, 4, 1, 5), C=(2, 4, 1, 5), D=(2,), z=(2, 4, 2, 3), dt_bias=(2,))
+    return x | {"A": -x["A"].abs(), "dt": x["dt"].abs()}
+
+
+def chunk_scan_arguments() -> Arguments:
+    return ssd_arguments() | by_name(initial_states=(2, 2, 3, 5)) | {"chunk_size": 2, "return_final_states": True}
+
+
+def varlen_arguments() -> Arguments:
+    """Of the states after packed sequences, which have no gradient."""
+    x = {name: y[:1] if y.dim() > 2 else y for name, y in ssd_arguments().items()}
+    return x | {"chunk_size": 2, "cu_seqlens": torch.tensor([0, 1, 4]), "return_varlen_states": True}
+
+
+def split_arguments(everything: bool = False) -> Arguments:
+    x = by_name(zxbcdt=(2, 4, 24), conv1d_weight=(16, 3), conv1d_bias=(16,), dt_bias=(2,), A=(2,), D=(2,))
+    x |= {"A": -x["A"].abs(), "chunk_size": 2, "headdim": 3}
+    if not everything:
+        return x
+    x |= by_name(rmsnorm_weight=(6,), outproj_weight=(5, 9), outproj_bias=(5,), initial_states=(2, 2, 3, 5))
+    return x | {"zxbcdt": real(2, 4, 30), "return_final_states": True}
+
+
+def conv_scan_arguments() -> Arguments:
+    x = by_name(xBC=(2, 4, 16), conv1d_weight=(16, 3), conv1d_bias=(16,), dt=(2, 4, 2), A=(2,), D=(2,), dt_bias=(2,))
+    return x | {"A": -x["A"].abs(), "chunk_size": 2, "headdim": 3}
 
 
 def simplified() -> Arguments:
@@ -268,6 +295,21 @@ CALLS: dict[Function, list[Call]] = {
     mamba_ssm.selective_scan_fn: [call_of(mamba_ssm.selective_scan_fn, scan_arguments)],
     mamba_ssm.mamba_inner_fn: [call_of(mamba_ssm.mamba_inner_fn, inner_arguments)],
     mamba_ssm.mamba_inner_ref: [call_of(mamba_ssm.mamba_inner_ref, inner_arguments)],
+    mamba_ssm.mamba_chunk_scan_combined: [
+        call_of(mamba_ssm.mamba_chunk_scan_combined, chunk_scan_arguments),
+        call_of(mamba_ssm.mamba_chunk_scan_combined, varlen_arguments, (), "ssd_summary"),
+    ],
+    mamba_ssm.mamba_chunk_scan: [call_of(mamba_ssm.mamba_chunk_scan, lambda: ssd_arguments() | {"chunk_size": 2})],
+    mamba_ssm.ssd_selective_scan: [
+        call_of(mamba_ssm.ssd_selective_scan, ssd_arguments),
+        call_of(mamba_ssm.ssd_selective_scan, lambda: ssd_arguments() | {"dt_bias": real(2, 3)}),
+    ],
+    mamba_ssm.mamba_conv1d_scan_ref: [call_of(mamba_ssm.mamba_conv1d_scan_ref, conv_scan_arguments)],
+    mamba_ssm.mamba_split_conv1d_scan_combined: [
+        call_of(mamba_ssm.mamba_split_conv1d_scan_combined, lambda everything=everything: split_arguments(everything))
+        for everything in (False, True)
+    ],
+    mamba_ssm.mamba_split_conv1d_scan_ref: [call_of(mamba_ssm.mamba_split_conv1d_scan_ref, split_arguments)],
     lrnnx_scans.selective_scan_fn: [call_of(lrnnx_scans.selective_scan_fn, scan_arguments)],
     lrnnx_scans.simplified_scan_fn: [
         call_of(lrnnx_scans.simplified_scan_fn, lambda: simplified() | {"return_last_state": True})

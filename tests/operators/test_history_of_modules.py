@@ -18,6 +18,7 @@ import gdn_cuda
 from gdn_cuda.nn.gated_delta_net import GatedDeltaNetState
 from gdn_cuda.nn.hyena import HyenaState
 from gdn_cuda.nn.mamba import MambaState
+from gdn_cuda.nn.mamba2 import Mamba2State
 
 COMPUTE_NOTHING = {"default_state", "extra_repr", "new_state", "reset_parameters", "reset_recurrence", "system"}
 COMPUTE_NOTHING |= {"drawn", "recurrence"}
@@ -64,6 +65,16 @@ def mamba(*tokens: int) -> Made:
 
 def run_mamba(layer: Any, u: Tensor, conv: Tensor, ssm: Tensor, step: bool = False) -> Any:
     return layer.step(u, MambaState(conv, ssm)) if step else layer(u, MambaState(conv, ssm), return_last_state=True)
+
+
+def mamba2(*tokens: int) -> Made:
+    layer = gdn_cuda.nn.Mamba2(4, 3, headdim=2, ngroups=2, d_ssm=4)
+    state = layer.default_state(2)
+    return layer, {"u": draws(2, *tokens, 4), "conv": torch.randn_like(state.conv), "ssm": torch.randn_like(state.ssm)}
+
+
+def run_mamba2(layer: Any, u: Tensor, conv: Tensor, ssm: Tensor, step: bool = False) -> Any:
+    return layer.step(u, Mamba2State(conv, ssm)) if step else layer(u, Mamba2State(conv, ssm), return_last_state=True)
 
 
 def s4(diagonal: bool, tokens: int, mode: str = "dense") -> Made:
@@ -159,6 +170,14 @@ CASES: dict[tuple[type[nn.Module], str, str], Case] = {
     (nets.LRU, "step", ""): (lambda: with_state(lambda: nets.LRU(4, 3), (2, 4), (2, 3), c64), step, (), None),
     (nets.Mamba, "forward", ""): (partial(mamba, 5), run_mamba, (), None),
     (nets.Mamba, "step", ""): (mamba, partial(run_mamba, **STEP), ("conv", "ssm"), "Mamba.step"),
+    (nets.Mamba2, "forward", ""): (partial(mamba2, 5), run_mamba2, (), None),
+    (nets.Mamba2, "forward", "without states"): (
+        lambda: (mamba2()[0], {"u": draws(2, 5, 4)}),
+        lambda layer, u: layer(u),
+        (),
+        None,
+    ),
+    (nets.Mamba2, "step", ""): (mamba2, partial(run_mamba2, **STEP), ("conv", "ssm"), "Mamba2.step"),
     (nets.RGLRU, "forward", ""): (lambda: with_state(lambda: nets.RGLRU(6, 2), (2, 5, 6), (2, 6)), forward, (), None),
     (nets.RGLRU, "step", ""): (lambda: with_state(lambda: nets.RGLRU(6, 2), (2, 6), (2, 6)), step, (), None),
     **{

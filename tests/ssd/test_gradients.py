@@ -41,3 +41,19 @@ def test_gradcheck(divided: str, z: bool, D: int) -> None:
         return gdn_cuda.ssd_scan(**dict(zip(x, tensors, strict=True)), **rest, dt_limit=(0.1, 2.0), return_last_state=True)
 
     assert torch.autograd.gradcheck(call, [y.requires_grad_() for y in x.values()], fast_mode=True, atol=1e-6)
+
+
+@pytest.mark.parametrize("z", [False, True])
+def test_gradients_of_any_strides(z: bool) -> None:
+    """A sum's has strides of 0, a transposed tensor's no contiguous rows."""
+    torch.manual_seed(0)
+    x, dt, B = _normal(2, 5, 2, 3).requires_grad_(), _normal(2, 5, 2).exp(), _normal(2, 5, 1, 4)
+    gate = _normal(2, 5, 2, 3) if z else None
+    out, last = gdn_cuda.ssd_scan(x, dt, -_normal(2).exp(), B, B, z=gate, return_last_state=True)
+    ones = torch.ones_like(out), torch.ones_like(last)
+    (expected,) = torch.autograd.grad((out, last), x, ones, retain_graph=True)
+    (found,) = torch.autograd.grad(out.sum() + last.sum(), x, retain_graph=True)
+    torch.testing.assert_close(found, expected)
+    turned = tuple(y.mT.contiguous().mT for y in ones)
+    (found,) = torch.autograd.grad((out, last), x, turned)
+    torch.testing.assert_close(found, expected)

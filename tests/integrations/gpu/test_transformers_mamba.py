@@ -7,7 +7,7 @@ import torch
 from transformers_mamba import check_bf16, check_forward_and_backward, check_generate
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba", "mamba2"])
 def test_forward_and_backward(model_type: str, seed: int, rng: torch.Generator) -> None:
     check_forward_and_backward(model_type, seed, rng, "cuda")
 

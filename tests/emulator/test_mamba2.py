@@ -1,0 +1,3 @@
+"""Mamba-2's layer in the emulator."""
+
+from mamba2_on_device import *  # noqa: F403
