@@ -66,4 +66,16 @@ void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch) 
     }
 }
 
+void check_write_indices(const Checks& check, const View& write_indices, const SlotTensors& x, bool to_pool,
+                         const Batch& batch) {
+    GDN_REQUIRE(check, to_pool, "write_indices", "None where no last state is written to the pool", "a tensor");
+    GDN_REQUIRE(check, x.slots.defined(), "write_indices", fmt::format("None without {}", x.slots_name), "a tensor");
+    check_per_sequence(check, "write_indices", write_indices, batch);
+}
+
+void check_update_state(const Checks& check, bool update_state, const SlotTensors& x) {
+    GDN_REQUIRE(check, update_state || x.steps.defined() || !x.by_token(), "update_state", "True with a slot for each token",
+                "False");
+}
+
 }  // namespace gdn_cuda

@@ -46,6 +46,11 @@ Tagged check_accepted(const Checks& check, const View& accepted, const Batch& ba
 int64_t check_null_slot(const Checks& check, const std::optional<int64_t>& null_slot);
 // Checks all five tensors, except the shape of one state.
 void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch);
+// `to_pool`: whether a last state is written to the pool.
+void check_write_indices(const Checks& check, const View& write_indices, const SlotTensors& x, bool to_pool,
+                         const Batch& batch);
+// update_state = False, where slots for every token are not what the call writes.
+void check_update_state(const Checks& check, bool update_state, const SlotTensors& x);
 
 // Fills the slots of a kernel's arguments.
 template <class Args>

@@ -44,13 +44,16 @@ struct GDN_HOLDS_TENSORS SelectiveStateUpdate {
     Given x, dt, A, B, C;
     OptionalTensor D = {}, z = {}, dt_bias = {}, delta_a = {}, state_batch_indices = {};
     VerifyOptions verify = {};
+    std::optional<int64_t> null_slot = {};
     StepStates steps = {};
+    OptionalTensor write_indices = {};
+    bool update_state = true;
     bool dt_softplus = false;
     Discretization discretization = Discretization::mamba;
     Output out = {};
 
-    GDN_FIELDS(state, x, dt, A, B, C, D, z, dt_bias, delta_a, state_batch_indices, verify, steps, dt_softplus, discretization,
-               out)
+    GDN_FIELDS(state, x, dt, A, B, C, D, z, dt_bias, delta_a, state_batch_indices, verify, null_slot, steps, write_indices,
+               update_state, dt_softplus, discretization, out)
 };
 // out
 Tensor selective_state_update(const SelectiveStateUpdate& arguments);

@@ -49,28 +49,38 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
         None if x.get(each) is None else to_numpy(x[each]) for each in ("D", "z", "dt_bias", "delta_a", "step_states")
     )
     state, rows, many = before.copy(), before.shape[1:-1], u.ndim == before.ndim
+    if len(rows) == 2:  # one value per head
+        dt, delta_a = (y if y is None or y.ndim == u.ndim else y[..., None] for y in (dt, delta_a))
+        D, bias = (y if y is None or y.ndim == 2 else y[:, None] for y in (D, bias))
+        A = A if A.ndim == 3 else A[:, None, None]
     if not many:  # one token
         u, dt, B, C = (each[:, None] for each in (u, dt, B, C))
         z, delta_a = (None if each is None else each[:, None] for each in (z, delta_a))
     batch, tokens = u.shape[:2]
     indices = x.get("state_batch_indices")
     slots = np.arange(batch) if indices is None else indices.cpu().numpy()
+    targets = slots if x.get("write_indices") is None else x["write_indices"].cpu().numpy()
+    null = x.get("null_slot")
     out = np.zeros(u.shape)
     for n in range(batch):
         first = 0
         if x.get("num_accepted_tokens") is not None:
             first = min(max(int(x["num_accepted_tokens"][n]), 1), slots.shape[1]) - 1
         slot = int(slots[n] if slots.ndim == 1 else slots[n, first])
-        if not 0 <= slot < len(before):
-            out[n] = 0 if slot < 0 else np.nan
+        if slot == null or not 0 <= slot < len(before):
+            out[n] = 0 if slot < 0 or slot == null else np.nan
             continue
+        by_token = slots.ndim == 2 and steps is None
+        last = slot if targets.ndim == 2 else int(targets[n])
         h = before[slot]
         for t in range(tokens):
             delta = dt[n, t] + (0 if bias is None else bias)
             if x.get("dt_softplus"):
                 delta = np.where(delta > 20, delta, np.log1p(np.exp(np.minimum(delta, 20))))
             delta_a_t = delta if delta_a is None else delta_a[n, t]
-            decay, gain = transition(name, delta[..., None], delta_a_t[..., None], A)
+            decay, gain = transition(
+                name, np.broadcast_to(delta, rows)[..., None], np.broadcast_to(delta_a_t, rows)[..., None], A
+            )
             b, c = (spread_over_rows(each[n, t], rows) for each in (B, C))
             h = decay * h + gain * (1 if name == "rglru" else b) * u[n, t][..., None]
             y = (c * h).sum(-1)
@@ -81,11 +91,10 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
                 row = int(x["step_slots"][n])
                 if 0 <= row < len(steps):
                     steps[row, t] = h
-            elif slots.ndim == 2:
-                if 0 <= int(slots[n, t]) < len(state):
-                    state[int(slots[n, t])] = h
-            elif t == tokens - 1:
-                state[slot] = h
+            elif by_token or t == tokens - 1:
+                to = int(targets[n, t]) if by_token else last
+                if x.get("update_state", True) and to != null and 0 <= to < len(state):
+                    state[to] = h
     return out if many else out[:, 0], state, steps
 
 

@@ -177,6 +177,44 @@ def test_verify_in_step_states(tokens: int, drawn: Any, step: Any, on: Any, devi
     assert torch.equal(x["state"], before) and bool((steps[:, tokens] == 7).all() & (steps[[0, 1, 3]] == 7).all())
 
 
+@pytest.mark.parametrize("tokens", [None, 3])
+@pytest.mark.parametrize("N", [7, 16, 128])
+def test_other_slots_and_none(N: int, tokens: int | None, drawn: Any, step: Any, on: Any, device: Device, seed: int) -> None:
+    """Slots to write, of which some are invalid, are not read. Slot 3 is padding."""
+    for state in STATES:
+        x = drawn(seed, tokens=tokens, batch=7, slots=14, N=N, state=state, heads=2)
+        x |= {"state_batch_indices": on([6, -1, 3, 0, 5, 2, 4]), "null_slot": 3}
+        before = x["state"].clone()
+        check(x | {"update_state": False}, step)
+        assert torch.equal(x["state"], before)
+        x["write_indices"] = on([8, 1, 9, 3, 2**40, -(2**63), 4])
+        check(x, step)
+        written = torch.zeros(14, dtype=torch.bool)
+        written[[8, 4]] = True
+        assert torch.equal(x["state"][~written], before[~written])
+
+
+def test_verify_in_other_slots(drawn: Any, step: Any, on: Any, device: Device, seed: int) -> None:
+    for N in (7, 16):
+        x = drawn(seed, tokens=3, batch=3, slots=20, N=N)
+        x["state_batch_indices"] = on([[6, 5, 4], [0, 1, 2], [9, 8, 7]])
+        x |= {"num_accepted_tokens": on([2, 0, 2**40]), "null_slot": 8}
+        x["write_indices"] = on([[10, 11, 12, 3], [13, -1, 15, 3], [16, 8, 2**40, 3]])
+        check(x, step)
+
+
+@pytest.mark.parametrize("N", [16, 128])
+def test_one_value_per_head(N: int, drawn: Any, step: Any, device: Device, seed: int) -> None:
+    for state in STATES:
+        for tokens in (None, 3):
+            x = drawn(seed, tokens=tokens, heads=4, dim=8, groups=2, N=N, state=state, io=torch.bfloat16)
+            x |= {name: x[name][..., 0].contiguous() for name in ("dt", "dt_bias", "D", "delta_a")}
+            x["A"] = x["A"][:, 0, 0].contiguous()
+            check(x, step)
+            del x["delta_a"]
+            check(x, step)
+
+
 @pytest.mark.parametrize("N", [7, 16, 128, 256])
 def test_several_tokens_equal_single_ones(N: int, drawn: Any, step: Any, device: Device, seed: int) -> None:
     """The same bits."""

@@ -53,11 +53,10 @@ Prepared prepare_decode(const FusedDecode& x) {
     } else if (x.update_state) {
         args.last = args.initial;
     }
-    GDN_REQUIRE(check, x.update_state || !(states.by_token() && !steps.defined()), "update_state",
-                "True with a slot for each token", "False");
+    check_update_state(check, x.update_state, states);
     if (written.defined()) {
         const bool one_goes_on = steps.defined() ? !x.parents : !states.by_token();  // not the leaves of a tree
-        check_write_indices(check, prepared, written, states.slots, x.update_state && one_goes_on);
+        check_write_indices(check, prepared, written, states, x.update_state && one_goes_on);
     }
     if (parents.defined()) {
         check_parents(check, parents, steps.defined(), sequences);

@@ -1,6 +1,7 @@
 // selective_state_update: one or several tokens of a selective scan, with states in slots of a pool.
 #include <algorithm>
 #include <gdn_cuda/scan.hpp>
+#include <limits>
 
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
@@ -25,12 +26,12 @@ struct Layout {
 
     int64_t head_count() const { return heads ? state.size(1) : 1; }
     int64_t token_count() const { return tokens ? x.size(1) : 1; }
-    // Strides in bytes; `middle` is the stride of heads or groups.
+    // Strides in bytes; `middle` is the stride of heads or groups, `last` that of channels or columns.
     template <class Tensor>
-    Tensor with_strides(const View& view, int64_t middle) const {
+    Tensor with_strides(const View& view, int64_t middle, int64_t last) const {
         const int64_t bytes = bytes_of(*dtype_of(view));
         return {tagged(view), view.stride(0) * bytes, view.stride(token_count() > 1 ? 1 : 0) * bytes, middle * bytes,
-                view.stride(-1) * bytes};
+                last * bytes};
     }
 
     void shape(const char* argument, const View& view, const View& expected, const char* words) const {
@@ -45,17 +46,45 @@ struct Layout {
         if (!view.defined()) return {};
         shape(argument, view, x, "x");
         common(argument, view, {DType::f32, DType::bf16, DType::f16});
-        return with_strides<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0);
+        return with_strides<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0, view.stride(-1));
+    }
+    // Steps may have one value for a head.
+    SelectiveStepArgs::ByRow steps(const char* argument, const View& view) const {
+        if (!view.defined() || !heads || view.rank != x.rank - 1) return by_row(argument, view);
+        View without_channels = x;
+        --without_channels.rank;
+        shape(argument, view, without_channels, "x without its channels");
+        common(argument, view, {DType::f32, DType::bf16, DType::f16});
+        return with_strides<SelectiveStepArgs::ByRow>(view, view.stride(-1), 0);
     }
     SelectiveStepArgs::PerRow per_row(const char* argument, const View& view) const {
         if (!view.defined()) return {};
-        if (heads)
+        const bool per_head = heads && view.rank == 1;
+        if (per_head)
+            check.shape(argument, view, {state.size(1)}, "(heads,)");
+        else if (heads)
             check.shape(argument, view, {state.size(1), state.size(2)}, "(heads, dim)");
         else
             check.shape(argument, view, {state.size(1)}, "(dim,)");
         common(argument, view, {DType::f32, DType::bf16, DType::f16});
         const int64_t bytes = bytes_of(*dtype_of(view));
-        return {tagged(view), (heads ? view.stride(0) : 0) * bytes, view.stride(-1) * bytes};
+        return {tagged(view), (heads ? view.stride(0) : 0) * bytes, (per_head ? 0 : view.stride(-1)) * bytes};
+    }
+    void set_A(SelectiveStepArgs& args, const View& A) const {
+        const bool per_head = heads && A.rank == 1;
+        if (per_head)
+            check.shape("A", A, {state.size(1)}, "(heads,)");
+        else if (heads)
+            check.shape("A", A, {state.size(1), state.size(2), state.size(3)}, "(heads, dim, N)");
+        else
+            check.shape("A", A, {state.size(1), state.size(2)}, "(dim, N)");
+        common("A", A, {is_complex(*dtype_of(state)) ? DType::c64 : DType::f32});
+        args.A = A.data;
+        args.A_head = heads ? A.stride(0) : 0;
+        args.A_d = per_head ? 0 : A.stride(-2);
+        args.A_n = per_head ? 0 : A.stride(-1);
+        args.tied = args.A_n == 0;
+        args.A_vectors = args.A_n == 1 && A.aligned16();
     }
     SelectiveStepArgs::ByColumn by_column(const char* argument, const View& view, int64_t& groups) const {
         const int lead = tokens ? 2 : 1;
@@ -74,7 +103,7 @@ struct Layout {
         GDN_REQUIRE(check, groups >= 1 && divided % groups == 0, argument,
                     fmt::format("a number of groups that divides the {} {}", divided, heads ? "heads" : "channels"),
                     fmt::format("{}", groups));
-        return with_strides<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
+        return with_strides<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0, view.stride(-1));
     }
 };
 
@@ -83,6 +112,28 @@ i64 bytes_spanned(const View& view) {
     i64 last = 0;
     for (int d = 0; d < view.rank; ++d) last += (view.size(d) - 1) * view.stride(d);
     return (last + 1) * bytes_of(*dtype_of(view));
+}
+
+// Slots for the state after every token, other than those that are read.
+void check_written_of_tokens(const Checks& check, const View& written, const Batch& batch) {
+    check_indices(check, "write_indices", written, batch);
+    GDN_REQUIRE(check, written.rank == 2 && written.size(0) == batch.sequences && written.size(1) >= batch.tokens,
+                "write_indices", fmt::format("({}, T), a slot for each of {} tokens", batch.sequences, batch.tokens),
+                shape_text(written));
+}
+
+// The slots of the pool as what a call writes; `slots`: (sequences,) or (sequences, tokens).
+SelectiveStepArgs::States rows_of_pool(const Checks& check, const SelectiveStepArgs& args, const View& slots) {
+    const bool by_token = slots.rank == 2;
+    return {.states = args.pool,
+            .row = args.pool_slot,
+            .token = 0,
+            .rows = tagged(slots),
+            .rows_sequence = slots.stride(0),
+            .rows_token = by_token ? slots.stride(1) : 0,
+            .null_row = args.null_slot,
+            .row_count = args.slot_count,
+            .limit = by_token ? check.count("write_indices", "columns", slots.size(1)) : std::numeric_limits<int>::max()};
 }
 
 void check_states(const Checks& check, const char* argument, const View& states, const View& as) {
@@ -123,21 +174,11 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     SelectiveStepArgs& args = prepared.args;
     const View dt(arguments.dt), delta_a = view_of(arguments.delta_a), z = view_of(arguments.z);
     args.x = layout.by_row("x", x);
-    args.delta = layout.by_row("dt", dt);
-    args.delta_a = layout.by_row("delta_a", delta_a);
+    args.delta = layout.steps("dt", dt);
+    args.delta_a = layout.steps("delta_a", delta_a);
     args.z = layout.by_row("z", z);
     const View A(arguments.A), D = view_of(arguments.D), bias = view_of(arguments.dt_bias);
-    if (heads)
-        check.shape("A", A, {state.size(1), state.size(2), state.size(3)}, "(heads, dim, N)");
-    else
-        check.shape("A", A, {state.size(1), state.size(2)}, "(dim, N)");
-    layout.common("A", A, {complex ? DType::c64 : DType::f32});
-    args.A = A.data;
-    args.A_head = heads ? A.stride(0) : 0;
-    args.A_d = A.stride(-2);
-    args.A_n = A.stride(-1);
-    args.tied = args.A_n == 0;
-    args.A_vectors = args.A_n == 1 && A.aligned16();
+    layout.set_A(args, A);
     args.D = layout.per_row("D", D);
     args.bias = layout.per_row("dt_bias", bias);
     const View B(arguments.B), C(arguments.C);
@@ -170,35 +211,53 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
     args.columns = static_cast<int>(state.size(-1));
 
-    const auto all_are = [](DType type, std::initializer_list<Tagged> tensors) {
-        return std::ranges::all_of(tensors, [&](const Tagged& x) { return x.data != nullptr && x.type == type; });
-    };
-    args.plain = args.discretization == Discretization::mamba && args.column_units && args.delta_a.values.data == nullptr &&
-                 all_are(DType::bf16, {args.x.values, args.delta.values, args.z.values, args.B.values, args.C.values}) &&
-                 all_are(DType::f32, {args.D.values, args.bias.values});
-
     const SlotTensors states =
         slot_tensors("state", "state_batch_indices", state, arguments.state_batch_indices, arguments.verify, arguments.steps);
     const View& steps = states.steps;
+    const View written = view_of(arguments.write_indices);
+    const Batch batch{args.sequences, args.tokens, false, state, "state"};
     check_states(check, "state", state, state);
-    check_slots(check, states, {args.sequences, args.tokens, false, state, "state"});
+    check_slots(check, states, batch);
     args.pool = state.data;
     args.pool_slot = state.stride(0);
     args.slot_count = args.sequences;
     if (states.slots.defined()) set_slots(check, args, states);
     args.accepted = tagged(states.accepted);
-    args.kept = SelectiveStepArgs::last;
+    args.null_slot = check_null_slot(check, arguments.null_slot);
+    check_update_state(check, arguments.update_state, states);
+    const bool each_to_pool = states.by_token() && !steps.defined();
+    if (written.defined()) {
+        if (each_to_pool)
+            check_written_of_tokens(check, written, batch);
+        else
+            check_write_indices(check, written, states, arguments.update_state && !steps.defined(), batch);
+    }
+    args.kept = arguments.update_state ? SelectiveStepArgs::last : SelectiveStepArgs::none;
     if (steps.defined()) {
         check.dtype("step_states", steps, {type});
         check_states(check, "step_states", steps, state);
-        set_step_slots(check, args, states);
-        args.kept = SelectiveStepArgs::every_by_step_slot;
-        args.steps = steps.data;
-        args.steps_row = steps.stride(0);
-        args.steps_token = steps.stride(1);
-    } else if (states.by_token()) {
-        args.kept = SelectiveStepArgs::every_by_slot;
+        args.kept = SelectiveStepArgs::every;
+        args.to = {.states = steps.data,
+                   .row = steps.stride(0),
+                   .token = steps.stride(1),
+                   .rows = tagged(states.step_slots),
+                   .rows_sequence = states.step_slots.stride(0),
+                   .rows_token = 0,
+                   .null_row = -1,
+                   .row_count = check.count("step_states", "rows", steps.size(0)),
+                   .limit = check.count("step_states", "tokens", steps.size(1))};
+    } else if (each_to_pool || written.defined()) {
+        if (each_to_pool) args.kept = SelectiveStepArgs::every;
+        args.to = rows_of_pool(check, args, each_to_pool && !written.defined() ? states.slots : written);
     }
+    const auto all_are = [](DType type, std::initializer_list<Tagged> tensors) {
+        return std::ranges::all_of(tensors, [&](const Tagged& x) { return x.data != nullptr && x.type == type; });
+    };
+    args.in_place = args.kept == SelectiveStepArgs::last && args.to.rows.data == nullptr;
+    args.plain = args.in_place && args.discretization == Discretization::mamba && args.column_units &&
+                 args.delta_a.values.data == nullptr &&
+                 all_are(DType::bf16, {args.x.values, args.delta.values, args.z.values, args.B.values, args.C.values}) &&
+                 all_are(DType::f32, {args.D.values, args.bias.values});
     check.apart({{"state", state}, {"step_states", steps}, {"out", out}}, {{"x", x},
                                                                            {"dt", dt},
                                                                            {"A", A},
@@ -210,7 +269,8 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
                                                                            {"delta_a", delta_a},
                                                                            {"state_batch_indices", states.slots},
                                                                            {kAcceptedTokens, states.accepted},
-                                                                           {"step_slots", states.step_slots}});
+                                                                           {"step_slots", states.step_slots},
+                                                                           {"write_indices", written}});
     prepared.problem = {
         .sequences = args.sequences,
         .tokens = args.tokens,
@@ -219,7 +279,7 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
         .columns = args.columns,
         .state = type,
         .aligned = state.aligned16() && (!steps.defined() || steps.aligned16()) && args.columns * bytes_of(type) % 16 == 0,
-        .near = args.kept == SelectiveStepArgs::last &&
+        .near = args.kept != SelectiveStepArgs::every &&
                 std::ranges::all_of(std::array{&x, &dt, &delta_a, &z, &A, &D, &bias, &B, &C, &out},
                                     [](const View* view) { return !view->defined() || bytes_spanned(*view) < i64{1} << 31; }),
         .plain = args.plain};

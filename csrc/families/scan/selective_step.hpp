@@ -21,7 +21,7 @@ struct SelectiveStepProblem {
     int columns;  // N
     DType state;
     bool aligned;  // rows consist of 16-byte units and are aligned to them
-    bool near;   // no tensor but the states spans 2^31 bytes or more, and only the last state is stored, in the sequence's slot
+    bool near;   // no tensor but the states spans 2^31 bytes or more, and no state but the last is stored
     bool plain;  // SelectiveStepArgs::plain
 
     constexpr bool operator==(const SelectiveStepProblem&) const = default;

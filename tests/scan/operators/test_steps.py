@@ -133,15 +133,68 @@ def test_verify_in_step_states(seed: int) -> None:
     assert bool((x["step_states"][:, 3] == 1).all() & (x["step_states"][[0, 1, 3]] == 1).all())
 
 
-@pytest.mark.parametrize("argument", ["state_batch_indices", "step_slots"])
+def write_inputs(seed: int, index: torch.dtype = torch.int64, **more: Any) -> dict[str, Any]:
+    """From slot to slot; slot 3 is padding. Not read: sequences 1 and 2. Not written: sequences 3 and 4."""
+    x = draws(seed, batch=6, slots=12, **more)
+    x["state_batch_indices"] = torch.tensor([7, -1, 3, 0, 10, 5], dtype=index)
+    return x | {"write_indices": torch.tensor([8, 1, 2, 3, -1, 5], dtype=index), "null_slot": 3}
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("tokens", [None, 1, 3])
+def test_states_go_to_other_slots(tokens: int | None, index: torch.dtype, seed: int) -> None:
+    for state in (torch.float32, torch.float16, torch.complex64):
+        x = write_inputs(seed, index, tokens=tokens, state=state)
+        before = x["state"].clone()
+        out = check(x, selective_state_update)
+        assert not out[1:3].any() and out[3:].any(1 if tokens is None else 2).all()
+        kept = [n for n in range(12) if n not in (8, 5)]
+        assert torch.equal(x["state"][kept], before[kept])
+
+
+@pytest.mark.parametrize("tokens", [None, 3])
+def test_states_that_are_only_read(tokens: int | None, seed: int) -> None:
+    x = draws(seed, tokens=tokens, heads=2) | {"update_state": False}
+    before = x["state"].clone()
+    check(x, selective_state_update)
+    assert torch.equal(x["state"], before)
+
+
+def test_verify_into_other_slots(seed: int) -> None:
+    x = verify_inputs(seed, torch.int64)
+    x["write_indices"] = (x["state_batch_indices"].flip(0) + 1) % 14
+    x |= {"null_slot": int(x["write_indices"][0, 1])}
+    x["write_indices"][1, 0] = -1
+    check(x, selective_state_update)
+
+
+@pytest.mark.parametrize("form", [{}, {"tokens": 3}, {"state": torch.complex64}, {"tokens": 1, "heads": 1, "dim": 1}])
+@pytest.mark.parametrize("names", ["dt", "A", "D", "dt_bias", "delta_a", "dt A D dt_bias", "dt A D dt_bias delta_a"])
+def test_one_value_per_head(names: str, form: dict[str, Any], seed: int) -> None:
+    """The definition, and the bits of the same values expanded."""
+    x = draws(seed, **{"heads": 4, "groups": 2 if "heads" not in form else 1} | form)
+    expanded = dict(x)
+    for name in names.split():
+        x[name] = x[name][..., 0, 0].contiguous() if name == "A" else x[name][..., 0].contiguous()
+        wide = x[name][..., None, None] if name == "A" else x[name][..., None]
+        expanded[name] = wide.expand(expanded[name].shape)
+    expanded["state"] = x["state"].clone()
+    out = check(x, selective_state_update)
+    assert torch.equal(selective_state_update(**expanded), out) and torch.equal(x["state"], expanded["state"])
+
+
+@pytest.mark.parametrize("argument", ["state_batch_indices", "step_slots", "write_indices"])
 def test_a_slot_past_the_pool_is_refused(argument: str, seed: int) -> None:
-    x = draws(seed, tokens=2, batch=2) | {"step_states": torch.zeros(2, 2, 5, 16), "step_slots": torch.tensor([0, 1])}
+    x = draws(seed, tokens=2, batch=2)
+    steps = torch.zeros(2, 2, 5, 16)
+    if argument == "step_slots":
+        x |= {"step_states": steps, "step_slots": torch.tensor([0, 1])}
     x["state_batch_indices"] = torch.tensor([0, 1])
     x[argument] = torch.tensor([0, 2])
     before = x["state"].clone()
     with pytest.raises(IndexError, match=rf"^selective_state_update: {argument}: expected < 2, got 2$"):
         selective_state_update(**x)
-    assert torch.equal(x["state"], before) and not x["step_states"].any()
+    assert torch.equal(x["state"], before) and not steps.any()
 
 
 # ---- Strides

@@ -48,6 +48,9 @@ def shorter(x: Tensor, d: int) -> Tensor:
     return x.narrow(d, 0, x.shape[d] - 1)
 
 
+NO_SLOTS = {"state_batch_indices": None, "num_accepted_tokens": None}
+ONLY_SLOTS = {"step_states": None, "step_slots": None}
+ONE_SLOT = ONLY_SLOTS | {"state_batch_indices": torch.tensor([0, 1, 2]), "num_accepted_tokens": None}
 # (argument, dimension) whose size may be smaller, as not all of it may be used.
 MAY_BE_SMALLER = {("state", 0), ("step_states", 0), ("B", 2), ("C", 2)}
 
@@ -99,10 +102,36 @@ WRONG: dict[str, tuple[str, Change, str]] = {
         lambda x: {"state_batch_indices": x["state_batch_indices"][:, :1]},
         "each of 2 tokens",
     ),
+    "accepted, and states that are only read": ("update_state", lambda x: ONLY_SLOTS | {"update_state": False}, "each token"),
+    "slots to write beside step states": ("write_indices", lambda x: {"write_indices": torch.tensor([0, 1, 2])}, "None where"),
+    "slots to write of one token": (
+        "write_indices",
+        lambda x: ONLY_SLOTS | {"write_indices": torch.tensor([0, 1, 2])},
+        "a slot for each of 2 tokens",
+    ),
+    "slots to write without slots to read": (
+        "write_indices",
+        lambda x: ONLY_SLOTS | NO_SLOTS | {"write_indices": torch.tensor([0, 1, 2])},
+        "None without state_batch_indices",
+    ),
+    "slots to write, and states that are only read": (
+        "write_indices",
+        lambda x: ONE_SLOT | {"write_indices": torch.tensor([0, 1, 2]), "update_state": False},
+        "None where",
+    ),
+    "slots to write that are not integers": (
+        "write_indices",
+        lambda x: ONE_SLOT | {"write_indices": torch.ones(3)},
+        "int32 or int64",
+    ),
+    "a negative null slot": ("null_slot", lambda x: {"null_slot": -1}, "a slot number"),
+    "steps of other heads": ("dt", lambda x: {"dt": torch.ones(3, 2, 5)}, "without its channels"),
+    "A of other heads": ("A", lambda x: {"A": -torch.ones(5)}, "(heads,)"),
+    "D of other heads": ("D", lambda x: {"D": torch.ones(5)}, "(heads,)"),
     "indices that are not integers": ("step_slots", lambda x: {"step_slots": x["step_slots"].double()}, "int32 or int64"),
     "too few states without indices": (
         "state",
-        lambda x: {"state_batch_indices": None, "num_accepted_tokens": None, "state": x["state"][:2]},
+        lambda x: NO_SLOTS | {"state": x["state"][:2]},
         "as state_batch_indices is None",
     ),
 }

@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         if (thread < items.count) {
             auto& item = shared.items[thread];
             const int later = items.first + at_once + thread;
-            item.to = kept_state<kConfig>(shared, args, items, thread);
+            item.to =
+                kept_state<kConfig>(args, shared.from[items.in_block(thread)], items.sequence(thread), items.token(thread));
             item.later = one_token && later < sequences ? shared.from[later] : nullptr;
         }
         if (items.first == 0)  // B and C are the most recent group
