@@ -1,4 +1,6 @@
 // selective_state_update: one or several tokens of a selective scan, with states in slots of a pool.
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <gdn_cuda/scan.hpp>
 #include <limits>
@@ -13,6 +15,7 @@ namespace {
 
 struct PreparedStep {
     View state;
+    bool by_tokens = false;  // scan/selective_step_tokens runs it
     SelectiveStepProblem problem{};
     SelectiveStepArgs args{};
 };
@@ -22,7 +25,7 @@ struct PreparedStep {
 struct Layout {
     Checks check;
     View state, x;
-    bool heads, tokens;
+    bool heads, tokens, packed;  // packed: tokens of all sequences in the first dimension
 
     int64_t head_count() const { return heads ? state.size(1) : 1; }
     int64_t token_count() const { return tokens ? x.size(1) : 1; }
@@ -117,7 +120,8 @@ i64 bytes_spanned(const View& view) {
 // Slots for the state after every token, other than those that are read.
 void check_written_of_tokens(const Checks& check, const View& written, const Batch& batch) {
     check_indices(check, "write_indices", written, batch);
-    GDN_REQUIRE(check, written.rank == 2 && written.size(0) == batch.sequences && written.size(1) >= batch.tokens,
+    GDN_REQUIRE(check,
+                written.rank == 2 && written.size(0) == batch.sequences && written.size(1) >= (batch.packed ? 1 : batch.tokens),
                 "write_indices", fmt::format("({}, T), a slot for each of {} tokens", batch.sequences, batch.tokens),
                 shape_text(written));
 }
@@ -155,7 +159,11 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
         check, x.rank == state.rank - 1 || x.rank == state.rank, "x",
         heads ? "(B, heads, dim) or (B, T, heads, dim), as state has heads" : "(B, dim) or (B, T, dim), as state has no heads",
         shape_text(x));
-    const Layout layout{check, state, x, heads, x.rank == state.rank};
+    const View cu_seqlens = view_of(arguments.cu_seqlens);
+    const bool packed = cu_seqlens.defined();
+    GDN_REQUIRE(check, !packed || x.rank == state.rank - 1, "x",
+                fmt::format("rank {} with cu_seqlens: packed tokens", state.rank - 1), shape_text(x));
+    const Layout layout{check, state, x, heads, x.rank == state.rank, packed};
     const DType type = check.dtype("state", state, {DType::f32, DType::bf16, DType::f16, DType::c64});
     const bool complex = is_complex(type);
     GDN_REQUIRE(check, std::equal(state.sizes + 1, state.sizes + state.rank - 1, x.sizes + x.rank - (state.rank - 2)), "x",
@@ -204,8 +212,17 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     const int64_t rows = layout.head_count() * state.size(-2);
     args.discretization = arguments.discretization;
     args.softplus = arguments.dt_softplus;
-    args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.token_count()));
-    args.tokens = check.count("x", "tokens", layout.token_count(), kMaxTokens);
+    if (packed) check_cu_seqlens(check, cu_seqlens, x.size(0), x, "x");
+    args.cu_seqlens = tagged(cu_seqlens);
+    const View written = view_of(arguments.write_indices), parents = view_of(arguments.parents);
+    args.tokens = check.count("x", "tokens", packed ? x.size(0) : layout.token_count(), kMaxTokens);
+    // scan/selective_step has no packed tokens and no trees, and stores the last state or the state after every token, not
+    // both.
+    const bool keeps_both = arguments.steps.step_states && written.defined();
+    prepared.by_tokens = packed || parents.defined() || keeps_both || (args.tokens == 0 && written.defined());
+    const int64_t sequences = packed ? cu_seqlens.size(0) - 1 : x.size(0);
+    args.sequences = check.count(packed ? "cu_seqlens" : "x", "sequences", sequences,
+                                 prepared.by_tokens ? kMostBlocks[2] : most_sequences(layout.token_count()));
     args.heads = check.count("state", "heads", layout.head_count());
     args.dim = check.count("state", "channels", state.size(-2));
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
@@ -214,8 +231,7 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     const SlotTensors states =
         slot_tensors("state", "state_batch_indices", state, arguments.state_batch_indices, arguments.verify, arguments.steps);
     const View& steps = states.steps;
-    const View written = view_of(arguments.write_indices);
-    const Batch batch{args.sequences, args.tokens, false, state, "state"};
+    const Batch batch{args.sequences, args.tokens, packed, state, "state"};
     check_states(check, "state", state, state);
     check_slots(check, states, batch);
     args.pool = state.data;
@@ -230,7 +246,11 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
         if (each_to_pool)
             check_written_of_tokens(check, written, batch);
         else
-            check_write_indices(check, written, states, arguments.update_state && !steps.defined(), batch);
+            check_write_indices(check, written, states, arguments.update_state && !parents.defined(), batch);
+    }
+    if (parents.defined()) {
+        check_parents(check, parents, states, batch);
+        set_parents(args, parents);
     }
     args.kept = arguments.update_state ? SelectiveStepArgs::last : SelectiveStepArgs::none;
     if (steps.defined()) {
@@ -249,6 +269,11 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     } else if (each_to_pool || written.defined()) {
         if (each_to_pool) args.kept = SelectiveStepArgs::every;
         args.to = rows_of_pool(check, args, each_to_pool && !written.defined() ? states.slots : written);
+    }
+    if (steps.defined() && written.defined()) args.last_to = rows_of_pool(check, args, written);
+    if (prepared.by_tokens && args.kept == SelectiveStepArgs::last) {
+        args.kept = SelectiveStepArgs::none;
+        args.last_to = written.defined() ? args.to : SelectiveStepArgs::States{.states = args.pool};
     }
     const auto all_are = [](DType type, std::initializer_list<Tagged> tensors) {
         return std::ranges::all_of(tensors, [&](const Tagged& x) { return x.data != nullptr && x.type == type; });
@@ -270,6 +295,8 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
                                                                            {"state_batch_indices", states.slots},
                                                                            {kAcceptedTokens, states.accepted},
                                                                            {"step_slots", states.step_slots},
+                                                                           {"cu_seqlens", cu_seqlens},
+                                                                           {"parents", parents},
                                                                            {"write_indices", written}});
     prepared.problem = {
         .sequences = args.sequences,
@@ -289,7 +316,15 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
 void run_step(const SelectiveStateUpdate& x) {
     const PreparedStep prepared = prepare_step(x);
     const DeviceScope scope(prepared.state.device_index);
-    SelectiveStep::run(prepared.problem, prepared.args, target_of(x.name, prepared.state));
+    if (prepared.args.cu_seqlens.data != nullptr && prepared.args.sequences == 0) {
+        Tensor out = x.out;
+        torch::stable::zero_(out);
+    }
+    const Target target = target_of(x.name, prepared.state);
+    if (prepared.by_tokens)
+        SelectiveStepTokens::run(prepared.problem, prepared.args, target);
+    else
+        SelectiveStep::run(prepared.problem, prepared.args, target);
 }
 
 GDN_REGISTER(SelectiveStateUpdate, prepare_step, run_step)

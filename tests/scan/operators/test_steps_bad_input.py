@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import draws
+from step_cases import draws, packed_draws
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -51,6 +51,7 @@ def shorter(x: Tensor, d: int) -> Tensor:
 NO_SLOTS = {"state_batch_indices": None, "num_accepted_tokens": None}
 ONLY_SLOTS = {"step_states": None, "step_slots": None}
 ONE_SLOT = ONLY_SLOTS | {"state_batch_indices": torch.tensor([0, 1, 2]), "num_accepted_tokens": None}
+PARENTS = torch.tensor([[-1, 0]] * 3)
 # (argument, dimension) whose size may be smaller, as not all of it may be used.
 MAY_BE_SMALLER = {("state", 0), ("step_states", 0), ("B", 2), ("C", 2)}
 
@@ -103,7 +104,15 @@ WRONG: dict[str, tuple[str, Change, str]] = {
         "each of 2 tokens",
     ),
     "accepted, and states that are only read": ("update_state", lambda x: ONLY_SLOTS | {"update_state": False}, "each token"),
-    "slots to write beside step states": ("write_indices", lambda x: {"write_indices": torch.tensor([0, 1, 2])}, "None where"),
+    "slots to write and a tree": (
+        "write_indices",
+        lambda x: {"write_indices": torch.tensor([0, 1, 2]), "parents": PARENTS},
+        "None where",
+    ),
+    "a tree without step states": ("parents", lambda x: ONLY_SLOTS | {"parents": PARENTS}, "None without step_states"),
+    "a tree of one token": ("parents", lambda x: {"parents": PARENTS[:, :1]}, "a parent for each of 2 tokens"),
+    "a tree of 65 tokens": ("parents", lambda x: {"parents": PARENTS[:, :1].expand(3, 65)}, "T at most 64"),
+    "packed tokens with a dimension for them": ("x", lambda x: {"cu_seqlens": torch.tensor([0, 1, 3])}, "packed"),
     "slots to write of one token": (
         "write_indices",
         lambda x: ONLY_SLOTS | {"write_indices": torch.tensor([0, 1, 2])},
@@ -142,6 +151,25 @@ def test_wrong_arguments(what: str) -> None:
     argument, change, says = WRONG[what]
     x = selective_case()
     refused(selective_state_update, x | change(x), argument, says)
+
+
+OFFSETS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "offsets past the tokens": ("cu_seqlens", {"cu_seqlens": torch.tensor([0, 2, 7])}, "end by 6"),
+    "offsets that decrease": ("cu_seqlens", {"cu_seqlens": torch.tensor([0, 3, 2])}, "never decrease"),
+    "offsets that are not integers": ("cu_seqlens", {"cu_seqlens": torch.tensor([0.0, 6.0])}, "int"),
+    "slots of other sequences": ("state_batch_indices", {"state_batch_indices": torch.arange(6)}, "a row for each sequence"),
+    "parents of other sequences": (
+        "parents",
+        {"parents": torch.zeros(3, 6).int(), "step_states": torch.zeros(2, 6, 5, 16), "step_slots": torch.arange(2)},
+        "(2, T)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OFFSETS)
+def test_wrong_packed_arguments(what: str) -> None:
+    argument, change, says = OFFSETS[what]
+    refused(selective_state_update, packed_draws(0, [2, 4], slots=6) | change, argument, says)
 
 
 @pytest.mark.parametrize("name", ["s7", "rglru"])

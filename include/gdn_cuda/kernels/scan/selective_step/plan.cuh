@@ -69,7 +69,8 @@ struct SelectiveStepSharedPlan {
         alignas(16) float C[kConfig.columns() * kConfig.parts()];
         StepRow row[kConfig.most_rows()];
         alignas(16) float sum[kConfig.threads()];  // each lane's Σ C x
-        // `to`: where the state after the item is stored. `later`: the state copied to its place then. nullptr: none.
+        // `to`: where the state after the item is stored. `later`: the state copied to its place then, or in
+        // scan/selective_step_tokens the state that it starts from. nullptr: none.
         void* to;
         const void* later;
     };
@@ -136,6 +137,13 @@ struct SelectiveStepArgs {
         i64 null_row;          // like negatives, not written; -1: none
         int row_count, limit;  // bounds: of rows, and of tokens with a state
     } to;
+
+    // scan/selective_step_tokens alone:
+    Tagged cu_seqlens;  // (sequences + 1,): tokens are packed, and strides of `sequence` and `item` the same
+    States last_to;     // for the state after the last token beside `to`, which has none or every; without states: not stored
+    Tagged parents;     // (sequences, parents_count): tokens of a tree; if absent, each continues from the one before
+    i64 parents_sequence, parents_token;
+    int parents_count;  // at most kMostTreeTokens
 };
 
 }  // namespace gdn_cuda::scan
