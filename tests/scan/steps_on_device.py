@@ -277,12 +277,20 @@ def test_packed_sequences_without_a_slot(step: Any, on: Any, device: Device, see
 
 
 def test_hostile_offsets(step: Any, on: Any, device: Device, seed: int) -> None:
-    """Offsets that the host cannot check on a GPU: nothing outside of the tensors is read or written."""
-    if device.emulate:
-        pytest.skip("offsets of CPU tensors are checked")
-    x = packed_draws(seed, LENGTHS, device=device.name)
-    for offsets in ([-(2**63), 2**40, 3, 2**63 - 1, -5, 17], [9, 3, 1, 0, 0, 0]):
-        step(**x | {"cu_seqlens": on(offsets)})
+    """Offsets that the host cannot check on a GPU are clamped: nothing outside of the tensors is read or written."""
+    total = sum(LENGTHS)
+
+    def result(offsets: list[int]) -> tuple[Tensor, Tensor]:
+        x = packed_draws(seed, LENGTHS, device=device.name)
+        out = step(**x | {"cu_seqlens": on(offsets), "out": torch.zeros_like(x["x"])})
+        return out, x["state"]
+
+    for hostile, clamped in (
+        ([-(2**63), 3, 2**40, 2**63 - 1, 2**62, total + 1], [0, 3, *[total] * 4]),
+        ([9, 3, 1, 0, -1, -(2**63)], [0] * 6),
+        ([1, -5, 1, total, 2**32, 2**32 + 4], [1, 0, 1, *[total] * 3]),
+    ):
+        assert all(torch.equal(*both) for both in zip(result(hostile), result(clamped), strict=True))
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 6])
