@@ -37,7 +37,8 @@ struct GDN_HOLDS_TENSORS SelectiveScan {
 // (out, last state)
 std::tuple<Tensor, Tensor> selective_scan(const SelectiveScan& arguments);
 
-// One token or several; state, which is updated: (B or slots, [heads,] D, N).
+// One token or several, packed with cu_seqlens; state, which is updated: (B or slots, [heads,] D, N). write_indices: other
+// slots to write.
 struct GDN_HOLDS_TENSORS SelectiveStateUpdate {
     static constexpr const char* name = "selective_state_update";
     Written state;

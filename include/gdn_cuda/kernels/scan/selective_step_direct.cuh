@@ -2,8 +2,8 @@
 // those of scan/selective_step; it has no shared memory and no barriers.
 //
 // A row is one channel of one sequence, spread over 2 to 32 lanes, as in scan/selective_step. A lane loads its elements of the
-// state, A, B and C, and its row's scalars, computes the next state, and stores it. The lanes sum Σ C x by shuffles, and the
-// first lane stores the output.
+// state, A, B and C, and its row's scalars, computes the next state, and stores it in the slot it read or another one. The
+// lanes sum Σ C x by shuffles, and the first lane stores the output.
 //
 // Bound: latency, of one load from memory, or of two if the first one loads the slot. So all loads are issued before the first
 // is used, and the code is short, as instructions are fetched from memory too. With many sequences the bound is instruction

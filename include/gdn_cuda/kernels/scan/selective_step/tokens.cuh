@@ -22,28 +22,31 @@ __device__ __forceinline__ const void* no_state() {
     return reinterpret_cast<const void*>(~i64{0});
 }
 
-// Where the states of the current items start (`later`; nullptr: from registers) and go. By one thread, as whether a token of a
-// tree has a state depends on those before it.
+// Where the states of the current items start (`later`; nullptr: from registers) and go. In a tree by one thread, as whether a
+// token has a state depends on those before it.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void find_places(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                             const StepItems& items, Tree& tree) {
+    const int thread = static_cast<int>(threadIdx.x), sequence = items.first_sequence;
     const void* const from = shared.from[0];
+    if (args.parents.data == nullptr || from == nullptr) {
+        if (thread >= items.count) return;
+        shared.items[thread].later = nullptr;
+        shared.items[thread].to = kept_state<kConfig>(args, from, sequence, items.token(thread));
+        return;
+    }
+    if (thread > 0) return;
 #pragma unroll 1
     for (int i = 0; i < items.count; ++i) {
         auto& item = shared.items[i];
-        item.to = nullptr;
         item.later = nullptr;
-        if (from == nullptr) continue;
-        const auto step_of = [&](int token) { return place_in<kConfig>(args.to, from, items.first_sequence, token); };
-        const Tree::Start start = tree.next(args, items.first_sequence, items.token(i), [&](int parent) {
-            item.later = step_of(parent);
+        const Tree::Start start = tree.next(args, sequence, items.token(i), [&](int parent) {
+            item.later = kept_state<kConfig>(args, from, sequence, parent);
             return item.later != nullptr;
         });
         if (start == Tree::from_slot) item.later = from;
-        if (start == Tree::nowhere)
-            item.later = no_state();
-        else if (args.kept == SelectiveStepArgs::every)
-            item.to = step_of(items.token(i));
+        if (start == Tree::nowhere) item.later = no_state();
+        item.to = start == Tree::nowhere ? nullptr : kept_state<kConfig>(args, from, sequence, items.token(i));
     }
 }
 
