@@ -150,6 +150,39 @@ void check_states(const Checks& check, const char* argument, const View& states,
     check.distinct(argument, states);
 }
 
+void check_step_states(const Checks& check, const View& steps, const View& state, DType type) {
+    if (!steps.defined()) return;
+    check.dtype("step_states", steps, {type});
+    check_states(check, "step_states", steps, state);
+}
+
+// Which states the call stores, and where.
+void keep_states(const Checks& check, PreparedStep& prepared, const SlotTensors& x, const View& written, bool update_state) {
+    SelectiveStepArgs& args = prepared.args;
+    const View& steps = x.steps;
+    args.kept = steps.defined() || x.by_token() ? SelectiveStepArgs::every
+                : update_state                  ? SelectiveStepArgs::last
+                                                : SelectiveStepArgs::none;
+    if (steps.defined()) {
+        args.to = {.states = steps.data,
+                   .row = steps.stride(0),
+                   .token = steps.stride(1),
+                   .rows = tagged(x.step_slots),
+                   .rows_sequence = x.step_slots.stride(0),
+                   .rows_token = 0,
+                   .null_row = -1,
+                   .row_count = check.count("step_states", "rows", steps.size(0)),
+                   .limit = check.count("step_states", "tokens", steps.size(1))};
+        if (written.defined()) args.last_to = rows_of_pool(check, args, written);
+    } else if (written.defined() || x.by_token()) {
+        args.to = rows_of_pool(check, args, written.defined() ? written : x.slots);
+    }
+    if (prepared.by_tokens && args.kept == SelectiveStepArgs::last) {
+        args.kept = SelectiveStepArgs::none;
+        args.last_to = written.defined() ? args.to : SelectiveStepArgs::States{.states = args.pool};
+    }
+}
+
 PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     const Checks check{arguments.name};
     const View state(arguments.state), x(arguments.x);
@@ -241,9 +274,8 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.accepted = tagged(states.accepted);
     args.null_slot = check_null_slot(check, arguments.null_slot);
     check_update_state(check, arguments.update_state, states);
-    const bool each_to_pool = states.by_token() && !steps.defined();
     if (written.defined()) {
-        if (each_to_pool)
+        if (states.by_token() && !steps.defined())
             check_written_of_tokens(check, written, batch);
         else
             check_write_indices(check, written, states, arguments.update_state && !parents.defined(), batch);
@@ -252,29 +284,8 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
         check_parents(check, parents, states, batch);
         set_parents(args, parents);
     }
-    args.kept = arguments.update_state ? SelectiveStepArgs::last : SelectiveStepArgs::none;
-    if (steps.defined()) {
-        check.dtype("step_states", steps, {type});
-        check_states(check, "step_states", steps, state);
-        args.kept = SelectiveStepArgs::every;
-        args.to = {.states = steps.data,
-                   .row = steps.stride(0),
-                   .token = steps.stride(1),
-                   .rows = tagged(states.step_slots),
-                   .rows_sequence = states.step_slots.stride(0),
-                   .rows_token = 0,
-                   .null_row = -1,
-                   .row_count = check.count("step_states", "rows", steps.size(0)),
-                   .limit = check.count("step_states", "tokens", steps.size(1))};
-    } else if (each_to_pool || written.defined()) {
-        if (each_to_pool) args.kept = SelectiveStepArgs::every;
-        args.to = rows_of_pool(check, args, each_to_pool && !written.defined() ? states.slots : written);
-    }
-    if (steps.defined() && written.defined()) args.last_to = rows_of_pool(check, args, written);
-    if (prepared.by_tokens && args.kept == SelectiveStepArgs::last) {
-        args.kept = SelectiveStepArgs::none;
-        args.last_to = written.defined() ? args.to : SelectiveStepArgs::States{.states = args.pool};
-    }
+    check_step_states(check, steps, state, type);
+    keep_states(check, prepared, states, written, arguments.update_state);
     const auto all_are = [](DType type, std::initializer_list<Tagged> tensors) {
         return std::ranges::all_of(tensors, [&](const Tagged& x) { return x.data != nullptr && x.type == type; });
     };
