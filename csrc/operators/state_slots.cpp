@@ -1,5 +1,7 @@
 #include "state_slots.hpp"
 
+#include <gdn_cuda/kernels/common/token_tree_plan.cuh>
+
 namespace gdn_cuda {
 
 SlotTensors slot_tensors(const char* pool_name, const char* slots_name, const View& pool, const OptionalTensor& slots,
@@ -64,6 +66,30 @@ void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch) 
                     fmt::format("room for {} tokens in each row", batch.tokens), shape_text(x.steps));
         check_per_sequence(check, "step_slots", x.step_slots, batch);
     }
+}
+
+void check_write_indices(const Checks& check, const View& write_indices, const SlotTensors& x, bool to_pool,
+                         const Batch& batch) {
+    GDN_REQUIRE(check, to_pool, "write_indices", "None where no last state is written to the pool", "a tensor");
+    GDN_REQUIRE(check, x.slots.defined(), "write_indices", fmt::format("None without {}", x.slots_name), "a tensor");
+    check_per_sequence(check, "write_indices", write_indices, batch);
+}
+
+void check_parents(const Checks& check, const View& parents, const SlotTensors& x, const Batch& batch) {
+    GDN_REQUIRE(check, x.steps.defined(), "parents", "None without step_states", "a tensor");
+    check_indices(check, "parents", parents, batch);
+    const int64_t tokens = batch.packed ? 0 : batch.tokens;
+    GDN_REQUIRE(check,
+                parents.rank == 2 && parents.size(0) == batch.sequences && parents.size(1) >= tokens &&
+                    parents.size(1) <= kMostTreeTokens,
+                "parents",
+                fmt::format("({}, T), a parent for each of {} tokens, T at most {}", batch.sequences, tokens, kMostTreeTokens),
+                shape_text(parents));
+}
+
+void check_update_state(const Checks& check, bool update_state, const SlotTensors& x) {
+    GDN_REQUIRE(check, update_state || x.steps.defined() || !x.by_token(), "update_state", "True with a slot for each token",
+                "False");
 }
 
 }  // namespace gdn_cuda

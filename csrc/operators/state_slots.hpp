@@ -46,6 +46,13 @@ Tagged check_accepted(const Checks& check, const View& accepted, const Batch& ba
 int64_t check_null_slot(const Checks& check, const std::optional<int64_t>& null_slot);
 // Checks all five tensors, except the shape of one state.
 void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch);
+// `to_pool`: whether a last state is written to the pool.
+void check_write_indices(const Checks& check, const View& write_indices, const SlotTensors& x, bool to_pool,
+                         const Batch& batch);
+// A parent for each token: branches of a tree start from step states.
+void check_parents(const Checks& check, const View& parents, const SlotTensors& x, const Batch& batch);
+// update_state = False, where slots for every token are not what the call writes.
+void check_update_state(const Checks& check, bool update_state, const SlotTensors& x);
 
 // Fills the slots of a kernel's arguments.
 template <class Args>
@@ -55,6 +62,14 @@ void set_slots(const Checks& check, Args& args, const SlotTensors& x) {
     args.slots_token = x.by_token() ? x.slots.stride(1) : 0;
     args.slot_steps = x.by_token() ? check.count(x.slots_name, "columns", x.slots.size(1)) : 1;
     args.slot_count = check.count(x.pool_name, "slots", x.pool.size(0));
+}
+// Fills the tree of tokens of a kernel's arguments.
+template <class Args>
+void set_parents(Args& args, const View& parents) {
+    args.parents = tagged(parents);
+    args.parents_sequence = parents.stride(0);
+    args.parents_token = parents.stride(1);
+    args.parents_count = static_cast<int>(parents.size(1));
 }
 // Fills the rows of step states of a kernel's arguments.
 template <class Args>

@@ -81,8 +81,9 @@ def selective_state_update(
     dt_softplus: bool = False,
     state_batch_indices: Tensor | None = None,
 ) -> Tensor:
-    """`gdn_cuda.selective_state_update` with "mamba"; A, D and dt_bias may be bf16 or fp16 too. CPU tensors work."""
-    A, D, dt_bias = (None if p is None else p.float() if p.dtype in _HALF else p for p in (A, D, dt_bias))
+    """`gdn_cuda.selective_state_update` with "mamba"; A may be bf16 or fp16 too. CPU tensors work."""
+    if A.dtype in _HALF:  # expanded dimensions stay so: one Ā for all of them
+        A = A[tuple(slice(None if stride else 1) for stride in A.stride())].float().expand_as(A)
     return _update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, None, state_batch_indices)
 
 

@@ -15,7 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot, starting_slots
+from ..operators.state_slots import (
+    accepted_column,
+    check_slots,
+    check_width,
+    gather_states,
+    is_slot,
+    starting_slots,
+    tokens_of,
+    tree_tokens,
+)
 from . import reference as gdn
 
 SPEC_VERIFY = 2
@@ -283,9 +292,9 @@ def decode_slots(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     slots = starting_slots("fused_decode", x, indices)
     if x.step_states is not None and x.step_slots is not None:
         check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
-        _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
+        check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
     elif indices.dim() == 2:
-        _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
+        check_width("fused_decode", "state_indices", lengths, indices.shape[1])
     targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
     check_slots("fused_decode", "write_indices", targets, slot_count, x.null_slot)
     return indices, slots, targets
@@ -323,7 +332,7 @@ def fused_decode(x: Any) -> Tensor:
         written = active & _leaves_a_state(x, lengths) & is_slot(targets, x.null_slot) & x.update_state
         pool[targets[written]] = final_state[written].to(pool.dtype)
     if steps is not None:
-        sequence, token, row = _tokens_of(lengths, active)
+        sequence, token, row = tokens_of(lengths, active)
         after = steps.flatten(0, 1)[row] if x.cu_seqlens is None else steps[row]
         if to_steps:
             rows = x.step_slots[sequence]
@@ -343,37 +352,18 @@ def _tree(x: Any, beta: Tensor, gate: Tensor, start: Tensor, lengths: Tensor, ac
     if x.cu_seqlens is not None:
         output[int(ends[-1]) if len(ends) else 0 :] = 0
     for n in torch.where(active)[0].tolist():
-        row, latest, states = int(x.step_slots[n]), -1, {-1: start[n : n + 1]}
-        for t in range(int(lengths[n])):
-            parent = int(x.parents[n, t]) if t < x.parents.shape[1] else t
-            if parent not in states or (row < 0 and parent not in (latest, -1)):
-                continue
-            if 0 <= parent != latest:
-                states[parent] = x.step_states[row, parent][None]  # rounded when it was stored
+        row, state = int(x.step_slots[n]), start[n : n + 1]
+        for t, parent, is_latest in tree_tokens(x.parents[n], int(lengths[n]), row >= 0):
+            if not is_latest:  # a stored state was rounded
+                state = start[n : n + 1] if parent < 0 else x.step_states[row, parent][None].to(start.dtype)
             first = t if x.cu_seqlens is None else int(ends[n] - lengths[n]) + t
             token = [y[None] if x.cu_seqlens is not None else y[n : n + 1] for y in (x.query, x.key, x.value, beta, gate)]
             q, k, v, b, g = (y[:, first : first + 1] for y in token)
-            found, after, _ = gdn.recurrent(q, k, v, b, g, states[parent], scale=x.scale, use_qk_l2norm=x.use_qk_l2norm)
+            found, state, _ = gdn.recurrent(q, k, v, b, g, state, scale=x.scale, use_qk_l2norm=x.use_qk_l2norm)
             (output if x.cu_seqlens is not None else output[n])[first] = found[0, 0]
-            states[t], latest = after, t
             if row >= 0:
-                x.step_states[row, t] = after[0].to(x.step_states.dtype)
+                x.step_states[row, t] = state[0].to(x.step_states.dtype)
     return output
-
-
-def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> None:
-    longest = int(lengths.max()) if lengths.numel() else 0
-    if longest > width:
-        raise IndexError(f"{function}: {argument}: expected room for {longest} tokens, got {width}")
-
-
-def _tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token of active sequences: its sequence, its position there, and its row among all tokens."""
-    sequence = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths)
-    row = torch.arange(sequence.shape[0], device=lengths.device)
-    token = row - (lengths.cumsum(0) - lengths)[sequence]
-    chosen = active[sequence]
-    return sequence[chosen], token[chosen], row[chosen]
 
 
 def chunk_local_cumsum(input: Tensor, head_first: bool = False, cu_seqlens: Tensor | None = None) -> Tensor:

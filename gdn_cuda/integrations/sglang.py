@@ -1,4 +1,5 @@
-"""SGLang: replaces the Triton kernel class of its Gated Delta Net layers, and their convolutions.
+"""SGLang: replaces the Triton kernel class of its Gated Delta Net layers, and their convolutions; and the step of its Mamba-1
+and Mamba-2 layers, which decodes and verifies drafts.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Decoding with
 ReplaySSM runs SGLang's own kernels. On Hopper SGLang chooses FlashInfer for prefill by default:
@@ -27,6 +28,8 @@ from .requested import install_if_requested
 _MODULE = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 _CLASS = "TritonGDNKernel"
 _LAYER = "sglang.srt.layers.attention.linear.gdn_backend"  # calls the class and the convolutions
+_STEP_MODULE = "sglang.kernels.ops.mamba.triton_ops.ssu_dispatch"
+_STEP = f"{_STEP_MODULE}:TritonSSUBackend.__call__"
 _DECODE = "A_log, dt_bias, ssm_states, cache_indices, query_start_loc, **kwargs"
 VERSIONS: verified.Versions = {"0.5.23": "run"}
 _TARGETS: dict[str, verified.Targets] = {
@@ -47,8 +50,14 @@ _TARGETS: dict[str, verified.Targets] = {
         "retrieve_next_token=None, retrieve_next_sibling=None, retrieve_parent_token=None, pad_slot_id=-1, metadata=None, "
         "validate_data=False",
     },
+    _STEP_MODULE: {
+        _STEP: "self, state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None, "
+        "pad_slot_id=-1, out=None, disable_state_update=False, intermediate_states_buffer=None, cache_steps=None, "
+        "retrieve_parent_token=None, intermediate_state_indices=None",
+    },
 }
-HOST = verified.Host("sglang", "sglang", VERSIONS, {"": {**_TARGETS[_MODULE], **_TARGETS[_LAYER]}})
+_PARTS = {"gdn": {**_TARGETS[_MODULE], **_TARGETS[_LAYER]}, "mamba": _TARGETS[_STEP_MODULE]}
+HOST = verified.Host("sglang", "sglang", VERSIONS, _PARTS)
 _CHUNK = 64  # tokens between the states that SGLang's own prefill returns
 
 # ---- The calls. A slot below 0 is padding; slot 0 is an ordinary slot.
@@ -165,7 +174,7 @@ def _target_verify(
     if retrieve_parent_token is not None:
         if not uniform:
             raise Declined("a tree of drafts in sequences of several lengths")
-        parents = F.pad(retrieve_parent_token[:sequences, 1:], (1, 0), value=-1)
+        parents = _parents(retrieve_parent_token[:sequences])
     options: dict[str, Any] = {
         "parents": parents,
         "cu_seqlens": None if uniform else query_start_loc,
@@ -174,6 +183,54 @@ def _target_verify(
     }
     output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices[:sequences], **options)
     return output.reshape(shape)
+
+
+def _parents(retrieve_parent_token: Tensor) -> Tensor:
+    return F.pad(retrieve_parent_token[:, 1:], (1, 0), value=-1)
+
+
+# ---- Steps of Mamba layers
+
+
+def _selective_step(
+    backend: Any,
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+    pad_slot_id: int = -1,
+    out: Tensor | None = None,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: Tensor | None = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+) -> None:
+    """One token per request, or drafts (B, T, …), as in `_target_verify`."""
+    if backend._enable_stochastic_rounding and not disable_state_update:
+        raise Declined("stochastic rounding")
+    if pad_slot_id < -1:
+        raise Declined("another slot of padding")
+    options: dict[str, Any] = {"null_slot": None if pad_slot_id < 0 else pad_slot_id, "out": out}
+    if intermediate_states_buffer is None:
+        options["update_state"] = not disable_state_update
+    else:
+        rows = state_batch_indices if intermediate_state_indices is None else intermediate_state_indices
+        if rows is None or cache_steps != intermediate_states_buffer.shape[1]:
+            raise Declined("no rows for states of drafts, or a buffer of another number of drafts")
+        options |= {"step_states": intermediate_states_buffer, "step_slots": rows[: x.shape[0]]}
+        options["write_indices"] = None if disable_state_update else state_batch_indices
+        if retrieve_parent_token is not None:
+            options["parents"] = _parents(retrieve_parent_token[: x.shape[0]])
+    given = (state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
+    gdn_cuda.selective_state_update(*given, state_batch_indices=state_batch_indices, **options)
 
 
 # ---- Convolutions
@@ -300,10 +357,10 @@ def available() -> tuple[bool, str]:
 
 @_replaced.whole()
 def install() -> tuple[str, ...]:
-    """Replaces the class and the layer's convolutions now, or when SGLang imports their modules. Returns the names of what is
-    replaced now. A second call changes nothing.
+    """Replaces the class, the layer's convolutions and the step now, or when SGLang imports their modules. Returns the names of
+    what is replaced now. A second call changes nothing.
 
-    Raises `Refused`, with nothing replaced, if SGLang's imported modules, or the source of the others, differ from what was
+    Raises `Refused`, with nothing replaced, if SGLang's imported modules, or the source of all others, differ from what was
     verified. If a module differs when it is imported later, SGLang keeps its own kernels there, which is logged.
     """
     if _later not in sys.meta_path:
@@ -338,7 +395,12 @@ def _replace_convolutions() -> None:
         _replaced.put(module, name, counted(f"sglang.{name}", ours, getattr(module, name)))
 
 
-_REPLACE = {_MODULE: _replace_class, _LAYER: _replace_convolutions}
+def _replace_step() -> None:
+    owner, name = verified.owner_of(_STEP)
+    _replaced.put(owner, name, counted("sglang.selective_state_update", _selective_step, getattr(owner, name)))
+
+
+_REPLACE = {_MODULE: _replace_class, _LAYER: _replace_convolutions, _STEP_MODULE: _replace_step}
 
 
 @_replaced.whole()

@@ -1,8 +1,9 @@
 """vLLM: replaces, by name, the functions that the Gated Delta Net layer of Qwen3-Next, Qwen3.5 and Qwen4 calls: prefill with
-and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm.
+and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm. Of Mamba-1 and
+Mamba-2 layers the step, which decodes and verifies drafts.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names vllm. It imports nothing of
-vLLM: the layer's module, which touches the GPU, is changed when vLLM imports it. vLLM still chooses its prefill backend; both
+vLLM: modules, which touch the GPU, are changed when vLLM imports them. vLLM still chooses its prefill backend; both
 flashinfer and triton then call gdn_cuda.
 """
 
@@ -24,6 +25,8 @@ from .packed import split_qkv
 from .requested import install_if_requested
 
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+_STEP_MODULE = "vllm.model_executor.layers.mamba.ops.ssu_dispatch"
+_STEP_CLASS = "TritonSSUBackend"
 _NULL_BLOCK = 0  # the slot of padding rows; negative slots are padding too
 
 
@@ -226,6 +229,52 @@ def _activation(given: str | bool | None) -> str | None:
     return given if isinstance(given, str) else "silu" if given else None
 
 
+# ---- Steps of Mamba layers
+
+
+def _selective_step(
+    backend: Any,
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    dt_bias: Tensor | None,
+    z: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+    dst_state_batch_indices: Tensor | None = None,
+    null_block_id: int = _NULL_BLOCK,
+    out: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    is_blackwell: bool = False,
+) -> None:
+    """One token per request, or drafts, which have slots (N, S) to read and to write. Tables of slots and counts may have more
+    rows than there are requests; without drafts their first column counts."""
+    if backend._mamba_config.enable_stochastic_rounding:
+        raise Declined("stochastic rounding")
+    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+    def slots_of(table: Tensor | None) -> Tensor | None:
+        if table is None:
+            return None
+        return table[:sequences] if table.dim() == 1 or num_accepted_tokens is not None else table[:sequences, 0]
+
+    is_other = dst_state_batch_indices is not None and dst_state_batch_indices is not state_batch_indices
+    gdn_cuda.selective_state_update(
+        *(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus),
+        state_batch_indices=slots_of(state_batch_indices),
+        write_indices=slots_of(dst_state_batch_indices) if is_other else None,
+        num_accepted_tokens=None if num_accepted_tokens is None else num_accepted_tokens[:sequences],
+        cu_seqlens=cu_seqlens,
+        null_slot=null_block_id,
+        out=out,
+    )
+
+
 # ---- What was verified
 
 _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -260,11 +309,16 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
 }
 _NORM = "vllm.model_executor.layers.layernorm:RMSNormGated.forward_cuda"  # called where the norm is not compiled into a graph
+_STEP = f"{_STEP_MODULE}:{_STEP_CLASS}.__call__"
 VERSIONS: verified.Versions = {"0.33.0": "run"}
-HOST = verified.Host(
-    *("vllm", "vllm", VERSIONS),
-    {"": {f"{_MODULE}:{name}": expected for name, (expected, _) in _TARGETS.items()} | {_NORM: "self, x, z=None"}},
-)
+_PARTS: dict[str, verified.Targets] = {
+    "gdn": {f"{_MODULE}:{name}": expected for name, (expected, _) in _TARGETS.items()} | {_NORM: "self, x, z=None"},
+    "mamba": {
+        _STEP: "self, state, x, dt, A, B, C, D, dt_bias, z=None, dt_softplus=False, state_batch_indices=None, "
+        "dst_state_batch_indices=None, null_block_id=0, out=None, num_accepted_tokens=None, cu_seqlens=None, is_blackwell=False"
+    },
+}
+HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS)
 
 # ---- install and uninstall
 
@@ -278,16 +332,17 @@ def available() -> tuple[bool, str]:
 
 @_replaced.whole()
 def install() -> tuple[str, ...]:
-    """Replaces the functions now, or when vLLM imports the layer's module. Returns the names of what is replaced now. A second
-    call changes nothing.
+    """Replaces the functions now, or when vLLM imports their modules. Returns the names of what is replaced now. A second call
+    changes nothing.
 
-    Raises `Refused`, with nothing replaced, if vLLM's imported modules, or the source of the others, differ from what was
-    verified. If the module differs when it is imported later, vLLM keeps its own kernels, which is logged.
+    Raises `Refused`, with nothing replaced, if vLLM's imported modules, or the source of all others, differ from what was
+    verified. If a module differs when it is imported later, vLLM keeps its own kernels there, which is logged.
     """
     if _later not in sys.meta_path:
         HOST.require()
-        if _MODULE in sys.modules:
-            _replace(sys.modules[_MODULE])
+        for module in _REPLACE:
+            if module in sys.modules:
+                _replace(sys.modules[module])
         _replaced.change(_later.install, _later.uninstall)
     return _replaced.names()
 
@@ -302,13 +357,26 @@ def plugin() -> None:
     install_if_requested("vllm", install)
 
 
-@_replaced.whole()
-def _replace(module: ModuleType) -> None:
-    verified.check(HOST.targets)
+def _replace_layer(module: ModuleType) -> None:
+    verified.check(HOST.parts["gdn"])
     for name, (_, ours) in _TARGETS.items():
         _replaced.put(module, name, counted(f"vllm.{name}", ours, getattr(module, name)))
     owner, name = verified.owner_of(_NORM)
     _replaced.put(owner, name, counted("vllm.rms_norm_gated", _norm, getattr(owner, name)))
 
 
-_later = AfterImport("vllm", [_MODULE], _replace)
+def _replace_step(module: ModuleType) -> None:
+    verified.check(HOST.parts["mamba"])
+    owner, name = verified.owner_of(_STEP)
+    _replaced.put(owner, name, counted("vllm.selective_state_update", _selective_step, getattr(owner, name)))
+
+
+_REPLACE = {_MODULE: _replace_layer, _STEP_MODULE: _replace_step}
+
+
+@_replaced.whole()
+def _replace(module: ModuleType) -> None:
+    _REPLACE[module.__name__](module)
+
+
+_later = AfterImport("vllm", _REPLACE, _replace)

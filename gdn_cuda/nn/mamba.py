@@ -324,7 +324,7 @@ class Mamba(S6):
             seen = torch.cat([conv.to(x.dtype), x[:, None]], 1)
             step = self._step(self._convolved(seen).squeeze(1).to(x.dtype), state.ssm, z)
             if not torch.compiler.is_compiling():  # the convolution's state is written first
-                check_call("selective_state_update", **step, out=torch.empty_like(step["x"]))
+                check_call("selective_state_update", **step, update_state=True, out=torch.empty_like(step["x"]))
             conv.copy_(seen[:, 1:])
             out: Tensor = self.out_proj(selective_state_update(**step))
             return out

@@ -5,6 +5,7 @@ The C++ operators check shapes and dtypes; values are checked here, before anyth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,3 +47,31 @@ def gather_states(pool: Tensor, slots: Tensor, active: Tensor) -> Tensor:
 
 def is_slot(indices: Tensor, null_slot: int | None = None) -> Tensor:
     return (indices >= 0) & (True if null_slot is None else indices != null_slot)
+
+
+def check_width(function: str, argument: str, lengths: Tensor, width: int) -> None:
+    longest = int(lengths.max()) if lengths.numel() else 0
+    if longest > width:
+        raise IndexError(f"{function}: {argument}: expected room for {longest} tokens, got {width}")
+
+
+def tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each token of active sequences: its sequence, its position there, and its row among all tokens."""
+    sequence = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths)
+    row = torch.arange(sequence.shape[0], device=lengths.device)
+    token = row - (lengths.cumsum(0) - lengths)[sequence]
+    chosen = active[sequence]
+    return sequence[chosen], token[chosen], row[chosen]
+
+
+def tree_tokens(parents: Tensor, tokens: int, has_row: bool) -> Iterator[tuple[int, int, bool]]:
+    """(token, parent, whether the parent's state is the latest) for the tokens of a tree that have a state, in order. Parent −1
+    is the slot. `parents`: of one sequence. has_row: whether states are stored, so that branches can start from them."""
+    latest, alive = -1, {-1}
+    for t in range(tokens):
+        parent = int(parents[t]) if t < parents.shape[0] else t
+        if parent not in alive or (not has_row and parent not in (latest, -1)):
+            continue
+        yield t, parent, parent == latest
+        alive.add(t)
+        latest = t

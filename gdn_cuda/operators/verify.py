@@ -34,6 +34,6 @@ def hostile_counts(sequences: int) -> Inputs:
     return {"num_accepted_tokens": hostile_indices(sequences)}
 
 
-def hostile(sequences: int, tokens: int) -> Inputs:
+def hostile(sequences: int, tokens: int, indices: str = "state_indices") -> Inputs:
     """Slots and counts, most of them invalid."""
-    return {"state_indices": hostile_indices(sequences * tokens).view(sequences, tokens)} | hostile_counts(sequences)
+    return {indices: hostile_indices(sequences * tokens).view(sequences, tokens)} | hostile_counts(sequences)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,15 @@ from ..operators.examples import draw as drawn
 from ..operators.hostile import hostile_indices
 from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 from ..operators.schema import refuse
-from ..operators.state_slots import check_slots, gather_states, is_slot, starting_slots
+from ..operators.state_slots import (
+    check_slots,
+    check_width,
+    gather_states,
+    is_slot,
+    starting_slots,
+    tokens_of,
+    tree_tokens,
+)
 from .discretizations import SOFTPLUS_THRESHOLD, TRANSITIONS
 
 _NAME = "selective_state_update"
@@ -34,67 +42,162 @@ def _transition(x: Any, complex_state: bool) -> Callable[[Tensor, Tensor, Tensor
     return TRANSITIONS[x.discretization]
 
 
-def _recurrence(x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
-    """From states (B, heads, dim, N) the outputs (B, T, heads, dim) and the states after each token (B, T, heads, dim, N)."""
-    transition = _transition(x, start.is_complex())
-    heads, dim = start.shape[1:3]
-    many = x.x.dim() == x.state.dim()
+class _Values(NamedTuple):
+    """A call's tensors in fp64: those of tokens are (B, T, heads, dim), B and C (B, T, heads, dim, N), with B = 1 if they are
+    packed; A is (heads, dim, N), D (heads, dim)."""
+
+    u: Tensor
+    delta: Tensor
+    delta_a: Tensor
+    B: Tensor
+    C: Tensor
+    z: Tensor | None
+    A: Tensor
+    D: Tensor | None
+
+    def part(self, sequences: slice, tokens: slice) -> _Values:
+        of_tokens = ("u", "delta", "delta_a", "B", "C") if self.z is None else ("u", "delta", "delta_a", "B", "C", "z")
+        return self._replace(**{name: getattr(self, name)[sequences, tokens] for name in of_tokens})
+
+
+def _values(x: Any) -> _Values:
+    has_heads, many = x.state.dim() == 4, x.x.dim() == x.state.dim()
+    heads, dim, N = x.state.shape[1:] if has_heads else (1, *x.state.shape[1:])
+    wide = torch.complex128 if x.state.is_complex() else torch.float64
+
+    def of_tokens(y: Tensor) -> Tensor:
+        return y if many else y.unsqueeze(0 if x.cu_seqlens is not None else 1)
 
     def by_row(y: Tensor) -> Tensor:
-        y = y if many else y.unsqueeze(1)
-        return y.to(torch.float64).reshape(*y.shape[:2], heads, dim)
+        y = of_tokens(y).to(torch.float64)
+        return y.unsqueeze(2) if not has_heads else y if y.dim() == 4 else y.unsqueeze(-1).expand(*y.shape, dim)
 
     def by_column(y: Tensor) -> Tensor:
-        y = y if many else y.unsqueeze(1)
+        y = of_tokens(y).to(wide)
         y = y if y.dim() == 4 else y.unsqueeze(2)
-        return y.to(start.dtype).repeat_interleave(heads * dim // y.shape[2], 2).unflatten(2, (heads, dim))
+        return y.repeat_interleave(heads * dim // y.shape[2], 2).unflatten(2, (heads, dim))
 
-    u, delta, A = by_row(x.x), by_row(x.dt), x.A.to(start.dtype).reshape(start.shape[1:])
-    if x.dt_bias is not None:
-        delta = delta + x.dt_bias.to(torch.float64).reshape(heads, dim)
+    def per_row(y: Tensor) -> Tensor:
+        y = y.to(torch.float64)
+        return y.unsqueeze(-1).expand(heads, dim) if has_heads and y.dim() == 1 else y.reshape(heads, dim)
+
+    A = x.A.to(wide)
+    delta = by_row(x.dt) if x.dt_bias is None else by_row(x.dt) + per_row(x.dt_bias)
     if x.dt_softplus:
         delta = F.softplus(delta, threshold=SOFTPLUS_THRESHOLD)
-    delta_a = delta if x.delta_a is None else by_row(x.delta_a)
-    B, C, state = by_column(x.B), by_column(x.C), start
-    outputs, states = [torch.zeros_like(u[:, :0])], [start.unsqueeze(1)[:, :0]]
+    return _Values(
+        u=by_row(x.x),
+        delta=delta,
+        delta_a=delta if x.delta_a is None else by_row(x.delta_a),
+        B=by_column(x.B),
+        C=by_column(x.C),
+        z=None if x.z is None else by_row(x.z),
+        A=A[:, None, None].expand(heads, dim, N) if A.dim() == 1 else A.reshape(heads, dim, N),
+        D=None if x.D is None else per_row(x.D),
+    )
+
+
+def _recurrence(x: Any, values: _Values, start: Tensor) -> tuple[Tensor, Tensor]:
+    """From states (B, heads, dim, N) the outputs (B, T, heads, dim) and the states after each token (B, T, heads, dim, N)."""
+    transition = _transition(x, start.is_complex())
+    u, delta, delta_a, B, C, z, A, D = values
+    state, outputs, states = start, [torch.zeros_like(u[:, :0])], [start.unsqueeze(1)[:, :0]]
     for t in range(u.shape[1]):
         decay, gain = transition(delta[:, t, ..., None], delta_a[:, t, ..., None], A)
         drive = u[:, t, ..., None] if x.discretization == "rglru" else B[:, t] * u[:, t, ..., None]
         state = decay * state + gain * drive
         y = (C[:, t] * state).sum(-1)
         y = 2 * y.real if y.is_complex() else y
-        if x.D is not None:
-            y = y + x.D.to(torch.float64).reshape(heads, dim) * u[:, t]
-        outputs.append(y.unsqueeze(1))
+        outputs.append((y if D is None else y + D * u[:, t]).unsqueeze(1))
         states.append(state.unsqueeze(1))
     out = torch.cat(outputs, 1)
-    return out if x.z is None else out * F.silu(by_row(x.z)), torch.cat(states, 1)
+    return out if z is None else out * F.silu(z), torch.cat(states, 1)
+
+
+def _packed(x: Any, values: _Values, start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for packed sequences: (1, tokens, heads, dim), zero after the last sequence, and states of all their tokens."""
+    outputs, states, first = [values.u[:, :0]], [start[:, None][:1, :0]], 0
+    for n, length in enumerate(lengths.tolist()):
+        tokens = slice(first, first + length)
+        out, after = _recurrence(x, values.part(slice(None), tokens), start[n : n + 1])
+        outputs.append(out)
+        states.append(after)
+        first += length
+    outputs.append(torch.zeros_like(values.u[:, first:]))
+    return torch.cat(outputs, 1), torch.cat(states, 1)
+
+
+def _tree(x: Any, values: _Values, start: Tensor, lengths: Tensor, active: Tensor) -> Tensor:
+    """The output of a tree of tokens, each from the state after its parent. Stores the state after each token."""
+    out, firsts = torch.full_like(values.u, torch.nan), lengths.cumsum(0) - lengths
+    if x.cu_seqlens is not None:
+        out[:, int(lengths.sum()) :] = 0
+    for n in torch.where(active)[0].tolist():
+        row, state = int(x.step_slots[n]), start[n : n + 1]
+        for t, parent, is_latest in tree_tokens(x.parents[n], int(lengths[n]), row >= 0):
+            if not is_latest:  # a stored state was rounded
+                state = start[n : n + 1]
+                if parent >= 0:
+                    state = x.step_states[row, parent].to(start.dtype).reshape(state.shape)
+            place = (n, t) if x.cu_seqlens is None else (0, int(firsts[n]) + t)
+            found, after = _recurrence(x, values.part(*(slice(i, i + 1) for i in place)), state)
+            out[place], state = found[0, 0], after[:, 0]
+            if row >= 0:
+                x.step_states[row, t] = state.to(x.step_states.dtype).reshape(x.step_states.shape[2:])
+    return out
 
 
 def _reference(x: Any) -> Tensor:
     """States are rounded when stored, not between the tokens of a call."""
     pool = x.state if x.state.dim() == 4 else x.state.unsqueeze(1)
-    many = x.x.dim() == x.state.dim()
-    sequences, tokens = x.x.shape[0], x.x.shape[1] if many else 1
-    indices = torch.arange(sequences) if x.state_batch_indices is None else x.state_batch_indices.to(torch.int64)
-    check_slots(_NAME, "state_batch_indices", indices, pool.shape[0])
+    values, is_packed = _values(x), x.cu_seqlens is not None
+    padded = torch.full(values.u.shape[:1], values.u.shape[1])
+    lengths = x.cu_seqlens.to(torch.int64).diff() if is_packed else padded
+    indices = torch.arange(len(lengths)) if x.state_batch_indices is None else x.state_batch_indices.to(torch.int64)
+    check_slots(_NAME, "state_batch_indices", indices, pool.shape[0], x.null_slot)
     slots = starting_slots(_NAME, x, indices)
+    written = indices if x.step_slots is None and indices.dim() == 2 else slots
+    if x.write_indices is not None:
+        written = x.write_indices.to(torch.int64)
+        check_slots(_NAME, "write_indices", written, pool.shape[0], x.null_slot)
     if x.step_slots is not None:
         check_slots(_NAME, "step_slots", x.step_slots, x.step_states.shape[0])
-    active = is_slot(slots)
-    wide = torch.complex128 if pool.is_complex() else torch.float64
-    out, states = _recurrence(x, gather_states(pool, slots, active).to(wide))
-    if x.step_slots is not None:
-        kept = active & is_slot(x.step_slots)
-        after = states[kept].reshape(int(kept.sum()), tokens, *x.state.shape[1:])
-        x.step_states[x.step_slots[kept].to(torch.int64), :tokens] = after.to(x.step_states.dtype)
+        check_width(_NAME, "step_states", lengths, x.step_states.shape[1])
+    elif written.dim() == 2:
+        check_width(_NAME, "state_batch_indices" if x.write_indices is None else "write_indices", lengths, written.shape[1])
+    active = is_slot(slots, x.null_slot)
+    start = gather_states(pool, slots, active).to(values.A.dtype)
+    if x.parents is not None:
+        out = _tree(x, values, start, lengths, active)
     else:
-        for t in range(tokens) if indices.dim() == 2 else range(tokens)[-1:]:
-            targets = indices[:, t] if indices.dim() == 2 else slots
-            kept = active & is_slot(targets)
-            pool[targets[kept]] = states[kept, t].to(pool.dtype)
-    out = torch.where(active[:, None, None, None], out, 0)
+        out, states = _packed(x, values, start, lengths) if is_packed else _recurrence(x, values, start)
+        _store(x, pool, start, states.flatten(0, 1), lengths, active, written)
+    running = active.repeat_interleave(lengths)
+    running = torch.cat([running, running.new_ones(out.shape[:2].numel() - len(running))])  # after the last sequence
+    out = torch.where(running.view(*out.shape[:2], 1, 1), out, 0)
     return out.reshape(x.x.shape).to(x.x.dtype)
+
+
+def _store(x: Any, pool: Tensor, start: Tensor, states: Tensor, lengths: Tensor, active: Tensor, written: Tensor) -> None:
+    """Stores what a call keeps of the states after all tokens of its sequences."""
+    sequence, token, row = tokens_of(lengths, active)
+    if x.step_slots is not None:
+        rows = x.step_slots[sequence].to(torch.int64)
+        kept = is_slot(rows)
+        after = states[row[kept]].reshape(-1, *x.state.shape[1:])
+        x.step_states[rows[kept], token[kept]] = after.to(x.step_states.dtype)
+    elif written.dim() == 2:
+        targets = written[sequence, token]
+        kept = is_slot(targets, x.null_slot)
+        pool[targets[kept]] = states[row[kept]].to(pool.dtype)
+    if written.dim() == 2 or not x.update_state or (x.step_slots is not None and x.write_indices is None):
+        return
+    has_tokens = lengths > 0
+    last = torch.zeros_like(start)
+    last[has_tokens] = states[(lengths.cumsum(0) - 1)[has_tokens]]
+    last = torch.where(has_tokens[:, None, None, None], last, start)
+    kept = active & is_slot(written, x.null_slot)
+    pool[written[kept]] = last[kept].to(pool.dtype)
 
 
 @operator(reference=_reference, out="x")
@@ -113,9 +216,14 @@ def selective_state_update(
     state_batch_indices: Tensor | None = None,
     discretization: str = "mamba",
     *,
+    cu_seqlens: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    null_slot: int | None = None,
     step_states: Tensor | None = None,
     step_slots: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
+    parents: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    update_state: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
     """One or several tokens of a selective scan, with states updated in place: the serving step. Returns the output.
@@ -129,33 +237,48 @@ def selective_state_update(
         state: (B, dim, N), or with heads (B, heads, dim, N); fp32, bf16, fp16 or complex64, N from 1 to 256: each state
           contiguous, any stride between them. With state_batch_indices B is the number of slots
         x, dt, z, delta_a, out: (B, dim) or (B, T, dim), with heads (B, heads, dim) or (B, T, heads, dim); fp32, bf16 or fp16,
-          any strides; out as x
-        A: (dim, N) or (heads, dim, N), fp32, complex64 for a complex state
-        D, dt_bias: (dim,) or (heads, dim); fp32, bf16 or fp16
+          any strides; out as x. With heads dt and delta_a may be (B, heads) or (B, T, heads), one step per head. Packed, with
+          cu_seqlens, the tokens of all sequences take the place of B
+        A: (dim, N), with heads (heads, dim, N) or (heads,); fp32, complex64 for a complex state
+        D, dt_bias: (dim,), with heads (heads, dim) or (heads,); fp32, bf16 or fp16
         B, C: (B, N) or (B, G, N), with tokens (B, T, N) or (B, T, G, N); fp32, bf16 or fp16, complex64 for a complex state.
           A group is shared by heads / G heads, without heads by dim / G channels
         state_batch_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has state n
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, [heads,] dim, N), the state's dtype
+        write_indices: (B,), where state_batch_indices is (B, T) and no step_states are given (B, T); int32 or int64
+        parents: (B, T), int32 or int64, T up to 64
+        cu_seqlens: (B + 1,), int32 or int64: offsets of packed sequences, as in `recurrent_forward`
 
     Parameters:
         dt_softplus: whether δ is the softplus of dt + dt_bias
         discretization: as in `selective_scan`
+        null_slot: a slot that means padding, as negative ones do; None: only negative ones do
+        update_state: False: the state is only read
 
     Ranks determine the layout: the state has 3 dimensions, or 4 with heads; x has one dimension less than the state, or as many
     with tokens; B and C, each by itself, have groups if they have a dimension more than (B, [T,] N).
 
     Slots, several tokens and the states stored after them are as in `fused_decode`: sequence n reads slot
-    `state_batch_indices[n]` and writes it back. With indices (B, T) it reads slot state_batch_indices[n, max(accepted, 1) − 1]
-    and writes the state after token t to slot state_batch_indices[n, t]. With `step_states` and `step_slots` the state after
-    token t goes to step_states[step_slots[n], t] and no slot is written.
+    `state_batch_indices[n]` and writes it back, or slot `write_indices[n]` instead. With indices (B, T) it reads slot
+    state_batch_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot state_batch_indices[n, t], or
+    write_indices[n, t] instead. With `step_states` and `step_slots` the state after token t goes to
+    step_states[step_slots[n], t], and a slot is written only with `write_indices`, the last state. With `parents` too, the
+    tokens are a tree: token t continues from the state after token parents[n, t], an earlier token, or from the slot if that is
+    −1.
 
-    A, dt, dt_bias and D may be expanded over dim and N, as in Mamba-2: if A is expanded over N, Ā is computed once per row.
+    A, dt, dt_bias and D have one value per head in Mamba-2, as tensors without the other dimensions or expanded over them. If A
+    is the same for all of N, Ā is computed once per row.
 
     Edge cases:
-        A negative slot skips its sequence: zero output, no slot touched. A negative slot to write is not written.
+        A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched. A slot to
+        write that is negative or equal to `null_slot` is not written.
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
-        Two sequences on one slot race.
+        Two sequences on one slot race, also if one only reads it and the other writes it.
+        A sequence of no tokens writes the state it starts from to its slot in write_indices. Packed tokens after the last
+        sequence have the output 0.
+        In a tree a token without a state, because its parent has none or is no earlier token, has an output of NaN, as in
+        `fused_decode`; branches start from stored states, which were rounded.
         "rglru" ignores B, "s7" ignores A; both are real, and refuse delta_a.
         Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
 
@@ -222,6 +345,20 @@ def _mamba_2(B: int, T: int, seed: int) -> Arguments:
     return x | {"state_batch_indices": slots}
 
 
+@example(selective_state_update, "selective_state_update-per-head")
+def _per_head(B: int, T: int, seed: int) -> Arguments:
+    """As engines call it: one value per head, from a slot to another one, with a slot that means padding."""
+    x = _inputs(B, None, seed, heads=True, groups=True, state=torch.float16, slots=2 * B + 1)
+    x |= {name: x[name][..., 0].contiguous() for name in ("dt", "dt_bias", "D")} | {"A": x["A"][:, 0, 0].contiguous()}
+    slots = torch.arange(B)
+    return x | {"state_batch_indices": 2 * slots, "write_indices": 2 * slots + 1, "null_slot": 2}
+
+
+@example(selective_state_update, "selective_state_update-read-only")
+def _read_only(B: int, T: int, seed: int) -> Arguments:
+    return _inputs(B, None, seed, heads=True) | {"update_state": False}
+
+
 @example(selective_state_update, "selective_state_update-verify")
 def _verify(B: int, T: int, seed: int) -> Arguments:
     width = max(T, 1)
@@ -234,6 +371,28 @@ def _step_states(B: int, T: int, seed: int) -> Arguments:
     x = _inputs(B, T, seed, groups=True, state=torch.float16, slots=B + 2)
     steps = drawn(B + 1, T + 1, _DIM, _STATES, seed=seed + 9, dtype=torch.float16)
     return x | {"step_states": steps, "step_slots": torch.arange(B).flip(0), "delta_a": 0.5 * x["dt"].abs()}
+
+
+@example(selective_state_update, "selective_state_update-steps-and-last")
+def _steps_and_last(B: int, T: int, seed: int) -> Arguments:
+    x = _step_states(B, T, seed)
+    return x | {"state_batch_indices": torch.arange(B), "write_indices": torch.arange(B).flip(0) + 2}
+
+
+@example(selective_state_update, "selective_state_update-tree")
+def _tree_of_tokens(B: int, T: int, seed: int) -> Arguments:
+    tokens = min(T, 64)
+    picked = torch.randint(0, 2**20, (B, tokens), generator=torch.Generator().manual_seed(seed))
+    return _step_states(B, tokens, seed) | {"parents": (picked % (torch.arange(tokens) + 1) - 1).int()}
+
+
+@example(selective_state_update, "selective_state_update-packed")
+def _packed_verify(B: int, T: int, seed: int) -> Arguments:
+    """Sequences of different numbers of tokens, some of none."""
+    lengths, width = torch.arange(B) % (T + 1), max(T, 1)
+    x = _inputs(max(int(lengths.sum()), 1), None, seed, heads=True, groups=True, slots=B * width + 1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
+    return x | verify.slots_and_counts(B, width, "state_batch_indices") | {"cu_seqlens": offsets}
 
 
 @example(selective_state_update, "selective_state_update-complex")
@@ -330,13 +489,32 @@ def _sanitized() -> None:
         _sanitized_call(state, N, name, tokens, batch=5)
     _sanitized_call(torch.float32, 16, "rglru", None, batch=3000)  # several sequences a block
     _sanitized_call(torch.bfloat16, 128, "s7", None, batch=3000)
+    for batch, tokens, N in ((5, None, 16), (5, 6, 7), (3000, None, 128)):
+        _sanitized_call(torch.float16, N, "mamba", tokens, batch, write_indices=hostile_indices(batch).flip(0), null_slot=3)
+        _sanitized_call(torch.bfloat16, N, "mamba", tokens, batch, update_state=False)
+    written = hostile_indices(30).flip(0).view(5, 6)
+    _sanitized_call(torch.float32, 16, "zoh", 6, 5, **verify.hostile(5, 6, "state_batch_indices"), write_indices=written)
 
 
-def _sanitized_call(state: torch.dtype, N: int, discretization: str, tokens: int | None, batch: int) -> None:
+@sanitizes("selective_step_tokens")
+def _sanitized_tokens() -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+    hostile, far = hostile_indices(), torch.tensor([[-1, 0, 2**40, -(2**63), 1, 9]], device="cuda").expand(5, 6)
+    for state, N in product(dtypes, (7, 16, 200)):
+        steps = {"step_states": draw(4, 6, 3, 37, N, dtype=state), "step_slots": hostile}
+        _sanitized_call(state, N, "mamba", 6, 5, **steps, write_indices=hostile.flip(0))
+        _sanitized_call(state, N, "zoh", 6, 5, **steps, parents=far)
+        for offsets in ([0, 3, 3, 4, 20, 29], [-(2**63), 2**40, 3, 2**63 - 1, -5, 17]):
+            packed = {"cu_seqlens": torch.tensor(offsets, device="cuda")}
+            _sanitized_call(state, N, "mamba", None, 30, **packed, **steps, state_batch_indices=hostile)
+            _sanitized_call(state, N, "bilinear", None, 30, **packed, **verify.hostile(5, 4, "state_batch_indices"))
+
+
+def _sanitized_call(state: torch.dtype, N: int, discretization: str, tokens: int | None, batch: int, **given: Any) -> None:
     lead, wide = (batch,) if tokens is None else (batch, tokens), torch.complex64 if state.is_complex else torch.float32
     A = draw(3, 37, N, dtype=wide)
     slots = hostile_indices(batch)
-    steps = {} if tokens is None else {"step_states": draw(4, tokens, 3, 37, N, dtype=state), "step_slots": slots}
+    steps = {} if given or tokens is None else {"step_states": draw(4, tokens, 3, 37, N, dtype=state), "step_slots": slots}
     selective_state_update(
         draw(8, 3, 37, N, dtype=state),
         draw(*lead, 3, 37, dtype=torch.bfloat16),
@@ -346,7 +524,6 @@ def _sanitized_call(state: torch.dtype, N: int, discretization: str, tokens: int
         draw(*lead, N, dtype=wide),
         draw(3, 37),
         draw(*lead, 3, 37),
-        state_batch_indices=slots,
         discretization=discretization,
-        **steps,
+        **{"state_batch_indices": slots} | steps | given,
     )

@@ -37,20 +37,24 @@ struct GDN_HOLDS_TENSORS SelectiveScan {
 // (out, last state)
 std::tuple<Tensor, Tensor> selective_scan(const SelectiveScan& arguments);
 
-// One token or several; state, which is updated: (B or slots, [heads,] D, N).
+// One token or several, packed with cu_seqlens; state, which is updated: (B or slots, [heads,] D, N). write_indices: other
+// slots to write.
 struct GDN_HOLDS_TENSORS SelectiveStateUpdate {
     static constexpr const char* name = "selective_state_update";
     Written state;
     Given x, dt, A, B, C;
-    OptionalTensor D = {}, z = {}, dt_bias = {}, delta_a = {}, state_batch_indices = {};
+    OptionalTensor D = {}, z = {}, dt_bias = {}, delta_a = {}, state_batch_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
+    std::optional<int64_t> null_slot = {};
     StepStates steps = {};
+    OptionalTensor parents = {}, write_indices = {};
+    bool update_state = true;
     bool dt_softplus = false;
     Discretization discretization = Discretization::mamba;
     Output out = {};
 
-    GDN_FIELDS(state, x, dt, A, B, C, D, z, dt_bias, delta_a, state_batch_indices, verify, steps, dt_softplus, discretization,
-               out)
+    GDN_FIELDS(state, x, dt, A, B, C, D, z, dt_bias, delta_a, state_batch_indices, cu_seqlens, verify, null_slot, steps,
+               parents, write_indices, update_state, dt_softplus, discretization, out)
 };
 // out
 Tensor selective_state_update(const SelectiveStateUpdate& arguments);

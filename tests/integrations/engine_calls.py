@@ -17,7 +17,7 @@ from torch import Tensor
 
 OUTPUT = 5e-3  # the error of outputs in bf16
 STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
-_PARAMETERS = ("A_log", "dt_bias", "g", "beta")
+_PARAMETERS = ("A_log", "dt_bias", "g", "beta", "A")
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,19 @@ def _tensor(name: str, spec: dict[str, Any], rng: torch.Generator, device: str) 
         return values if "strides" not in spec else _strided(values, spec["strides"])
     values = torch.randn(spec["shape"], generator=rng)
     if name in _PARAMETERS:
-        values = {"A_log": values / 4, "dt_bias": values, "g": -values.abs() / 8, "beta": values.sigmoid()}[name]
+        drawn = {"A_log": values / 4, "dt_bias": values, "g": -values.abs() / 8, "beta": values.sigmoid(), "A": -values.abs()}
+        values = drawn[name]
     return _strided(values.to(device, dtype), spec.get("strides", values.stride()))
 
 
 def _strided(values: Tensor, strides: list[int] | tuple[int, ...]) -> Tensor:
-    """The tensor with these strides. Between its elements are NaN, or an index past the end of every pool."""
+    """The tensor with these strides; where they are 0 it is expanded. Between its elements are NaN, or an index past the end of
+    every pool."""
     between = float("nan") if values.dtype.is_floating_point else 10**6
+    drawn = values[tuple(slice(None if s else 1) for s in strides)]
     room = 1 + sum((n - 1) * s for n, s in zip(values.shape, strides, strict=True))
-    return (
-        torch.full((room,), between, dtype=values.dtype, device=values.device).as_strided(values.shape, strides).copy_(values)
-    )
+    memory = torch.full((room,), between, dtype=values.dtype, device=values.device)
+    return memory.as_strided(drawn.shape, strides).copy_(drawn).expand(values.shape)
 
 
 def poison(pool: Tensor, used: list[int]) -> None:

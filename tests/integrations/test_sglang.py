@@ -43,7 +43,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Fake modules of SGLang with the stand-in: the module of its class, and one that uses it."""
     modules = fake_hosts.make(monkeypatch, integration.HOST)
     for each in modules.values():
-        each.TritonGDNKernel = sglang_host.TritonGDNKernel
+        if each.__name__ in (integration._MODULE, integration._LAYER):
+            each.TritonGDNKernel = sglang_host.TritonGDNKernel
     integrations.reset_calls()
     yield modules[integration._LAYER]
     integration.uninstall()
@@ -286,7 +287,8 @@ def test_deterministic_inference(asked: bool, kernel: Any, monkeypatch: pytest.M
 def test_install_replaces_the_class_wherever_it_is(host: ModuleType) -> None:
     replaced = integration.install()
     classes = {f"{module}.TritonGDNKernel" for module in (integration._MODULE, host.__name__)}
-    assert set(replaced) == classes | {f"{host.__name__}.{name}" for name in integration._CONVOLUTIONS}
+    step = integration._STEP.replace(":", ".")
+    assert set(replaced) == classes | {step} | {f"{host.__name__}.{name}" for name in integration._CONVOLUTIONS}
     assert integration.install() == replaced  # a second call changes nothing
     ours = host.TritonGDNKernel
     assert ours.__name__ == "GdnCudaKernel" and sys.modules[integration._MODULE].TritonGDNKernel is ours

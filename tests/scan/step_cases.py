@@ -49,44 +49,65 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
         None if x.get(each) is None else to_numpy(x[each]) for each in ("D", "z", "dt_bias", "delta_a", "step_states")
     )
     state, rows, many = before.copy(), before.shape[1:-1], u.ndim == before.ndim
-    if not many:  # one token
-        u, dt, B, C = (each[:, None] for each in (u, dt, B, C))
-        z, delta_a = (None if each is None else each[:, None] for each in (z, delta_a))
-    batch, tokens = u.shape[:2]
+    if len(rows) == 2:  # one value per head
+        dt, delta_a = (y if y is None or y.ndim == u.ndim else y[..., None] for y in (dt, delta_a))
+        D, bias = (y if y is None or y.ndim == 2 else y[:, None] for y in (D, bias))
+        A = A if A.ndim == 3 else A[:, None, None]
+    packed = x.get("cu_seqlens") is not None
+    if not many:  # one token, or packed
+        u, dt, B, C = (each[None] if packed else each[:, None] for each in (u, dt, B, C))
+        z, delta_a = (None if each is None else each[None] if packed else each[:, None] for each in (z, delta_a))
+    offsets = x["cu_seqlens"].tolist() if packed else [0] * len(u) + [0]
+    batch = len(offsets) - 1
     indices = x.get("state_batch_indices")
     slots = np.arange(batch) if indices is None else indices.cpu().numpy()
+    targets = slots if x.get("write_indices") is None else x["write_indices"].cpu().numpy()
+    null = x.get("null_slot")
     out = np.zeros(u.shape)
     for n in range(batch):
+        row, origin, tokens = (0, offsets[n], offsets[n + 1] - offsets[n]) if packed else (n, 0, u.shape[1])
         first = 0
         if x.get("num_accepted_tokens") is not None:
             first = min(max(int(x["num_accepted_tokens"][n]), 1), slots.shape[1]) - 1
         slot = int(slots[n] if slots.ndim == 1 else slots[n, first])
-        if not 0 <= slot < len(before):
-            out[n] = 0 if slot < 0 else np.nan
+        if slot == null or not 0 <= slot < len(before):
+            out[row, origin : origin + tokens] = 0 if slot < 0 or slot == null else np.nan
             continue
-        h = before[slot]
+        by_token = slots.ndim == 2 and steps is None
+        last = slot if targets.ndim == 2 else int(targets[n])
+        step_row = None if steps is None else int(x["step_slots"][n])
+        has_row = steps is not None and 0 <= step_row < len(steps)
+        after: dict[int, Any] = {-1: before[slot]}
+        latest = -1
         for t in range(tokens):
-            delta = dt[n, t] + (0 if bias is None else bias)
+            parent, at = latest, origin + t
+            if x.get("parents") is not None:
+                parent = int(x["parents"][n, t]) if t < x["parents"].shape[1] else t
+                if parent not in after or not (has_row or parent in (latest, -1)):
+                    out[row, at] = np.nan
+                    continue
+            delta = dt[row, at] + (0 if bias is None else bias)
             if x.get("dt_softplus"):
                 delta = np.where(delta > 20, delta, np.log1p(np.exp(np.minimum(delta, 20))))
-            delta_a_t = delta if delta_a is None else delta_a[n, t]
-            decay, gain = transition(name, delta[..., None], delta_a_t[..., None], A)
-            b, c = (spread_over_rows(each[n, t], rows) for each in (B, C))
-            h = decay * h + gain * (1 if name == "rglru" else b) * u[n, t][..., None]
+            delta_a_t = delta if delta_a is None else delta_a[row, at]
+            wide = (np.broadcast_to(each, rows)[..., None] for each in (delta, delta_a_t))
+            decay, gain = transition(name, *wide, A)
+            b, c = (spread_over_rows(each[row, at], rows) for each in (B, C))
+            h = decay * after[parent] + gain * (1 if name == "rglru" else b) * u[row, at][..., None]
+            after[t], latest = h, t
             y = (c * h).sum(-1)
             y = 2 * y.real if np.iscomplexobj(y) else y
-            y = y if D is None else y + D * u[n, t]
-            out[n, t] = y if z is None else y * z[n, t] / (1 + np.exp(-z[n, t]))
-            if steps is not None:
-                row = int(x["step_slots"][n])
-                if 0 <= row < len(steps):
-                    steps[row, t] = h
-            elif slots.ndim == 2:
-                if 0 <= int(slots[n, t]) < len(state):
-                    state[int(slots[n, t])] = h
-            elif t == tokens - 1:
-                state[slot] = h
-    return out if many else out[:, 0], state, steps
+            y = y if D is None else y + D * u[row, at]
+            out[row, at] = y if z is None else y * z[row, at] / (1 + np.exp(-z[row, at]))
+            to = int(targets[n, t]) if by_token and t < targets.shape[1] else -1
+            if has_row and t < steps.shape[1]:
+                steps[step_row, t] = h
+            elif to != null and 0 <= to < len(state):
+                state[to] = h
+        keeps_last = not by_token and (steps is None or x.get("write_indices") is not None)
+        if keeps_last and x.get("update_state", True) and last != null and 0 <= last < len(state):
+            state[last] = after[latest]
+    return out if many else out[0] if packed else out[:, 0], state, steps
 
 
 def spread_over_rows(columns: Any, rows: tuple[int, ...]) -> Any:
@@ -159,6 +180,31 @@ def draws(
         if name not in ("s7", "rglru"):
             x["delta_a"] = normal(*lead, *rows).abs().to(io)
     return x
+
+
+def packed_draws(seed: int, lengths: list[int], *, after: int = 0, **form: Any) -> dict[str, Any]:
+    """The same for packed sequences, with `after` more tokens than they have."""
+    total = sum(lengths)
+    x = draws(seed, batch=total + after, **form)
+    slots = max(form.get("slots", 0), len(lengths))
+    device = x["x"].device
+    x["state"] = draws(seed, **form | {"batch": slots})["state"]
+    x["cu_seqlens"] = torch.tensor([0, *lengths], device=device).cumsum(0)
+    return x
+
+
+def random_parents(seed: int, sequences: int, tokens: int) -> Tensor:
+    """A chain, random trees with several roots, and a star."""
+    rng = torch.Generator().manual_seed(seed)
+    parents = torch.randint(0, 2**20, (sequences, tokens), generator=rng) % (torch.arange(tokens) + 1) - 1
+    parents[0] = torch.arange(tokens) - 1
+    parents[-1, 1:] = 0
+    return parents
+
+
+INVALID_PARENTS = torch.tensor(
+    [[-1, 0, 2, 1, 3, 1], [-2, 0, 1, -1, 3, 4], [-1, 2**40, 0, -(2**63), 3, 2], [0, -1, 1, 7, 1, 2**63 - 1]]
+)
 
 
 def layer_inputs(seed: int, state: torch.dtype, N: int, device: str = "cpu") -> Iterator[dict[str, Any]]:

@@ -9,7 +9,18 @@ import pytest
 import torch
 from devices import Device
 from guarded import bits
-from step_cases import COMPLEX, REAL, check, close, draws, layer_inputs, simplified
+from step_cases import (
+    COMPLEX,
+    INVALID_PARENTS,
+    REAL,
+    check,
+    close,
+    draws,
+    layer_inputs,
+    packed_draws,
+    random_parents,
+    simplified,
+)
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -27,6 +38,9 @@ def step_on(device: Device) -> Callable[..., Tensor]:
     def step(**x: Any) -> Tensor:
         if not device.emulate:
             return selective_state_update(**x)
+        if _is_by_tokens(x):
+            with device.only("scan/selective_step_tokens"):
+                return selective_state_update(**x)
         written = [x[name] for name in ("state", "step_states", "out") if name in x]
         before, results = [y.clone() for y in written], []
         for multiprocessors, kernel in ((0, "scan/selective_step"), (132, "scan/selective_step_direct")):
@@ -41,6 +55,11 @@ def step_on(device: Device) -> Callable[..., Tensor]:
         return out
 
     return step
+
+
+def _is_by_tokens(x: dict[str, Any]) -> bool:
+    """Packed or in a tree, or with the last state beside others."""
+    return "cu_seqlens" in x or "parents" in x or ("step_states" in x and "write_indices" in x)
 
 
 def _can_be_direct(x: dict[str, Any]) -> bool:
@@ -175,6 +194,160 @@ def test_verify_in_step_states(tokens: int, drawn: Any, step: Any, on: Any, devi
     before = x["state"].clone()
     check(x, step)
     assert torch.equal(x["state"], before) and bool((steps[:, tokens] == 7).all() & (steps[[0, 1, 3]] == 7).all())
+
+
+@pytest.mark.parametrize("tokens", [None, 3])
+@pytest.mark.parametrize("N", [7, 16, 128])
+def test_other_slots_and_none(N: int, tokens: int | None, drawn: Any, step: Any, on: Any, device: Device, seed: int) -> None:
+    """Slots to write, of which some are invalid, are not read. Slot 3 is padding."""
+    for state in STATES:
+        x = drawn(seed, tokens=tokens, batch=7, slots=14, N=N, state=state, heads=2)
+        x |= {"state_batch_indices": on([6, -1, 3, 0, 5, 2, 4]), "null_slot": 3}
+        before = x["state"].clone()
+        check(x | {"update_state": False}, step)
+        assert torch.equal(x["state"], before)
+        x["write_indices"] = on([8, 1, 9, 3, 2**40, -(2**63), 4])
+        check(x, step)
+        written = torch.zeros(14, dtype=torch.bool)
+        written[[8, 4]] = True
+        assert torch.equal(x["state"][~written], before[~written])
+
+
+def test_verify_in_other_slots(drawn: Any, step: Any, on: Any, device: Device, seed: int) -> None:
+    for N in (7, 16):
+        x = drawn(seed, tokens=3, batch=3, slots=20, N=N)
+        x["state_batch_indices"] = on([[6, 5, 4], [0, 1, 2], [9, 8, 7]])
+        x |= {"num_accepted_tokens": on([2, 0, 2**40]), "null_slot": 8}
+        x["write_indices"] = on([[10, 11, 12, 3], [13, -1, 15, 3], [16, 8, 2**40, 3]])
+        check(x, step)
+
+
+# ---- scan/selective_step_tokens
+
+
+def by_tokens(lengths: list[int], drawn: dict[str, Any], on: Any) -> dict[str, Any]:
+    """With rows for the states of every token; the last sequence has none, nor has the one before it a slot to write."""
+    count, rows = len(lengths), max(lengths) + 1
+    steps = torch.full((count + 1, rows, *drawn["state"].shape[1:]), 7.0).to(drawn["state"].dtype)
+    slots = list(range(count))
+    return drawn | {
+        "state_batch_indices": on([2 * n for n in slots]),
+        "write_indices": on([2 * n + 1 for n in slots[:-2]] + [-1, 2 * count - 1]),
+        "step_states": steps.to(drawn["x"].device),
+        "step_slots": on([*reversed(slots[1:]), -1]),
+    }
+
+
+LENGTHS = [5, 0, 1, 9, 2]
+
+
+@EVERY_STATE
+@pytest.mark.parametrize("N", [7, 16, 24, 136])
+def test_packed(N: int, state: torch.dtype, step: Any, on: Any, device: Device, seed: int) -> None:
+    """In place; in slots of every token; and in step states, with the last states in slots."""
+    form: dict[str, Any] = {
+        "dim": device.size(9, 37),
+        "N": N,
+        "state": state,
+        "device": device.name,
+        "slots": 10 * len(LENGTHS),
+    }
+    for more in ({}, {"heads": 4, "groups": 2, "io": torch.bfloat16}):
+        x = packed_draws(seed, LENGTHS, after=2, **form | more)
+        check(x, step)
+        table = on(list(range(9 * len(LENGTHS)))).view(-1, 9) + 1
+        check(x | {"state_batch_indices": table, "num_accepted_tokens": on([2, 9, 0, 2**40, -1]), "null_slot": 12}, step)
+        check(by_tokens(LENGTHS, x, on), step)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_packed_discretizations(name: str, step: Any, on: Any, device: Device, seed: int) -> None:
+    for state in (torch.float32, torch.complex64):
+        if name in (COMPLEX if state.is_complex else REAL):
+            x = packed_draws(seed, LENGTHS, name=name, state=state, device=device.name, slots=10, heads=4, groups=2)
+            check(by_tokens(LENGTHS, x, on), step)
+
+
+def test_packed_sequences_without_a_slot(step: Any, on: Any, device: Device, seed: int) -> None:
+    x = packed_draws(seed, LENGTHS, after=3, device=device.name, slots=10)
+    slots = on([3, -1, 2**31 - 1, -(2**63), 2**40])
+    check(x | {"state_batch_indices": slots}, step)
+    check(by_tokens(LENGTHS, x, on) | {"state_batch_indices": slots, "step_slots": on([0, 1, 2, 3, 4])}, step)
+    check(x | {"state_batch_indices": slots, "update_state": False}, step)
+
+
+def test_hostile_offsets(step: Any, on: Any, device: Device, seed: int) -> None:
+    """Offsets that the host cannot check on a GPU are clamped: nothing outside of the tensors is read or written."""
+    total = sum(LENGTHS)
+
+    def result(offsets: list[int]) -> tuple[Tensor, Tensor]:
+        x = packed_draws(seed, LENGTHS, device=device.name)
+        out = step(**x | {"cu_seqlens": on(offsets), "out": torch.zeros_like(x["x"])})
+        return out, x["state"]
+
+    for hostile, clamped in (
+        ([-(2**63), 3, 2**40, 2**63 - 1, 2**62, total + 1], [0, 3, *[total] * 4]),
+        ([9, 3, 1, 0, -1, -(2**63)], [0] * 6),
+        ([1, -5, 1, total, 2**32, 2**32 + 4], [1, 0, 1, *[total] * 3]),
+    ):
+        assert all(torch.equal(*both) for both in zip(result(hostile), result(clamped), strict=True))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 6])
+def test_every_state_and_the_last(tokens: int, drawn: Any, step: Any, on: Any, seed: int) -> None:
+    for state, N in ((torch.float32, 16), (torch.bfloat16, 7)):
+        x = drawn(seed, tokens=tokens, batch=4, slots=9, heads=2, N=N, state=state, io=torch.bfloat16)
+        check(by_tokens([tokens] * 4, x, on), step)
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 20])
+@pytest.mark.parametrize("N", [7, 16, 128])
+def test_trees(N: int, tokens: int, drawn: Any, step: Any, on: Any, device: Device, seed: int) -> None:
+    for state in (torch.float32, torch.complex64, torch.bfloat16):
+        x = drawn(seed, tokens=tokens, batch=4, slots=8, N=N, state=state, io=torch.bfloat16)
+        x = by_tokens([tokens] * 4, x, on) | {"step_slots": on([4, 0, 2, 1])}
+        del x["write_indices"]
+        before = x["state"].clone()
+        check(x | {"parents": random_parents(seed, 4, tokens).to(device.name)}, step)
+        assert torch.equal(x["state"], before)
+
+
+def test_invalid_parents_give_nan_and_store_nothing(drawn: Any, step: Any, on: Any, device: Device, seed: int) -> None:
+    for N in (7, 16):
+        x = by_tokens([6] * 4, drawn(seed, tokens=6, batch=4, slots=8, N=N), on)
+        del x["write_indices"]
+        check(x | {"parents": INVALID_PARENTS.to(device.name)}, step)
+
+
+def test_packed_trees_and_sequences_longer_than_their_parents(step: Any, on: Any, device: Device, seed: int) -> None:
+    lengths = [3, 0, 5]
+    x = by_tokens(lengths, packed_draws(seed, lengths, after=1, device=device.name, slots=6), on)
+    del x["write_indices"]
+    check(x | {"parents": random_parents(seed, 3, 4).to(device.name)}, step)
+
+
+@pytest.mark.parametrize("N", [7, 16, 128])
+def test_packed_equals_padded(N: int, drawn: Any, step: Any, on: Any, seed: int) -> None:
+    """The same bits by both kernels."""
+    for state in STATES:
+        padded, packed = (drawn(seed, tokens=6, batch=3, N=N, state=state) for _ in range(2))
+        for name in ("x", "dt", "z", "delta_a", "B", "C"):
+            packed[name] = packed[name].flatten(0, 1)
+        out = step(**padded)
+        assert torch.equal(step(**packed, cu_seqlens=on([0, 6, 12, 18])), out.flatten(0, 1))
+        assert torch.equal(padded["state"], packed["state"])
+
+
+@pytest.mark.parametrize("N", [16, 128])
+def test_one_value_per_head(N: int, drawn: Any, step: Any, device: Device, seed: int) -> None:
+    for state in STATES:
+        for tokens in (None, 3):
+            x = drawn(seed, tokens=tokens, heads=4, dim=8, groups=2, N=N, state=state, io=torch.bfloat16)
+            x |= {name: x[name][..., 0].contiguous() for name in ("dt", "dt_bias", "D", "delta_a")}
+            x["A"] = x["A"][:, 0, 0].contiguous()
+            check(x, step)
+            del x["delta_a"]
+            check(x, step)
 
 
 @pytest.mark.parametrize("N", [7, 16, 128, 256])

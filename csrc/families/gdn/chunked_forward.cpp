@@ -105,9 +105,10 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
         check.distinct("state", state);
         check_indices(check, "state_indices", slots, sequences.batch());  // any stride: it may be a column of a block table
         check.shape("state_indices", slots, {sequences.count}, "(sequences,)");
-        set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
+        const SlotTensors pool{.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots};
+        set_slots(check, args, pool);
         if (update_state) args.last = args.initial;
-        if (write_slots.defined()) check_write_indices(check, prepared, write_slots, slots, update_state);
+        if (write_slots.defined()) check_write_indices(check, prepared, write_slots, pool, update_state);
     } else if (state.defined()) {
         GDN_REQUIRE(check, state.size(0) == sequences.count, "state",
                     fmt::format("a state for each of {} sequences", sequences.count), shape_text(state));

@@ -7,19 +7,6 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-// A parent for each token; branches start from step states.
-void check_parents(const Checks& check, const View& parents, bool keeps_steps, const Sequences& sequences) {
-    GDN_REQUIRE(check, keeps_steps, "parents", "None without step_states", "a tensor");
-    check_indices(check, "parents", parents, sequences.batch());
-    const int64_t tokens = sequences.packed() ? 0 : sequences.tokens;
-    GDN_REQUIRE(check,
-                parents.rank == 2 && parents.size(0) == sequences.count && parents.size(1) >= tokens &&
-                    parents.size(1) <= kMostTreeTokens,
-                "parents",
-                fmt::format("({}, T), a parent for each of {} tokens, T at most {}", sequences.count, tokens, kMostTreeTokens),
-                shape_text(parents));
-}
-
 Prepared prepare_decode(const FusedDecode& x) {
     const Checks check{x.name};
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
@@ -53,18 +40,14 @@ Prepared prepare_decode(const FusedDecode& x) {
     } else if (x.update_state) {
         args.last = args.initial;
     }
-    GDN_REQUIRE(check, x.update_state || !(states.by_token() && !steps.defined()), "update_state",
-                "True with a slot for each token", "False");
+    check_update_state(check, x.update_state, states);
     if (written.defined()) {
         const bool one_goes_on = steps.defined() ? !x.parents : !states.by_token();  // not the leaves of a tree
-        check_write_indices(check, prepared, written, states.slots, x.update_state && one_goes_on);
+        check_write_indices(check, prepared, written, states, x.update_state && one_goes_on);
     }
     if (parents.defined()) {
-        check_parents(check, parents, steps.defined(), sequences);
-        args.parents = tagged(parents);
-        args.parents_sequence = parents.stride(0);
-        args.parents_token = parents.stride(1);
-        args.parents_count = static_cast<int>(parents.size(1));
+        check_parents(check, parents, states, sequences.batch());
+        set_parents(args, parents);
     }
     check_apart(check, sequences, gates, {{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}},
                 {{"state_indices", states.slots},

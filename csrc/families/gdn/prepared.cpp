@@ -146,10 +146,9 @@ RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const
     return states;
 }
 
-void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, const View& slots, bool to_pool) {
-    GDN_REQUIRE(check, to_pool, "write_indices", "None where no last state is written to the pool", "a tensor");
-    GDN_REQUIRE(check, slots.defined(), "write_indices", "None without state_indices", "a tensor");
-    check_per_sequence(check, "write_indices", write_indices, prepared.sequences.batch());
+void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, const SlotTensors& slots,
+                         bool to_pool) {
+    gdn_cuda::check_write_indices(check, write_indices, slots, to_pool, prepared.sequences.batch());
     prepared.args.last_slots = tagged(write_indices);
     prepared.args.last_slot_count = prepared.args.slot_count;
 }

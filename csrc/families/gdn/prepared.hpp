@@ -57,7 +57,8 @@ RecurrentStates check_initial(const Checks& check, Prepared& prepared, const cha
 // A state for each sequence, to be written.
 RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state);
 // After the slots to read; `to_pool`: the call writes a last state.
-void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, const View& slots, bool to_pool);
+void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, const SlotTensors& slots,
+                         bool to_pool);
 void check_has_initial(const Checks& check, Prepared& prepared, const View& has_initial_state);
 // Describes new, contiguous states (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk).
 RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType type, int64_t steps = 1);

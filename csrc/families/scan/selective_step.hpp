@@ -21,8 +21,8 @@ struct SelectiveStepProblem {
     int columns;  // N
     DType state;
     bool aligned;  // rows consist of 16-byte units and are aligned to them
-    bool near;   // no tensor but the states spans 2^31 bytes or more, and only the last state is stored, in the sequence's slot
-    bool plain;  // SelectiveStepArgs::plain
+    bool near;     // no tensor but the states spans 2^31 bytes or more, and no state but the last is stored
+    bool plain;    // SelectiveStepArgs::plain
 
     constexpr bool operator==(const SelectiveStepProblem&) const = default;
 
@@ -51,6 +51,12 @@ constexpr SelectiveStepConfig selective_step_config(DType state, bool aligned, i
     if (!aligned) return {.state = state, .vector = 1, .vectors = kMaxStates / 32};
     const int vector = 16 / bytes_of(state);
     return {.state = state, .vector = vector, .vectors = columns < 16 * vector ? 1 : bytes_of(state) == 2 ? 2 : 4};
+}
+
+// Lanes of a row. If a lane has several vectors of a row, none of them is empty.
+constexpr int selective_step_lanes(const SelectiveStepConfig& config, int columns) {
+    const auto units = static_cast<unsigned>(ceil_div(columns, config.aligned() ? config.elements() : 1));
+    return std::clamp(static_cast<int>(std::bit_ceil(units)), config.fewest_lanes(), 32);
 }
 
 inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const SelectiveStepChoice& choice) {
@@ -85,9 +91,7 @@ inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& pro
     if (const auto* winner = find(winners, problem)) return winner->choice;
     constexpr i64 kBlocks = 7;  // that fill two SMs
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
-    // If a lane has several vectors of a row, none of them is empty.
-    const auto units = static_cast<unsigned>(ceil_div(problem.columns, problem.aligned ? config.elements() : 1));
-    SelectiveStepChoice choice{config, std::clamp(static_cast<int>(std::bit_ceil(units)), config.fewest_lanes(), 32), 1};
+    SelectiveStepChoice choice{config, selective_step_lanes(config, problem.columns), 1};
     if (problem.tokens > 1) return choice;
     choice.direct =
         problem.may_be_direct() && fits_grid(selective_step_blocks(problem, choice)) &&
@@ -129,13 +133,26 @@ inline std::vector<SelectiveStepChoice> selective_step_candidates(const Selectiv
     return all;
 }
 
+// scan/selective_step_tokens has the configurations of long rows alone. A short row has the lanes that it has in the other
+// kernels, and so is summed in the same order.
+inline SelectiveStepChoice selective_step_tokens_choice(const SelectiveStepProblem& problem) {
+    const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, kMaxStates);
+    const SelectiveStepConfig own = selective_step_config(problem.state, problem.aligned, problem.columns);
+    return {config, std::max(selective_step_lanes(own, problem.columns), config.fewest_lanes()), 1};
+}
+
+// How the lanes of a row access it.
+inline std::string access_of(const SelectiveStepChoice& choice) {
+    return choice.config.aligned()
+               ? fmt::format("{} bytes of a row a lane, {} lanes a row", 16 * choice.config.vectors, choice.lanes)
+               : fmt::format("rows not in whole 16-byte units: one element a lane, {} lanes a row", choice.lanes);
+}
+
 inline std::string explain_selective_step(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
                                           const SelectiveStepWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return explain(*winner);
     const SelectiveStepChoice choice = selective_step_choice(problem, device);
-    const std::string access =
-        problem.aligned ? fmt::format("{} bytes of a row a lane, {} lanes a row", 16 * choice.config.vectors, choice.lanes)
-                        : fmt::format("rows not in whole 16-byte units: one element a lane, {} lanes a row", choice.lanes);
+    const std::string access = access_of(choice);
     if (problem.tokens > 1) return fmt::format("{}; {} tokens of one sequence a block", access, problem.tokens);
     if (choice.direct) return fmt::format("{}; few blocks, all loads at once: latency counts", access);
     return choice.block_sequences > 1
@@ -169,6 +186,35 @@ struct SelectiveStepDirect {
     static std::span<const Config> configurations() { return kAlignedSteps; }
     static int threads(const Config&) { return Config::threads(); }
     static int shared_bytes(const Config&) { return 0; }
+};
+
+inline constexpr std::array kTokenSteps = [] {
+    std::array<SelectiveStepConfig, 8> all{};
+    auto next = all.begin();
+    for (const bool aligned : {true, false})
+        for (const DType state : {DType::f32, DType::bf16, DType::f16, DType::c64})
+            *next++ = selective_step_config(state, aligned, kMaxStates);
+    return all;
+}();
+
+struct SelectiveStepTokens {
+    GDN_KERNEL(SelectiveStepTokens, scan, selective_step_tokens, SelectiveStepConfig, SelectiveStepArgs,
+               "tokens of every sequence of a selective scan, packed or in trees, and the last state beside every one");
+
+    static std::span<const Config> configurations() { return kTokenSteps; }
+    static int threads(const Config&) { return Config::threads(); }
+    static int shared_bytes(const Config& config) { return plan_bytes<kTokenSteps, SelectiveStepSharedPlan>(config); }
+
+    static void run(const SelectiveStepProblem& problem, Args args, const Target& target) {
+        if (problem.sequences == 0 || problem.groups == 0 || problem.group_rows == 0) return;
+        const SelectiveStepChoice choice = selective_step_tokens_choice(problem);
+        args.lane_bits = std::countr_zero(static_cast<unsigned>(choice.lanes));
+        args.block_sequences = 1;
+        launch<SelectiveStepTokens>(choice.config, args, selective_step_blocks(problem, choice), target, [&](const auto&) {
+            if (args.cu_seqlens.data != nullptr) return fmt::format("{}; packed, one sequence a block", access_of(choice));
+            return fmt::format("{}; {} tokens of one sequence a block", access_of(choice), args.tokens);
+        });
+    }
 };
 
 struct SelectiveStep {

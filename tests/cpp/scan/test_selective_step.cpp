@@ -38,6 +38,24 @@ TEST(SelectiveStepHeuristic, ChoosesOnlyWhatIsRegistered) {
     EXPECT_EQ(chosen.size(), SelectiveStep::kConfigurations.size());
 }
 
+TEST(SelectiveStepHeuristic, TokensAreSummedAsByTheOtherKernels) {
+    Random random;
+    std::set<std::string> chosen;
+    for (int i = 0; i < kProblems; ++i) {
+        const SelectiveStepProblem problem = random_step(random);
+        const SelectiveStepChoice choice = selective_step_tokens_choice(problem), other = selective_step_choice(problem, {});
+        ASSERT_NE(std::ranges::find(kTokenSteps, choice.config), kTokenSteps.end()) << to_text(choice.config);
+        ASSERT_EQ(choice.config.aligned(), problem.aligned);
+        ASSERT_EQ(choice.config.vector, other.config.vector);
+        ASSERT_EQ(choice.lanes, std::max(other.lanes, choice.config.fewest_lanes()));
+        ASSERT_GE(choice.lanes * choice.config.elements(), problem.columns);
+        ASSERT_LE(choice.rows(), choice.config.most_rows());
+        ASSERT_GE(selective_step_blocks(problem, choice)[2], problem.sequences) << "a block has one sequence";
+        chosen.insert(to_text(choice.config));
+    }
+    EXPECT_EQ(chosen.size(), kTokenSteps.size());
+}
+
 TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {

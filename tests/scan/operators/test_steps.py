@@ -10,7 +10,18 @@ import oracle
 import pytest
 import torch
 from selective_inputs import selective_inputs
-from step_cases import COMPLEX, REAL, check, close, draws, selective, simplified
+from step_cases import (
+    COMPLEX,
+    INVALID_PARENTS,
+    REAL,
+    check,
+    close,
+    draws,
+    packed_draws,
+    random_parents,
+    selective,
+    simplified,
+)
 
 import gdn_cuda
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -133,15 +144,160 @@ def test_verify_in_step_states(seed: int) -> None:
     assert bool((x["step_states"][:, 3] == 1).all() & (x["step_states"][[0, 1, 3]] == 1).all())
 
 
-@pytest.mark.parametrize("argument", ["state_batch_indices", "step_slots"])
+def write_inputs(seed: int, index: torch.dtype = torch.int64, **more: Any) -> dict[str, Any]:
+    """From slot to slot; slot 3 is padding. Not read: sequences 1 and 2. Not written: sequences 3 and 4."""
+    x = draws(seed, batch=6, slots=12, **more)
+    x["state_batch_indices"] = torch.tensor([7, -1, 3, 0, 10, 5], dtype=index)
+    return x | {"write_indices": torch.tensor([8, 1, 2, 3, -1, 5], dtype=index), "null_slot": 3}
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("tokens", [None, 1, 3])
+def test_states_go_to_other_slots(tokens: int | None, index: torch.dtype, seed: int) -> None:
+    for state in (torch.float32, torch.float16, torch.complex64):
+        x = write_inputs(seed, index, tokens=tokens, state=state)
+        before = x["state"].clone()
+        out = check(x, selective_state_update)
+        assert not out[1:3].any() and out[3:].any(1 if tokens is None else 2).all()
+        kept = [n for n in range(12) if n not in (8, 5)]
+        assert torch.equal(x["state"][kept], before[kept])
+
+
+@pytest.mark.parametrize("tokens", [None, 3])
+def test_states_that_are_only_read(tokens: int | None, seed: int) -> None:
+    x = draws(seed, tokens=tokens, heads=2) | {"update_state": False}
+    before = x["state"].clone()
+    check(x, selective_state_update)
+    assert torch.equal(x["state"], before)
+
+
+def test_verify_into_other_slots(seed: int) -> None:
+    x = verify_inputs(seed, torch.int64)
+    x["write_indices"] = (x["state_batch_indices"].flip(0) + 1) % 14
+    x |= {"null_slot": int(x["write_indices"][0, 1])}
+    x["write_indices"][1, 0] = -1
+    check(x, selective_state_update)
+
+
+@pytest.mark.parametrize("form", [{}, {"tokens": 3}, {"state": torch.complex64}, {"tokens": 1, "heads": 1, "dim": 1}])
+@pytest.mark.parametrize("names", ["dt", "A", "D", "dt_bias", "delta_a", "dt A D dt_bias", "dt A D dt_bias delta_a"])
+def test_one_value_per_head(names: str, form: dict[str, Any], seed: int) -> None:
+    """The definition, and the bits of the same values expanded."""
+    x = draws(seed, **{"heads": 4, "groups": 2 if "heads" not in form else 1} | form)
+    expanded = dict(x)
+    for name in names.split():
+        x[name] = x[name][..., 0, 0].contiguous() if name == "A" else x[name][..., 0].contiguous()
+        wide = x[name][..., None, None] if name == "A" else x[name][..., None]
+        expanded[name] = wide.expand(expanded[name].shape)
+    expanded["state"] = x["state"].clone()
+    out = check(x, selective_state_update)
+    assert torch.equal(selective_state_update(**expanded), out) and torch.equal(x["state"], expanded["state"])
+
+
+@pytest.mark.parametrize("argument", ["state_batch_indices", "step_slots", "write_indices"])
 def test_a_slot_past_the_pool_is_refused(argument: str, seed: int) -> None:
-    x = draws(seed, tokens=2, batch=2) | {"step_states": torch.zeros(2, 2, 5, 16), "step_slots": torch.tensor([0, 1])}
+    x = draws(seed, tokens=2, batch=2)
+    steps = torch.zeros(2, 2, 5, 16)
+    if argument == "step_slots":
+        x |= {"step_states": steps, "step_slots": torch.tensor([0, 1])}
     x["state_batch_indices"] = torch.tensor([0, 1])
     x[argument] = torch.tensor([0, 2])
     before = x["state"].clone()
     with pytest.raises(IndexError, match=rf"^selective_state_update: {argument}: expected < 2, got 2$"):
         selective_state_update(**x)
-    assert torch.equal(x["state"], before) and not x["step_states"].any()
+    assert torch.equal(x["state"], before) and not steps.any()
+
+
+def step_states_of(x: dict[str, Any], rows: int, tokens: int) -> dict[str, Any]:
+    """Step states for the call, in reverse order of the sequences; one row is negative."""
+    sequences = len(x["cu_seqlens"]) - 1 if "cu_seqlens" in x else len(x["x"])
+    slots = torch.arange(sequences).flip(0)
+    slots[1:2] = -1
+    return {"step_states": torch.ones(rows, tokens, *x["state"].shape[1:], dtype=x["state"].dtype), "step_slots": slots}
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3])
+def test_every_state_and_the_last(tokens: int, seed: int) -> None:
+    x = draws(seed, tokens=tokens, batch=4, slots=9, heads=2)
+    x |= step_states_of(x, 5, tokens + 1)
+    x |= {"state_batch_indices": torch.tensor([5, 1, -1, 0]), "write_indices": torch.tensor([6, 7, 8, -1])}
+    before = x["state"].clone()
+    check(x, selective_state_update)
+    kept = [n for n in range(9) if n not in (6, 7)]
+    assert torch.equal(x["state"][kept], before[kept]) and not torch.equal(x["state"][6], before[6])
+    assert tokens > 0 or torch.equal(x["state"][[6, 7]], before[[5, 1]])
+
+
+@pytest.mark.parametrize("form", [{}, {"heads": 4, "groups": 2, "state": torch.bfloat16, "io": torch.bfloat16, "N": 7}])
+@pytest.mark.parametrize("lengths", [[3, 0, 1, 5], [1, 1, 1], [0, 0], [], [4]])
+@pytest.mark.parametrize("after", [0, 2])
+def test_packed(lengths: list[int], after: int, form: dict[str, Any], seed: int) -> None:
+    count, most = len(lengths), max([*lengths, 1])
+    x = packed_draws(seed, lengths, after=after, slots=count * most + 2, **form)
+    check(dict(x), selective_state_update)
+    slots = torch.arange(count) + 1
+    check(x | {"state_batch_indices": slots, "null_slot": 2, "update_state": False}, selective_state_update)
+    check(x | {"state_batch_indices": slots, "write_indices": slots.flip(0)}, selective_state_update)
+    table = torch.arange(count * most).view(count, most) + 1
+    counts = torch.arange(count) % (most + 1)
+    verify = x | {"state_batch_indices": table, "num_accepted_tokens": counts, "cu_seqlens": x["cu_seqlens"].int()}
+    check(verify, selective_state_update)
+    check(verify | {"write_indices": table.flip(0)}, selective_state_update)
+    steps = x | step_states_of(x, count + 1, most + 1)
+    check(steps, selective_state_update)
+    check(steps | {"state_batch_indices": slots, "write_indices": slots.flip(0)}, selective_state_update)
+
+
+def test_packed_sequences_equal_those_alone(seed: int) -> None:
+    lengths = [3, 0, 1, 5]
+    x = packed_draws(seed, lengths, heads=2)
+    alone, first = x["state"].clone(), 0
+    out = check(x, selective_state_update)
+    rows = ("x", "dt", "z", "delta_a", "B", "C")
+    for n, length in enumerate(lengths):
+        part = {name: y[None, first : first + length] if name in rows else y for name, y in x.items() if name != "cu_seqlens"}
+        found = selective_state_update(**part | {"state": alone[n : n + 1]})
+        assert torch.equal(found[0], out[first : first + length])
+        first += length
+    assert torch.equal(alone, x["state"])
+
+
+@pytest.mark.parametrize("state", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("tokens", [1, 6, 20])
+def test_trees(tokens: int, state: torch.dtype, seed: int) -> None:
+    x = draws(seed, tokens=tokens, batch=4, slots=5, state=state)
+    x |= step_states_of(x, 5, tokens + 1) | {"state_batch_indices": torch.tensor([4, 1, 0, 2])}
+    before = x["state"].clone()
+    check(x | {"parents": random_parents(seed, 4, tokens)}, selective_state_update)
+    assert torch.equal(x["state"], before)
+
+
+def test_invalid_parents_give_nan_and_store_nothing(seed: int) -> None:
+    for form in ({}, {"heads": 2, "groups": 2}):
+        x = draws(seed, tokens=6, batch=4, **form)
+        x |= step_states_of(x, 4, 6) | {"parents": INVALID_PARENTS}
+        out = check(x, selective_state_update)
+        assert bool(out.isnan().any())
+
+
+def test_packed_trees_and_sequences_longer_than_their_parents(seed: int) -> None:
+    lengths = [3, 0, 5]
+    x = packed_draws(seed, lengths, after=1)
+    x |= step_states_of(x, 3, 6) | {"parents": random_parents(seed, 3, 4)}
+    out = check(x, selective_state_update)
+    assert bool(out[7].isnan().all()) and not out[8].any()
+
+
+@pytest.mark.parametrize("argument", ["step_states", "state_batch_indices", "write_indices"])
+def test_packed_sequences_longer_than_their_slots_are_refused(argument: str, seed: int) -> None:
+    x = packed_draws(seed, [1, 3], slots=8) | {"state_batch_indices": torch.arange(2)}
+    if argument == "step_states":
+        x |= {"step_states": torch.zeros(2, 2, 5, 16), "step_slots": torch.arange(2)}
+    else:
+        x |= {"state_batch_indices": torch.arange(4).view(2, 2)}
+        x |= {"write_indices": torch.arange(4).view(2, 2)} if argument == "write_indices" else {}
+    with pytest.raises(IndexError, match=rf"^selective_state_update: {argument}: expected room for 3 tokens, got 2$"):
+        selective_state_update(**x)
 
 
 # ---- Strides

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import draws
+from step_cases import draws, packed_draws
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -48,6 +48,10 @@ def shorter(x: Tensor, d: int) -> Tensor:
     return x.narrow(d, 0, x.shape[d] - 1)
 
 
+NO_SLOTS = {"state_batch_indices": None, "num_accepted_tokens": None}
+ONLY_SLOTS = {"step_states": None, "step_slots": None}
+ONE_SLOT = ONLY_SLOTS | {"state_batch_indices": torch.tensor([0, 1, 2]), "num_accepted_tokens": None}
+PARENTS = torch.tensor([[-1, 0]] * 3)
 # (argument, dimension) whose size may be smaller, as not all of it may be used.
 MAY_BE_SMALLER = {("state", 0), ("step_states", 0), ("B", 2), ("C", 2)}
 
@@ -99,10 +103,44 @@ WRONG: dict[str, tuple[str, Change, str]] = {
         lambda x: {"state_batch_indices": x["state_batch_indices"][:, :1]},
         "each of 2 tokens",
     ),
+    "accepted, and states that are only read": ("update_state", lambda x: ONLY_SLOTS | {"update_state": False}, "each token"),
+    "slots to write and a tree": (
+        "write_indices",
+        lambda x: {"write_indices": torch.tensor([0, 1, 2]), "parents": PARENTS},
+        "None where",
+    ),
+    "a tree without step states": ("parents", lambda x: ONLY_SLOTS | {"parents": PARENTS}, "None without step_states"),
+    "a tree of one token": ("parents", lambda x: {"parents": PARENTS[:, :1]}, "a parent for each of 2 tokens"),
+    "a tree of 65 tokens": ("parents", lambda x: {"parents": PARENTS[:, :1].expand(3, 65)}, "T at most 64"),
+    "packed tokens with a dimension for them": ("x", lambda x: {"cu_seqlens": torch.tensor([0, 1, 3])}, "packed"),
+    "slots to write of one token": (
+        "write_indices",
+        lambda x: ONLY_SLOTS | {"write_indices": torch.tensor([0, 1, 2])},
+        "a slot for each of 2 tokens",
+    ),
+    "slots to write without slots to read": (
+        "write_indices",
+        lambda x: ONLY_SLOTS | NO_SLOTS | {"write_indices": torch.tensor([0, 1, 2])},
+        "None without state_batch_indices",
+    ),
+    "slots to write, and states that are only read": (
+        "write_indices",
+        lambda x: ONE_SLOT | {"write_indices": torch.tensor([0, 1, 2]), "update_state": False},
+        "None where",
+    ),
+    "slots to write that are not integers": (
+        "write_indices",
+        lambda x: ONE_SLOT | {"write_indices": torch.ones(3)},
+        "int32 or int64",
+    ),
+    "a negative null slot": ("null_slot", lambda x: {"null_slot": -1}, "a slot number"),
+    "steps of other heads": ("dt", lambda x: {"dt": torch.ones(3, 2, 5)}, "without its channels"),
+    "A of other heads": ("A", lambda x: {"A": -torch.ones(5)}, "(heads,)"),
+    "D of other heads": ("D", lambda x: {"D": torch.ones(5)}, "(heads,)"),
     "indices that are not integers": ("step_slots", lambda x: {"step_slots": x["step_slots"].double()}, "int32 or int64"),
     "too few states without indices": (
         "state",
-        lambda x: {"state_batch_indices": None, "num_accepted_tokens": None, "state": x["state"][:2]},
+        lambda x: NO_SLOTS | {"state": x["state"][:2]},
         "as state_batch_indices is None",
     ),
 }
@@ -113,6 +151,25 @@ def test_wrong_arguments(what: str) -> None:
     argument, change, says = WRONG[what]
     x = selective_case()
     refused(selective_state_update, x | change(x), argument, says)
+
+
+OFFSETS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "offsets past the tokens": ("cu_seqlens", {"cu_seqlens": torch.tensor([0, 2, 7])}, "end by 6"),
+    "offsets that decrease": ("cu_seqlens", {"cu_seqlens": torch.tensor([0, 3, 2])}, "never decrease"),
+    "offsets that are not integers": ("cu_seqlens", {"cu_seqlens": torch.tensor([0.0, 6.0])}, "int"),
+    "slots of other sequences": ("state_batch_indices", {"state_batch_indices": torch.arange(6)}, "a row for each sequence"),
+    "parents of other sequences": (
+        "parents",
+        {"parents": torch.zeros(3, 6).int(), "step_states": torch.zeros(2, 6, 5, 16), "step_slots": torch.arange(2)},
+        "(2, T)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OFFSETS)
+def test_wrong_packed_arguments(what: str) -> None:
+    argument, change, says = OFFSETS[what]
+    refused(selective_state_update, packed_draws(0, [2, 4], slots=6) | change, argument, says)
 
 
 @pytest.mark.parametrize("name", ["s7", "rglru"])

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 #pragma unroll 1
             for (int t = 0; t < count; ++t) {
                 i64 step = 0;
-                const Tree::Start start = tree.next(call, sequence, first + t, step);
+                const Tree::Start start = next_in(tree, call, sequence, first + t, step);
                 if (start == Tree::nowhere) {
 #pragma unroll
                     for (int r = 0; r < kRows; ++r)

@@ -169,7 +169,7 @@ struct RecurrentAnyBlock {
 #pragma unroll 1
             for (int t = 0; t < count; ++t) {
                 i64 parent = 0;
-                const Tree::Start start = tree.next(call, sequence, first + t, parent);
+                const Tree::Start start = next_in(tree, call, sequence, first + t, parent);
                 if (start == Tree::nowhere) {
                     if (lane == 0) shared.value[t][row] = quiet_nan();
                     continue;

@@ -1,6 +1,7 @@
 // The call of a kernel of the recurrence: its tokens, its gates, and where states start and go; for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/common/token_tree_plan.cuh>
 #include <gdn_cuda/kernels/common/types.cuh>
 
 namespace gdn_cuda::gdn {
@@ -24,8 +25,6 @@ struct RecurrentStates {
     i64 head = 0, row = 0, column = 0;
     DType type = DType::f32;
 };
-
-inline constexpr int kMostTreeTokens = 64;
 
 struct GdnCall {
     Rows query, key, value, output;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
+#include <gdn_cuda/kernels/common/token_tree.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
 
@@ -63,31 +64,13 @@ __device__ __forceinline__ T* step_state(const GdnCall& call, int sequence, i64 
     return offset < 0 ? nullptr : static_cast<T*>(call.steps.data) + offset;
 }
 
-// A tree of tokens as it grows: each continues from a parent before it, whose state is in registers or stored as a step.
-class Tree {
-  public:
-    enum Start { go_on, from_slot, from_step, nowhere };  // nowhere: the parent is none, or has no state
-
-    // Where token t starts from; `step` is the offset of its parent's state.
-    __device__ __forceinline__ Start next(const GdnCall& call, int sequence, int t, i64& step) {
-        if (call.parents.data == nullptr) return go_on;
-        if (t >= call.parents_count) return nowhere;
-        const i64 parent = load_index(call.parents, sequence * call.parents_sequence + t * call.parents_token);
-        if (parent < -1 || parent >= t || (parent >= 0 && (alive_ >> parent & 1) == 0)) return nowhere;
-        Start start = go_on;
-        if (parent != current_) {
-            start = parent < 0 ? from_slot : from_step;
-            if (start == from_step && (step = step_offset(call, sequence, 0, static_cast<int>(parent))) < 0) return nowhere;
-        }
-        alive_ |= 1ull << t;
-        current_ = t;
-        return start;
-    }
-
-  private:
-    unsigned long long alive_ = 0;  // tokens that have states
-    int current_ = -1;              // the token whose state is in registers
-};
+// Where token t of a tree starts from; `step` is the offset of its parent's state.
+__device__ __forceinline__ Tree::Start next_in(Tree& tree, const GdnCall& call, int sequence, int t, i64& step) {
+    return tree.next(call, sequence, t, [&](int parent) {
+        step = step_offset(call, sequence, 0, parent);
+        return step >= 0;
+    });
+}
 
 // Step states of the sequences packed before this one.
 __device__ __forceinline__ i64 packed_steps_before(const GdnCall& call, int sequence) {

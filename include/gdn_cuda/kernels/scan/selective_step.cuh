@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     // `lane`: the row and slice of it whose state this thread has. `mine`: the row whose inputs and outputs it moves.
     const StepLane<kConfig> lane(args, thread >> args.lane_bits, thread & ((1 << args.lane_bits) - 1));
     const StepLane<kConfig> mine(args, thread & (rows - 1), 0);
-    StepItems items{one_token, first_sequence, one_token ? sequences : args.tokens, 0, 0};
+    StepItems items{one_token, first_sequence, first_sequence, one_token ? sequences : args.tokens, 0, 0};
 
     find_states<kConfig>(shared, args, first_sequence, sequences);
     __syncthreads();
@@ -63,12 +63,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         cp_async_fence();
     };
     start_loads(0);
-    const auto row_scalar = [&](const SelectiveStepArgs::PerRow& x) {
-        if (x.values.data == nullptr || !mine.exists) return 0.f;
-        const char* from = static_cast<const char*>(x.values.data) + mine.head * x.head + mine.d * x.d;
-        return load_raw_element(from, x.values).to_float(x.values.type);
-    };
-    const float D = row_scalar(args.D), bias = row_scalar(args.bias);
+    const float D = row_scalar(args.D, mine), bias = row_scalar(args.bias, mine);
     typename StepTypes<kConfig>::Number A[kConfig.elements()], state[kConfig.elements()];
     load_A<kConfig>(args, lane, A);
 
@@ -79,7 +74,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         if (thread < items.count) {
             auto& item = shared.items[thread];
             const int later = items.first + at_once + thread;
-            item.to = kept_state<kConfig>(shared, args, items, thread);
+            item.to =
+                kept_state<kConfig>(args, shared.from[items.in_block(thread)], items.sequence(thread), items.token(thread));
             item.later = one_token && later < sequences ? shared.from[later] : nullptr;
         }
         if (items.first == 0)  // B and C are the most recent group

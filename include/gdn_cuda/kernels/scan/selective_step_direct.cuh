@@ -2,8 +2,8 @@
 // those of scan/selective_step; it has no shared memory and no barriers.
 //
 // A row is one channel of one sequence, spread over 2 to 32 lanes, as in scan/selective_step. A lane loads its elements of the
-// state, A, B and C, and its row's scalars, computes the next state, and stores it. The lanes sum Σ C x by shuffles, and the
-// first lane stores the output.
+// state, A, B and C, and its row's scalars, computes the next state, and stores it in the slot it read or another one. The
+// lanes sum Σ C x by shuffles, and the first lane stores the output.
 //
 // Bound: latency, of one load from memory, or of two if the first one loads the slot. So all loads are issued before the first
 // is used, and the code is short, as instructions are fetched from memory too. With many sequences the bound is instruction
@@ -34,6 +34,7 @@ struct DirectCall {
     __device__ __forceinline__ DType token_type(const Tagged& x) const { return kPlain ? DType::bf16 : x.type; }
     __device__ __forceinline__ DType row_type(const Tagged& x) const { return kPlain ? DType::f32 : x.type; }
     __device__ __forceinline__ bool column_units() const { return kPlain || args.column_units; }
+    __device__ __forceinline__ bool in_place() const { return kPlain || args.in_place; }
     __device__ __forceinline__ bool is_rglru() const { return !kPlain && args.discretization == Discretization::rglru; }
 };
 
@@ -185,6 +186,10 @@ __device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
         });
     };
     if (works) with_step<kConfig, kPlain>(args, move_on);
+    if (!call.in_place() && own != nullptr) {
+        own = static_cast<char*>(kept_state<kConfig>(args, own, sequence, 0));
+        if (args.to.rows.data != nullptr && own != nullptr) own += lane.state_offset(args);
+    }
     store_state<kConfig>(own, lane, 0, args.columns, state);
     const float y = output_of<kConfig>(args, row_sum_over_lanes(part, lane.lanes), row, D.to_float(), place);
     if (lane.lane == 0 && lane.exists)
@@ -192,7 +197,8 @@ __device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
 }
 
 template <SelectiveStepConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) selective_step_direct(const __grid_constant__ SelectiveStepArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.direct_blocks_at_least())
+    selective_step_direct(const __grid_constant__ SelectiveStepArgs args) {
     if constexpr (!is_complex(kConfig.state))
         if (args.plain) return step_directly<kConfig, true>(args);
     step_directly<kConfig, false>(args);

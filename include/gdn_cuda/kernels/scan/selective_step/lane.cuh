@@ -73,7 +73,9 @@ struct StepLane {
 // on.
 struct StepItems {
     bool one_token;
-    int first_sequence, all;
+    int first_sequence;
+    int origin;  // of addresses, along `sequence`: first_sequence, or in packed batches the sequence's first token
+    int all;
     int first, count;
 
     __device__ __forceinline__ int sequence(int item) const {
@@ -86,7 +88,7 @@ struct StepItems {
     // Address of an element of one of the block's items.
     template <class Tensor>
     __device__ __forceinline__ const char* address(const Tensor& x, int item, i64 offset) const {
-        return static_cast<const char*>(x.values.data) + first_sequence * x.sequence + item * x.item + offset;
+        return static_cast<const char*>(x.values.data) + origin * x.sequence + item * x.item + offset;
     }
 };
 

@@ -36,6 +36,8 @@ struct SelectiveStepConfig {
         if (!aligned() || vectors > 1 || state == DType::f16) return !aligned() && is_complex(state) ? 3 : 4;
         return state == DType::f32 && capability >= 90 ? 6 : 5;
     }
+    // The same of scan/selective_step_direct; 0: registers are not limited.
+    GDN_HOST_DEVICE constexpr int direct_blocks_at_least() const { return state == DType::f32 && vectors == 1 ? 10 : 0; }
     GDN_HOST_DEVICE constexpr bool aligned() const { return vector > 1; }
     GDN_HOST_DEVICE constexpr int elements() const { return vector * vectors; }  // per lane, of one row
     GDN_HOST_DEVICE constexpr int columns() const {                              // in the longest row
@@ -67,7 +69,8 @@ struct SelectiveStepSharedPlan {
         alignas(16) float C[kConfig.columns() * kConfig.parts()];
         StepRow row[kConfig.most_rows()];
         alignas(16) float sum[kConfig.threads()];  // each lane's Σ C x
-        // `to`: where the state after the item is stored. `later`: the state copied to its place then. nullptr: none.
+        // `to`: where the state after the item is stored. `later`: the state copied to its place then, or in
+        // scan/selective_step_tokens the state that it starts from. nullptr: none.
         void* to;
         const void* later;
     };
@@ -104,10 +107,11 @@ struct SelectiveStepArgs {
     PerRow D, bias;
     Discretization discretization;
     bool softplus;
-    // Whether x, δ, z, B and C are bf16, D and the bias fp32, none absent, no δ_A, column_units, and the discretization is
-    // mamba.
+    // Whether x, δ, z, B and C are bf16, D and the bias fp32, none absent, no δ_A, column_units, the discretization is mamba,
+    // and the state is stored in_place.
     bool plain;
-    bool tied;  // one Ā for all columns of a row
+    bool in_place;  // whether only the last state is stored, where it was read
+    bool tied;      // one Ā for all columns of a row
     int sequences, tokens, heads, dim;
     int group_rows;       // rows (heads times d) that read one group of B and C; a state has the rows of group after group
     int columns;          // N
@@ -121,13 +125,25 @@ struct SelectiveStepArgs {
     i64 slots_sequence, slots_token;
     int slot_count, slot_steps;  // bounds
     Tagged accepted;             // tokens accepted in the last verify step; less than 1 counts as 1
-    static constexpr i64 null_slot = -1;
+    i64 null_slot;               // like negatives, skips its sequence, and is not written; -1: none
 
-    enum Kept : int { last, every_by_slot, every_by_step_slot } kept;  // which states are stored, and where
-    void* steps;                                                       // (rows, tokens, heads, dim, N)
-    i64 steps_row, steps_token;
-    Tagged step_slots;  // (sequences,): row of sequence n
-    int step_slot_count, step_limit;
+    // The state after the last token, or after every token, is stored in row rows[n, t] of `states`.
+    enum Kept : int { none, last, every } kept;
+    struct States {
+        void* states;  // (rows, tokens, heads, dim, N)
+        i64 row, token;
+        Tagged rows;  // (sequences,) or (sequences, tokens); absent: the state is stored where it was read
+        i64 rows_sequence, rows_token;
+        i64 null_row;          // like negatives, not written; -1: none
+        int row_count, limit;  // bounds: of rows, and of tokens with a state
+    } to;
+
+    // scan/selective_step_tokens alone:
+    Tagged cu_seqlens;  // (sequences + 1,): tokens are packed, and strides of `sequence` and `item` the same
+    States last_to;     // for the state after the last token beside `to`, which has none or every; without states: not stored
+    Tagged parents;     // (sequences, parents_count): tokens of a tree; if absent, each continues from the one before
+    i64 parents_sequence, parents_token;
+    int parents_count;  // at most kMostTreeTokens
 };
 
 }  // namespace gdn_cuda::scan

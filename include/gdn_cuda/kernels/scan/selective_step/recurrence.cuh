@@ -74,6 +74,19 @@ __device__ __forceinline__ float advance_lane(const auto& step_of, const StepRow
     return sum;
 }
 
+// The same with the row's scalars, B and C of an item in shared memory.
+template <bool kTied, SelectiveStepConfig kConfig>
+__device__ __forceinline__ float advance_item(const auto& step_of, const auto& item, const StepLane<kConfig>& lane, int columns,
+                                              const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
+                                              typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
+    return advance_lane<kTied, kConfig>(step_of, item.row[lane.in_block], lane, columns, A, state,
+                                        [&](int v, auto& B, auto& C) {
+                                            const int first = lane.column(v) * kConfig.parts();
+                                            B.load(item.B + first);
+                                            C.load(item.C + first);
+                                        });
+}
+
 // Calls `call` with the step of the discretization, CompiledStep or RuntimeStep; its template argument is whether one step
 // serves all elements of a row. kMamba: the discretization is mamba.
 template <SelectiveStepConfig kConfig, bool kMamba = false>
@@ -112,12 +125,7 @@ __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared
             auto& at = *next++;
             cp_async_wait<kGroupsInFlight>();
             if (item < loaded) load_state<kConfig>(at, shared.from[items.in_block(item)], lane, offset, args.columns, state);
-            at.sum[threadIdx.x] = advance_lane<kTied, kConfig>(step_of, at.row[lane.in_block], lane, args.columns, A, state,
-                                                               [&](int v, auto& B, auto& C) {
-                                                                   const int first = lane.column(v) * kConfig.parts();
-                                                                   B.load(at.B + first);
-                                                                   C.load(at.C + first);
-                                                               });
+            at.sum[threadIdx.x] = advance_item<kTied>(step_of, at, lane, args.columns, A, state);
             store_state<kConfig>(at.to, lane, offset, args.columns, state);
             fetch_state<kConfig>(at, lane, at.later, offset, args.columns);
             cp_async_fence();

@@ -13,6 +13,14 @@ __device__ __forceinline__ RawElement load_raw_element(const char* from, const T
     return element;
 }
 
+// A row's scalar that all tokens share; 0 if absent.
+template <SelectiveStepConfig kConfig>
+__device__ __forceinline__ float row_scalar(const SelectiveStepArgs::PerRow& x, const StepLane<kConfig>& mine) {
+    if (x.values.data == nullptr || !mine.exists) return 0.f;
+    const char* from = static_cast<const char*>(x.values.data) + mine.head * x.head + mine.d * x.d;
+    return load_raw_element(from, x.values).to_float(x.values.type);
+}
+
 // Address of the row's scalar in an item.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ const char* row_address(const SelectiveStepArgs::ByRow& x, const StepLane<kConfig>& mine,

@@ -45,6 +45,23 @@ __device__ __forceinline__ void fetch_state(Item& item, const StepLane<kConfig>&
     }
 }
 
+// Reads a state from memory.
+template <SelectiveStepConfig kConfig>
+__device__ __forceinline__ void read_state(const void* from, const StepLane<kConfig>& lane, i64 offset, int columns,
+                                           typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
+    using Types = StepTypes<kConfig>;
+#pragma unroll
+    for (int v = 0; v < kConfig.vectors; ++v) {
+        typename Types::Vector vector;
+        vector.clear();
+        if (lane.column(v) < columns)
+            vector.load_streaming(reinterpret_cast<const typename Types::Element*>(static_cast<const char*>(from) + offset +
+                                                                                   lane.vector_offset(v)));
+#pragma unroll
+        for (int j = 0; j < kConfig.vector; ++j) state[v * kConfig.vector + j] = Types::at(vector, j);
+    }
+}
+
 // Loads an item's state from shared memory, where fetch_state copied it; unaligned states are read from the pool, at `from`.
 template <SelectiveStepConfig kConfig, class Item>
 __device__ __forceinline__ void load_state(const Item& item, const void* from, const StepLane<kConfig>& lane, i64 offset,
@@ -82,28 +99,21 @@ __device__ __forceinline__ void store_state(void* to, const StepLane<kConfig>& l
     }
 }
 
-// Address for the state after an item; nullptr: not stored.
+// Address for the state after a token of a sequence that was read at `from`; nullptr: not stored.
 template <SelectiveStepConfig kConfig>
-__device__ __forceinline__ void* kept_state(const SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
-                                            const StepItems& items, int item) {
-    const void* const from = shared.from[items.in_block(item)];
-    if (from == nullptr) return nullptr;
-    const int sequence = items.sequence(item), token = items.token(item);
-    i64 slot;
-    switch (args.kept) {
-        case SelectiveStepArgs::every_by_slot:
-            slot = load_index(args.slots, sequence * args.slots_sequence + token * args.slots_token);
-            if (slot < 0 || slot >= args.slot_count) return nullptr;
-            return static_cast<char*>(args.pool) + slot * args.pool_slot * bytes_of(kConfig.state);
-        case SelectiveStepArgs::every_by_step_slot:
-            slot = load_index(args.step_slots, sequence);
-            if (slot < 0 || slot >= args.step_slot_count || token >= args.step_limit) return nullptr;
-            return static_cast<char*>(args.steps) +
-                   (slot * args.steps_row + token * args.steps_token) * bytes_of(kConfig.state);
-        case SelectiveStepArgs::last:
-            break;
-    }
-    return token + 1 < args.tokens ? nullptr : const_cast<void*>(from);
+__device__ __forceinline__ void* place_in(const SelectiveStepArgs::States& to, const void* from, int sequence, int token) {
+    if (to.rows.data == nullptr) return const_cast<void*>(from);
+    const i64 row = load_index(to.rows, sequence * to.rows_sequence + token * to.rows_token);
+    if (row < 0 || row == to.null_row || row >= to.row_count || token >= to.limit) return nullptr;
+    return static_cast<char*>(to.states) + (row * to.row + token * to.token) * bytes_of(kConfig.state);
+}
+
+// The same, for the states that the call keeps.
+template <SelectiveStepConfig kConfig>
+__device__ __forceinline__ void* kept_state(const SelectiveStepArgs& args, const void* from, int sequence, int token) {
+    if (from == nullptr || args.kept == SelectiveStepArgs::none) return nullptr;
+    if (args.kept == SelectiveStepArgs::last && token + 1 < args.tokens) return nullptr;
+    return place_in<kConfig>(args.to, from, sequence, token);
 }
 
 }  // namespace gdn_cuda::scan
