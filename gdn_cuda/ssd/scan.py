@@ -1,5 +1,5 @@
 """torch.ops.gdn_cuda.ssd_scan with its gradients, ssd_scan_pool and ssd_summary: Mamba-2's scan as kernels take it; what none
-takes goes by selective_scan. Not public yet: without checkpoints, and pools on a GPU for Hopper alone, in bf16 and fp16."""
+takes goes by selective_scan. Not public yet: without checkpoints, and pools on a GPU in bf16 and fp16 alone."""
 
 from __future__ import annotations
 
@@ -84,13 +84,16 @@ _STEPS: Arguments = {"dt_softplus": False, "dt_lowest": 0.0, "dt_highest": math.
 
 
 def _has_kernel(*tensors: Tensor | None) -> bool:
-    """Whether ssd/prefill runs, and ssd/backward where gradients are needed; on a CPU the reference does."""
+    """Whether ssd/prefill or ssd/prefill_mma runs, and ssd/backward, for Hopper, where gradients are needed; on a CPU the
+    reference does."""
     x, _, _, B = (y for y in tensors[:4] if y is not None)
     if not x.is_cuda:
         return True
-    most = 128 if needs_gradients(*tensors) else 256
+    gradients = needs_gradients(*tensors)
+    most, capability = 128 if gradients else 256, torch.cuda.get_device_capability(x.device)
+    fits_device = capability == (9, 0) if gradients else capability >= (8, 0)
     sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= most
-    return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(x.device) == (9, 0)
+    return sizes_fit and fits_device and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def ssd_scan(
