@@ -9,6 +9,7 @@ from .gradients import ssd_scan_backward
 from .scan import ssd_scan, ssd_summary
 
 
+@sanitizes("ssd/prefill_mma", variables={"GDN_SSD_PREFILL": "mma"})
 @sanitizes("ssd/prefill", "steps")
 def _prefill() -> None:
     """One head a block and two, z and D, lengths around a chunk, segments, packed sequences, offsets and slots that lie."""

@@ -18,7 +18,8 @@
 namespace gdn_cuda::ssd {
 
 template <SsdMmaConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 1) prefill_mma(const __grid_constant__ SsdMmaArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    prefill_mma(const __grid_constant__ SsdMmaArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<SsdMmaPlan<kConfig>*>(memory);
     if (threadIdx.x == 0) shared.work = work_of_block(args.scan, kConfig.row_tiles);

@@ -21,6 +21,8 @@ struct SsdMmaConfig {
     GDN_FIELDS(io, states, row_tiles, stages, gated)
 
     GDN_HOST_DEVICE constexpr int threads() const { return row_tiles * kTileThreads; }
+    // On an SM, by registers: twice 64 states fit.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return states == 64 ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int state_tiles() const { return states / kMmaTileElements; }
 };
 

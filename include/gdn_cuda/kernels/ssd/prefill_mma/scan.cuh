@@ -149,15 +149,12 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
 #pragma unroll
             for (float& x : four) x = 0.f;
     }
-    // y = S C^T with S rounded, and products = B C^T.
-    __device__ __forceinline__ void multiply(Sums& y, Products& products, const Stage& stage) {
-        clear(y);
+    // B C^T, of the warp's blocks.
+    __device__ __forceinline__ void multiply_rows(Products& products, const Stage& stage) const {
         clear(products);
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
             unsigned left[4];
-            as_left<kIo>(left, state_at(2 * step), state_at(2 * step + 1));
-            this->template add_token_products<kIo>(y, left, stage.C, step);
             ldmatrix_x4(left, this->straight_vector(stage.B, step) + warp * Base::kRowBlockBytes);
 #pragma unroll
             for (int i = 0; i < kScoreBlocks; ++i) {  // blocks that do not exist too: branches would cost more
@@ -167,6 +164,16 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
                 mma_m16n8k16<kIo>(products[2 * i], left, right[0], right[1]);
                 mma_m16n8k16<kIo>(products[2 * i + 1], left, right[2], right[3]);
             }
+        }
+    }
+    // y = S C^T with S rounded.
+    __device__ __forceinline__ void apply_state(Sums& y, const Stage& stage) {
+        clear(y);
+#pragma unroll
+        for (int step = 0; step < kStateSteps; ++step) {
+            unsigned left[4];
+            as_left<kIo>(left, state_at(2 * step), state_at(2 * step + 1));
+            this->template add_token_products<kIo>(y, left, stage.C, step);
         }
     }
     // M^T = B C^T exp(G_i - G_j) δ_j for i >= j, of each head. Where a decay is 0, M is too, which stops infinities and NaN.
@@ -210,20 +217,22 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         ldmatrix_x4_trans(x, this->crossed_vector(tile.bytes, warp) + step * Base::kRowBlockBytes);
     }
     // S <- exp(G_C) S + (δ exp(G_C - G) x)^T B. After a decay of 0 the product replaces S, whose infinities and NaN end so.
-    __device__ __forceinline__ void update_state(const TokenOperands& x, const Stage& stage, float& log_decay) {
+    __device__ __forceinline__ void update_state(const Stage& stage, float& log_decay) {
         const float log = stage.steps[scores()].gate[kChunk - 1], decay = exp2_fast(log);
         const auto& after = shared.factors[scores()].after;
         log_decay += log;
-        if (decay == 0.f)
-            this->clear_state();
-        else
-            this->decay_state(decay);
+        // Selects, as a branch would copy the state to other registers.
 #pragma unroll
+        for (auto& part : state)
+#pragma unroll
+            for (float& element : part) element = decay == 0.f ? 0.f : decay * element;
+#pragma unroll kConfig.states> 128 ? 1 : kTokenSteps
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned left[4];
+            load_operand(left, x_tile(), step);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float2 own = unpack<kIo>(x[step][i]), factor = pair_of(after, 2 * step + i / 2);
+                const float2 own = unpack<kIo>(left[i]), factor = pair_of(after, 2 * step + i / 2);
                 left[i] = pack<kIo>(own.x * factor.x, own.y * factor.y);
             }
 #pragma unroll
@@ -302,25 +311,31 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         Sums y;
         if constexpr (kOutputs) {
             Products products;
-            multiply(y, products, stage);
+            multiply_rows(products, stage);
             store_scores(products, stage);
+            this->refresh();
+            apply_state(y, stage);
         }
         cp_async_wait<kLoadsEarly ? 1 : 0>();  // x and z have arrived
         __syncthreads();                       // M and the factors are complete
+        this->refresh();
         TokenOperands x;
         if (has_tile()) {
-            load_operand(x, x_tile());
-            update_state(x, stage, log_decay);
+            update_state(stage, log_decay);
         }
         if constexpr (!kLoadsEarly) {
             __syncthreads();  // no warp reads B any more
             load_stage(step + 1);
             cp_async_fence();
         }
+        this->refresh();
         if (has_tile()) {
             if constexpr (kOutputs) {
+                load_operand(x, x_tile());
                 add_tokens(y, x, D);
+                this->refresh();
                 stage_outputs(y);
+                this->refresh();
                 store_outputs_and_load(step);
             } else {
                 __syncwarp();  // every lane has read x
