@@ -21,9 +21,9 @@ In six kernels racecheck reports pairs of accesses that are ordered by means tha
   the tool, twice. The emulator, which tracks the arrivals, reports none.
 - backward_gradients: the same arrivals; none was left when every lane arrived, in its first form.
 - gdn/prefill_mma: a named barrier of the four warps that invert is between barriers of all threads, and racecheck treats
-  accesses on the two sides of those as unordered. With every warp at that barrier there was no report (before chunks with resets were
-  added). A chunk that is processed token by token overwrites a value with its output: a warp's lanes read it, exchange sums by
-  shuffles, and one lane stores.
+  accesses on the two sides of those as unordered. With every warp at that barrier there was no report (before chunks with
+  resets were added). A chunk that is processed token by token overwrites a value with its output: a warp's lanes read it,
+  exchange sums by shuffles, and one lane stores.
 - seq_state_update: a warp's ldmatrix, which is one instruction, then the same warp's stores.
 """
 

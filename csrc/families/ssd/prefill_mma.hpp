@@ -8,22 +8,27 @@
 
 namespace gdn_cuda::ssd {
 
-// Row tiles as in ssd/prefill. More than 128 states leave no shared memory for a second chunk of B and C.
-inline constexpr int kMmaMostTwoStageStates = 128;
+// Row tiles as in ssd/prefill. Two chunks of B and C fit everywhere with 64 states, and with 128 without z; with 128 and z on
+// some GPUs; with 256 nowhere.
 constexpr SsdMmaConfig ssd_mma_config(DType io, int64_t states, bool gated, int stages) {
     const SsdConfig config = ssd_config(io, states, gated);
     return {.io = io, .states = config.states, .row_tiles = config.row_tiles, .stages = stages, .gated = gated};
 }
+constexpr int most_mma_stages(int64_t states) {
+    return states <= 128 ? 2 : 1;
+}
+constexpr int fewest_mma_stages(int64_t states, bool gated) {
+    return gated && states > 64 ? 1 : most_mma_stages(states);
+}
 
 inline constexpr auto kSsdMmaConfigurations = [] {
-    std::array<SsdMmaConfig, 16> all{};
+    std::array<SsdMmaConfig, 14> all{};
     size_t count = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const int states : {64, 128, 256})
             for (const bool gated : {false, true})
-                for (const int stages : {1, 2})
-                    if (states == 128 || stages == (states < kMmaMostTwoStageStates ? 2 : 1))
-                        all[count++] = ssd_mma_config(io, states, gated, stages);
+                for (int stages = fewest_mma_stages(states, gated); stages <= most_mma_stages(states); ++stages)
+                    all[count++] = ssd_mma_config(io, states, gated, stages);
     return all;
 }();
 
@@ -35,11 +40,11 @@ struct PrefillMma {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) { return plan_bytes<kSsdMmaConfigurations, SsdMmaPlan>(config); }
 
-    // Two stages where a block may have as much shared memory.
     static Config choose(DType io, int64_t states, bool gated, const jit::DeviceTraits& device) {
-        if (states > kMmaMostTwoStageStates) return ssd_mma_config(io, states, gated, 1);
-        const Config two = ssd_mma_config(io, states, gated, 2);
-        return shared_bytes(two) <= device.shared_bytes_per_block ? two : ssd_mma_config(io, states, gated, 1);
+        const Config most = ssd_mma_config(io, states, gated, most_mma_stages(states));
+        return shared_bytes(most) <= device.shared_bytes_per_block
+                   ? most
+                   : ssd_mma_config(io, states, gated, fewest_mma_stages(states, gated));
     }
     static i64 blocks_of_sequence(const Config& config, const SsdArgs& scan) {
         return blocks_of_group_tiles(config.row_tiles, scan);

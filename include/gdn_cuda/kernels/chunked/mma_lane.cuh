@@ -58,6 +58,13 @@ struct MmaLane {
         return vector_of(tiles, VectorOfLane::crossed(lane), step);
     }
 
+    // Bytes from the start of a 16 x 16 block to a vector of it: a row is 32 bytes, and its 16-byte vector p is at p ^ (r / 4 %
+    // 2) for row r.
+    static __device__ __forceinline__ int block_vector(int row, int vector) { return row * 32 + ((vector ^ row / 4 % 2) << 4); }
+    static __device__ __forceinline__ int block_vector(const VectorOfLane& place) {
+        return block_vector(place.row, place.vector);
+    }
+
     // sums += left x^T, where x has the 16 elements of k step `step` of the chunk's tokens.
     using TokenSums = float[kChunk / 8][4];  // accumulators of 16 rows x 64 tokens
     template <DType kIo>

@@ -26,12 +26,10 @@ struct MmaPartsLane : MmaLane {
     }
     // Loads one part of a block as two right operands: as it is, or transposed, so that rows of the block are their columns.
     __device__ __forceinline__ void load_part_as_is(unsigned (&right)[4], const unsigned char* part) const {
-        const VectorOfLane place = VectorOfLane::straight(lane);
-        ldmatrix_x4_trans(right, shared_address(part) + place.row * 32 + ((place.vector ^ place.row / 4 % 2) << 4));
+        ldmatrix_x4_trans(right, shared_address(part) + block_vector(VectorOfLane::straight(lane)));
     }
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {
-        const VectorOfLane place = VectorOfLane::crossed(lane);
-        ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.vector ^ place.row / 4 % 2) << 4));
+        ldmatrix_x4(right, shared_address(part) + block_vector(VectorOfLane::crossed(lane)));
     }
 };
 

@@ -8,8 +8,8 @@
 
 namespace gdn_cuda::gdn {
 
-// A 16 x 16 block (tokens x tokens) as the sum of two 16-bit matrices: the rounded values and the rounding residuals. A row is
-// 32 bytes; its 16-byte vector p is stored at p ^ (r / 4 % 2) for row r.
+// A 16 x 16 block (tokens x tokens) as the sum of two 16-bit matrices: the rounded values and the rounding residuals
+// (MmaLane::block_vector).
 struct alignas(128) TwoPartBlock {
     unsigned char parts[2][kInverseBlock * kInverseBlock * 2];
 };

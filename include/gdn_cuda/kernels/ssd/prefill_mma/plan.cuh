@@ -36,8 +36,13 @@ struct SsdMmaPlan {
     Stage stages[kConfig.stages];
     // x of each row tile, then z of each. A warp reads and writes only its 16 channels. Outputs overwrite x.
     MmaTile x[kConfig.row_tiles * (kConfig.gated ? 2 : 1)];
-    // M^T of each head: a row for each token that is added. Blocks of 16 x 16 below the diagonal are not written.
-    MmaTile scores[kConfig.row_tiles];
+    // M^T of each head from the diagonal on: a row for each token that is added.
+    struct alignas(128) Block {
+        unsigned char bytes[16 * 16 * 2];  // MmaLane::block_vector
+    };
+    static constexpr int kBlocks = 10;
+    GDN_HOST_DEVICE static constexpr int block_of(int column, int row) { return column * (column + 1) / 2 + row; }
+    Block scores[kConfig.row_tiles][kBlocks];
     // A head's values for the tokens of a chunk: exp(G), of the state before the chunk in a token's output, and
     // δ exp(G_end - G), of a token in the state after the chunk.
     struct alignas(16) Factors {

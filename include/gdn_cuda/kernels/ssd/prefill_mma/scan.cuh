@@ -184,11 +184,12 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
             const int first = 16 * warp + g;
             const float gate[2] = {steps.gate[first], steps.gate[first + 8]},
                         delta[2] = {steps.delta[first], steps.delta[first + 8]};
-            const unsigned to = tile_row(shared.scores[head].bytes, first) + 4 * t;
+            const unsigned to = shared_address(shared.scores[head]) + 4 * t;
 #pragma unroll
             for (int i = 0; i < kScoreBlocks; ++i) {
                 const int block = score_block(i);
                 if (block >= kTokenSteps) break;
+                const unsigned to_block = to + Plan::block_of(block, warp) * static_cast<int>(sizeof(typename Plan::Block));
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
                     const float2 later = pair_of(steps.gate, 2 * block + n);
@@ -203,7 +204,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
                         const float* const two = &products[2 * i + n][2 * half];
                         const float low = score(two[0], later.x, column >= row),
                                     high = score(two[1], later.y, column + 1 >= row);
-                        store_shared(row_vector(to, 2 * block + n) + half * (Base::kRowBlockBytes / 2), pack<kIo>(low, high));
+                        store_shared(to_block + MmaLane::block_vector(g + 8 * half, n), pack<kIo>(low, high));
                     }
                 }
             }
@@ -256,13 +257,14 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
                 two[0] = fmaf(D[i % 2], own.x, factor.x == 0.f ? 0.f : factor.x * two[0]);
                 two[1] = fmaf(D[i % 2], own.y, factor.y == 0.f ? 0.f : factor.y * two[1]);
             }
-        const MmaTile& transposed = shared.scores[scores()];
+        const auto& transposed = shared.scores[scores()];
+        const int vector = MmaLane::block_vector(VectorOfLane::straight(lane));
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
 #pragma unroll
             for (int block = step; block < kTokenSteps; ++block) {
                 unsigned right[4];
-                ldmatrix_x4_trans(right, this->straight_vector(transposed.bytes, block) + step * Base::kRowBlockBytes);
+                ldmatrix_x4_trans(right, shared_address(&transposed[Plan::block_of(block, step)]) + vector);
                 mma_m16n8k16<kIo>(y[2 * block], x[step], right[0], right[1]);
                 mma_m16n8k16<kIo>(y[2 * block + 1], x[step], right[2], right[3]);
             }
