@@ -2,15 +2,14 @@
 // ssd/prefill.
 //
 // A block takes one or two row tiles of 64 channels, of heads of a group, and one sequence or a segment of it, as in
-// ssd/prefill. Each warp keeps 16 channels of the state S in registers from the first chunk to the last. Products are
-// transposed (channels x tokens), so that S and x are left operands in registers, and C, B and M^T right ones in shared memory
-// (prefill_mma/scan.cuh). The warps multiply B C^T together, once for the heads of the block, in the same pass over C as S C^T,
-// and make M of each head from it. cp.async loads B and C of the next chunk, all at once where shared memory holds two chunks,
-// else after the state's update; each warp loads its own channels of x and z, and stores its outputs through x's tile, without
-// synchronising with other warps.
+// ssd/prefill. Each warp keeps 16 channels of the state S in registers from the first chunk to the last. Products are transposed
+// (channels x tokens), so that S and x are left operands in registers, and C, B and M^T right ones in shared memory
+// (prefill_mma/scan.cuh). The warps multiply B C^T together, once for the heads of the block, and make M of each head from it.
+// cp.async loads the next chunk's B and C during this one where shared memory holds two, else after the state's update. Each
+// warp loads its own channels of x and z and stores its outputs through x's tile, without synchronising with other warps.
 //
-// Bound (computed, not measured): latency of a chunk's phases, which depend on each other; registers allow an SM eight warps
-// with 128 states or more.
+// Bound (computed, not measured): instruction issue. A warp takes 1,500 instructions a chunk with 128 states, 180 of them MMAs,
+// and registers allow an SM eight warps, or 16 with 64 states.
 #pragma once
 
 #include <gdn_cuda/kernels/ssd/prefill_mma/scan.cuh>

@@ -47,6 +47,7 @@ struct SsdMmaPlan {
     // δ exp(G_end - G), of a token in the state after the chunk.
     struct alignas(16) Factors {
         float before[kChunk], after[kChunk];
+        bool resets[2];  // whether a factor of the state is 0, in either half of the tokens
     };
     Factors factors[kConfig.row_tiles];
     SsdWork work;

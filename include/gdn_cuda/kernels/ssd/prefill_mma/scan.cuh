@@ -16,11 +16,16 @@ using gdn::TokenOperands;
 struct MmaTileLane : MmaLane {
     int group;  // the row tile
 
-    // Recomputed for every chunk: hoisted out of the loop, dozens of addresses would spill.
+    // Recomputed for every chunk: hoisted out of the loop, dozens of addresses would spill. Unsigned, so that divisions are
+    // shifts.
     __device__ __forceinline__ void refresh() {
-        find_lane(opaque(static_cast<int>(threadIdx.x)));
-        const int whole_warps = __shfl_sync(0xffffffffu, thread / 32, 0);  // warp-uniform for the compiler
-        group = whole_warps / 4, warp = whole_warps % 4, thread %= kTileThreads;
+        const unsigned i = opaque(threadIdx.x), whole_warps = __shfl_sync(0xffffffffu, i / 32, 0);  // warp-uniform
+        group = static_cast<int>(whole_warps / 4);
+        warp = static_cast<int>(whole_warps % 4);
+        thread = static_cast<int>(i % kTileThreads);
+        lane = static_cast<int>(i % 32);
+        g = static_cast<int>(i % 32 / 4);
+        t = static_cast<int>(i % 4);
     }
     __device__ __forceinline__ int tile() const { return group; }
     __device__ __forceinline__ void tile_sync() const {
@@ -138,10 +143,14 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         auto& factors = shared.factors[group];
         const int token = thread % kChunk;
         const float gate = steps.gate[token];
-        if (thread < kChunk)
-            factors.before[token] = exp2_fast(gate);
-        else
+        if (warp < kChunk / 32) {
+            const float before = exp2_fast(gate);
+            const bool resets = __any_sync(0xffffffffu, before == 0.f);
+            factors.before[token] = before;
+            if (lane == 0) factors.resets[warp] = resets;
+        } else {
             factors.after[token] = steps.delta[token] * exp2_fast(steps.gate[kChunk - 1] - gate);
+        }
     }
     static __device__ __forceinline__ void clear(auto& sums) {
 #pragma unroll
@@ -222,12 +231,10 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         const float log = stage.steps[scores()].gate[kChunk - 1], decay = exp2_fast(log);
         const auto& after = shared.factors[scores()].after;
         log_decay += log;
-        // Selects, as a branch would copy the state to other registers.
-#pragma unroll
-        for (auto& part : state)
-#pragma unroll
-            for (float& element : part) element = decay == 0.f ? 0.f : decay * element;
-#pragma unroll kConfig.states> 128 ? 1 : kTokenSteps
+        this->decay_state(decay);
+        if (decay == 0.f) this->clear_state();  // if the other branch multiplied, the compiler would copy the state
+        constexpr int kUnrolled = kConfig.states > 128 ? 1 : kTokenSteps;  // else 256 states spill
+#pragma unroll kUnrolled
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned left[4];
             load_operand(left, x_tile(), step);
@@ -245,17 +252,28 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
             }
         }
     }
-    // y <- exp(G) y + D x + M x. A factor of 0 stops infinities and NaN of the state.
+    // A factor of 0 stops infinities and NaN of the state.
+    __device__ __forceinline__ void clear_after_resets(Sums& y, const float (&before)[kChunk]) const {
+#pragma unroll
+        for (int n = 0; n < 2 * kTokenSteps; ++n) {
+            const float2 factor = pair_of(before, n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if ((i % 2 == 0 ? factor.x : factor.y) == 0.f) y[n][i] = 0.f;
+        }
+    }
+    // y <- exp(G) y + D x + M x.
     __device__ __forceinline__ void add_tokens(Sums& y, const TokenOperands& x, const float (&D)[2]) const {
-        const auto& before = shared.factors[scores()].before;
+        const auto& [before, _, resets] = shared.factors[scores()];
+        if (resets[0] || resets[1]) clear_after_resets(y, before);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float2 own = unpack<kIo>(x[step][i]), factor = pair_of(before, 2 * step + i / 2);
                 float* const two = &y[2 * step + i / 2][i % 2 * 2];
-                two[0] = fmaf(D[i % 2], own.x, factor.x == 0.f ? 0.f : factor.x * two[0]);
-                two[1] = fmaf(D[i % 2], own.y, factor.y == 0.f ? 0.f : factor.y * two[1]);
+                two[0] = fmaf(D[i % 2], own.x, factor.x * two[0]);
+                two[1] = fmaf(D[i % 2], own.y, factor.y * two[1]);
             }
         const auto& transposed = shared.scores[scores()];
         const int vector = MmaLane::block_vector(VectorOfLane::straight(lane));
