@@ -2,8 +2,8 @@
 // ssd/prefill.
 //
 // A block takes one or two row tiles of 64 channels, of heads of a group, and one sequence or a segment of it, as in
-// ssd/prefill. Each warp keeps 16 channels of the state S in registers from the first chunk to the last. Products are transposed
-// (channels x tokens), so that S and x are left operands in registers, and C, B and M^T right ones in shared memory
+// ssd/prefill. Each warp keeps 16 channels of the state S in registers from the first chunk to the last. Products are
+// transposed (channels x tokens), so that S and x are left operands in registers, and C, B and M^T right ones in shared memory
 // (prefill_mma/scan.cuh). The warps multiply B C^T together, once for the heads of the block, and make M of each head from it.
 // cp.async loads the next chunk's B and C during this one where shared memory holds two, else after the state's update. Each
 // warp loads its own channels of x and z and stores its outputs through x's tile, without synchronising with other warps.

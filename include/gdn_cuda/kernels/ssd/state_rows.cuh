@@ -26,6 +26,7 @@ struct StateRows : TileLane {
     __device__ __forceinline__ int first_row() const { return work.row_tiles[this->tile()].first_row; }
     // The thread's first channel; the other is eight further on.
     __device__ __forceinline__ int my_row() const { return first_row() + 16 * warp + g; }
+
     // Calls visit(pair of elements, their offset in `states`) for those that exist of a slot's.
     template <class Visit>
     __device__ __forceinline__ void for_each_state_pair(const SsdStates& states, i64 slot, const Visit& visit) {
@@ -44,7 +45,6 @@ struct StateRows : TileLane {
                         visit(state[part][4 * n + 2 * half], state[part][4 * n + 2 * half + 1], of_row + column);
         }
     }
-
     __device__ __forceinline__ void clear_state() {
 #pragma unroll
         for (auto& part : state)

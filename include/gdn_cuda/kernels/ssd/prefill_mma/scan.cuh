@@ -339,10 +339,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         cp_async_wait<kLoadsEarly ? 1 : 0>();  // x and z have arrived
         __syncthreads();                       // M and the factors are complete
         this->refresh();
-        TokenOperands x;
-        if (has_tile()) {
-            update_state(stage, log_decay);
-        }
+        if (has_tile()) update_state(stage, log_decay);
         if constexpr (!kLoadsEarly) {
             __syncthreads();  // no warp reads B any more
             load_stage(step + 1);
@@ -351,6 +348,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         this->refresh();
         if (has_tile()) {
             if constexpr (kOutputs) {
+                TokenOperands x;
                 load_operand(x, x_tile());
                 add_tokens(y, x, D);
                 this->refresh();
