@@ -165,7 +165,7 @@ def fold_states() -> None:
             gdn_cuda.fold_states(state, every[..., :dv, :], every[..., dv:, :], reverse=reverse)
 
 
-@sanitizes()
+@sanitizes("gdn/prefill_mma")
 def prefill_mma() -> None:
     prefill(((192, 128), (256, 256)))
 

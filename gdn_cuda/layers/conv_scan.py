@@ -17,8 +17,6 @@ from ..ssd import ssd_scan
 from ..ssd.gradients import derivative
 from ..ssd.scan import has_kernel
 
-MOST_STATES = 128  # of gradients by kernels
-
 
 class Heads(NamedTuple):
     """What the channels of the convolution are: x (heads, channels), B and C (groups, states)."""
@@ -63,7 +61,7 @@ def conv_scan(
     if torch.compiler.is_compiling() or under_transforms() or not needs_gradients(*given):
         return _forward(options, *given)
     x, B, _ = options.heads.split(xBC)
-    if not has_kernel(x, B, MOST_STATES):
+    if not has_kernel(x, B, with_gradients=True):
         return _forward(options, *given)
     out, last = _ConvScan.apply(options, *given)
     return out, last

@@ -88,6 +88,7 @@ class Measures:
     benches: dict[str, Bench] = field(default_factory=dict)  # by operator
     tunables: dict[str, Tunable] = field(default_factory=dict)  # by operator
     sanitized: dict[str, Call] = field(default_factory=dict)  # by kernel: calls that run it
+    variables: dict[str, dict[str, str]] = field(default_factory=dict)  # by kernel: the environment in which they do
 
 
 _MEASURES = Measures()
@@ -112,12 +113,15 @@ def tunable(operator: str, declared: Tunable) -> None:
     _MEASURES.tunables[operator] = declared
 
 
-def sanitizes(*kernels: str) -> Callable[[Run], Run]:
-    """Declares calls that run these kernels at sizes small enough for compute-sanitizer; without names, the kernel that the
-    function is named after. A name that two families have needs its family, as "gdn/prefill"."""
+def sanitizes(*kernels: str, variables: dict[str, str] | None = None) -> Callable[[Run], Run]:
+    """Declares calls that run these kernels at sizes small enough for compute-sanitizer, in a process with these environment
+    variables; without names, the kernel that the function is named after. A name that two families have needs its family, as
+    "gdn/prefill"."""
 
     def declare(run: Run) -> Run:
-        _MEASURES.sanitized.update(dict.fromkeys(kernels or (run.__name__,), run))
+        names = kernels or (run.__name__,)
+        _MEASURES.sanitized.update(dict.fromkeys(names, run))
+        _MEASURES.variables.update(dict.fromkeys(names, variables or {}))
         return run
 
     return declare

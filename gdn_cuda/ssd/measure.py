@@ -1,7 +1,7 @@
 """Benchmark of Mamba-2's scan, forward and backward, beside mamba-ssm; calls of its kernels for compute-sanitizer.
 
-Inputs are those of a layer at initialisation: A from −1 to −16, δ log-uniform in 0.001 … 0.1 through bias and softplus, D, no z;
-the last state is returned. `packed`: 32 sequences of different lengths.
+Inputs are those of a layer at initialisation: A from −1 to −16, δ log-uniform in 0.001 … 0.1 through bias and softplus, D, no
+z; the last state is returned. `packed`: 32 sequences of different lengths.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ def _measured(device: str) -> Iterator[Case]:
 # ---- compute-sanitizer
 
 
+@sanitizes("ssd/prefill_mma", variables={"GDN_SSD_PREFILL": "mma"})
 @sanitizes("ssd/prefill", "steps")
 def _prefill() -> None:
     """One head a block and two, z and D, lengths around a chunk, segments, packed sequences, offsets and slots that lie."""

@@ -98,13 +98,14 @@ _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary, 
 # ---- The functions
 
 
-def has_kernel(x: Tensor, B: Tensor, most_states: int) -> bool:
-    """Whether ssd/prefill runs; on a CPU the reference does."""
+def has_kernel(x: Tensor, B: Tensor, with_gradients: bool = False) -> bool:
+    """Whether ssd/prefill or ssd/prefill_mma runs, and with gradients, on Hopper, ssd/backward. On a CPU the reference does."""
     capability = capability_of(x)
     if capability is None:
         return True
-    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= most_states
-    return sizes_fit and x.dtype in (torch.bfloat16, torch.float16) and capability == 90
+    fits_device = capability == 90 if with_gradients else capability >= 80
+    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= (128 if with_gradients else 256)
+    return sizes_fit and fits_device and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
@@ -150,10 +151,10 @@ def _check(schema: Schema, arguments: tuple[Any, ...]) -> None:
 
 
 def _call(schema: Schema, expanded: Callable[[Any], Any], x: Any) -> Any:
-    """Without gradients, by ssd/prefill or on expanded tensors."""
+    """Without gradients, by a kernel or on expanded tensors."""
     arguments = tuple(getattr(x, name) for name in schema.arguments)
     schema.check_tensors(arguments)
-    if has_kernel(x.x, x.B, most_states=256):
+    if has_kernel(x.x, x.B):
         return with_autograd(schema, arguments)
     _check(schema, arguments)
     with torch.no_grad():
@@ -273,7 +274,7 @@ def _new_results(x: Any, with_gradients: bool) -> tuple[Tensor, Tensor]:
     schema = ssd_scan_operator.schema
     arguments = tuple(getattr(x, name) for name in schema.arguments)
     schema.check_tensors(arguments)
-    if has_kernel(x.x, x.B, 128 if with_gradients else 256):
+    if has_kernel(x.x, x.B, with_gradients):
         out, last = ssd_scan_operator(*arguments)
         return out, last
     _check(schema, arguments)

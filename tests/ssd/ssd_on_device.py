@@ -19,7 +19,7 @@ from gdn_cuda.ssd.reference import Scan, Steps, recurrent
 BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
 TOKENS = ("x", "dt", "B", "C", "z")
-KERNELS = ("ssd/prefill", "ssd/steps", "common/uncovered_zeros")
+KERNELS = ("ssd/prefill", "ssd/prefill_mma", "ssd/steps", "common/uncovered_zeros")
 
 
 def drawn(

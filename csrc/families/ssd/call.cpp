@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "../../operators/packed.hpp"
+#include "variables.hpp"
 
 namespace gdn_cuda::ssd {
 namespace {
@@ -158,6 +159,10 @@ Tensor new_last_states(Prepared& prepared, const Tensor& like) {
     return last;
 }
 
+bool uses_mma(const Target& target) {
+    return jit::device_traits(target.ordinal).capability != 90 || wanted_scan() == WantedScan::mma;
+}
+
 namespace {
 
 // The tensor itself if TMA can read it, else a copy.
@@ -174,6 +179,10 @@ TensorMap Inputs::add(const Tensor& tensor, int tokens) {
     kept.push_back(tileable(tensor));
     return map(kept.back(), tokens);
 }
+Rows Inputs::add_rows(const Tensor& tensor) {
+    kept.push_back(tileable(tensor));
+    return tiled(View(kept.back())).rows;
+}
 ChunkSteps* Inputs::steps(const Tensor& like) {
     constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);
     kept.push_back(torch::stable::new_empty(like, {prepared.slots(), prepared.heads, kFloats}, ScalarType::Float));
@@ -182,23 +191,30 @@ ChunkSteps* Inputs::steps(const Tensor& like) {
     Steps::run(args, target);
     return args.steps;
 }
-void Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
-    const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
-    const i64 blocks = Prefill::blocks_of_sequence(config, args);
+void Inputs::split(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like) {
     if (!prepared.deterministic)
         args.segments.count = ssd_segments(blocks * args.pass_count, args.sequences, args.tokens,
                                            args.cu_seqlens.data != nullptr, jit::device_traits(target.ordinal).multiprocessors);
     if (args.segments.count > 1) {
         const int64_t readers = int64_t{args.pass_count} * args.sequences * args.heads * args.tiles_of_head,
                       tiles = readers * args.segments.count;
-        kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * config.states + 1}, ScalarType::Float));
+        kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * padded_states + 1}, ScalarType::Float));
         args.segments.states = static_cast<float*>(memory_of(kept.back()));
-        args.segments.decays = args.segments.states + tiles * kTileRows * config.states;
+        args.segments.decays = args.segments.states + tiles * kTileRows * padded_states;
         kept.push_back(torch::stable::new_zeros(like, {tiles + readers}, ScalarType::Int));
         args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
         args.segments.read = args.segments.done + tiles;
     }
+}
+void Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
+    const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
+    split(args, Prefill::blocks_of_sequence(config, args), config.states, like);
     Prefill::run(config, args, target);
+}
+void Inputs::run(SsdMmaArgs& args, bool gated, const Tensor& like) {
+    const SsdMmaConfig config = PrefillMma::choose(prepared.io, prepared.states, gated, jit::device_traits(target.ordinal));
+    split(args.scan, PrefillMma::blocks_of_sequence(config, args.scan), config.states, like);
+    PrefillMma::run(config, args, target);
 }
 
 }  // namespace gdn_cuda::ssd

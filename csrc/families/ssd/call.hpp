@@ -7,6 +7,7 @@
 #include "../../jit/tensor_map.hpp"
 #include "../../operators/operator.hpp"
 #include "prefill.hpp"
+#include "prefill_mma.hpp"
 #include "steps.hpp"
 
 namespace gdn_cuda::ssd {
@@ -38,6 +39,9 @@ void require_kernel(const Checks& check, const Prepared& prepared);
 // New states, to which the first pass stores.
 Tensor new_last_states(Prepared& prepared, const Tensor& like);
 
+// Whether ssd/prefill_mma runs in place of ssd/prefill.
+bool uses_mma(const Target& target);
+
 // What a launch reads beside the caller's tensors.
 struct Inputs {
     const Prepared& prepared;
@@ -48,10 +52,15 @@ struct Inputs {
     TensorMap map(const Tensor& tensor, int tokens = kChunk) const;
     // Maps the tensor if TMA can read it, else a copy.
     TensorMap add(const Tensor& tensor, int tokens = kChunk);
+    // The same without a map: rows that begin at multiples of 16 bytes.
+    Rows add_rows(const Tensor& tensor);
     // Launches ssd/steps, and returns where it stores.
     ChunkSteps* steps(const Tensor& like);
-    // Splits sequences into segments where heads are few, and launches ssd/prefill.
+    // Splits sequences into segments where heads are few.
+    void split(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like);
+    // Splits, and launches ssd/prefill or ssd/prefill_mma.
     void run(SsdArgs& args, bool gated, const Tensor& like);
+    void run(SsdMmaArgs& args, bool gated, const Tensor& like);
 };
 
 }  // namespace gdn_cuda::ssd

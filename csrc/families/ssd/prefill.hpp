@@ -34,6 +34,11 @@ inline int ssd_segments(i64 blocks, i64 sequences, i64 tokens, bool packed, int 
         std::clamp<i64>(std::min(multiprocessors / (blocks * sequences), chunks / kShortestSegment), 1, kMost));
 }
 
+// Blocks of a sequence, or of its segment.
+inline i64 blocks_of_group_tiles(int row_tiles, const SsdArgs& args) {
+    return args.groups * ceil_div(i64{args.heads / args.groups} * args.tiles_of_head, row_tiles);
+}
+
 struct Prefill {
     GDN_KERNEL(Prefill, ssd, prefill, SsdConfig, SsdArgs, "Mamba-2's scan: 128 channels of a group's heads a block",
                .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
@@ -43,7 +48,7 @@ struct Prefill {
     static int shared_bytes(const Config& config) { return plan_bytes<kSsdConfigurations, SsdPlan>(config); }
 
     static i64 blocks_of_sequence(const Config& config, const Args& args) {
-        return args.groups * ceil_div(i64{args.heads / args.groups} * args.tiles_of_head, config.row_tiles);
+        return blocks_of_group_tiles(config.row_tiles, args);
     }
     static void run(const Config& config, const Args& args, const Target& target) {
         const i64 blocks = blocks_of_sequence(config, args);

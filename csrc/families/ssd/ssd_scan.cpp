@@ -1,4 +1,4 @@
-// ssd_scan, with a pool of states too, and ssd_summary: Mamba-2's scan, by ssd/prefill.
+// ssd_scan, with a pool of states too, and ssd_summary: Mamba-2's scan, by ssd/prefill or ssd/prefill_mma.
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
@@ -96,9 +96,14 @@ void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
     const View &x = prepared.x, z = view_of(call.z);
     const DeviceScope scope(x.device_index);
     const Target target = target_of(SsdScan::name, x);
-    SsdArgs args = prepared.args;
+    SsdMmaArgs every{.scan = prepared.args, .x = {}, .z = {}, .B = {}, .C = {}};
+    SsdArgs& args = every.scan;
     Inputs inputs{prepared, target};
-    if (x.numel() > 0) {
+    const bool by_mma = uses_mma(target);
+    if (x.numel() > 0 && by_mma) {
+        every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B), every.C = inputs.add_rows(call.C);
+        if (z.defined()) every.z = inputs.add_rows(*call.z);
+    } else if (x.numel() > 0) {
         args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B), args.C = inputs.add(call.C, kBlockTokens),
         args.out = inputs.map(out);
         if (z.defined()) args.z = inputs.add(*call.z);
@@ -113,7 +118,10 @@ void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
     args.steps = inputs.steps(call.x);
     args.out_data = memory_of(out);
     args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
-    inputs.run(args, z.defined(), call.x);
+    if (by_mma)
+        inputs.run(every, z.defined(), call.x);
+    else
+        inputs.run(args, z.defined(), call.x);
 }
 Tensor new_out(const Prepared& x, const Tensor& like) {
     return torch::stable::new_empty(like, {x.batch, x.tokens, x.heads, x.channels});
@@ -161,12 +169,20 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummary& call) {
     const Target target = target_of(call.name, prepared.x);
     const Tensor last = new_last_states(prepared, call.x);
     const Tensor decay = torch::stable::new_empty(call.x, {prepared.sequences, prepared.heads}, ScalarType::Float);
-    SsdArgs args = prepared.args;
+    SsdMmaArgs every{.scan = prepared.args, .x = {}, .z = {}, .B = {}, .C = {}};
+    SsdArgs& args = every.scan;
     Inputs inputs{prepared, target};
-    if (prepared.x.numel() > 0) args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B);
+    const bool by_mma = uses_mma(target);
+    if (prepared.x.numel() > 0 && by_mma)
+        every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B);
+    else if (prepared.x.numel() > 0)
+        args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B);
     args.steps = inputs.steps(call.x);
     args.states_only = true, args.decay = static_cast<float*>(memory_of(decay));
-    inputs.run(args, false, call.x);
+    if (by_mma)
+        inputs.run(every, false, call.x);
+    else
+        inputs.run(args, false, call.x);
     return {last, decay};
 }
 

@@ -1,9 +1,12 @@
 """Mamba-2's kernels on the GPU."""
 
+import os
+
 import pytest
 import torch
 from devices import Device
 from helpers import rel_rms
+from other_kernels import check_with
 from ssd_on_device import *  # noqa: F403
 from ssd_on_device import GRADIENT, drawn, expected, expected_gradients, scanned
 
@@ -24,3 +27,8 @@ def test_gradients_with_256_states(device: Device) -> None:
     wanted = expected_gradients(detached, torch.ones_like(detached["x"]), None)
     for name, grad in zip(leaves, found, strict=True):
         assert rel_rms(grad.double(), wanted[name]) < GRADIENT[torch.bfloat16], name
+
+
+@pytest.mark.skipif("GDN_SSD_PREFILL" in os.environ, reason="this is the process with GDN_SSD_PREFILL")
+def test_all_tests_of_this_file_pass_with_prefill_mma() -> None:
+    check_with("mma", __file__, "GDN_SSD_PREFILL")

@@ -1,9 +1,13 @@
-// Packed pairs of 16-bit floats.
+// Pairs of floats, and packed pairs of 16-bit floats.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda {
+
+__device__ __forceinline__ float2 pair_at(const float* values) {
+    return *reinterpret_cast<const float2*>(values);
+}
 
 // Rounds two floats to a packed pair, the first in the low half.
 template <DType kType>

@@ -1,26 +1,10 @@
-// Counters in global memory between blocks: what a block wrote before `red_release` is visible after `wait_for_count`, to TMA
-// after `fence_proxy_async_global` (common/mbarrier.cuh).
+// Counters between blocks where TMA reads or writes what they announce: `wait_for_count` is followed by
+// `fence_proxy_async_global` (common/mbarrier.cuh).
 #pragma once
 
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/common/counters.cuh>
 
 namespace gdn_cuda {
-
-// Inline PTX: CUTLASS's (cutlass/barrier.h) use a fence and a relaxed reduction, one instruction more.
-__device__ __forceinline__ void red_release(unsigned* count, unsigned more = 1) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(more) : "memory");
-}
-__device__ __forceinline__ unsigned load_acquire(const unsigned* count) {
-    unsigned now;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
-    return now;
-}
-__device__ __forceinline__ unsigned wait_for_count(const unsigned* count, unsigned wanted) {
-    unsigned now;
-    do now = load_acquire(count);
-    while (now < wanted);
-    return now;
-}
 
 // Waits until the thread's bulk stores are visible in global memory. Inline PTX: CUTLASS waits only for their reads.
 __device__ __forceinline__ void wait_for_bulk_stores() {

@@ -7,10 +7,6 @@
 
 namespace gdn_cuda {
 
-__device__ __forceinline__ float2 pair_at(const float* values) {
-    return *reinterpret_cast<const float2*>(values);
-}
-
 template <int kElements>
 __device__ __forceinline__ void clear_fragment(float (&fragment)[kElements]) {
 #pragma unroll

@@ -47,24 +47,6 @@ __device__ __forceinline__ void set_barriers(SsdPlan<kConfig>& shared) {
     cutlass::arch::fence_barrier_init();
 }
 
-// Fills the outputs of a sequence that is not computed: 0 if it has no slot, NaN if its slot is past the pool. Its first
-// segment's blocks do.
-template <SsdConfig kConfig>
-__device__ __forceinline__ void fill_outputs(const SsdArgs& args, const SsdWork& work) {
-    using Io = Storage<kConfig.io>;
-    if (work.segment > 0) return;
-    const Io value = from_float<Io>(work.place == Place::skip ? 0.f : quiet_nan());
-    for (int tile = 0; tile < work.tiles; ++tile) {
-        const auto [head, first_row, _] = work.row_tiles[tile];
-        const int rows = min(kTileRows, args.channels - first_row);
-        Io* const to = static_cast<Io*>(args.out_data) + work.batch * args.out_batch + work.start * args.out_token +
-                       head * args.out_head + first_row;
-#pragma unroll 1
-        for (i64 i = threadIdx.x; i < static_cast<i64>(work.length) * rows; i += kConfig.threads())
-            to[i / rows * args.out_token + i % rows] = value;
-    }
-}
-
 template <SsdConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ SsdArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -76,7 +58,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     }
     __syncthreads();
     if (shared.work.segment >= shared.work.segments) return;
-    if (shared.work.place != Place::run) return fill_outputs<kConfig>(args, shared.work);
+    if (shared.work.place != Place::run) return fill_outputs<kConfig.io, kConfig.threads()>(args, shared.work);
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler
     if (group < kConfig.scores_group()) {
         cutlass::arch::warpgroup_reg_dealloc<kConfig.inputs_registers()>();

@@ -10,7 +10,7 @@ using TileSums = float[2][4];  // 8 columns each; element i is in row g + 8 (i /
 
 // kUnroll: steps of a product that overlap.
 template <DType kIo, int kUnroll>
-struct TileProducts : MmaLane {
+struct TileProducts : MmaPartsLane {
     using Tile = BackwardGradientsPlan::Tile;
     static constexpr int kSteps = kChunk / 16;
 

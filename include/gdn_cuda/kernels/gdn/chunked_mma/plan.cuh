@@ -2,26 +2,20 @@
 // of theirs has head_k, key_stages, warps, io, direction, and whether it needs queries and scores: has_queries().
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/mma_lane.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent/plan.cuh>
 
 namespace gdn_cuda::gdn {
 
-constexpr int kMmaWarpRows = 16;      // rows of the state per warp: the M of an MMA
-constexpr int kMmaTileElements = 64;  // elements in a 128-byte row
-
-// A 16 x 16 block (tokens x tokens) as the sum of two 16-bit matrices: the rounded values and the rounding residuals. A row is
-// 32 bytes; its 16-byte vector p is stored at p ^ (r / 4 % 2) for row r.
+// A 16 x 16 block (tokens x tokens) as the sum of two 16-bit matrices: the rounded values and the rounding residuals
+// (MmaLane::block_vector).
 struct alignas(128) TwoPartBlock {
     unsigned char parts[2][kInverseBlock * kInverseBlock * 2];
 };
 static_assert(sizeof(ChunkTriangle::Block) >= sizeof(TwoPartBlock) &&
               sizeof(ChunkTriangle::Block) % alignof(TwoPartBlock) == 0);
 
-// 64 tokens x 64 elements, 128-byte rows; 16-byte vector p of row r is stored at p ^ (r % 8).
-struct alignas(128) MmaTile {
-    unsigned char bytes[kChunk * kMmaTileElements * 2];
-};
 // Scalars of each token. G: cumulative gate (log2); r: inverse norm of its key or query.
 struct alignas(16) MmaFactors {
     float gate[kChunk];         // G
@@ -44,7 +38,7 @@ struct MmaWork {
     i64 checkpoints_before;       // how many checkpoints the sequences before this one have
     int length, chunks;           // the sequence's
     int sequence, head, first_row;
-    int first_thread;            // 0 (MmaLane::refresh)
+    int first_thread;            // 0 (MmaPartsLane::refresh)
     DType gate_type, beta_type;  // read by advance_by_token; from the arguments they would stay in registers across chunks
 };
 

@@ -4,12 +4,9 @@
 // output without a barrier with other warps.
 #pragma once
 
-#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/gdn/chunked_mma/lane.cuh>
 
 namespace gdn_cuda::gdn {
-
-using TokenOperands = unsigned[kChunk / 16][4];  // left operands of 16 value rows x 64 tokens
 
 // By one thread. `slot`: of the sequence's state.
 template <auto kConfig>
@@ -41,7 +38,7 @@ __device__ __forceinline__ MmaWork work_of_block(const GdnCall& call, int sequen
 }
 
 template <auto kConfig>
-struct MmaRows : MmaLane {
+struct MmaRows : MmaPartsLane {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16, kKeyStages = kConfig.key_stages;
     using Io = Storage<kIo>;
@@ -56,7 +53,7 @@ struct MmaRows : MmaLane {
 
     __device__ __forceinline__ MmaRows(Plan& shared, const GdnCall& call, DType state_type)
         : shared(shared), call(call), state_type(state_type) {}
-    __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
+    __device__ __forceinline__ void refresh() { MmaPartsLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int first_row() const { return work.first_row + kMmaWarpRows * warp; }
     __device__ __forceinline__ bool has_rows() const { return first_row() < call.dv; }
@@ -161,23 +158,6 @@ struct MmaRows : MmaLane {
     }
     __device__ __forceinline__ unsigned first_staged(const MmaTile& tile) const {
         return row_vector(tile_row(tile.bytes, g), value_vector()) + 4 * t;
-    }
-    // Elements 2 half and 2 half + 1 of accumulator n, packed.
-    static __device__ __forceinline__ void stage_pair(unsigned first, int n, int half, unsigned pair) {
-        store_shared(row_vector(first, half) + n * (kRowBlockBytes / 2), transposed(pair));
-    }
-    // Stores what a tile has of a chunk, at `to` for this lane's first vector, and calls `between` before it waits for memory.
-    // The stride by reference: as a value it made branches of the predicated stores.
-    template <class Between>
-    __device__ __forceinline__ void store_staged(unsigned vectors, Io* to, const i64& stride, int count,
-                                                 Between&& between) const {
-        Raw<16> eight[kTokenSteps];
-#pragma unroll
-        for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(vectors + i * kRowBlockBytes);
-        between();
-#pragma unroll
-        for (int i = 0; i < kTokenSteps; ++i)
-            if (16 * i < count) eight[i].store_global(to + 16 * i * stride);
     }
     // Stores the chunk's outputs and starts loading the next chunk's values into their place.
     __device__ __forceinline__ void store_output_and_load_values(int chunk) {

@@ -9,7 +9,7 @@
 namespace gdn_cuda::gdn {
 
 template <auto kConfig>
-struct MmaTokens : MmaLane {
+struct MmaTokens : MmaPartsLane {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kBlocks = kInverseWarps, kSteps = kConfig.head_k / 16;
     using Plan = MmaPlan<kConfig>;
@@ -23,7 +23,7 @@ struct MmaTokens : MmaLane {
     RawElement raw_gates[2], raw_beta;  // the next chunk's, loaded long before they are used
 
     __device__ __forceinline__ MmaTokens(Plan& shared, const GdnCall& call) : shared(shared), call(call) {}
-    __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
+    __device__ __forceinline__ void refresh() { MmaPartsLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int in_time(int chunk) const { return chunk_in_time<kConfig.direction>(work, chunk); }
     __device__ __forceinline__ int tokens_in(int chunk) const { return tokens_of_chunk<kConfig.direction>(work, chunk); }

@@ -7,8 +7,8 @@
 #include <gdn_cuda/kernels/chunked/products.cuh>
 #include <gdn_cuda/kernels/common/silu.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
-#include <gdn_cuda/kernels/hopper/counters.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
+#include <gdn_cuda/kernels/ssd/state_rows.cuh>
 
 namespace gdn_cuda::ssd {
 
@@ -17,45 +17,25 @@ using gdn::TokenFragment;
 using gdn::TokenOperand;
 
 template <SsdConfig kConfig>
-struct RowsRole : Lane {
+struct RowsLane : Lane {
+    __device__ __forceinline__ int tile() const { return group - kConfig.scores_group() - 1; }
+    __device__ __forceinline__ void tile_sync() const { this->warpgroup_sync(); }
+};
+
+template <SsdConfig kConfig>
+struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
     using Plan = SsdPlan<kConfig>;
+    using Base = StateRows<kConfig.states, RowsLane<kConfig>>;
+    using Base::args, Base::work, Base::state, Base::kParts, Base::kPartColumns, Base::lane, Base::t, Base::tile, Base::pass;
     static constexpr DType kIo = kConfig.io;
     static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
 
     Plan& shared;
-    const SsdArgs& args;
-    const SsdWork& work;
-    // 64 channels x N, in parts that a wgmma takes.
-    static constexpr int kPartColumns = kConfig.states < 128 ? kConfig.states : 128, kParts = kConfig.states / kPartColumns;
-    float state[kParts][kPartColumns / 2];
 
-    __device__ __forceinline__ RowsRole(Plan& shared, const SsdArgs& args) : shared(shared), args(args), work(shared.work) {
-        find_lane();
+    __device__ __forceinline__ RowsRole(Plan& shared, const SsdArgs& args) : Base(args, shared.work), shared(shared) {
+        this->find_lane();
     }
-    __device__ __forceinline__ int tile() const { return group - kConfig.scores_group() - 1; }
     __device__ __forceinline__ int scores() const { return work.row_tiles[tile()].scores; }
-    __device__ __forceinline__ int head() const { return work.row_tiles[tile()].head; }
-    __device__ __forceinline__ int first_row() const { return work.row_tiles[tile()].first_row; }
-    // The thread's first channel; the other is eight further on.
-    __device__ __forceinline__ int my_row() const { return first_row() + 16 * warp + g; }
-    // Calls visit(pair of elements, their offset in `states`) for those that exist of a slot's.
-    template <class Visit>
-    __device__ __forceinline__ void for_each_state_pair(const SsdStates& states, i64 slot, const Visit& visit) {
-        const int rows = args.channels, columns = args.states;  // columns: a multiple of 8
-        const i64 first = slot * states.slot + head() * states.head + 2 * t;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = my_row() + 8 * half;
-            if (row >= rows) break;
-            const i64 of_row = first + static_cast<i64>(row) * columns;
-#pragma unroll
-            for (int part = 0; part < kParts; ++part)
-#pragma unroll
-                for (int n = 0; n < kPartColumns / 8; ++n)
-                    if (const int column = part * kPartColumns + 8 * n; column < columns)
-                        visit(state[part][4 * n + 2 * half], state[part][4 * n + 2 * half + 1], of_row + column);
-        }
-    }
 
     // Whether registers hold what several products in flight need.
     static constexpr bool kOverlaps = kConfig.states <= 128;
@@ -121,22 +101,12 @@ struct RowsRole : Lane {
     __device__ __forceinline__ static unsigned scaled(float2 x, float2 factor) {
         return pack<kIo>(x.x * factor.x, x.y * factor.y);
     }
-    __device__ __forceinline__ void decay_state(float decay) {
-#pragma unroll
-        for (auto& part : state)
-#pragma unroll
-            for (float& x : part) x *= decay;
-    }
-    __device__ __forceinline__ float D_of(int row) const {
-        if (args.D.values.data == nullptr || row >= args.channels) return 0.f;
-        return load_float(args.D.values, head() * args.D.head + row * args.D.channel);
-    }
     // Times silu(z), rounded.
     __device__ __forceinline__ void finish(TokenOperand& rounded, TokenFragment& y, const SwizzledTile* gates) const {
         [[maybe_unused]] unsigned z[4];
         for_each_output_pair(y, [&](int step, int i, float v, float v_next) {
             if constexpr (kConfig.gated) {
-                if (i == 0) ldmatrix_x4_trans(z, matrix_row(gates[tile()]) + step * kMnMajorStep);
+                if (i == 0) ldmatrix_x4_trans(z, this->matrix_row(gates[tile()]) + step * kMnMajorStep);
                 const float2 gate = unpack<kIo>(z[i]);
                 v *= silu(gate.x), v_next *= silu(gate.y);
             }
@@ -146,87 +116,7 @@ struct RowsRole : Lane {
     __device__ __forceinline__ void write_tile(SwizzledTile& tile, const TokenOperand& y) const {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
-            stmatrix_x4_trans(matrix_row(tile) + step * kMnMajorStep, y[step][0], y[step][1], y[step][2], y[step][3]);
-    }
-
-    // ---- States of segments
-
-    __device__ __forceinline__ const SsdPass& pass() const { return args.passes[work.pass]; }
-    __device__ __forceinline__ i64 scan() const { return static_cast<i64>(work.pass) * args.sequences + work.sequence; }
-    __device__ __forceinline__ i64 segment_index(int segment) const {
-        const i64 tiles = static_cast<i64>(args.heads) * args.tiles_of_head;
-        return (scan() * args.segments.count + segment) * tiles + work.first_tile + tile();
-    }
-    __device__ __forceinline__ float* segment_state(int segment) const {
-        return args.segments.states + segment_index(segment) * kTileRows * kConfig.states + thread;
-    }
-    // Hands on the state after this segment from zeros, and its decay.
-    __device__ __forceinline__ void store_segment(float log_decay) {
-        float* const to = segment_state(work.segment);
-#pragma unroll
-        for (int part = 0; part < kParts; ++part)
-#pragma unroll
-            for (int i = 0; i < kPartColumns / 2; ++i) to[(part * (kPartColumns / 2) + i) * kWarpgroup] = state[part][i];
-        if (thread == 0) args.segments.decays[segment_index(work.segment)] = exp2_fast(log_decay);
-        warpgroup_sync();
-        if (thread == 0) red_release(args.segments.done + segment_index(work.segment));
-    }
-    // The state before this segment: what the segments before add, from the nearest on while their decays leave anything of it.
-    // Returns their decay.
-    __device__ __forceinline__ float load_state() {
-        const float limit = exp2f(gdn::kNegligibleLog2);
-        float decay = 1.f;
-#pragma unroll
-        for (auto& part : state) clear_fragment(part);
-#pragma unroll 1
-        for (int segment = work.segment - 1; segment >= 0; --segment) {
-            if (thread == 0) wait_for_count(args.segments.done + segment_index(segment), 1);
-            warpgroup_sync();
-            const float* const from = segment_state(segment);
-#pragma unroll
-            for (int part = 0; part < kParts; ++part)
-#pragma unroll
-                for (int i = 0; i < kPartColumns / 2; ++i)
-                    state[part][i] = fmaf(decay, from[(part * (kPartColumns / 2) + i) * kWarpgroup], state[part][i]);
-            decay *= args.segments.decays[segment_index(segment)];
-            if (decay < limit) return decay;  // NaN goes on
-        }
-        if (work.initial_slot >= 0)
-            for_each_state_pair(pass().initial, work.initial_slot, [&](float& a, float& b, i64 at) {
-                const float2 pair = load_pair(pass().initial, at);
-                a = fmaf(decay, pair.x, a), b = fmaf(decay, pair.y, b);
-            });
-        return decay;
-    }
-    // A pool's state may be replaced only after all segments have read it.
-    __device__ __forceinline__ unsigned* readers() const {
-        return args.segments.read + scan() * args.heads * args.tiles_of_head + work.first_tile + tile();
-    }
-    __device__ __forceinline__ void signal_initial_state_read() const {
-        if (work.is_last()) return;
-        warpgroup_sync();
-        if (thread == 0) red_release(readers());
-    }
-    __device__ __forceinline__ void store_state() {
-        if (!work.is_last() || work.last_slot < 0) return;
-        if (work.segments > 1) {
-            if (thread == 0) wait_for_count(readers(), work.segments - 1);
-            warpgroup_sync();
-        }
-        for_each_state_pair(pass().last, work.last_slot,
-                            [&](float a, float b, i64 at) { store_pair(pass().last, at, {a, b}); });
-    }
-    __device__ __forceinline__ static float2 load_pair(const SsdStates& from, i64 at) {
-        if (from.type == DType::f32) return pair_at(static_cast<const float*>(from.data) + at);
-        const unsigned pair = *reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(from.data) + at);
-        return from.type == DType::bf16 ? unpack<DType::bf16>(pair) : unpack<DType::f16>(pair);
-    }
-    __device__ __forceinline__ static void store_pair(const SsdStates& to, i64 at, float2 x) {
-        if (to.type == DType::f32)
-            *reinterpret_cast<float2*>(static_cast<float*>(to.data) + at) = x;
-        else
-            *reinterpret_cast<unsigned*>(static_cast<unsigned short*>(to.data) + at) =
-                to.type == DType::bf16 ? pack<DType::bf16>(x.x, x.y) : pack<DType::f16>(x.x, x.y);
+            stmatrix_x4_trans(this->matrix_row(tile) + step * kMnMajorStep, y[step][0], y[step][1], y[step][2], y[step][3]);
     }
 
     // ---- A step
@@ -259,7 +149,7 @@ struct RowsRole : Lane {
         barrier(shared.stage_full[current.index]).wait(current.parity);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         const float decay = shared.ends[ready.index][scores()].decay;
-        decay_state(decay);
+        this->decay_state(decay);
         log_decay += factors.steps.gate[kChunk - 1];
         gdn::load_operand(update, stage.x[tile()], *this);
         scale_x(update, update, factors.after);
@@ -289,7 +179,7 @@ struct RowsRole : Lane {
                 gdn::load_operand(update, own, *this);
                 scale_x(update, update, factors.after);
             }
-            decay_state(decay);
+            this->decay_state(decay);
             start_update(update, stage.B, decay);
         };
         if constexpr (kOverlaps) {
@@ -313,35 +203,31 @@ struct RowsRole : Lane {
         float log_decay = 0.f;
 #pragma unroll 1
         for (int step = 0; step < work.first_own; ++step) {
-            find_lane();
+            this->find_lane();
             run_state(step, log_decay);
         }
         return log_decay;
     }
     __device__ __forceinline__ void run_segment() {
-#pragma unroll
-        for (auto& part : state) clear_fragment(part);
-        store_segment(run_states());
+        this->clear_state();
+        this->store_segment(run_states());
     }
     __device__ __forceinline__ void run_summary() {
         if (!work.is_last()) return run_segment();
-        const float before = load_state(), decay = before * exp2_fast(run_states());
-        for_each_state_pair(pass().last, work.last_slot,
-                            [&](float a, float b, i64 at) { store_pair(pass().last, at, {a, b}); });
-        if (args.decay != nullptr && thread == 0 && first_row() == 0)
-            args.decay[static_cast<i64>(work.sequence) * args.heads + head()] = decay;
+        const float before = this->load_state();
+        this->store_summary(before, run_states());
     }
     // The state before each chunk, in the order of the steps.
     __device__ __forceinline__ void store_chunk_states() {
         float unused = 0.f;
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
-            find_lane();
+            this->find_lane();
             const i64 head_elements = static_cast<i64>(args.channels) * args.states,
                       chunk = work.chunks_before + work.chunk_at(step);
             const SsdStates to{
                 .data = pass().chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
-            for_each_state_pair(to, chunk, [&](float a, float b, i64 at) { store_pair(to, at, {a, b}); });
+            this->for_each_state_pair(to, chunk, [&](float a, float b, i64 at) { this->store_pair(to, at, {a, b}); });
             run_state(step, unused);
         }
     }
@@ -349,19 +235,19 @@ struct RowsRole : Lane {
         if constexpr (!kConfig.gated)  // z has no part in states
             if (args.states_only && pass().chunk_states == nullptr) return run_summary();
         if (work.first_own > 0) run_segment();
-        load_state();
-        signal_initial_state_read();
+        this->load_state();
+        this->signal_initial_state_read();
         if (args.states_only) {
             if constexpr (!kConfig.gated) store_chunk_states();
-            return store_state();
+            return this->store_state();
         }
-        const float D[2] = {D_of(my_row()), D_of(my_row() + 8)};
+        const float D[2] = {this->D_of(this->my_row()), this->D_of(this->my_row() + 8)};
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
-            find_lane();
+            this->find_lane();
             run_output(step, D);
         }
-        store_state();
+        this->store_state();
     }
 };
 

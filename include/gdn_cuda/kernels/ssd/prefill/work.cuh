@@ -1,73 +1,13 @@
-// What a block has to do: some row tiles of heads of a group, of one sequence.
+// Where a block's tiles are, in global and in shared memory.
 #pragma once
 
-#include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
-#include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/hopper/pipeline.cuh>
 #include <gdn_cuda/kernels/ssd/prefill_plan.cuh>
+#include <gdn_cuda/kernels/ssd/work.cuh>
 
 namespace gdn_cuda::ssd {
 
-__device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
-    i64 slot;
-    int step;
-    const int sequence = work.sequence;
-    const SsdPass& pass = args.passes[work.pass];
-    work.place = starting_slot(args, sequence, slot, step);
-    const bool runs = work.place == Place::run;
-    const bool begins = pass.initial.data != nullptr && (args.has_initial == nullptr || args.has_initial[sequence]);
-    work.initial_slot = runs && begins ? slot : -1;
-    work.last_slot = runs && pass.last.data != nullptr ? slot : -1;
-    if (work.last_slot >= 0 && args.last_slots.data != nullptr) {
-        const i64 last = load_index(args.last_slots, sequence);
-        work.last_slot = last < args.last_slot_count ? last : -1;
-    }
-}
-__device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_tiles) {
-    const int group_tiles = args.heads / args.groups * args.tiles_of_head, blocks = (group_tiles + row_tiles - 1) / row_tiles;
-    const int block = static_cast<int>(blockIdx.x), group = block / blocks, first = block % blocks * row_tiles;
-    const int pass = static_cast<int>(blockIdx.y) / args.sequences, sequence = static_cast<int>(blockIdx.y) % args.sequences;
-    const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-    const int chunks = (span.length + kChunk - 1) / kChunk, segment = static_cast<int>(blockIdx.z);
-    const int in_segment = max((chunks + args.segments.count - 1) / args.segments.count, kShortestSegment);
-    const int segments = args.segments.count == 1 ? 1 : max((chunks + in_segment - 1) / in_segment, 1);
-    const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
-    const int own = args.segments.count == 1 ? chunks : max(min(in_segment, chunks - first_chunk), 0);
-    const bool summary = args.states_only && args.passes[pass].chunk_states == nullptr;
-    const int first_own = summary || segment + 1 < segments ? own : 0;
-    SsdWork work{.pass = pass,
-                 .sequence = sequence,
-                 .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
-                 .group = group,
-                 .first_tile = group * group_tiles + first,
-                 .tiles = min(row_tiles, group_tiles - first),
-                 .start = static_cast<int>(span.start),
-                 .length = span.length,
-                 .segment = segment,
-                 .segments = segments,
-                 .first_chunk = first_chunk,
-                 .steps = summary ? own : first_own + own,
-                 .first_own = first_own,
-                 .has_outputs = !args.states_only,
-                 .last_chunk = chunks - 1,
-                 .chunks_before = args.cu_seqlens.data == nullptr ? i64{sequence} * chunks : span.start / kChunk + sequence};
-#pragma unroll
-    for (int i = 0; i < kMostRowTiles; ++i) {  // all, so that no index is variable and the array needs no local memory
-        const int tile = work.first_tile + i, in_head = tile % args.tiles_of_head;
-        work.row_tiles[i] = {
-            .head = tile / args.tiles_of_head, .first_row = in_head * kTileRows, .scores = max(i - in_head, 0)};
-    }
-    set_slots(work, args);
-    return work;
-}
-__device__ __forceinline__ int tokens_in(const SsdWork& work, int chunk) {
-    return min(kChunk, work.length - chunk * kChunk);
-}
-// Whether what follows the sequence in its last chunk is another one's.
-__device__ __forceinline__ bool has_tail(const SsdArgs& args, const SsdWork& work, int chunk) {
-    return args.cu_seqlens.data != nullptr && tokens_in(work, chunk) < kChunk;
-}
 // Where a chunk's tile begins, in x, z and out or in B and C.
 __device__ __forceinline__ TileAt tile_at(const SsdWork& work, int chunk, int head, int element) {
     return {element, head, work.start + chunk * kChunk, work.batch};

@@ -1,0 +1,89 @@
+// What a block has to do: some row tiles of heads of a group, of one sequence.
+#pragma once
+
+#include <gdn_cuda/kernels/common/state_slots.cuh>
+#include <gdn_cuda/kernels/common/storage.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/ssd/scan_plan.cuh>
+
+namespace gdn_cuda::ssd {
+
+__device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
+    i64 slot;
+    int step;
+    const int sequence = work.sequence;
+    const SsdPass& pass = args.passes[work.pass];
+    work.place = starting_slot(args, sequence, slot, step);
+    const bool runs = work.place == Place::run;
+    const bool begins = pass.initial.data != nullptr && (args.has_initial == nullptr || args.has_initial[sequence]);
+    work.initial_slot = runs && begins ? slot : -1;
+    work.last_slot = runs && pass.last.data != nullptr ? slot : -1;
+    if (work.last_slot >= 0 && args.last_slots.data != nullptr) {
+        const i64 last = load_index(args.last_slots, sequence);
+        work.last_slot = last < args.last_slot_count ? last : -1;
+    }
+}
+__device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_tiles) {
+    const int group_tiles = args.heads / args.groups * args.tiles_of_head, blocks = (group_tiles + row_tiles - 1) / row_tiles;
+    const int block = static_cast<int>(blockIdx.x), group = block / blocks, first = block % blocks * row_tiles;
+    const int pass = static_cast<int>(blockIdx.y) / args.sequences, sequence = static_cast<int>(blockIdx.y) % args.sequences;
+    const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+    const int chunks = (span.length + kChunk - 1) / kChunk, segment = static_cast<int>(blockIdx.z);
+    const int in_segment = max((chunks + args.segments.count - 1) / args.segments.count, kShortestSegment);
+    const int segments = args.segments.count == 1 ? 1 : max((chunks + in_segment - 1) / in_segment, 1);
+    const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
+    const int own = args.segments.count == 1 ? chunks : max(min(in_segment, chunks - first_chunk), 0);
+    const bool summary = args.states_only && args.passes[pass].chunk_states == nullptr;
+    const int first_own = summary || segment + 1 < segments ? own : 0;
+    SsdWork work{.pass = pass,
+                 .sequence = sequence,
+                 .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
+                 .group = group,
+                 .first_tile = group * group_tiles + first,
+                 .tiles = min(row_tiles, group_tiles - first),
+                 .start = static_cast<int>(span.start),
+                 .length = span.length,
+                 .segment = segment,
+                 .segments = segments,
+                 .first_chunk = first_chunk,
+                 .steps = summary ? own : first_own + own,
+                 .first_own = first_own,
+                 .has_outputs = !args.states_only,
+                 .last_chunk = chunks - 1,
+                 .chunks_before = args.cu_seqlens.data == nullptr ? i64{sequence} * chunks : span.start / kChunk + sequence};
+#pragma unroll
+    for (int i = 0; i < kMostRowTiles; ++i) {  // all, so that no index is variable and the array needs no local memory
+        const int tile = work.first_tile + i, in_head = tile % args.tiles_of_head;
+        work.row_tiles[i] = {
+            .head = tile / args.tiles_of_head, .first_row = in_head * kTileRows, .scores = max(i - in_head, 0)};
+    }
+    set_slots(work, args);
+    return work;
+}
+__device__ __forceinline__ int tokens_in(const SsdWork& work, int chunk) {
+    return min(kChunk, work.length - chunk * kChunk);
+}
+// Whether what follows the sequence in its last chunk is another one's.
+__device__ __forceinline__ bool has_tail(const SsdArgs& args, const SsdWork& work, int chunk) {
+    return args.cu_seqlens.data != nullptr && tokens_in(work, chunk) < kChunk;
+}
+
+// Fills the outputs of a sequence that is not computed: 0 if it has no slot, NaN if its slot is past the pool. Its first
+// segment's blocks do.
+template <DType kIo, int kThreads>
+__device__ __forceinline__ void fill_outputs(const SsdArgs& args, const SsdWork& work) {
+    using Io = Storage<kIo>;
+    if (work.segment > 0) return;
+    const Io value = from_float<Io>(work.place == Place::skip ? 0.f : quiet_nan());
+    for (int tile = 0; tile < work.tiles; ++tile) {
+        const auto [head, first_row, _] = work.row_tiles[tile];
+        const int rows = min(kTileRows, args.channels - first_row);
+        Io* const to = static_cast<Io*>(args.out_data) + work.batch * args.out_batch + work.start * args.out_token +
+                       head * args.out_head + first_row;
+#pragma unroll 1
+        for (i64 i = threadIdx.x; i < static_cast<i64>(work.length) * rows; i += kThreads)
+            to[i / rows * args.out_token + i % rows] = value;
+    }
+}
+
+}  // namespace gdn_cuda::ssd
