@@ -217,9 +217,9 @@ def ssd_scan(
     Every tensor may be a view whose last dimension is contiguous, such as slices of one projection. CPU tensors may also be
     fp64.
 
-    Kernels of its own take x in bf16 or fp16 with multiples of 8 channels and states, and up to 256 states, from sm_80 on; their
-    gradients on Hopper alone, and up to 128 states. Other calls are computed by `selective_scan` on expanded tensors, in fp32,
-    which is slower.
+    Kernels of its own take x in bf16 or fp16 with multiples of 8 channels and states, and up to 256 states, from sm_80 on;
+    their gradients on Hopper alone, and up to 128 states. Other calls are computed by `selective_scan` on expanded tensors, in
+    fp32, which is slower.
 
     Edge cases:
         The last state of a sequence without tokens is its initial state, or zeros. Tokens of no sequence have the output 0.
