@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.ssd import scan
 from gdn_cuda.ssd.expanded import expanded_scan
 
 
@@ -52,3 +53,11 @@ def test_against_ssd_scan(divided: str, z: bool, D: int) -> None:
         ("out", "last state", *leaves), (*found, *next(gradients)), (*wanted, *next(gradients)), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_summaries_of_expanded_tensors_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "has_kernel", lambda x, B, most_states: False)
+    x, dt, B = torch.randn(1, 5, 2, 8).requires_grad_(), torch.rand(1, 5, 2), torch.randn(1, 5, 1, 8)
+    state, _ = gdn_cuda.ssd_summary(x, dt, -torch.ones(2), B)
+    with pytest.raises(RuntimeError, match=r"^ssd_summary: no gradient is computed; for gradients use gdn_cuda.ssd_scan$"):
+        state.sum().backward()
