@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -158,11 +158,6 @@ def _heads(function: str, heads: int, D: Tensor | None, headdim: int | None, ngr
     return Heads(heads, headdim, ngroups, of_groups // (2 * ngroups))
 
 
-def _refuse_sizes(function: str, heads: Heads, zxbcdt: Tensor) -> NoReturn:
-    least = 2 * heads.heads * heads.channels + 2 * heads.groups * heads.states + heads.heads
-    refuse(function, "zxbcdt", f"(B, L, {least}), or more by an even number", tuple(zxbcdt.shape))
-
-
 def _split_conv_scan(
     function: str,
     heads: Heads,
@@ -177,9 +172,10 @@ def _split_conv_scan(
     outproj_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     dim, of_groups = heads.heads * heads.channels, 2 * heads.groups * heads.states
-    mlp = zxbcdt.shape[-1] - 2 * dim - of_groups - heads.heads
+    least = 2 * dim + of_groups + heads.heads
+    mlp = zxbcdt.shape[-1] - least
     if zxbcdt.dim() != 3 or mlp < 0 or mlp % 2:
-        _refuse_sizes(function, heads, zxbcdt)
+        refuse(function, "zxbcdt", f"(B, L, {least}), or more by an even number", tuple(zxbcdt.shape))
     if outproj_weight is None and outproj_bias is not None:
         refuse(function, "outproj_bias", "None without outproj_weight", "a tensor")
     z0, x0, z, xBC, dt = _rows(zxbcdt).split([mlp // 2, mlp // 2, dim, dim + of_groups, heads.heads], -1)

@@ -30,7 +30,10 @@ def capability_of(x: Tensor) -> int | None:
     return _explained.get() if x.is_meta else None
 
 
-@torch.compiler.assume_constant_result
 def _capability(device: int) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+# Compiled code takes the result as a constant: what torch.compiler.assume_constant_result does, which imports torch's compiler.
+_capability._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from ..operators import Differentiable
 from ..operators.autograd import needs_gradients, with_autograd
 from ..operators.calls import typical_call
 from ..operators.capability import capability_of
+from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype as widest_of
 from ..operators.first_order import first_order
 from ..operators.registration import check, register
@@ -157,8 +158,9 @@ def _call(schema: Schema, expanded: Callable[[Any], Any], x: Any) -> Any:
     if has_kernel(x.x, x.B):
         return with_autograd(schema, arguments)
     _check(schema, arguments)
-    with torch.no_grad():
-        return expanded(x)
+    written = dict(schema.written(arguments))
+    read = {name: y for name, y in schema.given(arguments) if name not in written}
+    return as_one_call(schema.function, schema.differentiable, written, read, lambda: expanded(x))
 
 
 def ssd_scan(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.ssd import scan
 from gdn_cuda.ssd.expanded import expanded_pool, expanded_scan, expanded_summary
 
 
@@ -85,3 +86,11 @@ def test_summaries(packed: bool) -> None:
     finite = wanted[0].isfinite()
     assert torch.equal(found[0].isfinite() & finite, finite) or packed
     torch.testing.assert_close(found[0][-1, :, :, 0], wanted[0][-1, :, :, 0], rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def test_summaries_of_expanded_tensors_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "has_kernel", lambda *call: False)
+    x, dt, B = torch.randn(1, 5, 2, 8).requires_grad_(), torch.rand(1, 5, 2), torch.randn(1, 5, 1, 8)
+    state, _ = gdn_cuda.ssd_summary(x, dt, -torch.ones(2), B)
+    with pytest.raises(RuntimeError, match=r"^ssd_summary: no gradient is computed; for gradients use gdn_cuda.ssd_scan$"):
+        state.sum().backward()
