@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda.ssd import scan
+from gdn_cuda.ssd.call import Call
 from gdn_cuda.ssd.expanded import expanded_pool, expanded_scan, expanded_summary
 
 
@@ -45,7 +45,7 @@ def _call(divided: str, z: bool, D: int) -> dict[str, Any]:
 def test_against_ssd_scan(divided: str, z: bool, D: int) -> None:
     x = _call(divided, z, D)
     leaves = {name: y.requires_grad_() for name, y in x.items() if isinstance(y, Tensor) and y.is_floating_point()}
-    found = expanded_scan(SimpleNamespace(**x, dt_lowest=0.1, dt_highest=2.0))
+    found = expanded_scan(Call(**x, dt_lowest=0.1, dt_highest=2.0))
     wanted = gdn_cuda.ssd_scan(**x, dt_limit=(0.1, 2.0), return_last_state=True)
     weights = [torch.randn_like(y) for y in wanted]
     gradients = (torch.autograd.grad(results, list(leaves.values()), weights) for results in (found, wanted))
@@ -64,7 +64,7 @@ def test_pools(slots: list[int], write: list[int] | None, packed: bool) -> None:
         slots, write = slots[1:], write and write[1:]
     x["initial_state"] = torch.randn(4, 4, 3, 5, dtype=torch.float64)
     x |= {"state_indices": torch.tensor(slots), "write_indices": None if write is None else torch.tensor(write)}
-    found = SimpleNamespace(**x, dt_lowest=0.0, dt_highest=2.0, update_state=True, out=torch.empty_like(x["x"]))
+    found = Call(**x, dt_lowest=0.0, dt_highest=2.0, update_state=True, out=torch.empty_like(x["x"]))
     found.initial_state = x["initial_state"].clone()
     expanded_pool(found)
     del x["seq_idx"]
@@ -80,7 +80,7 @@ def test_summaries(packed: bool) -> None:
     x["dt"][0, 10] = torch.nan
     x["dt"][-1, -1] = 1e300
     own = {name: x[name] for name in ("x", "dt", "A", "B", "dt_bias", "initial_state", "cu_seqlens")}
-    found = expanded_summary(SimpleNamespace(**own, dt_softplus=True, dt_lowest=0.0, dt_highest=1e9))
+    found = expanded_summary(Call(**own, dt_softplus=True, dt_lowest=0.0, dt_highest=1e9))
     wanted = gdn_cuda.ssd_summary(**own, dt_softplus=True, dt_limit=(0.0, 1e9))
     torch.testing.assert_close(found[1], wanted[1], rtol=1e-9, atol=1e-9, equal_nan=True)
     finite = wanted[0].isfinite()
