@@ -71,7 +71,7 @@ ROLES = (
         (
             Place("begin", "barrier(shared.stage_full[current.index]).wait(current.parity);", before=True),
             Place("wait: stage", "barrier(shared.stage_full[current.index]).wait(current.parity);"),
-            Place("start C B^T", "start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);"),
+            Place("start C B^T", "multiply(products, stage);"),
             Place("wait: factors, C B^T", "wait_for_product(products);"),
             Place("M", "store_scores(products, ready.index, slot.index, heads);"),
             Place("hand on", "barrier(shared.scores_full[slot.index]).arrive();"),
@@ -81,7 +81,7 @@ ROLES = (
         "rows",
         "rows.cuh",
         "void run_output(",
-        "group == kConfig.scores_group() + 1 && thread == 0",
+        "this->group == kConfig.scores_group() + 1 && this->thread == 0",
         (
             Place("begin", "barrier(shared.stage_full[current.index]).wait(current.parity);", before=True),
             Place("wait: stage", "barrier(shared.stage_full[current.index]).wait(current.parity);"),
@@ -122,7 +122,7 @@ def instrument(tree: Path) -> None:
     work = folder / "work.cuh"
     work.write_text(work.read_text().replace("namespace gdn_cuda::ssd {\n", STAMP, 1))
     rows = folder / "rows.cuh"
-    body, _, end = rows.read_text().rpartition("        store_state();\n")  # the clocks are in its place
+    body, _, end = rows.read_text().rpartition("        this->store_state();\n")  # the clocks are in its place
     rows.write_text(body + end)
 
 

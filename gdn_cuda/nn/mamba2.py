@@ -213,7 +213,7 @@ class Mamba2(nn.Module):
             z0, x0, z, xBC, dt = self._projected(u)
             if not torch.compiler.is_compiling():  # the convolution's state is written first
                 step = self._step(state.ssm, xBC, z, dt)
-                check_call("selective_state_update", **step, out=torch.empty_like(step["x"]))
+                check_call("selective_state_update", **step, update_state=True, out=torch.empty_like(step["x"]))
             xBC = causal_conv1d_update(xBC, state.conv.mT, self.conv1d.weight.squeeze(1), self.conv1d.bias, "silu")
             return self._finished(selective_state_update(**self._step(state.ssm, xBC, z, dt)), z, z0, x0)
 

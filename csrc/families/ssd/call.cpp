@@ -172,12 +172,12 @@ Tensor tileable(const Tensor& x) {
 
 }  // namespace
 
-TensorMap Inputs::map(const Tensor& tensor, int tokens) const {
-    return jit::tile_map(tiled(View(tensor)), prepared.io, tokens, target.ordinal);
+TensorMap Inputs::map(const Tensor& tensor) const {
+    return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
 }
-TensorMap Inputs::add(const Tensor& tensor, int tokens) {
+TensorMap Inputs::add(const Tensor& tensor) {
     kept.push_back(tileable(tensor));
-    return map(kept.back(), tokens);
+    return map(kept.back());
 }
 Rows Inputs::add_rows(const Tensor& tensor) {
     kept.push_back(tileable(tensor));

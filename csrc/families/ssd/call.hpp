@@ -48,10 +48,9 @@ struct Inputs {
     const Target& target;
     std::vector<Tensor> kept{};
 
-    // By so many tokens.
-    TensorMap map(const Tensor& tensor, int tokens = kChunk) const;
+    TensorMap map(const Tensor& tensor) const;
     // Maps the tensor if TMA can read it, else a copy.
-    TensorMap add(const Tensor& tensor, int tokens = kChunk);
+    TensorMap add(const Tensor& tensor);
     // The same without a map: rows that begin at multiples of 16 bytes.
     Rows add_rows(const Tensor& tensor);
     // Launches ssd/steps, and returns where it stores.

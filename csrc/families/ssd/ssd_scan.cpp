@@ -104,7 +104,7 @@ void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
         every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B), every.C = inputs.add_rows(call.C);
         if (z.defined()) every.z = inputs.add_rows(*call.z);
     } else if (x.numel() > 0) {
-        args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B), args.C = inputs.add(call.C, kBlockTokens),
+        args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B), args.C = inputs.add(call.C),
         args.out = inputs.map(out);
         if (z.defined()) args.z = inputs.add(*call.z);
     }

@@ -9,14 +9,6 @@ namespace gdn_cuda::ssd {
 constexpr int kSharedBytes = 227 * 1024;
 constexpr int kFactorSlots = 4;
 
-// C is loaded in blocks of 8 tokens, block b to place_of_block(b), so that the warps of a product with C on the left have
-// blocks w and 7 - w: of a triangle as much each. Outputs and M have their tokens i in this order too, but not those j of B and
-// x.
-constexpr int kBlockTokens = 8;
-GDN_HOST_DEVICE constexpr int place_of_block(int block) {
-    return block < 4 ? 2 * block : 15 - 2 * block;
-}
-
 struct SsdConfig {
     DType io;
     int states;     // 64, 128 or 256; fewer are padded with zeros
@@ -58,8 +50,7 @@ template <SsdConfig kConfig>
 struct SsdPlan {
     static_assert(kConfig.stages() >= 2 && kConfig.fits_registers());
     struct Stage {
-        SwizzledTile C[kConfig.state_tiles()];  // in the order of place_of_block
-        SwizzledTile B[kConfig.state_tiles()], x[kConfig.row_tiles];
+        SwizzledTile C[kConfig.state_tiles()], B[kConfig.state_tiles()], x[kConfig.row_tiles];
         SwizzledTile z[kConfig.gated ? kConfig.row_tiles : 1];
     };
     // Without z its tile is not there.
@@ -84,7 +75,7 @@ struct SsdPlan {
     // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];
     // One for each row tile; tiles of the same head use that of its first tile.
-    SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M, its rows i in C's order; zero above the diagonal
+    SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
     SsdWork work;

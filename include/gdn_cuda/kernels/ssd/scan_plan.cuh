@@ -77,8 +77,7 @@ struct SsdArgs {
     // E <- exp(G_C) E + (exp(G) x)^T B is the gradient of the state if x is the outputs' and B is C.
     SsdPass passes[2];
     int pass_count = 1;
-    TensorMap z, out;                   // as x
-    TensorMap C;                        // the same by kBlockTokens tokens
+    TensorMap z, C, out;                // as x
     const ChunkSteps* steps = nullptr;  // (chunk, head), as ssd/steps stores them
     PerHead D;                          // may be absent
     Tagged cu_seqlens;

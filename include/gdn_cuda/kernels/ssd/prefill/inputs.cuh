@@ -33,7 +33,7 @@ struct InputsRole : Lane {
         full.arrive_and_expect_tx(tiles * static_cast<int>(sizeof(SwizzledTile)));
         for (int tile = 0; tile < kConfig.state_tiles(); ++tile) {
             const TileAt from = tile_at(work, chunk, work.group, tile * kTileElements);
-            if (has_output) load_C(stage.C[tile], from, full);
+            if (has_output) tma_load(stage.C[tile].bytes, args.C, from, full);
             tma_load(stage.B[tile].bytes, pass.B, from, full);
         }
         for (int i = 0; i < work.tiles; ++i) {
@@ -42,12 +42,6 @@ struct InputsRole : Lane {
             if constexpr (kConfig.gated)
                 if (has_output) tma_load(stage.z[i].bytes, args.z, from, full);
         }
-    }
-    __device__ __forceinline__ void load_C(SwizzledTile& tile, TileAt from, Barrier& full) const {
-        constexpr int kBlocks = kChunk / kBlockTokens, kBlockBytes = static_cast<int>(sizeof(SwizzledTile)) / kBlocks;
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block, from.token += kBlockTokens)
-            tma_load(tile.bytes + place_of_block(block) * kBlockBytes, args.C, from, full);
     }
     // Into the stage that an earlier step has left. By one thread.
     __device__ __forceinline__ void load_step(int step) const {

@@ -12,6 +12,7 @@
 
 namespace gdn_cuda::ssd {
 
+using gdn::for_each_token_pair;
 using gdn::kTokenSteps;
 using gdn::TokenFragment;
 using gdn::TokenOperand;
@@ -64,20 +65,9 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
     __device__ __forceinline__ float2 factor_at(const float (&factors)[kChunk], int step, int i) const {
         return pair_at(&factors[16 * step + i / 2 * 8 + 2 * t]);
     }
-    // Calls visit(step, i, x, y) for each pair of outputs, of the tokens in register i of the left operand over tokens.
-    template <class Visit>
-    __device__ __forceinline__ static void for_each_output_pair(TokenFragment& y, Visit&& visit) {
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int at = 4 * place_of_block(2 * step + i / 2) + 2 * (i % 2);
-                visit(step, i, y[at], y[at + 1]);
-            }
-    }
     // A decay of 0 stops infinities and NaN of the state.
     __device__ __forceinline__ void clear_after_resets(TokenFragment& y, const float (&factors)[kChunk]) const {
-        for_each_output_pair(y, [&](int step, int i, float& v, float& v_next) {
+        for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
             const float2 factor = factor_at(factors, step, i);
             if (factor.x == 0.f) v = 0.f;
             if (factor.y == 0.f) v_next = 0.f;
@@ -86,7 +76,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
     // y <- exp(G) y + D x, to which M x is added.
     __device__ __forceinline__ void add_x(TokenFragment& y, const TokenOperand& x, const float (&factors)[kChunk],
                                           const float (&D)[2]) const {
-        for_each_output_pair(y, [&](int step, int i, float& v, float& v_next) {
+        for_each_token_pair(y, [&](int step, int i, float& v, float& v_next) {
             const float2 own = unpack<kIo>(x[step][i]), before = factor_at(factors, step, i);
             v = fmaf(v, before.x, D[i % 2] * own.x), v_next = fmaf(v_next, before.y, D[i % 2] * own.y);
         });
@@ -104,7 +94,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
     // Times silu(z), rounded.
     __device__ __forceinline__ void finish(TokenOperand& rounded, TokenFragment& y, const SwizzledTile* gates) const {
         [[maybe_unused]] unsigned z[4];
-        for_each_output_pair(y, [&](int step, int i, float v, float v_next) {
+        for_each_token_pair(y, [&](int step, int i, float v, float v_next) {
             if constexpr (kConfig.gated) {
                 if (i == 0) ldmatrix_x4_trans(z, this->matrix_row(gates[tile()]) + step * kMnMajorStep);
                 const float2 gate = unpack<kIo>(z[i]);

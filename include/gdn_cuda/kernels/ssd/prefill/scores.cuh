@@ -1,10 +1,10 @@
 // The scores role: one warpgroup that multiplies C B^T of a chunk once for the group, and forms M of each head from it.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/products.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
-#include <gdn_cuda/kernels/hopper/tile_products.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/inputs.cuh>
 
 namespace gdn_cuda::ssd {
@@ -39,11 +39,32 @@ struct ScoresRole : Lane {
     }
     // ---- M = C B^T exp(G_i - G_j) δ_j up to the diagonal
     //
-    // A warp has the tokens i of the blocks of 8 number w and 7 - w (place_of_block), so that all warps have as much up to the
-    // diagonal: three strips of 8 x 16 elements before the blocks of 16 on it, and two on it. Warps 0 and 1 are outer: their
-    // tokens are in the first and the last block of 16, the others' in those between.
+    // A warp has the tokens i of the blocks of 8 number w and 7 - w, not 16 adjacent ones, so that all warps have as much up to
+    // the diagonal: three strips of 8 x 16 elements before the blocks of 16 on it, and two on it. Warps 0 and 1 are outer:
+    // their tokens are in the first and the last block of 16, the others' in those between.
 
     __device__ __forceinline__ int first_token(int half) const { return 8 * (half == 0 ? warp : 7 - warp); }
+
+    // C B^T, by rows of C in that order, which ldmatrix gives: as many columns at a time as registers are left for.
+    __device__ __forceinline__ void multiply(float (&products)[32], const typename Plan::Stage& stage) const {
+        constexpr int kSteps = kConfig.scores_registers() < 80 ? 2 : 4;
+        const unsigned row = tile_row(stage.C[0].bytes, first_token(lane / 8 % 2) + lane % 8);
+        const auto right = tile_operand(stage.B, 0);
+#pragma unroll
+        for (int first = 0; first < kConfig.states / 16; first += kSteps) {
+            unsigned C[kSteps][4];
+            if (first > 0) wait_for_product(products);  // it reads the registers that are loaded next
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i)
+                ldmatrix_x4(C[i], row_vector(row, 2 * ((first + i) % 4) + lane / 16) +
+                                      (first + i) / 4 * static_cast<int>(sizeof(SwizzledTile)));
+            cute::warpgroup_arrive();
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i)
+                Product<kConfig.io, 64, true>::run(products, C[i], right + k_major_step(first + i), first + i > 0);
+            cute::warpgroup_commit_batch();
+        }
+    }
 
     // Which strip: the half of the warp's tokens i, and the block of 16 tokens j.
     struct Strip {
@@ -112,7 +133,7 @@ struct ScoresRole : Lane {
     // Where a lane's row of stmatrix is, of two strips.
     __device__ __forceinline__ unsigned to(const SwizzledTile& scores, const Strip& a, const Strip& b) const {
         const Strip strip{lane < 16 ? a.half : b.half, lane < 16 ? a.block : b.block};
-        return row_vector(tile_row(scores.bytes, 16 * warp + 8 * strip.half + lane % 8), 2 * strip.block + lane / 8 % 2);
+        return row_vector(tile_row(scores.bytes, first_token(strip.half) + lane % 8), 2 * strip.block + lane / 8 % 2);
     }
     // kMixed: where tokens decay and grow, factors of a decay may overflow where it does not.
     template <bool kOuter, bool kResets, bool kMixed>
@@ -186,7 +207,7 @@ struct ScoresRole : Lane {
                 clear_tail(chunk, current.index);
             if (work.outputs_at(step)) {
                 float products[32];
-                start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);
+                multiply(products, stage);
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
                 wait_for_product(products);
