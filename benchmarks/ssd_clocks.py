@@ -71,7 +71,7 @@ ROLES = (
         (
             Place("begin", "barrier(shared.stage_full[current.index]).wait(current.parity);", before=True),
             Place("wait: stage", "barrier(shared.stage_full[current.index]).wait(current.parity);"),
-            Place("start C B^T", "multiply(products, stage);"),
+            Place("start C B^T", "start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);"),
             Place("wait: factors, C B^T", "wait_for_product(products);"),
             Place("M", "store_scores(products, ready.index, slot.index, heads);"),
             Place("hand on", "barrier(shared.scores_full[slot.index]).arrive();"),

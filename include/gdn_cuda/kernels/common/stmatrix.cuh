@@ -10,10 +10,6 @@ namespace gdn_cuda {
 __device__ __forceinline__ void stmatrix_x4(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
     cute::SM90_U32x4_STSM_N::copy(a, b, c, d, shared_row(row));
 }
-// Two of them, by the addresses of lanes 0 to 15.
-__device__ __forceinline__ void stmatrix_x2(unsigned row, unsigned a, unsigned b) {
-    cute::SM90_U32x2_STSM_N::copy(a, b, shared_row(row));
-}
 // Each matrix transposed.
 __device__ __forceinline__ void stmatrix_x4_trans(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
     cute::SM90_U16x8_STSM_T::copy(a, b, c, d, shared_row(row));

@@ -37,9 +37,9 @@ struct SsdConfig {
         return fit < 4 ? fit : 4;
     }
     // setmaxnreg per role. What threads have at the launch is all there is: a role that asked for more would wait forever.
-    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 24; }
-    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 128 ? 72 : 88; }
-    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 64 ? 200 : 208; }
+    GDN_HOST_DEVICE constexpr int inputs_registers() const { return 32; }
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return states == 256 ? 72 : 64; }
+    GDN_HOST_DEVICE constexpr int row_registers() const { return row_tiles == 1 ? 240 : states == 256 ? 216 : 208; }
     GDN_HOST_DEVICE constexpr bool fits_registers() const {
         const int asked = (has_inputs_role() ? inputs_registers() : 0) + scores_registers() + row_tiles * row_registers();
         return asked <= 65536 / threads() / 8 * 8 * warpgroups();

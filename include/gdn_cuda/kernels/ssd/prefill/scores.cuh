@@ -1,10 +1,9 @@
 // The scores role: one warpgroup that multiplies C B^T of a chunk once for the group, and forms M of each head from it.
 #pragma once
 
-#include <gdn_cuda/kernels/chunked/products.cuh>
-#include <gdn_cuda/kernels/common/opaque.cuh>
+#include <gdn_cuda/kernels/chunked/token_products.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
-#include <gdn_cuda/kernels/common/stmatrix.cuh>
+#include <gdn_cuda/kernels/hopper/tile_products.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/inputs.cuh>
 
 namespace gdn_cuda::ssd {
@@ -37,151 +36,94 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // ---- M = C B^T exp(G_i - G_j) δ_j up to the diagonal
-    //
-    // A warp has the tokens i of the blocks of 8 number w and 7 - w, not 16 adjacent ones, so that all warps have as much up to
-    // the diagonal: three strips of 8 x 16 elements before the blocks of 16 on it, and two on it. Warps 0 and 1 are outer:
-    // their tokens are in the first and the last block of 16, the others' in those between.
-
-    __device__ __forceinline__ int first_token(int half) const { return 8 * (half == 0 ? warp : 7 - warp); }
-
-    // C B^T, by rows of C in that order, which ldmatrix gives: as many columns at a time as registers are left for.
-    __device__ __forceinline__ void multiply(float (&products)[32], const typename Plan::Stage& stage) const {
-        constexpr int kSteps = kConfig.scores_registers() < 80 ? 2 : 4;
-        const unsigned row = tile_row(stage.C[0].bytes, first_token(lane / 8 % 2) + lane % 8);
-        const auto right = tile_operand(stage.B, 0);
+    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. kResets: where a decay is 0, M
+    // is too, which stops infinities and NaN.
+    template <bool kResets, int kHeads>
+    __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors (&factors)[kConfig.row_tiles],
+                                                 SwizzledTile (&scores)[kConfig.row_tiles]) const {
+        const unsigned to = tile_row(scores[0].bytes, 16 * warp + lane % 16);
+        float row[kHeads][2];
 #pragma unroll
-        for (int first = 0; first < kConfig.states / 16; first += kSteps) {
-            unsigned C[kSteps][4];
-            if (first > 0) wait_for_product(products);  // it reads the registers that are loaded next
+        for (int head = 0; head < kHeads; ++head)
+            row[head][0] = factors[head].row[16 * warp + g], row[head][1] = factors[head].row[16 * warp + g + 8];
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i)
-                ldmatrix_x4(C[i], row_vector(row, 2 * ((first + i) % 4) + lane / 16) +
-                                      (first + i) / 4 * static_cast<int>(sizeof(SwizzledTile)));
-            cute::warpgroup_arrive();
+        for (int n = 0; n < 8; n += 2) {
+            if (n / 2 >= warp) break;
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i)
-                Product<kConfig.io, 64, true>::run(products, C[i], right + k_major_step(first + i), first + i > 0);
-            cute::warpgroup_commit_batch();
+            for (int head = 0; head < kHeads; ++head) {
+                const float between = factors[head].between[n / 2 + 1 < warp ? warp + n / 2 - 1 : 0];
+                const float from[2] = {row[head][0] * between, row[head][1] * between};
+                unsigned pairs[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int column = 8 * n + 2 * t + i / 2 * 8, at = 4 * n + 2 * i;
+                    const float2 added = pair_at(&factors[head].added[column]);
+                    float2 score = {products[at] * (from[i % 2] * added.x), products[at + 1] * (from[i % 2] * added.y)};
+                    if constexpr (kResets) {
+                        const float2 decay = pair_at(&factors[head].column[column]);
+                        score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
+                        score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
+                    }
+                    pairs[i] = pack<kConfig.io>(score.x, score.y);
+                }
+                stmatrix_x4(row_vector(to, n + lane / 16) + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2],
+                            pairs[3]);
+            }
+        }
+#pragma unroll
+        for (int head = 0; head < kHeads; ++head) {
+            const Neighbours near(factors[head], *this);
+            gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
+                const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
+                return kResets && decay == 0.f ? 0.f : score;
+            });
         }
     }
+    // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not
+    // 0 would wait for each other.
+    struct Neighbours {
+        float row[2], gate[4], delta[4];
 
-    // Which strip: the half of the warp's tokens i, and the block of 16 tokens j.
-    struct Strip {
-        int half, block;
+        __device__ __forceinline__ Neighbours(const Factors& factors, const Lane& lane) {
+            const int first = 16 * lane.warp, column = first + 2 * lane.t;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                row[i] = opaque(factors.steps.gate[first + lane.g + 8 * i]);
+                const float2 gates = pair_at(&factors.steps.gate[column + 8 * i]),
+                             deltas = pair_at(&factors.steps.delta[column + 8 * i]);
+                gate[2 * i] = opaque(gates.x), gate[2 * i + 1] = opaque(gates.y);
+                delta[2 * i] = opaque(deltas.x), delta[2 * i + 1] = opaque(deltas.y);
+            }
+        }
+        __device__ __forceinline__ float decay(int i) const { return exp2_fast(row[i / 2 % 2] - gate[i / 4 * 2 + i % 2]); }
     };
-    static constexpr int kStrips = 5;  // the first three are before the diagonal
-    // Without arrays: their elements are known too late for ptxas to keep several wgmmas in flight.
-    __device__ __forceinline__ static constexpr Strip strip(bool outer, int i) {
-        if (outer) return {i == 3 ? 0 : 1, i < 3 ? i : i == 3 ? 0 : 3};
-        return {i == 2 || i == 3 ? 0 : 1, i < 2 ? i : i - 2};
-    }
-    using Strips = float[kStrips][4];
-    __device__ __forceinline__ static void choose_strips(Strips& strips, const float (&products)[32], bool outer) {
-#pragma unroll
-        for (int i = 0; i < kStrips; ++i) {
-            const Strip a = strip(true, i), b = strip(false, i);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float x = products[8 * a.block + 4 * (j / 2) + 2 * a.half + j % 2],
-                            y = products[8 * b.block + 4 * (j / 2) + 2 * b.half + j % 2];
-                strips[i][j] = outer ? x : y;
-            }
-        }
-    }
-
-    // Before the diagonal: by products of decays. kResets: where a decay is 0, M is too, which stops infinities and NaN.
-    template <bool kResets>
-    __device__ __forceinline__ void decay_before(unsigned (&pairs)[2], const float (&products)[4], const Factors& factors,
-                                                 const Strip& strip, int block) const {
-        float from = factors.row[first_token(strip.half) + g];
-        if (strip.block + 1 < block) from *= factors.between[block + strip.block - 1];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int column = 16 * strip.block + 8 * i + 2 * t;
-            const float2 added = pair_at(&factors.added[column]);
-            float2 score = {products[2 * i] * (from * added.x), products[2 * i + 1] * (from * added.y)};
-            if constexpr (kResets) {
-                const float2 decay = pair_at(&factors.column[column]);
-                score.x = from * decay.x == 0.f ? 0.f : score.x;
-                score.y = from * decay.y == 0.f ? 0.f : score.y;
-            }
-            pairs[i] = pack<kConfig.io>(score.x, score.y);
-        }
-    }
-    // On it, or anywhere: by the exponential of the difference. The loads are not under the condition that a decay is not 0,
-    // under which they would wait for each other.
-    template <bool kResets>
-    __device__ __forceinline__ void decay_exactly(unsigned (&pairs)[2], const float (&products)[4], const Factors& factors,
-                                                  const Strip& strip) const {
-        const int token = first_token(strip.half) + g;
-        const float row = opaque(factors.steps.gate[token]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int column = 16 * strip.block + 8 * i + 2 * t;
-            const float2 gates = pair_at(&factors.steps.gate[column]), deltas = pair_at(&factors.steps.delta[column]);
-            const float2 decay = {exp2_fast(row - opaque(gates.x)), exp2_fast(row - opaque(gates.y))};
-            float2 score = {products[2 * i] * (decay.x * opaque(deltas.x)), products[2 * i + 1] * (decay.y * opaque(deltas.y))};
-            if constexpr (kResets) {
-                score.x = decay.x == 0.f ? 0.f : score.x;
-                score.y = decay.y == 0.f ? 0.f : score.y;
-            }
-            const unsigned kept = token > column ? 0xffffffffu : token == column ? 0xffffu : 0;
-            pairs[i] = pack<kConfig.io>(score.x, score.y) & kept;
-        }
-    }
-    // Where a lane's row of stmatrix is, of two strips.
-    __device__ __forceinline__ unsigned to(const SwizzledTile& scores, const Strip& a, const Strip& b) const {
-        const Strip strip{lane < 16 ? a.half : b.half, lane < 16 ? a.block : b.block};
-        return row_vector(tile_row(scores.bytes, first_token(strip.half) + lane % 8), 2 * strip.block + lane / 8 % 2);
-    }
-    // kMixed: where tokens decay and grow, factors of a decay may overflow where it does not.
-    template <bool kOuter, bool kResets, bool kMixed>
-    __device__ __forceinline__ void store_head(const Strips& strips, const Factors& factors, SwizzledTile& scores) const {
-        unsigned pairs[kStrips][2];
-#pragma unroll
-        for (int i = 0; i < kStrips; ++i) {
-            constexpr int kBlocks[2] = {kOuter ? 0 : 1, kOuter ? 3 : 2};  // of 16, that the halves are in
-            const Strip at = strip(kOuter, i);
-            if (i < 3 && !kMixed)
-                decay_before<kResets>(pairs[i], strips[i], factors, at, kBlocks[at.half]);
-            else
-                decay_exactly<kResets>(pairs[i], strips[i], factors, at);
-        }
-        const auto place = [&](int a, int b) { return to(scores, strip(kOuter, a), strip(kOuter, b)); };
-        stmatrix_x4(place(0, 1), pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1]);
-        stmatrix_x4(place(3, 4), pairs[3][0], pairs[3][1], pairs[4][0], pairs[4][1]);
-        stmatrix_x2(place(2, 2), pairs[2][0], pairs[2][1]);
-    }
-    template <bool kOuter>
-    __device__ __forceinline__ void store_heads(const Strips& strips, int ready, int slot, int heads, Resets resets) const {
-        const auto& factors = shared.factors[ready];
-        auto& scores = shared.scores[slot];
-        if (resets == Resets::mixed) [[unlikely]] {
-#pragma unroll 1
-            for (int head = 0; head < heads; ++head) store_head<kOuter, true, true>(strips, factors[head], scores[head]);
-        } else if (resets == Resets::some) {
-#pragma unroll 1
-            for (int head = 0; head < heads; ++head) store_head<kOuter, true, false>(strips, factors[head], scores[head]);
-        } else {
-            store_head<kOuter, false, false>(strips, factors[0], scores[0]);
-            if constexpr (kConfig.row_tiles > 1)
-                if (heads > 1) store_head<kOuter, false, false>(strips, factors[1], scores[1]);
-        }
+    // Where tokens decay and grow: factors of a decay may overflow where it does not.
+    __device__ __forceinline__ void store_mixed_scores(const float (&products)[32], const Factors& factors,
+                                                       SwizzledTile& scores) const {
+        gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) {
+            const int column = 8 * (i / 4) + 2 * t + i % 2;
+            const float decay = exp2_fast(factors.steps.gate[16 * warp + g + i / 2 % 2 * 8] - factors.steps.gate[column]);
+            return decay == 0.f ? 0.f : products[i] * decay * factors.steps.delta[column];
+        });
     }
     __device__ __forceinline__ void store_scores(const float (&products)[32], int ready, int slot, int heads) const {
+        const auto& factors = shared.factors[ready];
+        auto& scores = shared.scores[slot];
         Resets resets = shared.ends[ready][0].resets;
         if (heads > 1) {
             const Resets others = shared.ends[ready][kConfig.row_tiles - 1].resets;
             resets = others > resets ? others : resets;
         }
-        const bool outer = warp < 2;
-        Strips strips;
-        choose_strips(strips, products, outer);
-        if (outer)
-            store_heads<true>(strips, ready, slot, heads, resets);
-        else
-            store_heads<false>(strips, ready, slot, heads, resets);
+        if (resets == Resets::mixed) [[unlikely]] {
+#pragma unroll 1
+            for (int head = 0; head < heads; ++head) store_mixed_scores(products, factors[head], scores[head]);
+        } else if (heads == 1) {
+            resets == Resets::none ? store_scores<false, 1>(products, factors, scores)
+                                   : store_scores<true, 1>(products, factors, scores);
+        } else if constexpr (kConfig.row_tiles > 1) {
+            resets == Resets::none ? store_scores<false, 2>(products, factors, scores)
+                                   : store_scores<true, 2>(products, factors, scores);
+        }
     }
     __device__ __forceinline__ void clear_scores() const {
         auto* vectors = reinterpret_cast<uint4*>(shared.scores);
@@ -207,7 +149,7 @@ struct ScoresRole : Lane {
                 clear_tail(chunk, current.index);
             if (work.outputs_at(step)) {
                 float products[32];
-                multiply(products, stage);
+                start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
                 wait_for_product(products);
