@@ -171,7 +171,9 @@ def test_tensors_without_contiguous_rows(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("softplus", [False, True])
-@pytest.mark.parametrize("wide", [set(), {"dt"}, {"dt_bias"}, {"A"}, {"dt", "dt_bias", "A", "D"}], ids=str)
+@pytest.mark.parametrize(
+    "wide", [set(), {"dt"}, {"dt_bias"}, {"A"}, {"dt", "dt_bias", "A", "D"}], ids=lambda names: ",".join(sorted(names))
+)
 def test_scans_of_steps_and_decays_by_channel(wide: set[str], softplus: bool, rng: torch.Generator) -> None:
     x, limit = drawn(rng), LIMIT if softplus else (0.0, math.inf)
     if not softplus:
