@@ -20,7 +20,7 @@ PAGES, DATA = Path("docs/benchmarks"), Path("docs/benchmarks/data")
 README_PLOT = Path("docs/benchmarks/plots/chunked_forward_lengths.svg")
 LENGTHS = "_lengths"
 # The column of a page's tables, and its label.
-COLUMNS = {"conv": "share", "chunk_steps": "share", "scan": "times as fast", "parallel": "efficiency"}
+COLUMNS = {"conv": "share", "chunk_steps": "share", "scan": "times as fast", "ssd": "times as fast", "parallel": "efficiency"}
 LABELS = {
     "share": "time of the roof ÷ ours, %: a point for each row",
     "times as fast": "mamba-ssm's time ÷ ours: a point for each row",

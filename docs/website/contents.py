@@ -28,7 +28,7 @@ FOLDERS = {
     "docs/benchmarks": (
         "Benchmarks",
         "Measurements, with the commands that made them, device, versions and commit.",
-        ("prefill", "decode", "scan", "conv", "structured", "host"),
+        ("prefill", "decode", "scan", "ssd", "conv", "structured", "host"),
     ),
     "docs/kernels": ("Kernels of the chunked form", "What each kernel of Gated Delta Net does, and what bounds it.", ()),
 }
