@@ -79,7 +79,7 @@ def _example_packed_summary(B: int, T: int, seed: int) -> Arguments:
     return _summarized(_example_packed(B, T, seed))
 
 
-def _of_backward(x: Arguments) -> Arguments:
+def _backward_arguments(x: Arguments) -> Arguments:
     absent: dict[str, Any] = dict.fromkeys(ssd_scan_backward_operator.schema.arguments)
     limits = {"dt_lowest": 0.0, "dt_highest": math.inf, "deterministic": False}
     return {name: y for name, y in (absent | limits | x).items() if name in absent}
@@ -88,7 +88,7 @@ def _of_backward(x: Arguments) -> Arguments:
 @example(call_operator("ssd_scan_backward"))
 def _example_backward(B: int, T: int, seed: int) -> Arguments:
     x = _drawn(B, T, seed) | {"D": random(3, seed=seed + 6), "initial_state": random(B, 3, 64, 64, seed=seed + 8)}
-    return _of_backward(
+    return _backward_arguments(
         x
         | {
             "out_gradient": random(B, T, 3, 64, seed=seed + 9, dtype=torch.bfloat16),
@@ -100,4 +100,4 @@ def _example_backward(B: int, T: int, seed: int) -> Arguments:
 @example(call_operator("ssd_scan_backward"), "ssd_scan_backward, packed", packed=True)
 def _example_packed_backward(B: int, T: int, seed: int) -> Arguments:
     x = _example_packed(B, T, seed)
-    return _of_backward(x | {"out_gradient": random(*x["x"].shape, seed=seed + 9, dtype=torch.bfloat16)})
+    return _backward_arguments(x | {"out_gradient": random(*x["x"].shape, seed=seed + 9, dtype=torch.bfloat16)})

@@ -80,13 +80,13 @@ def expanded_pool(x: Any) -> None:
     pool, slots = x.initial_state, x.state_indices.long()
     count = pool.shape[0]
     if count == 0 or slots.numel() == 0:
-        x.out.copy_(_of_no_slot(x, slots))
+        x.out.copy_(_outputs_without_slots(x, slots))
         return
     computed = (slots >= 0) & (slots < count)
     initial = torch.where(computed[:, None, None, None], pool[torch.where(computed, slots, 0)], 0)
     given = {"seq_idx": None, "initial_state": initial}
     out, last = expanded_scan(x.replaced(**given))
-    fills = _of_no_slot(x, slots)
+    fills = _outputs_without_slots(x, slots)
     x.out.copy_(torch.where(fills == 1, out, fills))
     if not x.update_state:
         return
@@ -99,7 +99,7 @@ def expanded_pool(x: Any) -> None:
     pool.index_copy_(0, to, torch.where(written[:, None, None, None], last, torch.where(any_written, last[like], pool[0])))
 
 
-def _of_no_slot(x: Any, slots: Tensor) -> Tensor:
+def _outputs_without_slots(x: Any, slots: Tensor) -> Tensor:
     """For every token, 1 if its sequence is computed, else its output: 0 without a slot, NaN with one past the pool."""
     kept = torch.where(slots < 0, 0.0, torch.where(slots < x.initial_state.shape[0], 1.0, torch.nan)).to(x.x.dtype)
     if x.cu_seqlens is None:
@@ -107,8 +107,8 @@ def _of_no_slot(x: Any, slots: Tensor) -> Tensor:
     tokens = torch.arange(x.x.shape[1], device=x.x.device)
     sequence = torch.searchsorted(x.cu_seqlens.to(tokens.dtype), tokens, right=True) - 1
     inside = (sequence >= 0) & (sequence < slots.shape[0])
-    of_token = kept[sequence.clamp(0, max(slots.shape[0] - 1, 0))] if slots.numel() else kept.new_zeros(tokens.shape)
-    return torch.where(inside, of_token, 0)[None, :, None, None]
+    by_token = kept[sequence.clamp(0, max(slots.shape[0] - 1, 0))] if slots.numel() else kept.new_zeros(tokens.shape)
+    return torch.where(inside, by_token, 0)[None, :, None, None]
 
 
 def expanded_summary(x: Any) -> tuple[Tensor, Tensor]:

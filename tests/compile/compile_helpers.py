@@ -138,7 +138,7 @@ class KeepingChild(Child):
         return made
 
 
-def check_compiled(work: list[Registered], made: Compiled, arch: str = HOPPER) -> None:
+def check_compiled(work: list[Registered], made: Compiled, arch: str = HOPPER, may_spill: bool = False) -> None:
     """Asserts that all of the work was compiled, without spills, stack and serialized wgmmas. Spills do not count where `arch`
     has too little shared memory to run the configuration."""
     most_shared = _C.device_traits_for_arch(arch)["shared_bytes_per_block"]
@@ -149,7 +149,7 @@ def check_compiled(work: list[Registered], made: Compiled, arch: str = HOPPER) -
             wrong.append(f"{what}: {result['error']}")
         elif result["origin"] != "compiled":
             wrong.append(f"{what}: came from {result['origin']}")
-        elif (result["spill_bytes"] or result["stack_bytes"]) and result["shared_bytes"] <= most_shared:
+        elif (result["spill_bytes"] or result["stack_bytes"]) and result["shared_bytes"] <= most_shared and not may_spill:
             wrong.append(f"{what}: {result['spill_bytes']} bytes of spills, {result['stack_bytes']} bytes of stack")
         elif result["is_serialized"]:
             wrong.append(f"{what}: wgmmas are serialized")

@@ -18,13 +18,14 @@ CUDA12_WHEELS = ("nvidia-cuda-nvrtc-cu12==12.9.*", "nvidia-cuda-runtime-cu12==12
 
 
 def test_kernels_compile_with_nvcc(tmp_path: Path) -> None:
-    """Compiles a twelfth of the kernels."""
+    """Compiles a twelfth of the kernels. Its code differs from NVRTC's, for which they are written:
+    conv/hyena_short_backward spills 128 bytes with 8 taps."""
     if _C.toolchain()["nvcc_identity"] is None:
         pytest.skip("no nvcc: not on PATH, in GDN_JIT_NVCC, or in /usr/local/cuda")
     work = list({each.kernel: each for each in reversed(representatives(HOPPER))}.values())  # the plainest ones: nvcc is slow
     work = work if EVERY else work[::12]
     with KeepingChild(tmp_path, GDN_JIT_USE_NVCC="1") as child:
-        check_compiled(work, child.compile(work, HOPPER))
+        check_compiled(work, child.compile(work, HOPPER), may_spill=True)
 
 
 def is_cuda12(nvidia: Path) -> bool:

@@ -173,7 +173,7 @@ def test_a_later_import_that_fails_half_way_is_undone(
         monkeypatch.setattr(replaced.Replaced, "put", put)
         fake_hosts.forget(monkeypatch, "vllm")
         importlib.import_module(vllm._MODULE)
-        assert len(vllm._replaced.names()) == len(vllm.HOST.targets)
+        assert len(vllm._replaced.names()) == len(vllm.HOST.parts["gdn"])
     finally:
         vllm.uninstall()
         fake_hosts.forget(monkeypatch, "vllm")
