@@ -149,13 +149,13 @@ def _heads(function: str, heads: int, D: Tensor | None, headdim: int | None, ngr
         headdim = D.shape[1]
     if headdim is None:
         refuse(function, "headdim", "the channels of a head with D (H,)", "None")
-    of_groups = channels - heads * headdim
+    group_columns = channels - heads * headdim
     if ngroups < 1 or heads % ngroups:
         refuse(function, "ngroups", f"a divisor of the {heads} heads", ngroups)
-    if of_groups < 2 * ngroups or of_groups % (2 * ngroups):
+    if group_columns < 2 * ngroups or group_columns % (2 * ngroups):
         expected = f"{heads * headdim} channels of {heads} heads and 2·N for each of the {ngroups} groups"
         refuse(function, "conv1d_weight", expected, channels)
-    return Heads(heads, headdim, ngroups, of_groups // (2 * ngroups))
+    return Heads(heads, headdim, ngroups, group_columns // (2 * ngroups))
 
 
 def _split_conv_scan(
@@ -171,14 +171,14 @@ def _split_conv_scan(
     outproj_weight: Tensor | None,
     outproj_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    dim, of_groups = heads.heads * heads.channels, 2 * heads.groups * heads.states
-    least = 2 * dim + of_groups + heads.heads
+    dim, group_columns = heads.heads * heads.channels, 2 * heads.groups * heads.states
+    least = 2 * dim + group_columns + heads.heads
     mlp = zxbcdt.shape[-1] - least
     if zxbcdt.dim() != 3 or mlp < 0 or mlp % 2:
         refuse(function, "zxbcdt", f"(B, L, {least}), or more by an even number", tuple(zxbcdt.shape))
     if outproj_weight is None and outproj_bias is not None:
         refuse(function, "outproj_bias", "None without outproj_weight", "a tensor")
-    z0, x0, z, xBC, dt = _rows(zxbcdt).split([mlp // 2, mlp // 2, dim, dim + of_groups, heads.heads], -1)
+    z0, x0, z, xBC, dt = _rows(zxbcdt).split([mlp // 2, mlp // 2, dim, dim + group_columns, heads.heads], -1)
     gate = z.unflatten(-1, (heads.heads, heads.channels)) if rmsnorm_weight is None else None
     y, last = conv_scan(Options(heads, **options), xBC, conv1d_weight, conv1d_bias, dt, z=gate, **system)
     y = y.flatten(-2)

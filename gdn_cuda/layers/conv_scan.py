@@ -28,8 +28,8 @@ class Heads(NamedTuple):
 
     def split(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of (…, heads · channels + 2 · groups · states)."""
-        of_group = self.groups * self.states
-        x, B, C = xBC.split([self.heads * self.channels, of_group, of_group], -1)
+        columns = self.groups * self.states
+        x, B, C = xBC.split([self.heads * self.channels, columns, columns], -1)
         by_group = self.groups, self.states
         return x.unflatten(-1, (self.heads, self.channels)), B.unflatten(-1, by_group), C.unflatten(-1, by_group)
 
@@ -126,10 +126,10 @@ class _ConvScan(torch.autograd.Function):
             out_gradient,
             state_gradient,
         )
-        of_taps: list[Tensor | None] = [None] * 3
+        gradients: list[Tensor | None] = [None] * 3
         wanted = [i for i, each in enumerate((needs_xBC, needs_weight, needs_bias)) if each]
         if wanted:
             joined = torch.cat([found[name].flatten(2) for name in ("x", "B", "C")], -1)
             for i, gradient in zip(wanted, torch.autograd.grad(convolved, [taps[i] for i in wanted], joined), strict=True):
-                of_taps[i] = gradient
-        return (None, *of_taps, *(found.get(name) for name in needs))
+                gradients[i] = gradient
+        return (None, *gradients, *(found.get(name) for name in needs))

@@ -56,8 +56,8 @@ class _Values(NamedTuple):
     D: Tensor | None
 
     def part(self, sequences: slice, tokens: slice) -> _Values:
-        of_tokens = ("u", "delta", "delta_a", "B", "C") if self.z is None else ("u", "delta", "delta_a", "B", "C", "z")
-        return self._replace(**{name: getattr(self, name)[sequences, tokens] for name in of_tokens})
+        by_token = ("u", "delta", "delta_a", "B", "C") if self.z is None else ("u", "delta", "delta_a", "B", "C", "z")
+        return self._replace(**{name: getattr(self, name)[sequences, tokens] for name in by_token})
 
 
 def _values(x: Any) -> _Values:
@@ -65,15 +65,15 @@ def _values(x: Any) -> _Values:
     heads, dim, N = x.state.shape[1:] if has_heads else (1, *x.state.shape[1:])
     wide = torch.complex128 if x.state.is_complex() else torch.float64
 
-    def of_tokens(y: Tensor) -> Tensor:
+    def with_tokens(y: Tensor) -> Tensor:
         return y if many else y.unsqueeze(0 if x.cu_seqlens is not None else 1)
 
     def by_row(y: Tensor) -> Tensor:
-        y = of_tokens(y).to(torch.float64)
+        y = with_tokens(y).to(torch.float64)
         return y.unsqueeze(2) if not has_heads else y if y.dim() == 4 else y.unsqueeze(-1).expand(*y.shape, dim)
 
     def by_column(y: Tensor) -> Tensor:
-        y = of_tokens(y).to(wide)
+        y = with_tokens(y).to(wide)
         y = y if y.dim() == 4 else y.unsqueeze(2)
         return y.repeat_interleave(heads * dim // y.shape[2], 2).unflatten(2, (heads, dim))
 
