@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..operators.dtypes import state_dtype
 from ..scan.selective import selective_scan
+from .checkpoints import Places, reported, write_rows
 from .reference import Steps
 from .spans import sequences_of
 
@@ -67,8 +68,52 @@ def expanded_scan(x: Any) -> tuple[Tensor, Tensor]:
     return out.mT.unflatten(-1, (heads, channels)).to(x.x.dtype), last.reshape(sequences_of(x), heads, channels, states)
 
 
+def _packed(x: Any) -> Any:
+    """A batch as packed sequences."""
+    batch, tokens = x.x.shape[:2]
+    if x.cu_seqlens is not None:
+        return x
+    offsets = torch.arange(batch + 1, device=x.x.device) * tokens
+    rows = {
+        name: y.reshape(1, batch * tokens, *y.shape[2:]) for name in ("x", "dt", "B") if (y := getattr(x, name)) is not None
+    }
+    return x.replaced(**rows, cu_seqlens=offsets)
+
+
+def _write_checkpoints(x: Any, buffers: list[tuple[Tensor, Places]]) -> None:
+    """From the summaries of the pieces between them, one piece after another."""
+    if not buffers:
+        return
+    batch_tokens, initial = x.x.shape[1], _initial_state(x)
+    padded = x.cu_seqlens is None
+    x = _packed(x)
+    offsets = x.cu_seqlens.long()
+    tokens = [places.token + places.sequence * batch_tokens if padded else places.token for _, places in buffers]
+    kept = [torch.where(places.exists, token, offsets[-1]) for (_, places), token in zip(buffers, tokens, strict=True)]
+    ends = torch.cat([offsets, *kept]).sort().values
+    x = x.replaced(cu_seqlens=ends, initial_state=None, has_initial_state=None, seq_idx=None)
+    added, decays = expanded_summary(x)
+    sequence = torch.searchsorted(offsets[1:], ends[1:]).clamp(max=offsets.shape[0] - 2)
+    first = (
+        added.new_zeros((offsets.shape[0] - 1, *added.shape[1:])) if initial is None else initial.reshape(-1, *added.shape[1:])
+    )
+    begins, states = ends[:-1] == offsets[sequence], torch.empty_like(added)
+    state = added.new_zeros(added.shape[1:])
+    for n in range(added.shape[0]):
+        state = torch.where(begins[n], first[sequence[n]], state)
+        decay = decays[n, :, None, None]
+        state = torch.where(decay == 0, 0, decay * state) + added[n]
+        states[n] = state
+    for (rows, places), token in zip(buffers, kept, strict=True):
+        piece = torch.searchsorted(ends[1:], token).clamp(max=added.shape[0] - 1)
+        starts = token == offsets[places.sequence]
+        found = torch.where(starts[:, None, None, None], first[places.sequence], states[piece])
+        write_rows(rows, places, found)
+
+
 def expanded_into(x: Any) -> None:
     """Writes the results to x.out and x.last_state."""
+    _write_checkpoints(x, reported(x))
     out, last = expanded_scan(x)
     x.out.copy_(out)
     if x.last_state is not None:
@@ -79,13 +124,18 @@ def expanded_pool(x: Any) -> None:
     """With a pool of states, x.initial_state, and no value of x.state_indices read by the host."""
     pool, slots = x.initial_state, x.state_indices.long()
     count = pool.shape[0]
+    buffers = reported(x)
     if count == 0 or slots.numel() == 0:
+        for rows, places in buffers:
+            write_rows(rows, places, torch.zeros_like(rows))
         x.out.copy_(_outputs_without_slots(x, slots))
         return
     computed = (slots >= 0) & (slots < count)
     initial = torch.where(computed[:, None, None, None], pool[torch.where(computed, slots, 0)], 0)
     given = {"seq_idx": None, "initial_state": initial}
-    out, last = expanded_scan(x.replaced(**given))
+    gathered = x.replaced(**given)
+    _write_checkpoints(gathered, buffers)
+    out, last = expanded_scan(gathered)
     fills = _outputs_without_slots(x, slots)
     x.out.copy_(torch.where(fills == 1, out, fills))
     if not x.update_state:

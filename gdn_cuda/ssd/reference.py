@@ -18,6 +18,7 @@ group h // (H / G). `spans_of_packed` and `spans_of_rows` say where packed token
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -268,19 +269,42 @@ def spans_of_rows(seq_idx: Tensor) -> list[Span]:
     return found
 
 
-def scan_spans(scan: Scan, steps: Steps, spans: list[Span], states: int) -> tuple[Tensor, Tensor]:
-    """(out, last states), each span by itself. Tokens of none have an output of 0."""
+States = dict[tuple[int, int], Tensor]  # by span and token of its row
+_ROWS = ("x", "dt", "B", "C", "z")
+
+
+def _scan_pieces(scan: Scan, steps: Steps, ends: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """out, and the states after so many tokens, each piece chunked by itself. The last end is that of the tokens."""
+    outs, states, first = [], [], 0
+    for end in ends:
+        rows = {name: None if (x := getattr(scan, name)) is None else x[:, first:end] for name in _ROWS}
+        y, state = chunked(scan._replace(**rows), steps)
+        scan, first = scan._replace(initial_state=state), end
+        outs.append(y)
+        states.append(state)
+    return torch.cat(outs, 1), states
+
+
+def scan_spans(
+    scan: Scan, steps: Steps, spans: list[Span], states: int, kept: Collection[tuple[int, int]] = ()
+) -> tuple[Tensor, Tensor, States]:
+    """(out, last states, the states before the tokens in `kept`), each span by itself. Tokens of none have an output of 0."""
     wide = _wide(scan)
     *_, heads, channels = wide.x.shape
     out, last = torch.zeros_like(wide.x), wide.x.new_zeros((states, heads, channels, wide.B.shape[-1]))
-    rows = ("x", "dt", "B", "C", "z")
-    for span in spans:
+    found: States = {}
+    for n, span in enumerate(spans):
         at = slice(span.row, span.row + 1), slice(span.first, span.end)
         initial = wide.initial_state
         initial = None if initial is None or span.state is None else initial[span.state : span.state + 1]
-        part = wide._replace(**{name: None if (x := getattr(wide, name)) is None else x[at] for name in rows})
-        y, state = chunked(part._replace(initial_state=initial), steps)
+        part = wide._replace(**{name: None if (x := getattr(wide, name)) is None else x[at] for name in _ROWS})
+        part = part._replace(initial_state=initial)
+        inside = {token for sequence, token in kept if sequence == n and span.first < token <= span.end}
+        ends = sorted(inside | {span.end})
+        y, after = _scan_pieces(part, steps, [end - span.first for end in ends])
+        found |= {(n, end): state for end, state in zip(ends, after, strict=True)}
+        found[n, span.first] = _first_state(part)
         out = out.index_put((torch.tensor(span.row), torch.arange(span.first, span.end)), y[0])
         if span.last is not None:
-            last = last.index_put((torch.tensor([span.last]),), state)
-    return out, last
+            last = last.index_put((torch.tensor([span.last]),), after[-1])
+    return out, last, found

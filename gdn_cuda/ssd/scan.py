@@ -20,6 +20,7 @@ from ..operators.first_order import first_order
 from ..operators.registration import check, register
 from ..operators.schema import Schema, refuse
 from .call import Call
+from .checkpoints import refuse_wrong_modes, reported, reports, row_count, write_rows
 from .expanded import expanded_into, expanded_pool, expanded_scan, expanded_summary
 from .gradients import derivative, refuse_vmap
 from .reference import Scan, Steps, scan_spans
@@ -41,7 +42,13 @@ def _scanned(x: Any, initial: Tensor | None) -> tuple[Tensor, Tensor]:
     if initial is not None and x.has_initial_state is not None:
         initial = torch.where(x.has_initial_state[:, None, None, None], initial, 0)
     scan = Scan(x.x, x.dt, x.A, x.B, x.C, x.D, x.z, x.dt_bias, initial)
-    out, last = scan_spans(scan, Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest)), spans_of(x), sequences_of(x))
+    steps, buffers = Steps(x.dt_softplus, (x.dt_lowest, x.dt_highest)), reported(x)
+    tokens = [list(zip(places.sequence.tolist(), places.token.tolist(), strict=True)) for _, places in buffers]
+    out, last, states = scan_spans(scan, steps, spans_of(x), sequences_of(x), {at for each in tokens for at in each})
+    for (rows, places), each in zip(buffers, tokens, strict=True):
+        zeros = last.new_zeros(last.shape[1:])
+        kept = [states[at][0] if at in states else zeros for at in each]
+        write_rows(rows, places, torch.stack(kept) if kept else last[:0])
     return out.to(x.x.dtype), last
 
 
@@ -123,6 +130,15 @@ def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
                 refuse(_NAME, name, "None with state_indices", "a tensor")
         if x.state_dtype not in (None, x.initial_state.dtype):
             refuse(_NAME, "state_dtype", f"None or the pool's {x.initial_state.dtype} with state_indices", x.state_dtype)
+    refuse_wrong_modes(_NAME, x)
+    for name in ("checkpoints", "states_before"):
+        if getattr(x, name) is not None and not reports(x):
+            refuse(_NAME, name, "None without checkpoint_every, checkpoint_offsets or boundaries", "a tensor")
+    if with_gradients and reports(x):
+        mode = "checkpoint_every" if x.checkpoint_every else "checkpoint_offsets" if x.boundaries is None else "boundaries"
+        refuse(
+            _NAME, mode, "0 or None where an input requires a gradient", getattr(x, mode) if x.checkpoint_every else "a tensor"
+        )
     if x.last_state is not None and x.state_dtype is not None:
         refuse(_NAME, "state_dtype", "None with last_state, whose dtype counts", x.state_dtype)
     if x.state_dtype not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -185,10 +201,16 @@ def ssd_scan(
     write_indices: Tensor | None = None,
     update_state: bool = True,
     last_state: Tensor | None = None,
+    checkpoint_every: int = 0,
+    checkpoint_offsets: Tensor | None = None,
+    boundaries: Tensor | None = None,
+    checkpoints: Tensor | None = None,
+    states_before: Tensor | None = None,
     deterministic: bool = False,
     out: Tensor | None = None,
 ) -> Any:
-    """Mamba-2's scan (SSD), with gradients: one decay for each head and token. Returns out, or (out, last state).
+    """Mamba-2's scan (SSD), with gradients: one decay for each head and token. Returns out, or (out, last state), or with
+    checkpoints (out, last state, checkpoints).
 
     Formula:
         δ_t = clamp(softplus(dt_t + dt_bias), dt_limit)
@@ -207,6 +229,16 @@ def ssd_scan(
         state_indices: (sequences,), int32 or int64: the slots to read and write; negative: a sequence that is not computed
         write_indices: (sequences,), int32 or int64: the slots to write, if they differ from state_indices
         has_initial_state: (sequences,), bool: sequences without one start from zeros
+        checkpoints: (rows, H, P, N): states at other tokens than the last, with one of these three:
+            checkpoint_every: after every so many tokens, a multiple of 64, in sequence order: T // n rows for each padded
+              sequence; T // n packed, of which sequence i fills the next length_i // n, and the rest are 0
+            checkpoint_offsets: (sequences,), int32 or int64: after so many tokens of each sequence; 0: none, a row of zeros
+            boundaries: (rows + 1,), int32 or int64: row m is the state after the first boundaries[m + 1] tokens of a packed
+              call, in the sequence that they end. They never decrease, and have every sequence's end; rows of boundaries
+              that end no token are 0
+          Without a tensor it is allocated, of `state_dtype`
+        states_before: (rows, H, P, N): with checkpoint_every = n, the states before each block of n tokens, ceil(length / n)
+          rows for each sequence, and 0 in the other rows
 
     Parameters:
         dt_softplus: whether δ is the softplus of dt + dt_bias, which is the identity above 20
@@ -229,7 +261,10 @@ def ssd_scan(
         seq_idx zeroes the state where it changes. The initial state belongs to sequence 0: a row that begins with another
           number has none. The last state is that of the row's last sequence.
         Gradients pass through dt_limit at the bounds, and are 0 outside.
-        A slot past the pool: the sequence's output is NaN. `out`, `last_state` and pools are for calls without gradients.
+        A chunk of 64 tokens ends where a state is reported, and the next begins there: with fp32 states, a prompt in two calls
+          that both report where the first one ends has the bits of one call, with deterministic=True.
+        An offset beyond its sequence raises on CPU tensors; on a GPU its row is NaN.
+        A slot past the pool: the sequence's output is NaN, and so are its checkpoints. `out`, `last_state` and pools are for calls without gradients.
         Gradients of gradients, forward mode and torch.vmap raise RuntimeError.
 
     Example:
@@ -258,18 +293,26 @@ def ssd_scan(
         write_indices=write_indices,
         update_state=update_state,
         last_state=last_state,
+        checkpoint_every=checkpoint_every,
+        checkpoint_offsets=checkpoint_offsets,
+        boundaries=boundaries,
+        checkpoints=checkpoints,
+        states_before=states_before,
         deterministic=deterministic,
         out=out,
     )
     with_gradients = needs_gradients(x, dt, A, B, C, D, z, dt_bias, initial_state)
     _refuse_contradictions(call, with_gradients)
     squeezed = _unpacked(call)
-    if state_indices is None and out is None and last_state is None and (with_gradients or state_dtype is None):
+    has_buffers = any(y is not None for y in (state_indices, out, last_state)) or reports(call)
+    if not has_buffers and (with_gradients or state_dtype is None):
         found, last = _new_results(call, with_gradients)
         last = last if state_dtype is None else last.to(state_dtype)
     else:
         found, last = _written_results(call)
     found = out if out is not None else found.squeeze(0) if squeezed else found
+    if reports(call):
+        return found, last, call.checkpoints
     return (found, last) if return_last_state else found
 
 
@@ -287,6 +330,9 @@ def _new_results(x: Any, with_gradients: bool) -> tuple[Tensor, Tensor]:
 def _written_results(x: Any) -> tuple[Tensor, Tensor]:
     if x.out is None:
         x.out = torch.empty_like(x.x, memory_format=torch.contiguous_format)
+    if reports(x) and x.checkpoints is None:
+        dtype = x.state_dtype or (widest_of(x.x) if x.state_indices is None else x.initial_state.dtype)
+        x.checkpoints = x.x.new_empty((row_count(x), *x.x.shape[2:], x.B.shape[-1]), dtype=dtype)
     if x.state_indices is not None:
         _call(_pool_schema, expanded_pool, x)
         return x.out, x.initial_state

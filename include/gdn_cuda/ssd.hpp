@@ -10,6 +10,17 @@
 
 namespace gdn_cuda {
 
+// States that a call writes beside the last one, (rows, H, P, N) of any float dtype: after every so many tokens, a multiple of
+// 64, and before each block of them; or after checkpoint_offsets (sequences) tokens of each sequence; or after boundaries[1],
+// boundaries[2] … tokens of a packed call, which every sequence's end is one of.
+struct GDN_HOLDS_TENSORS SsdCheckpoints {
+    int64_t checkpoint_every = 0;
+    OptionalTensor checkpoint_offsets = {}, boundaries = {};
+    OptionalWritten checkpoints = {}, states_before = {};
+
+    GDN_FIELDS(checkpoint_every, checkpoint_offsets, boundaries, checkpoints, states_before)
+};
+
 // x, z: (B, T, H, P); dt: (B, T, H); A, dt_bias: (H); B, C: (B, T, G, N); D: (H) or (H, P); initial_state: (B or sequences, H,
 // P, N); seq_idx: (B, T) int32.
 struct GDN_HOLDS_TENSORS SsdScan {
@@ -21,6 +32,7 @@ struct GDN_HOLDS_TENSORS SsdScan {
     bool deterministic = false;  // a sequence has the same bits in any batch
     OptionalWritten last_state = {};
     Output out = {};
+    SsdCheckpoints reported = {};
     // initial_state is then a pool (slots, H, P, N), updated in place: the operator ssd_scan_pool in torch.
     OptionalTensor state_indices = {}, write_indices = {};
     bool update_state = true;

@@ -183,11 +183,24 @@ Rows Inputs::add_rows(const Tensor& tensor) {
     kept.push_back(tileable(tensor));
     return tiled(View(kept.back())).rows;
 }
-ChunkSteps* Inputs::steps(const Tensor& like) {
+SsdChunkTable Inputs::table(SsdCheckpointsArgs args, const Tensor& like) {
+    if (!args.reports() || args.sequences == 0) return {};
+    constexpr int64_t kInts = sizeof(SsdChunk) / sizeof(int);
+    const int64_t entries = prepared.sequences + 1;
+    args.slots = prepared.steps.slots;
+    kept.push_back(torch::stable::new_empty(like, {int64_t{args.slots} * kInts + 3 * entries}, ScalarType::Int));
+    args.chunks = static_cast<SsdChunk*>(memory_of(kept.back()));
+    args.first = reinterpret_cast<int*>(args.chunks + args.slots);
+    args.first_row = args.first + entries, args.first_before = args.first_row + entries;
+    Checkpoints::run(args, target);
+    return {.chunks = args.chunks, .first = args.first, .first_row = args.first_row, .first_before = args.first_before};
+}
+ChunkSteps* Inputs::steps(const Tensor& like, const SsdChunk* chunks) {
     constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);
-    kept.push_back(torch::stable::new_empty(like, {prepared.slots(), prepared.heads, kFloats}, ScalarType::Float));
+    kept.push_back(torch::stable::new_empty(like, {prepared.steps.slots, prepared.heads, kFloats}, ScalarType::Float));
     SsdStepsArgs args = prepared.steps;
     args.steps = static_cast<ChunkSteps*>(memory_of(kept.back()));
+    args.chunks = chunks;
     Steps::run(args, target);
     return args.steps;
 }

@@ -6,6 +6,7 @@
 
 #include "../../jit/tensor_map.hpp"
 #include "../../operators/operator.hpp"
+#include "checkpoints.hpp"
 #include "prefill.hpp"
 #include "prefill_mma.hpp"
 #include "steps.hpp"
@@ -25,6 +26,10 @@ struct Prepared {
         return steps.cu_seqlens.data == nullptr ? batch * ceil_div(tokens, kChunk) : tokens / kChunk + sequences;
     }
 };
+// A call that may report states.
+struct PreparedScan : Prepared {
+    SsdCheckpointsArgs checkpoints{};
+};
 
 Prepared prepare(const Checks& check, const SsdScan& call);
 
@@ -33,6 +38,9 @@ jit::TiledTensor tiled(const View& view);
 
 // States (count, H, P, N), a head's contiguous.
 SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count);
+
+// Where states are reported, and which buffers they go to. `cu_seqlens` may be absent.
+void check_checkpoints(const Checks& check, PreparedScan& prepared, const SsdCheckpoints& reported, const View& cu_seqlens);
 
 void require_kernel(const Checks& check, const Prepared& prepared);
 
@@ -53,8 +61,10 @@ struct Inputs {
     TensorMap add(const Tensor& tensor);
     // The same without a map: rows that begin at multiples of 16 bytes.
     Rows add_rows(const Tensor& tensor);
+    // Launches ssd/checkpoints if a call reports states, and returns the table that it makes.
+    SsdChunkTable table(SsdCheckpointsArgs args, const Tensor& like);
     // Launches ssd/steps, and returns where it stores.
-    ChunkSteps* steps(const Tensor& like);
+    ChunkSteps* steps(const Tensor& like, const SsdChunk* chunks = nullptr);
     // Splits sequences into segments where heads are few.
     void split(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like);
     // Splits, and launches ssd/prefill or ssd/prefill_mma.

@@ -16,7 +16,7 @@ struct SsdScanInto : SsdScan {
     static constexpr const char* name = "ssd_scan_into";
 
     GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
-               dt_highest, deterministic, last_state, out)
+               dt_highest, deterministic, reported, last_state, out)
 };
 // With a pool of states, which hides the member of the same name, and so do its slots.
 struct SsdScanPool : SsdScan {
@@ -25,7 +25,7 @@ struct SsdScanPool : SsdScan {
     Given state_indices;
 
     GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, state_indices, cu_seqlens, has_initial_state, write_indices,
-               update_state, dt_softplus, dt_lowest, dt_highest, deterministic, out)
+               update_state, dt_softplus, dt_lowest, dt_highest, deterministic, reported, out)
 };
 
 // What a call writes shares no byte with what it reads: the tensors that every call has, and `read`.
@@ -41,7 +41,9 @@ void check_apart(const Checks& check, const SsdScan& call, std::initializer_list
                           {"dt_bias", view_of(call.dt_bias)},
                           {"cu_seqlens", view_of(call.cu_seqlens)},
                           {"seq_idx", view_of(call.seq_idx)},
-                          {"has_initial_state", view_of(call.has_initial_state)}});
+                          {"has_initial_state", view_of(call.has_initial_state)},
+                          {"checkpoint_offsets", view_of(call.reported.checkpoint_offsets)},
+                          {"boundaries", view_of(call.reported.boundaries)}});
     check.apart(written, read);
 }
 void check_out(const Checks& check, const Prepared& prepared, const View& out) {
@@ -54,21 +56,27 @@ void check_out(const Checks& check, const Prepared& prepared, const View& out) {
 Prepared prepare_scan(const SsdScan& call) {
     return prepare({call.name}, call);
 }
-Prepared prepare_into(const SsdScanInto& call) {
+PreparedScan prepare_into(const SsdScanInto& call) {
     const Checks check{SsdScan::name};
-    Prepared prepared = prepare(check, call);
+    PreparedScan prepared{prepare(check, call)};
     const View last = view_of(call.last_state), out(call.out), initial = view_of(call.initial_state);
     if (last.defined()) {
         prepared.args.passes[0].last = check_states(check, "last_state", last, prepared, prepared.sequences);
         check.distinct("last_state", last);
     }
     check_out(check, prepared, out);
-    check_apart(check, call, {{"last_state", last}, {"out", out}}, {{"initial_state", initial}});
+    check_checkpoints(check, prepared, call.reported, view_of(call.cu_seqlens));
+    check_apart(check, call,
+                {{"last_state", last},
+                 {"out", out},
+                 {"checkpoints", view_of(call.reported.checkpoints)},
+                 {"states_before", view_of(call.reported.states_before)}},
+                {{"initial_state", initial}});
     return prepared;
 }
-Prepared prepare_pool(const SsdScanPool& call) {
+PreparedScan prepare_pool(const SsdScanPool& call) {
     const Checks check{SsdScan::name};
-    Prepared prepared = prepare(check, call);
+    PreparedScan prepared{prepare(check, call)};
     SsdArgs& args = prepared.args;
     const View pool(call.initial_state), slots(call.state_indices), written = view_of(call.write_indices), out(call.out), none;
     check.rank("initial_state", pool, 4, "(slots, H, P, N)");
@@ -85,13 +93,22 @@ Prepared prepare_pool(const SsdScanPool& call) {
         args.last_slots = tagged(written), args.last_slot_count = args.slot_count;
     }
     check_out(check, prepared, out);
-    check_apart(check, call, {{"initial_state", call.update_state ? pool : none}, {"out", out}},
+    check_checkpoints(check, prepared, call.reported, view_of(call.cu_seqlens));
+    check_apart(check, call,
+                {{"initial_state", call.update_state ? pool : none},
+                 {"out", out},
+                 {"checkpoints", view_of(call.reported.checkpoints)},
+                 {"states_before", view_of(call.reported.states_before)}},
                 {{"state_indices", slots}, {"write_indices", written}, {"initial_state", call.update_state ? none : pool}});
     return prepared;
 }
 
+bool reports(const SsdCheckpoints& x) {
+    return x.checkpoint_every != 0 || x.checkpoint_offsets || x.boundaries;
+}
+
 // Runs a prepared call, whose states go where the caller wants them.
-void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
+void run(const PreparedScan& prepared, const SsdScan& call, const Tensor& out) {
     require_kernel({SsdScan::name}, prepared);
     const View &x = prepared.x, z = view_of(call.z);
     const DeviceScope scope(x.device_index);
@@ -100,6 +117,9 @@ void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
     SsdArgs& args = every.scan;
     Inputs inputs{prepared, target};
     const bool by_mma = uses_mma(target);
+    if (prepared.sequences == 0)
+        for (OptionalTensor rows : {call.reported.checkpoints, call.reported.states_before})
+            if (rows) torch::stable::zero_(*rows);
     if (x.numel() > 0 && by_mma) {
         every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B), every.C = inputs.add_rows(call.C);
         if (z.defined()) every.z = inputs.add_rows(*call.z);
@@ -115,7 +135,8 @@ void run(const Prepared& prepared, const SsdScan& call, const Tensor& out) {
         common::UncoveredZeros::run({{.data = memory_of(out), .token = token, .rows = 1, .bytes = static_cast<int>(bytes)}},
                                     args.cu_seqlens, args.sequences, args.tokens, target);
     }
-    args.steps = inputs.steps(call.x);
+    args.table = inputs.table(prepared.checkpoints, call.x);
+    args.steps = inputs.steps(call.x, args.table.chunks);
     args.out_data = memory_of(out);
     args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
     if (by_mma)
@@ -127,7 +148,7 @@ Tensor new_out(const Prepared& x, const Tensor& like) {
     return torch::stable::new_empty(like, {x.batch, x.tokens, x.heads, x.channels});
 }
 // The same to the caller's `out`.
-void run_into(const Prepared& prepared, const SsdScan& call) {
+void run_into(const PreparedScan& prepared, const SsdScan& call) {
     const View out(call.out);
     if (out.contiguous_tail(2) && jit::can_tile(tiled(out))) return run(prepared, call, call.out);
     const Tensor found = new_out(prepared, call.x);
@@ -137,7 +158,7 @@ void run_into(const Prepared& prepared, const SsdScan& call) {
 }
 
 std::tuple<Tensor, Tensor> run_scan(const SsdScan& call) {
-    Prepared prepared = prepare_scan(call);
+    PreparedScan prepared{prepare_scan(call)};
     const Tensor last = new_last_states(prepared, call.x), out = new_out(prepared, call.x);
     run(prepared, call, out);
     return {out, last};
@@ -198,10 +219,12 @@ namespace gdn_cuda {
 
 std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
     require_given(x.name, x);
+    if (ssd::reports(x.reported) && !x.reported.checkpoints)
+        fail(x.name, "checkpoints", "a tensor with checkpoint_every, checkpoint_offsets or boundaries", "none");
     if (!x.state_indices) {
         if (x.write_indices) fail(x.name, "write_indices", "none without state_indices", "a tensor");
         if (!x.update_state) fail(x.name, "update_state", "true without state_indices", "false");
-        if (!x.out && !x.last_state) return call<SsdScan, ssd::run_scan>(x);
+        if (!x.out && !x.last_state && !ssd::reports(x.reported)) return call<SsdScan, ssd::run_scan>(x);
     } else {
         if (!x.initial_state) fail(x.name, "initial_state", "a pool (slots, H, P, N) with state_indices", "none");
         if (x.seq_idx) fail(x.name, "seq_idx", "none with state_indices", "a tensor");

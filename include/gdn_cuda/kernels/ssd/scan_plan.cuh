@@ -65,6 +65,13 @@ struct SsdStates {
     i64 slot = 0, head = 0;
 };
 
+// The chunks of a call that reports states, one sequence's after another's, and the first of what each sequence has of
+// everything, (sequences + 1). Without data a sequence's chunks begin at its multiples of 64 tokens.
+struct SsdChunkTable {
+    const SsdChunk* chunks = nullptr;
+    const int *first = nullptr, *first_row = nullptr, *first_before = nullptr;
+};
+
 // What a pass over a sequence's chunks takes into the state.
 struct SsdPass {
     TensorMap x, B;                // (element, head or group, token, batch)
@@ -93,8 +100,10 @@ struct SsdArgs {
     int sequences = 0, tokens = 0, heads = 0, groups = 0, channels = 0, states = 0;
     int tiles_of_head = 1;
     SsdSegments segments;
-    bool states_only = false;  // no outputs
-    float* decay = nullptr;    // then, if not null: (sequences, heads), exp of the sum of δA
+    SsdChunkTable table;
+    SsdStates checkpoints, states_before;  // by row; may be absent
+    bool states_only = false;              // no outputs
+    float* decay = nullptr;                // then, if not null: (sequences, heads), exp of the sum of δA
 };
 
 }  // namespace ssd

@@ -140,6 +140,24 @@ struct StateRows : TileLane {
             *reinterpret_cast<unsigned*>(static_cast<unsigned short*>(to.data) + at) =
                 to.type == DType::bf16 ? pack<DType::bf16>(x.x, x.y) : pack<DType::f16>(x.x, x.y);
     }
+    // ---- Checkpoints
+
+    __device__ __forceinline__ void store_row(const SsdStates& to, int row) {
+        for_each_state_pair(to, row, [&](float a, float b, i64 at) { store_pair(to, at, {a, b}); });
+    }
+    __device__ __forceinline__ void store_before(int step) {
+        const int row = chunk_of_table(args, work, work.chunk_at(step)).before;
+        if (row >= 0) store_row(args.states_before, row);
+    }
+    __device__ __forceinline__ void store_checkpoints(int step) {
+        const SsdChunk& chunk = chunk_of_table(args, work, work.chunk_at(step));
+        const int first = chunk.row, end = first + chunk.rows;
+#pragma unroll 1
+        for (int row = first; row < end; ++row) store_row(args.checkpoints, row);
+    }
+
+    // ---- Summaries
+
     // The last segment's state without outputs, and the decay from the sequence's first token on. `before`: load_state's.
     __device__ __forceinline__ void store_summary(float before, float log_decay) {
         const float decay = before * exp2_fast(log_decay);

@@ -15,6 +15,11 @@
 
 namespace gdn_cuda::ssd {
 
+__device__ __forceinline__ SlotWork work_of_chunk(const SsdStepsArgs& args, const SsdChunk& chunk) {
+    return {.batch = args.cu_seqlens.data != nullptr ? 0 : chunk.sequence,
+            .length = chunk.first + chunk.count,
+            .first = chunk.first};
+}
 __device__ __forceinline__ SlotWork work_of_slot(const Tagged& cu_seqlens, int sequences, int tokens, int slot) {
     if (cu_seqlens.data == nullptr) {
         const int chunks = (tokens + kChunk - 1) / kChunk;
@@ -77,7 +82,8 @@ __global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant
     const int slot = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32,
               head = static_cast<int>(blockIdx.y) * kConfig.heads + threadIdx.x / 32;
     if (head >= args.heads) return;
-    const SlotWork work = work_of_slot(args.cu_seqlens, args.sequences, args.tokens, slot);
+    const SlotWork work = args.chunks != nullptr ? work_of_chunk(args, args.chunks[slot])
+                                                 : work_of_slot(args.cu_seqlens, args.sequences, args.tokens, slot);
     const RawSteps raw(args, work, head, lane);
     const float bias = bias_of(args, head), rate = load_float(args.A.values, head * args.A.head) * gdn::kLog2e;
     const float2 delta = {raw.delta(args, 0, bias), raw.delta(args, 1, bias)};

@@ -34,6 +34,14 @@ struct SlotWork {
     int batch = 0, length = 0, first = 0;
 };
 
+// A chunk of a call that reports states at other tokens than the last (ssd/checkpoints).
+struct alignas(8) SsdChunk {
+    int first = 0, count = 0;  // its tokens, from the first of its row on
+    int sequence = 0;
+    int row = 0, rows = 0;  // of the checkpoints that are the state after it
+    int before = -1;        // of states_before: the state before it; negative: none
+};
+
 // Chunks have slots: those of a padded batch in order; a packed sequence's from start / 64 + its number on. They are below
 // tokens / 64 + sequences whatever cu_seqlens holds, and apart unless it decreases.
 struct SsdStepsArgs {
@@ -47,7 +55,8 @@ struct SsdStepsArgs {
     i64 seq_idx_batch = 0;
     Tagged cu_seqlens;
     int sequences = 0, tokens = 0, heads = 0, slots = 0;
-    ChunkSteps* steps = nullptr;  // (slot, head)
+    const SsdChunk* chunks = nullptr;  // (slots,): where these are told, those of a slot
+    ChunkSteps* steps = nullptr;       // (slot, head)
 };
 
 }  // namespace gdn_cuda::ssd

@@ -1,6 +1,7 @@
 // What a block has to do: some row tiles of heads of a group, of one sequence.
 #pragma once
 
+#include <gdn_cuda/kernels/common/raw_element.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/storage.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -28,7 +29,9 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const int block = static_cast<int>(blockIdx.x), group = block / blocks, first = block % blocks * row_tiles;
     const int pass = static_cast<int>(blockIdx.y) / args.sequences, sequence = static_cast<int>(blockIdx.y) % args.sequences;
     const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-    const int chunks = (span.length + kChunk - 1) / kChunk, segment = static_cast<int>(blockIdx.z);
+    const int* const first_slot = args.table.chunks == nullptr ? nullptr : args.table.first + sequence;
+    const int chunks = first_slot != nullptr ? first_slot[1] - first_slot[0] : (span.length + kChunk - 1) / kChunk,
+              segment = static_cast<int>(blockIdx.z);
     const int in_segment = max((chunks + args.segments.count - 1) / args.segments.count, kShortestSegment);
     const int segments = args.segments.count == 1 ? 1 : max((chunks + in_segment - 1) / in_segment, 1);
     const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
@@ -50,7 +53,9 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
                  .first_own = first_own,
                  .has_outputs = !args.states_only,
                  .last_chunk = chunks - 1,
-                 .chunks_before = args.cu_seqlens.data == nullptr ? i64{sequence} * chunks : span.start / kChunk + sequence};
+                 .chunks_before = first_slot != nullptr             ? *first_slot
+                                  : args.cu_seqlens.data == nullptr ? i64{sequence} * chunks
+                                                                    : span.start / kChunk + sequence};
 #pragma unroll
     for (int i = 0; i < kMostRowTiles; ++i) {  // all, so that no index is variable and the array needs no local memory
         const int tile = work.first_tile + i, in_head = tile % args.tiles_of_head;
@@ -60,16 +65,41 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     set_slots(work, args);
     return work;
 }
-__device__ __forceinline__ int tokens_in(const SsdWork& work, int chunk) {
-    return min(kChunk, work.length - chunk * kChunk);
+// Of a call with a table of chunks.
+__device__ __forceinline__ const SsdChunk& chunk_of_table(const SsdArgs& args, const SsdWork& work, int chunk) {
+    return args.table.chunks[work.chunks_before + chunk];
 }
-// Whether what follows the sequence in its last chunk is another one's.
+// A chunk's first token in its row, and how many it has.
+__device__ __forceinline__ int first_token(const SsdArgs& args, const SsdWork& work, int chunk) {
+    return args.table.chunks != nullptr ? chunk_of_table(args, work, chunk).first : work.start + chunk * kChunk;
+}
+__device__ __forceinline__ int tokens_in(const SsdArgs& args, const SsdWork& work, int chunk) {
+    return args.table.chunks != nullptr ? chunk_of_table(args, work, chunk).count : min(kChunk, work.length - chunk * kChunk);
+}
+// Whether other tokens of the row follow a chunk's within 64, which are another sequence's or chunk's.
 __device__ __forceinline__ bool has_tail(const SsdArgs& args, const SsdWork& work, int chunk) {
-    return args.cu_seqlens.data != nullptr && tokens_in(work, chunk) < kChunk;
+    const bool may_have = args.cu_seqlens.data != nullptr || args.table.chunks != nullptr;
+    return may_have && tokens_in(args, work, chunk) < kChunk;
 }
 
-// Fills the outputs of a sequence that is not computed: 0 if it has no slot, NaN if its slot is past the pool. Its first
-// segment's blocks do.
+// A block's channels in rows of states.
+template <int kThreads>
+__device__ __forceinline__ void fill_states(const SsdStates& states, int first, int end, const SsdArgs& args,
+                                            const SsdWork& work, float value) {
+    if (states.data == nullptr) return;
+    for (int tile = 0; tile < work.tiles; ++tile) {
+        const auto [head, first_channel, _] = work.row_tiles[tile];
+        const i64 elements = i64{min(kTileRows, args.channels - first_channel)} * args.states,
+                  from = head * states.head + i64{first_channel} * args.states;
+#pragma unroll 1
+        for (int row = first; row < end; ++row)
+#pragma unroll 1
+            for (i64 i = threadIdx.x; i < elements; i += kThreads)
+                store_float(states.data, states.type, row * states.slot + from + i, value);
+    }
+}
+// Fills the outputs and checkpoints of a sequence that is not computed: 0 if it has no slot, NaN if its slot is past the pool.
+// Its first segment's blocks do.
 template <DType kIo, int kThreads>
 __device__ __forceinline__ void fill_outputs(const SsdArgs& args, const SsdWork& work) {
     using Io = Storage<kIo>;
@@ -84,6 +114,12 @@ __device__ __forceinline__ void fill_outputs(const SsdArgs& args, const SsdWork&
         for (i64 i = threadIdx.x; i < static_cast<i64>(work.length) * rows; i += kThreads)
             to[i / rows * args.out_token + i % rows] = value;
     }
+    if (args.table.chunks == nullptr) return;
+    const auto fill = [&](const SsdStates& states, const int* first) {
+        fill_states<kThreads>(states, first[work.sequence], first[work.sequence + 1], args, work, to_float(value));
+    };
+    fill(args.checkpoints, args.table.first_row);
+    fill(args.states_before, args.table.first_before);
 }
 
 }  // namespace gdn_cuda::ssd

@@ -25,19 +25,19 @@ struct InputsRole : Lane {
     // By one thread.
     __device__ __forceinline__ void load_tiles(int step, const SsdPass& pass) const {
         const PipelineStage<kStages> at(step);
-        const int chunk = work.chunk_at(step);
+        const int token = first_token(args, work, work.chunk_at(step));
         const bool has_output = work.outputs_at(step);
         auto& stage = stage_at(shared, at.index);
         Barrier& full = barrier(shared.stage_full[at.index]);
         const int tiles = has_output ? kConfig.stage_tiles(work.tiles) : kConfig.state_tiles() + work.tiles;
         full.arrive_and_expect_tx(tiles * static_cast<int>(sizeof(SwizzledTile)));
         for (int tile = 0; tile < kConfig.state_tiles(); ++tile) {
-            const TileAt from = tile_at(work, chunk, work.group, tile * kTileElements);
+            const TileAt from = tile_at(work, token, work.group, tile * kTileElements);
             if (has_output) tma_load(stage.C[tile].bytes, args.C, from, full);
             tma_load(stage.B[tile].bytes, pass.B, from, full);
         }
         for (int i = 0; i < work.tiles; ++i) {
-            const TileAt from = tile_at(work, chunk, work.row_tiles[i].head, work.row_tiles[i].first_row);
+            const TileAt from = tile_at(work, token, work.row_tiles[i].head, work.row_tiles[i].first_row);
             tma_load(stage.x[i].bytes, pass.x, from, full);
             if constexpr (kConfig.gated)
                 if (has_output) tma_load(stage.z[i].bytes, args.z, from, full);
@@ -65,20 +65,22 @@ struct InputsRole : Lane {
             for (int i = 0; i < work.tiles; ++i) store_tail(stage.x[i], chunk, work.row_tiles[i]);
             __syncwarp();
         } else if (lane == 0) {
+            const int token = first_token(args, work, chunk);
             for (int i = 0; i < work.tiles; ++i)
-                tma_store(args.out, tile_at(work, chunk, work.row_tiles[i].head, work.row_tiles[i].first_row),
+                tma_store(args.out, tile_at(work, token, work.row_tiles[i].head, work.row_tiles[i].first_row),
                           stage.x[i].bytes);
             cute::tma_store_arrive();
             cute::tma_store_wait<0>();
         }
     }
-    // Without TMA, which would overwrite the next sequence's outputs.
+    // Without TMA, which would overwrite what follows the chunk.
     __device__ __forceinline__ void store_tail(const SwizzledTile& tile, int chunk, const SsdRowTile& rows) const {
         using Io = Storage<kConfig.io>;
-        Io* const to = static_cast<Io*>(args.out_data) + (work.start + chunk * kChunk) * args.out_token +
-                       rows.head * args.out_head + rows.first_row;
+        Io* const to = static_cast<Io*>(args.out_data) + work.batch * args.out_batch +
+                       first_token(args, work, chunk) * args.out_token + rows.head * args.out_head + rows.first_row;
+        const int count = tokens_in(args, work, chunk);
 #pragma unroll 1
-        for (int i = lane; i < tokens_in(work, chunk) * 8; i += 32)
+        for (int i = lane; i < count * 8; i += 32)
             if (rows.first_row + i % 8 * 8 < args.channels)
                 *reinterpret_cast<uint4*>(to + i / 8 * args.out_token + i % 8 * 8) =
                     load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));

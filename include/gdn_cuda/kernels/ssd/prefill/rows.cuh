@@ -235,7 +235,11 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
             this->find_lane();
+            if (args.table.chunks != nullptr) [[unlikely]]
+                this->store_before(step);
             run_output(step, D);
+            if (args.table.chunks != nullptr) [[unlikely]]
+                this->store_checkpoints(step);
         }
         this->store_state();
     }

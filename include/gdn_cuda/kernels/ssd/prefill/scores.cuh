@@ -23,10 +23,11 @@ struct ScoresRole : Lane {
         find_lane();
     }
 
-    // Zeroes what a chunk has past the end of a packed sequence: the next one's tokens, which may be infinite or NaN.
+    // Zeroes what a chunk's tiles have past its end: the next sequence's tokens, which may be infinite or NaN, or the next
+    // chunk's.
     __device__ __forceinline__ void clear_tail(int chunk, int stage_index) const {
         auto& stage = stage_at(shared, stage_index);
-        const int count = tokens_in(work, chunk), tiles = kConfig.state_tiles() + work.tiles;
+        const int count = tokens_in(args, work, chunk), tiles = kConfig.state_tiles() + work.tiles;
 #pragma unroll 1
         for (int i = thread; i < (kChunk - count) * tiles * 8; i += kWarpgroup) {
             const int row = count + i / (tiles * 8), tile = i % (tiles * 8) / 8;

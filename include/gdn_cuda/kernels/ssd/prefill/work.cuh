@@ -8,9 +8,9 @@
 
 namespace gdn_cuda::ssd {
 
-// Where a chunk's tile begins, in x, z and out or in B and C.
-__device__ __forceinline__ TileAt tile_at(const SsdWork& work, int chunk, int head, int element) {
-    return {element, head, work.start + chunk * kChunk, work.batch};
+// Where the tile from a token on begins, in x, z and out or in B and C.
+__device__ __forceinline__ TileAt tile_at(const SsdWork& work, int token, int head, int element) {
+    return {element, head, token, work.batch};
 }
 
 template <SsdConfig kConfig>

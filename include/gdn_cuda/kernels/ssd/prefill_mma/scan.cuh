@@ -74,10 +74,10 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     __device__ __forceinline__ void load_rows(MmaTile* tiles, const Rows& from, int chunk) const {
         constexpr int kVectors = 8, kRows = kConfig.threads() / kVectors;
         const int index = group * kTileThreads + thread, row = index / kVectors, vector = index % kVectors,
-                  count = tokens_in(work, chunk);
+                  count = tokens_in(args, work, chunk);
         const unsigned to = row_vector(tile_row(tiles, row), vector);
         const Io* const first = static_cast<const Io*>(from.data) + work.batch * from.batch +
-                                (work.start + chunk * kChunk + row) * from.token + work.group * from.head + 8 * vector;
+                                (first_token(args, work, chunk) + row) * from.token + work.group * from.head + 8 * vector;
 #pragma unroll
         for (int i = 0; i < kChunk / kRows; ++i)
 #pragma unroll
@@ -109,13 +109,13 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     }
     // How many tokens the lane's vectors reach, from its first one on.
     __device__ __forceinline__ int vector_count(int chunk) const {
-        return vector_row() < args.channels ? tokens_in(work, chunk) - vector_token() : 0;
+        return vector_row() < args.channels ? tokens_in(args, work, chunk) - vector_token() : 0;
     }
     __device__ __forceinline__ void load_channels(const MmaTile& tile, const Rows& from, int chunk) const {
         const unsigned to = vector_of_tile(tile);
         const int count = vector_count(chunk);
         const Io* const first = static_cast<const Io*>(from.data) + work.batch * from.batch +
-                                (work.start + chunk * kChunk + vector_token()) * from.token + this->head() * from.head +
+                                (first_token(args, work, chunk) + vector_token()) * from.token + this->head() * from.head +
                                 vector_row();
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
@@ -311,7 +311,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     __device__ __forceinline__ void store_outputs_and_load(int step) const {
         const int chunk = work.chunk_at(step);
         Io* const to = static_cast<Io*>(args.out_data) + work.batch * args.out_batch +
-                       (work.start + chunk * kChunk + vector_token()) * args.out_token + this->head() * args.out_head +
+                       (first_token(args, work, chunk) + vector_token()) * args.out_token + this->head() * args.out_head +
                        vector_row();
         this->store_staged(vector_of_tile(x_tile()), to, args.out_token, vector_count(chunk), [&] { load_own(step + 1); });
     }
@@ -396,7 +396,14 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
             D[0] = this->D_of(this->my_row()), D[1] = this->D_of(this->my_row() + 8);
         }
 #pragma unroll 1
-        for (int step = work.first_own; step < work.steps; ++step) run_step<true>(step, D, unused);
+        for (int step = work.first_own; step < work.steps; ++step) {
+            const bool reports = args.table.chunks != nullptr && has_tile();
+            if (reports) [[unlikely]]
+                this->store_before(step);
+            run_step<true>(step, D, unused);
+            if (reports) [[unlikely]]
+                this->store_checkpoints(step);
+        }
         if (has_tile()) this->store_state();
     }
 };
