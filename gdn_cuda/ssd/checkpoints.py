@@ -44,7 +44,7 @@ def refuse_wrong_modes(function: str, x: Any) -> None:
 
 
 class Places(NamedTuple):
-    """Of each row: the sequence, how many tokens of its batch's row are before it, and what the row holds without a sequence."""
+    """For each row the sequence, how many tokens of its batch row are before it, and what it holds without a sequence."""
 
     sequence: Tensor
     token: Tensor

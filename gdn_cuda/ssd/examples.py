@@ -65,6 +65,23 @@ def _example_pool(B: int, T: int, seed: int) -> Arguments:
     return _drawn(1, 70, seed) | slots | {"cu_seqlens": torch.tensor(_OFFSETS)}
 
 
+@example(ssd_scan, "ssd_scan, checkpoints")
+def _example_checkpoints(B: int, T: int, seed: int) -> Arguments:
+    before = random(B * (-(-T // 64)) + 1, 3, 64, 64, seed=seed + 9, dtype=torch.float16)
+    return _drawn(B, T, seed) | {"checkpoint_every": 64, "states_before": before, "state_dtype": torch.bfloat16}
+
+
+@example(ssd_scan, "ssd_scan, checkpoints of a pool", packed=True)
+def _example_boundaries(B: int, T: int, seed: int) -> Arguments:
+    rows = random(4, 3, 64, 64, seed=seed + 9)
+    return _example_pool(B, T, seed) | {"boundaries": torch.tensor([0, 20, 65, 65, 70]), "checkpoints": rows}
+
+
+@example(ssd_scan, "ssd_scan, a checkpoint a sequence", packed=True)
+def _example_offsets(B: int, T: int, seed: int) -> Arguments:
+    return _example_packed(B, T, seed) | {"checkpoint_offsets": torch.tensor([0, 30, 5])}
+
+
 def _summarized(x: Arguments) -> Arguments:
     return {name: y for name, y in x.items() if name in inspect.signature(ssd_summary).parameters}
 

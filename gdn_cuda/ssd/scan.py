@@ -264,7 +264,8 @@ def ssd_scan(
         A chunk of 64 tokens ends where a state is reported, and the next begins there: with fp32 states, a prompt in two calls
           that both report where the first one ends has the bits of one call, with deterministic=True.
         An offset beyond its sequence raises on CPU tensors; on a GPU its row is NaN.
-        A slot past the pool: the sequence's output is NaN, and so are its checkpoints. `out`, `last_state` and pools are for calls without gradients.
+        A slot past the pool: the sequence's output is NaN, and so are its checkpoints.
+        `out`, `last_state`, pools and checkpoints are for calls without gradients.
         Gradients of gradients, forward mode and torch.vmap raise RuntimeError.
 
     Example:

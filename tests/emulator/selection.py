@@ -112,6 +112,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_simplified_scan.py::test_rows_that_blocks_share[False-False-False-zoh]": ("scan/diagonal_scan_parts",),
     # ssd
     "test_ssd.py::test_packed[True-lengths0]": ("ssd/prefill", "ssd/steps"),
+    "test_ssd_checkpoints.py::test_after_any_number_of_tokens[True]": ("ssd/checkpoints",),
     "test_ssd_mma.py::test_packed[True]": ("ssd/prefill_mma",),
     "test_ssd.py::test_gradients_of_packed_sequences[lengths0]": ("ssd/backward",),
 }

@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import functools
 
+import checkpoints_on_device as reported
 import pytest
 import ssd_on_device as cases
 import torch
+from checkpoints_on_device import (  # noqa: F401
+    test_a_pool_whose_sequences_are_not_all_computed,
+    test_after_every_so_many_tokens,
+    test_what_follows_is_not_in_a_state,
+)
 from devices import Device
 from emulated import emulated
 from ssd_on_device import (  # noqa: F401
@@ -92,3 +98,8 @@ def test_pools(dtype: torch.dtype, write: list[int] | None, begin: list[bool] | 
     pool = torch.randn(6, 3, 64, 64, generator=rng).to(dtype)[:, 1:]
     x = drawn(device, seed, T=170, H=2, N=64, lengths=(70, 0, 65, 30), z=bool(seed % 2))
     check_pool(device, x, pool, [3, 1, 5 if seed % 2 else 6, -1], begin, write)
+
+
+@pytest.mark.parametrize("P, N, gpu", [(64, 128, A100), (136, 200, L40S)])
+def test_boundaries(P: int, N: int, gpu: tuple[int, int], seed: int) -> None:
+    reported.test_boundaries(F16, P, N, device_like(*gpu), seed)

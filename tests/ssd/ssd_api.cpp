@@ -39,6 +39,12 @@ std::tuple<Tensor, Tensor> ssd_scan_pool(const Tensor& x, const Tensor& dt, cons
     call.out = out;
     return gdn_cuda::ssd_scan(call);
 }
+Tensor ssd_scan_boundaries(const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor& B, const Tensor& C,
+                           const OptionalTensor& cu_seqlens, const Tensor& boundaries, const Tensor& checkpoints) {
+    SsdScan call = call_of(x, dt, A, B, C, {}, cu_seqlens);
+    call.reported = {.boundaries = boundaries, .checkpoints = checkpoints};
+    return std::get<0>(gdn_cuda::ssd_scan(call));
+}
 std::tuple<Tensor, Tensor> ssd_summary(const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor& B) {
     return gdn_cuda::ssd_summary({.x = x, .dt = dt, .A = A, .B = B, .dt_softplus = true});
 }
@@ -53,6 +59,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
     m.def(
         "ssd_scan_pool(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? pool, Tensor state_indices, "
         "Tensor(b!) out) -> (Tensor, Tensor)");
+    m.def(
+        "ssd_scan_boundaries(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? cu_seqlens, Tensor boundaries, "
+        "Tensor(a!) checkpoints) -> Tensor");
     m.def("ssd_summary(Tensor x, Tensor dt, Tensor A, Tensor B) -> (Tensor, Tensor)");
 }
 
@@ -60,5 +69,6 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("ssd_scan", TORCH_BOX(&ssd_scan));
     m.impl("ssd_scan_into", TORCH_BOX(&ssd_scan_into));
     m.impl("ssd_scan_pool", TORCH_BOX(&ssd_scan_pool));
+    m.impl("ssd_scan_boundaries", TORCH_BOX(&ssd_scan_boundaries));
     m.impl("ssd_summary", TORCH_BOX(&ssd_summary));
 }

@@ -50,3 +50,6 @@ def check(api: Any, device: str) -> None:
     offsets = torch.tensor([0, 3, 3, 70], device=device)
     expected = gdn_cuda.ssd_scan(*packed, **options, initial_state=states, cu_seqlens=offsets)
     assert _equal(api.ssd_scan(*packed, states, offsets), expected)
+    boundaries, rows = torch.tensor([0, 3, 40, 70], device=device), torch.empty(3, 2, 64, 64, device=device)
+    out, _, checkpoints = gdn_cuda.ssd_scan(*packed, **options, cu_seqlens=offsets, boundaries=boundaries)
+    assert _equal((api.ssd_scan_boundaries(*packed, offsets, boundaries, rows), rows), (out, checkpoints))

@@ -165,7 +165,7 @@ def test_packed_sequences_are_those_alone(states: bool, seed: int) -> None:
     scan = drawn(sum(lengths) + 3, B=1, seed=seed)
     initial = torch.randn(5, *scan.initial_state.shape[1:], dtype=torch.float64) if states else None
     offsets = torch.tensor([0, *itertools.accumulate(lengths)])
-    out, last = ssd.scan_spans(scan._replace(initial_state=initial), STEPS["softplus"], ssd.spans_of_packed(offsets), 5)
+    out, last, _ = ssd.scan_spans(scan._replace(initial_state=initial), STEPS["softplus"], ssd.spans_of_packed(offsets), 5)
     for n, (a, b) in enumerate(itertools.pairwise(offsets.tolist())):
         part = Scan(*(y[:, a:b] if y is not None and y.dim() > 2 else y for y in scan))
         alone = ssd.recurrent(part._replace(initial_state=None if initial is None else initial[n : n + 1]), STEPS["softplus"])
@@ -177,7 +177,7 @@ def test_seq_idx_zeroes_the_state_where_it_changes(seed: int) -> None:
     """The first row begins with 0 and has an initial state, the second one drops it."""
     scan = drawn(50, seed=seed)
     seq_idx = torch.tensor([[0] * 20 + [1] * 30, [1] * 10 + [2] * 40], dtype=torch.int32)
-    out, last = ssd.scan_spans(scan, STEPS["softplus"], ssd.spans_of_rows(seq_idx), 2)
+    out, last, _ = ssd.scan_spans(scan, STEPS["softplus"], ssd.spans_of_rows(seq_idx), 2)
     for row, (border, kept) in enumerate(((20, True), (10, False))):
         rows = Scan(*(y[row : row + 1] if y is not None and y.dim() > 2 else y for y in scan))
         first = Scan(*(y[:, :border] if y is not None and y.dim() > 2 else y for y in rows))

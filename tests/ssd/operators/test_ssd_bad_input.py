@@ -64,6 +64,73 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+ROWS_OF_STATES = torch.ones(3, 4, 8, 6)
+PACKED: dict[str, Any] = {name: y[:1] if y.dim() > 1 else y for name, y in X.items()} | {"cu_seqlens": torch.tensor([0, 2, 5])}
+ENDS = torch.tensor([0, 1, 2, 5])
+WRONG_CHECKPOINTS: list[tuple[dict[str, Any], str]] = [
+    ({"checkpoint_every": 63}, "checkpoint_every: expected a multiple of 64, got 63"),
+    ({"checkpoint_every": -64}, "checkpoint_every: expected a multiple of 64, got -64"),
+    ({"checkpoint_every": 64.0}, "checkpoint_every: expected a multiple of 64, got 64.0"),
+    ({"checkpoint_every": 64, "boundaries": ENDS}, "boundaries: expected None with checkpoint_every, got a tensor"),
+    (
+        {"checkpoint_every": 64, "checkpoint_offsets": ENDS[:2]},
+        "checkpoint_offsets: expected None with checkpoint_every, got a tensor",
+    ),
+    (
+        {"checkpoint_offsets": ENDS[:2], "boundaries": ENDS},
+        "boundaries: expected None with checkpoint_offsets, got a tensor",
+    ),
+    ({"checkpoints": ROWS_OF_STATES}, "checkpoints: expected None without checkpoint_every, checkpoint_offsets or boundaries"),
+    (
+        {"states_before": ROWS_OF_STATES},
+        "states_before: expected None without checkpoint_every, checkpoint_offsets or boundaries",
+    ),
+    ({"boundaries": ENDS, "states_before": ROWS_OF_STATES}, "states_before: expected None without checkpoint_every"),
+    ({"boundaries": 5}, "boundaries: expected a tensor with one dimension, or None, got int"),
+    ({"boundaries": ENDS[None]}, "boundaries: expected a tensor with one dimension, or None, got (1, 4)"),
+    ({"boundaries": ENDS[:0]}, "boundaries: expected at least one element, got none"),
+    ({"boundaries": ENDS.float()}, "boundaries: expected int32 or int64, got float32"),
+    ({"boundaries": torch.tensor([0, 2, 1, 5])}, "boundaries: expected offsets that never decrease, from 0 to 5, got 1 at"),
+    ({"boundaries": torch.tensor([0, 2, 6])}, "boundaries: expected offsets that never decrease, from 0 to 5, got 6 at"),
+    ({"boundaries": torch.tensor([0, 1, 5])}, "boundaries: expected the end of every sequence, got none at 2"),
+    ({"boundaries": torch.tensor([0, 2, 4])}, "boundaries: expected the end of every sequence, got none at 5"),
+    ({"checkpoint_offsets": ENDS}, "checkpoint_offsets: expected (sequences,) = (2,), got (4,)"),
+    ({"checkpoint_offsets": torch.tensor([3, 3])}, "checkpoint_offsets: expected at most the 2 tokens of sequence 0, got 3"),
+    ({"boundaries": ENDS, "checkpoints": ROWS_OF_STATES[:2]}, "checkpoints: expected (sequences, H, P, N) = (3, 4, 8, 6), got"),
+    (
+        {"boundaries": ENDS, "checkpoints": ROWS_OF_STATES[:1].expand(3, -1, -1, -1)},
+        "checkpoints: expected",
+    ),
+    (
+        {"checkpoint_every": 64, "checkpoints": ROWS_OF_STATES, "states_before": ROWS_OF_STATES},
+        "states_before: expected memory that does not overlap that of checkpoints",
+    ),
+    (
+        {"boundaries": ENDS, "checkpoints": ROWS_OF_STATES, "initial_state": ROWS_OF_STATES[:2]},
+        "checkpoints: expected memory that does not overlap that of initial_state",
+    ),
+    (
+        {"boundaries": ENDS, "cu_seqlens": None, "seq_idx": torch.zeros(1, 5).int()},
+        "seq_idx: expected None with boundaries, got a tensor",
+    ),
+    ({"boundaries": ENDS, "cu_seqlens": None}, "boundaries: expected None without cu_seqlens, got a tensor"),
+]
+
+
+@pytest.mark.parametrize("change, message", WRONG_CHECKPOINTS, ids=[message for _, message in WRONG_CHECKPOINTS])
+def test_checkpoints_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^ssd_scan: {re.escape(message)}"):
+        gdn_cuda.ssd_scan(**PACKED | change)
+
+
+@pytest.mark.parametrize("mode", [{"checkpoint_every": 64}, {"checkpoint_offsets": ENDS[1:3]}, {"boundaries": ENDS}])
+def test_checkpoints_are_refused_where_gradients_are_needed(mode: dict[str, Any]) -> None:
+    ((name, value),) = mode.items()
+    wanted = re.escape(f"{name}: expected 0 or None where an input requires a gradient, got ")
+    with pytest.raises(ValueError, match=f"^ssd_scan: {wanted}{value if name == 'checkpoint_every' else 'a tensor'}"):
+        gdn_cuda.ssd_scan(**PACKED | mode | {"A": X["A"].clone().requires_grad_()})
+
+
 @pytest.mark.parametrize("change, message", WRONG, ids=[message for _, message in WRONG])
 def test_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^ssd_scan: {re.escape(message)}"):

@@ -73,24 +73,27 @@ struct SequenceCuts {
     }
 };
 
-__device__ __forceinline__ int warp_sum(int x) {
-    return static_cast<int>(__reduce_add_sync(0xffffffffu, x));
+__device__ __forceinline__ i64 warp_sum(i64 x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
 }
 
 // Counts, by a warp; the sums over sequences follow.
 __device__ __forceinline__ void count_sequence(const SsdCheckpointsArgs& args, int sequence, int lane) {
     const SequenceCuts cuts(args, sequence);
-    int chunks = 0;
+    i64 chunks = 0;
 #pragma unroll 1
     for (int piece = lane; piece < cuts.pieces(); piece += 32) chunks += cuts.chunks_of(piece);
     chunks = warp_sum(chunks);
     if (lane > 0) return;
-    args.first[sequence + 1] = chunks;
+    args.first[sequence + 1] = static_cast<int>(min(chunks, static_cast<i64>(args.slots)));
     args.first_row[sequence + 1] = args.every > 0 ? cuts.span.length / args.every : 1;
     args.first_before[sequence + 1] = args.every > 0 ? (cuts.span.length + args.every - 1) / args.every : 0;
 }
-// counts[1 ..] become sums, by a warp.
+// counts[1 ..] become sums, by a warp. Bounded, as sequences that overlap may have more tokens than there are.
 __device__ __forceinline__ void sum_counts(int* counts, int sequences, int lane) {
+    constexpr int kMost = 1 << 30;
     int before = 0;
     if (lane == 0) counts[0] = 0;
 #pragma unroll 1
@@ -101,8 +104,8 @@ __device__ __forceinline__ void sum_counts(int* counts, int sequences, int lane)
             const int other = __shfl_up_sync(0xffffffffu, sum, step);
             sum += lane >= step ? other : 0;
         }
-        if (first + lane < sequences) counts[first + lane + 1] = before + sum;
-        before += __shfl_sync(0xffffffffu, sum, 31);
+        if (first + lane < sequences) counts[first + lane + 1] = min(before + sum, kMost);
+        before = min(before + __shfl_sync(0xffffffffu, sum, 31), kMost);
     }
 }
 __device__ __forceinline__ void write_sequence(const SsdCheckpointsArgs& args, int sequence, int lane) {
@@ -180,9 +183,7 @@ __device__ __forceinline__ i64 filled_rows(const SsdCheckpointsArgs& args, int r
 #pragma unroll 1
     for (int sequence = lane; sequence < args.sequences; sequence += 32)
         rows += (span_of(args.cu_seqlens, sequence, args.tokens).length + rest) / args.every;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) rows += __shfl_xor_sync(0xffffffffu, rows, step);
-    return rows;
+    return warp_sum(rows);
 }
 template <int kThreads>
 __device__ __forceinline__ void fill_row(const SsdStates& states, int row, i64 head_elements, i64 elements, float value) {

@@ -145,15 +145,21 @@ struct StateRows : TileLane {
     __device__ __forceinline__ void store_row(const SsdStates& to, int row) {
         for_each_state_pair(to, row, [&](float a, float b, i64 at) { store_pair(to, at, {a, b}); });
     }
+    // Of a step that may not exist.
     __device__ __forceinline__ void store_before(int step) {
+        if (args.table.chunks == nullptr || step >= work.steps) return;
         const int row = chunk_of_table(args, work, work.chunk_at(step)).before;
         if (row >= 0) store_row(args.states_before, row);
     }
-    __device__ __forceinline__ void store_checkpoints(int step) {
+    // What is reported between a step and the next.
+    __device__ __forceinline__ void store_reported(int step) {
+        if (args.table.chunks == nullptr) [[likely]]
+            return;
         const SsdChunk& chunk = chunk_of_table(args, work, work.chunk_at(step));
         const int first = chunk.row, end = first + chunk.rows;
 #pragma unroll 1
         for (int row = first; row < end; ++row) store_row(args.checkpoints, row);
+        store_before(step + 1);
     }
 
     // ---- Summaries

@@ -69,17 +69,20 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
 __device__ __forceinline__ const SsdChunk& chunk_of_table(const SsdArgs& args, const SsdWork& work, int chunk) {
     return args.table.chunks[work.chunks_before + chunk];
 }
-// A chunk's first token in its row, and how many it has.
-__device__ __forceinline__ int first_token(const SsdArgs& args, const SsdWork& work, int chunk) {
-    return args.table.chunks != nullptr ? chunk_of_table(args, work, chunk).first : work.start + chunk * kChunk;
-}
-__device__ __forceinline__ int tokens_in(const SsdArgs& args, const SsdWork& work, int chunk) {
-    return args.table.chunks != nullptr ? chunk_of_table(args, work, chunk).count : min(kChunk, work.length - chunk * kChunk);
+// A chunk's tokens, from `first` of their row of the batch on.
+struct ChunkTokens {
+    int first, count;
+};
+__device__ __forceinline__ ChunkTokens tokens_of(const SsdArgs& args, const SsdWork& work, int chunk) {
+    if (args.table.chunks != nullptr) {
+        const SsdChunk& told = chunk_of_table(args, work, chunk);
+        return {told.first, told.count};
+    }
+    return {work.start + chunk * kChunk, min(kChunk, work.length - chunk * kChunk)};
 }
 // Whether other tokens of the row follow a chunk's within 64, which are another sequence's or chunk's.
-__device__ __forceinline__ bool has_tail(const SsdArgs& args, const SsdWork& work, int chunk) {
-    const bool may_have = args.cu_seqlens.data != nullptr || args.table.chunks != nullptr;
-    return may_have && tokens_in(args, work, chunk) < kChunk;
+__device__ __forceinline__ bool has_tail(const SsdArgs& args, const ChunkTokens& tokens) {
+    return tokens.count < kChunk && (args.cu_seqlens.data != nullptr || args.table.chunks != nullptr);
 }
 
 // A block's channels in rows of states.

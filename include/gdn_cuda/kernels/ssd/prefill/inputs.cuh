@@ -25,7 +25,7 @@ struct InputsRole : Lane {
     // By one thread.
     __device__ __forceinline__ void load_tiles(int step, const SsdPass& pass) const {
         const PipelineStage<kStages> at(step);
-        const int token = first_token(args, work, work.chunk_at(step));
+        const int token = tokens_of(args, work, work.chunk_at(step)).first;
         const bool has_output = work.outputs_at(step);
         auto& stage = stage_at(shared, at.index);
         Barrier& full = barrier(shared.stage_full[at.index]);
@@ -61,26 +61,26 @@ struct InputsRole : Lane {
         if (lane == 0) barrier(shared.stage_empty[at.index]).arrive();
     }
     __device__ __forceinline__ void store_outputs(const typename Plan::Stage& stage, int chunk) const {
-        if (has_tail(args, work, chunk)) [[unlikely]] {
-            for (int i = 0; i < work.tiles; ++i) store_tail(stage.x[i], chunk, work.row_tiles[i]);
+        const ChunkTokens tokens = tokens_of(args, work, chunk);
+        if (has_tail(args, tokens)) [[unlikely]] {
+            for (int i = 0; i < work.tiles; ++i) store_tail(stage.x[i], tokens, work.row_tiles[i]);
             __syncwarp();
         } else if (lane == 0) {
-            const int token = first_token(args, work, chunk);
             for (int i = 0; i < work.tiles; ++i)
-                tma_store(args.out, tile_at(work, token, work.row_tiles[i].head, work.row_tiles[i].first_row),
+                tma_store(args.out, tile_at(work, tokens.first, work.row_tiles[i].head, work.row_tiles[i].first_row),
                           stage.x[i].bytes);
             cute::tma_store_arrive();
             cute::tma_store_wait<0>();
         }
     }
     // Without TMA, which would overwrite what follows the chunk.
-    __device__ __forceinline__ void store_tail(const SwizzledTile& tile, int chunk, const SsdRowTile& rows) const {
+    __device__ __forceinline__ void store_tail(const SwizzledTile& tile, const ChunkTokens& tokens,
+                                               const SsdRowTile& rows) const {
         using Io = Storage<kConfig.io>;
-        Io* const to = static_cast<Io*>(args.out_data) + work.batch * args.out_batch +
-                       first_token(args, work, chunk) * args.out_token + rows.head * args.out_head + rows.first_row;
-        const int count = tokens_in(args, work, chunk);
+        Io* const to = static_cast<Io*>(args.out_data) + work.batch * args.out_batch + tokens.first * args.out_token +
+                       rows.head * args.out_head + rows.first_row;
 #pragma unroll 1
-        for (int i = lane; i < count * 8; i += 32)
+        for (int i = lane; i < tokens.count * 8; i += 32)
             if (rows.first_row + i % 8 * 8 < args.channels)
                 *reinterpret_cast<uint4*>(to + i / 8 * args.out_token + i % 8 * 8) =
                     load_shared(row_vector(tile_row(tile.bytes, i / 8), i % 8));

@@ -158,7 +158,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         TokenOperand x, update, rounded;
         start_state_product(y, stage.C);
         barrier(shared.factors_full[ready.index]).wait(ready.parity);
-        if (has_tail(args, work, work.chunk_at(step))) [[unlikely]]  // of x, which the scores role clears
+        if (has_tail(args, tokens_of(args, work, work.chunk_at(step)))) [[unlikely]]  // of x, which the scores role clears
             barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
         const auto [decay, resets] = shared.ends[ready.index][scores()];
@@ -231,15 +231,13 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
             if constexpr (!kConfig.gated) store_chunk_states();
             return this->store_state();
         }
+        this->store_before(work.first_own);
         const float D[2] = {this->D_of(this->my_row()), this->D_of(this->my_row() + 8)};
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
             this->find_lane();
-            if (args.table.chunks != nullptr) [[unlikely]]
-                this->store_before(step);
             run_output(step, D);
-            if (args.table.chunks != nullptr) [[unlikely]]
-                this->store_checkpoints(step);
+            this->store_reported(step);
         }
         this->store_state();
     }

@@ -25,9 +25,9 @@ struct ScoresRole : Lane {
 
     // Zeroes what a chunk's tiles have past its end: the next sequence's tokens, which may be infinite or NaN, or the next
     // chunk's.
-    __device__ __forceinline__ void clear_tail(int chunk, int stage_index) const {
+    __device__ __forceinline__ void clear_tail(int count, int stage_index) const {
         auto& stage = stage_at(shared, stage_index);
-        const int count = tokens_in(args, work, chunk), tiles = kConfig.state_tiles() + work.tiles;
+        const int tiles = kConfig.state_tiles() + work.tiles;
 #pragma unroll 1
         for (int i = thread; i < (kChunk - count) * tiles * 8; i += kWarpgroup) {
             const int row = count + i / (tiles * 8), tile = i % (tiles * 8) / 8;
@@ -143,11 +143,11 @@ struct ScoresRole : Lane {
             const PipelineStage<kStages> current(step);
             const PipelineStage<kSlots> slot(step);
             const PipelineStage<kFactorSlots> ready(step);
-            const int chunk = work.chunk_at(step);
+            const ChunkTokens tokens = tokens_of(args, work, work.chunk_at(step));
             auto& stage = stage_at(shared, current.index);
             barrier(shared.stage_full[current.index]).wait(current.parity);
-            if (has_tail(args, work, chunk)) [[unlikely]]
-                clear_tail(chunk, current.index);
+            if (has_tail(args, tokens)) [[unlikely]]
+                clear_tail(tokens.count, current.index);
             if (work.outputs_at(step)) {
                 float products[32];
                 start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);

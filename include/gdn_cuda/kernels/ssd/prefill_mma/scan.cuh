@@ -71,18 +71,17 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     // ---- Loads; zeros past the end of the sequence and of the rows
 
     // A chunk's rows of B or C. By all threads.
-    __device__ __forceinline__ void load_rows(MmaTile* tiles, const Rows& from, int chunk) const {
+    __device__ __forceinline__ void load_rows(MmaTile* tiles, const Rows& from, const ChunkTokens& tokens) const {
         constexpr int kVectors = 8, kRows = kConfig.threads() / kVectors;
-        const int index = group * kTileThreads + thread, row = index / kVectors, vector = index % kVectors,
-                  count = tokens_in(args, work, chunk);
+        const int index = group * kTileThreads + thread, row = index / kVectors, vector = index % kVectors;
         const unsigned to = row_vector(tile_row(tiles, row), vector);
         const Io* const first = static_cast<const Io*>(from.data) + work.batch * from.batch +
-                                (first_token(args, work, chunk) + row) * from.token + work.group * from.head + 8 * vector;
+                                (tokens.first + row) * from.token + work.group * from.head + 8 * vector;
 #pragma unroll
         for (int i = 0; i < kChunk / kRows; ++i)
 #pragma unroll
             for (int tile = 0; tile < kConfig.state_tiles(); ++tile) {
-                const bool exists = row + i * kRows < count && tile * kMmaTileElements + 8 * vector < args.states;
+                const bool exists = row + i * kRows < tokens.count && tile * kMmaTileElements + 8 * vector < args.states;
                 const void* const at = first + i * kRows * from.token + tile * kMmaTileElements;
                 cp_async_16_zfill(to + tile * Base::kTileBytes + i * kRows * 128, exists ? at : from.data, exists);
             }
@@ -92,8 +91,9 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         if (step >= work.steps) return;
         const int chunk = work.chunk_at(step);
         Stage& stage = shared.stages[step % kConfig.stages];
-        load_rows(stage.B, rows.B, chunk);
-        if (work.outputs_at(step)) load_rows(stage.C, rows.C, chunk);
+        const ChunkTokens tokens = tokens_of(args, work, chunk);
+        load_rows(stage.B, rows.B, tokens);
+        if (work.outputs_at(step)) load_rows(stage.C, rows.C, tokens);
         static_assert(sizeof(ChunkSteps) == 32 * 16);
         if (warp == 0 && group < work.heads()) {
             const ChunkSteps& from = args.steps[(work.chunks_before + chunk) * args.heads + work.row_tiles[group].head];
@@ -108,15 +108,14 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         return row_vector(tile_row(tile.bytes, vector_token()), 2 * warp + lane % 2);
     }
     // How many tokens the lane's vectors reach, from its first one on.
-    __device__ __forceinline__ int vector_count(int chunk) const {
-        return vector_row() < args.channels ? tokens_in(args, work, chunk) - vector_token() : 0;
+    __device__ __forceinline__ int vector_count(const ChunkTokens& tokens) const {
+        return vector_row() < args.channels ? tokens.count - vector_token() : 0;
     }
-    __device__ __forceinline__ void load_channels(const MmaTile& tile, const Rows& from, int chunk) const {
+    __device__ __forceinline__ void load_channels(const MmaTile& tile, const Rows& from, const ChunkTokens& tokens) const {
         const unsigned to = vector_of_tile(tile);
-        const int count = vector_count(chunk);
+        const int count = vector_count(tokens);
         const Io* const first = static_cast<const Io*>(from.data) + work.batch * from.batch +
-                                (first_token(args, work, chunk) + vector_token()) * from.token + this->head() * from.head +
-                                vector_row();
+                                (tokens.first + vector_token()) * from.token + this->head() * from.head + vector_row();
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
             const bool exists = 16 * i < count;
@@ -128,10 +127,10 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     __device__ __forceinline__ const MmaTile& z_tile() const { return shared.x[kConfig.row_tiles + group]; }
     __device__ __forceinline__ void load_own(int step) const {
         if (step >= work.steps || !has_tile()) return;
-        const int chunk = work.chunk_at(step);
-        load_channels(x_tile(), rows.x, chunk);
+        const ChunkTokens tokens = tokens_of(args, work, work.chunk_at(step));
+        load_channels(x_tile(), rows.x, tokens);
         if constexpr (kConfig.gated)
-            if (work.outputs_at(step)) load_channels(z_tile(), rows.z, chunk);
+            if (work.outputs_at(step)) load_channels(z_tile(), rows.z, tokens);
     }
 
     // ---- What a chunk does
@@ -309,11 +308,10 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         __syncwarp();
     }
     __device__ __forceinline__ void store_outputs_and_load(int step) const {
-        const int chunk = work.chunk_at(step);
+        const ChunkTokens tokens = tokens_of(args, work, work.chunk_at(step));
         Io* const to = static_cast<Io*>(args.out_data) + work.batch * args.out_batch +
-                       (first_token(args, work, chunk) + vector_token()) * args.out_token + this->head() * args.out_head +
-                       vector_row();
-        this->store_staged(vector_of_tile(x_tile()), to, args.out_token, vector_count(chunk), [&] { load_own(step + 1); });
+                       (tokens.first + vector_token()) * args.out_token + this->head() * args.out_head + vector_row();
+        this->store_staged(vector_of_tile(x_tile()), to, args.out_token, vector_count(tokens), [&] { load_own(step + 1); });
     }
 
     template <bool kOutputs>
@@ -393,16 +391,13 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         if (has_tile()) {
             this->load_state();
             this->signal_initial_state_read();
+            this->store_before(work.first_own);
             D[0] = this->D_of(this->my_row()), D[1] = this->D_of(this->my_row() + 8);
         }
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
-            const bool reports = args.table.chunks != nullptr && has_tile();
-            if (reports) [[unlikely]]
-                this->store_before(step);
             run_step<true>(step, D, unused);
-            if (reports) [[unlikely]]
-                this->store_checkpoints(step);
+            if (has_tile()) this->store_reported(step);
         }
         if (has_tile()) this->store_state();
     }
