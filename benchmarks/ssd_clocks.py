@@ -1,10 +1,12 @@
-"""Where a step of ssd/prefill spends its cycles: clocks of each role of one block, of the steps 40 to 47.
+"""Where a step of ssd/prefill or ssd/backward spends its cycles: clocks of each role of one block, of eight steps.
 
     python benchmarks/ssd_clocks.py [--heads 32] [--keep FOLDER]
+    python benchmarks/ssd_clocks.py --backward [--keep FOLDER]
 
 Copies the package, adds stores of the multiprocessor's clock to the copy's headers, and runs a scan of 8 sequences of 4096
-tokens with 16 groups, whose last states are replaced by the clocks. Each line is a role's mean cycles between two places, and
-its period. 16 heads: blocks of one head; 32: of two. The stores themselves take some cycles.
+tokens with 16 groups, whose last states are replaced by the clocks, or the gradients of one of 8192 tokens of 128 heads, 8
+groups, where those of dt are replaced. Each line is a role's mean cycles between two places, and its period. 16 heads: blocks
+of one head; 32: of two. The stores themselves take some cycles.
 """
 
 from __future__ import annotations
@@ -17,21 +19,10 @@ import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNEL = "include/gdn_cuda/kernels/ssd/prefill"
-STEPS, FIRST, PLACES = 8, 40, 16
-
-STAMP = f"""namespace gdn_cuda::ssd {{
-
-__device__ __forceinline__ void stamp(const SsdArgs& args, int role, bool chosen, int step, int place) {{
-    if (!chosen || blockIdx.x != 5 || blockIdx.y != 0 || step < {FIRST} || step >= {FIRST + STEPS}) return;
-    unsigned now;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
-    static_cast<unsigned*>(args.passes[0].last.data)[(role * {STEPS} + step - {FIRST}) * {PLACES} + place] = now;
-}}
-"""
+STEPS, PLACES = 8, 16
 
 
 class Place(NamedTuple):
@@ -50,7 +41,28 @@ class Role(NamedTuple):
     places: tuple[Place, ...]
 
 
-ROLES = (
+class Kernel(NamedTuple):
+    folder: str  # of its headers
+    args: str
+    first: int  # step of which clocks are stored
+    step: str  # the variable
+    to: str  # what is replaced by clocks, 32 bits each
+    unwanted: tuple[str, str]  # a header and its statement that would store there
+    roles: tuple[Role, ...]
+
+    def stamp(self) -> str:
+        return f"""namespace gdn_cuda::ssd {{
+
+__device__ __forceinline__ void stamp(const {self.args}& args, int role, bool chosen, int step, int place) {{
+    if (!chosen || blockIdx.x != 5 || blockIdx.y != 0 || step < {self.first} || step >= {self.first + STEPS}) return;
+    unsigned now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+    reinterpret_cast<unsigned*>({self.to})[(role * {STEPS} + step - {self.first}) * {PLACES} + place] = now;
+}}
+"""
+
+
+PREFILL_ROLES = (
     Role(
         "factors",
         "inputs.cuh",
@@ -73,7 +85,7 @@ ROLES = (
             Place("wait: stage", "barrier(shared.stage_full[current.index]).wait(current.parity);"),
             Place("start C B^T", "start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);"),
             Place("wait: factors, C B^T", "wait_for_product(products);"),
-            Place("M", "store_scores(products, ready.index, slot.index, heads);"),
+            Place("M", "store_scores(products, ready.index, slot.index, step % 2, heads);"),
             Place("hand on", "barrier(shared.scores_full[slot.index]).arrive();"),
         ),
     ),
@@ -98,7 +110,88 @@ ROLES = (
 )
 
 
-def stamped(text: str, role: Role, number: int) -> str:
+BACKWARD_ROLES = (
+    Role(
+        "readers",
+        "readers.cuh",
+        "    __device__ __forceinline__ void run() {",
+        "this->thread == 96",
+        (
+            Place("begin", "barrier(shared.stage_full[at.index]).wait(at.parity);", before=True),
+            Place("wait: stage", "barrier(shared.factors_full[at.index]).wait(at.parity);"),
+            Place("K", "wait_for_product(K);"),
+            Place("wait: sums", "use_products(K, N, CB,", before=True),
+            Place("M', N", "barrier(shared.scores_full[at.index]).arrive();"),
+            Place("across", "store_across(sums.across[warp], K);"),
+            Place("C S^T", "wait_for_product(read);"),
+            Place("sums of reads", "this->store_row_sums(sums.read, c);"),
+            Place("dC", "wait_for_product(dC);"),
+        ),
+    ),
+    Role(
+        "writers",
+        "writers.cuh",
+        "    __device__ __forceinline__ void run() {",
+        "this->thread == 96",
+        (
+            Place("begin", "barrier(shared.stage_full[at.index]).wait(at.parity);", before=True),
+            Place("wait: stage", "barrier(shared.factors_full[at.index]).wait(at.parity);"),
+            Place("B E^T", "wait_for_product(dW);"),
+            Place("wait: sums", "float b[2];", before=True),
+            Place("sums of writes", "this->store_row_sums(sums.written, b);"),
+            Place("wait: M'", "barrier(shared.scores_full[at.index]).wait(at.parity);"),
+            Place("M'^T dY", "float r[2];", before=True),
+            Place("sums", "if (lane == 0) sums.D[warp] = D;"),
+            Place("dX", "store_dx(dW, dy, delta, factors.D, tile);"),
+            Place("dB", "wait_for_product(dB);"),
+        ),
+    ),
+    Role(
+        "sums",
+        "inputs.cuh",
+        "    __device__ __forceinline__ void use_sums(int tile) {",
+        "warp == 1 && lane == 0",
+        (
+            Place("begin", "barrier(shared.sums_full[at.index]).wait(at.parity);", before=True),
+            Place("wait: sums", "barrier(shared.sums_full[at.index]).wait(at.parity);"),
+            Place("gradients", "store_gradients(head_of(tile), delta, decay);"),
+        ),
+    ),
+    Role(
+        "states",
+        "inputs.cuh",
+        "void multiply_states(int tile) const {",
+        "thread == 64",
+        (
+            Place("begin", "barrier(shared.stage_full[at.index]).wait(at.parity);", before=True),
+            Place("wait: stage", "barrier(shared.stage_full[at.index]).wait(at.parity);"),
+            Place("wait: sums", "const auto& stage = shared.stages[at.index];\n        constexpr", before=True),
+            Place("<E, S>", "if (lane == 0) {\n            shared.sums", before=True),
+        ),
+    ),
+)
+PREFILL = Kernel(
+    "include/gdn_cuda/kernels/ssd/prefill",
+    "SsdArgs",
+    40,
+    "step",
+    "args.passes[0].last.data",
+    ("rows.cuh", "        this->store_state();\n"),
+    PREFILL_ROLES,
+)
+BACKWARD = Kernel(
+    "include/gdn_cuda/kernels/ssd/backward",
+    "SsdBackwardArgs",
+    4,
+    "tile",
+    "args.ddt",
+    ("inputs.cuh", "            if (i < raw.count) args.ddt[(token + i) * args.heads + head] = ddt[i];\n"),
+    BACKWARD_ROLES,
+)
+
+
+def stamped(text: str, kernel: Kernel, number: int) -> str:
+    role = kernel.roles[number]
     head, found, body = text.partition(role.after)
     if not found:
         sys.exit(f"ssd_clocks.py: {role.file}: expected {role.after!r}, got none")
@@ -109,35 +202,53 @@ def stamped(text: str, role: Role, number: int) -> str:
         first, _, _ = statement.partition("\n")
         if not before:
             at += len(first)
-        call = f" stamp(args, {number}, {role.chosen}, step, {place}); "
+        call = f" stamp(args, {number}, {role.chosen}, {kernel.step}, {place}); "
         body = body[:at] + call + body[at:]
     return head + found + body
 
 
-def instrument(tree: Path) -> None:
-    folder = tree / KERNEL
-    for number, role in enumerate(ROLES):
+def instrument(tree: Path, kernel: Kernel) -> None:
+    folder = tree / kernel.folder
+    for number, role in enumerate(kernel.roles):
         path = folder / role.file
-        path.write_text(stamped(path.read_text(), role, number))
+        path.write_text(stamped(path.read_text(), kernel, number))
     work = folder / "work.cuh"
-    work.write_text(work.read_text().replace("namespace gdn_cuda::ssd {\n", STAMP, 1))
-    rows = folder / "rows.cuh"
-    body, _, end = rows.read_text().rpartition("        this->store_state();\n")  # the clocks are in its place
-    rows.write_text(body + end)
+    work.write_text(work.read_text().replace("namespace gdn_cuda::ssd {\n", kernel.stamp(), 1))
+    file, statement = kernel.unwanted
+    body, found, end = (folder / file).read_text().rpartition(statement)
+    if not found:
+        sys.exit(f"ssd_clocks.py: {file}: expected {statement!r}, got none")
+    (folder / file).write_text(body + (";" if kernel is BACKWARD else "") + end)
 
 
-def run(heads: int) -> None:
-    import torch
-
+def run_prefill(heads: int) -> Any:
     from gdn_cuda import ssd_scan
     from gdn_cuda.ssd.measure import Shape, layer_inputs
 
     x = layer_inputs("cuda", Shape(8, 4096, heads, 64, 16, 128))
-    for _ in range(3):
-        _, last = ssd_scan(**x, dt_softplus=True, return_last_state=True)
-    clocks = last.view(-1).view(torch.int32)[: len(ROLES) * STEPS * PLACES].reshape(len(ROLES), STEPS, PLACES).cpu().long()
-    print(f"{torch.cuda.get_device_name()}, {heads} heads")
-    for role, own in zip(ROLES, clocks & 0xFFFFFFFF, strict=True):
+    return [ssd_scan(**x, dt_softplus=True, return_last_state=True)[1] for _ in range(3)][-1]
+
+
+def run_backward() -> Any:
+    import torch
+
+    from gdn_cuda.ssd.gradients import ssd_scan_backward
+    from gdn_cuda.ssd.measure import Shape, layer_inputs
+
+    x = layer_inputs("cuda", Shape(1, 8192, 128, 64, 8, 128))
+    x = {name: y for name, y in x.items() if name in ("x", "dt", "A", "B", "C", "D", "dt_bias")}
+    x["out_gradient"] = torch.randn_like(x["x"])
+    return [ssd_scan_backward(**x, dt_softplus=True)[1] for _ in range(3)][-1]
+
+
+def run(kernel: Kernel, heads: int) -> None:
+    import torch
+
+    found = run_backward() if kernel is BACKWARD else run_prefill(heads)
+    count = len(kernel.roles) * STEPS * PLACES
+    clocks = found.view(-1).view(torch.int32)[:count].reshape(len(kernel.roles), STEPS, PLACES).cpu().long()
+    print(f"{torch.cuda.get_device_name()}, {'backward' if kernel is BACKWARD else f'{heads} heads'}")
+    for role, own in zip(kernel.roles, clocks & 0xFFFFFFFF, strict=True):
         spent = [
             f"{role.places[b].name} {float((own[:, b] - own[:, a]).float().mean()):.0f}"
             for a, b in pairwise(range(len(role.places)))
@@ -148,20 +259,23 @@ def run(heads: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--backward", action="store_true")
     parser.add_argument("--keep", type=Path, help="leaves the instrumented copy here, and runs nothing")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    kernel = BACKWARD if chosen.backward else PREFILL
     if chosen.here:
-        run(chosen.heads)
+        run(kernel, chosen.heads)
         return
     with tempfile.TemporaryDirectory() as temporary:
         tree = chosen.keep or Path(temporary)
         for name in ("include", "gdn_cuda", "benchmarks"):
             shutil.copytree(ROOT / name, tree / name, dirs_exist_ok=True)
-        instrument(tree)
+        instrument(tree, kernel)
         if chosen.keep is None:
             paths = os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])
             command = [sys.executable, "benchmarks/ssd_clocks.py", "--here", "--heads", str(chosen.heads)]
+            command += ["--backward"] if chosen.backward else []
             subprocess.run(command, cwd=tree, env=os.environ | {"PYTHONPATH": paths}, check=True)
 
 

@@ -1,16 +1,18 @@
-"""benchmarks/ssd_clocks.py finds its places in ssd/prefill's headers."""
+"""benchmarks/ssd_clocks.py finds its places in the kernels' headers."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import pytest
 import ssd_clocks
 
 
-def test_places_exist(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", [ssd_clocks.PREFILL, ssd_clocks.BACKWARD], ids=["prefill", "backward"])
+def test_places_exist(kernel: ssd_clocks.Kernel, tmp_path: Path) -> None:
     shutil.copytree(ssd_clocks.ROOT / "include", tmp_path / "include")
-    ssd_clocks.instrument(tmp_path)
-    for role in ssd_clocks.ROLES:
-        text = (tmp_path / ssd_clocks.KERNEL / role.file).read_text()
-        assert text.count(" stamp(args, ") == len(role.places)
+    ssd_clocks.instrument(tmp_path, kernel)
+    for file in {role.file for role in kernel.roles}:
+        text = (tmp_path / kernel.folder / file).read_text()
+        assert text.count(" stamp(args, ") == sum(len(role.places) for role in kernel.roles if role.file == file)

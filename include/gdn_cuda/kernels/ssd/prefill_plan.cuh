@@ -30,7 +30,7 @@ struct SsdConfig {
     GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int stages() const {
-        constexpr int kFactors = (7 * kChunk + 4 + 2) * 4, kRest = 1024;
+        constexpr int kFactors = (7 * kChunk + 4 + 2) * 4, kRest = 1024 + 2048;
         const int left =
             kSharedBytes - kRest - row_tiles * (slots() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
@@ -76,6 +76,7 @@ struct SsdPlan {
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];
     // One for each row tile; tiles of the same head use that of its first tile.
     SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
+    float handed[2][8][32];  // a block of C B^T that the last warp of the scores leaves to the first
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
     SsdWork work;

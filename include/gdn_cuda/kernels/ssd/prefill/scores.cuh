@@ -14,6 +14,8 @@ struct ScoresRole : Lane {
     using Factors = typename Plan::Factors;
     using Resets = typename Plan::Resets;
     static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
+    static constexpr bool kHands = kConfig.has_inputs_role();  // else registers do not suffice
+    static constexpr int kHandedBarrier = 7;                   // of the first and the last warp
 
     Plan& shared;
     const SsdArgs& args;
@@ -37,39 +39,57 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. kResets: where a decay is 0, M
-    // is too, which stops infinities and NaN.
+    // M = C B^T exp(G_i - G_j) δ_j of a block of 16 x 16 elements below the diagonal, of all heads. kResets: where a decay is
+    // 0, M is too, which stops infinities and NaN.
+    template <bool kResets, int kHeads>
+    __device__ __forceinline__ void store_block(const float (&products)[8], int row_block, int column_block,
+                                                const Factors (&factors)[kConfig.row_tiles],
+                                                SwizzledTile (&scores)[kConfig.row_tiles]) const {
+        const unsigned to = row_vector(tile_row(scores[0].bytes, 16 * row_block + lane % 16), 2 * column_block + lane / 16);
+        const int between_blocks = column_block + 1 < row_block ? row_block + column_block - 1 : 0;
+#pragma unroll
+        for (int head = 0; head < kHeads; ++head) {
+            const float between = factors[head].between[between_blocks];
+            const float from[2] = {factors[head].row[16 * row_block + g] * between,
+                                   factors[head].row[16 * row_block + g + 8] * between};
+            unsigned pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int column = 16 * column_block + 2 * t + i / 2 * 8;
+                const float2 added = pair_at(&factors[head].added[column]);
+                float2 score = {products[2 * i] * (from[i % 2] * added.x), products[2 * i + 1] * (from[i % 2] * added.y)};
+                if constexpr (kResets) {
+                    const float2 decay = pair_at(&factors[head].column[column]);
+                    score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
+                    score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
+                }
+                pairs[i] = pack<kConfig.io>(score.x, score.y);
+            }
+            stmatrix_x4(to + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+    }
+    // Four warps have one to four blocks: the last one hands its first to the first. In shared memory two steps alternate, as
+    // the last warp is at most one ahead.
+    __device__ __forceinline__ void hand_on(const float (&products)[32], int slot) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) shared.handed[slot][i][lane] = products[i];
+        NamedBarrier::arrive(2 * 32, kHandedBarrier);
+    }
+    __device__ __forceinline__ void take_over(float (&products)[8], int slot) const {
+        NamedBarrier::sync(2 * 32, kHandedBarrier);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) products[i] = shared.handed[slot][i][lane];
+    }
     template <bool kResets, int kHeads>
     __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors (&factors)[kConfig.row_tiles],
-                                                 SwizzledTile (&scores)[kConfig.row_tiles]) const {
-        const unsigned to = tile_row(scores[0].bytes, 16 * warp + lane % 16);
-        float row[kHeads][2];
+                                                 SwizzledTile (&scores)[kConfig.row_tiles], int handed) const {
+        if (kHands && warp == 3) hand_on(products, handed);
 #pragma unroll
-        for (int head = 0; head < kHeads; ++head)
-            row[head][0] = factors[head].row[16 * warp + g], row[head][1] = factors[head].row[16 * warp + g + 8];
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            if (n / 2 >= warp) break;
-#pragma unroll
-            for (int head = 0; head < kHeads; ++head) {
-                const float between = factors[head].between[n / 2 + 1 < warp ? warp + n / 2 - 1 : 0];
-                const float from[2] = {row[head][0] * between, row[head][1] * between};
-                unsigned pairs[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int column = 8 * n + 2 * t + i / 2 * 8, at = 4 * n + 2 * i;
-                    const float2 added = pair_at(&factors[head].added[column]);
-                    float2 score = {products[at] * (from[i % 2] * added.x), products[at + 1] * (from[i % 2] * added.y)};
-                    if constexpr (kResets) {
-                        const float2 decay = pair_at(&factors[head].column[column]);
-                        score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
-                        score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
-                    }
-                    pairs[i] = pack<kConfig.io>(score.x, score.y);
-                }
-                stmatrix_x4(row_vector(to, n + lane / 16) + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2],
-                            pairs[3]);
-            }
+        for (int block = 0; block < 3; ++block) {
+            if (block >= warp) break;
+            if (kHands && block == 0 && warp == 3) continue;
+            store_block<kResets, kHeads>(reinterpret_cast<const float(&)[8]>(products[8 * block]), warp, block, factors,
+                                         scores);
         }
 #pragma unroll
         for (int head = 0; head < kHeads; ++head) {
@@ -78,6 +98,11 @@ struct ScoresRole : Lane {
                 const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
                 return kResets && decay == 0.f ? 0.f : score;
             });
+        }
+        if (kHands && warp == 0) {
+            float taken[8];
+            take_over(taken, handed);
+            store_block<kResets, kHeads>(taken, 3, 0, factors, scores);
         }
     }
     // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not
@@ -107,7 +132,8 @@ struct ScoresRole : Lane {
             return decay == 0.f ? 0.f : products[i] * decay * factors.steps.delta[column];
         });
     }
-    __device__ __forceinline__ void store_scores(const float (&products)[32], int ready, int slot, int heads) const {
+    __device__ __forceinline__ void store_scores(const float (&products)[32], int ready, int slot, int handed,
+                                                 int heads) const {
         const auto& factors = shared.factors[ready];
         auto& scores = shared.scores[slot];
         Resets resets = shared.ends[ready][0].resets;
@@ -119,11 +145,11 @@ struct ScoresRole : Lane {
 #pragma unroll 1
             for (int head = 0; head < heads; ++head) store_mixed_scores(products, factors[head], scores[head]);
         } else if (heads == 1) {
-            resets == Resets::none ? store_scores<false, 1>(products, factors, scores)
-                                   : store_scores<true, 1>(products, factors, scores);
+            resets == Resets::none ? store_scores<false, 1>(products, factors, scores, handed)
+                                   : store_scores<true, 1>(products, factors, scores, handed);
         } else if constexpr (kConfig.row_tiles > 1) {
-            resets == Resets::none ? store_scores<false, 2>(products, factors, scores)
-                                   : store_scores<true, 2>(products, factors, scores);
+            resets == Resets::none ? store_scores<false, 2>(products, factors, scores, handed)
+                                   : store_scores<true, 2>(products, factors, scores, handed);
         }
     }
     __device__ __forceinline__ void clear_scores() const {
@@ -154,7 +180,7 @@ struct ScoresRole : Lane {
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
                 wait_for_product(products);
-                store_scores(products, ready.index, slot.index, heads);
+                store_scores(products, ready.index, slot.index, step % 2, heads);
                 cutlass::arch::fence_view_async_shared();
             } else {
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
