@@ -85,7 +85,7 @@ PREFILL_ROLES = (
             Place("wait: stage", "barrier(shared.stage_full[current.index]).wait(current.parity);"),
             Place("start C B^T", "start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);"),
             Place("wait: factors, C B^T", "wait_for_product(products);"),
-            Place("M", "store_scores(products, ready.index, slot.index, step % 2, heads);"),
+            Place("M", "store_scores(products, ready.index, slot.index, heads);"),
             Place("hand on", "barrier(shared.scores_full[slot.index]).arrive();"),
         ),
     ),

@@ -12,10 +12,7 @@ template <SsdConfig kConfig>
 struct ScoresRole : Lane {
     using Plan = SsdPlan<kConfig>;
     using Factors = typename Plan::Factors;
-    using Resets = typename Plan::Resets;
     static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
-    static constexpr bool kHands = kConfig.has_inputs_role();  // else registers do not suffice
-    static constexpr int kHandedBarrier = 7;                   // of the first and the last warp
 
     Plan& shared;
     const SsdArgs& args;
@@ -39,70 +36,56 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // M = C B^T exp(G_i - G_j) δ_j of a block of 16 x 16 elements below the diagonal, of all heads. kResets: where a decay is
-    // 0, M is too, which stops infinities and NaN.
-    template <bool kResets, int kHeads>
-    __device__ __forceinline__ void store_block(const float (&products)[8], int row_block, int column_block,
-                                                const Factors (&factors)[kConfig.row_tiles],
-                                                SwizzledTile (&scores)[kConfig.row_tiles]) const {
-        const unsigned to = row_vector(tile_row(scores[0].bytes, 16 * row_block + lane % 16), 2 * column_block + lane / 16);
-        const int between_blocks = column_block + 1 < row_block ? row_block + column_block - 1 : 0;
-#pragma unroll
-        for (int head = 0; head < kHeads; ++head) {
-            const float between = factors[head].between[between_blocks];
-            const float from[2] = {factors[head].row[16 * row_block + g] * between,
-                                   factors[head].row[16 * row_block + g + 8] * between};
-            unsigned pairs[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int column = 16 * column_block + 2 * t + i / 2 * 8;
-                const float2 added = pair_at(&factors[head].added[column]);
-                float2 score = {products[2 * i] * (from[i % 2] * added.x), products[2 * i + 1] * (from[i % 2] * added.y)};
-                if constexpr (kResets) {
-                    const float2 decay = pair_at(&factors[head].column[column]);
-                    score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
-                    score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
-                }
-                pairs[i] = pack<kConfig.io>(score.x, score.y);
-            }
-            stmatrix_x4(to + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2], pairs[3]);
-        }
-    }
-    // Four warps have one to four blocks: the last one hands its first to the first. In shared memory two steps alternate, as
-    // the last warp is at most one ahead.
-    __device__ __forceinline__ void hand_on(const float (&products)[32], int slot) const {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) shared.handed[slot][i][lane] = products[i];
-        NamedBarrier::arrive(2 * 32, kHandedBarrier);
-    }
-    __device__ __forceinline__ void take_over(float (&products)[8], int slot) const {
-        NamedBarrier::sync(2 * 32, kHandedBarrier);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) products[i] = shared.handed[slot][i][lane];
-    }
-    template <bool kResets, int kHeads>
+    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. Where a decay may be 0, M is
+    // 0 then, which stops infinities and NaN.
+    template <Resets kResets, int kHeads>
     __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors (&factors)[kConfig.row_tiles],
-                                                 SwizzledTile (&scores)[kConfig.row_tiles], int handed) const {
-        if (kHands && warp == 3) hand_on(products, handed);
+                                                 SwizzledTile (&scores)[kConfig.row_tiles]) const {
+        const unsigned to = tile_row(scores[0].bytes, 16 * warp + lane % 16);
+        float row[kHeads][2];
 #pragma unroll
-        for (int block = 0; block < 3; ++block) {
-            if (block >= warp) break;
-            if (kHands && block == 0 && warp == 3) continue;
-            store_block<kResets, kHeads>(reinterpret_cast<const float(&)[8]>(products[8 * block]), warp, block, factors,
-                                         scores);
+        for (int head = 0; head < kHeads; ++head)
+            row[head][0] = factors[head].row[16 * warp + g], row[head][1] = factors[head].row[16 * warp + g + 8];
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            if (n / 2 >= warp) break;
+#pragma unroll
+            for (int head = 0; head < kHeads; ++head) {
+                const float between = factors[head].between[n / 2 + 1 < warp ? warp + n / 2 - 1 : 0];
+                const float from[2] = {row[head][0] * between, row[head][1] * between};
+                unsigned pairs[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int column = 8 * n + 2 * t + i / 2 * 8, at = 4 * n + 2 * i;
+                    const float2 added = pair_at(&factors[head].added[column]);
+                    float2 score = {products[at] * (from[i % 2] * added.x), products[at + 1] * (from[i % 2] * added.y)};
+                    if constexpr (kResets != Resets::none) {
+                        const float2 decay = pair_at(&factors[head].column[column]);
+                        score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
+                        score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
+                    }
+                    pairs[i] = pack<kConfig.io>(score.x, score.y);
+                }
+                stmatrix_x4(row_vector(to, n + lane / 16) + head * sizeof(SwizzledTile), pairs[0], pairs[1], pairs[2],
+                            pairs[3]);
+            }
         }
 #pragma unroll
         for (int head = 0; head < kHeads; ++head) {
-            const Neighbours near(factors[head], *this);
-            gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
-                const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
-                return kResets && decay == 0.f ? 0.f : score;
-            });
-        }
-        if (kHands && warp == 0) {
-            float taken[8];
-            take_over(taken, handed);
-            store_block<kResets, kHeads>(taken, 3, 0, factors, scores);
+            if constexpr (kResets == Resets::any) {
+                const Neighbours near(factors[head], *this);
+                gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
+                    const float decay = near.decay(i % 8);
+                    return decay == 0.f ? 0.f : products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
+                });
+            } else {
+                const float2 within[2] = {pair_at(&factors[head].within[16 * warp + 2 * t]),
+                                          pair_at(&factors[head].within[16 * warp + 2 * t + 8])};
+                gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
+                    const float2& columns = within[i % 8 / 4];
+                    return products[i] * (row[head][i / 2 % 2] * (i % 2 == 0 ? columns.x : columns.y));
+                });
+            }
         }
     }
     // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not
@@ -123,7 +106,7 @@ struct ScoresRole : Lane {
         }
         __device__ __forceinline__ float decay(int i) const { return exp2_fast(row[i / 2 % 2] - gate[i / 4 * 2 + i % 2]); }
     };
-    // Where tokens decay and grow: factors of a decay may overflow where it does not.
+    // Where tokens decay and grow.
     __device__ __forceinline__ void store_mixed_scores(const float (&products)[32], const Factors& factors,
                                                        SwizzledTile& scores) const {
         gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) {
@@ -132,8 +115,7 @@ struct ScoresRole : Lane {
             return decay == 0.f ? 0.f : products[i] * decay * factors.steps.delta[column];
         });
     }
-    __device__ __forceinline__ void store_scores(const float (&products)[32], int ready, int slot, int handed,
-                                                 int heads) const {
+    __device__ __forceinline__ void store_scores(const float (&products)[32], int ready, int slot, int heads) const {
         const auto& factors = shared.factors[ready];
         auto& scores = shared.scores[slot];
         Resets resets = shared.ends[ready][0].resets;
@@ -145,12 +127,21 @@ struct ScoresRole : Lane {
 #pragma unroll 1
             for (int head = 0; head < heads; ++head) store_mixed_scores(products, factors[head], scores[head]);
         } else if (heads == 1) {
-            resets == Resets::none ? store_scores<false, 1>(products, factors, scores, handed)
-                                   : store_scores<true, 1>(products, factors, scores, handed);
+            store_scores<1>(resets, products, factors, scores);
         } else if constexpr (kConfig.row_tiles > 1) {
-            resets == Resets::none ? store_scores<false, 2>(products, factors, scores, handed)
-                                   : store_scores<true, 2>(products, factors, scores, handed);
+            store_scores<2>(resets, products, factors, scores);
         }
+    }
+    template <int kHeads>
+    __device__ __forceinline__ void store_scores(Resets resets, const float (&products)[32],
+                                                 const Factors (&factors)[kConfig.row_tiles],
+                                                 SwizzledTile (&scores)[kConfig.row_tiles]) const {
+        if (resets == Resets::none)
+            store_scores<Resets::none, kHeads>(products, factors, scores);
+        else if (resets == Resets::between_blocks)
+            store_scores<Resets::between_blocks, kHeads>(products, factors, scores);
+        else
+            store_scores<Resets::any, kHeads>(products, factors, scores);
     }
     __device__ __forceinline__ void clear_scores() const {
         auto* vectors = reinterpret_cast<uint4*>(shared.scores);
@@ -180,7 +171,7 @@ struct ScoresRole : Lane {
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
                 wait_for_product(products);
-                store_scores(products, ready.index, slot.index, step % 2, heads);
+                store_scores(products, ready.index, slot.index, heads);
                 cutlass::arch::fence_view_async_shared();
             } else {
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
