@@ -9,6 +9,7 @@ from .contexts import Context, context
 from .halos import causal_conv1d
 from .recurrence import chunked_forward
 from .selective import selective_scan
+from .ssd import ssd_scan
 from .tokens import from_heads, shard, to_heads, unshard
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "chunked_forward",
     "causal_conv1d",
     "selective_scan",
+    "ssd_scan",
     "shard",
     "unshard",
     "to_heads",

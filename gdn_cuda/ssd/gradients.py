@@ -68,9 +68,10 @@ def _contiguous_rows(gradient: Tensor) -> Tensor:
     return gradient if gradient.stride(-1) == 1 else gradient.contiguous()
 
 
-def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor) -> Arguments:
-    """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state."""
-    out_gradient, state_gradient = _contiguous_rows(out_gradient), state_gradient.contiguous()
+def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor | None) -> Arguments:
+    """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state. state_gradient: None for zeros."""
+    out_gradient = _contiguous_rows(out_gradient)
+    state_gradient = None if state_gradient is None else state_gradient.contiguous()
     same = (
         "x",
         "dt",
