@@ -141,7 +141,7 @@ class SummarizedScan(ABC):
         for each in others:
             sent = every[each.rank, each.fragment]
             state = decayed(state, sent[..., size:]) + sent[..., :size]
-        return state.reshape(*state.shape[:2], *self.zeros.shape[1:])
+        return state.reshape(*state.shape[:2], *self.zeros.shape[1:]).contiguous()
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states of all sequences."""

@@ -63,14 +63,14 @@ ssd_scan_backward_operator: Differentiable = first_order(
 )
 
 
-def _contiguous_rows(gradient: Tensor) -> Tensor:
+def contiguous_rows(gradient: Tensor) -> Tensor:
     """Autograd hands over gradients of any strides: 0 after a sum."""
     return gradient if gradient.stride(-1) == 1 else gradient.contiguous()
 
 
 def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor | None) -> Arguments:
     """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state. state_gradient: None for zeros."""
-    out_gradient = _contiguous_rows(out_gradient)
+    out_gradient = contiguous_rows(out_gradient)
     state_gradient = None if state_gradient is None else state_gradient.contiguous()
     same = (
         "x",

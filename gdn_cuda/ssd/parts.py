@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments
-from .gradients import derivative
+from .gradients import contiguous_rows, derivative
 from .reference import Steps
 from .scan import has_kernel, ssd_scan, ssd_summary
 
@@ -56,14 +56,13 @@ def state_gradient_before(x: Any, out_gradient: Tensor, state_gradient: Tensor |
         found = part_gradients(state, out_gradient, state_gradient, ("initial_state",))
         decay = (delta.double() * A.double()).clamp(min=_LOWEST).sum(1).exp()
         return found["initial_state"], decay.to(wide)
-    slope = out_gradient
+    slope = contiguous_rows(out_gradient)
     if x.z is not None:
         z = x.z.to(wide)
         slope = slope * (z * z.sigmoid())
     delta = torch.where(delta.abs() < _LEAST, _LEAST, delta).clamp(max=torch.finfo(wide).max)
     decay = (delta * A).exp()
     slope = (slope * torch.where(decay == 0, 0, decay / delta)[..., None]).to(x.x.dtype)
-    before, decay = ssd_summary(
-        *(slope.flip(1), delta.flip(1), A, x.C.flip(1), None, state_gradient), dt_limit=(-math.inf, math.inf)
-    )
+    after = None if state_gradient is None else state_gradient.contiguous()
+    before, decay = ssd_summary(*(slope.flip(1), delta.flip(1), A, x.C.flip(1), None, after), dt_limit=(-math.inf, math.inf))
     return before, decay

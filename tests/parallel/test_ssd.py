@@ -249,6 +249,27 @@ def test_a_context_that_inference_has_used_first_serves_training() -> None:
     trained(context)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradients_of_any_strides_and_states_of_models_sizes(batch: int) -> None:
+    """Gradients are of one element each, as after a sum, or have tokens last. States of 64 × 128 are read in pairs, and are
+    received beside a number."""
+    rng = torch.Generator().manual_seed(0)
+    sizes = {"x": (batch, 90, 2, 64), "dt": (batch, 90, 2), "B": (batch, 90, 1, 128), "C": (batch, 90, 1, 128)}
+    x = {name: torch.randn(size, generator=rng) for name, size in sizes.items()}
+    x |= {"A": -torch.rand(2, generator=rng), "initial_state": torch.randn(batch, 2, 64, 128, generator=rng)}
+    grads = [torch.randn(batch, 2, 64, 90, generator=rng).movedim(-1, 1), torch.ones(()).expand(batch, 2, 64, 128)]
+    wanted = run(gdn_cuda.ssd_scan, x, grads, dt_softplus=True)
+
+    def of_rank(ranks: ThreadRanks) -> None:
+        context = parallel.context(ranks, [90])
+        mine = {name: parallel.shard(y, context) if name in IN_TIME else y for name, y in x.items()}
+        found = run(parallel.ssd_scan, mine, [parallel.shard(grads[0], context), grads[1]], context=context, dt_softplus=True)
+        for name in ("out", *mine.keys() & {*IN_TIME}):
+            assert error(found[name], parallel.shard(wanted[name], context).double()) < 1e-5, name
+
+    on_threads(3, of_rank)
+
+
 def test_compiled_code_runs_it_as_it_is() -> None:
     context = parallel.context(ThreadRanks(None, 0, 1), [20, 30], fragments=[[(10, 50), (0, 10)]])
     x = ssd_inputs((20, 30), 1, "slow")
