@@ -38,7 +38,7 @@ def ssd_scan(
     context: Context,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
-    seq_idx: None = None,
+    seq_idx: Tensor | None = None,
     return_last_state: bool = False,
     deterministic: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda import parallel
+from gdn_cuda.nn import Mamba2
 from gdn_cuda.ssd import parts, scan
 from gdn_cuda.ssd.parts import state_gradient_before
 
@@ -215,6 +216,14 @@ WRONG: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("function", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_ssd_scan_refuses(function: Any, message: str) -> None:
     refused(function, message)
+
+
+def test_a_layer_refuses_numbers_of_sequences() -> None:
+    layer, numbers = Mamba2(8, 3, headdim=4), torch.zeros(1, 10).int()
+    refused(
+        lambda context: layer(torch.zeros(1, 10, 8), seq_idx=numbers, context=context),
+        "Mamba2: seq_idx: expected None with a context, got Tensor",
+    )
 
 
 def test_a_batch_of_several_sequences_is_refused() -> None:
