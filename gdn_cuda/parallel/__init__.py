@@ -1,8 +1,8 @@
 """Sequences whose tokens are on several ranks of torch.distributed: each has a part of them, and layers exchange states.
 
-`context` says once a batch who has which tokens. `chunked_forward`, `causal_conv1d` and `selective_scan` are the operators of
-these names for a rank's tokens, and layers of `gdn_cuda.nn` take a context. `shard` and `unshard` take a rank's tokens and
-gather them, `to_heads` and `from_heads` exchange all heads of a rank's tokens for some heads of all tokens.
+`context` says once a batch who has which tokens. `chunked_forward`, `causal_conv1d`, `selective_scan` and `ssd_scan` are the
+operators of these names for a rank's tokens, and layers of `gdn_cuda.nn` take a context. `shard` and `unshard` take a rank's
+tokens and gather them, `to_heads` and `from_heads` exchange all heads of a rank's tokens for some heads of all tokens.
 """
 
 from .contexts import Context, context
