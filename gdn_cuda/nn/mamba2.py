@@ -38,8 +38,8 @@ class Mamba2(nn.Module):
     """Mamba-2's layer: out_proj(norm(ssd_scan(silu(conv1d(x, B, C)), dt), z)), where (z, x, B, C, dt) = in_proj(u).
 
     Parameters have the names, shapes and initial values of mamba_ssm's `Mamba2`, so checkpoints load; so do those of
-    transformers' Mamba-2 mixers. x, B, C, z and dt are read in place, as views of the projection. Without states, backward
-    computes the convolution again.
+    transformers' Mamba-2 mixers. x, B, C, z and dt are read in place, as views of the projection. Without states and context,
+    backward computes the convolution again.
 
     Initially exp(A_log) is uniform on A_init_range, D is 1, and softplus(dt_bias) is log-uniform on [dt_min, dt_max], at least
     dt_init_floor. These three have the attribute `_no_weight_decay`, which training scripts read.
