@@ -161,6 +161,37 @@ def scan(tokens: int) -> Row:
     )
 
 
+def mamba_2(tokens: int) -> Row:
+    """The scan of Nemotron-H-8B, with Mamba-2's initial gates."""
+    heads, P, groups, states = (128, 64, 8, 128) if ON_GPU else (2, 8, 1, 8)
+    steps_of = torch.exp(torch.empty(heads, device=DEVICE).uniform_(math.log(0.001), math.log(0.1)))
+    x = {
+        "x": normal((1, tokens, heads, P), torch.bfloat16),
+        "dt": 0.1 * normal((1, tokens, heads), torch.bfloat16),
+        "A": -torch.empty(heads, device=DEVICE).uniform_(1, 16),
+        "B": normal((1, tokens, groups, states), torch.bfloat16),
+        "C": normal((1, tokens, groups, states), torch.bfloat16),
+        "D": torch.ones(heads, device=DEVICE),
+        "dt_bias": torch.log(torch.expm1(steps_of)),
+    }
+    return Row(
+        f"{heads} of {P}×{tokens} ssd_scan, N = {states}",
+        [tokens],
+        x,
+        dict.fromkeys(("x", "dt", "B", "C"), 1),
+        partial(gdn_cuda.ssd_scan, dt_softplus=True),
+        partial(parallel.ssd_scan, dt_softplus=True),
+    )
+
+
+def mamba_2_layer(tokens: int) -> Row:
+    """Nemotron-H-8B's."""
+    hidden, sizes = (4096, {"ngroups": 8}) if ON_GPU else (16, {"d_state": 8, "headdim": 8})
+    made = gdn_cuda.nn.Mamba2(hidden, **sizes, device=DEVICE, dtype=torch.bfloat16)
+    x = {"u": normal((1, tokens, hidden), torch.bfloat16)}
+    return Row(f"1×{tokens} Mamba2, hidden {hidden}", [tokens], x, {"u": 1}, made, made, tuple(made.parameters()))
+
+
 def cascade(tokens: int) -> Row:
     """Evo 2's long layer, whose filter of projections is short."""
     channels = 4096 if ON_GPU else 16
@@ -206,7 +237,8 @@ def rows(options: argparse.Namespace) -> Iterator[Callable[[], Row]]:
         for gates in ("fast", "init", "mixed"):  # the border of two ranks is in the middle of a sequence
             limits = {} if options.workspace is None else {"workspace": int(options.workspace * 2**30)}
             yield partial(recurrence, options.heads[0], [each // 2, *[each] * 63, each // 2], gates, **limits)
-        yield partial(layer, 131072 if ON_GPU else 100)
+        for row in (layer, mamba_2, mamba_2_layer):
+            yield partial(row, 131072 if ON_GPU else 100)
         for row in (convolution, scan, cascade):
             yield partial(row, 262144 if ON_GPU else 100)
 

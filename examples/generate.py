@@ -1,11 +1,12 @@
-"""Generates with a Qwen3-Next model of transformers, random weights from its configuration, without and with gdn_cuda: time to
-the first token, tokens a second, how far the first logits of both are from fp64's, and in float32 whether the tokens are the
-same. In bf16 they may differ: random weights make nearly equal logits, rounding chooses among them, and all tokens after a
-different one differ.
+"""Generates with a Qwen3-Next or a Nemotron-H model of transformers, random weights from its configuration, without and with
+gdn_cuda: time to the first token, tokens a second, how far the first logits of both are from fp64's, and in float32 whether the
+tokens are the same. In bf16 they may differ: random weights make nearly equal logits, rounding chooses among them, and all
+tokens after a different one differ.
 
-`python examples/generate.py` uses a small model on a CPU, and layers of Qwen3-Next's true sizes on a GPU, where it decodes in a
-CUDA graph. The experts, which gdn_cuda does not change, are one dense layer each. Without gdn_cuda, transformers runs FLA and
-causal-conv1d on a GPU where they are installed, and otherwise its own functions in torch.
+`python examples/generate.py [--model nemotron_h]` uses a small model on a CPU, and layers of the true sizes of
+Qwen3-Next-80B-A3B or Nemotron-H-8B on a GPU, where it decodes in a CUDA graph. Experts, which gdn_cuda does not change, are one
+dense layer each. Without gdn_cuda, transformers runs FLA, mamba_ssm and causal-conv1d on a GPU where they are installed, and
+otherwise its own functions in torch.
 """
 
 from __future__ import annotations
@@ -35,11 +36,33 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 128,
     "head_dim": 16,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 256,
 }
-SMALL |= {"num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-SMALL |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
-TRUE = {"intermediate_size": 5120, "vocab_size": 32768}  # the rest are the defaults of Qwen3NextConfig: Qwen3-Next-80B-A3B's
+SMALL_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+SMALL_MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16}
+
+
+def qwen3_next(layers: int, small: bool) -> Any:
+    """Three of four layers are Gated Delta Net."""
+    sizes = SMALL | SMALL_DELTA_NET if small else {"intermediate_size": 5120, "vocab_size": 32768}
+    config = transformers.Qwen3NextConfig(num_hidden_layers=layers, mlp_only_layers=list(range(layers)), **sizes)
+    return transformers.Qwen3NextForCausalLM(config)
+
+
+def nemotron_h(layers: int, small: bool) -> Any:
+    """Two of four layers are Mamba-2, one is dense, and one attention."""
+    sizes = SMALL | SMALL_MAMBA if small else {"vocab_size": 32768}
+    kinds = ["linear_attention", "mlp", "linear_attention", "full_attention"] * (layers // 4)
+    return transformers.NemotronHForCausalLM(transformers.NemotronHConfig(layers_block_type=kinds, **sizes))
+
+
+MODELS: dict[str, Callable[[int, bool], Any]] = {"qwen3_next": qwen3_next, "nemotron_h": nemotron_h}
 
 
 @dataclass
@@ -49,14 +72,6 @@ class Generated:
     first: float  # seconds to the first token
     rate: float  # tokens per second after the first, for the whole batch
     calls: dict[str, dict[str, int]]
-
-
-def make_model(sizes: dict[str, Any], layers: int, device: str, dtype: torch.dtype) -> Any:
-    """A model of which three in four layers are Gated Delta Net."""
-    config = transformers.Qwen3NextConfig(num_hidden_layers=layers, mlp_only_layers=list(range(layers)), **sizes)
-    with torch.device(device):
-        model = transformers.Qwen3NextForCausalLM(config)
-    return model.to(dtype).eval()
 
 
 class Generation:
@@ -115,8 +130,8 @@ def generate(model: Any, prompt: Tensor, steps: int, graphs: bool) -> Generated:
 @torch.no_grad()
 def exact_logits(model: Any, prompt: Tensor) -> Tensor | None:
     """The first logits of the model in fp64, whose recurrence, norms and softmax transformers computes in fp32 nevertheless;
-    None where transformers runs FLA, which has no fp64."""
-    if prompt.is_cuda and sys.modules.get("fla") is not None:
+    None where transformers runs FLA or mamba_ssm, which have no fp64."""
+    if prompt.is_cuda and any(sys.modules.get(name) is not None for name in ("fla", "mamba_ssm")):
         return None
     generation = Generation(copy.deepcopy(model).double(), prompt.clone(), 1)
     generation.step()
@@ -138,12 +153,11 @@ def best(runs: list[Generated]) -> Generated:
 def arguments() -> argparse.Namespace:
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description="Generates with and without gdn_cuda.")
+    parser.add_argument("--model", choices=MODELS, default="qwen3_next")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=8192 if on_gpu else 70, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=256 if on_gpu else 24, help="to generate, at least 3")
-    parser.add_argument(
-        "--layers", type=int, default=16 if on_gpu else 4, help="a multiple of 4; three of four are Gated Delta Net"
-    )
+    parser.add_argument("--layers", type=int, default=16 if on_gpu else 4, help="a multiple of 4")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16" if on_gpu else "float32")
     parser.add_argument("--no-graphs", action="store_true", help="on a GPU, launch every step's kernels one by one")
     return parser.parse_args()
@@ -153,7 +167,8 @@ def main() -> None:
     given = arguments()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    model = make_model(TRUE if device == "cuda" else SMALL, given.layers, device, getattr(torch, given.dtype))
+    with torch.device(device):
+        model = MODELS[given.model](given.layers, device == "cpu").to(getattr(torch, given.dtype)).eval()
     prompt = torch.randint(1, model.config.vocab_size, (given.batch, given.prompt), device=device)
     graphs = device == "cuda" and not given.no_graphs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from ..ssd import ssd_scan
 from .dtypes import at_least_fp32, recurrence_dtype
 from .tensors import after_token
 
+if TYPE_CHECKING:
+    from ..parallel import Context
+
 _NO_LIMIT = (0.0, math.inf)
 
 
@@ -35,8 +38,8 @@ class Mamba2(nn.Module):
     """Mamba-2's layer: out_proj(norm(ssd_scan(silu(conv1d(x, B, C)), dt), z)), where (z, x, B, C, dt) = in_proj(u).
 
     Parameters have the names, shapes and initial values of mamba_ssm's `Mamba2`, so checkpoints load; so do those of
-    transformers' Mamba-2 mixers. x, B, C, z and dt are read in place, as views of the projection. Without states, backward
-    computes the convolution again.
+    transformers' Mamba-2 mixers. x, B, C, z and dt are read in place, as views of the projection. Without states and context,
+    backward computes the convolution again.
 
     Initially exp(A_log) is uniform on A_init_range, D is 1, and softplus(dt_bias) is log-uniform on [dt_min, dt_max], at least
     dt_init_floor. These three have the attribute `_no_weight_decay`, which training scripts read.
@@ -150,14 +153,22 @@ class Mamba2(nn.Module):
         cu_seqlens: Tensor | None = None,
         seq_idx: Tensor | None = None,
         return_last_state: bool = False,
+        context: Context | None = None,
     ) -> Tensor | tuple[Tensor, Mamba2State]:
         """y (B, L, d_model), or (y, last state); `state` is the state before the first token; None: zeros.
 
         `cu_seqlens` packs sequences along L of a batch of 1, as in `ssd_scan`; states are then of sequences. `seq_idx` (B, L),
         the number of each token's sequence, packs them in every row; such a call has no `state`, and the last state is that of
-        each row's last sequence.
+        each row's last sequence. With a context from `gdn_cuda.parallel.context` u has this rank's tokens of sequences that
+        ranks share, without states, cu_seqlens and seq_idx.
         """
         self._check(u, "(B, L, {})", 3)
+        if context is not None:
+            from ..parallel.layer import check_tokens_of_rank
+
+            states = {"state": state, "cu_seqlens": cu_seqlens, "seq_idx": seq_idx, "return_last_state": return_last_state}
+            check_tokens_of_rank("Mamba2", context, "u", u, **states)
+            return self._on_ranks(context, u)
         if seq_idx is not None:
             if state is not None:
                 self._refuse("seq_idx", "None with a state", "a tensor")
@@ -167,8 +178,7 @@ class Mamba2(nn.Module):
         if state is not None:
             self._check_state(u, state, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
         z0, x0, z, xBC, dt = self._projected(u)
-        gate = None if self.rmsnorm else z.unflatten(-1, (self.nheads, self.headdim))
-        system: dict[str, Any] = {"dt": dt, "A": self._A(), "D": self._D(), "z": gate, "dt_bias": at_least_fp32(self.dt_bias)}
+        system = self._system(z, dt)
         weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
         if state is None and not return_last_state:
             options = Options(self.heads, "silu", self.dt_limit, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
@@ -194,6 +204,23 @@ class Mamba2(nn.Module):
             return out
         conv = conv.mT.to(xBC.dtype, copy=True, memory_format=torch.contiguous_format)
         return out, Mamba2State(conv, last)
+
+    def _on_ranks(self, context: Context, u: Tensor) -> Tensor:
+        from ..parallel import causal_conv1d as convolve
+        from ..parallel import ssd_scan as scan
+
+        z0, x0, z, xBC, dt = self._projected(u)
+        rows = convolve(xBC.mT, self.conv1d.weight.squeeze(1), self.conv1d.bias, "silu", context=context)
+        x, B, C = self.heads.split(rows.mT.contiguous())
+        system, limit = self._system(z, dt), self.dt_limit
+        y = scan(x=x, B=B, C=C, **system, context=context, dt_softplus=True, dt_limit=limit)
+        assert isinstance(y, Tensor)
+        return self._finished(y, z, z0, x0)
+
+    def _system(self, z: Tensor, dt: Tensor) -> dict[str, Any]:
+        """Arguments of the scan beside x, B and C."""
+        gate = None if self.rmsnorm else z.unflatten(-1, (self.nheads, self.headdim))
+        return {"dt": dt, "A": self._A(), "D": self._D(), "z": gate, "dt_bias": at_least_fp32(self.dt_bias)}
 
     def default_state(self, *batch: int) -> Mamba2State:
         """Zeros: (…, d_conv − 1, C) and (…, heads, headdim, d_state)."""

@@ -59,9 +59,9 @@ class _Long(SummarizedScan):
         return tuple(Run((each,)) for each in self.context.slices)
 
     @property
-    def states(self) -> Tensor:
-        x1, states = self.rows, self["residues"].shape[1]
-        return x1.new_zeros((x1.shape[0] * len(self.context.lengths), x1.shape[1], states), dtype=state_dtype(x1))
+    def zeros(self) -> Tensor:
+        sizes = (self.rows.shape[1], self["residues"].shape[1])
+        return self.rows.new_zeros(sizes, dtype=state_dtype(self.rows))
 
     def _given(self, run: Run, state: Tensor | None) -> dict[str, Any]:
         return self.tensors | {name: part_of(self[name], run) for name in self.in_time} | {"initial_state": state}
@@ -69,7 +69,7 @@ class _Long(SummarizedScan):
     def _given_back(self, run: Run, given: RunBackward) -> dict[str, Any]:
         grad_state = given.grad_last_state
         if grad_state is None:
-            grad_state = self.states[: self.rows.shape[0]]
+            grad_state = self.rows.new_zeros((self.rows.shape[0], *self.zeros.shape), dtype=self.zeros.dtype)
         return self._given(run, given.state) | {"grad": given.grad_out, "grad_state": grad_state}
 
     def _with_decay(self, run: Run, state: Tensor) -> Summary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..operators import Differentiable
@@ -85,9 +86,8 @@ class _Selective(SummarizedScan):
     NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_a", "initial_state")
 
     @property
-    def states(self) -> Tensor:
-        found: Tensor = self["A"].new_zeros((self["u"].shape[0] * len(self.context.lengths), *self["A"].shape))
-        return found
+    def zeros(self) -> Tensor:
+        return torch.zeros_like(self["A"])
 
     @property
     def in_time(self) -> list[str]:

@@ -7,6 +7,7 @@ others send the decay over them too.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +17,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..gdn.reference import decayed
 from ..operators.autograd import needs_gradients
 from .contexts import Context
 from .layout import Run, Slice
 from .tokens import part_of
 
-Summary = tuple[Tensor, Tensor]  # a state, or the gradient of one, and the decay over the part
+# A state (batch, channels, …), or the gradient of one, and the decay over the part, of the same rank.
+Summary = tuple[Tensor, Tensor]
 
 
 @dataclass
 class SummarizedScan(ABC):
-    """A scan of a rank's tensors, which have tokens along their last dimension. A run is one call of the operator.
+    """A scan of a rank's tensors. A run is one call of the operator.
 
     flags: arguments of the operator that are no tensors."""
 
@@ -35,6 +38,7 @@ class SummarizedScan(ABC):
     tensors: dict[str, Tensor | None]
 
     NAMES: ClassVar[tuple[str, ...]]  # the names of all tensors; `initial_state` has a row for each sequence of the batch
+    TIME: ClassVar[int] = -1  # the dimension of tokens
 
     def __getitem__(self, name: str) -> Any:
         return self.tensors[name]
@@ -47,13 +51,23 @@ class SummarizedScan(ABC):
 
     @property
     @abstractmethod
-    def states(self) -> Tensor:
-        """Zeros, a state for each sequence of the batch."""
+    def zeros(self) -> Tensor:
+        """The state of a sequence, (channels, …)."""
+
+    @property
+    def state_size(self) -> int:
+        """Elements of a channel's state."""
+        return math.prod(self.zeros.shape[1:])
+
+    @property
+    def decay_size(self) -> int:
+        """Elements of a channel's decay."""
+        return self.state_size
 
     @property
     @abstractmethod
     def in_time(self) -> Sequence[str]:
-        """What has tokens. `rows`, the first of them, is (B, D, T) as the output."""
+        """What has tokens. `rows`, the first of them, has the sizes of the output."""
 
     def readable(self, grad_out: Tensor) -> Tensor:
         """The gradient of the output as the operator reads it."""
@@ -99,24 +113,35 @@ class SummarizedScan(ABC):
 
     def put_back(self, found: dict[Run, Tensor], without_tokens: Tensor | None) -> Tensor:
         """The runs' states as a tensor with all sequences, and of those without tokens on this rank what is given."""
-        states = self.states
+        zeros = self.zeros
+        states = zeros.new_zeros((self.rows.shape[0] * len(self.context.lengths), *zeros.shape))
         if without_tokens is not None and self.context.without_tokens:
             empty = self.context.integers("without tokens", states.device, self.context.without_tokens)
-            states = states.index_copy(0, empty, without_tokens.index_select(0, empty))
+            states.index_copy_(0, empty, without_tokens.index_select(0, empty))
         for run, own in found.items():
-            states = own if (rows := self._sequences(run)) is None else states.index_copy(0, rows, own)
+            states = own if (rows := self._sequences(run)) is None else states.index_copy_(0, rows, own)
         return states
 
     def gathered(self, sent: dict[Run, Summary]) -> Tensor:
         """All ranks' states, and decays if somebody needs them, of each of the runs' fragments. Complete before a scan begins:
         one that fills the GPU would leave no multiprocessor to the collective, and other ranks would wait for its end."""
-        each, states = 2 if self.context.needs_maps else 1, self.states
-        mine = states.new_zeros((self.context.slots, each, self.rows.shape[0], *states.shape[1:]))
-        for run, found in sent.items():
-            mine[run.fragment] = torch.stack(found[:each])
+        zeros, needs_maps = self.zeros, self.context.needs_maps
+        width = self.state_size + self.decay_size * needs_maps
+        mine = zeros.new_zeros((self.context.slots, self.rows.shape[0], zeros.shape[0], width))
+        for run, (state, decay) in sent.items():
+            mine[run.fragment] = torch.cat([state.flatten(2), decay.flatten(2)], -1) if needs_maps else state.flatten(2)
         is_complex = mine.is_complex()
         every = self.context.ranks.start_all_gather(torch.view_as_real(mine) if is_complex else mine)()
         return torch.view_as_complex(every) if is_complex else every
+
+    def through(self, every: Tensor, slices: Sequence[Slice]) -> Tensor:
+        """What arrives from the first of the slices through the others. Nothing passes a decay of 0, as no infinity or NaN."""
+        (first, *others), size = slices, self.state_size
+        state = every[first.rank, first.fragment, ..., :size]
+        for each in others:
+            sent = every[each.rank, each.fragment]
+            state = decayed(state, sent[..., size:]) + sent[..., :size]
+        return state.reshape(*state.shape[:2], *self.zeros.shape[1:]).contiguous()
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The output, and the last states of all sequences."""
@@ -135,15 +160,6 @@ class RunBackward:
     kept: Tensor
 
 
-def _through(every: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """What arrives from the first of the slices through the others."""
-    first, *others = slices
-    state: Tensor = every[first.rank, first.fragment, 0]
-    for each in others:
-        state = every[each.rank, each.fragment, 1] * state + every[each.rank, each.fragment, 0]
-    return state
-
-
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -156,12 +172,12 @@ class _Scan(torch.autograd.Function):
             every = call.gathered({run: call.summary(run, starts.get(run)) for run in call.crossing if run.is_continued})
             for run in call.crossing:
                 if run.continues:
-                    starts[run] = _through(every, context.before(run.slices[0]))
+                    starts[run] = call.through(every, context.before(run.slices[0]))
         found = {run: call.scan(run, starts[run], training) for run in runs}
         ctx.call = kind, context, flags
         ctx.save_for_backward(*tensors, *(starts[run] for run in runs), *(found[run][2] for run in runs))
         outs = [found[run][0] for run in runs]
-        out = torch.cat(outs, 2) if len(outs) > 1 else outs[0] if outs else torch.empty_like(call.rows)
+        out = torch.cat(outs, kind.TIME) if len(outs) > 1 else outs[0] if outs else torch.empty_like(call.rows)
         return out, call.put_back({run: found[run][1] for run in runs if not run.is_continued}, initial)
 
     @staticmethod
@@ -176,13 +192,13 @@ class _Scan(torch.autograd.Function):
         ends = {run: call.states_of(run, grad_last) for run in runs if not run.is_continued}
 
         def given(run: Run) -> RunBackward:
-            return RunBackward(part_of(grad_out, run), ends.get(run), starts[run], kept[run])
+            return RunBackward(part_of(grad_out, run, dim=kind.TIME), ends.get(run), starts[run], kept[run])
 
         if context.chains:
             every = call.gathered({run: call.summary_backward(run, given(run)) for run in call.crossing if run.continues})
             for run in call.crossing:
                 if run.is_continued:
-                    ends[run] = _through(every, context.after(run.slices[0])[::-1])
+                    ends[run] = call.through(every, context.after(run.slices[0])[::-1])
         found = {run: call.backward(run, given(run)) for run in runs}
         return None, None, None, None, *_gradients(call, found, grad_last, ctx.needs_input_grad[4:])
 
@@ -198,6 +214,6 @@ def _gradients(
             return torch.zeros_like(call[name])
         if len(parts) == 1:
             return parts[0]
-        return torch.cat(parts, -1) if name in call.in_time else torch.stack(parts).sum(0)
+        return torch.cat(parts, call.TIME) if name in call.in_time else torch.stack(parts).sum(0)
 
     return [joined(name) if need else None for name, need in zip(call.NAMES, needs, strict=True)]

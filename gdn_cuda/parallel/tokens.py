@@ -13,11 +13,11 @@ from .layout import Run, Slice
 from .ranks import all_gather, all_to_all
 
 
-def part_of(x: Tensor, part: Slice | Run, times: int = 1) -> Tensor:
-    """The tokens of a rank's part, which are x's last dimension, each `times` elements. x itself where it has no others, as the
+def part_of(x: Tensor, part: Slice | Run, times: int = 1, dim: int = -1) -> Tensor:
+    """The tokens of a rank's part, along x's dimension `dim`, each `times` elements. x itself where it has no others, as the
     gradient of a slice is copied into zeros."""
-    whole = part.start == 0 and times * part.stop == x.shape[-1]
-    return x if whole else x[..., times * part.start : times * part.stop]
+    start, count = times * part.start, times * (part.stop - part.start)
+    return x if count == x.shape[dim] else x.narrow(dim, start, count)
 
 
 def shard(x: Tensor, context: Context, dim: int = 1) -> Tensor:

@@ -12,6 +12,8 @@ from ..operators import Differentiable
 from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments
 from ..operators.first_order import first_order
+from ..operators.gradients import DIFFERENTIABLE
+from .mapped import with_more_heads
 from .reference import CHUNK, Scan, Steps, gradients
 from .spans import sequences_of, spans_of
 
@@ -54,23 +56,24 @@ def _gradients(x: Any) -> tuple[Tensor, ...]:
     return found
 
 
-def refuse_vmap(x: Any, dims: Any) -> Any:
-    raise RuntimeError("ssd_scan: torch.vmap is not supported; batch sequences in B")
-
-
 ssd_scan_backward_operator: Differentiable = first_order(
-    "ssd_scan", "ssd_scan_backward", shapes=_gradient_shapes, cpu=_gradients, batched=refuse_vmap
+    "ssd_scan",
+    "ssd_scan_backward",
+    shapes=_gradient_shapes,
+    cpu=_gradients,
+    batched=lambda x, dims: with_more_heads(ssd_scan_backward_operator, (2, 2, 2, 2, 2, 1), x, dims),
 )
 
 
-def _contiguous_rows(gradient: Tensor) -> Tensor:
+def contiguous_rows(gradient: Tensor) -> Tensor:
     """Autograd hands over gradients of any strides: 0 after a sum."""
     return gradient if gradient.stride(-1) == 1 else gradient.contiguous()
 
 
-def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor) -> Arguments:
-    """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state."""
-    out_gradient, state_gradient = _contiguous_rows(out_gradient), state_gradient.contiguous()
+def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor | None) -> Arguments:
+    """By ssd_scan_backward, which knows no z, no D of channels and no has_initial_state. state_gradient: None for zeros."""
+    out_gradient = contiguous_rows(out_gradient)
+    state_gradient = None if state_gradient is None else state_gradient.contiguous()
     same = (
         "x",
         "dt",
@@ -94,8 +97,8 @@ def derivative(x: Any, needs: Any, out_gradient: Tensor, state_gradient: Tensor)
         slope = (grad * (z * sigmoid)).to(x.x.dtype)
         if needs.z:
             ungated = given | {"z": None, "D": x.D, "initial_state": initial, "has_initial_state": x.has_initial_state}
-            forward = torch.ops.gdn_cuda.ssd_scan.default
-            y, _ = forward(*(ungated[argument.name] for argument in forward._schema.arguments))
+            forward = DIFFERENTIABLE["ssd_scan"]
+            y, _ = forward(*(ungated[name] for name in forward.schema.arguments))
             found["z"] = grad * y * sigmoid * (1 + z * (1 - sigmoid))
     masked = None if initial is None else x.has_initial_state
     if masked is not None:

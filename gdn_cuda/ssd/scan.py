@@ -17,12 +17,14 @@ from ..operators.capability import capability_of
 from ..operators.composed import as_one_call
 from ..operators.dtypes import state_dtype as widest_of
 from ..operators.first_order import first_order
+from ..operators.gradients import under_transforms
 from ..operators.registration import check, register
 from ..operators.schema import Schema, refuse
 from .call import Call
 from .checkpoints import refuse_wrong_modes, reported, reports, row_count, write_rows
 from .expanded import expanded_into, expanded_pool, expanded_scan, expanded_summary
-from .gradients import derivative, refuse_vmap
+from .gradients import derivative
+from .mapped import with_more_heads
 from .reference import Scan, Steps, scan_spans
 from .spans import sequences_of, spans_of
 
@@ -96,7 +98,12 @@ def _summary(x: Any) -> tuple[Tensor, Tensor]:
 
 
 ssd_scan_operator: Differentiable = first_order(
-    _NAME, _NAME, shapes=_shapes, cpu=_forward, backward=derivative, batched=refuse_vmap
+    _NAME,
+    _NAME,
+    shapes=_shapes,
+    cpu=_forward,
+    backward=derivative,
+    batched=lambda x, dims: with_more_heads(ssd_scan_operator, (2, 1), x, dims),
 )
 _into_schema = register("ssd_scan_into", cpu=_into, function=_NAME, differentiable="gdn_cuda.ssd_scan without `out`")
 _pool_schema = register("ssd_scan_pool", cpu=_with_pool, function=_NAME, differentiable="gdn_cuda.ssd_scan without slots")
@@ -114,6 +121,10 @@ def has_kernel(x: Tensor, B: Tensor, with_gradients: bool = False) -> bool:
     fits_device = capability == 90 if with_gradients else capability >= 80
     sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= (128 if with_gradients else 256)
     return sizes_fit and fits_device and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _transformed() -> bool:
+    return not torch.compiler.is_compiling() and under_transforms()
 
 
 def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
@@ -144,8 +155,12 @@ def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
     if x.state_dtype not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
         refuse(_NAME, "state_dtype", "torch.float32, bfloat16, float16 or None, or float64 with a float64 x", x.state_dtype)
     for name in ("out", "last_state", "state_indices"):
-        if with_gradients and getattr(x, name) is not None:
+        if getattr(x, name) is None:
+            continue
+        if with_gradients:
             refuse(_NAME, name, "None where an input requires a gradient", "a tensor")
+        if _transformed():
+            refuse(_NAME, name, "None under torch.func, torch.vmap and forward mode", "a tensor")
 
 
 def _unpacked(x: Any) -> bool:
@@ -160,8 +175,8 @@ def _unpacked(x: Any) -> bool:
 
 
 def _check(schema: Schema, arguments: tuple[Any, ...]) -> None:
-    """What the operator would check. Compiled code leaves it to the scan of expanded tensors."""
-    if not torch.compiler.is_compiling():
+    """What the operator would check. Compiled code and transforms leave it to the scan of expanded tensors."""
+    if not torch.compiler.is_compiling() and not under_transforms():
         schema.check_types(arguments)
         schema.check_devices(arguments)
         check(schema.name, arguments)
@@ -266,7 +281,7 @@ def ssd_scan(
         An offset beyond its sequence raises on CPU tensors; on a GPU its row is NaN.
         A slot past the pool: the sequence's output is NaN, and so are its checkpoints.
         `out`, `last_state`, pools and checkpoints are for calls without gradients.
-        Gradients of gradients, forward mode and torch.vmap raise RuntimeError.
+        Gradients of gradients, forward mode and torch.vmap over cu_seqlens, seq_idx and has_initial_state raise RuntimeError.
 
     Example:
         >>> ones = torch.ones(1, 3, 1, 8)
@@ -305,8 +320,8 @@ def ssd_scan(
     with_gradients = needs_gradients(x, dt, A, B, C, D, z, dt_bias, initial_state)
     _refuse_contradictions(call, with_gradients)
     squeezed = _unpacked(call)
-    has_buffers = any(y is not None for y in (state_indices, out, last_state)) or reports(call)
-    if not has_buffers and (with_gradients or state_dtype is None):
+    writes = any(y is not None for y in (state_indices, out, last_state)) or reports(call)
+    if not writes and (with_gradients or state_dtype is None or _transformed()):
         found, last = _new_results(call, with_gradients)
         last = last if state_dtype is None else last.to(state_dtype)
     else:

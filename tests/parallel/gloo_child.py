@@ -34,6 +34,7 @@ from module_cases_on_ranks import check_module, module_in_one_process, modules
 from oracles import divide
 from parallel_cases import SPLITS, cases, check, check_broadcast, in_one_process, modes
 from scan_cases_on_ranks import check_scan, scanned, scans
+from ssd_cases_on_ranks import check_ssd, ssd_scanned, ssd_scans
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
@@ -129,6 +130,7 @@ def check_all(ranks: Ranks) -> None:
         check_convolution: convolutions(),
         check_layer: layers(),
         check_scan: scans(),
+        check_ssd: ssd_scans(),
         check_module: modules(),
     }
     for function, every in checks.items():
@@ -143,6 +145,7 @@ def oracles() -> Iterator[Callable[[], Any]]:
         convolved: convolutions(),
         layer_in_one_process: layers(),
         scanned: scans(),
+        ssd_scanned: ssd_scans(),
         module_in_one_process: modules(),
     }
     for function, every in cases_by_function.items():

@@ -12,7 +12,7 @@ from parallel_cases import SPLITS, Split, compare
 from torch import Tensor, nn
 
 from gdn_cuda import parallel
-from gdn_cuda.nn import LRU, RGLRU, S5, S6, HyenaCascade, Mamba, ShortConv
+from gdn_cuda.nn import LRU, RGLRU, S5, S6, HyenaCascade, Mamba, Mamba2, ShortConv
 from gdn_cuda.parallel.ranks import Ranks
 
 WIDE = torch.float64
@@ -20,6 +20,11 @@ WIDE = torch.float64
 MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "S6": (lambda: S6(4, 3, discretization="zoh", dtype=WIDE), 4),
     "Mamba": (lambda: Mamba(4, 3, dtype=WIDE), 4),
+    "Mamba2": (lambda: Mamba2(8, 3, headdim=4, ngroups=2, dtype=WIDE), 8),
+    "Mamba2, gated scan": (
+        lambda: Mamba2(8, 5, d_ssm=8, headdim=2, rmsnorm=False, D_has_hdim=True, dt_limit=(0.002, 0.05), dtype=WIDE),
+        8,
+    ),
     "S5": (lambda: S5(4, 6, dtype=WIDE), 4),
     "S5, bilinear": (lambda: S5(4, 6, discretization="bilinear", conj_sym=False, dtype=WIDE), 4),
     "LRU": (lambda: LRU(4, 3, dtype=WIDE), 4),

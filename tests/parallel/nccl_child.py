@@ -11,10 +11,11 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "gdn")]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "gdn", "ssd")]
 
 import parts_on_gpu as parts
 import pytest
+import ssd_parts_on_gpu as ssd
 import torch
 import torch.distributed as dist
 from gloo_child import check_unequal_contexts
@@ -79,6 +80,11 @@ def main(file: str, rank: int) -> None:
         for split in SPLITS:
             parts.check_errors(ranks, split, call)
             parts.check_bits(ranks, split, call)
+    for case in ssd.CASES:
+        ssd_call = ssd.call_of(case, seed=0)
+        for split in SPLITS:
+            ssd.check_ssd_errors(ranks, split, ssd_call)
+            ssd.check_ssd_bits(ranks, split, ssd_call)
     call = parts.call_of(parts.CASES[3], seed=0)
     for split in SPLITS:
         parts.check_layer(ranks, split, seed=0)

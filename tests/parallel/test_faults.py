@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from gradient_cases import GradientCase, drawn
 from layer_cases_on_ranks import seeded
 from module_cases_on_ranks import MODULES
 from parallel_cases import SMALL, SPLITS, compare, expected, on_rank, results
-from thread_ranks import ThreadRanks, on_threads
+from thread_ranks import ThreadRanks, on_threads, refused
 from torch import Tensor
 
 import gdn_cuda
@@ -76,20 +75,6 @@ def test_ranks_send_what_explain_says(size: int, lengths: list[int], layout: str
         assert sent == ([] if maps is None else [state + maps * of_maps, state])
         said = context.explain(HEADS, DK, DV)
         assert maps is None or f"forward: an all-gather of {(state + maps * of_maps) / 2**20:.2f} MiB" in said
-
-
-def refused(function: Any, message: str, size: int = 2) -> None:
-    """On the rank that is wrong, rank 1, and before any collective after the context's."""
-
-    def run(ranks: ThreadRanks) -> None:
-        context = parallel.context(ranks, [21])
-        before = ranks.board.collectives
-        if ranks.rank == 1:
-            with pytest.raises(ValueError, match=re.escape(message)):
-                function(context)
-        assert ranks.board.collectives == before
-
-    on_threads(size, run)
 
 
 def changed(name: str, change: Any, **options: Any) -> Any:

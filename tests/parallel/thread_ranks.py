@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from gdn_cuda import parallel
 from gdn_cuda.parallel.ranks import Ranks
 
 PATIENCE = 120  # seconds
@@ -73,3 +76,17 @@ def on_threads(size: int, function: Callable[[Ranks], Any]) -> tuple[list[Any], 
     if errors:
         raise errors[0]
     return results, board.collectives
+
+
+def refused(function: Any, message: str, size: int = 2) -> None:
+    """On the rank that is wrong, rank 1, and before any collective after the context's."""
+
+    def run(ranks: ThreadRanks) -> None:
+        context = parallel.context(ranks, [21])
+        before = ranks.board.collectives
+        if ranks.rank == 1:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                function(context)
+        assert ranks.board.collectives == before
+
+    on_threads(size, run)

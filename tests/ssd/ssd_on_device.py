@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gdn_cuda import ssd_scan, ssd_summary
 from gdn_cuda.ssd.gradients import ssd_scan_backward
+from gdn_cuda.ssd.parts import state_gradient_before
 from gdn_cuda.ssd.reference import Scan, Steps, recurrent
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -430,6 +432,25 @@ def test_gradients_without_tokens(device: Device) -> None:
     dx, ddt, dB, dC, sums, first = ssd_scan_backward(**x, out_gradient=torch.empty_like(x["x"]), state_gradient=after)
     assert dx.numel() == ddt.numel() == dB.numel() == dC.numel() == 0
     assert sums.eq(0).all() and first.equal(after)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(("T", "decay"), [(1, 1.0), (130, 1.0), (1300, 1e-4), (130, 1e4)])
+def test_the_gradient_of_the_state_before_a_part(device: Device, T: int, decay: float, dtype: torch.dtype) -> None:
+    """Some steps are 0. In bf16 by kernels of the scan alone."""
+    device.skip_above(200, T)
+    x = drawn(device, 15, T=T, H=2, G=1, B=2, decay=decay, z=True, dtype=dtype, D=0)
+    x["dt"][:, ::5] = -torch.inf  # softplus is 0
+    rng = torch.Generator().manual_seed(99)
+    out_gradient, after = (torch.randn(x[name].shape, generator=rng).to(x[name]) for name in ("z", "initial_state"))
+    absent = dict.fromkeys(("seq_idx", "has_initial_state"))
+    limits = {"dt_lowest": 0.0, "dt_highest": math.inf, "deterministic": False}
+    with device.only(*KERNELS, *(["ssd/backward"] if dtype == F16 else [])), torch.no_grad():
+        found, sums = state_gradient_before(SimpleNamespace(**x | absent | limits), out_gradient, after)
+    wanted = expected_gradients(x, out_gradient, after)["initial_state"]
+    assert rel_rms(found.double(), wanted) < GRADIENT[dtype]
+    steps = torch.nn.functional.softplus(x["dt"].double() + x["dt_bias"].double())
+    assert torch.allclose(sums.double(), (steps * x["A"].double()).sum(1).exp(), rtol=1e-4, atol=1e-24)
 
 
 @pytest.mark.parametrize("D", [0, 2])

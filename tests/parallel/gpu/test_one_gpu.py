@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import parts_on_gpu as parts
 import pytest
+import ssd_parts_on_gpu as ssd
 import torch
 from gradient_cases import GradientCase
 from module_cases_on_ranks import BY_SCANS
@@ -33,6 +34,15 @@ def test_two_runs_have_the_same_bits(split: Split, seed: int) -> None:
 @SPLIT
 def test_a_layer_in_parts_is_the_layer(split: Split, seed: int) -> None:
     on_threads(3, lambda ranks: parts.check_layer(ranks, split, seed))
+
+
+@pytest.mark.parametrize("case", ssd.CASES, ids=str)
+@SPLIT
+def test_parts_of_mamba_2_have_the_errors_of_the_whole(split: Split, case: ssd.Case, seed: int) -> None:
+    call = ssd.call_of(case, seed)
+    for size in (2, 3, 4):
+        on_threads(size, lambda ranks: ssd.check_ssd_errors(ranks, split, call))
+    on_threads(3, lambda ranks: ssd.check_ssd_bits(ranks, split, call))
 
 
 @pytest.mark.parametrize("mode", ["doubling", "ring"])

@@ -12,6 +12,7 @@ from selective_inputs import Draw, selective_inputs
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.ssd import scan as ssd
 
 COUNT = 3
 Function = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
@@ -38,6 +39,18 @@ def _s7() -> Drawn:
     return lambda x: gdn_cuda.s7_scan(**x, return_last_state=True), tensors
 
 
+def _ssd(**options: Any) -> Drawn:
+    """Two groups of two heads; with options D is by channel, and there is no z."""
+    batch, states, T, H, P, G, N = 1 if "cu_seqlens" in options else 2, 2, 7, 4, 3, 2, 2
+    shapes = {"x": (batch, T, H, P), "dt": (batch, T, H), "A": (H,), "B": (batch, T, G, N), "C": (batch, T, G, N)}
+    shapes |= {"D": (H, P) if options else (H,), "dt_bias": (H,), "initial_state": (states, H, P, N)}
+    if not options:
+        shapes["z"] = shapes["x"]
+    draws = [Draw(seed) for seed in range(COUNT)]
+    tensors = [{name: draw.normal(*shape, dtype=torch.float64) for name, shape in shapes.items()} for draw in draws]
+    return lambda x: gdn_cuda.ssd_scan(**x, **options, dt_softplus=True, return_last_state=True), tensors
+
+
 small = {"dtype": torch.float64, "length": 7, "N": 2}
 CASES: dict[str, Callable[[], Drawn]] = {
     "selective": lambda: _selective(lambda seed: selective_inputs(seed, **small)),
@@ -50,6 +63,9 @@ CASES: dict[str, Callable[[], Drawn]] = {
     "selective, packed": lambda: _selective(
         lambda seed: selective_inputs(seed, **small, batch=1, groups=1, cu_seqlens=[0, 0, 5, 7])
     ),
+    "ssd": _ssd,
+    "ssd, packed": lambda: _ssd(cu_seqlens=torch.tensor([0, 3, 6])),
+    "ssd, numbered": lambda: _ssd(seq_idx=torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1] * 7]).int()),
     "rglru": _rglru,
     "s7": _s7,
 }
@@ -86,14 +102,15 @@ def test_vmap_is_a_loop(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_a_mapped_call_are_those_of_a_loop(name: str) -> None:
     function, draws = CASES[name]()
-    x = {k: torch.stack([each[k] for each in draws]) for k in draws[0]} | {"u": draws[0]["u"]}
-    dims = {k: None if k == "u" else 0 for k in x}
+    first = next(iter(draws[0]))
+    x = {k: torch.stack([each[k] for each in draws]) for k in draws[0]} | {first: draws[0][first]}
+    dims = {k: None if k == first else 0 for k in x}
 
     def mapped(x: dict[str, Tensor]) -> Any:
         return sum(y.abs().square().sum() for y in torch.vmap(function, (dims,))(x))
 
     def looped(x: dict[str, Tensor]) -> Any:
-        calls = (function({k: y if k == "u" else y[i] for k, y in x.items()}) for i in range(COUNT))
+        calls = (function({k: y if k == first else y[i] for k, y in x.items()}) for i in range(COUNT))
         return sum(y.abs().square().sum() for call in calls for y in call)
 
     leaves = {k: y.clone().requires_grad_() for k, y in x.items()}
@@ -114,6 +131,40 @@ def test_a_jacobian_maps_over_gradients() -> None:
     for d, t in ((0, 0), (1, 6)):
         (wanted,) = torch.autograd.grad(out[0, d, t], u, retain_graph=True)
         torch.testing.assert_close(by_rows[0, d, t], wanted, rtol=1e-10, atol=1e-10)
+
+
+def _ssd_rows(**options: Any) -> Callable[..., Any]:
+    """ssd_scan of x alone, of one head."""
+    draw = Draw(9)
+    rest = {
+        "dt": draw.normal(2, 7, 1).abs(),
+        "A": -draw.normal(1).abs(),
+        "B": draw.normal(2, 7, 1, 8),
+        "C": draw.normal(2, 7, 1, 8),
+    }
+    return lambda x, **more: gdn_cuda.ssd_scan(x, **rest, **options, **more)
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_ssd_scan_of_one_head_over_a_last_dimension(has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_kernel:
+        monkeypatch.setattr(ssd, "has_kernel", lambda *call: False)
+    x, scan = Draw(0).normal(2, 7, 1, 3, COUNT), _ssd_rows(state_dtype=torch.bfloat16, return_last_state=True)
+    wanted = [scan(x[..., i].contiguous()) for i in range(COUNT)]
+    for found, one_by_one in zip(torch.vmap(scan, 4)(x), zip(*wanted, strict=True), strict=True):
+        torch.testing.assert_close(
+            found, torch.stack(one_by_one), rtol=1e-2 if found.dtype == torch.bfloat16 else 1e-5, atol=1e-5
+        )
+
+
+def test_ssd_scan_refuses_what_it_would_write_and_sequences_that_are_mapped() -> None:
+    x = Draw(0).normal(COUNT, 2, 7, 1, 3)
+    for name, given in (("out", torch.empty(2, 7, 1, 3)), ("last_state", torch.empty(2, 1, 3, 8))):
+        with pytest.raises(ValueError, match=f"^ssd_scan: {name}: expected None under torch.func, torch.vmap and forward mode"):
+            torch.vmap(_ssd_rows(**{name: given}))(x)
+    numbers, scan = torch.zeros(COUNT, 2, 7, dtype=torch.int32), _ssd_rows()
+    with pytest.raises(RuntimeError, match=r"^ssd_scan: torch\.vmap over seq_idx is not supported$"):
+        torch.vmap(lambda x, n: scan(x, seq_idx=n))(x, numbers)
 
 
 def test_vmap_over_cu_seqlens_and_reset_is_refused() -> None:
