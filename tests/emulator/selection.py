@@ -101,6 +101,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_transposed.py::test_views[torch.bfloat16]": ("common/transposed_copy",),
     "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
     "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),
+    "test_steps.py::test_rows_with_one_value_of_A[state1-64]": ("scan/selective_step_tied", "scan/selective_step"),
     "test_steps.py::test_packed_trees_and_sequences_longer_than_their_parents": ("scan/selective_step_tokens",),
     "test_steps.py::test_simplified[False-zoh]": ("scan/simplified_step",),
     "test_gated.py::test_sizes_of_rglru[1-1-1-1-tokens]": ("scan/rglru", "scan/rglru_backward"),
