@@ -102,7 +102,7 @@ def _recurrence(x: Any, values: _Values, start: Tensor) -> tuple[Tensor, Tensor]
     """From states (B, heads, dim, N) the outputs (B, T, heads, dim) and the states after each token (B, T, heads, dim, N)."""
     transition = _transition(x, start.is_complex())
     u, delta, delta_a, B, C, z, A, D = values
-    one_value = x.A.dim() == 1 or x.A.stride(-1) == 0
+    one_value = x.A.dim() == 1 or x.A.shape[-1] == 1 or x.A.stride(-1) == 0
     erases = one_value and x.discretization in ("mamba", "dirac") and not start.is_complex()
     state, outputs, states = start, [torch.zeros_like(u[:, :0])], [start.unsqueeze(1)[:, :0]]
     for t in range(u.shape[1]):

@@ -49,7 +49,7 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
         None if x.get(each) is None else to_numpy(x[each]) for each in ("D", "z", "dt_bias", "delta_a", "step_states")
     )
     state, rows, many = before.copy(), before.shape[1:-1], u.ndim == before.ndim
-    one_value = x["A"].dim() == 1 or x["A"].stride(-1) == 0
+    one_value = x["A"].dim() == 1 or x["A"].shape[-1] == 1 or x["A"].stride(-1) == 0
     erases = one_value and name in ("mamba", "dirac") and not np.iscomplexobj(before)
     if len(rows) == 2:  # one value per head
         dt, delta_a = (y if y is None or y.ndim == u.ndim else y[..., None] for y in (dt, delta_a))

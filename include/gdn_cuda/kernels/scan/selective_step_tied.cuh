@@ -15,18 +15,10 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
-#include <gdn_cuda/kernels/scan/selective_step/recurrence.cuh>
 #include <gdn_cuda/kernels/scan/selective_step/rows.cuh>
-#include <gdn_cuda/kernels/scan/selective_step/states.cuh>
-#include <gdn_cuda/kernels/scan/selective_step/tied_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/tied.cuh>
 
 namespace gdn_cuda::scan {
-
-// The column of a lane's vector.
-template <TiedStepConfig kConfig>
-__device__ __forceinline__ int tied_column(int vector, int lane) {
-    return (vector * kConfig.lanes() + lane) * kConfig.row().vector;
-}
 
 // Loads a lane's elements of B or C, in fp32.
 template <TiedStepConfig kConfig>
@@ -53,18 +45,6 @@ __device__ __forceinline__ void load_tied_columns(float (&to)[kConfig.row().elem
     } else {
         load_as(__half{});
     }
-}
-
-// The sum over a row's lanes, in the order of row_sum.
-template <int kLanes>
-__device__ __forceinline__ float tied_row_sum(float part) {
-    const float pair = part + __shfl_xor_sync(0xffffffffu, part, 1);
-    const float four = pair + __shfl_xor_sync(0xffffffffu, pair, 2);
-    if constexpr (kLanes == 8) return four + __shfl_xor_sync(0xffffffffu, four, 4) + 0.f;  // never −0, as there
-    float sum = 0.f;
-#pragma unroll
-    for (int lane = 0; lane < kLanes; lane += 4) sum += __shfl_sync(0xffffffffu, four, lane, kLanes);
-    return sum;
 }
 
 // A row as the lane that computes its scalars has it. The values are in flight until they are converted.
@@ -116,11 +96,10 @@ struct TiedRow {
 };
 
 template <TiedStepConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) selective_step_tied(const __grid_constant__ SelectiveStepArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    selective_step_tied(const __grid_constant__ SelectiveStepArgs args) {
     constexpr SelectiveStepConfig kRow = kConfig.row();
-    using Types = StepTypes<kRow>;
-    constexpr int kLanes = kConfig.lanes(), kRowsPerStep = kConfig.rows_per_step(), kStages = kConfig.stages();
-    constexpr int kRowBytes = kConfig.columns * bytes_of(kConfig.state);
+    constexpr int kLanes = kConfig.lanes(), kRowsPerStep = kConfig.rows_per_step();
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<TiedStepSharedPlan<kConfig>*>(memory);
 
@@ -137,67 +116,21 @@ __global__ void __launch_bounds__(kConfig.threads()) selective_step_tied(const _
     if (place != Place::run) return mine.store({}, 0.f, place);
 
     char* const state_of_slot = static_cast<char*>(args.pool) + slot * args.pool_slot * bytes_of(kConfig.state);
-    const i64 offset = (blockIdx.y * static_cast<i64>(args.group_rows) + first_row) * kRowBytes + lane * 16;
-    const char* const from = state_of_slot + offset;
-    const auto fetch = [&](int step) {
-        if (in_range(step))
-#pragma unroll
-            for (int v = 0; v < kRow.vectors; ++v)
-                cp_async_16(shared.state[step % kStages][v][thread].bytes,
-                            from + step * (kRowsPerStep * kRowBytes) + v * kLanes * 16);
-        cp_async_fence();
-    };
-#pragma unroll 1
-    for (int step = 0; step < kStages; ++step) fetch(step);
+    const i64 group_offset = blockIdx.y * static_cast<i64>(args.group_rows) * kConfig.row_bytes();
+    TiedRows<kConfig> rows(shared, state_of_slot + group_offset, thread, first_row,
+                           min(args.group_rows, (static_cast<int>(blockIdx.x) + 1) * args.row_steps * kRowsPerStep));
+    rows.start();
     char* to = static_cast<char*>(kept_state<kRow>(args, state_of_slot, sequence, 0));
-    if (to != nullptr) to += offset;
+    if (to != nullptr) to += group_offset + rows.offset();
 
     float B[kRow.elements()], C[kRow.elements()];
     load_tied_columns<kConfig>(B, args, args.B, sequence, lane);
     load_tied_columns<kConfig>(C, args, args.C, sequence, lane);
     const StepRow row = mine.scalars();
     const ExactStep<float> by = CompiledStep<kRow, Discretization::mamba>{}(row.delta, row.delta_a, mine.A);
-    const float input = by.gain * row.u;
-    // CompiledStep has no offsets for 16-bit states.
-    const unsigned offsets =
-        kConfig.state == DType::f32 ? __ballot_sync(0xffffffffu, by.decay.offset) >> (thread % 32 - lane) : 0;
-
-    float result = 0.f;
-#pragma unroll 1
-    for (int step = 0; step < args.row_steps; ++step) {
-        const Decay<float> decay{__shfl_sync(0xffffffffu, by.decay.rate, step, kLanes), (offsets >> step & 1) != 0};
-        const float drive = __shfl_sync(0xffffffffu, input, step, kLanes);
-        cp_async_wait<kStages - 1>();
-        typename Types::Vector vectors[kRow.vectors];
-#pragma unroll
-        for (int v = 0; v < kRow.vectors; ++v) {
-            if (in_range(step) && !resets(decay))
-                vectors[v].load(
-                    reinterpret_cast<const typename Types::Element*>(shared.state[step % kStages][v][thread].bytes));
-            else
-                vectors[v].clear();
-        }
-        fetch(step + kStages);
-        float x[kRow.elements()], sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < kRow.elements(); ++i) {
-            x[i] = advanced(Types::at(vectors[i / kRow.vector], i % kRow.vector), decay, drive * B[i]);
-            sum = add_real_product(sum, C[i], x[i]);
-        }
-        if (in_range(step) && to != nullptr) {
-#pragma unroll
-            for (int v = 0; v < kRow.vectors; ++v) {
-#pragma unroll
-                for (int j = 0; j < kRow.vector; ++j) Types::set(vectors[v], j, x[v * kRow.vector + j]);
-                vectors[v].store_global(
-                    reinterpret_cast<typename Types::Element*>(to + step * (kRowsPerStep * kRowBytes) + v * kLanes * 16));
-            }
-        }
-        const float whole = tied_row_sum<kLanes>(sum);
-        if (lane == step) result = whole;
-    }
+    const float sum = rows.advance(0, args.row_steps, by.decay, by.gain * row.u, B, C, to);
     launch_dependent_grids();
-    mine.store(row, result, place);
+    mine.store(row, sum, place);
 }
 
 }  // namespace gdn_cuda::scan

@@ -16,6 +16,8 @@ struct TiedStepConfig {
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
     // Row steps in flight. As in gdn/decode, where four saturate an H200's memory.
     GDN_HOST_DEVICE static constexpr int stages() { return 4; }
+    // Blocks an SM for which registers are limited.
+    GDN_HOST_DEVICE static constexpr int blocks_at_least() { return 6; }
     // How a lane holds a row, as in the other kernels of the step, so that sums have their order: 16 elements, or 8.
     GDN_HOST_DEVICE constexpr SelectiveStepConfig row() const {
         const int vector = 16 / bytes_of(state);
@@ -23,6 +25,7 @@ struct TiedStepConfig {
     }
     GDN_HOST_DEVICE constexpr int lanes() const { return columns / row().elements(); }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / lanes(); }
+    GDN_HOST_DEVICE constexpr int row_bytes() const { return columns * bytes_of(state); }
 };
 
 // A thread reads only what it copied itself, so there are no barriers.
