@@ -69,13 +69,14 @@ def mamba() -> Composed:
     return Composed(lambda u, conv, ssm: block.step(u, MambaState(conv, ssm)), make, ("conv", "ssm"), own_errors=False)
 
 
-def mamba2() -> Composed:
+def mamba2(states: int = 8, batch: int = 2) -> Composed:
+    """With 64 states and 4 sequences its step is one launch."""
     torch.manual_seed(0)
-    layer = Mamba2(16, 8, headdim=8, ngroups=2, d_ssm=16).requires_grad_(False)
+    layer = Mamba2(16, states, headdim=8, ngroups=2, d_ssm=16).requires_grad_(False)
 
     def make() -> Arguments:
-        state = layer.default_state(2)
-        return {"u": torch.randn(2, 16), "conv": torch.randn_like(state.conv), "ssm": torch.randn_like(state.ssm)}
+        state = layer.default_state(batch)
+        return {"u": torch.randn(batch, 16), "conv": torch.randn_like(state.conv), "ssm": torch.randn_like(state.ssm)}
 
     return Composed(lambda u, conv, ssm: layer.step(u, Mamba2State(conv, ssm)), make, ("conv", "ssm"), own_errors=False)
 
@@ -111,6 +112,7 @@ LAYERS |= {
 }
 ONE = {"decode": Composed(gdn_cuda.gdn_decode_layer, lambda: tokens("split", torch.bfloat16, True), POOLS)}
 STEPS = {f"hyena-{taps}": hyena(taps) for taps in (None, 7, 128)} | {"mamba": mamba(), "mamba2": mamba2()}
+STEPS |= {"mamba2-one-launch": mamba2(64, 4)}
 STEPS |= {
     "delta-net": delta_net(False, torch.float32),
     "delta-net-step": delta_net(True, torch.bfloat16),
