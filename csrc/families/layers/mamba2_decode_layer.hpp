@@ -40,7 +40,7 @@ inline Mamba2LayerChoice mamba2_layer_choice(const Mamba2LayerProblem& problem, 
            problem.sequences * problem.groups * parts < kBlocksAtOnce * device.multiprocessors)
         parts *= 2;
     const i64 steps = ceil_div(problem.row_steps(), parts);
-    return {parts, static_cast<int>(steps * problem.config().rows_per_step())};
+    return {static_cast<int>(ceil_div(problem.row_steps(), steps)), static_cast<int>(steps * problem.config().rows_per_step())};
 }
 
 inline std::string explain_mamba2_layer(const Mamba2LayerProblem& problem, const jit::DeviceTraits& device) {
