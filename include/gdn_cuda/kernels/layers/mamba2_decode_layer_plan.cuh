@@ -12,7 +12,7 @@ inline constexpr int kMamba2Taps = 4;  // of the convolution
 template <TiedStepConfig kConfig>
 struct Mamba2LayerSharedPlan {
     scan::TiedStepSharedPlan<kConfig> ring;
-    alignas(16) float columns[2][kConfig.columns];  // B, C
+    alignas(16) float columns[2 * kConfig.columns];  // B, then C
 };
 
 // Strides in elements.
