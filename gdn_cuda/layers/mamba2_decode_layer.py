@@ -44,16 +44,16 @@ def _split(xBC: Tensor, heads: int, dim: int, groups: int, states: int) -> tuple
 
 
 def _reference(x: Any) -> Tensor:
-    sequences, (slots, *sizes) = x.xBC.shape[0], x.state_pool.shape
-    given = torch.arange(sequences) if x.state_indices is None else x.state_indices.to(torch.int64)
+    slots, heads, dim, states = x.state_pool.shape
+    given = torch.arange(x.xBC.shape[0]) if x.state_indices is None else x.state_indices.to(torch.int64)
     check_slots(_NAME, "state_indices", given, slots, x.null_slot)
     conv = {"x": x.xBC, "conv_state": x.conv_pool, "weight": x.conv_weight, "bias": x.conv_bias, "silu": x.silu}
     conv |= dict.fromkeys(("cache_seqlens", "num_accepted_tokens", "cu_seqlens"))
     conv |= {"conv_state_indices": x.state_indices, "null_slot": x.null_slot}
-    rows, B, C = _split(convolved(SimpleNamespace(**conv)), *sizes[:2], x.groups, sizes[2])
+    rows, B, C = _split(convolved(SimpleNamespace(**conv)), heads, dim, x.groups, states)
     delta = x.dt.double() if x.dt_bias is None else x.dt.double() + x.dt_bias.double()
     delta = (F.softplus(delta, threshold=20) if x.dt_softplus else delta).clamp(x.dt_lowest, x.dt_highest)
-    z = None if x.z is None else x.z.unflatten(-1, sizes[:2])
+    z = None if x.z is None else x.z.unflatten(-1, (heads, dim))
     step = {"state": x.state_pool, "x": rows, "dt": delta, "A": x.A, "B": B, "C": C, "D": x.D, "z": z, "dt_bias": None}
     step |= dict.fromkeys(
         ("delta_a", "cu_seqlens", "num_accepted_tokens", "step_states", "step_slots", "parents", "write_indices")
