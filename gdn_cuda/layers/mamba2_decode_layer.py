@@ -22,11 +22,12 @@ from ..operators.examples import Arguments, example, random
 from ..operators.hostile import hostile_indices
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import check_call, register
-from ..operators.schema import require_tensor
+from ..operators.schema import refuse, require_tensor
 from ..operators.state_slots import check_slots
 from ..scan.selective_step import _reference as advanced
 from ..scan.selective_step import selective_state_update
 from .layer_parts import is_silu
+from .rms_norm_gated import rms_norm_gated
 
 _NAME = "mamba2_decode_layer"
 TAPS = 4  # of the convolution
@@ -63,7 +64,9 @@ def _reference(x: Any) -> Tensor:
 
 
 _DEFAULTS: dict[str, Any] = {"activation": "silu", "dt_limit": NO_LIMIT}
-_layer = register(_NAME, reference=_reference, defaults=_DEFAULTS, differentiable="causal_conv1d and ssd_scan")
+_DEFAULTS |= {"norm_weight": None, "norm_eps": 1e-5, "norm_group_size": None, "norm_before_gate": False}
+_DIFFERENTIABLE = "causal_conv1d and ssd_scan"
+_layer = register(_NAME, reference=_reference, defaults=_DEFAULTS, differentiable=_DIFFERENTIABLE)
 keep_autograd_out(_layer)
 
 
@@ -85,19 +88,24 @@ def mamba2_decode_layer(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = NO_LIMIT,
     null_slot: int | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    norm_group_size: int | None = None,
+    norm_before_gate: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A Mamba-2 layer's step without its projections and its norm, in one launch: convolution and scan. Returns the output.
+    """A Mamba-2 layer's step without its projections: convolution and scan in one launch, then the norm. Returns the output.
 
     Formula:
         x, B, C = activation(convolution of 4 taps of xBC)
         δ = dt + dt_bias, then softplus(δ) if dt_softplus, then clamped to dt_limit
-        S ← e^{δA} S + δ x Bᵀ        out = (S C + D ⊙ x) · silu(z)
+        S ← e^{δA} S + δ x Bᵀ        y = S C + D ⊙ x
+        out = y · silu(z), or rms_norm_gated(y, z, norm_weight, …)
 
     Shapes:
         xBC: (B, C), C = H P + 2 groups N: x of all heads, then B and C of all groups; fp32, bf16 or fp16, any strides
         dt: (B, H); z, out: (B, H P); z and dt fp32, bf16 or fp16, out as xBC, any strides
-        conv_weight: (C, 4); conv_bias: (C,); A, dt_bias: (H,); D: (H,) or (H, P); all fp32, bf16 or fp16
+        conv_weight: (C, 4); conv_bias: (C,); A, dt_bias: (H,); D: (H,) or (H, P); norm_weight: (H P,); all fp32, bf16 or fp16
         conv_pool: (slots, C, 3 or more), fp32, bf16 or fp16, any strides: a pool (slots, columns, C) is passed transposed
         state_pool: (slots, H, P, N), N 64, 128 or 256, fp32, bf16 or fp16: each slot contiguous from 16 bytes on, any stride
           between slots
@@ -108,10 +116,13 @@ def mamba2_decode_layer(
         activation: "silu" or "swish", which is the same, or None
         dt_softplus, dt_limit: as in `ssd_scan`
         null_slot: a slot number for padding; None: only negative slots are padding
+        norm_weight: None: no norm; `out` is for calls without one
+        norm_eps, norm_before_gate: as in `rms_norm_gated`
+        norm_group_size: columns that are normalised together; None: those of a group, H P / groups
 
-    Both pools are updated in place, as by `causal_conv1d_update` and `selective_state_update` in sequence. With a norm z is its
-    gate: `rms_norm_gated(out, z, …)` follows. A call does not synchronize and allocates only out, so it can be part of a CUDA
-    graph.
+    Both pools are updated in place, as by `causal_conv1d_update` and `selective_state_update` in sequence. With norm_weight,
+    `rms_norm_gated` follows in a launch of its own, after y was rounded. A call does not synchronize and allocates only its
+    outputs, so it can be part of a CUDA graph.
 
     Edge cases:
         A slot that is negative or null_slot skips the sequence: zero output, nothing touched.
@@ -133,10 +144,38 @@ def mamba2_decode_layer(
         require_tensor(_NAME, "xBC", xBC)
         require_tensor(_NAME, "state_pool", state_pool)
         out = xBC.new_empty(*xBC.shape[:1], state_pool.shape[1:3].numel())
+    elif norm_weight is not None:
+        refuse(_NAME, "out", "None with norm_weight", "a tensor")
+    gate = z
+    if norm_weight is not None:
+        z = None
     weights = (conv_weight, conv_bias, A, D, dt_bias, z)
     options = (groups, silu, dt_softplus, float(dt_limit[0]), float(dt_limit[1]), null_slot)
-    with_autograd(_layer, (xBC, dt, *weights, conv_pool, state_pool, state_indices, *options, out))
-    return out
+    call = (xBC, dt, *weights, conv_pool, state_pool, state_indices, *options, out)
+    if norm_weight is None:
+        with_autograd(_layer, call)
+        return out
+    y = out
+    group_size = norm_group_size if norm_group_size is not None else y.shape[-1] // max(groups, 1)
+    norm = {
+        "gate": gate,
+        "weight": norm_weight,
+        "eps": norm_eps,
+        "norm_before_gate": norm_before_gate,
+        "group_size": group_size,
+    }
+
+    def checks() -> None:
+        """Checks the norm, which follows the first write."""
+        check_call("rms_norm_gated", x=y, activation="silu", **norm)
+
+    def run() -> Tensor:
+        with_autograd(_layer, call)
+        return rms_norm_gated(y, **norm)
+
+    read = dict(zip(_READ, (xBC, dt, conv_weight, conv_bias, A, D, dt_bias, gate, state_indices), strict=True))
+    written = {"conv_pool": conv_pool, "state_pool": state_pool}
+    return composed(_NAME, _DIFFERENTIABLE, written, read | {"norm_weight": norm_weight}, run, checks)
 
 
 def by_operators(
@@ -184,7 +223,7 @@ def by_operators(
         return selective_state_update(**step(conv)).flatten(-2)
 
     read = dict(zip(_READ, (xBC, dt, conv_weight, conv_bias, A, D, dt_bias, z, state_indices), strict=True))
-    return composed(_NAME, "causal_conv1d and ssd_scan", {"conv_pool": conv_pool, "state_pool": state_pool}, read, run, checks)
+    return composed(_NAME, _DIFFERENTIABLE, {"conv_pool": conv_pool, "state_pool": state_pool}, read, run, checks)
 
 
 # ---- Examples

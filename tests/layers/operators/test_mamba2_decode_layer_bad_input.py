@@ -75,6 +75,26 @@ def test_wrong_values(change: Change, argument: str, says: str) -> None:
     refused(x | change(x), argument, says)
 
 
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"norm_weight": torch.ones(31)}, ""),
+        ({"norm_weight": torch.ones(32, dtype=torch.int64)}, ""),
+        ({"norm_weight": 3}, "norm_weight"),
+        ({"norm_weight": torch.ones(32), "norm_group_size": 5}, "group_size"),
+        ({"norm_weight": torch.ones(32), "norm_eps": -1.0}, "eps"),
+        ({"norm_weight": torch.ones(32), "out": torch.zeros(3, 32, dtype=torch.bfloat16)}, "out"),
+    ],
+)
+def test_a_norm_is_refused_before_anything_is_written(change: dict[str, Any], says: str) -> None:
+    x = draws(0)
+    before = {name: y.clone() for name, y in x.items() if isinstance(y, Tensor)}
+    with pytest.raises(ValueError, match=r"\w+: \w+: expected .+, got .+") as caught:
+        mamba2_decode_layer(**x | change)
+    assert says in str(caught.value)
+    assert all(torch.equal(x[name], y) for name, y in before.items())
+
+
 def test_a_slot_past_the_pool() -> None:
     x = case()
     x["state_indices"][1] = 6

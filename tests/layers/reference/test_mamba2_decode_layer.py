@@ -8,7 +8,7 @@ import pytest
 import torch
 from mamba2_oracle import check, draws
 
-from gdn_cuda import causal_conv1d, mamba2_decode_layer, ssd_scan
+from gdn_cuda import causal_conv1d, mamba2_decode_layer, rms_norm_gated, ssd_scan
 from gdn_cuda.layers.mamba2_decode_layer import by_operators
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -36,6 +36,19 @@ def test_the_operators_one_by_one(limit: tuple[float, float], seed: int) -> None
         torch.testing.assert_close(mamba2_decode_layer(**x), by_operators(**y))
         torch.testing.assert_close(x["state_pool"], y["state_pool"], rtol=1e-5, atol=1e-6)
         assert torch.equal(x["conv_pool"], y["conv_pool"])
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_norm(gated: bool, seed: int) -> None:
+    for options in ({}, {"norm_group_size": 8, "norm_before_gate": True, "norm_eps": 0.1}):
+        x, weight = draws(seed), torch.linspace(0.5, 2, 32)
+        y = x | {name: x[name].clone(memory_format=torch.preserve_format) for name in ("conv_pool", "state_pool")}
+        z = x["z"] if gated else None
+        found = mamba2_decode_layer(**x | {"z": z}, norm_weight=weight, **options)
+        norm = {name.removeprefix("norm_"): value for name, value in options.items() if name != "norm_before_gate"}
+        norm["norm_before_gate"] = options.get("norm_before_gate", False)
+        expected = rms_norm_gated(mamba2_decode_layer(**y | {"z": None}), z, weight, **{"group_size": 16} | norm)
+        assert torch.equal(found, expected) and torch.equal(x["state_pool"], y["state_pool"])
 
 
 def test_steps_are_those_of_a_sequence(seed: int) -> None:
