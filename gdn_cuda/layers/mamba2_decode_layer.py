@@ -117,7 +117,8 @@ def mamba2_decode_layer(
         dt_softplus, dt_limit: as in `ssd_scan`
         null_slot: a slot number for padding; None: only negative slots are padding
         norm_weight: None: no norm; `out` is for calls without one
-        norm_eps, norm_before_gate: as in `rms_norm_gated`
+        norm_eps: added to the mean square
+        norm_before_gate: norm(y) · silu(z), and not norm(y · silu(z))
         norm_group_size: columns that are normalised together; None: those of a group, H P / groups
 
     Both pools are updated in place, as by `causal_conv1d_update` and `selective_state_update` in sequence. With norm_weight,
