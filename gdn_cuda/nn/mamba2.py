@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..conv.causal_conv1d import causal_conv1d
-from ..conv.causal_conv1d_update import causal_conv1d_update
 from ..layers.conv_scan import Heads, Options, conv_scan
+from ..layers.mamba2_decode_layer import NO_LIMIT, STATES, TAPS, by_operators, mamba2_decode_layer
 from ..layers.rms_norm_gated import rms_norm_gated
 from ..operators.composed import composed
-from ..operators.registration import check_call
 from ..operators.schema import refuse, require_tensor
-from ..scan import selective_state_update
 from ..ssd import ssd_scan
 from .dtypes import at_least_fp32, recurrence_dtype
 from .tensors import after_token
@@ -24,7 +22,8 @@ from .tensors import after_token
 if TYPE_CHECKING:
     from ..parallel import Context
 
-_NO_LIMIT = (0.0, math.inf)
+# Groups of all sequences from which a step is one launch: fewer would have blocks for less than half of an H200. Not measured.
+_FEWEST_GROUPS = 8
 
 
 class Mamba2State(NamedTuple):
@@ -95,7 +94,7 @@ class Mamba2(nn.Module):
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         dt_init_floor: float = 1e-4,
-        dt_limit: tuple[float, float] = _NO_LIMIT,
+        dt_limit: tuple[float, float] = NO_LIMIT,
         bias: bool = False,
         conv_bias: bool = True,
         chunk_size: int = 256,
@@ -199,7 +198,7 @@ class Mamba2(nn.Module):
                 dt_limit=self.dt_limit,
                 return_last_state=True,
             )
-        out: Tensor = self._finished(y, z, z0, x0)
+        out: Tensor = self._finished(y.flatten(-2), z, z0, x0)
         if not return_last_state:
             return out
         conv = conv.mT.to(xBC.dtype, copy=True, memory_format=torch.contiguous_format)
@@ -238,11 +237,29 @@ class Mamba2(nn.Module):
             if state.ssm.dtype == torch.float64:
                 return after_token(self.forward(u[:, None], state, return_last_state=True), state)
             z0, x0, z, xBC, dt = self._projected(u)
-            if not torch.compiler.is_compiling():  # the convolution's state is written first
-                step = self._step(state.ssm, xBC, z, dt)
-                check_call("selective_state_update", **step, update_state=True, out=torch.empty_like(step["x"]))
-            xBC = causal_conv1d_update(xBC, state.conv.mT, self.conv1d.weight.squeeze(1), self.conv1d.bias, "silu")
-            return self._finished(selective_state_update(**self._step(state.ssm, xBC, z, dt)), z, z0, x0)
+            one_launch = (
+                self.d_conv == TAPS
+                and self.d_state in STATES
+                and u.shape[0] * self.ngroups >= _FEWEST_GROUPS
+                and state.ssm.is_contiguous()
+                and (torch.compiler.is_compiling() or state.ssm.data_ptr() % 16 == 0)
+            )
+            y = (mamba2_decode_layer if one_launch else by_operators)(
+                xBC,
+                dt,
+                conv_weight=self.conv1d.weight.squeeze(1),
+                conv_bias=self.conv1d.bias,
+                A=self._A(),
+                D=self._D(),
+                dt_bias=at_least_fp32(self.dt_bias),
+                z=None if self.rmsnorm else z,
+                conv_pool=state.conv.mT,
+                state_pool=state.ssm,
+                groups=self.ngroups,
+                dt_softplus=True,
+                dt_limit=self.dt_limit,
+            )
+            return self._finished(y, z, z0, x0)
 
         written = {"state.conv": state.conv, "state.ssm": state.ssm}
         return composed("Mamba2.step", "forward", written, {"u": u}, run, module=self), state
@@ -258,7 +275,7 @@ class Mamba2(nn.Module):
         return found
 
     def _finished(self, y: Tensor, z: Tensor, z0: Tensor, x0: Tensor) -> Tensor:
-        y = y.flatten(-2)
+        """For y (…, d_ssm)."""
         if self.rmsnorm:
             options: dict[str, Any] = {"norm_before_gate": self.norm_before_gate, "group_size": self.d_ssm // self.ngroups}
             y = rms_norm_gated(y, z, self.norm.weight, self.norm.eps, **options)
@@ -266,27 +283,6 @@ class Mamba2(nn.Module):
             y = torch.cat([F.silu(z0) * x0, y], -1)
         out: Tensor = self.out_proj(y)
         return out
-
-    def _step(self, state: Tensor, xBC: Tensor, z: Tensor, dt: Tensor) -> dict[str, Any]:
-        """Arguments of selective_state_update: one value for each head is expanded."""
-        sizes = (self.nheads, self.headdim)
-        x, B, C = self.heads.split(xBC)
-        bias, D, softplus = at_least_fp32(self.dt_bias), self._D(), True
-        if self.dt_limit != _NO_LIMIT:
-            dt, softplus = F.softplus(dt.float() + bias).clamp(*self.dt_limit), False
-        return {
-            "state": state,
-            "x": x,
-            "dt": dt[..., None].expand(-1, *sizes),
-            "A": self._A()[:, None, None].expand(*sizes, self.d_state),
-            "B": B,
-            "C": C,
-            "D": D if D.dim() == 2 else D[:, None].expand(sizes),
-            "z": None if self.rmsnorm else z.unflatten(-1, sizes),
-            "dt_bias": bias[:, None].expand(sizes) if softplus else None,
-            "dt_softplus": softplus,
-            "discretization": "mamba",
-        }
 
     def _A(self) -> Tensor:
         return -torch.exp(at_least_fp32(self.A_log))

@@ -61,7 +61,7 @@ def _step_problem(shape: Step, dtype: str, shared: bool) -> str:
     return (
         f"{{.sequences = {shape.batch}, .tokens = 1, .groups = 1, .group_rows = {shape.dim}, .columns = {shape.states}, "
         f".state = DType::{dtype}, .aligned = {_word(row_bytes % 16 == 0)}, .near = {_word(largest < 2**31)}, "
-        f".plain = {_word(shape.states % 8 == 0)}}}"
+        f".plain = {_word(shape.states % 8 == 0)}, .tied = false}}"
     )
 
 

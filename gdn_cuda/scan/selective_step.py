@@ -30,6 +30,7 @@ from ..operators.state_slots import (
 from .discretizations import SOFTPLUS_THRESHOLD, TRANSITIONS
 
 _NAME = "selective_state_update"
+_RESETS_BELOW = -104.0  # δA below which the decay is 0 in fp32
 
 
 # ---- The reference: the literal recurrence, in fp64 whatever the inputs
@@ -101,11 +102,16 @@ def _recurrence(x: Any, values: _Values, start: Tensor) -> tuple[Tensor, Tensor]
     """From states (B, heads, dim, N) the outputs (B, T, heads, dim) and the states after each token (B, T, heads, dim, N)."""
     transition = _transition(x, start.is_complex())
     u, delta, delta_a, B, C, z, A, D = values
+    one_value = x.A.dim() == 1 or x.A.shape[-1] == 1 or x.A.stride(-1) == 0
+    erases = one_value and x.discretization in ("mamba", "dirac") and not start.is_complex()
     state, outputs, states = start, [torch.zeros_like(u[:, :0])], [start.unsqueeze(1)[:, :0]]
     for t in range(u.shape[1]):
         decay, gain = transition(delta[:, t, ..., None], delta_a[:, t, ..., None], A)
         drive = u[:, t, ..., None] if x.discretization == "rglru" else B[:, t] * u[:, t, ..., None]
-        state = decay * state + gain * drive
+        state = decay * state
+        if erases:
+            state = torch.where(delta_a[:, t, ..., None] * A < _RESETS_BELOW, 0, state)
+        state = state + gain * drive
         y = (C[:, t] * state).sum(-1)
         y = 2 * y.real if y.is_complex() else y
         outputs.append((y if D is None else y + D * u[:, t]).unsqueeze(1))
@@ -268,7 +274,7 @@ def selective_state_update(
     −1.
 
     A, dt, dt_bias and D have one value per head in Mamba-2, as tensors without the other dimensions or expanded over them. If A
-    is the same for all of N, Ā is computed once per row.
+    is the same for all of N, Ā is computed once per row; for 64, 128 or 256 states by a kernel of its own.
 
     Edge cases:
         A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched. A slot to
@@ -280,7 +286,8 @@ def selective_state_update(
         In a tree a token without a state, because its parent has none or is no earlier token, has an output of NaN, as in
         `fused_decode`; branches start from stored states, which were rounded.
         "rglru" ignores B, "s7" ignores A; both are real, and refuse delta_a.
-        Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN.
+        Ā = 0 does not erase an infinity or NaN in the state: 0·∞ is NaN. But with "mamba" and "dirac" it does where A has one
+        value for all of N, as a tensor (heads,) or expanded: δ_A A below −104 is an exact reset, as in `ssd_scan`.
 
     Example:
         >>> state, x, dt = torch.zeros(2, 4, 16), torch.ones(2, 4), torch.full((2, 4), 0.5)
@@ -508,6 +515,27 @@ def _sanitized_tokens() -> None:
             packed = {"cu_seqlens": torch.tensor(offsets, device="cuda")}
             _sanitized_call(state, N, "mamba", None, 30, **packed, **steps, state_batch_indices=hostile)
             _sanitized_call(state, N, "bilinear", None, 30, **packed, **verify.hostile(5, 4, "state_batch_indices"))
+
+
+@sanitizes("selective_step_tied")
+def _sanitized_tied() -> None:
+    for state, N, (batch, heads) in product(
+        (torch.float32, torch.bfloat16, torch.float16), (64, 128, 256), ((30, 32), (5, 96))
+    ):
+        slots, written = hostile_indices(batch), hostile_indices(batch).flip(0)
+        for more in ({"write_indices": written, "null_slot": 3}, {"update_state": False}, {}):
+            selective_state_update(
+                draw(8, heads, 37, N, dtype=state),
+                draw(batch, heads, 37, dtype=torch.bfloat16),
+                draw(batch, heads).abs(),
+                -draw(heads).abs(),
+                draw(batch, 2, N, dtype=torch.bfloat16),
+                draw(batch, 2, N + 1)[..., :N],
+                draw(heads),
+                draw(batch, heads, 37),
+                state_batch_indices=slots,
+                **more,
+            )
 
 
 def _sanitized_call(state: torch.dtype, N: int, discretization: str, tokens: int | None, batch: int, **given: Any) -> None:

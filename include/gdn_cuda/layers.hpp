@@ -4,6 +4,7 @@
 #include <array>
 #include <gdn_cuda/kernels/layers/rms_norm/plan.cuh>
 #include <gdn_cuda/options.hpp>
+#include <limits>
 #include <span>
 #include <tuple>
 
@@ -69,6 +70,29 @@ struct GDN_HOLDS_TENSORS GdnDecodeLayer {
 };
 // out
 Tensor gdn_decode_layer(const GdnDecodeLayer& arguments);
+
+// xBC: (B, C), C = H P + 2 groups N; dt: (B, H); A, dt_bias: (H); D: (H) or (H, P); z: (B, H P). conv_pool: (slots, C,
+// columns), state_pool: (slots, H, P, N).
+struct GDN_HOLDS_TENSORS Mamba2DecodeLayer {
+    static constexpr const char* name = "mamba2_decode_layer";
+    Given xBC, dt, conv_weight;
+    OptionalTensor conv_bias = {};
+    Given A;
+    OptionalTensor D = {}, dt_bias = {}, z = {};
+    Written conv_pool, state_pool;
+    OptionalTensor state_indices = {};
+    int64_t groups = 1;
+    bool silu = true;  // behind the convolution
+    bool dt_softplus = false;
+    double dt_lowest = 0, dt_highest = std::numeric_limits<double>::infinity();
+    std::optional<int64_t> null_slot = {};
+    Output out = {};
+
+    GDN_FIELDS(xBC, dt, conv_weight, conv_bias, A, D, dt_bias, z, conv_pool, state_pool, state_indices, groups, silu,
+               dt_softplus, dt_lowest, dt_highest, null_slot, out)
+};
+// out
+Tensor mamba2_decode_layer(const Mamba2DecodeLayer& arguments);
 
 // x, gate: (…, D), weight: (D), float32, bfloat16 or float16, each on its own. group_size: columns that are normalised
 // together.

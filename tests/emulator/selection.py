@@ -56,6 +56,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_engine_calls.py::test_a_pool[plain-contiguous-True]": ("gdn/move_states",),
     "test_replay.py::test_steps_and_heads[1-1-2]": ("gdn/replay",),
     "test_decode_layer.py::test_layouts_and_heads[heads0-qwen3_next-io0]": ("layers/decode_layer",),
+    "test_mamba2_decode_layer.py::test_resets_and_values_that_are_not_finite": ("layers/mamba2_decode_layer",),
     "test_chunk_steps.py::test_gating[dtype0-shape2]": ("layers/gating",),
     "test_chunk_steps.py::test_chunk_steps_with_bf16_states[64]": (
         "gdn/mn_major",
@@ -101,6 +102,7 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_transposed.py::test_views[torch.bfloat16]": ("common/transposed_copy",),
     "test_steps.py::test_batches[9-24-None-state0]": ("scan/selective_step_direct",),
     "test_steps.py::test_verify_in_step_states[6]": ("scan/selective_step",),
+    "test_steps.py::test_rows_with_one_value_of_A[state1-64]": ("scan/selective_step_tied", "scan/selective_step"),
     "test_steps.py::test_packed_trees_and_sequences_longer_than_their_parents": ("scan/selective_step_tokens",),
     "test_steps.py::test_simplified[False-zoh]": ("scan/simplified_step",),
     "test_gated.py::test_sizes_of_rglru[1-1-1-1-tokens]": ("scan/rglru", "scan/rglru_backward"),

@@ -49,6 +49,8 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
         None if x.get(each) is None else to_numpy(x[each]) for each in ("D", "z", "dt_bias", "delta_a", "step_states")
     )
     state, rows, many = before.copy(), before.shape[1:-1], u.ndim == before.ndim
+    one_value = x["A"].dim() == 1 or x["A"].shape[-1] == 1 or x["A"].stride(-1) == 0
+    erases = one_value and name in ("mamba", "dirac") and not np.iscomplexobj(before)
     if len(rows) == 2:  # one value per head
         dt, delta_a = (y if y is None or y.ndim == u.ndim else y[..., None] for y in (dt, delta_a))
         D, bias = (y if y is None or y.ndim == 2 else y[:, None] for y in (D, bias))
@@ -90,10 +92,13 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
             if x.get("dt_softplus"):
                 delta = np.where(delta > 20, delta, np.log1p(np.exp(np.minimum(delta, 20))))
             delta_a_t = delta if delta_a is None else delta_a[row, at]
-            wide = (np.broadcast_to(each, rows)[..., None] for each in (delta, delta_a_t))
+            wide = [np.broadcast_to(each, rows)[..., None] for each in (delta, delta_a_t)]
             decay, gain = transition(name, *wide, A)
             b, c = (spread_over_rows(each[row, at], rows) for each in (B, C))
-            h = decay * after[parent] + gain * (1 if name == "rglru" else b) * u[row, at][..., None]
+            kept = decay * after[parent]
+            if erases:
+                kept = np.where(wide[1] * A < -104, 0, kept)
+            h = kept + gain * (1 if name == "rglru" else b) * u[row, at][..., None]
             after[t], latest = h, t
             y = (c * h).sum(-1)
             y = 2 * y.real if np.iscomplexobj(y) else y
@@ -246,3 +251,15 @@ def check(x: dict[str, Any], function: Any) -> Tensor:
     if steps is not None:
         close(x["step_states"], steps, bound)
     return x["out"]
+
+
+def check_resets(seed: int, function: Any, **form: Any) -> None:
+    """δA below −104, where A has one value for a row: nothing is left of infinities and NaN in the state. Other heads keep
+    theirs."""
+    x = draws(seed, heads=2, dim=40, io=torch.bfloat16, bare=True, **form)
+    x["A"], x["dt"] = -torch.ones_like(x["A"][:, 0, 0]), torch.ones_like(x["dt"][..., 0])
+    x["dt"][1, ..., 1] = 200.0
+    x["state"][1, 1, 3, :4], x["state"][1, 1, 5], x["state"][2, 0, 3] = torch.inf, torch.nan, torch.nan
+    out = check(x, function)
+    assert out[1].isfinite().all() and x["state"][1].isfinite().all()
+    assert out[2][..., 0, 3].isnan().all()

@@ -14,6 +14,7 @@ from step_cases import (
     INVALID_PARENTS,
     REAL,
     check,
+    check_resets,
     close,
     draws,
     layer_inputs,
@@ -32,8 +33,8 @@ EVERY_STATE = pytest.mark.parametrize("state", STATES)
 
 
 def step_on(device: Device) -> Callable[..., Tensor]:
-    """selective_state_update. In the emulator by scan/selective_step and, where it applies, by scan/selective_step_direct,
-    which give the same bits: with 0 multiprocessors, heuristics choose as for many sequences."""
+    """selective_state_update. In the emulator by scan/selective_step or scan/selective_step_tied and, where it applies, by
+    scan/selective_step_direct, which give the same bits: with 0 multiprocessors, heuristics choose as for many sequences."""
 
     def step(**x: Any) -> Tensor:
         if not device.emulate:
@@ -43,7 +44,8 @@ def step_on(device: Device) -> Callable[..., Tensor]:
                 return selective_state_update(**x)
         written = [x[name] for name in ("state", "step_states", "out") if name in x]
         before, results = [y.clone() for y in written], []
-        for multiprocessors, kernel in ((0, "scan/selective_step"), (132, "scan/selective_step_direct")):
+        many = "scan/selective_step_tied" if _is_tied(x) else "scan/selective_step"
+        for multiprocessors, kernel in ((0, many), (132, "scan/selective_step_direct")):
             for y, old in zip(written, before, strict=True):
                 y.copy_(old)
             with device.only(kernel, multiprocessors=multiprocessors):
@@ -68,6 +70,23 @@ def _can_be_direct(x: dict[str, Any]) -> bool:
     few, one_token = x["x"].shape[0] <= 40, x["x"].dim() < state.dim() or x["x"].shape[1] == 1
     units = (state.shape[-1] * state.itemsize | state.stride(0) * state.itemsize | state.data_ptr()) % 16 == 0
     return few and one_token and units and "step_states" not in x and (slots is None or slots.dim() == 1)
+
+
+def _is_tied(x: dict[str, Any]) -> bool:
+    """One token, one value of A a row, rows of 64, 128 or 256 states in whole 16-byte units, and more of them in a group than
+    the threads of a block compute at once."""
+    state, A, N = x["state"], x["A"], x["state"].shape[-1]
+    steps = [state, x["step_states"]] if "step_states" in x else [state]
+    if x["x"].dim() == state.dim() and x["x"].shape[1] != 1:
+        return False
+    grouped = x["x"].dim() - state.dim() + 4  # dimensions
+    groups = max(x[name].shape[-2] if x[name].dim() == grouped else 1 for name in "BC")
+    one_value = A.dim() == 1 or A.stride(-1) == 0
+    units = all((y.stride(0) * y.itemsize | y.data_ptr()) % 16 == 0 for y in steps)
+    by_step = 128 * (8 if state.itemsize == 2 and N == 64 else 16) // N
+    rows = state[0, ..., 0].numel() // groups
+    known = x.get("discretization", "mamba") in ("mamba", "dirac") and not state.is_complex()
+    return N in (64, 128, 256) and known and one_value and units and rows > by_step
 
 
 @pytest.fixture
@@ -348,6 +367,49 @@ def test_one_value_per_head(N: int, drawn: Any, step: Any, device: Device, seed:
             check(x, step)
             del x["delta_a"]
             check(x, step)
+
+
+@pytest.mark.parametrize("N", [64, 128, 256])
+@pytest.mark.parametrize("state", STATES[:3])
+def test_rows_with_one_value_of_A(
+    state: torch.dtype, N: int, drawn: Any, step: Any, on: Any, device: Device, seed: int
+) -> None:
+    """Slots to read and to write; states of a step; B and C at any address; with the same bits as with a value of A for each
+    element."""
+    form = {"heads": 6, "dim": device.size(11, 37), "N": N, "groups": 2, "state": state, "batch": 4, "slots": 9}
+    slots = {"state_batch_indices": on([8, -1, 3, 2**40]), "write_indices": on([1, 2, -1, 4])}
+    wide = {name: torch.empty(4, 2, N + 1, device=device.name)[..., :N] for name in "BC"}
+    steps = {
+        "step_states": torch.zeros(3, 1, 6, form["dim"], N, dtype=state, device=device.name),
+        "step_slots": on([2, 0, 1, -1]),
+    }
+    for io, name, more in (
+        (torch.bfloat16, "mamba", slots),
+        (torch.float16, "dirac", slots | {"null_slot": 8}),
+        (torch.float32, "mamba", {"update_state": False}),
+        (torch.float32, "mamba", wide),
+        (torch.bfloat16, "mamba", {"z": None, "D": None, "dt_bias": None, "delta_a": None, "dt_softplus": False}),
+    ):
+        x = drawn(seed, name, io=io, **form)
+        x |= {key: y.copy_(x[key]) if key in wide and more is wide else y for key, y in more.items()}
+        x["A"] = x["A"][:, :, :1].expand_as(x["A"])
+        own = x | {"state": x["state"].clone()}
+        check(own, step)
+        spread = x | {"A": x["A"].contiguous(), "state": x["state"].clone()}
+        assert torch.equal(bits(step(**spread)), bits(step(**x)))
+        assert torch.equal(bits(spread["state"]), bits(x["state"]))
+    one = drawn(seed, tokens=1, io=torch.bfloat16, **form) | steps
+    one["A"] = one["A"][:, :, :1].expand_as(one["A"])
+    check(one, step)
+
+
+@pytest.mark.parametrize("N", [16, 64, 128])
+@pytest.mark.parametrize("tokens", [None, 2])
+def test_a_decay_of_zero_that_a_row_shares_is_an_exact_reset(
+    tokens: int | None, N: int, step: Any, device: Device, seed: int
+) -> None:
+    for state in STATES[:3]:
+        check_resets(seed, step, tokens=tokens, N=N, state=state, device=device.name)
 
 
 @pytest.mark.parametrize("N", [7, 16, 128, 256])

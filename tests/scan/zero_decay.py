@@ -29,9 +29,9 @@ def _selective(discretization: str, A: float, delta: float, is_complex: bool = F
 
 def _step(discretization: str, A: float, delta: float, dtype: torch.dtype = torch.float32) -> Call:
     def call(device: str) -> Tensor:
-        one, state = torch.ones(1, 1, device=device), torch.full((1, 1, 1), torch.inf, device=device, dtype=dtype)
-        poles = torch.full((1, 1), A, device=device, dtype=dtype)
-        coefficients = one.to(dtype)
+        one, state = torch.ones(1, 1, device=device), torch.full((1, 1, 2), torch.inf, device=device, dtype=dtype)
+        poles = torch.full((1, 2), A, device=device, dtype=dtype)  # a value for each of N: one for all of them erases
+        coefficients = torch.ones(1, 2, device=device, dtype=dtype)
         given = (state, one, one * delta, poles, coefficients, coefficients)
         return gdn_cuda.selective_state_update(*given, discretization=discretization)
 

@@ -60,3 +60,18 @@ def test_packed_prompts_and_steps(device: Device, seed: int) -> None:
         expected, last = literal.sequence(exact, torch.cat([u[0, start:end], tokens[n : n + 1]]))
         assert start == end or rel_rms(y[0, start:end], expected[:-1]) < 2e-2
         assert rel_rms(step[n], expected[-1]) < 2e-2 and rel_rms(state.ssm[n], last) < 2e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_steps_in_one_launch(shape: dict[str, Any], device: Device, seed: int) -> None:
+    ours, exact = make(device, seed, **shape)
+    batch = device.size(8, 70)
+    tokens, state = torch.randn(batch, 3, shape["d_model"]).bfloat16(), ours.default_state(batch)
+    with device.kernels() as launched:
+        steps = [ours.step(tokens[:, t].to(device.name), state)[0] for t in range(3)]
+    if device.emulate:
+        assert "layers/mamba2_decode_layer" in {name.partition("{")[0] for name in launched()}
+    for n in (0, batch - 1):
+        expected, last = literal.sequence(exact, tokens[n])
+        assert rel_rms(torch.stack([y[n] for y in steps]), expected) < 2e-2 and rel_rms(state.ssm[n], last) < 2e-2

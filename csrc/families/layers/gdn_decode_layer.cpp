@@ -9,6 +9,7 @@
 #include "../../operators/operator.hpp"
 #include "../../operators/state_slots.hpp"
 #include "decode_layer.hpp"
+#include "near_stride.hpp"
 
 namespace gdn_cuda::layers {
 namespace {
@@ -112,14 +113,6 @@ Tagged check_numbers(const Checks& check, const char* argument, const View& view
     dtype_beside(check, argument, view, *dtype_of(qkvz));
     check.device(argument, view, qkvz, "qkvz");
     return tagged(view);
-}
-
-// Checks a stride that the kernel multiplies by small factors in 32 bits.
-int near_stride(const Checks& check, const char* argument, const View& view, int dimension) {
-    constexpr int64_t kMost = int64_t{1} << 28;
-    const int64_t stride = view.stride(dimension);
-    GDN_REQUIRE(check, stride < kMost, argument, fmt::format("a last stride below {}", kMost), fmt::format("{}", stride));
-    return static_cast<int>(stride);
 }
 
 void set_weights(const Checks& check, const View& qkvz, const View& weight, const View& bias, const View& A_log,

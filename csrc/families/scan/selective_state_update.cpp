@@ -320,7 +320,8 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
         .near = args.kept != SelectiveStepArgs::every &&
                 std::ranges::all_of(std::array{&x, &dt, &delta_a, &z, &A, &D, &bias, &B, &C, &out},
                                     [](const View* view) { return !view->defined() || bytes_spanned(*view) < i64{1} << 31; }),
-        .plain = args.plain};
+        .plain = args.plain,
+        .tied = args.tied && (args.discretization == Discretization::mamba || args.discretization == Discretization::dirac)};
     return prepared;
 }
 

@@ -1,11 +1,11 @@
-// scan/selective_step and scan/selective_step_direct on the host: which of them runs a problem, its configuration, and the
-// launch.
+// scan/selective_step, scan/selective_step_direct and scan/selective_step_tied on the host: which of them runs a problem, its
+// configuration, and the launch.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <gdn_cuda/kernels/scan/selective_step/plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_step/tied_plan.cuh>
 #include <string>
 #include <vector>
 
@@ -20,15 +20,19 @@ struct SelectiveStepProblem {
     int groups, group_rows;
     int columns;  // N
     DType state;
-    bool aligned;  // rows consist of 16-byte units and are aligned to them
-    bool near;     // no tensor but the states spans 2^31 bytes or more, and no state but the last is stored
-    bool plain;    // SelectiveStepArgs::plain
+    bool aligned;       // rows consist of 16-byte units and are aligned to them
+    bool near;          // no tensor but the states spans 2^31 bytes or more, and no state but the last is stored
+    bool plain;         // SelectiveStepArgs::plain
+    bool tied = false;  // A has one value for a row, and the discretization is mamba or dirac
 
     constexpr bool operator==(const SelectiveStepProblem&) const = default;
 
-    GDN_FIELDS(sequences, tokens, groups, group_rows, columns, state, aligned, near, plain)
+    GDN_FIELDS(sequences, tokens, groups, group_rows, columns, state, aligned, near, plain, tied)
 
     bool may_be_direct() const { return tokens == 1 && aligned && near; }
+    bool may_be_tied() const {
+        return tokens == 1 && aligned && tied && !is_complex(state) && (columns == 64 || columns == 128 || columns == 256);
+    }
 };
 
 struct SelectiveStepChoice {
@@ -36,12 +40,13 @@ struct SelectiveStepChoice {
     int lanes;            // per row
     int block_sequences;  // sequences per block
     bool direct = false;  // scan/selective_step_direct, with one sequence per block
+    int row_steps = 0;    // row steps per block of scan/selective_step_tied, with one sequence per block; 0: another kernel
 
     int rows() const { return SelectiveStepConfig::threads() / lanes; }
 
     constexpr bool operator==(const SelectiveStepChoice&) const = default;
 
-    GDN_FIELDS(lanes, block_sequences, direct)  // the problem determines the configuration
+    GDN_FIELDS(lanes, block_sequences, direct, row_steps)  // the problem determines the configuration
 };
 using SelectiveStepWinners = Winners<SelectiveStepProblem, SelectiveStepChoice>;
 
@@ -60,7 +65,8 @@ constexpr int selective_step_lanes(const SelectiveStepConfig& config, int column
 }
 
 inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const SelectiveStepChoice& choice) {
-    return {ceil_div(problem.group_rows, choice.rows()), problem.groups, ceil_div(problem.sequences, choice.block_sequences)};
+    const i64 rows = choice.rows() * std::max(choice.row_steps, 1);
+    return {ceil_div(problem.group_rows, rows), problem.groups, ceil_div(problem.sequences, choice.block_sequences)};
 }
 
 inline i64 selective_step_blocks_in_all(const SelectiveStepProblem& problem, const SelectiveStepChoice& choice) {
@@ -84,7 +90,23 @@ constexpr int most_block_sequences(const SelectiveStepConfig& config, i64 blocks
     return bytes_of(config.state) == 2 && config.vectors > 1 && full ? kLongRows : SelectiveStepConfig::most_sequences();
 }
 
-// With few blocks latency is the bound, so the direct kernel runs. Otherwise a block has as many sequences as still fill the
+// Row steps per block of scan/selective_step_tied that leave every SM a few blocks, as in gdn/decode; 0 if there are too few
+// rows.
+inline int tied_row_steps(const SelectiveStepProblem& problem, const SelectiveStepChoice& choice, int multiprocessors) {
+    constexpr i64 kBlocksPerMultiprocessor = 3;
+    if (!problem.may_be_tied()) return 0;
+    SelectiveStepChoice tied = choice;
+    for (tied.row_steps = std::min(8, choice.lanes); tied.row_steps > 1; tied.row_steps /= 2) {
+        const bool fills_steps = (tied.row_steps - 1) * choice.rows() < problem.group_rows;
+        if (fills_steps && fits_grid(selective_step_blocks(problem, tied)) &&
+            selective_step_blocks_in_all(problem, tied) >= kBlocksPerMultiprocessor * multiprocessors)
+            return tied.row_steps;
+    }
+    return 0;
+}
+
+// Many rows with one value of A each go to the kernel that is made for them. With few blocks latency is the bound, so the
+// direct kernel runs. Otherwise a block has as many sequences as still fill the
 // GPU once: a block loads A once for all of them, and loads of later sequences overlap the computation of earlier ones.
 inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
                                                  const SelectiveStepWinners* winners = nullptr) {
@@ -93,6 +115,8 @@ inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& pro
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
     SelectiveStepChoice choice{config, selective_step_lanes(config, problem.columns), 1};
     if (problem.tokens > 1) return choice;
+    choice.row_steps = tied_row_steps(problem, choice, device.multiprocessors);
+    if (choice.row_steps > 0) return choice;
     choice.direct =
         problem.may_be_direct() && fits_grid(selective_step_blocks(problem, choice)) &&
         selective_step_blocks_in_all(problem, choice) <= most_direct_blocks(problem, config) * device.multiprocessors;
@@ -114,7 +138,8 @@ constexpr i64 most_sequences(i64 tokens) {
     return kMostBlocks[2] * (tokens > 1 ? 1 : kFewestItems);
 }
 
-// The heuristic's choice first, then scan/selective_step with other counts of sequences per block, and the direct kernel.
+// The heuristic's choice first, then scan/selective_step with other counts of sequences per block, the direct kernel, and
+// scan/selective_step_tied.
 inline std::vector<SelectiveStepChoice> selective_step_candidates(const SelectiveStepProblem& problem,
                                                                   const jit::DeviceTraits& device) {
     const SelectiveStepChoice own = selective_step_choice(problem, device);
@@ -124,12 +149,19 @@ inline std::vector<SelectiveStepChoice> selective_step_candidates(const Selectiv
         SelectiveStepChoice other = own;
         other.block_sequences = sequences;
         other.direct = false;
+        other.row_steps = 0;
         if (other != own && sequences <= problem.sequences && fits_grid(selective_step_blocks(problem, other)))
             all.push_back(other);
     }
     SelectiveStepChoice direct = own;
-    direct.block_sequences = 1, direct.direct = true;
+    direct.block_sequences = 1, direct.direct = true, direct.row_steps = 0;
     if (direct != own && problem.may_be_direct() && fits_grid(selective_step_blocks(problem, direct))) all.push_back(direct);
+    if (!problem.may_be_tied()) return all;
+    for (int steps = 1; steps <= std::min(8, own.lanes); steps *= 2) {
+        SelectiveStepChoice tied = own;
+        tied.block_sequences = 1, tied.direct = false, tied.row_steps = steps;
+        if (tied != own && fits_grid(selective_step_blocks(problem, tied))) all.push_back(tied);
+    }
     return all;
 }
 
@@ -154,6 +186,8 @@ inline std::string explain_selective_step(const SelectiveStepProblem& problem, c
     const SelectiveStepChoice choice = selective_step_choice(problem, device);
     const std::string access = access_of(choice);
     if (problem.tokens > 1) return fmt::format("{}; {} tokens of one sequence a block", access, problem.tokens);
+    if (choice.row_steps > 0)
+        return fmt::format("{}; one value of A a row, {} row steps a block: bytes count", access, choice.row_steps);
     if (choice.direct) return fmt::format("{}; few blocks, all loads at once: latency counts", access);
     return choice.block_sequences > 1
                ? fmt::format("{}; {} sequences a block: bytes count", access, choice.block_sequences)
@@ -165,7 +199,7 @@ struct SelectiveStepTuning {
 
     using Problem = SelectiveStepProblem;
     using Choice = SelectiveStepChoice;
-    static constexpr std::array kernels = {"scan/selective_step", "scan/selective_step_direct"};
+    static constexpr std::array kernels = {"scan/selective_step", "scan/selective_step_direct", "scan/selective_step_tied"};
     static constexpr auto& candidates = selective_step_candidates;
     static constexpr auto& explain = explain_selective_step;
 };
@@ -186,6 +220,23 @@ struct SelectiveStepDirect {
     static std::span<const Config> configurations() { return kAlignedSteps; }
     static int threads(const Config&) { return Config::threads(); }
     static int shared_bytes(const Config&) { return 0; }
+};
+
+inline constexpr std::array kTiedSteps = [] {
+    std::array<TiedStepConfig, 9> all{};
+    auto next = all.begin();
+    for (const DType state : {DType::f32, DType::bf16, DType::f16})
+        for (const int columns : {64, 128, 256}) *next++ = {state, columns};
+    return all;
+}();
+
+struct SelectiveStepTied {
+    GDN_KERNEL(SelectiveStepTied, scan, selective_step_tied, TiedStepConfig, SelectiveStepArgs,
+               "a token of every sequence of Mamba-2's scan, states of a pool in place", .starts_early = true);
+
+    static std::span<const Config> configurations() { return kTiedSteps; }
+    static int threads(const Config&) { return Config::threads(); }
+    static int shared_bytes(const Config& config) { return plan_bytes<kTiedSteps, TiedStepSharedPlan>(config); }
 };
 
 inline constexpr std::array kTokenSteps = [] {
@@ -240,7 +291,10 @@ struct SelectiveStep {
             return explain_selective_step(problem, traits, tuned<SelectiveStepTuning>(traits));
         };
         const Blocks blocks = selective_step_blocks(problem, choice);
-        if (choice.direct)
+        args.row_steps = choice.row_steps;
+        if (choice.row_steps > 0)
+            launch<SelectiveStepTied>({problem.state, problem.columns}, args, blocks, target, explanation);
+        else if (choice.direct)
             launch<SelectiveStepDirect>(choice.config, args, blocks, target, explanation);
         else
             launch<SelectiveStep>(choice.config, args, blocks, target, explanation);

@@ -23,7 +23,8 @@ SelectiveStepProblem random_step(Random& random) {
             .state = state,
             .aligned = columns * bytes_of(state) % 16 == 0 && random.one_of({true, false}),
             .near = random.one_of({true, false}),
-            .plain = random.one_of({true, false})};
+            .plain = random.one_of({true, false}),
+            .tied = random.one_of({true, false})};
 }
 
 TEST(SelectiveStepHeuristic, ChoosesOnlyWhatIsRegistered) {
@@ -70,8 +71,9 @@ TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
         ASSERT_LE(choice.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::most_sequences()));
         ASSERT_LE(choice.rows(), choice.config.most_rows());
         ASSERT_TRUE(!choice.direct || (problem.may_be_direct() && choice.block_sequences == 1));
+        ASSERT_TRUE(choice.row_steps == 0 || (problem.may_be_tied() && choice.block_sequences == 1 && !choice.direct));
         const Blocks blocks = selective_step_blocks(problem, choice);
-        ASSERT_GE(blocks[0] * choice.rows(), problem.group_rows);
+        ASSERT_GE(blocks[0] * choice.rows() * std::max(choice.row_steps, 1), problem.group_rows);
         ASSERT_GE(blocks[2] * choice.block_sequences, problem.sequences);
         ASSERT_NE(explain_selective_step(problem, device), "");
         for (const SelectiveStepChoice& other : selective_step_candidates(problem, device)) {
@@ -79,6 +81,8 @@ TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
             ASSERT_LE(other.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::most_sequences()));
             ASSERT_TRUE(fits_grid(selective_step_blocks(problem, other)));
             ASSERT_TRUE(!other.direct || (problem.may_be_direct() && other.block_sequences == 1));
+            ASSERT_TRUE(other.row_steps == 0 || (problem.may_be_tied() && other.block_sequences == 1 && !other.direct));
+            ASSERT_LE(other.row_steps, other.lanes) << "each lane has the scalars of one step";
         }
     }
 }
@@ -116,6 +120,48 @@ TEST(SelectiveStepHeuristic, LongRowsOfFullGpus) {
     EXPECT_EQ(choice(256, DType::f32).block_sequences, SelectiveStepConfig::most_sequences());
     EXPECT_EQ(choice(256, DType::bf16).block_sequences, 8);
     EXPECT_EQ(choice(32, DType::bf16).block_sequences, SelectiveStepConfig::most_sequences());
+}
+
+SelectiveStepProblem mamba_2(i64 sequences, int columns, DType state) {
+    return {.sequences = sequences,
+            .tokens = 1,
+            .groups = 8,
+            .group_rows = 512,
+            .columns = columns,
+            .state = state,
+            .aligned = true,
+            .near = true,
+            .plain = true,
+            .tied = true};
+}
+
+TEST(SelectiveStepHeuristic, ManyRowsWithOneValueOfAHaveTheirKernel) {
+    const jit::DeviceTraits device = device_of(132);
+    std::set<std::string> configurations;
+    for (const TiedStepConfig& config : kTiedSteps) configurations.insert(to_text(config));
+    for (const DType state : {DType::f32, DType::bf16, DType::f16}) {
+        for (const int columns : {64, 128, 256}) {
+            const SelectiveStepProblem problem = mamba_2(256, columns, state);
+            const SelectiveStepChoice choice = selective_step_choice(problem, device);
+            const TiedStepConfig config{state, columns};
+            EXPECT_EQ(choice.row_steps, std::min(8, choice.lanes));
+            EXPECT_EQ(config.row(), choice.config) << "rows are summed in the order of the other kernels";
+            EXPECT_EQ(config.lanes(), choice.lanes);
+            EXPECT_TRUE(configurations.contains(to_text(config)));
+        }
+        EXPECT_TRUE(selective_step_choice(mamba_2(1, 128, state), device).direct);
+        EXPECT_EQ(selective_step_choice(mamba_2(1, 128, state), device).row_steps, 0);
+    }
+    EXPECT_EQ(selective_step_choice(mamba_2(8, 128, DType::f32), device).row_steps, 4) << "three blocks an SM";
+    EXPECT_NE(explain_selective_step(mamba_2(64, 128, DType::f32), device).find("8 row steps"), std::string::npos);
+    for (auto change :
+         {+[](SelectiveStepProblem& x) { x.tokens = 2; }, +[](SelectiveStepProblem& x) { x.aligned = false; },
+          +[](SelectiveStepProblem& x) { x.tied = false; }, +[](SelectiveStepProblem& x) { x.columns = 96; },
+          +[](SelectiveStepProblem& x) { x.state = DType::c64; }, +[](SelectiveStepProblem& x) { x.group_rows = 16; }}) {
+        SelectiveStepProblem problem = mamba_2(256, 128, DType::f32);
+        change(problem);
+        EXPECT_EQ(selective_step_choice(problem, device).row_steps, 0);
+    }
 }
 
 TEST(SelectiveStepHeuristic, TheLargestBatchFitsTheGrid) {

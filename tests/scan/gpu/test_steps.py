@@ -109,7 +109,8 @@ def problem_of(x: dict[str, Any]) -> str:
     plain = x["discretization"] == "mamba" and "delta_a" not in x and not x["state"].is_complex() and N % 8 == 0
     return (
         f"{{.sequences = {batch}, .tokens = 1, .groups = 1, .group_rows = {dim}, .columns = {N}, "
-        f".state = DType::{DTYPES[x['state'].dtype]}, .aligned = true, .near = true, .plain = {str(plain).lower()}}}"
+        f".state = DType::{DTYPES[x['state'].dtype]}, .aligned = true, .near = true, .plain = {str(plain).lower()}, "
+        ".tied = false}"
     )
 
 
@@ -133,6 +134,46 @@ def test_both_kernels_and_any_number_of_sequences_a_block_give_the_same_bits(N: 
         assert len(results) == 5  # the direct kernel, and blocks of 1 to 8 sequences
         for mine, wanted in zip(results[1:], results[:1] * 4, strict=True):
             assert all(torch.equal(*both) for both in zip(mine, wanted, strict=True))
+
+
+@pytest.mark.parametrize("state", STATES[:3])
+@pytest.mark.parametrize("heads, dim, N, groups", [(16, 64, 128, 2), (6, 80, 256, 1), (24, 64, 64, 3)])
+def test_every_kernel_of_rows_with_one_value_of_A_gives_the_same_bits(
+    heads: int, dim: int, N: int, groups: int, state: torch.dtype, seed: int
+) -> None:
+    device = _C.driver()["devices"][torch.cuda.current_device()]
+    x = on_gpu(seed, batch=9, heads=heads, dim=dim, N=N, groups=groups, state=state, io=torch.bfloat16)
+    x |= {name: x[name][..., 0].contiguous() for name in ("dt", "dt_bias", "D")} | {"A": x["A"][:, 0, 0].contiguous()}
+    del x["delta_a"]
+    problem = (
+        f"{{.sequences = 9, .tokens = 1, .groups = {groups}, .group_rows = {heads * dim // groups}, .columns = {N}, "
+        f".state = DType::{DTYPES[state]}, .aligned = true, .near = true, .plain = true, .tied = true}}"
+    )
+    results, kernels = [], set()
+    for choice in _C.tuned_candidates("scan/selective_step", problem, device):
+        _C.tuned_attempt("scan/selective_step", problem, choice, device)
+        try:
+            given = x | {"state": x["state"].clone()}
+            results.append((selective_state_update(**given), given["state"]))
+            assert _C.tuned_attempted("scan/selective_step", device["ordinal"])
+        finally:
+            _C.tuned_forget()
+        kernels.add(("row_steps = 0" not in choice, "direct = true" in choice))
+    assert kernels == {(True, False), (False, True), (False, False)}
+    for mine in results[1:]:
+        assert all(torch.equal(*both) for both in zip(mine, results[0], strict=True))
+
+
+def test_slots_of_rows_with_one_value_of_A_are_64_bit(seed: int) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    x = on_gpu(seed, batch=40, heads=16, dim=64, N=128, groups=2, state=torch.bfloat16, io=torch.bfloat16)
+    x["A"] = x["A"][:, 0, 0].contiguous()
+    pool = torch.empty(17000, 16, 64, 128, dtype=torch.bfloat16, device="cuda")  # the last slots are past 2^31 elements
+    pool[-40:] = x["state"]
+    far = x | {"state": pool, "state_batch_indices": torch.arange(17000 - 40, 17000, device="cuda")}
+    assert torch.equal(selective_state_update(**far), selective_state_update(**x))
+    assert torch.equal(pool[-40:], x["state"])
 
 
 def test_equal_calls_give_equal_bits(seed: int) -> None:

@@ -15,6 +15,7 @@ from step_cases import (
     INVALID_PARENTS,
     REAL,
     check,
+    check_resets,
     close,
     draws,
     packed_draws,
@@ -45,6 +46,11 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", REAL)
 def test_the_definition(name: str, form: str, seed: int) -> None:
     check(draws(seed, name, **FORMS[form]), selective_state_update)
+
+
+@pytest.mark.parametrize("tokens", [None, 2])
+def test_a_decay_of_zero_that_a_row_shares_is_an_exact_reset(tokens: int | None, seed: int) -> None:
+    check_resets(seed, selective_state_update, tokens=tokens)
 
 
 @pytest.mark.parametrize("form", ["one token", "tokens and groups", "heads", "one of everything"])

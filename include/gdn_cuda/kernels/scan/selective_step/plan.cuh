@@ -144,6 +144,9 @@ struct SelectiveStepArgs {
     Tagged parents;     // (sequences, parents_count): tokens of a tree; if absent, each continues from the one before
     i64 parents_sequence, parents_token;
     int parents_count;  // at most kMostTreeTokens
+
+    // scan/selective_step_tied alone:
+    int row_steps;  // per block, no more than a row has lanes
 };
 
 }  // namespace gdn_cuda::scan

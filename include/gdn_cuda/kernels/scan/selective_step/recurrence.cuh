@@ -20,6 +20,8 @@ __device__ __forceinline__ Complex kept_in_loop(const Complex& x) {
 template <SelectiveStepConfig kConfig, Discretization kKind>
 struct CompiledStep {
     using Number = typename StepTypes<kConfig>::Number;
+    // Whether one Ā for a row that is 0 in fp32 erases the row, infinities and NaN included.
+    static constexpr bool kResets = kKind == Discretization::mamba && !is_complex(kConfig.state);
 
     __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
         if constexpr (kKind != Discretization::mamba || is_complex(kConfig.state))
@@ -36,6 +38,7 @@ struct CompiledStep {
 template <SelectiveStepConfig kConfig>
 struct RuntimeStep {
     using Number = typename StepTypes<kConfig>::Number;
+    static constexpr bool kResets = false;
     Discretization kind;
 
     __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
@@ -48,15 +51,25 @@ struct RuntimeStep {
     }
 };
 
+__device__ __forceinline__ bool resets(const Decay<float>& decay) {
+    return !decay.offset && decay.rate == 0.f;
+}
+
 // Advances a lane's states by one token. `load_columns(v, B, C)` loads B and C of a vector. Returns the lane's Σ C x.
-template <bool kTied, SelectiveStepConfig kConfig>
-__device__ __forceinline__ float advance_lane(const auto& step_of, const StepRow& row, const StepLane<kConfig>& lane,
+template <bool kTied, SelectiveStepConfig kConfig, class Step>
+__device__ __forceinline__ float advance_lane(const Step& step_of, const StepRow& row, const StepLane<kConfig>& lane,
                                               int columns, const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
                                               typename StepTypes<kConfig>::Number (&state)[kConfig.elements()],
                                               const auto& load_columns) {
     using Types = StepTypes<kConfig>;
     ExactStep<typename Types::Number> by;
     if (kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[0]));
+    if constexpr (kTied && Step::kResets) {
+        if (resets(by.decay)) {
+#pragma unroll
+            for (float& x : state) x = 0.f;
+        }
+    }
     float sum = 0.f;
 #pragma unroll
     for (int v = 0; v < kConfig.vectors; ++v) {

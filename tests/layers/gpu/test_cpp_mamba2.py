@@ -1,0 +1,11 @@
+"""The C++ API of mamba2_decode_layer on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mamba2_api
+
+
+def test_results_are_those_of_python(tmp_path: Path, seed: int) -> None:
+    mamba2_api.check(tmp_path, "cuda", seed)
