@@ -120,7 +120,7 @@ BACKWARD_ROLES = (
             Place("begin", "barrier(shared.stage_full[at.index]).wait(at.parity);", before=True),
             Place("wait: stage", "barrier(shared.factors_full[at.index]).wait(at.parity);"),
             Place("K", "wait_for_product(K);"),
-            Place("wait: sums", "use_products(K, N, CB,", before=True),
+            Place("wait: sums", "factors.resets <= Resets", before=True),
             Place("M', N", "barrier(shared.scores_full[at.index]).arrive();"),
             Place("across", "store_across(sums.across[warp], K);"),
             Place("C S^T", "wait_for_product(read);"),
@@ -142,7 +142,7 @@ BACKWARD_ROLES = (
             Place("wait: M'", "barrier(shared.scores_full[at.index]).wait(at.parity);"),
             Place("M'^T dY", "float r[2];", before=True),
             Place("sums", "if (lane == 0) sums.D[warp] = D;"),
-            Place("dX", "store_dx(dW, dy, delta, factors.D, tile);"),
+            Place("dX", "store_dx(dW, dy, delta, factors.D, tile, stage.x);"),
             Place("dB", "wait_for_product(dB);"),
         ),
     ),
@@ -154,7 +154,7 @@ BACKWARD_ROLES = (
         (
             Place("begin", "barrier(shared.sums_full[at.index]).wait(at.parity);", before=True),
             Place("wait: sums", "barrier(shared.sums_full[at.index]).wait(at.parity);"),
-            Place("gradients", "store_gradients(head_of(tile), delta, decay);"),
+            Place("gradients", "store_gradients(head, raw, bias, A, delta, decay);"),
         ),
     ),
     Role(
