@@ -27,7 +27,8 @@ struct SsdRowTile {
 
 // What a block has to do: some row tiles of heads of a group, of one segment of a sequence. Kept out of registers.
 //
-// A segment that others follow is taken twice: first for the state after it from zeros, without outputs, which those need.
+// The chunks of a segment that is not the first come after those of the one before: first without outputs, for the state after
+// them from zeros, which the later segments need too. The first segment is longer, as its blocks have only its own.
 struct SsdWork {
     int pass, sequence, batch, group;
     int first_tile, tiles;  // counted from those of the first head
@@ -35,7 +36,9 @@ struct SsdWork {
     int start, length;      // of the sequence, in tokens
     int segment, segments;  // the sequence's
     int first_chunk;        // of the segment
-    int steps, first_own;   // a step is a chunk; from `first_own` on again from `first_chunk` on, with all that comes before
+    int summed;             // the segment whose state the first steps yield: the one before, or if there are no others its own
+    int first_summed;       // that one's first chunk
+    int steps, first_own;   // a step is a chunk; those from `first_own` on are the segment's
     bool has_outputs;       // from then on
     int last_chunk;         // of the second pass, which begins with it
     i64 chunks_before;      // of the sequences before, in chunk_states
@@ -44,7 +47,7 @@ struct SsdWork {
 
     GDN_HOST_DEVICE bool outputs_at(int step) const { return has_outputs && step >= first_own; }
     GDN_HOST_DEVICE int chunk_at(int step) const {
-        const int chunk = first_chunk + (step < first_own ? step : step - first_own);
+        const int chunk = step < first_own ? first_summed + step : first_chunk + step - first_own;
         return pass == 0 ? chunk : last_chunk - chunk;
     }
     // How many heads the row tiles are of: two, or one of one or two tiles.

@@ -73,16 +73,16 @@ struct StateRows : TileLane {
     __device__ __forceinline__ float* segment_state(int segment) const {
         return args.segments.states + segment_index(segment) * kTileRows * kStates + thread;
     }
-    // Hands on the state after this segment from zeros, and its decay.
+    // Hands on the state after the segment of the first steps, from zeros, and its decay.
     __device__ __forceinline__ void store_segment(float log_decay) {
-        float* const to = segment_state(work.segment);
+        float* const to = segment_state(work.summed);
 #pragma unroll
         for (int part = 0; part < kParts; ++part)
 #pragma unroll
             for (int i = 0; i < kPartColumns / 2; ++i) to[(part * (kPartColumns / 2) + i) * kTileThreads] = state[part][i];
-        if (thread == 0) args.segments.decays[segment_index(work.segment)] = exp2_fast(log_decay);
+        if (thread == 0) args.segments.decays[segment_index(work.summed)] = exp2_fast(log_decay);
         this->tile_sync();
-        if (thread == 0) red_release(args.segments.done + segment_index(work.segment));
+        if (thread == 0) red_release(args.segments.done + segment_index(work.summed));
     }
     // The state before this segment: what the segments before add, from the nearest on while their decays leave anything of it.
     // Returns their decay.

@@ -24,6 +24,21 @@ __device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
         work.last_slot = last < args.last_slot_count ? last : -1;
     }
 }
+// How a sequence's chunks are split: the first segment is 7/4 of the second of two, and 3/2 of the others of more. A step
+// without outputs takes half of one with them (docs/kernels/ssd_prefill.md), so all blocks end together. Without outputs all
+// are equal.
+struct SegmentsOf {
+    int count, chunks, in_segment;
+
+    __device__ __forceinline__ SegmentsOf(int most, int chunks, bool equal) : chunks(chunks) {
+        const int first = equal ? 4 : most == 2 ? 7 : 6;  // in quarters of the others
+        in_segment = max((4 * chunks + first + 4 * (most - 1) - 1) / (first + 4 * (most - 1)), kShortestSegment);
+        count = max(min(most, (chunks + (equal ? in_segment - 1 : 0)) / in_segment), 1);
+    }
+    __device__ __forceinline__ int first_chunk(int segment) const {
+        return segment <= 0 ? 0 : segment >= count ? chunks : chunks - (count - segment) * in_segment;
+    }
+};
 __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_tiles) {
     const int group_tiles = args.heads / args.groups * args.tiles_of_head, blocks = (group_tiles + row_tiles - 1) / row_tiles;
     const int block = static_cast<int>(blockIdx.x), group = block / blocks, first = block % blocks * row_tiles;
@@ -32,12 +47,11 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const int* const first_slot = args.table.chunks == nullptr ? nullptr : args.table.first + sequence;
     const int chunks = first_slot != nullptr ? first_slot[1] - first_slot[0] : (span.length + kChunk - 1) / kChunk,
               segment = static_cast<int>(blockIdx.z);
-    const int in_segment = max((chunks + args.segments.count - 1) / args.segments.count, kShortestSegment);
-    const int segments = args.segments.count == 1 ? 1 : max((chunks + in_segment - 1) / in_segment, 1);
-    const int first_chunk = args.segments.count == 1 ? 0 : segment * in_segment;
-    const int own = args.segments.count == 1 ? chunks : max(min(in_segment, chunks - first_chunk), 0);
     const bool summary = args.states_only && args.passes[pass].chunk_states == nullptr;
-    const int first_own = summary || segment + 1 < segments ? own : 0;
+    const SegmentsOf segments(args.segments.count, chunks, summary);
+    const int first_chunk = segments.first_chunk(segment), own = max(segments.first_chunk(segment + 1) - first_chunk, 0),
+              summed = summary ? segment : segment - 1, first_summed = segments.first_chunk(summed),
+              first_own = summary ? own : max(first_chunk - first_summed, 0);
     SsdWork work{.pass = pass,
                  .sequence = sequence,
                  .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
@@ -47,8 +61,10 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
                  .start = static_cast<int>(span.start),
                  .length = span.length,
                  .segment = segment,
-                 .segments = segments,
+                 .segments = segments.count,
                  .first_chunk = first_chunk,
+                 .summed = summed,
+                 .first_summed = first_summed,
                  .steps = summary ? own : first_own + own,
                  .first_own = first_own,
                  .has_outputs = !args.states_only,
