@@ -202,8 +202,8 @@ def ssd_replay_decode(
         B, C: (B, T, G, N), the dtype of x, N a multiple of 8 up to 256; head h reads group h // (H/G)
         D: (H,) or (H, P); fp32, bf16 or fp16
         state_pool: (slots, H, P, N), fp32, bf16 or fp16: each slot contiguous, any stride between slots
-        x_ring: (slots, W, H, P), B_ring: (slots, W, G, N), the dtype of x; delta_ring: (slots, W, H), fp32: x, B and δ of
-          tokens, W from 1 to 32. Any strides but the last of x_ring and B_ring
+        x_ring: (slots, W, H, P); B_ring: (slots, W, G, N), both of the dtype of x; delta_ring: (slots, W, H), fp32: x, B and
+          δ of tokens, W from 1 to 32. Any strides but the last of x_ring and B_ring
         pending: (slots,), int32: how many tokens of the ring the state lacks; these four are made by `ssd_replay_buffers`
         state_indices: (B,), int32 or int64; None: sequence n has slot n
         num_accepted_tokens: (B,), int32 or int64: how many tokens of the last call on the slot are accepted. None: every token
