@@ -233,3 +233,38 @@ def test_gradients_are_refused(seed: int) -> None:
     out = ssd_replay_decode(**x)
     with pytest.raises(RuntimeError, match="ssd_scan"):
         out.float().sum().backward()
+
+
+def test_an_engine_that_counts_by_itself(seed: int) -> None:
+    """FlashInfer's checkpointing_ssu has rings (slots, heads, R, P) of R = window + T tokens and counts that the engine keeps:
+    prev_num_accepted_tokens, and whether the last call wrote the state, which follows from them. `pending` is set to these."""
+    T, window = 3, 5
+    server = Server(seed, window=window, verify=True, H=4, G=2, P=16, N=32)
+    wide = ssd_replay_buffers(server.pool, window + T, server.G)
+    rings = [y.transpose(1, 2).contiguous().transpose(1, 2)[:, :window] for y in wide[:3]]
+    server.buffers = SsdReplayBuffers(*rings, wide.pending)
+    slots, counts = server.slots.long(), torch.zeros(len(server.slots), dtype=torch.int32)
+    for _ in range(12):
+        server.pending, before = counts.tolist(), server.pool.clone()
+        server.buffers.pending.index_copy_(0, slots, counts)
+        server.accepted.zero_()
+        server.decode(ssd_replay_decode, [T] * len(slots))
+        writes = counts + T > window
+        assert [not torch.equal(before[slot], server.pool[slot]) for slot in slots] == writes.tolist()
+        server.accept_some()
+        accepted = server.accepted.to(torch.int32)
+        counts = torch.where(writes, accepted, counts + accepted)
+
+
+def test_an_engine_that_writes_states_in_every_nth_step(seed: int) -> None:
+    """vLLM's selective_state_update_replayssm_output_only counts positions in rings of L tokens, and the call at the last one
+    writes the state with its own token: W is L − 1."""
+    L = 4
+    server = Server(seed, window=L - 1)
+    for step in range(3 * L):
+        before = server.pool.clone()
+        server.buffers.pending.fill_(step % L)
+        server.pending = [step % L] * 3
+        server.decode(ssd_replay_decode, [1] * 3)
+        assert torch.equal(before, server.pool) == (step % L < L - 1)
+    assert rel_rms(server.pool[server.slots.long()], torch.stack(server.states)) < 1e-5

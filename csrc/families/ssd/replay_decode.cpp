@@ -100,6 +100,7 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
     args.tokens = check.count("x", "tokens", tokens, kMaxTokens);
     args.heads = check.count("x", "heads", heads);
     args.groups = static_cast<int>(groups);
+    args.group_heads = static_cast<int>(heads / groups);
     args.channels = check.count("x", "channels of a head", channels);
     args.states = static_cast<int>(states);
     args.cu_seqlens = tagged(cu_seqlens);
@@ -173,11 +174,11 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
                         .io = io,
                         .state = state};
     constexpr i64 kMostBlocksOfSequence = (1 << (32 - kPendingBits)) - 1;
-    const i64 blocks = replay_step_blocks(prepared.problem, ReplayStepConfig::groups());
-    GDN_REQUIRE(check, blocks <= kMostBlocksOfSequence * std::max<i64>(sequences, 1), "x",
+    const Blocks blocks = replay_step_blocks(prepared.problem, ReplayStepConfig::groups());
+    GDN_REQUIRE(check, blocks[0] * blocks[1] <= kMostBlocksOfSequence, "x",
                 fmt::format("at most {} channels in all heads", kMostBlocksOfSequence * ReplayStepConfig::groups()),
                 fmt::format("{}", heads * channels));
-    check.grid("x", {blocks, 1, 1});
+    check.grid("x", blocks);
     return prepared;
 }
 

@@ -34,8 +34,12 @@ constexpr ReplayStepConfig replay_step_config(const ReplayStepProblem& problem) 
     return replay_step_config(problem.io, problem.state, problem.states, problem.tokens);
 }
 
-inline i64 replay_step_blocks(const ReplayStepProblem& problem, int rows) {
-    return problem.sequences * problem.groups * ceil_div(problem.group_rows(), rows);
+inline Blocks replay_step_blocks(const ReplayStepProblem& problem, int rows) {
+    return {ceil_div(problem.group_rows(), rows), problem.groups, problem.sequences};
+}
+inline i64 replay_step_blocks_in_all(const ReplayStepProblem& problem, int rows) {
+    const Blocks blocks = replay_step_blocks(problem, rows);
+    return blocks[0] * blocks[1] * blocks[2];
 }
 // Rows of a block, a multiple of its groups of lanes. They are of at most as many heads as it has warps: P is a multiple of 8,
 // so that three heads' rows begin and end in four.
@@ -44,7 +48,7 @@ inline int replay_step_rows(const ReplayStepProblem& problem, const jit::DeviceT
     const i64 of_heads = i64{kHeads} * problem.channels / kStep * kStep;
     int rows = static_cast<int>(
         std::min<i64>({replay_step_config(problem).most_rows(), of_heads, ceil_div(problem.group_rows(), kStep) * kStep}));
-    while (rows > kStep && replay_step_blocks(problem, rows) < kReplayBlocksPerMultiprocessor * device.multiprocessors)
+    while (rows > kStep && replay_step_blocks_in_all(problem, rows) < kReplayBlocksPerMultiprocessor * device.multiprocessors)
         rows = std::max(kStep, rows / 2 / kStep * kStep);
     return rows;
 }
@@ -72,11 +76,10 @@ struct ReplayStep {
     static void run(const ReplayStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.group_rows() == 0) return;
         args.block_rows = replay_step_rows(problem, jit::device_traits(target.ordinal));
-        args.tiles = static_cast<int>(ceil_div(problem.group_rows(), args.block_rows));
-        launch<ReplayStep>(replay_step_config(problem), args, {replay_step_blocks(problem, args.block_rows), 1, 1}, target,
+        launch<ReplayStep>(replay_step_config(problem), args, replay_step_blocks(problem, args.block_rows), target,
                            [&](const auto& device) {
                                return fmt::format("{} blocks of {} rows for {} multiprocessors; a ring of {} tokens",
-                                                  replay_step_blocks(problem, args.block_rows), args.block_rows,
+                                                  replay_step_blocks_in_all(problem, args.block_rows), args.block_rows,
                                                   device.multiprocessors, args.entries);
                            });
     }

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     if (place.has_room(args)) load_new_tokens(shared, args, place);
     if (!place.has_slot(args)) return cp_async_wait<0>();
     const i64 cursor = load_index({args.pending, DType::i32}, place.slot);
-    ReplayRows<kConfig> rows;
+    ReplayRows<kConfig> rows(args, place);
     if (place.length > 0 || args.fold) rows.load(args, place);
     const int heads = place.heads(args), head = place.first_head + warp;
     HeadSteps<kConfig> steps;
@@ -120,8 +120,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     ReplayGates<kConfig> gates;
     gates.load(args, place, 0);
     store_scores(shared, args, place);
+    rows.clear_padding(args);
     rows.multiply(shared, args, place);
-    if (thread == 0) shared.is_last = (before >> kPendingBits) + 1 == static_cast<unsigned>(args.tiles * args.groups);
+    if (thread == 0) shared.is_last = (before >> kPendingBits) + 1 == gridDim.x * gridDim.y;
     __syncthreads();
 
     store_outputs(shared, args, place, gates);

@@ -27,15 +27,12 @@ struct ReplayPlace {
 
     // Everything but the slot and the ring. The loads of the slot and of the accepted tokens are in flight afterwards.
     __device__ __forceinline__ explicit ReplayPlace(const ReplayStepArgs& args) {
-        const unsigned tile = blockIdx.x % static_cast<unsigned>(args.tiles),
-                       rest = blockIdx.x / static_cast<unsigned>(args.tiles);
-        group = static_cast<int>(rest % static_cast<unsigned>(args.groups));
-        sequence = static_cast<int>(rest / static_cast<unsigned>(args.groups));
-        const int group_heads = static_cast<int>(static_cast<unsigned>(args.heads) / static_cast<unsigned>(args.groups));
-        first_row = static_cast<int>(tile) * args.block_rows;
-        rows = min(args.block_rows, group_heads * args.channels - first_row);
+        group = static_cast<int>(blockIdx.y);
+        sequence = static_cast<int>(blockIdx.z);
+        first_row = static_cast<int>(blockIdx.x) * args.block_rows;
+        rows = min(args.block_rows, args.group_heads * args.channels - first_row);
         const int head = static_cast<int>(static_cast<unsigned>(first_row) / static_cast<unsigned>(args.channels));
-        first_head = group * group_heads + head;
+        first_head = group * args.group_heads + head;
         first_channel = first_row - head * args.channels;
         slot = args.slots.data == nullptr ? sequence : load_index(args.slots, sequence * args.slots_sequence);
         accepted = args.verifies() ? load_index(args.accepted, sequence) : 0;
@@ -87,17 +84,19 @@ struct ReplayPlace {
         return keeps && next < stored && length > 0;
     }
 
-    __device__ __forceinline__ int heads(const ReplayStepArgs& args) const {
-        return static_cast<unsigned>(first_channel + rows + args.channels - 1) / static_cast<unsigned>(args.channels);
-    }
-    // The head of a row of the block, counted from the block's first, and the channel there.
+    // The head of a row of the block, counted from the block's first, and the channel there. By comparisons, as a division
+    // takes more instructions.
     struct Channel {
         int head, channel;
     };
     __device__ __forceinline__ Channel channel_of(const ReplayStepArgs& args, int row) const {
-        const int at = first_channel + row, head = static_cast<unsigned>(at) / static_cast<unsigned>(args.channels);
+        const int at = first_channel + row;
+        int head = 0;
+#pragma unroll
+        for (int next_head = 1; next_head < ReplayStepConfig::kHeads; ++next_head) head += at >= next_head * args.channels;
         return {head, at - head * args.channels};
     }
+    __device__ __forceinline__ int heads(const ReplayStepArgs& args) const { return channel_of(args, rows - 1).head + 1; }
 
     __device__ __forceinline__ Io* token_of(const Rows& tensor, int token, int tensor_head) const {
         return static_cast<Io*>(tensor.data) + sequence * tensor.batch + (start + token) * tensor.token +

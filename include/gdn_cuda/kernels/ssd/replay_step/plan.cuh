@@ -29,8 +29,8 @@ struct ReplayStepConfig {
     GDN_HOST_DEVICE constexpr int most_rows() const { return groups() * thread_rows(); }  // of a block; at most a thread each
     // Rows that are widened to fp32 at once where the state is written.
     GDN_HOST_DEVICE constexpr int wide_rows() const { return bytes_of(state) == 4 ? thread_rows() : 32 / lane_columns(); }
-    // Blocks per SM, for which registers are limited.
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return 4; }
+    // Blocks per SM, for which registers are limited. Shared memory has room for no more than three with many tokens in fp32.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return io == DType::f32 && tokens > 1 ? 3 : 4; }
 };
 
 // A block's tokens: new ones, then entries of the ring.
@@ -68,7 +68,7 @@ struct ReplayStepArgs {
     float lowest = 0.f, highest = 0.f;  // of δ
     bool softplus = false;
     int sequences, tokens, heads, groups, channels, states;
-    int block_rows, tiles;  // rows of a block, and blocks that share the rows of a group
+    int group_heads, block_rows;  // heads of a group, rows of a block
     Tagged cu_seqlens;
 
     Tagged slots;  // (sequences,); if absent, sequence n has slot n

@@ -16,29 +16,36 @@ struct ReplayRows {
                          kColumns = kConfig.lane_columns(), kLanes = ReplayStepConfig::kLanes;
 
     Vector<State, kVector, true> state[kRows][kVectors];
+    State* block;  // the block's first row in the pool
     int lane, group;
 
-    __device__ __forceinline__ ReplayRows() : lane(threadIdx.x % kLanes), group(threadIdx.x / kLanes) {}
+    __device__ __forceinline__ ReplayRows(const ReplayStepArgs& args, const ReplayPlace<kConfig>& place)
+        : lane(threadIdx.x % kLanes), group(threadIdx.x / kLanes) {
+        const i64 first_row = static_cast<i64>(place.group) * args.group_heads * args.channels + place.first_row;
+        block = static_cast<State*>(args.pool) + place.slot * args.pool_slot + first_row * args.states;
+    }
 
     __device__ __forceinline__ int column(int vector) const { return (vector * kLanes + lane) * kVector; }
     __device__ __forceinline__ static int row_of(int r, int group) { return r * ReplayStepConfig::groups() + group; }
-    __device__ __forceinline__ State* address(const ReplayStepArgs& args, const ReplayPlace<kConfig>& place, int row) const {
-        const i64 of_slot = static_cast<i64>(place.first_head) * args.channels + place.first_channel + row;
-        return static_cast<State*>(args.pool) + place.slot * args.pool_slot + of_slot * args.states;
-    }
 
-    // All loads are in flight at once.
+    // All loads are in flight at once, none in a branch of its own: rows past the block's last are that one again.
     __device__ __forceinline__ void load(const ReplayStepArgs& args, const ReplayPlace<kConfig>& place) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            const int row = row_of(r, group);
-            const State* const from = address(args, place, row);
+            if (row_of(r, 0) >= place.rows) break;
+            const State* const from = block + min(row_of(r, group), place.rows - 1) * args.states;
 #pragma unroll
-            for (int v = 0; v < kVectors; ++v) {
-                state[r][v].clear();
-                if (row < place.rows && column(v) < args.states) state[r][v].load_streaming(from + column(v));
-            }
+            for (int v = 0; v < kVectors; ++v) state[r][v].load_streaming(from + min(column(v), args.states - kVector));
         }
+    }
+    // Zeros in columns past the states, where they are fewer than the configuration's.
+    __device__ __forceinline__ void clear_padding(const ReplayStepArgs& args) {
+        if (args.states == kConfig.states) return;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v)
+                if (column(v) >= args.states) state[r][v].clear();
     }
 
     // A lane's elements of a row of B or C in shared memory; zeros past the states.
@@ -112,7 +119,7 @@ struct ReplayRows {
 #pragma unroll
             for (int r = 0; r < kWide; ++r) {
                 const int row = row_of(first + r, group);
-                State* const to = address(args, place, row);
+                State* const to = block + row * args.states;
 #pragma unroll
                 for (int v = 0; v < kVectors; ++v) {
                     Vector<State, kVector, true> rounded;

@@ -9,21 +9,26 @@
 
 namespace gdn_cuda::ssd {
 
-// Copies rows of `elements` elements, a multiple of 8, to shared memory. from(row, element): an element's address.
+// Copies rows of `elements` elements, a multiple of 8, to shared memory. first_of(element): its address in the first row;
+// `stride`: between rows. A thread's element is the same in all of its rows.
 template <ReplayStepConfig kConfig, class To>
-__device__ __forceinline__ void copy_rows(To* to, int count, int elements, bool whole_units, const auto& from) {
+__device__ __forceinline__ void copy_rows(To* to, int count, int elements, bool whole_units, i64 stride, const auto& first_of) {
     using Io = Storage<kConfig.io>;
-    constexpr int kUnit = 16 / int(sizeof(Io));
-    const int step = whole_units ? kUnit : 1;
-    const unsigned width = static_cast<unsigned>(elements) / static_cast<unsigned>(step);
+    constexpr int kUnit = 16 / int(sizeof(Io)), kUnitBits = 4, kElementBits = 7;  // threads of a row
+    static_assert(kConfig.threads() == 1 << kElementBits);
+    const int bits = whole_units ? kUnitBits : kElementBits, step = whole_units ? kUnit : 1;
+    const int first_row = static_cast<int>(threadIdx.x) >> bits, row_step = kConfig.threads() >> bits;
 #pragma unroll 1
-    for (unsigned i = threadIdx.x; i < count * width; i += kConfig.threads()) {
-        const int row = static_cast<int>(i / width), element = static_cast<int>(i % width) * step;
-        Io* const place = reinterpret_cast<Io*>(to[row].bytes) + element;
-        if (whole_units)
-            cp_async_16(place, from(row, element));
-        else
-            *place = *from(row, element);
+    for (int element = (threadIdx.x & ((1 << bits) - 1)) * step; element < elements; element += step << bits) {
+        const Io* from = first_of(element) + first_row * stride;
+#pragma unroll 1
+        for (int row = first_row; row < count; row += row_step, from += row_step * stride) {
+            Io* const place = reinterpret_cast<Io*>(to[row].bytes) + element;
+            if (whole_units)
+                cp_async_16(place, from);
+            else
+                *place = *from;
+        }
     }
 }
 
@@ -31,23 +36,23 @@ __device__ __forceinline__ void copy_rows(To* to, int count, int elements, bool 
 template <ReplayStepConfig kConfig>
 __device__ __forceinline__ void load_new_tokens(ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
                                                 const ReplayPlace<kConfig>& place) {
-    copy_rows<kConfig>(shared.C, place.length, args.states, args.whole_units,
-                       [&](int t, int n) { return place.token_of(args.C, t, place.group) + n; });
-    copy_rows<kConfig>(shared.B, place.length, args.states, args.whole_units,
-                       [&](int t, int n) { return place.token_of(args.B, t, place.group) + n; });
-    copy_rows<kConfig>(shared.x, place.length, place.rows, args.whole_units, [&](int t, int row) {
+    const auto *const C = place.token_of(args.C, 0, place.group), *const B = place.token_of(args.B, 0, place.group);
+    copy_rows<kConfig>(shared.C, place.length, args.states, args.whole_units, args.C.token, [&](int n) { return C + n; });
+    copy_rows<kConfig>(shared.B, place.length, args.states, args.whole_units, args.B.token, [&](int n) { return B + n; });
+    copy_rows<kConfig>(shared.x, place.length, place.rows, args.whole_units, args.x.token, [&](int row) {
         const auto at = place.channel_of(args, row);
-        return place.token_of(args.x, t, place.first_head + at.head) + at.channel;
+        return place.token_of(args.x, 0, place.first_head + at.head) + at.channel;
     });
 }
 template <ReplayStepConfig kConfig>
 __device__ __forceinline__ void load_stored_tokens(ReplayStepSharedPlan<kConfig>& shared, const ReplayStepArgs& args,
                                                    const ReplayPlace<kConfig>& place) {
-    copy_rows<kConfig>(shared.B + place.length, place.stored, args.states, true,
-                       [&](int j, int n) { return place.ring_B(args, j, place.group) + n; });
-    copy_rows<kConfig>(shared.x + place.length, place.stored, place.rows, true, [&](int j, int row) {
+    const auto* const B = place.ring_B(args, 0, place.group);
+    copy_rows<kConfig>(shared.B + place.length, place.stored, args.states, true, args.ring_B_entry,
+                       [&](int n) { return B + n; });
+    copy_rows<kConfig>(shared.x + place.length, place.stored, place.rows, true, args.ring_x_entry, [&](int row) {
         const auto at = place.channel_of(args, row);
-        return place.ring_x(args, j, place.first_head + at.head) + at.channel;
+        return place.ring_x(args, 0, place.first_head + at.head) + at.channel;
     });
 }
 
@@ -116,25 +121,28 @@ __device__ __forceinline__ void store_scores(ReplayStepSharedPlan<kConfig>& shar
     using Io = Storage<kConfig.io>;
     constexpr int kLanes = ReplayStepConfig::kLanes, kElements = 8;
     const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-    const int entries = place.length + place.stored, all = place.length * entries;
+    const int entries = place.length + place.stored;
 #pragma unroll 1
-    for (int first = 0; first < all; first += ReplayStepConfig::groups()) {
-        const int mine = min(first + group, all - 1);  // all lanes take part in the sum
-        const int t = static_cast<int>(static_cast<unsigned>(mine) / static_cast<unsigned>(entries)),
-                  entry = mine - t * entries;
-        const Io *const B = reinterpret_cast<const Io*>(shared.B[entry].bytes), *const C = reinterpret_cast<const Io*>(
-                                                                                    shared.C[t].bytes);
-        float sum = 0.f;
+    for (int t = 0; t < place.length; ++t) {
+        const Io* const C = reinterpret_cast<const Io*>(shared.C[t].bytes);
 #pragma unroll 1
-        for (int n = kElements * lane; n < args.states; n += kElements * kLanes) {
-            Vector<Io, kElements, true> b, c;
-            b.load(B + n);
-            c.load(C + n);
+        for (int first = 0; first < entries; first += ReplayStepConfig::groups()) {
+            const int entry = first + group;
+            const Io* const B = reinterpret_cast<const Io*>(shared.B[min(entry, entries - 1)].bytes);  // all lanes sum
+            float sum = 0.f;
 #pragma unroll
-            for (int i = 0; i < kElements; ++i) sum = fmaf(b[i], c[i], sum);
+            for (int i = 0; i < kConfig.states / (kElements * kLanes); ++i) {
+                const int n = kElements * (i * kLanes + lane);
+                if (n >= args.states) break;
+                Vector<Io, kElements, true> b, c;
+                b.load(B + n);
+                c.load(C + n);
+#pragma unroll
+                for (int j = 0; j < kElements; ++j) sum = fmaf(b[j], c[j], sum);
+            }
+            sum = group_sum<kLanes>(sum);
+            if (lane == 0 && entry < entries) shared.scores[t][entry] = sum;
         }
-        sum = group_sum<kLanes>(sum);
-        if (lane == 0 && first + group < all) shared.scores[t][entry] = sum;
     }
 }
 
@@ -147,10 +155,10 @@ __device__ __forceinline__ void store_tokens(const ReplayStepSharedPlan<kConfig>
     const int thread = threadIdx.x;
     if (thread < place.rows) {
         const auto at = place.channel_of(args, thread);
+        Io* to = place.ring_x(args, place.next, place.first_head + at.head) + at.channel;
 #pragma unroll 1
-        for (int t = 0; t < place.length; ++t)
-            place.ring_x(args, place.next + t, place.first_head + at.head)[at.channel] =
-                reinterpret_cast<const Io*>(shared.x[t].bytes)[thread];
+        for (int token = 0; token < place.length; ++token, to += args.ring_x_entry)
+            *to = reinterpret_cast<const Io*>(shared.x[token].bytes)[thread];
     }
     if (place.overwrites(args)) {
         if (!shared.is_last) return;
@@ -168,18 +176,16 @@ __device__ __forceinline__ void store_tokens(const ReplayStepSharedPlan<kConfig>
         }
         return;
     }
-    const int heads = place.heads(args);
-    if (thread < heads * place.length) {
-        const int head = thread / place.length, t = thread % place.length;
-        // After the token itself nothing has decayed.
-        if (head > 0 || place.first_channel == 0)
-            *place.ring_delta(args, place.next + t, place.first_head + head) = shared.weights[head][t][t];
-    }
+    const int head = thread / 32, t = thread % 32;
+    // After the token itself nothing has decayed.
+    if (t < place.length && head < place.heads(args) && (head > 0 || place.first_channel == 0))
+        *place.ring_delta(args, place.next + t, place.first_head + head) = shared.weights[head][t][t];
     if (place.first_row != 0) return;
 #pragma unroll 1
-    for (int i = thread; i < place.length * args.states; i += kConfig.threads()) {
-        const int t = i / args.states, n = i % args.states;
-        place.ring_B(args, place.next + t, place.group)[n] = reinterpret_cast<const Io*>(shared.B[t].bytes)[n];
+    for (int n = thread; n < args.states; n += kConfig.threads()) {
+        Io* to = place.ring_B(args, place.next, place.group) + n;
+#pragma unroll 1
+        for (int t = 0; t < place.length; ++t, to += args.ring_B_entry) *to = reinterpret_cast<const Io*>(shared.B[t].bytes)[n];
     }
 }
 
