@@ -154,4 +154,5 @@ def _example_replay_verify(B: int, T: int, seed: int) -> Arguments:
 def _example_replay_packed(B: int, T: int, seed: int) -> Arguments:
     x = _replay((9,), 3, seed, torch.float32, torch.float16)
     absent: Arguments = {"D": None, "z": None, "dt_bias": None}
-    return x | absent | {"cu_seqlens": torch.tensor([0, 3, 3, 8], dtype=torch.int32)}
+    folded = {"fold_mask": torch.tensor([True, False, False])}
+    return x | absent | folded | {"cu_seqlens": torch.tensor([0, 3, 3, 8], dtype=torch.int32)}

@@ -87,6 +87,7 @@ class _Sequence(NamedTuple):
     slot: int
     stored: int  # tokens of the ring that count
     tokens: list[tuple[int, ...]]  # indices of the new tokens
+    asked: bool  # to write the state
 
 
 def _spans(x: Any) -> list[list[tuple[int, ...]]]:
@@ -115,7 +116,8 @@ def _sequences(x: Any) -> list[_Sequence]:
             raise IndexError(f"{_NAME}: num_accepted_tokens: expected {expected}, got {accepted[n]}")
         if x.num_accepted_tokens is not None and length > entries:
             raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {entries} tokens, got {length}")
-        found.append(_Sequence(slot, before + accepted[n], spans[n]))
+        asked = x.fold or (x.fold_mask is not None and bool(x.fold_mask[n]))
+        found.append(_Sequence(slot, before + accepted[n], spans[n], asked))
     return found
 
 
@@ -136,7 +138,7 @@ def _decode(x: Any) -> None:
         return decayed(state, (step * A).exp()[:, None, None]) + (step[:, None] * row)[..., None] * by_head(column)[:, None]
 
     sequences, y = _sequences(x), torch.zeros_like(rows)
-    for slot, stored, tokens in sequences:
+    for slot, stored, tokens, asked in sequences:
         state = x.state_pool[slot].to(dtype)
         for j in range(stored):
             state = advanced(state, *(part[slot, j].to(dtype) for part in (x.delta_ring, x.x_ring, x.B_ring)))
@@ -144,7 +146,7 @@ def _decode(x: Any) -> None:
         for at in tokens:
             state = advanced(state, delta[at], rows[at], B[at])
             y[at] = (state @ by_head(C[at])[..., None])[..., 0]
-        folds = x.fold or stored + len(tokens) > entries
+        folds = asked or stored + len(tokens) > entries
         if folds:
             x.state_pool[slot] = (accepted if verifies else state).to(x.state_pool.dtype)
         first = 0 if folds else stored
@@ -154,7 +156,7 @@ def _decode(x: Any) -> None:
         x.pending[slot] = first if verifies or folds else stored + len(tokens)
     y = finished(Scan(rows, raw, A, B, C, D, z), y)
     x.out.zero_()
-    for _, _, tokens in sequences:
+    for _, _, tokens, _ in sequences:
         for at in tokens:
             x.out[at] = y[at]
 
@@ -183,6 +185,7 @@ def ssd_replay_decode(
     *,
     cu_seqlens: Tensor | None = None,
     num_accepted_tokens: Tensor | None = None,
+    fold_mask: Tensor | None = None,
     null_slot: int | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
@@ -209,11 +212,12 @@ def ssd_replay_decode(
         num_accepted_tokens: (B,), int32 or int64: how many tokens of the last call on the slot are accepted. None: every token
           is accepted as it comes
         cu_seqlens: (B + 1,), int32 or int64: where packed sequences begin, and where the last one ends
+        fold_mask: (B,), bool: for which sequences the state takes every accepted token
 
     Parameters:
         null_slot: a slot that means padding, as negative ones do; None: only negative ones do
         dt_softplus, dt_limit: as in `ssd_scan`
-        fold: whether the state takes every accepted token, so that prefill or another call can read it
+        fold: whether every state takes every accepted token, so that prefill or another call can read it
 
     Pointers and strides of the pool, x_ring and B_ring are multiples of 16 bytes. CPU tensors may be fp64, with fp64 buffers.
 
@@ -267,6 +271,7 @@ def ssd_replay_decode(
         "state_indices": state_indices,
         "cu_seqlens": cu_seqlens,
         "num_accepted_tokens": num_accepted_tokens,
+        "fold_mask": fold_mask,
         "null_slot": null_slot,
         "dt_softplus": dt_softplus,
         "dt_lowest": float(dt_limit[0]),

@@ -52,14 +52,15 @@ struct GDN_HOLDS_TENSORS SsdReplayDecode {
     Written state_pool, x_ring, B_ring, delta_ring, pending;
     OptionalTensor D = {}, z = {}, dt_bias = {}, state_indices = {}, cu_seqlens = {};
     VerifyOptions verify = {};
+    OptionalTensor fold_mask = {};  // (sequences) bool
     std::optional<int64_t> null_slot = {};
     bool dt_softplus = false;
     double dt_lowest = 0, dt_highest = std::numeric_limits<double>::infinity();
-    bool fold = false;  // the state takes every accepted token
+    bool fold = false;  // every state takes every accepted token
     Output out = {};
 
     GDN_FIELDS(x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, D, z, dt_bias, state_indices, cu_seqlens,
-               verify, null_slot, dt_softplus, dt_lowest, dt_highest, fold, out)
+               verify, fold_mask, null_slot, dt_softplus, dt_lowest, dt_highest, fold, out)
 };
 // out
 Tensor ssd_replay_decode(const SsdReplayDecode& arguments);

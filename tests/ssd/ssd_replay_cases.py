@@ -116,10 +116,16 @@ class Server:
         given = {"state_pool": self.pool, **self.buffers._asdict(), "state_indices": self.slots}
         return tokens | self.heads | given | ({"num_accepted_tokens": self.accepted} if self.verify else {})
 
-    def decode(self, decode: Decode, lengths: Sequence[int], packed: bool = False, fold: bool = False) -> Tensor:
+    def decode(
+        self, decode: Decode, lengths: Sequence[int], packed: bool = False, fold: bool | Sequence[bool] = False
+    ) -> Tensor:
+        """`fold`: of all sequences, or of each."""
         count = len(self.slots)
         tokens = self.tokens(sum(lengths) + 1) if packed else self.tokens(count, max(lengths, default=0))
-        x = self.arguments(tokens) | {"fold": fold}
+        x = self.arguments(tokens) | {"fold": fold is True}
+        folds = [fold] * count if isinstance(fold, bool) else list(fold)
+        if not isinstance(fold, bool):
+            x["fold_mask"] = torch.tensor(folds, device=self.device)
         starts = [sum(lengths[:n]) for n in range(count + 1)]
         if packed:
             x["cu_seqlens"] = torch.tensor(starts, dtype=self.index, device=self.device)
@@ -139,17 +145,17 @@ class Server:
         assert error <= bound, (error, bound)
         if packed:
             assert not output[-1].any()
-        self._check_writes(before, lengths, fold)
+        self._check_writes(before, lengths, folds)
         if not self.verify:
             self.states = [after[-1] for after in self.after]
         return output
 
-    def _check_writes(self, before: Tensor, lengths: Sequence[int], fold: bool) -> None:
+    def _check_writes(self, before: Tensor, lengths: Sequence[int], asked: Sequence[bool]) -> None:
         """The slots that are written, and the counts of their rings."""
         written = set()
         for n, length in enumerate(lengths):
             slot, stored = int(self.slots[n]), self.pending[n] + (int(self.accepted[n]) if self.verify else 0)
-            folds = fold or stored + length > self.window
+            folds = asked[n] or stored + length > self.window
             if folds and (stored if self.verify else stored + length):
                 written.add(slot)
             self.pending[n] = 0 if folds else stored if self.verify else stored + length
@@ -185,4 +191,7 @@ def serve(server: Server, decode: Decode, commit: Callable[..., Tensor], tokens:
     if server.verify:
         server.accept([len(after) - 1 for after in server.after])
     server.commit(commit)
+    server.decode(decode, [tokens] * count, fold=[n % 2 == 0 for n in range(count)])
+    if server.verify:
+        server.accept_some()
     server.decode(decode, [tokens] * count, fold=True)

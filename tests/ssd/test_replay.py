@@ -145,6 +145,8 @@ ROWS, COLUMNS = torch.zeros(3, 2, 4, 16), torch.zeros(3, 2, 2, 32)
             "B_ring: expected (slots, W, G, N) = (5, 4, 2, 32), got (5, 3, 2, 32)",
         ),
         ({"delta_ring": torch.zeros(5, 4, 3)}, ValueError, "delta_ring: expected (slots, W, H) = (5, 4, 4), got (5, 4, 3)"),
+        ({"fold_mask": torch.ones(2, dtype=torch.bool)}, ValueError, "fold_mask: expected (sequences,) = (3,), got (2,)"),
+        ({"fold_mask": torch.ones(3)}, ValueError, "fold_mask: expected bool, got float32"),
         ({"null_slot": -1}, ValueError, "null_slot: expected a slot number, or None, got -1"),
         ({"out": ROWS}, ValueError, "out: expected memory that does not overlap that of x"),
     ],
@@ -256,15 +258,37 @@ def test_an_engine_that_counts_by_itself(seed: int) -> None:
         counts = torch.where(writes, accepted, counts + accepted)
 
 
-def test_an_engine_that_writes_states_in_every_nth_step(seed: int) -> None:
-    """vLLM's selective_state_update_replayssm_output_only counts positions in rings of L tokens, and the call at the last one
-    writes the state with its own token: W is L − 1."""
-    L = 4
-    server = Server(seed, window=L - 1)
-    for step in range(3 * L):
-        before = server.pool.clone()
-        server.buffers.pending.fill_(step % L)
-        server.pending = [step % L] * 3
-        server.decode(ssd_replay_decode, [1] * 3)
-        assert torch.equal(before, server.pool) == (step % L < L - 1)
-    assert rel_rms(server.pool[server.slots.long()], torch.stack(server.states)) < 1e-5
+def test_an_engine_that_says_when_states_are_written(seed: int) -> None:
+    """vLLM's selective_state_update_replayssm_output_only takes positions in the rings, and flags of the sequences whose states
+    are written, with their new tokens: at the last position, or earlier."""
+    server, positions = Server(seed, window=4), torch.zeros(3, dtype=torch.int32)
+    for step in range(9):
+        server.buffers.pending.index_copy_(0, server.slots.long(), positions)
+        flags = [int(position) == 3 or (n == 1 and step % 5 == 1) for n, position in enumerate(positions)]
+        server.decode(ssd_replay_decode, [1] * 3, fold=flags)
+        positions = torch.where(torch.tensor(flags), 0, positions + 1).int()
+    server.commit()
+
+
+def test_compiled_code(seed: int) -> None:
+    """Without graph breaks, with the results of eager calls."""
+    servers = [Server(seed, window=3) for _ in range(2)]
+    tokens = servers[0].tokens(3, 2)
+
+    def step(**x: Any) -> torch.Tensor:
+        return ssd_replay_decode(**x) * 2
+
+    def committed(*x: Any) -> torch.Tensor:
+        return ssd_commit_replay(*x) + 1
+
+    for function, arguments in (
+        (step, lambda server: ((), server.arguments(tokens))),
+        (committed, lambda server: ((server.pool, server.buffers, server.heads["A"]), {})),
+    ):
+        torch._dynamo.reset()
+        compiled: Any = torch.compile(function, fullgraph=True, backend="aot_eager")
+        results = []
+        for server, call in zip(servers, (compiled, function), strict=True):
+            positional, named = arguments(server)
+            results.append([call(*positional, **named), server.pool, *server.buffers])
+        assert all(torch.equal(mine.nan_to_num(7), other.nan_to_num(7)) for mine, other in zip(*results, strict=True))

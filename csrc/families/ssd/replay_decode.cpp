@@ -127,6 +127,14 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
     args.null_slot = check_null_slot(check, call.null_slot);
     args.accepted = check_accepted(check, accepted, sequences_of_call);
     args.fold = call.fold;
+    const View fold_mask = view_of(call.fold_mask);
+    if (fold_mask.defined()) {
+        check.shape("fold_mask", fold_mask, {sequences}, "(sequences,)");
+        GDN_REQUIRE(check, fold_mask.dtype == torch_numbers.boolean, "fold_mask", "bool", dtype_name(fold_mask));
+        check.device("fold_mask", fold_mask, x, "x");
+        check.last_contiguous("fold_mask", fold_mask);
+        args.fold_mask = static_cast<const bool*>(fold_mask.data);
+    }
 
     const View x_ring(call.x_ring), B_ring(call.B_ring), delta_ring(call.delta_ring), pending(call.pending);
     check.rank("x_ring", x_ring, 4, "(slots, W, H, P)");
@@ -164,6 +172,7 @@ PreparedReplay prepare_replay(const SsdReplayDecode& call) {
                           {"dt_bias", dt_bias},
                           {"cu_seqlens", cu_seqlens},
                           {"state_indices", indices},
+                          {"fold_mask", fold_mask},
                           {kAcceptedTokens, accepted}});
     prepared.problem = {.sequences = sequences,
                         .tokens = packed ? kMostReplayTokens : static_cast<int>(tokens),

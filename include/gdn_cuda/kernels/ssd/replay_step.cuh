@@ -4,7 +4,7 @@
 //     y_t = γ_t S C_t + Σ_j (C_t·B_j) L_tj δ_j x_j + D x_t, times silu(z_t)
 //
 // The new tokens go to the ring. Only where it has no room for them the state takes the ring's tokens, S <- γ S + Σ_j L δ_j x_j
-// B_jᵀ, and is written. So a state is read in every call and written in every W-th: (1 + 1/W) / 2 of the bytes of a step in
+// B_jᵀ, and is written. So a state is read in every call and written in one of W + 1: about half of the bytes of a step in
 // place, and tokens that are not accepted leave nothing behind.
 //
 // A block has up to 128 rows (channels) of one group of heads, of one sequence: 32 KB of fp32 states, or of bf16 with 128
@@ -23,9 +23,10 @@
 // half when it has the ring's tokens, and the last one writes the new count. Where new tokens replace entries of the ring that
 // other blocks read (verify, a full ring), that block stores their B and δ too.
 //
-// Bound (computed): memory. 64 sequences of 128 × 64 × 128 read 268 MB of fp32 states, 63 us at 4.24 TB/s, and in every 16th
-// call write as much, 4 us a call; the ring is 2 % of it on average (W 16), 4 % beside bf16 states. A step in place: 127 us.
-// The instructions are 600 a thread and token or 0.3 us of an SM for 32 KB, whose bytes take 1; writing a state takes 1.3 more.
+// Bound (computed): memory. 64 sequences of 128 × 64 × 128 read 268 MB of fp32 states, 63 us at 4.24 TB/s, and write a 17th of
+// it a call (W 16), 4 us; half a ring is 3 % of a state, 6 % in bf16. A step in place takes 127 us. 32 KB take an SM 1.02 us of
+// its share of memory, and about 1,100 instructions a thread, 0.63 us of issue slots; a bf16 state, twice as many elements in
+// 32 KB, 1,300. Writing a state takes a multiply-add an element and entry, 0.6 us for 16 of them.
 #pragma once
 
 #include <gdn_cuda/kernels/common/dependent_launch.cuh>
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     if (!place.has_slot(args)) return cp_async_wait<0>();
     const i64 cursor = load_index({args.pending, DType::i32}, place.slot);
     ReplayRows<kConfig> rows(args, place);
-    if (place.length > 0 || args.fold) rows.load(args, place);
+    if (place.length > 0 || place.asked) rows.load(args, place);
     const int heads = place.heads(args), head = place.first_head + warp;
     HeadSteps<kConfig> steps;
     if (warp < heads) steps.load(args, place, head, lane);

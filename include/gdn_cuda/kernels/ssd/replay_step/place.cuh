@@ -21,7 +21,8 @@ struct ReplayPlace {
     i64 start;     // first token, along the token stride
     int length;    // new tokens
     int stored;    // entries of the ring that count
-    bool folds;    // the state is written
+    bool asked;    // to write the state
+    bool folds;    // it is written
     bool keeps;    // new tokens go to the ring
     int next;      // the entry for the first of them
 
@@ -36,6 +37,7 @@ struct ReplayPlace {
         first_channel = first_row - head * args.channels;
         slot = args.slots.data == nullptr ? sequence : load_index(args.slots, sequence * args.slots_sequence);
         accepted = args.verifies() ? load_index(args.accepted, sequence) : 0;
+        asked = args.fold || (args.fold_mask != nullptr && args.fold_mask[sequence]);
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
         start = span.start;
         length = span.length;
@@ -63,7 +65,7 @@ struct ReplayPlace {
         }
         stored = static_cast<int>(all);
         const bool fits = stored + length <= args.entries;
-        folds = (args.fold || !fits) && (args.verifies() ? stored : stored + length) > 0;
+        folds = (asked || !fits) && (args.verifies() ? stored : stored + length) > 0;
         keeps = args.verifies() || !folds;
         next = folds ? 0 : stored;
         return stored + length > 0;

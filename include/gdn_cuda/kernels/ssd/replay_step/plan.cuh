@@ -29,8 +29,9 @@ struct ReplayStepConfig {
     GDN_HOST_DEVICE constexpr int most_rows() const { return groups() * thread_rows(); }  // of a block; at most a thread each
     // Rows that are widened to fp32 at once where the state is written.
     GDN_HOST_DEVICE constexpr int wide_rows() const { return bytes_of(state) == 4 ? thread_rows() : 32 / lane_columns(); }
-    // Blocks per SM, for which registers are limited. Shared memory has room for no more than three with many tokens in fp32.
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return io == DType::f32 && tokens > 1 ? 3 : 4; }
+    // Blocks per SM, for which registers are limited. With many tokens four would spill registers at 64 states, and shared
+    // memory has no room for four with fp32 tokens.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 1 && (io == DType::f32 || states == 64) ? 3 : 4; }
 };
 
 // A block's tokens: new ones, then entries of the ring.
@@ -91,7 +92,9 @@ struct ReplayStepArgs {
     // (sequences,): how many of the last call's tokens are accepted; this call's are counted by the next one then. If absent,
     // every token is accepted at once.
     Tagged accepted;
-    bool fold;  // the state takes what is accepted, whether or not the ring has room for more
+    // Of which sequences, or of all, the state takes what is accepted, whether or not the ring has room for more.
+    const bool* fold_mask;
+    bool fold;
 
     GDN_HOST_DEVICE bool verifies() const { return accepted.data != nullptr; }
 };
