@@ -29,9 +29,13 @@ struct ReplayStepConfig {
     GDN_HOST_DEVICE constexpr int most_rows() const { return groups() * thread_rows(); }  // of a block; at most a thread each
     // Rows that are widened to fp32 at once where the state is written.
     GDN_HOST_DEVICE constexpr int wide_rows() const { return bytes_of(state) == 4 ? thread_rows() : 32 / lane_columns(); }
-    // Blocks per SM, for which registers are limited. With many tokens four would spill registers at 64 states, and shared
-    // memory has no room for four with fp32 tokens.
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return tokens > 1 && (io == DType::f32 || states == 64) ? 3 : 4; }
+    // Blocks per SM, for which registers are limited: with many tokens as many as shared memory has room for, or less where
+    // registers would spill.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        if (tokens == 1) return 4;
+        if (io == DType::f32) return bytes_of(state) == 2 && states > 64 ? 2 : 3;
+        return states == 64 ? 3 : 4;
+    }
 };
 
 // A block's tokens: new ones, then entries of the ring.
