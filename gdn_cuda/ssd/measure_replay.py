@@ -135,7 +135,7 @@ def _sanitized_call(io: torch.dtype, state: torch.dtype, P: int, N: int, tokens:
         "x": draw(*lead, heads, P, dtype=io),
         "dt": draw(*lead, heads),
         "A": -draw(heads).abs(),
-        "B": draw(*lead, groups, N + 1, dtype=io)[..., tokens % 2 :][..., :N],
+        "B": draw(*lead, groups, N + packed, dtype=io)[..., int(packed) :],  # rows that do not start on 16 bytes
         "C": draw(*lead, groups, N, dtype=io),
         "D": draw(heads, P),
         "z": draw(*lead, heads, P, dtype=io),
