@@ -22,8 +22,15 @@ REGISTERED = {
     for entry in _C.kernels()
     for listed in entry["configurations"]
 }
-# A window in L2, views and buffers launch no kernel; commit_replay is replay_decode without tokens.
-LAUNCHES_NOTHING = {"cauchy_pin_l2", "commit_replay", "replay_buffers", "split_projections"}
+# A window in L2, views and buffers launch no kernel; commit_replay is replay_decode without tokens, and so is that of ssd.
+LAUNCHES_NOTHING = {
+    "cauchy_pin_l2",
+    "commit_replay",
+    "replay_buffers",
+    "split_projections",
+    "ssd_commit_replay",
+    "ssd_replay_buffers",
+}
 
 
 def launches(explanation: Explanation) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..operators.examples import Arguments, Case, call_operator, example, random
 from .gradients import ssd_scan_backward_operator
+from .replay import ssd_replay_buffers, ssd_replay_decode
 from .scan import ssd_scan, ssd_summary
 
 CASES: dict[str, Case] = {}  # they are declared beside their calls, below
@@ -118,3 +119,57 @@ def _example_backward(B: int, T: int, seed: int) -> Arguments:
 def _example_packed_backward(B: int, T: int, seed: int) -> Arguments:
     x = _example_packed(B, T, seed)
     return _backward_arguments(x | {"out_gradient": random(*x["x"].shape, seed=seed + 9, dtype=torch.bfloat16)})
+
+
+def _replay(lead: tuple[int, ...], sequences: int, seed: int, io: torch.dtype, state: torch.dtype) -> Arguments:
+    """Strided views of a projection; every slot has a ring with tokens, of which some are pending."""
+    heads, groups, P, N, window = 4, 2, 16, 24, 5
+    widths = [heads * P, groups * N, groups * N, heads * P, heads, 4]  # rows begin at multiples of 16 bytes
+    rows = random(*lead, sum(widths), seed=seed, dtype=io).split(widths, dim=-1)
+    memory = random(sequences + 2, 2 * heads * P * N, seed=seed + 1, dtype=state)
+    pool = memory[:, : heads * P * N].unflatten(-1, (heads, P, N))
+    buffers = ssd_replay_buffers(pool, window, groups, dtype=io)
+    buffers.x_ring.copy_(random(*buffers.x_ring.shape, seed=seed + 2))
+    buffers.B_ring.copy_(random(*buffers.B_ring.shape, seed=seed + 3))
+    buffers.delta_ring.copy_(random(*buffers.delta_ring.shape, seed=seed + 4).sigmoid())
+    buffers.pending.copy_(torch.arange(sequences + 2) % window)
+    slots = torch.arange(sequences, dtype=torch.int32).flip(0) + 1
+    slots[2:3] = -1  # a padding row
+    return {
+        "x": rows[0].unflatten(-1, (heads, P)),
+        "dt": rows[4],
+        "A": -random(heads, seed=seed + 5).exp(),
+        "B": rows[1].unflatten(-1, (groups, N)),
+        "C": rows[2].unflatten(-1, (groups, N)),
+        "state_pool": pool,
+        **buffers._asdict(),
+        "D": random(heads, seed=seed + 6),
+        "z": rows[3].unflatten(-1, (heads, P)),
+        "dt_bias": random(heads, seed=seed + 7, dtype=torch.bfloat16),
+        "state_indices": slots,
+        "dt_softplus": True,
+    }
+
+
+@example(ssd_replay_decode)
+def _example_replay(B: int, T: int, seed: int) -> Arguments:
+    return _replay((B, min(T, 16)), B, seed, torch.bfloat16, torch.float32)
+
+
+@example(ssd_replay_decode, "ssd_replay_decode, verify")
+def _example_replay_verify(B: int, T: int, seed: int) -> Arguments:
+    x = _replay((B, min(T, 5)), B, seed, torch.float16, torch.bfloat16)
+    return x | {
+        "num_accepted_tokens": torch.ones(B, dtype=torch.int64),
+        "null_slot": B + 1,
+        "dt_limit": (0.1, 0.5),
+        "fold": True,
+    }
+
+
+@example(ssd_replay_decode, "ssd_replay_decode, packed", packed=True)
+def _example_replay_packed(B: int, T: int, seed: int) -> Arguments:
+    x = _replay((9,), 3, seed, torch.float32, torch.float16)
+    absent: Arguments = {"D": None, "z": None, "dt_bias": None}
+    folded = {"fold_mask": torch.tensor([True, False, False])}
+    return x | absent | folded | {"cu_seqlens": torch.tensor([0, 3, 3, 8], dtype=torch.int32)}

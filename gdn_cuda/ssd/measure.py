@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..operators.measure import Absent, Call, Case, Inputs, Outcome, Peer, Work, bench, import_peer, normal, sanitizes, size
+from . import measure_replay  # noqa: F401  (declares its own)
 from .gradients import ssd_scan_backward
 from .scan import ssd_scan, ssd_summary
 

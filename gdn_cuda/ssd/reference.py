@@ -85,7 +85,7 @@ def _first_state(scan: Scan) -> Tensor:
     return zeros if scan.initial_state is None else scan.initial_state
 
 
-def _finished(scan: Scan, y: Tensor) -> Tensor:
+def finished(scan: Scan, y: Tensor) -> Tensor:
     """With D and z."""
     if scan.D is not None:
         y = y + (scan.D if scan.D.dim() == 2 else scan.D[:, None]) * scan.x
@@ -103,7 +103,7 @@ def recurrent(scan: Scan, steps: Steps = Steps()) -> tuple[Tensor, Tensor]:
         state = decayed(state, decay) + added
         outs.append((state @ C[:, t, :, :, None])[..., 0])
     y = torch.stack(outs, 1) if outs else scan.x.clone()
-    return _finished(scan, y), state
+    return finished(scan, y), state
 
 
 # ---- The chunked form
@@ -157,7 +157,7 @@ def chunked(scan: Scan, steps: Steps = Steps()) -> tuple[Tensor, Tensor]:
         weighted = parts.after[:, :, c] * parts.delta[:, :, c] * parts.x[:, :, c]
         state = decayed(state, parts.kept[:, :, c]) + weighted.mT @ parts.B[:, :, c]
     y = _from_chunks(torch.stack(outs, 2), scan.x.shape[1]) if outs else scan.x.clone()
-    return _finished(scan, y), state
+    return finished(scan, y), state
 
 
 # ---- Gradients of the chunked form

@@ -2,7 +2,7 @@
 // channels and states, and up to 256 states; the Python functions compute other calls by selective_scan.
 #pragma once
 
-#include <gdn_cuda/arguments.hpp>
+#include <gdn_cuda/options.hpp>
 #include <limits>
 #include <tuple>
 
@@ -54,6 +54,28 @@ struct GDN_HOLDS_TENSORS SsdSummary {
 };
 // (states after sequences, (sequences, H, P, N), decays over them, (sequences, H))
 std::tuple<Tensor, Tensor> ssd_summary(const SsdSummary& arguments);
+
+// Decode from a state that lacks the last tokens. x, z: (B, T, H, P), or packed (N, H, P) with cu_seqlens; the others as above
+// without a batch dimension then. state_pool: (slots, H, P, N); the ring: x_ring (slots, W, H, P), B_ring (slots, W, G, N),
+// delta_ring (slots, W, H) fp32, pending (slots) int32. Here x may be fp32 too.
+struct GDN_HOLDS_TENSORS SsdReplayDecode {
+    static constexpr const char* name = "ssd_replay_decode";
+    Given x, dt, A, B, C;
+    Written state_pool, x_ring, B_ring, delta_ring, pending;
+    OptionalTensor D = {}, z = {}, dt_bias = {}, state_indices = {}, cu_seqlens = {};
+    VerifyOptions verify = {};
+    OptionalTensor fold_mask = {};  // (sequences) bool
+    std::optional<int64_t> null_slot = {};
+    bool dt_softplus = false;
+    double dt_lowest = 0, dt_highest = std::numeric_limits<double>::infinity();
+    bool fold = false;  // every state takes every accepted token
+    Output out = {};
+
+    GDN_FIELDS(x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, D, z, dt_bias, state_indices, cu_seqlens,
+               verify, fold_mask, null_slot, dt_softplus, dt_lowest, dt_highest, fold, out)
+};
+// out
+Tensor ssd_replay_decode(const SsdReplayDecode& arguments);
 
 }  // namespace gdn_cuda
 

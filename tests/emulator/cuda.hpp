@@ -69,6 +69,9 @@ T value_of_lane(int lane, T x, const char* what) {
 inline int atomicMax(int* at, int x) {
     return std::exchange(*at, std::max(*at, x));
 }
+inline unsigned atomicAdd(unsigned* at, unsigned x) {
+    return std::exchange(*at, *at + x);
+}
 inline unsigned atomicOr(unsigned* at, unsigned x) {
     return std::exchange(*at, *at | x);
 }

@@ -116,5 +116,6 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_ssd.py::test_packed[True-lengths0]": ("ssd/prefill", "ssd/steps"),
     "test_ssd_checkpoints.py::test_after_any_number_of_tokens[True]": ("ssd/checkpoints",),
     "test_ssd_mma.py::test_packed[True]": ("ssd/prefill_mma",),
+    "test_ssd_replay.py::test_rings_of_other_strides": ("ssd/replay_step",),
     "test_ssd.py::test_gradients_of_packed_sequences[lengths0]": ("ssd/backward",),
 }

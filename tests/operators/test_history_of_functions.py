@@ -47,6 +47,8 @@ WITHOUT_HISTORY = {
     "Projections",
     "replay_buffers",
     "ReplayBuffers",
+    "ssd_replay_buffers",
+    "SsdReplayBuffers",
     "S4DKernel",
     "S4Kernel",
     "uninstall",
@@ -153,6 +155,16 @@ def committed() -> Arguments:
         | {name: torch.full_like(x, 0.5) for name, x in buffers._asdict().items() if name != "banks"}
         | {"banks": buffers.banks}
     )
+
+
+def commit_ssd(state_pool: Tensor, x_ring: Tensor, B_ring: Tensor, delta_ring: Tensor, A: Tensor) -> Any:
+    buffers = gdn_cuda.SsdReplayBuffers(x_ring, B_ring, delta_ring, torch.tensor([0, 1], dtype=torch.int32))
+    return gdn_cuda.ssd_commit_replay(state_pool, buffers, A)
+
+
+def committed_ssd() -> Arguments:
+    rings = by_name(x_ring=(2, 3, 2, 8), B_ring=(2, 3, 1, 16), delta_ring=(2, 3, 2))
+    return by_name(state_pool=(2, 2, 8, 16)) | rings | {"A": -real(2).abs()}
 
 
 def toeplitz() -> Arguments:
@@ -267,6 +279,9 @@ CALLS: dict[Function, list[Call]] = {
         call_of(gdn_cuda.gdn_prefill_layer, sequences),
     ],
     gdn_cuda.commit_replay: [call_of(commit, committed, ("state_pool", "keys", "updates", "decays"), "replay_decode")],
+    gdn_cuda.ssd_commit_replay: [
+        call_of(commit_ssd, committed_ssd, ("state_pool", "x_ring", "B_ring", "delta_ring"), "ssd_replay_decode")
+    ],
     gdn_cuda.fft_causal_conv: [call_of(gdn_cuda.fft_causal_conv, lambda: by_name(u=(2, 4, 6), k=(4, 6), D=(4,)))],
     gdn_cuda.split_projections: [call_of(gdn_cuda.split_projections, lambda: by_name(z=(2, 12, 5)))],
     gdn_cuda.toeplitz_solve: [call_of(gdn_cuda.toeplitz_solve, lambda: toeplitz() | {"r": toeplitz()["c"] + 0.1})],

@@ -49,6 +49,24 @@ std::tuple<Tensor, Tensor> ssd_summary(const Tensor& x, const Tensor& dt, const 
     return gdn_cuda::ssd_summary({.x = x, .dt = dt, .A = A, .B = B, .dt_softplus = true});
 }
 
+Tensor ssd_replay_decode(const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor& B, const Tensor& C,
+                         const Tensor& pool, const Tensor& x_ring, const Tensor& B_ring, const Tensor& delta_ring,
+                         const Tensor& pending, const OptionalTensor& accepted) {
+    return gdn_cuda::ssd_replay_decode({.x = x,
+                                        .dt = dt,
+                                        .A = A,
+                                        .B = B,
+                                        .C = C,
+                                        .state_pool = pool,
+                                        .x_ring = x_ring,
+                                        .B_ring = B_ring,
+                                        .delta_ring = delta_ring,
+                                        .pending = pending,
+                                        .verify = {.num_accepted_tokens = accepted},
+                                        .dt_softplus = true,
+                                        .dt_highest = 0.5});
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
@@ -62,6 +80,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
     m.def(
         "ssd_scan_boundaries(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? cu_seqlens, Tensor boundaries, "
         "Tensor(a!) checkpoints) -> Tensor");
+    m.def(
+        "ssd_replay_decode(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!) pool, Tensor(b!) x_ring, "
+        "Tensor(c!) B_ring, Tensor(d!) delta_ring, Tensor(e!) pending, Tensor? accepted) -> Tensor");
     m.def("ssd_summary(Tensor x, Tensor dt, Tensor A, Tensor B) -> (Tensor, Tensor)");
 }
 
@@ -70,5 +91,6 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("ssd_scan_into", TORCH_BOX(&ssd_scan_into));
     m.impl("ssd_scan_pool", TORCH_BOX(&ssd_scan_pool));
     m.impl("ssd_scan_boundaries", TORCH_BOX(&ssd_scan_boundaries));
+    m.impl("ssd_replay_decode", TORCH_BOX(&ssd_replay_decode));
     m.impl("ssd_summary", TORCH_BOX(&ssd_summary));
 }

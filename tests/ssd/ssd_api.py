@@ -46,6 +46,7 @@ def check(api: Any, device: str) -> None:
     api.ssd_scan_pool(*x, mine, slots, out)
     assert _equal((out, mine), expected) and expected[1] is pool
     assert _equal(api.ssd_summary(*x[:4]), gdn_cuda.ssd_summary(*x[:4], dt_softplus=True))
+    _check_replay(api, device)
     packed = inputs(device, 1)
     offsets = torch.tensor([0, 3, 3, 70], device=device)
     expected = gdn_cuda.ssd_scan(*packed, **options, initial_state=states, cu_seqlens=offsets)
@@ -53,3 +54,17 @@ def check(api: Any, device: str) -> None:
     boundaries, rows = torch.tensor([0, 3, 40, 70], device=device), torch.empty(3, 2, 64, 64, device=device)
     out, _, checkpoints = gdn_cuda.ssd_scan(*packed, **options, cu_seqlens=offsets, boundaries=boundaries)
     assert _equal((api.ssd_scan_boundaries(*packed, offsets, boundaries, rows), rows), (out, checkpoints))
+
+
+def _check_replay(api: Any, device: str) -> None:
+    """Rings that become full: states are written too."""
+    pools = [torch.ones(2, 2, 64, 64, device=device) for _ in range(2)]
+    buffers = [gdn_cuda.ssd_replay_buffers(pool, 3, 1) for pool in pools]
+    for accepted in (None, torch.tensor([0, 0], device=device), torch.tensor([2, 1], device=device)):
+        for _ in range(3):
+            x = [y[:, :2] if y.dim() > 1 else y for y in inputs(device, 2)]
+            found = api.ssd_replay_decode(*x, pools[0], *buffers[0], accepted)
+            options: dict[str, Any] = {"dt_softplus": True, "dt_limit": (0.0, 0.5), "num_accepted_tokens": accepted}
+            expected = gdn_cuda.ssd_replay_decode(*x, pools[1], *buffers[1], **options)
+            assert _equal((found, pools[0], *buffers[0]), (expected, pools[1], *buffers[1]))
+    assert (pools[0] != 1).any()

@@ -3,27 +3,10 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "../../operators/packed.hpp"
+#include "parameters.hpp"
 #include "variables.hpp"
 
 namespace gdn_cuda::ssd {
-namespace {
-
-// A, D and dt_bias: fp64 beside x in fp64, which no kernel takes.
-void check_parameter(const Checks& check, const char* argument, const View& view, const View& x) {
-    if (dtype_of(x) == DType::f64)
-        check.dtype(argument, view, {DType::f64});
-    else
-        check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
-    check.device(argument, view, x, "x");
-}
-PerHead per_head(const Checks& check, const char* argument, const View& view, const View& x, int64_t heads) {
-    if (!view.defined()) return {};
-    check.shape(argument, view, {heads}, "(H,)");
-    check_parameter(check, argument, view, x);
-    return {.values = tagged(view), .head = view.stride(0)};
-}
-
-}  // namespace
 
 jit::TiledTensor tiled(const View& view) {
     return {
@@ -95,13 +78,7 @@ Prepared prepare(const Checks& check, const SsdScan& call) {
     SsdArgs& args = prepared.args;
     steps.A = per_head(check, "A", A, x, heads);
     steps.dt_bias = per_head(check, "dt_bias", dt_bias, x, heads);
-    if (D.defined() && D.rank == 2) {
-        check.shape("D", D, {heads, channels}, "(H,) or (H, P)");
-        check_parameter(check, "D", D, x);
-        args.D = {.values = tagged(D), .head = D.stride(0), .channel = D.stride(1)};
-    } else {
-        args.D = per_head(check, "D", D, x, heads);
-    }
+    args.D = per_channel(check, "D", D, x, heads, channels);
     steps.dt = tagged(dt);
     steps.dt_batch = dt.stride(0), steps.dt_token = dt.stride(1), steps.dt_head = dt.stride(2);
     if (cu_seqlens.defined()) {
@@ -133,8 +110,7 @@ Prepared prepare(const Checks& check, const SsdScan& call) {
         check.last_contiguous("has_initial_state", has_initial);
         args.has_initial = static_cast<const bool*>(has_initial.data);
     }
-    GDN_REQUIRE(check, call.dt_lowest <= call.dt_highest, "dt_limit", "a lower bound that is not above the upper one",
-                fmt::format("({}, {})", call.dt_lowest, call.dt_highest));
+    check_limits(check, call.dt_lowest, call.dt_highest);
     steps.lowest = static_cast<float>(call.dt_lowest), steps.highest = static_cast<float>(call.dt_highest);
     steps.softplus = call.dt_softplus;
     steps.cu_seqlens = args.cu_seqlens, steps.sequences = args.sequences, steps.tokens = args.tokens, steps.heads = args.heads;

@@ -9,9 +9,8 @@
 // Bound (computed): memory, 512 bytes a head and chunk, a hundredth of what the scan moves.
 #pragma once
 
-#include <gdn_cuda/kernels/common/raw_element.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
-#include <gdn_cuda/kernels/ssd/steps_plan.cuh>
+#include <gdn_cuda/kernels/ssd/step_size.cuh>
 
 namespace gdn_cuda::ssd {
 
@@ -50,13 +49,9 @@ struct RawSteps {
     }
     // NaN stays.
     __device__ __forceinline__ float delta(const SsdStepsArgs& args, int i, float bias) const {
-        const float x = biased(args, i, bias);
-        return i < count ? at_most(at_least(args.softplus ? softplus(x) : x, args.lowest), args.highest) : 0.f;
+        return i < count ? step_size(args, biased(args, i, bias)) : 0.f;
     }
 };
-__device__ __forceinline__ float bias_of(const SsdStepsArgs& args, int head) {
-    return args.dt_bias.values.data == nullptr ? 0.f : load_float(args.dt_bias.values, head * args.dt_bias.head);
-}
 
 // Sums of the warp's 64 values from the first on.
 __device__ __forceinline__ float2 inclusive_sums(float2 own, int lane) {
