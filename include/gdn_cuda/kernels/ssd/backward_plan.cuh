@@ -52,10 +52,8 @@ struct SsdBackwardPlan {
     // A head's values for the chunk's tokens. G: sums of δA from the chunk's first token on, in log2.
     struct alignas(16) Factors {
         float gate[kChunk], delta[kChunk];
-        float before[kChunk], after[kChunk];                            // exp(G) and exp(G_end - G)
-        float row[kChunk], column[kChunk], within[kChunk], between[4];  // block_factors.cuh
-        Resets resets;
-        float decay;  // exp(G_end)
+        float before[kChunk], after[kChunk];  // exp(G) and exp(G_end - G)
+        float decay;                          // exp(G_end)
         float D;
     };
     // What readers and writers find of a row tile, a number a token, for the gradients of δ and δA.

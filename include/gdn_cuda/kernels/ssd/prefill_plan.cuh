@@ -30,7 +30,7 @@ struct SsdConfig {
     GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int stages() const {
-        constexpr int kFactors = (8 * kChunk + 4 + 2) * 4, kRest = 1024;
+        constexpr int kFactors = (7 * kChunk + 4 + 2) * 4, kRest = 1024;
         const int left =
             kSharedBytes - kRest - row_tiles * (slots() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
@@ -65,9 +65,9 @@ struct SsdPlan {
         // between[i's block + j's - 1].
         float row[kChunk], column[kChunk], between[4];
         float added[kChunk];  // column_j δ_j
-        // Between tokens of a block, where none is 0: row_i within_j, with δ_j.
-        float within[kChunk];
     };
+    // Whether a decay between two tokens may be 0; mixed: some tokens decay and some grow.
+    enum class Resets : int { none, some, mixed };
     struct End {
         float decay;  // exp(G_end)
         Resets resets;

@@ -15,10 +15,6 @@ constexpr int kTileThreads = 128;  // those of a row tile
 constexpr int kMostRowTiles = 2;
 constexpr int kShortestSegment = 8;  // chunks
 
-// Between which tokens of a chunk a decay may be 0: none, those of different blocks of 16, or any; mixed: some tokens decay and
-// some grow, and factors of a decay may overflow where it does not.
-enum class Resets : int { none, between_blocks, any, mixed };
-
 // The head of a row tile, the tile's first channel, and the first of the block's tiles of this head, whose M and factors all of
 // them share.
 struct SsdRowTile {

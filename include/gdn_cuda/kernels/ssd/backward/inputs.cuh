@@ -1,9 +1,8 @@
-// The inputs role: the first warp issues the TMA loads and derives a head's factors; the second derives the gradients of δ and
+// The inputs role: the first warp issues the TMA loads; the second derives a head's factors from dt, and the gradients of δ and
 // of its decays from what the others find; the last two multiply the states before chunks by their gradients.
 #pragma once
 
 #include <gdn_cuda/kernels/ssd/backward/work.cuh>
-#include <gdn_cuda/kernels/ssd/block_factors.cuh>
 
 namespace gdn_cuda::ssd {
 
@@ -74,33 +73,23 @@ struct BackwardInputsRole : Lane {
         });
     }
 
-    // A head's steps in the chunk, in flight.
-    struct Loaded {
-        float2 gate, delta;
-        float D;
-    };
-    __device__ __forceinline__ Loaded load_steps(int tile) const {
+    __device__ __forceinline__ void store_factors(int tile) {
+        const PipelineStage<kStages> at(tile);
+        barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
         const int head = head_of(tile);
         const ChunkSteps& from = args.steps[static_cast<i64>(work.slot) * args.heads + head];
-        return {reinterpret_cast<const float2*>(from.gate)[lane], reinterpret_cast<const float2*>(from.delta)[lane],
-                args.D.values.data == nullptr ? 0.f : load_float(args.D.values, head * args.D.head)};
-    }
-    // Into the stage that load_stage has waited for.
-    __device__ __forceinline__ void store_factors(int tile, const Loaded& loaded) const {
-        const PipelineStage<kStages> at(tile);
-        const auto [gate, delta, D] = loaded;
-        const BlockFactors block(gate, lane);
+        const float2 gate = reinterpret_cast<const float2*>(from.gate)[lane],
+                     delta = reinterpret_cast<const float2*>(from.delta)[lane];
+        const float end = __shfl_sync(0xffffffffu, gate.y, 31);
         auto& factors = shared.factors[at.index];
-        const auto store = [&](float(&to)[kChunk], float2 pair) { reinterpret_cast<float2*>(to)[lane] = pair; };
-        store(factors.gate, gate);
-        store(factors.delta, delta);
-        store(factors.before, {exp2_fast(gate.x), exp2_fast(gate.y)});
-        store(factors.after, {exp2_fast(block.end - gate.x), exp2_fast(block.end - gate.y)});
-        store(factors.row, block.row);
-        store(factors.column, block.column);
-        store(factors.within, block.within);
-        if (lane < 4) factors.between[lane] = block.between;
-        if (lane == 0) factors.decay = exp2_fast(block.end), factors.D = D, factors.resets = block.resets;
+        reinterpret_cast<float2*>(factors.gate)[lane] = gate;
+        reinterpret_cast<float2*>(factors.delta)[lane] = delta;
+        reinterpret_cast<float2*>(factors.before)[lane] = {exp2_fast(gate.x), exp2_fast(gate.y)};
+        reinterpret_cast<float2*>(factors.after)[lane] = {exp2_fast(end - gate.x), exp2_fast(end - gate.y)};
+        if (lane == 0) {
+            factors.decay = exp2_fast(end);
+            factors.D = args.D.values.data == nullptr ? 0.f : load_float(args.D.values, head * args.D.head);
+        }
         __syncwarp();
         if (lane == 0) barrier(shared.factors_full[at.index]).arrive();
     }
@@ -111,9 +100,6 @@ struct BackwardInputsRole : Lane {
     // Adds a row tile's sums, and after a head's last one stores the head's gradients.
     __device__ __forceinline__ void use_sums(int tile) {
         const PipelineStage<kStages> at(tile);
-        const int head = head_of(tile);
-        const RawSteps raw(args, work.place, head, lane);  // before what takes long
-        const float bias = bias_of(args, head), A = load_float(args.A.values, head * args.A.head);
         barrier(shared.sums_full[at.index]).wait(at.parity);
         const auto& sums = shared.sums[at.index];
         if (row_of(tile) == 0) read = written = scaled = across = {0.f, 0.f}, states = D = 0.f;
@@ -130,13 +116,14 @@ struct BackwardInputsRole : Lane {
             barrier(shared.sums_empty[at.index]).arrive();
             barrier(shared.stage_empty[at.index]).arrive();
         }
-        if (row_of(tile) + kTileRows >= args.channels) store_gradients(head, raw, bias, A, delta, decay);
+        if (row_of(tile) + kTileRows >= args.channels) store_gradients(head_of(tile), delta, decay);
     }
     // δA of token t decays all that passes from before t to t or after.
-    __device__ __forceinline__ void store_gradients(int head, const RawSteps& raw, float bias, float A, float2 delta,
-                                                    float decay) {
-        const float2 later = sums_from(read), earlier = sums_before(written, lane);
+    __device__ __forceinline__ void store_gradients(int head, float2 delta, float decay) {
+        const float2 later = sums_from(read), earlier = sums_before(written);
         const float passing = decay == 0.f ? 0.f : decay * states;
+        const RawSteps raw(args, work.place, head, lane);
+        const float bias = bias_of(args, head), A = load_float(args.A.values, head * args.A.head);
         const float2 gates = {later.x + earlier.x + passing + across.x, later.y + earlier.y + passing + across.y};
         const float ddt[2] = {step_gradient(raw, 0, bias, fmaf(A, gates.x, scaled.x)),
                               step_gradient(raw, 1, bias, fmaf(A, gates.y, scaled.y))};
@@ -152,7 +139,7 @@ struct BackwardInputsRole : Lane {
         if (lane == 0)
             for (int i = 0; i < 3; ++i) args.sums[(static_cast<i64>(i) * args.slots + work.slot) * args.heads + head] = sums[i];
     }
-    // Sums over the tokens from each one on.
+    // Sums over the tokens from each one on, and over those before it.
     __device__ __forceinline__ float2 sums_from(float2 own) const {
         float sum = own.x + own.y;
 #pragma unroll
@@ -162,6 +149,11 @@ struct BackwardInputsRole : Lane {
         }
         const float next = __shfl_down_sync(0xffffffffu, sum, 1), later = own.y + (lane == 31 ? 0.f : next);
         return {own.x + later, later};
+    }
+    __device__ __forceinline__ float2 sums_before(float2 own) const {
+        const float2 upto = inclusive_sums(own, lane);
+        const float previous = __shfl_up_sync(0xffffffffu, upto.y, 1), before = lane == 0 ? 0.f : previous;
+        return {before, before + own.x};
     }
     // From the gradient of δ to dt's.
     __device__ __forceinline__ float step_gradient(const RawSteps& raw, int i, float bias, float gradient) const {
@@ -203,14 +195,14 @@ struct BackwardInputsRole : Lane {
             unsigned parity = 0;
             load_group(parity);
 #pragma unroll 1
-            for (int tile = 0; tile < work.tiles; ++tile) {
-                const Loaded loaded = load_steps(tile);
-                load_stage(tile, parity);
-                store_factors(tile, loaded);
-            }
+            for (int tile = 0; tile < work.tiles; ++tile) load_stage(tile, parity);
         } else if (warp == 1) {
+            for (int tile = 0; tile < min(kStages, work.tiles); ++tile) store_factors(tile);
 #pragma unroll 1
-            for (int tile = 0; tile < work.tiles; ++tile) use_sums(tile);
+            for (int tile = 0; tile < work.tiles; ++tile) {
+                use_sums(tile);
+                if (tile + kStages < work.tiles) store_factors(tile + kStages);
+            }
         } else if (warp > 1) {
 #pragma unroll 1
             for (int tile = 0; tile < work.tiles; ++tile) multiply_states(tile);

@@ -5,7 +5,6 @@
 #include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
-#include <gdn_cuda/kernels/ssd/block_factors.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
 
 namespace gdn_cuda::ssd {
@@ -115,23 +114,40 @@ struct InputsRole : Lane {
         float2 after = {exp2_fast(gate.x), exp2_fast(gate.y)};
         if (work.pass == 0) after = {exp2_fast(end - gate.x) * delta.x, exp2_fast(end - gate.y) * delta.y};
         reinterpret_cast<float2*>(factors.after)[lane] = after;
-        if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(end), Resets::none};
+        if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(end), Plan::Resets::none};
     }
     __device__ __forceinline__ void store_factors(int slot) const {
         auto& factors = shared.factors[slot][tile()];
         const float2 gate = pair_at(factors.steps.gate + 2 * lane), delta = pair_at(factors.steps.delta + 2 * lane);
-        const BlockFactors block(gate, lane);
-        const float2 added = {block.column.x * delta.x, block.column.y * delta.y};
-        const float to_border = exp2_fast(block.border), from_block = exp2_fast(block.end - block.block_end);
-        const auto store = [&](float(&to)[kChunk], float2 pair) { reinterpret_cast<float2*>(to)[lane] = pair; };
-        store(factors.row, block.row);
-        store(factors.column, block.column);
-        store(factors.added, added);
-        store(factors.within, {block.within.x * delta.x, block.within.y * delta.y});
-        store(factors.before, {block.row.x * to_border, block.row.y * to_border});
-        store(factors.after, {added.x * from_block, added.y * from_block});
-        if (lane < 4) factors.between[lane] = block.between;
-        if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(block.end), block.resets};
+        const float end = __shfl_sync(0xffffffffu, gate.y, 31);
+        // From the border before the lane's block of 16 tokens, and to its end.
+        const float previous = __shfl_sync(0xffffffffu, gate.y, lane < 8 ? 0 : (lane & 24) - 1);
+        const float border = lane < 8 ? 0.f : previous;
+        const float block_end = __shfl_sync(0xffffffffu, gate.y, lane | 7);
+        const float2 row = {exp2_fast(gate.x - border), exp2_fast(gate.y - border)};
+        const float2 column = {exp2_fast(block_end - gate.x), exp2_fast(block_end - gate.y)};
+        const float2 added = {column.x * delta.x, column.y * delta.y};
+        const float to_border = exp2_fast(border), from_block = exp2_fast(end - block_end);
+        reinterpret_cast<float2*>(factors.row)[lane] = row;
+        reinterpret_cast<float2*>(factors.column)[lane] = column;
+        reinterpret_cast<float2*>(factors.added)[lane] = added;
+        const float2 before = {row.x * to_border, row.y * to_border};
+        reinterpret_cast<float2*>(factors.before)[lane] = before;
+        reinterpret_cast<float2*>(factors.after)[lane] = {added.x * from_block, added.y * from_block};
+        // Of blocks 2 and 0, 3 and 0, 3 and 1.
+        const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
+        const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);
+        if (lane < 4) factors.between[lane] = lane == 0 ? 1.f : exp2_fast(later - earlier);
+        const float last = __shfl_up_sync(0xffffffffu, gate.y, 1);
+        // Beyond 2^60 and 2^-60 a decay between two tokens may be 0, or its factors overflow.
+        const bool all_near = __all_sync(0xffffffffu, fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f);
+        const float2 own = {gate.x - (lane == 0 ? 0.f : last), gate.y - gate.x};
+        const bool grows = __any_sync(0xffffffffu, fmaxf(own.x, own.y) > 0.01f);
+        const bool decays = __any_sync(0xffffffffu, fminf(own.x, own.y) < -0.01f);
+        if (lane == 0)
+            shared.ends[slot][tile()] = {exp2_fast(end), all_near          ? Plan::Resets::none
+                                                         : grows && decays ? Plan::Resets::mixed
+                                                                           : Plan::Resets::some};
     }
     // How many steps what is loaded is ahead of what is made of it: where two warps take turns, that is one of each.
     static constexpr int kAhead = kConfig.has_inputs_role() ? 2 : 1;

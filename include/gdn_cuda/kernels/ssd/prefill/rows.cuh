@@ -176,7 +176,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
             update_state();
             wait_for_product<1>(y);
         }
-        if (resets != Resets::none) clear_after_resets(y, factors.before);
+        if (resets != Plan::Resets::none) clear_after_resets(y, factors.before);
         add_x(y, x, factors.before, D);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);

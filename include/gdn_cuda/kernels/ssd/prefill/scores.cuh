@@ -12,6 +12,7 @@ template <SsdConfig kConfig>
 struct ScoresRole : Lane {
     using Plan = SsdPlan<kConfig>;
     using Factors = typename Plan::Factors;
+    using Resets = typename Plan::Resets;
     static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
 
     Plan& shared;
@@ -36,9 +37,9 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
-    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. Where a decay may be 0, M is
-    // 0 then, which stops infinities and NaN.
-    template <Resets kResets, int kHeads>
+    // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. kResets: where a decay is 0, M
+    // is too, which stops infinities and NaN.
+    template <bool kResets, int kHeads>
     __device__ __forceinline__ void store_scores(const float (&products)[32], const Factors (&factors)[kConfig.row_tiles],
                                                  SwizzledTile (&scores)[kConfig.row_tiles]) const {
         const unsigned to = tile_row(scores[0].bytes, 16 * warp + lane % 16);
@@ -59,7 +60,7 @@ struct ScoresRole : Lane {
                     const int column = 8 * n + 2 * t + i / 2 * 8, at = 4 * n + 2 * i;
                     const float2 added = pair_at(&factors[head].added[column]);
                     float2 score = {products[at] * (from[i % 2] * added.x), products[at + 1] * (from[i % 2] * added.y)};
-                    if constexpr (kResets != Resets::none) {
+                    if constexpr (kResets) {
                         const float2 decay = pair_at(&factors[head].column[column]);
                         score.x = from[i % 2] * decay.x == 0.f ? 0.f : score.x;
                         score.y = from[i % 2] * decay.y == 0.f ? 0.f : score.y;
@@ -72,20 +73,11 @@ struct ScoresRole : Lane {
         }
 #pragma unroll
         for (int head = 0; head < kHeads; ++head) {
-            if constexpr (kResets == Resets::any) {
-                const Neighbours near(factors[head], *this);
-                gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
-                    const float decay = near.decay(i % 8);
-                    return decay == 0.f ? 0.f : products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
-                });
-            } else {
-                const float2 within[2] = {pair_at(&factors[head].within[16 * warp + 2 * t]),
-                                          pair_at(&factors[head].within[16 * warp + 2 * t + 8])};
-                gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
-                    const float2& columns = within[i % 8 / 4];
-                    return products[i] * (row[head][i / 2 % 2] * (i % 2 == 0 ? columns.x : columns.y));
-                });
-            }
+            const Neighbours near(factors[head], *this);
+            gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
+                const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
+                return kResets && decay == 0.f ? 0.f : score;
+            });
         }
     }
     // What decays between tokens of the warp's block of 16 need. Loaded at once: loads under the condition that a decay is not
@@ -106,7 +98,7 @@ struct ScoresRole : Lane {
         }
         __device__ __forceinline__ float decay(int i) const { return exp2_fast(row[i / 2 % 2] - gate[i / 4 * 2 + i % 2]); }
     };
-    // Where tokens decay and grow.
+    // Where tokens decay and grow: factors of a decay may overflow where it does not.
     __device__ __forceinline__ void store_mixed_scores(const float (&products)[32], const Factors& factors,
                                                        SwizzledTile& scores) const {
         gdn::store_lower<kConfig.io, false>(*this, scores, 0, [&](int i) {
@@ -127,21 +119,12 @@ struct ScoresRole : Lane {
 #pragma unroll 1
             for (int head = 0; head < heads; ++head) store_mixed_scores(products, factors[head], scores[head]);
         } else if (heads == 1) {
-            store_scores<1>(resets, products, factors, scores);
+            resets == Resets::none ? store_scores<false, 1>(products, factors, scores)
+                                   : store_scores<true, 1>(products, factors, scores);
         } else if constexpr (kConfig.row_tiles > 1) {
-            store_scores<2>(resets, products, factors, scores);
+            resets == Resets::none ? store_scores<false, 2>(products, factors, scores)
+                                   : store_scores<true, 2>(products, factors, scores);
         }
-    }
-    template <int kHeads>
-    __device__ __forceinline__ void store_scores(Resets resets, const float (&products)[32],
-                                                 const Factors (&factors)[kConfig.row_tiles],
-                                                 SwizzledTile (&scores)[kConfig.row_tiles]) const {
-        if (resets == Resets::none)
-            store_scores<Resets::none, kHeads>(products, factors, scores);
-        else if (resets == Resets::between_blocks)
-            store_scores<Resets::between_blocks, kHeads>(products, factors, scores);
-        else
-            store_scores<Resets::any, kHeads>(products, factors, scores);
     }
     __device__ __forceinline__ void clear_scores() const {
         auto* vectors = reinterpret_cast<uint4*>(shared.scores);
