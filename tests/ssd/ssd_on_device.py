@@ -20,6 +20,7 @@ BF16, F16 = torch.bfloat16, torch.float16
 OUT, STATE = {BF16: 4e-3, F16: 1e-3}, {BF16: 3e-3, F16: 7.5e-4}
 TOKENS = ("x", "dt", "B", "C", "z")
 KERNELS = ("ssd/prefill", "ssd/prefill_mma", "ssd/steps", "common/uncovered_zeros")
+BACKWARD = ("ssd/backward", "ssd/backward_mma")
 
 
 def drawn(
@@ -387,7 +388,7 @@ def check_gradients(device: Device, x: dict[str, Any], with_last: bool = True, s
     rng = torch.Generator().manual_seed(99)
     out_gradient = torch.randn(x["x"].shape, generator=rng).to(device.name, x["x"].dtype)
     state_gradient = torch.randn(x["initial_state"].shape, generator=rng).to(device.name) if with_last else None
-    with device.only(*KERNELS, "ssd/backward"), torch.no_grad():
+    with device.only(*KERNELS, *BACKWARD), torch.no_grad():
         given = {name: y for name, y in x.items() if name not in ("z", "A", "x", "dt", "B", "C")}
         dx, ddt, dB, dC, sums, first = ssd_scan_backward(
             x["x"], x["dt"], x["A"], x["B"], x["C"], out_gradient, **given, state_gradient=state_gradient
@@ -470,7 +471,7 @@ def test_gradients_of_numbered_sequences(device: Device) -> None:
     rng = torch.Generator().manual_seed(11)
     x["out_gradient"] = torch.randn(x["x"].shape, generator=rng).to(device.name, BF16)
     x["state_gradient"] = torch.randn(x["initial_state"].shape, generator=rng).to(device.name)
-    with device.only(*KERNELS, "ssd/backward"):
+    with device.only(*KERNELS, *BACKWARD):
         found = ssd_scan_backward(**x)
     wide = {n: y.cpu().double() if isinstance(y, Tensor) and y.is_floating_point() else y for n, y in x.items()}
     wanted = ssd_scan_backward(**wide | {"seq_idx": x["seq_idx"].cpu()})
