@@ -114,4 +114,5 @@ SELECTED: dict[str, tuple[str, ...]] = {
     "test_ssd.py::test_packed[True-lengths0]": ("ssd/prefill", "ssd/steps"),
     "test_ssd_mma.py::test_packed[True]": ("ssd/prefill_mma",),
     "test_ssd.py::test_gradients_of_packed_sequences[lengths0]": ("ssd/backward",),
+    "test_ssd_mma.py::test_gradients_of_packed_sequences[lengths2]": ("ssd/backward_mma",),
 }

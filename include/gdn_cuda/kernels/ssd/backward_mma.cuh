@@ -14,7 +14,7 @@
 // N^T C to dB. Factors of decays are in fp32, applied to products; S, E, x, dY, C, B, M' and N are rounded.
 //
 // Shared memory holds 64 states of S or E, with those of C or B, for three steps, of which cp.async loads two ahead, and x and
-// dY of two row tiles: 96 KB for any number of states, which fits every GPU.
+// dY of two row tiles: 94 KB for any number of states, which fits every GPU.
 //
 // Bound (computed, not measured): memory, 32 KB of S and E and 24 KB of x, dY and dX a row tile and chunk with N = 128, on GPUs
 // whose memory is not as fast as Hopper's; else shared memory, whose ldmatrix reads 48 KB for each product of 64 x 64 x 64.
