@@ -187,7 +187,7 @@ def _prefill() -> None:
                     ssd_scan(**x, C=C, cu_seqlens=torch.tensor(offsets, device="cuda"), dt_softplus=True)
 
 
-@sanitizes("ssd/backward_mma", variables={"GDN_SSD_PREFILL": "mma"})
+@sanitizes("backward_mma", variables={"GDN_SSD_PREFILL": "mma"})
 @sanitizes("backward")
 def _backward() -> None:
     """Row tiles that a head fills and not, D, both ends' states, packed sequences, and offsets that lie."""
