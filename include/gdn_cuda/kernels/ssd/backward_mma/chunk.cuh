@@ -24,7 +24,6 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
     using Base::Base;
 
     __device__ __forceinline__ int half() const { return warp / 4; }
-    __device__ __forceinline__ bool begins_head(int tile) const { return row_of(args, work, tile) == 0; }
     static __device__ __forceinline__ void add_to(float& sum, float x, bool begins) { sum = begins ? x : sum + x; }
     // Sums over the warp's columns, of each row.
     __device__ __forceinline__ void add_row_sums(float (&to)[kChunk], const float (&sums)[2], bool begins) const {
@@ -45,17 +44,17 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
     // ---- Tokens x tokens
 
     // M' to shared memory, N += K ⊙ L, and the sums of K ⊙ M' across tokens.
-    __device__ __forceinline__ void form_scores(int tile) {
+    __device__ __forceinline__ void form_scores(const RowTileAt& at) {
         if (!is_below()) return;
-        const auto& [x, dy] = rows_of(tile);
-        const ChunkSteps& steps = steps_of(tile);
+        const auto& [x, dy] = rows_of(at);
+        const ChunkSteps& steps = steps_of(at);
         TileSums K;
         clear(K);
         this->add_by_rows(K, dy, x);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const int at = row(2 * which);
-            const float gate = steps.gate[at];
+            const int token = row(2 * which);
+            const float gate = steps.gate[token];
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int from = column(n, 0);
@@ -64,7 +63,7 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const int e = 2 * which + i;
-                    const float decay = at >= from + i ? exp2_fast(gate - (i == 0 ? gates.x : gates.y)) : 0.f;
+                    const float decay = token >= from + i ? exp2_fast(gate - (i == 0 ? gates.x : gates.y)) : 0.f;
                     const float product = decay == 0.f ? 0.f : K[n][e] * (i == 0 ? deltas.x : deltas.y) * decay;
                     N[n][e] += product;
                     K[n][e] = decay == 0.f ? 0.f : product * CB[n][e];
@@ -73,19 +72,19 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
                 store_shared(this->word_at(shared.scores, n, which), pack<kIo>(score[0], score[1]));
             }
         }
-        store_across(shared.across[head_of(args, work, tile) % 2][row_block() + 2 * half()],
-                     reinterpret_cast<const float(&)[16]>(K), row(0), 16 * column_block(), lane, !begins_head(tile));
+        store_across(shared.across[at.head % 2][row_block() + 2 * half()], reinterpret_cast<const float(&)[16]>(K), row(0),
+                     16 * column_block(), lane, at.row > 0);
     }
 
     // ---- Tokens x states
 
     // dC of 64 states, and C_i . (exp(G) dY S)_i.
-    __device__ __forceinline__ void read_states(int tile, TileSums& to) {
+    __device__ __forceinline__ void read_states(const RowTileAt& at, TileSums& to) {
         const auto& [S, C] = current();
         TileSums sums;
         clear(sums);
-        this->add(sums, rows_of(tile).dy, S);
-        const ChunkSteps& steps = steps_of(tile);
+        this->add(sums, rows_of(at).dy, S);
+        const ChunkSteps& steps = steps_of(at);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const float before = exp2_fast(steps.gate[row(2 * which)]);
@@ -110,13 +109,13 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
         return exp2_fast(steps.gate[kChunk - 1] - steps.gate[row(2 * which)]);
     }
     // dB and dW of 64 states, and <E, S>.
-    __device__ __forceinline__ void write_states(int tile, TileSums& to) {
+    __device__ __forceinline__ void write_states(const RowTileAt& at, TileSums& to) {
         const auto& [E, B] = current();
         this->template add_by_rows<false>(dW, B, E);
         TileSums sums;
         clear(sums);
-        this->add(sums, rows_of(tile).x, E);
-        const ChunkSteps& steps = steps_of(tile);
+        this->add(sums, rows_of(at).x, E);
+        const ChunkSteps& steps = steps_of(at);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const float factor = after(steps, which) * steps.delta[row(2 * which)];
@@ -152,12 +151,12 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
         }
     }
     // dX, from what the states after gave to dW, and a row tile's sums.
-    __device__ __forceinline__ void finish_row_tile(int tile) {
+    __device__ __forceinline__ void finish_row_tile(const RowTileAt& at) {
         this->refresh();
-        const auto& [x, dy] = rows_of(tile);
-        const ChunkSteps& steps = steps_of(tile);
+        const auto& [x, dy] = rows_of(at);
+        const ChunkSteps& steps = steps_of(at);
         auto& sums = shared.sums;
-        const bool begins = begins_head(tile);
+        const bool begins = at.row == 0;
         add_row_sums(sums.read[half()], read, begins);
         add_warp_sum(sums.states, states, begins);
 #pragma unroll
@@ -176,7 +175,7 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
         this->add_transposed(dW, shared.scores, dy);
         multiply_rows(found, x);
         add_row_sums(sums.scaled[half()], found, begins);
-        const int head = head_of(args, work, tile), first = row_of(args, work, tile);
+        const int head = at.head, first = at.row;
         const float D = args.D.values.data == nullptr ? 0.f : load_float(args.D.values, head * args.D.head);
         const i64 stride = static_cast<i64>(args.heads) * args.channels;
         Io* const to =
@@ -206,12 +205,11 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
                     *reinterpret_cast<unsigned*>(to + at * stride + from) = pack<kIo>(x[n][2 * which], x[n][2 * which + 1]);
         }
     }
-    // After a barrier: the gradients of dt of a head whose last row tile was `tile`. By a warp without scores.
-    __device__ __forceinline__ void finish_head(int tile) const {
-        if (warp != SsdBackwardMmaConfig::kWarps - 1 || row_of(args, work, tile) + kTileRows < args.channels) return;
-        const int head = head_of(args, work, tile);
+    // After a barrier: the gradients of dt of a head whose last row tile this was. By a warp without scores.
+    __device__ __forceinline__ void finish_head(const RowTileAt& at) const {
+        if (warp != SsdBackwardMmaConfig::kWarps - 1 || at.row + kTileRows < args.channels) return;
         const auto& sums = shared.sums;
-        const ChunkSteps& steps = steps_of(tile);
+        const ChunkSteps& steps = steps_of(at);
         HeadSums found{};
         const auto add = [&](float2& to, const float(&from)[kChunk]) {
             const float2 more = gdn_cuda::pair_at(&from[2 * lane]);
@@ -222,37 +220,37 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
             add(found.written, sums.written[i]);
             add(found.scaled, sums.scaled[i]);
         }
-        for (const auto& each : shared.across[head % 2]) add(found.across, each);
+        for (const auto& each : shared.across[at.head % 2]) add(found.across, each);
         for (const float each : sums.states) found.states += each;
         for (const float each : sums.D) found.D += each;
-        store_step_gradients(args, work, head, found, gdn_cuda::pair_at(&steps.delta[2 * lane]),
+        store_step_gradients(args, work, at.head, found, gdn_cuda::pair_at(&steps.delta[2 * lane]),
                              exp2_fast(steps.gate[kChunk - 1]), lane);
     }
 
     // ---- The group's row tiles
 
-    __device__ __forceinline__ void run_row_tile(int tile) {
+    __device__ __forceinline__ void run_row_tile(const RowTileAt& at, const RowTileAt& before) {
         clear(dW);
         read[0] = read[1] = states = 0.f;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-            this->begin([&](Plan::Stage& to) { this->load_step(to, tile, 2 * block + 2); });
+            this->begin([&](Plan::Stage& to) { this->load_step(to, at, 2 * block + 2); });
             if (block == 0) {
-                if (tile > 0) finish_head(tile - 1);
-                form_scores(tile);
+                if (at.tile > 0) finish_head(before);
+                form_scores(at);
                 this->refresh();
             }
-            read_states(tile, dC[block]);
-            this->begin([&](Plan::Stage& to) { this->load_step(to, tile, 2 * block + 3); });
-            write_states(tile, dB[block]);
+            read_states(at, dC[block]);
+            this->begin([&](Plan::Stage& to) { this->load_step(to, at, 2 * block + 3); });
+            write_states(at, dB[block]);
         }
-        finish_row_tile(tile);
+        finish_row_tile(at);
     }
-    __device__ __forceinline__ void multiply_tokens() {
+    __device__ __forceinline__ void multiply_tokens(const RowTileAt& first) {
         clear(CB);
 #pragma unroll 1
         for (int block = 0; block < kBlocks; ++block) {
-            this->begin([&](Plan::Stage& to) { this->load_before(to, block + 2); });
+            this->begin([&](Plan::Stage& to) { this->load_before(to, first, block + 2); });
             this->add_by_rows(CB, current().first, current().tokens);
         }
     }
@@ -263,12 +261,14 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
                    args.state_count - first);
     }
     // dC += N B, dB += N^T C.
-    __device__ __forceinline__ void finish_group() {
+    __device__ __forceinline__ void finish_group(const RowTileAt& last) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-            this->begin([&](Plan::Stage& to) { this->load_step(to, work.tiles, block + 2); });
+            this->begin([&](Plan::Stage& to) {
+                if (block + 2 < kBlocks) this->load_group(to, block + 2);
+            });
             if (block == 0) {
-                finish_head(work.tiles - 1);
+                finish_head(last);
                 store_N();
                 __syncthreads();
             }
@@ -290,14 +290,20 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
     __device__ __forceinline__ void run() {
         for (int block = 0; block < kBlocks; ++block) clear(dC[block]), clear(dB[block]);
         clear(N);
+        if (thread == 0) this->find_sources();
+        __syncthreads();
+        RowTileAt at{.tile = 0, .head = work.group * (args.heads / args.groups), .row = 0}, before = at;
         for (int step = 0; step < 2; ++step) {
-            this->load_before(shared.stages[step], step);
+            this->load_before(shared.stages[step], at, step);
             cp_async_fence();
         }
-        multiply_tokens();
+        multiply_tokens(at);
 #pragma unroll 1
-        for (int tile = 0; tile < work.tiles; ++tile) run_row_tile(tile);
-        finish_group();
+        while (at.tile < work.tiles) {
+            run_row_tile(at, before);
+            before = at, at = this->next(at);
+        }
+        finish_group(before);
     }
 };
 

@@ -12,6 +12,11 @@ namespace gdn_cuda::ssd {
 template <SsdBackwardMmaConfig kConfig>
 using ChunkProducts = gdn::WarpProducts<kConfig.io, 2, kConfig.states == 256 ? 1 : 4>;
 
+// A row tile's number in the group, its head, and its first channel there. Divisions would find them at every use.
+struct RowTileAt {
+    int tile, head, row;
+};
+
 template <SsdBackwardMmaConfig kConfig>
 struct BackwardMmaLoads : ChunkProducts<kConfig> {
     using Base = ChunkProducts<kConfig>;
@@ -35,8 +40,8 @@ struct BackwardMmaLoads : ChunkProducts<kConfig> {
         this->find_warp();
     }
     __device__ __forceinline__ Plan::Stage& current() const { return shared.stages[stage]; }
-    __device__ __forceinline__ Plan::RowTile& rows_of(int tile) const { return shared.rows[tile % 2]; }
-    __device__ __forceinline__ ChunkSteps& steps_of(int tile) const { return shared.steps[tile % 3]; }
+    __device__ __forceinline__ Plan::RowTile& rows_of(const RowTileAt& at) const { return shared.rows[at.tile % 2]; }
+    __device__ __forceinline__ ChunkSteps& steps_of(const RowTileAt& at) const { return shared.steps[at.tile % 3]; }
 
     // Zeros past `rows` and `columns`. `from`: the tile's first element.
     __device__ __forceinline__ void load(Tile& tile, const Io* from, i64 stride, int rows, int columns) const {
@@ -50,55 +55,68 @@ struct BackwardMmaLoads : ChunkProducts<kConfig> {
             cp_async_16_zfill(to + i * kRows * 128, exists ? at + i * kRows * stride : from, exists);
         }
     }
-    __device__ __forceinline__ const Io* rows_at(const Rows& rows, int head) const {
-        return static_cast<const Io*>(rows.data) + work.place.batch * rows.batch +
-               (work.place.start + work.place.first) * rows.token + head * rows.head;
+    // By one thread, before the first load.
+    __device__ __forceinline__ void find_sources() const {
+        const auto first = [&](const Rows& rows, int head) -> const void* {
+            return static_cast<const Io*>(rows.data) + work.place.batch * rows.batch +
+                   (work.place.start + work.place.first) * rows.token + head * rows.head;
+        };
+        shared.sources = {.x = first(args.x, 0),
+                          .dy = first(args.out_gradient, 0),
+                          .C = first(args.C, work.group),
+                          .B = first(args.B, work.group)};
+    }
+    __device__ __forceinline__ RowTileAt next(const RowTileAt& at) const {
+        const bool is_last = at.row + kTileRows >= args.channels;
+        return {.tile = at.tile + 1, .head = at.head + is_last, .row = is_last ? 0 : at.row + kTileRows};
     }
     // 64 states of the chunk's tokens.
-    __device__ __forceinline__ void load_tokens(Tile& tile, const Rows& rows, int block) const {
+    __device__ __forceinline__ void load_tokens(Tile& tile, const void* from, i64 stride, int block) const {
         const int first = block * kMmaTileElements;
-        load(tile, rows_at(rows, work.group) + first, rows.token, work.count, args.state_count - first);
+        load(tile, static_cast<const Io*>(from) + first, stride, work.count, args.state_count - first);
     }
     // 64 states of a row tile.
-    __device__ __forceinline__ void load_states(Tile& tile, const void* states, int row_tile, int block) const {
-        const int first = block * kMmaTileElements, row = row_of(args, work, row_tile);
-        const i64 head = static_cast<i64>(work.slot) * args.heads + head_of(args, work, row_tile);
-        const Io* const from = static_cast<const Io*>(states) + (head * args.channels + row) * args.state_count + first;
-        load(tile, from, args.state_count, args.channels - row, args.state_count - first);
+    __device__ __forceinline__ void load_states(Tile& tile, const void* states, const RowTileAt& at, int block) const {
+        const int first = block * kMmaTileElements;
+        const i64 head = static_cast<i64>(work.slot) * args.heads + at.head;
+        const Io* const from = static_cast<const Io*>(states) + (head * args.channels + at.row) * args.state_count + first;
+        load(tile, from, args.state_count, args.channels - at.row, args.state_count - first);
     }
-    __device__ __forceinline__ void load_row_tile(int tile) const {
-        const int head = head_of(args, work, tile), row = row_of(args, work, tile), columns = args.channels - row;
-        auto& [x, dy] = rows_of(tile);
-        load(x, rows_at(args.x, head) + row, args.x.token, work.count, columns);
-        load(dy, rows_at(args.out_gradient, head) + row, args.out_gradient.token, work.count, columns);
+    __device__ __forceinline__ void load_row_tile(const RowTileAt& at) const {
+        const int columns = args.channels - at.row, count = work.count;
+        const auto& from = shared.sources;
+        auto& [x, dy] = rows_of(at);
+        load(x, static_cast<const Io*>(from.x) + at.head * args.x.head + at.row, args.x.token, count, columns);
+        load(dy, static_cast<const Io*>(from.dy) + at.head * args.out_gradient.head + at.row, args.out_gradient.token, count,
+             columns);
         static_assert(sizeof(ChunkSteps) == 32 * 16);
-        const ChunkSteps& from = args.steps[static_cast<i64>(work.slot) * args.heads + head];
+        const ChunkSteps& steps = args.steps[static_cast<i64>(work.slot) * args.heads + at.head];
         if (thread < 32)
-            cp_async_16_zfill(shared_address(&steps_of(tile)) + 16 * thread, reinterpret_cast<const uint4*>(&from) + thread,
+            cp_async_16_zfill(shared_address(&steps_of(at)) + 16 * thread, reinterpret_cast<const uint4*>(&steps) + thread,
                               true);
     }
     // C and B, in the steps before the first row tile and after the last one.
     __device__ __forceinline__ void load_group(Plan::Stage& to, int block) const {
-        load_tokens(to.first, args.C, block);
-        load_tokens(to.tokens, args.B, block);
+        load_tokens(to.first, shared.sources.C, args.C.token, block);
+        load_tokens(to.tokens, shared.sources.B, args.B.token, block);
     }
-    __device__ __forceinline__ void load_before(Plan::Stage& to, int step) const {
+    __device__ __forceinline__ void load_before(Plan::Stage& to, const RowTileAt& at, int step) const {
         if (step < kBlocks)
             load_group(to, step);
         else
-            load_step(to, 0, step - kBlocks);
+            load_step(to, at, step - kBlocks);
     }
     // Step `step` of a row tile, of the one after it if it has no such step, or of the end.
-    __device__ __forceinline__ void load_step(Plan::Stage& to, int tile, int step) const {
-        if (step >= kSteps) step -= kSteps, ++tile;
-        if (tile >= work.tiles) {
+    __device__ __forceinline__ void load_step(Plan::Stage& to, RowTileAt at, int step) const {
+        if (step >= kSteps) step -= kSteps, at = next(at);
+        if (at.tile >= work.tiles) {
             if (step < kBlocks) load_group(to, step);
             return;
         }
-        if (step == 0) load_row_tile(tile);
+        if (step == 0) load_row_tile(at);
         const bool reads = step % 2 == 0;
-        load_states(to.first, reads ? args.states : args.gradients, tile, step / 2);
-        load_tokens(to.tokens, reads ? args.C : args.B, step / 2);
+        load_states(to.first, reads ? args.states : args.gradients, at, step / 2);
+        load_tokens(to.tokens, reads ? shared.sources.C : shared.sources.B, reads ? args.C.token : args.B.token, step / 2);
     }
 
     // Waits for a step's tiles and frees the stage of the step before, to which `load` issues the copies for two steps later.

@@ -53,6 +53,12 @@ struct SsdBackwardMmaPlan {
     Sums sums;
     float across[2][6][kChunk];  // between tokens before and after each boundary, by the warps below the diagonal
     SsdChunkWork work;
+    // The chunk's first token, of the first head, or of the group: addresses take too many instructions to be found again for
+    // every tile.
+    struct Sources {
+        const void *x, *dy, *C, *B;
+    };
+    Sources sources;
 };
 static_assert(sizeof(SsdBackwardMmaPlan) <= kSharedBytesEverywhere);
 
