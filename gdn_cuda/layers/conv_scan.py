@@ -61,7 +61,7 @@ def conv_scan(
     if torch.compiler.is_compiling() or under_transforms() or not needs_gradients(*given):
         return _forward(options, *given)
     x, B, _ = options.heads.split(xBC)
-    if not has_kernel(x, B, with_gradients=True):
+    if not has_kernel(x, B):
         return _forward(options, *given)
     out, last = _ConvScan.apply(options, *given)
     return out, last

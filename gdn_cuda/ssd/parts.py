@@ -23,7 +23,7 @@ _LOWEST = -800.0  # of a logarithm; its exponential is 0
 
 def part_gradients(x: Any, out_gradient: Tensor, state_gradient: Tensor | None, wanted: Collection[str] = TENSORS) -> Arguments:
     """By ssd_scan_backward, or by autograd where it has no kernel. state_gradient: None for zeros."""
-    if has_kernel(x.x, x.B, with_gradients=True):
+    if has_kernel(x.x, x.B):
         return derivative(x, SimpleNamespace(**{name: name in wanted for name in TENSORS}), out_gradient, state_gradient)
     given = {name: getattr(x, name) for name in TENSORS}
     leaves = {name: given[name].detach().requires_grad_() for name in wanted if given[name] is not None}

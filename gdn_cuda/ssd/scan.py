@@ -113,14 +113,13 @@ _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary, 
 # ---- The functions
 
 
-def has_kernel(x: Tensor, B: Tensor, with_gradients: bool = False) -> bool:
-    """Whether ssd/prefill or ssd/prefill_mma runs, and with gradients, on Hopper, ssd/backward. On a CPU the reference does."""
+def has_kernel(x: Tensor, B: Tensor) -> bool:
+    """Whether Mamba-2's own kernels run, forward and backward. On a CPU the reference does."""
     capability = capability_of(x)
     if capability is None:
         return True
-    fits_device = capability == 90 if with_gradients else capability >= 80
-    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= (128 if with_gradients else 256)
-    return sizes_fit and fits_device and x.dtype in (torch.bfloat16, torch.float16)
+    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= 256
+    return sizes_fit and capability >= 80 and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _transformed() -> bool:
@@ -266,9 +265,8 @@ def ssd_scan(
     Every tensor may be a view whose last dimension is contiguous, such as slices of one projection. CPU tensors may also be
     fp64.
 
-    Kernels of its own take x in bf16 or fp16 with multiples of 8 channels and states, and up to 256 states, from sm_80 on;
-    their gradients on Hopper alone, and up to 128 states. Other calls are computed by `selective_scan` on expanded tensors, in
-    fp32, which is slower.
+    Kernels of its own take x in bf16 or fp16 with multiples of 8 channels and states, and up to 256 states, from sm_80 on, with
+    gradients too. Other calls are computed by `selective_scan` on expanded tensors, in fp32, which is slower.
 
     Edge cases:
         The last state of a sequence without tokens is its initial state, or zeros. Tokens of no sequence have the output 0.
@@ -322,7 +320,7 @@ def ssd_scan(
     squeezed = _unpacked(call)
     writes = any(y is not None for y in (state_indices, out, last_state)) or reports(call)
     if not writes and (with_gradients or state_dtype is None or _transformed()):
-        found, last = _new_results(call, with_gradients)
+        found, last = _new_results(call)
         last = last if state_dtype is None else last.to(state_dtype)
     else:
         found, last = _written_results(call)
@@ -332,11 +330,11 @@ def ssd_scan(
     return (found, last) if return_last_state else found
 
 
-def _new_results(x: Any, with_gradients: bool) -> tuple[Tensor, Tensor]:
+def _new_results(x: Any) -> tuple[Tensor, Tensor]:
     schema = ssd_scan_operator.schema
     arguments = tuple(getattr(x, name) for name in schema.arguments)
     schema.check_tensors(arguments)
-    if has_kernel(x.x, x.B, with_gradients):
+    if has_kernel(x.x, x.B):
         out, last = ssd_scan_operator(*arguments)
         return out, last
     _check(schema, arguments)

@@ -104,6 +104,15 @@ def test_mamba2_on_any_gpu_uses_mma_ldmatrix_and_cp_async(arch: str, compiler: C
 
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
+def test_gradients_of_mamba2_on_any_gpu_use_mma_ldmatrix_and_cp_async(arch: str, compiler: Child) -> None:
+    """The sums over heads stay in registers, and every tile is loaded by asynchronous copies of 16 bytes."""
+    work = chosen("ssd/backward_mma", lambda x: x["io"] == "bf16" and x["states"] == 256)
+    for each, code in zip(work, code_of(work, compiler, arch), strict=True):
+        assert has(code, "HMMA.16816") and has(code, "LDSM.M88") and has(code, "LDSM.MT88") and has(code, "LDGSTS.128"), each
+        assert not local_accesses(code), each
+
+
+@pytest.mark.parametrize("arch", ["sm_80", HOPPER])
 @pytest.mark.parametrize("kernel", ["vandermonde", "cauchy_batch"])
 def test_structured_sums_in_fp32_use_the_tensor_cores(kernel: str, arch: str, compiler: Child) -> None:
     work = chosen(f"structured/{kernel}", lambda x: x["io"] in ("c64", "f32", "bf16", "f16"), ("io",) if arch == HOPPER else ())

@@ -19,3 +19,13 @@ def run_emulated(call: Call, seed: int) -> dict[str, Tensor]:
 def test_the_kernels_give_what_a_cpu_does(name: str) -> None:
     for seed in range(SEEDS):
         check(name, seed, run_emulated)
+
+
+def run_as_on_an_a100(call: Call, seed: int) -> dict[str, Tensor]:
+    with emulated(capability=80, shared_bytes=163 << 10):
+        return run(call, "cpu", seed)
+
+
+def test_mamba2_by_warp_mmas_gives_what_a_cpu_does() -> None:
+    for seed in range(2 * SEEDS):
+        check("ssd", seed, run_as_on_an_a100)

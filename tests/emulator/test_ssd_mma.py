@@ -1,5 +1,5 @@
-"""ssd/prefill_mma in the emulator, as GPUs other than Hopper run it: the tests of ssd_on_device.py, of long ones and those of
-many cases a few."""
+"""ssd/prefill_mma and ssd/backward_mma in the emulator, as GPUs other than Hopper run them: the tests of ssd_on_device.py, of
+long ones and those of many cases a few."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from emulated import emulated
 from ssd_on_device import (  # noqa: F401
     BF16,
     F16,
+    backward_of,
     check,
+    check_gradients,
     check_pool,
     check_summary,
     drawn,
@@ -27,8 +29,19 @@ from ssd_on_device import (  # noqa: F401
     test_a_reset_in_an_earlier_segment,
     test_a_reset_stops_what_is_not_finite,
     test_an_infinite_rate_at_a_tail,
+    test_autograd,
     test_decays,
+    test_gradients_have_the_same_bits_in_two_runs,
+    test_gradients_of_groups,
+    test_gradients_of_numbered_sequences,
+    test_gradients_of_packed_sequences,
+    test_gradients_of_segments,
+    test_gradients_of_views_and_rounded_parameters,
+    test_gradients_with_decays,
+    test_gradients_within_limits,
+    test_gradients_without_tokens,
     test_limits,
+    test_nan_stays_in_its_sequence_and_head_or_group,
     test_summaries_of_packed_sequences,
     test_the_next_sequence_is_not_read,
     test_two_runs_have_the_same_bits,
@@ -103,3 +116,33 @@ def test_pools(dtype: torch.dtype, write: list[int] | None, begin: list[bool] | 
 @pytest.mark.parametrize("P, N, gpu", [(64, 128, A100), (136, 200, L40S)])
 def test_boundaries(P: int, N: int, gpu: tuple[int, int], seed: int) -> None:
     reported.test_boundaries(F16, P, N, device_like(*gpu), seed)
+
+
+# ---- Gradients
+
+
+@pytest.mark.parametrize("T", [1, 64, 65])
+def test_gradients(T: int, device: Device) -> None:
+    check_gradients(device, drawn(device, 1, T=T, H=2, G=1, N=64), slack=2)
+
+
+@pytest.mark.parametrize(
+    "P, N, gpu", [(64, 64, A100), (72, 128, A100), (8, 72, L40S), (128, 144, A100), (80, 192, L40S), (136, 256, L40S)]
+)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_gradients_of_sizes(dtype: torch.dtype, P: int, N: int, gpu: tuple[int, int]) -> None:
+    """Every configuration; row tiles that a head fills and not, heads of a group and groups."""
+    H, G = {64: (3, 1), 72: (2, 2)}.get(P, (4, 2))
+    device = device_like(*gpu)
+    check_gradients(device, drawn(device, 2, T=70, H=H, G=G, P=P, N=N, dtype=dtype), slack=5)
+
+
+@pytest.mark.parametrize("at", [64, 70])
+def test_gradients_after_a_reset_are_finite(at: int, device: Device, seed: int) -> None:
+    """An infinite state before exp(δA) = 0: nothing that begins there reads it."""
+    x = drawn(device, seed, T=150, H=2, G=1, N=64)
+    x["initial_state"][:, 1] = torch.inf
+    x["dt"][:, at] = 1e4
+    x["out_gradient"] = torch.randn_like(x["x"])
+    dx, ddt, dB, dC, sums, first = backward_of(device, x)
+    assert all(torch.isfinite(each).all() for each in (dx, dB, first, ddt[:, at:], dC[:, at:], ddt[..., 0], sums[..., 0]))

@@ -38,16 +38,32 @@ def test_the_device_decides(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "gpu, P, N, dtype, gradients, expected",
+    "device, N, expected",
     [
-        (HOPPER, 64, 128, torch.bfloat16, True, True),
-        (HOPPER, 64, 256, torch.bfloat16, True, False),
-        (A100, 64, 256, torch.float16, False, True),
-        (A100, 64, 128, torch.bfloat16, True, False),
-        (A100, 64, 264, torch.bfloat16, False, False),
-        (A100, 12, 128, torch.bfloat16, False, False),
-        (A100, 64, 128, torch.float32, False, False),
-        (TURING, 64, 128, torch.float16, False, False),
+        ("h200", 64, {"ssd/prefill", "ssd/backward"}),
+        ("h200", 256, {"ssd/prefill", "ssd/backward_mma"}),
+        ("a100", 64, {"ssd/prefill_mma", "ssd/backward_mma"}),
+        ("l40s", 256, {"ssd/prefill_mma", "ssd/backward_mma"}),
+        ("sm_120", 128, {"ssd/prefill_mma", "ssd/backward_mma"}),
+    ],
+)
+def test_the_device_and_the_states_decide_for_gradients(device: str, N: int, expected: set[str]) -> None:
+    case = EXAMPLES["ssd_scan_backward"]
+    x = case.make(2, 70, 0)
+    x |= {name: x[name].repeat(1, 1, 1, N // 64) for name in ("B", "C", "initial_state", "state_gradient")}
+    steps = explained(case.function, device=device, **x).steps
+    assert {step["kernel"] for step in steps} - {"ssd/steps"} == expected
+
+
+@pytest.mark.parametrize(
+    "gpu, P, N, dtype, expected",
+    [
+        (HOPPER, 64, 256, torch.bfloat16, True),
+        (A100, 64, 256, torch.float16, True),
+        (A100, 64, 264, torch.bfloat16, False),
+        (A100, 12, 128, torch.bfloat16, False),
+        (A100, 64, 128, torch.float32, False),
+        (TURING, 64, 128, torch.float16, False),
     ],
 )
 def test_what_has_a_kernel(
@@ -55,10 +71,9 @@ def test_what_has_a_kernel(
     P: int,
     N: int,
     dtype: torch.dtype,
-    gradients: bool,
     expected: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu)
     x = OnGpu.make(1, 70, 2, P, dtype=dtype)
-    assert scan.has_kernel(x, OnGpu.make(1, 70, 1, N), gradients) == expected
+    assert scan.has_kernel(x, OnGpu.make(1, 70, 1, N)) == expected

@@ -139,14 +139,9 @@ bool uses_mma(const Target& target) {
     return jit::device_traits(target.ordinal).capability != 90 || wanted_scan() == WantedScan::mma;
 }
 
-namespace {
-
-// The tensor itself if TMA can read it, else a copy.
 Tensor tileable(const Tensor& x) {
     return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
 }
-
-}  // namespace
 
 TensorMap Inputs::map(const Tensor& tensor) const {
     return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);

@@ -36,6 +36,9 @@ Prepared prepare(const Checks& check, const SsdScan& call);
 // A tensor (B, T, heads or groups, elements), as TMA reads it.
 jit::TiledTensor tiled(const View& view);
 
+// The tensor itself if its rows begin at multiples of 16 bytes, as TMA and 16-byte copies need it, else a copy.
+Tensor tileable(const Tensor& x);
+
 // States (count, H, P, N), a head's contiguous.
 SsdStates check_states(const Checks& check, const char* argument, const View& states, const Prepared& prepared, int64_t count);
 

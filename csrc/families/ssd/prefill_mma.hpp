@@ -53,7 +53,8 @@ struct PrefillMma {
         const SsdArgs& scan = args.scan;
         const i64 blocks = blocks_of_sequence(config, scan);
         if (blocks == 0 || scan.sequences == 0) return;
-        launch<PrefillMma>(config, args, {blocks, scan.sequences, scan.segments.count}, target, [&](const auto& device) {
+        const i64 passes = i64{scan.pass_count} * scan.sequences;
+        launch<PrefillMma>(config, args, {blocks, passes, scan.segments.count}, target, [&](const auto& device) {
             return fmt::format(
                 "up to {} row tiles of a group's heads a block; {}; at most {} segments a sequence", config.row_tiles,
                 config.stages == 2

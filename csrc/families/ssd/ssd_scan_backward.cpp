@@ -1,11 +1,12 @@
-// ssd_scan_backward: the gradients of Mamba-2's scan. ssd/prefill stores the state before each chunk and its gradient after,
-// from either end, for ssd/backward.
+// ssd_scan_backward: the gradients of Mamba-2's scan. ssd/prefill or ssd/prefill_mma stores the state before each chunk and its
+// gradient after, from either end, for ssd/backward or ssd/backward_mma.
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
 #include "../common/uncovered_zeros.hpp"
 #include "backward.hpp"
+#include "backward_mma.hpp"
 #include "call.hpp"
 
 namespace gdn_cuda::ssd {
@@ -41,64 +42,122 @@ common::TokenRows token_rows(const Tensor& tensor, int64_t row_bytes) {
     return {.data = memory_of(tensor), .token = row_bytes, .rows = 1, .bytes = static_cast<int>(row_bytes)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const SsdBackwardCall& call) {
-    const Checks check{call.name};
-    Prepared prepared = prepare_backward(call);
-    require_kernel(check, prepared);
-    GDN_REQUIRE(check, prepared.states <= 128, "B", "at most 128 states", shape_text(View(call.B)));
-    GDN_REQUIRE(check, !call.D || View(*call.D).rank == 1, "D", "(H,)", shape_text(View(*call.D)));
-    const auto [x, io, batch, tokens, heads, channels, groups, states, sequences, _, own, deterministic] = prepared;
-    const DeviceScope scope(x.device_index);
-    const Target target = target_of(call.name, x);
-    using Sizes = std::vector<int64_t>;
-    const auto like_x = [&](const Sizes& sizes) { return torch::stable::new_empty(call.x, sizes); };
-    const auto floats = [&](const Sizes& sizes) { return torch::stable::new_empty(call.x, sizes, ScalarType::Float); };
-    const Sizes group_sizes{batch, tokens, groups, states}, state_sizes{prepared.slots(), heads, channels, states};
-    const Tensor dx = like_x({batch, tokens, heads, channels}), dB = like_x(group_sizes), dC = like_x(group_sizes),
-                 ddt = floats({batch, tokens, heads}), sums = floats({3, prepared.slots(), heads}),
-                 before = like_x(state_sizes), gradients = like_x(state_sizes), first = new_last_states(prepared, call.x);
-    if (heads == 0 || channels == 0) {  // no kernel runs
-        for (Tensor zeros : {dx, dB, dC, ddt, sums, first}) torch::stable::zero_(zeros);
-        return {dx, ddt, dB, dC, sums, first};
-    }
-    Inputs inputs{prepared, target};
-    SsdArgs scan = own;
+// What ssd/backward takes; ssd/backward_mma takes the rest.
+bool fits_hopper(const Target& target, int64_t states) {
+    return !uses_mma(target) && states <= 128;
+}
+
+// Results of a call, and the states between chunks: before each, and their gradients after.
+struct Made {
+    Tensor dx, ddt, dB, dC, sums, first, before, gradients;
+};
+
+// The two passes over all chunks, which store the states.
+void run_passes(Inputs& inputs, const SsdBackwardCall& call, const Made& made, ChunkSteps* steps) {
+    const Prepared& prepared = inputs.prepared;
+    SsdMmaArgs every{.scan = prepared.args, .x = {}, .z = {}, .B = {}, .C = {}, .out_gradient = {}};
+    SsdArgs& scan = every.scan;
     auto& [forward, reverse] = scan.passes;
-    scan.states_only = true, scan.pass_count = 2;
-    ChunkSteps* const steps = inputs.steps(call.x);
-    scan.steps = steps;
-    forward.chunk_states = memory_of(before), reverse.chunk_states = memory_of(gradients);
-    forward.last = {}, reverse.last = prepared.args.passes[0].last;
+    scan.states_only = true, scan.pass_count = 2, scan.steps = steps;
+    forward.chunk_states = memory_of(made.before), reverse.chunk_states = memory_of(made.gradients);
+    reverse.last = forward.last, forward.last = {};
     if (call.state_gradient)
-        reverse.initial = check_states(check, "state_gradient", View(*call.state_gradient), prepared, sequences);
-    SsdBackwardArgs args{prepared.steps};
-    if (x.numel() > 0) {
-        args.x = forward.x = inputs.add(call.x), args.B = forward.B = inputs.add(call.B);
-        args.out_gradient = reverse.x = inputs.add(call.out_gradient), args.C = reverse.B = inputs.add(call.C);
-        // Tiles of channels x states.
-        const auto state_map = [&, heads = heads, channels = channels, states = states, io = io](const Tensor& of) {
+        reverse.initial = check_states({call.name}, "state_gradient", View(*call.state_gradient), prepared, prepared.sequences);
+    if (uses_mma(inputs.target)) {
+        if (prepared.x.numel() > 0) {
+            every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B), every.C = inputs.add_rows(call.C);
+            every.out_gradient = inputs.add_rows(call.out_gradient);
+        }
+        return inputs.run(every, false, call.x);
+    }
+    if (prepared.x.numel() > 0) {
+        forward.x = inputs.add(call.x), forward.B = inputs.add(call.B);
+        reverse.x = inputs.add(call.out_gradient), reverse.B = inputs.add(call.C);
+    }
+    inputs.run(scan, false, call.x);
+}
+
+SsdGradientArgs gradient_args(const Prepared& prepared, const Made& made, ChunkSteps* steps) {
+    const SsdArgs& scan = prepared.args;
+    SsdGradientArgs args{prepared.steps};
+    args.steps = steps;
+    args.D = scan.D, args.groups = scan.groups, args.channels = scan.channels, args.state_count = scan.states;
+    args.tiles_of_head = scan.tiles_of_head;
+    args.dx = memory_of(made.dx), args.dB = memory_of(made.dB), args.dC = memory_of(made.dC);
+    args.ddt = static_cast<float*>(memory_of(made.ddt)), args.sums = static_cast<float*>(memory_of(made.sums));
+    return args;
+}
+
+// By ssd/backward.
+void run_hopper(Inputs& inputs, const SsdBackwardCall& call, const Made& made, const SsdGradientArgs& shared) {
+    const Prepared& prepared = inputs.prepared;
+    const i64 heads = prepared.heads, channels = prepared.channels, states = prepared.states;
+    SsdBackwardArgs args{shared};
+    if (prepared.x.numel() > 0) {
+        args.x = inputs.add(call.x), args.B = inputs.add(call.B), args.C = inputs.add(call.C);
+        args.out_gradient = inputs.add(call.out_gradient);
+        const auto state_map = [&](const Tensor& of) {  // tiles of channels x states
             return jit::tile_map({{memory_of(of), heads * channels * states, states, channels * states},
                                   prepared.slots(),
                                   channels,
                                   heads,
                                   states},
-                                 io, kChunk, target.ordinal);
+                                 prepared.io, kChunk, inputs.target.ordinal);
         };
-        args.states = state_map(before), args.gradients = state_map(gradients);
+        args.states = state_map(made.before), args.gradients = state_map(made.gradients);
     }
-    inputs.run(scan, false, call.x);
-    if (own.cu_seqlens.data != nullptr) {
-        const int64_t group_bytes = groups * states * bytes_of(io);
-        common::UncoveredZeros::run({token_rows(dx, heads * channels * bytes_of(io)), token_rows(dB, group_bytes),
+    Backward::run({.io = prepared.io, .states = states <= 64 ? 64 : 128}, args, inputs.target);
+}
+void run_mma(Inputs& inputs, const SsdBackwardCall& call, const Made& made, const SsdGradientArgs& shared) {
+    SsdBackwardMmaArgs args{shared};
+    if (inputs.prepared.x.numel() > 0) {
+        args.x = inputs.add_rows(call.x), args.B = inputs.add_rows(call.B), args.C = inputs.add_rows(call.C);
+        args.out_gradient = inputs.add_rows(call.out_gradient);
+    }
+    args.states = memory_of(made.before), args.gradients = memory_of(made.gradients);
+    BackwardMma::run(BackwardMma::choose(inputs.prepared.io, inputs.prepared.states), args, inputs.target);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const SsdBackwardCall& call) {
+    const Checks check{call.name};
+    Prepared prepared = prepare_backward(call);
+    require_kernel(check, prepared);
+    GDN_REQUIRE(check, !call.D || View(*call.D).rank == 1, "D", "(H,)", shape_text(View(*call.D)));
+    const int64_t batch = prepared.batch, tokens = prepared.tokens, heads = prepared.heads, channels = prepared.channels,
+                  groups = prepared.groups, states = prepared.states;
+    const DeviceScope scope(prepared.x.device_index);
+    const Target target = target_of(call.name, prepared.x);
+    using Sizes = std::vector<int64_t>;
+    const auto like_x = [&](const Sizes& sizes) { return torch::stable::new_empty(call.x, sizes); };
+    const auto floats = [&](const Sizes& sizes) { return torch::stable::new_empty(call.x, sizes, ScalarType::Float); };
+    const Sizes group_sizes{batch, tokens, groups, states}, state_sizes{prepared.slots(), heads, channels, states};
+    const Made made{.dx = like_x({batch, tokens, heads, channels}),
+                    .ddt = floats({batch, tokens, heads}),
+                    .dB = like_x(group_sizes),
+                    .dC = like_x(group_sizes),
+                    .sums = floats({3, prepared.slots(), heads}),
+                    .first = new_last_states(prepared, call.x),
+                    .before = like_x(state_sizes),
+                    .gradients = like_x(state_sizes)};
+    const auto& [dx, ddt, dB, dC, sums, first, before, gradients] = made;
+    if (heads == 0 || channels == 0) {  // no kernel runs
+        for (Tensor zeros : {dx, dB, dC, ddt, sums, first}) torch::stable::zero_(zeros);
+        return {dx, ddt, dB, dC, sums, first};
+    }
+    SsdBackwardCall read = call;
+    if (prepared.x.numel() > 0)  // copied once, if at all, for three kernels
+        for (Given* each : {&read.x, &read.B, &read.C, &read.out_gradient}) *each = tileable(*each);
+    Inputs inputs{prepared, target};
+    ChunkSteps* const steps = inputs.steps(call.x);
+    run_passes(inputs, read, made, steps);
+    if (const SsdArgs& own = prepared.args; own.cu_seqlens.data != nullptr) {
+        const int64_t io_bytes = bytes_of(prepared.io), group_bytes = groups * states * io_bytes;
+        common::UncoveredZeros::run({token_rows(dx, heads * channels * io_bytes), token_rows(dB, group_bytes),
                                      token_rows(dC, group_bytes), token_rows(ddt, heads * bytes_of(DType::f32))},
                                     own.cu_seqlens, own.sequences, own.tokens, target);
     }
-    args.steps = steps;
-    args.D = own.D, args.groups = own.groups, args.channels = own.channels, args.state_count = own.states;
-    args.tiles_of_head = own.tiles_of_head;
-    args.dx = memory_of(dx), args.dB = memory_of(dB), args.dC = memory_of(dC);
-    args.ddt = static_cast<float*>(memory_of(ddt)), args.sums = static_cast<float*>(memory_of(sums));
-    Backward::run({.io = io, .states = states <= 64 ? 64 : 128}, args, target);
+    const SsdGradientArgs args = gradient_args(prepared, made, steps);
+    fits_hopper(target, states) ? run_hopper(inputs, read, made, args) : run_mma(inputs, read, made, args);
     return {dx, ddt, dB, dC, sums, first};
 }
 

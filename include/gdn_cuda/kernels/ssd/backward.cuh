@@ -51,11 +51,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) backward(const __grid_co
     }
     __syncthreads();
     if (shared.work.count <= 0) {  // a slot between sequences
-        for (int i = threadIdx.x; i < 3 * shared.work.tiles / args.tiles_of_head; i += kConfig.threads()) {
-            const int heads = shared.work.tiles / args.tiles_of_head;
-            args.sums[(static_cast<i64>(i / heads) * args.slots + shared.work.slot) * args.heads + shared.work.group * heads +
-                      i % heads] = 0.f;
-        }
+        clear_sums<kConfig.threads()>(args, shared.work);
         return;
     }
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler

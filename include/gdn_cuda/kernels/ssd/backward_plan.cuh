@@ -1,6 +1,7 @@
 // Configuration, shared memory and arguments of ssd/backward, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/ssd/gradients_plan.cuh>
 #include <gdn_cuda/kernels/ssd/prefill_plan.cuh>
 
 namespace gdn_cuda::ssd {
@@ -20,25 +21,10 @@ struct SsdBackwardConfig {
     GDN_HOST_DEVICE constexpr int token_registers() const { return 224; }
 };
 
-struct SsdBackwardArgs : SsdStepsArgs {
+struct SsdBackwardArgs : SsdGradientArgs {
     // (element, head or group, token, batch), and of the states before chunks and their gradients after (element, head,
     // channel, chunk).
     TensorMap x, out_gradient, B, C, states, gradients;
-    PerHead D;  // may be absent; a number a head
-    int groups = 0, channels = 0, state_count = 0;
-    int tiles_of_head = 1;
-    // Contiguous: (batch, tokens, heads, channels), (batch, tokens, groups, states) and (batch, tokens, heads).
-    void *dx = nullptr, *dB = nullptr, *dC = nullptr;
-    float* ddt = nullptr;
-    float* sums = nullptr;  // (dA, ddt_bias, dD; slots, heads): a chunk's part
-};
-
-// A block's chunk of a sequence, and its group's row tiles, which it takes one after the other. Kept out of registers.
-struct SsdChunkWork {
-    int group, first_tile, tiles;
-    SlotWork place;
-    int slot, count;  // the chunk's, and its tokens
-    bool has_tail;    // whether what follows them in the chunk is another sequence's
 };
 
 template <SsdBackwardConfig kConfig>

@@ -128,6 +128,14 @@ struct StateRows : TileLane {
         for_each_state_pair(pass().last, work.last_slot,
                             [&](float a, float b, i64 at) { store_pair(pass().last, at, {a, b}); });
     }
+    // The state before a step's chunk, in x's dtype.
+    template <DType kIo>
+    __device__ __forceinline__ void store_chunk_state(int step) {
+        const i64 head_elements = static_cast<i64>(args.channels) * args.states,
+                  chunk = work.chunks_before + work.chunk_at(step);
+        const SsdStates to{.data = pass().chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
+        for_each_state_pair(to, chunk, [&](float a, float b, i64 at) { store_pair(to, at, {a, b}); });
+    }
     __device__ __forceinline__ static float2 load_pair(const SsdStates& from, i64 at) {
         if (from.type == DType::f32) return pair_at(static_cast<const float*>(from.data) + at);
         const unsigned pair = *reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(from.data) + at);

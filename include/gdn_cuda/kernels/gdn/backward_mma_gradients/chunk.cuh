@@ -16,7 +16,7 @@ struct ChunkGradients : ChunkScores<kConfig> {
     using Base::shared, Base::args, Base::work, Base::kIo, Base::kBlocks, Base::clear, Base::row, Base::column,
         Base::column_block, Base::rows_of, Base::end_group, Base::slabs;
     using Base::thread, Base::warp, Base::lane, Base::t;
-    using typename Base::Tile, typename Base::TilePair, typename Base::Io;
+    using typename Base::Tile, typename Base::TileSums, typename Base::TilePair, typename Base::Io;
 
     TileSums query[kBlocks], key[kBlocks];  // r dq, r dk, summed over value heads
 
@@ -40,9 +40,6 @@ struct ChunkGradients : ChunkScores<kConfig> {
         if (lane == 0) add_to(shared.state_product[warp], sum, begins);
     }
     static __device__ __forceinline__ void add_to(float& sum, float x, bool begins) { sum = begins ? x : sum + x; }
-    __device__ __forceinline__ float2 own_pair(const Tile& tile, int n, int which) const {
-        return unpack<kIo>(load_shared_word(this->word_at(tile, n, which)));
-    }
     // to += sums, whose rows are multiplied by `factors`; dots: rows of `along` times what was added.
     __device__ __forceinline__ void add_rows(TileSums& to, float (&dots)[2], const TileSums& sums, const float (&factors)[2],
                                              const Tile& along) const {
@@ -51,7 +48,7 @@ struct ChunkGradients : ChunkScores<kConfig> {
             float dot = 0.f;
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const float2 own = own_pair(along, n, which);
+                const float2 own = this->pair_at(along, n, which);
                 const float x = sums[n][2 * which], y = sums[n][2 * which + 1];
                 dot = fmaf(own.x, x, fmaf(own.y, y, dot));
                 to[n][2 * which] = fmaf(factors[which], x, to[n][2 * which]);
@@ -204,7 +201,7 @@ struct ChunkGradients : ChunkScores<kConfig> {
                 if (at >= work.count || from >= args.dk) continue;
                 float2 pair{x[n][2 * which], x[n][2 * which + 1]};
                 if (args.qk_norm) {
-                    const float2 own = own_pair(rows, n, which);
+                    const float2 own = this->pair_at(rows, n, which);
                     pair.x = fmaf(-along, own.x, pair.x);
                     pair.y = fmaf(-along, own.y, pair.y);
                 }
@@ -234,7 +231,7 @@ struct ChunkGradients : ChunkScores<kConfig> {
             for (int which = 0; which < 2; ++which)
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
-                    const float2 q = own_pair(tokens[0], n, which), k = own_pair(tokens[1], n, which);
+                    const float2 q = this->pair_at(tokens[0], n, which), k = this->pair_at(tokens[1], n, which);
                     const float *const dq = &query[block][n][2 * which], *const dk = &key[block][n][2 * which];
                     queries[which] = fmaf(q.x, dq[0], fmaf(q.y, dq[1], queries[which]));
                     keys[which] = fmaf(k.x, dk[0], fmaf(k.y, dk[1], keys[which]));

@@ -1,19 +1,21 @@
 // What a block loads of its chunk, by cp.async: issued as soon as a tile's shared memory is free, waited for before use.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/warp_products.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
-#include <gdn_cuda/kernels/gdn/backward_mma_gradients/products.cuh>
+#include <gdn_cuda/kernels/gdn/backward_mma_gradients/plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent/tokens.cuh>
 
 namespace gdn_cuda::gdn {
 
 // With four blocks of key columns registers are too short for products whose steps overlap.
 template <BackwardGradientsConfig kConfig>
-using GradientsProducts = TileProducts<kConfig.io, kConfig.key_blocks == 4 ? 1 : 4>;
+using GradientsProducts = WarpProducts<kConfig.io, 1, kConfig.key_blocks == 4 ? 1 : 4>;
 
 template <BackwardGradientsConfig kConfig>
 struct ChunkLoads : GradientsProducts<kConfig> {
     using Base = GradientsProducts<kConfig>;
-    using Tile = BackwardGradientsPlan::Tile;
+    using typename Base::Tile, typename Base::TileSums;
     using TilePair = BackwardGradientsPlan::TilePair;
     using Base::thread;
     using Io = Storage<kConfig.io>;

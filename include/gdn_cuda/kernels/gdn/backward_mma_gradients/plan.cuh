@@ -1,6 +1,7 @@
 // Configuration and shared memory of gdn/backward_mma_gradients, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/mma_lane.cuh>
 #include <gdn_cuda/kernels/gdn/backward/gradients_args.cuh>
 
 namespace gdn_cuda::gdn {
@@ -18,10 +19,7 @@ struct BackwardGradientsConfig {
 };
 
 struct BackwardGradientsPlan {
-    // 64 x 64 elements; 16-byte vector p of row r is at p ^ (r % 8).
-    struct alignas(128) Tile {
-        unsigned char bytes[kChunk * 128];
-    };
+    using Tile = MmaTile;
     // A tile of 64 tokens x 64 value columns each.
     struct Values {
         Tile output_gradient, value_gradient, error[2];

@@ -10,7 +10,7 @@ struct ChunkScores : ChunkLoads<kConfig> {
     using Base = ChunkLoads<kConfig>;
     using Base::shared, Base::args, Base::kBlocks, Base::clear, Base::row, Base::column, Base::row_block, Base::column_block,
         Base::is_below, Base::warp, Base::lane, Base::g, Base::t;
-    using typename Base::Tile, typename Base::TilePair;
+    using typename Base::Tile, typename Base::TileSums, typename Base::TilePair;
     static constexpr DType kIo = kConfig.io;
 
     using Base::Base;

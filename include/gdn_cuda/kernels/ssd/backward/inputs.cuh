@@ -15,17 +15,12 @@ struct BackwardInputsRole : Lane {
     Plan& shared;
     const SsdBackwardArgs& args;
     const SsdChunkWork& work;
-    // Of the head, over its row tiles so far, for tokens 2 lane and 2 lane + 1.
-    float2 read, written, scaled, across;
-    float states, D;
+    HeadSums found;  // over the head's row tiles so far
 
     __device__ __forceinline__ BackwardInputsRole(Plan& shared, const SsdBackwardArgs& args)
         : shared(shared), args(args), work(shared.work) {
         find_lane();
     }
-    __device__ __forceinline__ int head_of(int tile) const { return (work.first_tile + tile) / args.tiles_of_head; }
-    __device__ __forceinline__ int row_of(int tile) const { return (work.first_tile + tile) % args.tiles_of_head * kTileRows; }
-
     // Loads tiles, by load(barrier), whose first ones have rows of tokens, and clears those past the sequence: the next one's
     // tokens, which may be infinite or NaN. By a warp.
     template <class Load>
@@ -60,7 +55,7 @@ struct BackwardInputsRole : Lane {
         const PipelineStage<kStages> at(tile);
         auto& stage = shared.stages[at.index];
         barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
-        const int head = head_of(tile), row = row_of(tile);
+        const int head = head_of(args, work, tile), row = row_of(args, work, tile);
         load_tiles(shared.stage_full[at.index], sizeof(stage), &stage.x, 2, parity, [&](Barrier& full) {
             const TileAt from{row, head, static_cast<int>(work.place.start) + work.place.first, work.place.batch};
             tma_load(stage.x.bytes, args.x, from, full);
@@ -76,7 +71,7 @@ struct BackwardInputsRole : Lane {
     __device__ __forceinline__ void store_factors(int tile) {
         const PipelineStage<kStages> at(tile);
         barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
-        const int head = head_of(tile);
+        const int head = head_of(args, work, tile);
         const ChunkSteps& from = args.steps[static_cast<i64>(work.slot) * args.heads + head];
         const float2 gate = reinterpret_cast<const float2*>(from.gate)[lane],
                      delta = reinterpret_cast<const float2*>(from.delta)[lane];
@@ -102,13 +97,13 @@ struct BackwardInputsRole : Lane {
         const PipelineStage<kStages> at(tile);
         barrier(shared.sums_full[at.index]).wait(at.parity);
         const auto& sums = shared.sums[at.index];
-        if (row_of(tile) == 0) read = written = scaled = across = {0.f, 0.f}, states = D = 0.f;
-        add(read, sums.read, lane);
-        add(written, sums.written, lane);
-        add(scaled, sums.scaled, lane);
-        for (const auto& row : sums.across) add(across, row, lane);
-        states += sums.states[0] + sums.states[1];
-        D += (sums.D[0] + sums.D[1]) + (sums.D[2] + sums.D[3]);
+        if (row_of(args, work, tile) == 0) found = {};
+        add(found.read, sums.read, lane);
+        add(found.written, sums.written, lane);
+        add(found.scaled, sums.scaled, lane);
+        for (const auto& row : sums.across) add(found.across, row, lane);
+        found.states += sums.states[0] + sums.states[1];
+        found.D += (sums.D[0] + sums.D[1]) + (sums.D[2] + sums.D[3]);
         const float decay = shared.factors[at.index].decay;
         const float2 delta = pair_at(&shared.factors[at.index].delta[2 * lane]);
         __syncwarp();
@@ -116,52 +111,8 @@ struct BackwardInputsRole : Lane {
             barrier(shared.sums_empty[at.index]).arrive();
             barrier(shared.stage_empty[at.index]).arrive();
         }
-        if (row_of(tile) + kTileRows >= args.channels) store_gradients(head_of(tile), delta, decay);
-    }
-    // δA of token t decays all that passes from before t to t or after.
-    __device__ __forceinline__ void store_gradients(int head, float2 delta, float decay) {
-        const float2 later = sums_from(read), earlier = sums_before(written);
-        const float passing = decay == 0.f ? 0.f : decay * states;
-        const RawSteps raw(args, work.place, head, lane);
-        const float bias = bias_of(args, head), A = load_float(args.A.values, head * args.A.head);
-        const float2 gates = {later.x + earlier.x + passing + across.x, later.y + earlier.y + passing + across.y};
-        const float ddt[2] = {step_gradient(raw, 0, bias, fmaf(A, gates.x, scaled.x)),
-                              step_gradient(raw, 1, bias, fmaf(A, gates.y, scaled.y))};
-        float sums[3] = {delta.x * gates.x + delta.y * gates.y, ddt[0] + ddt[1], D};
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], step);
-            sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], step);
-        }
-        const i64 token = static_cast<i64>(work.place.batch) * args.tokens + work.place.start + work.place.first + 2 * lane;
-        for (int i = 0; i < 2; ++i)
-            if (i < raw.count) args.ddt[(token + i) * args.heads + head] = ddt[i];
-        if (lane == 0)
-            for (int i = 0; i < 3; ++i) args.sums[(static_cast<i64>(i) * args.slots + work.slot) * args.heads + head] = sums[i];
-    }
-    // Sums over the tokens from each one on, and over those before it.
-    __device__ __forceinline__ float2 sums_from(float2 own) const {
-        float sum = own.x + own.y;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float more = __shfl_down_sync(0xffffffffu, sum, step);
-            sum += lane + step < 32 ? more : 0.f;
-        }
-        const float next = __shfl_down_sync(0xffffffffu, sum, 1), later = own.y + (lane == 31 ? 0.f : next);
-        return {own.x + later, later};
-    }
-    __device__ __forceinline__ float2 sums_before(float2 own) const {
-        const float2 upto = inclusive_sums(own, lane);
-        const float previous = __shfl_up_sync(0xffffffffu, upto.y, 1), before = lane == 0 ? 0.f : previous;
-        return {before, before + own.x};
-    }
-    // From the gradient of δ to dt's.
-    __device__ __forceinline__ float step_gradient(const RawSteps& raw, int i, float bias, float gradient) const {
-        if (i >= raw.count) return 0.f;
-        const float x = raw.biased(args, i, bias);
-        const float step = args.softplus ? softplus(x) : x;
-        if (step < args.lowest || step > args.highest) return 0.f;
-        return args.softplus && x <= 20.f ? gradient * sigmoid(x) : gradient;
+        if (row_of(args, work, tile) + kTileRows >= args.channels)
+            store_step_gradients(args, work, head_of(args, work, tile), found, delta, decay, lane);
     }
     // By the last two warps.
     __device__ __forceinline__ void multiply_states(int tile) const {

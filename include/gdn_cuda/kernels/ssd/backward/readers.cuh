@@ -45,35 +45,6 @@ struct ReadersRole : TokensRole<kConfig> {
             stmatrix_x4(row_vector(to, n + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
         }
     }
-    // For each token t, the sum of Z_ij over j < t <= i within the warp's rows.
-    __device__ __forceinline__ void store_across(float (&to)[kChunk], const float (&Z)[32]) const {
-        float before[2] = {0.f, 0.f};  // of the row, over the columns of earlier n
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            float2 sum = {0.f, 0.f};
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float first = Z[4 * n + 2 * half], pair = first + Z[4 * n + 2 * half + 1];
-                float upto = pair;
-                const float one = __shfl_up_sync(0xffffffffu, upto, 1);
-                if (t >= 1) upto += one;
-                const float two = __shfl_up_sync(0xffffffffu, upto, 2);
-                if (t >= 2) upto += two;
-                const float preceding = __shfl_up_sync(0xffffffffu, upto, 1);
-                const float own = before[half] + (t == 0 ? 0.f : preceding);
-                before[half] += __shfl_sync(0xffffffffu, upto, lane | 3);
-                const int row = token() + 8 * half, column = 8 * n + 2 * t;
-                if (row >= column) sum.x += own;
-                if (row >= column + 1) sum.y += own + first;
-            }
-#pragma unroll
-            for (int step = 4; step < 32; step *= 2) {
-                sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
-                sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
-            }
-            if (g == 0) *reinterpret_cast<float2*>(&to[8 * n + 2 * t]) = sum;
-        }
-    }
     __device__ __forceinline__ void run() {
         float CB[32], N[32], dC[Base::kStateElements];
         clear_fragment(N);
@@ -97,7 +68,7 @@ struct ReadersRole : TokensRole<kConfig> {
             use_products(K, N, CB, factors, shared.scores[at.index]);
             cutlass::arch::fence_view_async_shared();
             barrier(shared.scores_full[at.index]).arrive();
-            store_across(sums.across[warp], K);
+            store_across(sums.across[warp], K, token(), 0, lane);
             float read[32];
             start_row_products<kIo, kConfig.states>(read, shared.C, stage.states);
             Operand dy;

@@ -6,23 +6,9 @@
 #include <gdn_cuda/kernels/hopper/pipeline.cuh>
 #include <gdn_cuda/kernels/hopper/tile_products.cuh>
 #include <gdn_cuda/kernels/ssd/backward_plan.cuh>
-#include <gdn_cuda/kernels/ssd/steps.cuh>
+#include <gdn_cuda/kernels/ssd/gradients.cuh>
 
 namespace gdn_cuda::ssd {
-
-__device__ __forceinline__ SsdChunkWork chunk_work(const SsdBackwardArgs& args) {
-    const int slot = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
-    const int group_tiles = args.heads / args.groups * args.tiles_of_head;
-    const SlotWork place = work_of_slot(args.cu_seqlens, args.sequences, args.tokens, slot);
-    const int count = min(kChunk, place.length - place.first);
-    return {.group = group,
-            .first_tile = group * group_tiles,
-            .tiles = group_tiles,
-            .place = place,
-            .slot = slot,
-            .count = count,
-            .has_tail = args.cu_seqlens.data != nullptr && count < kChunk};
-}
 
 // Readers and writers: a warpgroup whose rows are the chunk's tokens.
 template <SsdBackwardConfig kConfig>
@@ -102,13 +88,9 @@ struct TokensRole : Lane {
                     *reinterpret_cast<unsigned*>(at + 8 * n) = pack<kIo>(d[4 * n + 2 * half], d[4 * n + 2 * half + 1]);
         }
     }
-    // Of the chunk's first token among all.
-    __device__ __forceinline__ i64 first_token() const {
-        return static_cast<i64>(work.place.batch) * args.tokens + work.place.start + work.place.first;
-    }
     __device__ __forceinline__ void store_group_gradient(const float (&d)[kStateElements], void* to) const {
         const i64 stride = static_cast<i64>(args.groups) * args.state_count;
-        store_rows(d, static_cast<Storage<kIo>*>(to) + first_token() * stride + work.group * args.state_count, stride,
+        store_rows(d, static_cast<Storage<kIo>*>(to) + first_token(args, work) * stride + work.group * args.state_count, stride,
                    args.state_count);
     }
     // The warp has read the stage, and its sums are there.

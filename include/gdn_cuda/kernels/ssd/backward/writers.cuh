@@ -28,11 +28,10 @@ struct WritersRole : TokensRole<kConfig> {
                 float &a = dW[8 * step + 2 * i], &b = dW[8 * step + 2 * i + 1];
                 a = fmaf(a, delta[i % 2], D * v.x), b = fmaf(b, delta[i % 2], D * v.y);
             }
-        const int global = work.first_tile + tile, head = global / args.tiles_of_head,
-                  channel = global % args.tiles_of_head * kTileRows;
+        const int head = head_of(args, work, tile), channel = row_of(args, work, tile);
         const i64 stride = static_cast<i64>(args.heads) * args.channels;
         this->store_rows(dW,
-                         static_cast<Storage<kIo>*>(args.dx) + this->first_token() * stride +
+                         static_cast<Storage<kIo>*>(args.dx) + first_token(args, work) * stride +
                              static_cast<i64>(head) * args.channels + channel,
                          stride, args.channels - channel);
     }

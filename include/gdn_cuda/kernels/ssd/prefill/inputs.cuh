@@ -58,6 +58,7 @@ struct InputsRole : Lane {
         const PipelineStage<kStages> at(step);
         barrier(shared.stage_used[at.index]).wait(at.parity);
         if (work.outputs_at(step)) store_outputs(stage_at(shared, at.index), work.chunk_at(step));
+        __syncwarp();  // a lane that still waits could miss the phase, once the stage is used again
         if (lane == 0) barrier(shared.stage_empty[at.index]).arrive();
     }
     __device__ __forceinline__ void store_outputs(const typename Plan::Stage& stage, int chunk) const {

@@ -213,11 +213,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
             this->find_lane();
-            const i64 head_elements = static_cast<i64>(args.channels) * args.states,
-                      chunk = work.chunks_before + work.chunk_at(step);
-            const SsdStates to{
-                .data = pass().chunk_states, .type = kIo, .slot = args.heads * head_elements, .head = head_elements};
-            this->for_each_state_pair(to, chunk, [&](float a, float b, i64 at) { this->store_pair(to, at, {a, b}); });
+            this->template store_chunk_state<kIo>(step);
             run_state(step, unused);
         }
     }

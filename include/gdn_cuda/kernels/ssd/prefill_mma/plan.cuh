@@ -56,6 +56,7 @@ struct SsdMmaPlan {
 struct SsdMmaArgs {
     SsdArgs scan;  // without its tensor maps
     Rows x, z, B, C;
+    Rows out_gradient;  // the second pass's x; its B is C
 };
 
 }  // namespace gdn_cuda::ssd

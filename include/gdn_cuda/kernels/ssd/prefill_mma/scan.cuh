@@ -92,7 +92,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         const int chunk = work.chunk_at(step);
         Stage& stage = shared.stages[step % kConfig.stages];
         const ChunkTokens tokens = tokens_of(args, work, chunk);
-        load_rows(stage.B, rows.B, tokens);
+        load_rows(stage.B, work.pass == 0 ? rows.B : rows.C, tokens);
         if (work.outputs_at(step)) load_rows(stage.C, rows.C, tokens);
         static_assert(sizeof(ChunkSteps) == 32 * 16);
         if (warp == 0 && group < work.heads()) {
@@ -128,7 +128,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     __device__ __forceinline__ void load_own(int step) const {
         if (step >= work.steps || !has_tile()) return;
         const ChunkTokens tokens = tokens_of(args, work, work.chunk_at(step));
-        load_channels(x_tile(), rows.x, tokens);
+        load_channels(x_tile(), work.pass == 0 ? rows.x : rows.out_gradient, tokens);
         if constexpr (kConfig.gated)
             if (work.outputs_at(step)) load_channels(z_tile(), rows.z, tokens);
     }
@@ -148,7 +148,8 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
             factors.before[token] = before;
             if (lane == 0) factors.resets[warp] = resets;
         } else {
-            factors.after[token] = steps.delta[token] * exp2_fast(steps.gate[kChunk - 1] - gate);
+            factors.after[token] =
+                work.pass == 0 ? steps.delta[token] * exp2_fast(steps.gate[kChunk - 1] - gate) : exp2_fast(gate);
         }
     }
     static __device__ __forceinline__ void clear(auto& sums) {
@@ -368,14 +369,28 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         for (int step = 0; step < work.first_own; ++step) run_step<false>(step, unused, log_decay);
         return log_decay;
     }
+    // The states before chunks, in the order of the steps, and the last one.
+    __device__ __forceinline__ void store_chunks() {
+        const float no_D[2] = {};
+        float unused = 0.f;
+#pragma unroll 1
+        for (int step = work.first_own; step < work.steps; ++step) {
+            this->refresh();
+            if (has_tile()) this->template store_chunk_state<kIo>(step);
+            run_step<false>(step, no_D, unused);
+        }
+        if (has_tile()) this->store_state();
+    }
     __device__ __forceinline__ void run() {
         load_stage(0);
         cp_async_fence();
         load_own(0);
         cp_async_fence();
         this->clear_state();
-        if (work.first_own > 0 || args.states_only) {
-            const bool summarizes = args.states_only && work.is_last();
+        const bool stores_chunks = args.states_only && this->pass().chunk_states != nullptr,
+                   is_summary = args.states_only && !stores_chunks;
+        if (work.first_own > 0 || is_summary) {
+            const bool summarizes = is_summary && work.is_last();
             float before = 1.f;
             if (summarizes && has_tile()) before = this->load_state();
             const float log_decay = run_states();
@@ -385,7 +400,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
                 else
                     this->store_segment(log_decay);
             }
-            if (args.states_only) return;
+            if (is_summary) return;
         }
         float D[2] = {}, unused = 0.f;
         if (has_tile()) {
@@ -394,6 +409,8 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
             this->store_before(work.first_own);
             D[0] = this->D_of(this->my_row()), D[1] = this->D_of(this->my_row() + 8);
         }
+        if constexpr (!kConfig.gated)
+            if (stores_chunks) return store_chunks();
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
             run_step<true>(step, D, unused);
