@@ -41,7 +41,8 @@ def selective_step(
         raise Declined("stochastic rounding")
     if pad_slot_id < -1:
         raise Declined("another slot of padding")
-    options: dict[str, Any] = {"null_slot": None if pad_slot_id < 0 else pad_slot_id, "out": out}
+    has_padding = pad_slot_id >= 0 and state_batch_indices is not None
+    options: dict[str, Any] = {"null_slot": pad_slot_id if has_padding else None, "out": out}
     if intermediate_states_buffer is None:
         options["update_state"] = not disable_state_update
     else:

@@ -49,7 +49,7 @@ def selective_step(
         write_indices=slots_of(dst_state_batch_indices) if is_other else None,
         num_accepted_tokens=None if num_accepted_tokens is None else num_accepted_tokens[:sequences],
         cu_seqlens=cu_seqlens,
-        null_slot=null_block_id,
+        null_slot=None if state_batch_indices is None else null_block_id,  # without slots, sequence 0 has slot 0
         out=out,
     )
 

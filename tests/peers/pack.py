@@ -60,7 +60,18 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("tests/kernels/fla/test_fused_sigmoid_gating_delta_rule.py", "peer_vllm"),
         ("tests/kernels/mamba/test_causal_conv1d.py", "peer_vllm"),
         (f"{_VLLM}/*.py", "site"),
+        ("tests/kernels/mamba/test_mamba2_checkpoint_state.py", "peer_vllm"),
+        ("tests/kernels/mamba/test_mamba_ssm.py", "peer_vllm"),
+        ("tests/kernels/mamba/test_mamba_ssm_ssd.py", "peer_vllm"),
+        ("tests/kernels/mamba/test_mamba_ssm_ssd.py", "site"),  # the checkpoints' tests import it by this path
+        ("tests/kernels/mamba/utils.py", "site"),
+        ("vllm/model_executor/layers/mamba/checkpoint.py", "site"),
         ("vllm/model_executor/layers/mamba/ops/causal_conv1d.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/mamba_ssm.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/ssd_*.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/triton_helpers.py", "site"),
+        ("vllm/v1/attention/backends/mamba2_attn.py", "site"),
+        ("vllm/v1/attention/backends/mamba_attn.py", "site"),
     ],
     "sglang": [
         (f"{_SGLANG}/fla/*.py", "site"),
