@@ -2,7 +2,7 @@
 `tests/gpu_session.sh OUT peers`. The pack is not committed.
 
     python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashqla GIT --flashinfer GIT --vllm SDIST --sglang WHEEL \\
-        --sglang-tests FOLDER --causal-conv1d SDIST
+        --sglang-tests FOLDER --causal-conv1d SDIST --mamba-ssm GIT
 
 Each source is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. Only the named ones are packed.
 Tested with:
@@ -15,6 +15,7 @@ Tested with:
     sglang         pip download --no-deps sglang==0.5.23
     sglang-tests   https://github.com/sgl-project/sglang at 06ab04a, for the tests that the wheel lacks
     causal-conv1d  pip download --no-deps --no-binary :all: --no-build-isolation causal-conv1d==1.7.0
+    mamba-ssm      https://github.com/state-spaces/mamba at e9594ce
 
 einops, which the tests import, is taken from this environment.
 """
@@ -54,6 +55,9 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("tests/gdn/test_decode_pretranspose_bf16_padded_pool.py", "peer_flashinfer"),
         ("tests/gdn/test_prefill_delta_rule.py", "peer_flashinfer"),
         ("tests/gdn/test_prefill_state_indices.py", "peer_flashinfer"),
+        ("tests/mamba/test_selective_state_update_*.py", "peer_flashinfer_mamba"),
+        ("tests/mamba/utils.py", "peer_flashinfer_mamba"),
+        ("tests/mamba/triton_reference/s*.py", "peer_flashinfer_mamba/triton_reference"),
     ],
     "vllm": [
         ("tests/kernels/fla/test_fused_recurrent_packed_decode.py", "peer_vllm"),
@@ -85,6 +89,13 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("test/registered/attention/test_gdn_prefill_flashqla.py", "peer_sglang"),
     ],
     "causal-conv1d": [("tests/test_causal_conv1d.py", "peer_causal_conv1d"), ("causal_conv1d/*.py", "site")],
+    "mamba-ssm": [
+        ("tests/ops/triton/test_selective_state_update.py", "peer_mamba_ssm"),
+        ("tests/ops/triton/test_ssd.py", "peer_mamba_ssm"),
+        ("mamba_ssm/ops/triton/*.py", "site"),
+        ("mamba_ssm/utils/determinism.py", "site"),
+        ("mamba_ssm/utils/torch.py", "site"),
+    ],
 }
 Read = Callable[[], bytes]
 

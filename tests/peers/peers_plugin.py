@@ -34,7 +34,7 @@ import torch
 from gdn_cuda import integrations
 from gdn_cuda.integrations import counted
 
-SUITES = ("fla", "fla_cp", "flashqla", "flashinfer", "vllm", "sglang", "causal_conv1d")
+SUITES = ("fla", "fla_cp", "flashqla", "flashinfer", "flashinfer_mamba", "vllm", "sglang", "causal_conv1d", "mamba_ssm")
 _suites: dict[str, ModuleType] = {}
 _adapted: set[ModuleType] = set()
 _left_out: Counter[str] = Counter()
