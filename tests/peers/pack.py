@@ -2,7 +2,7 @@
 `tests/gpu_session.sh OUT peers`. The pack is not committed.
 
     python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashqla GIT --flashinfer GIT --vllm SDIST --sglang WHEEL \\
-        --sglang-tests FOLDER --causal-conv1d SDIST --mamba-ssm GIT
+        --sglang-tests FOLDER --sglang-mamba-tests FOLDER --causal-conv1d SDIST --mamba-ssm GIT
 
 Each source is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. Only the named ones are packed.
 Tested with:
@@ -14,6 +14,7 @@ Tested with:
     vllm           the sdist vllm-0.33.0.tar.gz of PyPI, or a checkout of v0.33.0
     sglang         pip download --no-deps sglang==0.5.23
     sglang-tests   https://github.com/sgl-project/sglang at 06ab04a, for the tests that the wheel lacks
+    sglang-mamba-tests  the same repository, at 0465eeb and 05f70dc
     causal-conv1d  pip download --no-deps --no-binary :all: --no-build-isolation causal-conv1d==1.7.0
     mamba-ssm      https://github.com/state-spaces/mamba at e9594ce
 
@@ -81,12 +82,19 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         (f"{_SGLANG}/fla/*.py", "site"),
         (f"{_SGLANG}/linear/fused_recurrent_linear_replayssm.py", "site"),
         (f"{_SGLANG}/linear/fused_sigmoid_gating_recurrent.py", "site"),
+        ("sglang/kernels/ops/mamba/causal_conv1d_triton.py", "site"),
+        ("sglang/kernels/ops/mamba/triton_ops/*.py", "site"),
+        ("sglang/srt/layers/attention/mamba/mamba2_metadata.py", "site"),
         ("sglang/srt/layers/attention/linear/kernels/gdn_triton.py", "site"),
         ("sglang/srt/layers/attention/linear/kernels/kernel_backend.py", "site"),
     ],
     "sglang-tests": [
         ("test/registered/attention/test_chunk_gated_delta_rule.py", "peer_sglang"),
         ("test/registered/attention/test_gdn_prefill_flashqla.py", "peer_sglang"),
+    ],
+    "sglang-mamba-tests": [
+        ("test/registered/layers/mamba/test_mamba_ssm.py", "peer_sglang_mamba"),
+        ("test/registered/layers/mamba/test_mamba_ssm_ssd.py", "peer_sglang_mamba"),
     ],
     "causal-conv1d": [("tests/test_causal_conv1d.py", "peer_causal_conv1d"), ("causal_conv1d/*.py", "site")],
     "mamba-ssm": [

@@ -1,5 +1,7 @@
-"""FlashInfer's tests of the step of Mamba layers, with gdn_cuda.selective_state_update under FlashInfer's name and with its
-arguments. The references are FlashInfer's own in Triton, beside its tests. A call that gdn_cuda does not take skips its test."""
+"""FlashInfer's tests of the step of Mamba layers, with gdn_cuda.selective_state_update under FlashInfer's name.
+
+The references are FlashInfer's own in Triton, beside its tests. A call that gdn_cuda does not take skips its test.
+"""
 
 from __future__ import annotations
 
