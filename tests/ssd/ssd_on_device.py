@@ -260,6 +260,21 @@ def test_last_states_in_slots(lengths: tuple[int, ...] | None, dtype: torch.dtyp
     assert memory[:, 0].isnan().all() and pool[1:5].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_states_before_blocks_without_checkpoints(dtype: torch.dtype, device: Device, seed: int) -> None:
+    """A tensor of no rows for the states after blocks, which engines do not want beside those before."""
+    x = drawn(device, seed, T=150, H=2, G=1, N=64)
+    before = torch.full((3, 2, 64, 64), math.nan, device=device.name, dtype=dtype)
+    buffers = {"states_before": before, "checkpoints": before[:0], "checkpoint_every": 64}
+    with device.only(*KERNELS, "ssd/checkpoints"), torch.no_grad():
+        out, last, _ = ssd_scan(**x, **buffers)
+    wanted, state = expected(x)
+    assert rel_rms(out, wanted) < OUT[BF16] and rel_rms(last, state) < STATE[BF16]
+    for row in range(3):
+        part = {name: y[:, : 64 * row] if name in TOKENS and y is not None else y for name, y in x.items()}
+        assert rel_rms(before[row], expected(part)[1][0]) < STATE[BF16] + (0 if dtype == torch.float32 else 3e-3)
+
+
 def test_a_pool_that_is_only_read(device: Device, seed: int) -> None:
     x = drawn(device, seed, T=70, B=2, N=64)
     pool = x.pop("initial_state")
