@@ -1,5 +1,5 @@
-"""SGLang: replaces the Triton kernel class of its Gated Delta Net layers, and their convolutions; and the step of its Mamba-1
-and Mamba-2 layers, which decodes and verifies drafts.
+"""SGLang: replaces the Triton kernel class of its Gated Delta Net layers, and their convolutions; the step of its Mamba-1 and
+Mamba-2 layers, which decodes and verifies drafts; and of Mamba-2 layers the scan of prompts, the convolutions and the norm.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Decoding with
 ReplaySSM runs SGLang's own kernels. On Hopper SGLang chooses FlashInfer for prefill by default:
@@ -15,23 +15,37 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..hosts import verified
 from ..hosts.replaced import AfterImport, Replaced
 from ..runtime import package as gdn_cuda
 from .counted import Declined, counted, run
+from .mixer2_norm import mixer2_norm
 from .packed import split_qkv
 from .requested import install_if_requested
+from .sglang_conv import conv_drafts, conv_prompts, conv_prompts_triton, conv_tokens
+from .sglang_mamba import chunk_scan, selective_step
+from .sglang_plan import deterministic, parents
 
 _MODULE = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 _CLASS = "TritonGDNKernel"
 _LAYER = "sglang.srt.layers.attention.linear.gdn_backend"  # calls the class and the convolutions
 _STEP_MODULE = "sglang.kernels.ops.mamba.triton_ops.ssu_dispatch"
 _STEP = f"{_STEP_MODULE}:TritonSSUBackend.__call__"
+_MIXER = "sglang.srt.layers.attention.mamba.mamba"
+_MIXER_NORM = f"{_MIXER}:Mixer2RMSNormGated.forward_cuda"
 _DECODE = "A_log, dt_bias, ssm_states, cache_indices, query_start_loc, **kwargs"
 VERSIONS: verified.Versions = {"0.5.23": "run"}
+_CONV_UPDATE = (
+    "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None, num_accept_tokens=None, "
+    "intermediate_conv_window=None, intermediate_state_indices=None, retrieve_next_token=None, retrieve_next_sibling=None, "
+    "retrieve_parent_token=None, pad_slot_id=-1, metadata=None, validate_data=False"
+)
+_CONV = (
+    "x, weight, bias=None, query_start_loc=None, cache_indices=None, has_initial_state=None, conv_states=None, "
+    "activation='silu', pad_slot_id=-1, **kwargs"
+)
 _TARGETS: dict[str, verified.Targets] = {
     _MODULE: {
         f"{_MODULE}:{_CLASS}.decode": f"self, q, k, v, a, b, *, {_DECODE}",
@@ -43,20 +57,33 @@ _TARGETS: dict[str, verified.Targets] = {
         "query_start_loc, intermediate_states_buffer, intermediate_state_indices, cache_steps, retrieve_parent_token, **kwargs",
     },
     _LAYER: {
-        f"{_LAYER}:causal_conv1d_fn": "x, weight, bias=None, query_start_loc=None, cache_indices=None, has_initial_state=None, "
-        "conv_states=None, activation='silu', pad_slot_id=-1, **kwargs",
-        f"{_LAYER}:causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
-        "conv_state_indices=None, num_accept_tokens=None, intermediate_conv_window=None, intermediate_state_indices=None, "
-        "retrieve_next_token=None, retrieve_next_sibling=None, retrieve_parent_token=None, pad_slot_id=-1, metadata=None, "
-        "validate_data=False",
+        f"{_LAYER}:causal_conv1d_fn": _CONV,
+        f"{_LAYER}:causal_conv1d_update": _CONV_UPDATE,
     },
     _STEP_MODULE: {
         _STEP: "self, state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None, "
         "pad_slot_id=-1, out=None, disable_state_update=False, intermediate_states_buffer=None, cache_steps=None, "
         "retrieve_parent_token=None, intermediate_state_indices=None",
     },
+    _MIXER: {
+        f"{_MIXER}:mamba_chunk_scan_combined": "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, "
+        "seq_idx=None, chunk_indices=None, chunk_offsets=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf), "
+        "out=None, return_final_states=False, return_varlen_states=False, return_intermediate_states=False, "
+        "state_dtype=None, return_track_states=False, track_seq_idx=None, track_end_locs=None",
+        f"{_MIXER}:causal_conv1d_fn": _CONV,
+        f"{_MIXER}:causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
+        "conv_state_indices=None, pad_slot_id=-1",
+        f"{_MIXER}:causal_conv1d_fn_triton": "x, weight, bias, conv_states, query_start_loc, seq_lens_cpu, cache_indices=None, "
+        "has_initial_state=None, activation='silu', pad_slot_id=-1, validate_data=False, block_table=None, **kwargs",
+        f"{_MIXER}:causal_conv1d_update_triton": _CONV_UPDATE,
+        _MIXER_NORM: "self, x, gate",
+    },
 }
-_PARTS = {"gdn": {**_TARGETS[_MODULE], **_TARGETS[_LAYER]}, "mamba": _TARGETS[_STEP_MODULE]}
+_PARTS = {
+    "gdn": {**_TARGETS[_MODULE], **_TARGETS[_LAYER]},
+    "mamba": _TARGETS[_STEP_MODULE],
+    "mamba2": _TARGETS[_MIXER],
+}
 HOST = verified.Host("sglang", "sglang", VERSIONS, _PARTS)
 _CHUNK = 64  # tokens between the states that SGLang's own prefill returns
 
@@ -129,19 +156,13 @@ def _extend(
     if track_state is not None:
         raise Declined("track_state is given")
     options: dict[str, Any] = {"state_indices": cache_indices, "update_state": inplace_update, "use_qk_l2norm": True}
-    options["deterministic"] = _deterministic()
+    options["deterministic"] = deterministic()
     states = None
     if num_state_checkpoints > 0:
         states = torch.empty(num_state_checkpoints, *ssm_states.shape[1:], dtype=torch.float32, device=ssm_states.device)
         options |= {"checkpoint_every": state_checkpoint_every_n_tokens, "checkpoints": states}
     found = gdn_cuda.chunked_forward(q, k, v, beta, g, ssm_states, query_start_loc, out=output, **options)
     return found[0], None, None if states is None else states[None]
-
-
-def _deterministic() -> bool:
-    """--enable-deterministic-inference: the results of a sequence do not depend on the rest of the batch."""
-    context = sys.modules.get("sglang.srt.runtime_context")
-    return context is not None and bool(context.get_exec().deterministic.enable_deterministic_inference)
 
 
 def _target_verify(
@@ -170,13 +191,13 @@ def _target_verify(
     uniform = tokens == sequences * cache_steps  # every sequence has as many drafts, padding rows too
     if uniform:
         q, k, v, a, b = (x.unflatten(0, (sequences, cache_steps)) for x in (q, k, v, a, b))
-    parents = None
+    tree = None
     if retrieve_parent_token is not None:
         if not uniform:
             raise Declined("a tree of drafts in sequences of several lengths")
-        parents = _parents(retrieve_parent_token[:sequences])
+        tree = parents(retrieve_parent_token[:sequences])
     options: dict[str, Any] = {
-        "parents": parents,
+        "parents": tree,
         "cu_seqlens": None if uniform else query_start_loc,
         "step_states": intermediate_states_buffer,
         "step_slots": intermediate_state_indices[:sequences],
@@ -185,105 +206,14 @@ def _target_verify(
     return output.reshape(shape)
 
 
-def _parents(retrieve_parent_token: Tensor) -> Tensor:
-    return F.pad(retrieve_parent_token[:, 1:], (1, 0), value=-1)
-
-
-# ---- Steps of Mamba layers
-
-
-def _selective_step(
-    backend: Any,
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    state_batch_indices: Tensor | None = None,
-    pad_slot_id: int = -1,
-    out: Tensor | None = None,
-    disable_state_update: bool = False,
-    intermediate_states_buffer: Tensor | None = None,
-    cache_steps: int | None = None,
-    retrieve_parent_token: Tensor | None = None,
-    intermediate_state_indices: Tensor | None = None,
-) -> None:
-    """One token per request, or drafts (B, T, …), as in `_target_verify`."""
-    if backend._enable_stochastic_rounding and not disable_state_update:
-        raise Declined("stochastic rounding")
-    if pad_slot_id < -1:
-        raise Declined("another slot of padding")
-    options: dict[str, Any] = {"null_slot": None if pad_slot_id < 0 else pad_slot_id, "out": out}
-    if intermediate_states_buffer is None:
-        options["update_state"] = not disable_state_update
-    else:
-        rows = state_batch_indices if intermediate_state_indices is None else intermediate_state_indices
-        if rows is None or cache_steps != intermediate_states_buffer.shape[1]:
-            raise Declined("no rows for states of drafts, or a buffer of another number of drafts")
-        options |= {"step_states": intermediate_states_buffer, "step_slots": rows[: x.shape[0]]}
-        options["write_indices"] = None if disable_state_update else state_batch_indices
-        if retrieve_parent_token is not None:
-            options["parents"] = _parents(retrieve_parent_token[: x.shape[0]])
-    given = (state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
-    gdn_cuda.selective_state_update(*given, state_batch_indices=state_batch_indices, **options)
-
-
-# ---- Convolutions
-
-
-def _conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    query_start_loc: Tensor | None = None,
-    cache_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    conv_states: Tensor | None = None,
-    activation: str | None = "silu",
-    pad_slot_id: int = -1,
-    **others: Any,
-) -> Tensor:
-    """The convolution of prompts (channels, tokens)."""
-    if query_start_loc is None or conv_states is None or pad_slot_id != -1:
-        raise Declined("neither packed prompts nor a pool, or another slot of padding")
-    options = {"state_indices": cache_indices, "has_initial_state": has_initial_state, "cu_seqlens": query_start_loc}
-    pool = conv_states[..., : weight.shape[1] - 1]
-    return gdn_cuda.causal_conv1d(x[None], weight, bias, activation=activation, conv_state=pool, **options)[0]
-
-
-def _conv_update(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | bool | None = None,
-    cache_seqlens: Tensor | None = None,
-    conv_state_indices: Tensor | None = None,
-    num_accept_tokens: Tensor | None = None,
-    intermediate_conv_window: Tensor | None = None,
-    intermediate_state_indices: Tensor | None = None,
-    retrieve_next_token: Tensor | None = None,
-    retrieve_next_sibling: Tensor | None = None,
-    retrieve_parent_token: Tensor | None = None,
-    pad_slot_id: int = -1,
-    metadata: Any = None,
-    validate_data: bool = False,
-) -> Tensor:
-    """The convolution of one token per request. Drafts, whose windows SGLang stores, run SGLang's own."""
-    drafts = (num_accept_tokens, intermediate_conv_window, retrieve_next_token, retrieve_parent_token)
-    if any(given is not None for given in drafts) or cache_seqlens is not None or pad_slot_id != -1:
-        raise Declined("drafts, a circular state, or another slot of padding")
-    silu = "silu" if activation is True else activation or None
-    pool = conv_state[..., : weight.shape[1] - 1]
-    return gdn_cuda.causal_conv1d_update(x, pool, weight, bias, silu, conv_state_indices=conv_state_indices)
-
-
-_CONVOLUTIONS: dict[str, Callable[..., Any]] = {"causal_conv1d_fn": _conv, "causal_conv1d_update": _conv_update}
+_CONVOLUTIONS: dict[str, Callable[..., Any]] = {"causal_conv1d_fn": conv_prompts, "causal_conv1d_update": conv_drafts}
+_MIXER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "mamba_chunk_scan_combined": chunk_scan,
+    "causal_conv1d_fn": conv_prompts,
+    "causal_conv1d_update": conv_tokens,
+    "causal_conv1d_fn_triton": conv_prompts_triton,
+    "causal_conv1d_update_triton": conv_drafts,
+}
 
 # ---- The class
 
@@ -357,7 +287,7 @@ def available() -> tuple[bool, str]:
 
 @_replaced.whole()
 def install() -> tuple[str, ...]:
-    """Replaces the class, the layer's convolutions and the step now, or when SGLang imports their modules. Returns the names of
+    """Replaces the class, the layers' functions and the step now, or when SGLang imports their modules. Returns the names of
     what is replaced now. A second call changes nothing.
 
     Raises `Refused`, with nothing replaced, if SGLang's imported modules, or the source of all others, differ from what was
@@ -389,18 +319,28 @@ def _replace_class() -> None:
         _replaced.put(module, name, ours)
 
 
-def _replace_convolutions() -> None:
-    module = sys.modules[_LAYER]
-    for name, ours in _CONVOLUTIONS.items():
-        _replaced.put(module, name, counted(f"sglang.{name}", ours, getattr(module, name)))
+def _replace_functions(module: str, functions: dict[str, Callable[..., Any]]) -> None:
+    for name, ours in functions.items():
+        counted_as = f"sglang.{name.removesuffix('_triton')}"
+        _replaced.put(sys.modules[module], name, counted(counted_as, ours, getattr(sys.modules[module], name)))
 
 
-def _replace_step() -> None:
-    owner, name = verified.owner_of(_STEP)
-    _replaced.put(owner, name, counted("sglang.selective_state_update", _selective_step, getattr(owner, name)))
+def _replace_method(target: str, counted_as: str, ours: Callable[..., Any]) -> None:
+    owner, name = verified.owner_of(target)
+    _replaced.put(owner, name, counted(f"sglang.{counted_as}", ours, getattr(owner, name)))
 
 
-_REPLACE = {_MODULE: _replace_class, _LAYER: _replace_convolutions, _STEP_MODULE: _replace_step}
+def _replace_mixer() -> None:
+    _replace_functions(_MIXER, _MIXER_FUNCTIONS)
+    _replace_method(_MIXER_NORM, "rms_norm_gated", mixer2_norm)
+
+
+_REPLACE: dict[str, Callable[[], None]] = {
+    _MODULE: _replace_class,
+    _LAYER: lambda: _replace_functions(_LAYER, _CONVOLUTIONS),
+    _STEP_MODULE: lambda: _replace_method(_STEP, "selective_state_update", selective_step),
+    _MIXER: _replace_mixer,
+}
 
 
 @_replaced.whole()

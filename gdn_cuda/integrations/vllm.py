@@ -1,6 +1,7 @@
 """vLLM: replaces, by name, the functions that the Gated Delta Net layer of Qwen3-Next, Qwen3.5 and Qwen4 calls: prefill with
 and without checkpoints, packed decode, mixed batches and drafts, and the convolutions; and the gated norm. Of Mamba-1 and
-Mamba-2 layers the step, which decodes and verifies drafts.
+Mamba-2 layers the step, which decodes and verifies drafts; of Mamba-2 layers the scan of prompts, the convolutions and the
+gated norm too.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names vllm. It imports nothing of
 vLLM: modules, which touch the GPU, are changed when vLLM imports them. vLLM still chooses its prefill backend; both
@@ -21,12 +22,15 @@ from ..hosts import verified
 from ..hosts.replaced import AfterImport, Replaced
 from ..runtime import package as gdn_cuda
 from .counted import Declined, counted
+from .mixer2_norm import mixer2_norm
 from .packed import split_qkv
 from .requested import install_if_requested
+from .vllm_mamba import chunk_scan, selective_step
 
 _MODULE = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 _STEP_MODULE = "vllm.model_executor.layers.mamba.ops.ssu_dispatch"
 _STEP_CLASS = "TritonSSUBackend"
+_MIXER = "vllm.model_executor.layers.mamba.mamba_mixer2"
 _NULL_BLOCK = 0  # the slot of padding rows; negative slots are padding too
 
 
@@ -229,52 +233,6 @@ def _activation(given: str | bool | None) -> str | None:
     return given if isinstance(given, str) else "silu" if given else None
 
 
-# ---- Steps of Mamba layers
-
-
-def _selective_step(
-    backend: Any,
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    dt_bias: Tensor | None,
-    z: Tensor | None = None,
-    dt_softplus: bool = False,
-    state_batch_indices: Tensor | None = None,
-    dst_state_batch_indices: Tensor | None = None,
-    null_block_id: int = _NULL_BLOCK,
-    out: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    is_blackwell: bool = False,
-) -> None:
-    """One token per request, or drafts, which have slots (N, S) to read and to write. Tables of slots and counts may have more
-    rows than there are requests; without drafts their first column counts."""
-    if backend._mamba_config.enable_stochastic_rounding:
-        raise Declined("stochastic rounding")
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-
-    def slots_of(table: Tensor | None) -> Tensor | None:
-        if table is None:
-            return None
-        return table[:sequences] if table.dim() == 1 or num_accepted_tokens is not None else table[:sequences, 0]
-
-    is_other = dst_state_batch_indices is not None and dst_state_batch_indices is not state_batch_indices
-    gdn_cuda.selective_state_update(
-        *(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus),
-        state_batch_indices=slots_of(state_batch_indices),
-        write_indices=slots_of(dst_state_batch_indices) if is_other else None,
-        num_accepted_tokens=None if num_accepted_tokens is None else num_accepted_tokens[:sequences],
-        cu_seqlens=cu_seqlens,
-        null_slot=null_block_id,
-        out=out,
-    )
-
-
 # ---- What was verified
 
 _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -310,6 +268,16 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 _NORM = "vllm.model_executor.layers.layernorm:RMSNormGated.forward_cuda"  # called where the norm is not compiled into a graph
 _STEP = f"{_STEP_MODULE}:{_STEP_CLASS}.__call__"
+_MIXER_TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "mamba_chunk_scan_combined_varlen": (
+        "x, dt, A, B, C, chunk_size, cu_seqlens, cu_chunk_seqlens, last_chunk_indices, seq_idx, out, D=None, z=None, "
+        "dt_bias=None, initial_states=None, dt_softplus=False, dt_limit=(0.0, inf), return_intermediate_states=False, "
+        "state_dtype=None, final_states_out=None, final_state_indices=None",
+        chunk_scan,
+    ),
+    **{name: _TARGETS[name] for name in ("causal_conv1d_fn", "causal_conv1d_update")},
+}
+_MIXER_NORM = f"{_MIXER}:Mixer2RMSNormGated.forward_cuda"  # as _NORM
 VERSIONS: verified.Versions = {"0.33.0": "run"}
 _PARTS: dict[str, verified.Targets] = {
     "gdn": {f"{_MODULE}:{name}": expected for name, (expected, _) in _TARGETS.items()} | {_NORM: "self, x, z=None"},
@@ -317,6 +285,7 @@ _PARTS: dict[str, verified.Targets] = {
         _STEP: "self, state, x, dt, A, B, C, D, dt_bias, z=None, dt_softplus=False, state_batch_indices=None, "
         "dst_state_batch_indices=None, null_block_id=0, out=None, num_accepted_tokens=None, cu_seqlens=None, is_blackwell=False"
     },
+    "mamba2": {f"{_MIXER}:{name}": expected for name, (expected, _) in _MIXER_TARGETS.items()} | {_MIXER_NORM: "self, x, gate"},
 }
 HOST = verified.Host("vllm", "vllm", VERSIONS, _PARTS)
 
@@ -357,21 +326,34 @@ def plugin() -> None:
     install_if_requested("vllm", install)
 
 
+def _replace_functions(module: ModuleType, targets: dict[str, tuple[str, Callable[..., Any]]]) -> None:
+    for name, (_, ours) in targets.items():
+        _replaced.put(module, name, counted(f"vllm.{name}", ours, getattr(module, name)))
+
+
+def _replace_method(target: str, counted_as: str, ours: Callable[..., Any]) -> None:
+    owner, name = verified.owner_of(target)
+    _replaced.put(owner, name, counted(f"vllm.{counted_as}", ours, getattr(owner, name)))
+
+
 def _replace_layer(module: ModuleType) -> None:
     verified.check(HOST.parts["gdn"])
-    for name, (_, ours) in _TARGETS.items():
-        _replaced.put(module, name, counted(f"vllm.{name}", ours, getattr(module, name)))
-    owner, name = verified.owner_of(_NORM)
-    _replaced.put(owner, name, counted("vllm.rms_norm_gated", _norm, getattr(owner, name)))
+    _replace_functions(module, _TARGETS)
+    _replace_method(_NORM, "rms_norm_gated", _norm)
 
 
 def _replace_step(module: ModuleType) -> None:
     verified.check(HOST.parts["mamba"])
-    owner, name = verified.owner_of(_STEP)
-    _replaced.put(owner, name, counted("vllm.selective_state_update", _selective_step, getattr(owner, name)))
+    _replace_method(_STEP, "selective_state_update", selective_step)
 
 
-_REPLACE = {_MODULE: _replace_layer, _STEP_MODULE: _replace_step}
+def _replace_mixer(module: ModuleType) -> None:
+    verified.check(HOST.parts["mamba2"])
+    _replace_functions(module, _MIXER_TARGETS)
+    _replace_method(_MIXER_NORM, "rms_norm_gated", mixer2_norm)
+
+
+_REPLACE = {_MODULE: _replace_layer, _STEP_MODULE: _replace_step, _MIXER: _replace_mixer}
 
 
 @_replaced.whole()

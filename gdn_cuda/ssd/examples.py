@@ -59,6 +59,12 @@ def _example_last_state(B: int, T: int, seed: int) -> Arguments:
     return _drawn(B, T, seed) | {"last_state": last, "return_last_state": True}
 
 
+@example(ssd_scan, "ssd_scan, last states in slots", packed=True)
+def _example_last_slots(B: int, T: int, seed: int) -> Arguments:
+    slots = {"last_state": random(5, 3, 64, 64, seed=seed + 9), "write_indices": torch.tensor([4, -1, 0])}
+    return _drawn(1, 70, seed) | slots | {"cu_seqlens": torch.tensor(_OFFSETS), "return_last_state": True}
+
+
 @example(ssd_scan, "ssd_scan, pool", packed=True)
 def _example_pool(B: int, T: int, seed: int) -> Arguments:
     pool = random(4, 3, 64, 64, seed=seed + 8, dtype=torch.bfloat16)

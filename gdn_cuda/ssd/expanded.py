@@ -116,8 +116,23 @@ def expanded_into(x: Any) -> None:
     _write_checkpoints(x, reported(x))
     out, last = expanded_scan(x)
     x.out.copy_(out)
-    if x.last_state is not None:
+    if x.write_indices is not None:
+        _write_slots(x.last_state, x.write_indices.long(), last, True)
+    elif x.last_state is not None:
         x.last_state.copy_(last)
+
+
+def _write_slots(pool: Tensor, to: Tensor, last: Tensor, computed: Tensor | bool) -> None:
+    """The states of computed sequences, to slots of which no value is read by the host."""
+    count = pool.shape[0]
+    if count == 0 or to.numel() == 0:
+        return
+    written = computed & (to >= 0) & (to < count)
+    # A sequence that writes nothing writes what another one does, or if none does, slot 0 as it is.
+    like = written.int().argmax(0, keepdim=True)  # torch would read an index without dimensions on the host
+    any_written, last = written[like], last.to(pool.dtype)
+    to = torch.where(written, to, torch.where(any_written, to[like], 0))
+    pool.index_copy_(0, to, torch.where(written[:, None, None, None], last, torch.where(any_written, last[like], pool[0])))
 
 
 def expanded_pool(x: Any) -> None:
@@ -138,15 +153,8 @@ def expanded_pool(x: Any) -> None:
     out, last = expanded_scan(gathered)
     fills = _outputs_without_slots(x, slots)
     x.out.copy_(torch.where(fills == 1, out, fills))
-    if not x.update_state:
-        return
-    to = slots if x.write_indices is None else x.write_indices.long()
-    written = computed & (to >= 0) & (to < count)
-    # A sequence that writes nothing writes what another one does, or if none does, slot 0 as it is.
-    like = written.int().argmax(0, keepdim=True)  # torch would read an index without dimensions on the host
-    any_written, last = written[like], last.to(pool.dtype)
-    to = torch.where(written, to, torch.where(any_written, to[like], 0))
-    pool.index_copy_(0, to, torch.where(written[:, None, None, None], last, torch.where(any_written, last[like], pool[0])))
+    if x.update_state:
+        _write_slots(pool, slots if x.write_indices is None else x.write_indices.long(), last, computed)
 
 
 def _outputs_without_slots(x: Any, slots: Tensor) -> Tensor:

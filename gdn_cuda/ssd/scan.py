@@ -62,7 +62,11 @@ def _forward(x: Any) -> tuple[Tensor, Tensor]:
 def _into(x: Any) -> None:
     out, last = _scanned(x, x.initial_state)
     x.out.copy_(out)
-    if x.last_state is not None:
+    if x.write_indices is not None:
+        to = x.write_indices.long()
+        written = (to >= 0) & (to < x.last_state.shape[0])
+        x.last_state[to[written]] = last[written].to(x.last_state.dtype)
+    elif x.last_state is not None:
         x.last_state.copy_(last)
 
 
@@ -128,8 +132,8 @@ def _transformed() -> bool:
 
 def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
     if x.state_indices is None:
-        if x.write_indices is not None:
-            refuse(_NAME, "write_indices", "None without state_indices", "a tensor")
+        if x.write_indices is not None and x.last_state is None:
+            refuse(_NAME, "write_indices", "None without state_indices or last_state", "a tensor")
         if not x.update_state:
             refuse(_NAME, "update_state", "True without state_indices", x.update_state)
     else:
@@ -241,7 +245,8 @@ def ssd_scan(
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences
         seq_idx: (B, T), int32: the number of each token's sequence
         state_indices: (sequences,), int32 or int64: the slots to read and write; negative: a sequence that is not computed
-        write_indices: (sequences,), int32 or int64: the slots to write, if they differ from state_indices
+        write_indices: (sequences,), int32 or int64: the slots to write, if they differ from state_indices. Without these,
+          `last_state` is a pool (slots, H, P, N), of which the other slots stay as they are
         has_initial_state: (sequences,), bool: sequences without one start from zeros
         checkpoints: (rows, H, P, N): states at other tokens than the last, with one of these three:
             checkpoint_every: after every so many tokens, a multiple of 64, in sequence order: T // n rows for each padded

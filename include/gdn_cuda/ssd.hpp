@@ -33,7 +33,8 @@ struct GDN_HOLDS_TENSORS SsdScan {
     OptionalWritten last_state = {};
     Output out = {};
     SsdCheckpoints reported = {};
-    // initial_state is then a pool (slots, H, P, N), updated in place: the operator ssd_scan_pool in torch.
+    // With state_indices initial_state is a pool (slots, H, P, N), updated in place: the operator ssd_scan_pool in torch. With
+    // write_indices alone last_state is one, written there.
     OptionalTensor state_indices = {}, write_indices = {};
     bool update_state = true;
 

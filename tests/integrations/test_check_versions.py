@@ -46,7 +46,7 @@ def test_a_wheel_and_an_sdist_with_the_verified_parameters(tmp_path: Path) -> No
     assert check(tmp_path, "vllm==0.33.0", "causal-conv1d==1.9.0.post2") == (
         0,
         [
-            "| vllm | 0.33.0 | 8 | the same | yes |",
+            f"| vllm | 0.33.0 | {len(vllm.HOST.targets)} | the same | yes |",
             "| causal-conv1d | 1.9.0.post2 | 2 | the same | no |",
             '  gdn_cuda.compat.causal_conv1d.VERSIONS lacks "1.9.0.post2": "compared"',
         ],
@@ -54,10 +54,10 @@ def test_a_wheel_and_an_sdist_with_the_verified_parameters(tmp_path: Path) -> No
 
 
 def test_a_release_that_differs_is_reported_with_the_difference(tmp_path: Path) -> None:
-    wheel(tmp_path, "vllm-0.40.0-cp38-abi3-manylinux_2_28_x86_64.whl", vllm.HOST, causal_conv1d_update="x, state")
+    wheel(tmp_path, "vllm-0.40.0-cp38-abi3-manylinux_2_28_x86_64.whl", vllm.HOST, fla_chunk_gated_delta_rule="x, state")
     code, lines = check(tmp_path, "vllm==0.40.0")
-    assert code == 1 and lines[0] == "| vllm | 0.40.0 | 8 | 1 differ | no |"
-    assert lines[1].startswith(f"  {vllm._MODULE}:causal_conv1d_update: expected (x, conv_state, weight") and len(lines) == 2
+    assert code == 1 and lines[0] == f"| vllm | 0.40.0 | {len(vllm.HOST.targets)} | 1 differ | no |"
+    assert lines[1].startswith(f"  {vllm._MODULE}:fla_chunk_gated_delta_rule: expected (q, k, v") and len(lines) == 2
     assert lines[1].endswith("got (x, state)")
 
 

@@ -168,6 +168,7 @@ def test_doctor_counts_a_refusal_as_a_problem_and_an_absent_library_as_none(monk
     assert lines["integration vllm"].status == "note" and "left as they are: gdn: " in lines["integration vllm"].found
     step = modules[module("vllm")._STEP_MODULE].TritonSSUBackend
     monkeypatch.setattr(step, "__call__", fake_hosts.function("__call__", "self, x"))
+    modules[module("vllm")._MIXER].causal_conv1d_fn = fake_hosts.function("causal_conv1d_fn", "x")
     lines = doctors_lines()
     assert (lines["integration flashinfer"].status, lines["integration flashinfer"].found) == (
         *("note", "flashinfer-python is not installed"),
@@ -178,7 +179,7 @@ def test_doctor_counts_a_refusal_as_a_problem_and_an_absent_library_as_none(monk
     assert refused.status == "problem" and refused.found.startswith(
         "vllm 0.34.0 is refused: vllm.model_executor.layers.mamba.gdn"
     )
-    assert refused.found.endswith("got (x); and 2 more") and "expected (x, weight, bias, conv_states" in refused.found
+    assert refused.found.endswith("got (x); and 3 more") and "expected (x, weight, bias, conv_states" in refused.found
     assert refused.fix == "pip install 'vllm==0.33.0'; with this version vllm runs its own kernels"
 
 

@@ -99,6 +99,18 @@ def test_sglang(call: Call, sglang_step: Any, device: str, rng: torch.Generator)
     check(sglang_step, "sglang", x, ours, [slot for slot in x["state_batch_indices"].tolist() if slot >= 0])
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_without_slots_every_request_is_computed(engine: str, request: pytest.FixtureRequest, rng: torch.Generator) -> None:
+    """The first one too, whose state is in slot 0."""
+    backend = request.getfixturevalue(f"{engine}_step")
+    x = next(each for each in (VLLM if engine == "vllm" else SGLANG) if "state_batch_indices" in each.tensors).arguments(rng)
+    x["state"] = x["state"][: len(x["x"])].contiguous()
+    for name in ("state_batch_indices", "dst_state_batch_indices"):
+        x.pop(name, None)
+    x |= {"null_block_id": 0} if engine == "vllm" else {"pad_slot_id": 0}
+    check(backend, engine, x, {name: x.get(name) for name in SAME}, list(range(len(x["x"]))))
+
+
 def test_sglang_stores_drafts_and_the_last_state(sglang_step: Any, rng: torch.Generator) -> None:
     call = next(each for each in SGLANG if "drafts" in each.name)
     x = call.arguments(rng) | {"disable_state_update": False}

@@ -287,8 +287,9 @@ def test_deterministic_inference(asked: bool, kernel: Any, monkeypatch: pytest.M
 def test_install_replaces_the_class_wherever_it_is(host: ModuleType) -> None:
     replaced = integration.install()
     classes = {f"{module}.TritonGDNKernel" for module in (integration._MODULE, host.__name__)}
-    step = integration._STEP.replace(":", ".")
-    assert set(replaced) == classes | {step} | {f"{host.__name__}.{name}" for name in integration._CONVOLUTIONS}
+    mamba = {*integration.HOST.parts["mamba"], *integration.HOST.parts["mamba2"]}
+    others = {target.replace(":", ".") for target in mamba} | {f"{host.__name__}.{name}" for name in integration._CONVOLUTIONS}
+    assert set(replaced) == classes | others
     assert integration.install() == replaced  # a second call changes nothing
     ours = host.TritonGDNKernel
     assert ours.__name__ == "GdnCudaKernel" and sys.modules[integration._MODULE].TritonGDNKernel is ours

@@ -2,7 +2,7 @@
 `tests/gpu_session.sh OUT peers`. The pack is not committed.
 
     python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashqla GIT --flashinfer GIT --vllm SDIST --sglang WHEEL \\
-        --sglang-tests FOLDER --causal-conv1d SDIST
+        --sglang-tests FOLDER --sglang-mamba-tests FOLDER --causal-conv1d SDIST --mamba-ssm GIT
 
 Each source is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. Only the named ones are packed.
 Tested with:
@@ -14,7 +14,9 @@ Tested with:
     vllm           the sdist vllm-0.33.0.tar.gz of PyPI, or a checkout of v0.33.0
     sglang         pip download --no-deps sglang==0.5.23
     sglang-tests   https://github.com/sgl-project/sglang at 06ab04a, for the tests that the wheel lacks
+    sglang-mamba-tests  the same repository, at 0465eeb and 05f70dc
     causal-conv1d  pip download --no-deps --no-binary :all: --no-build-isolation causal-conv1d==1.7.0
+    mamba-ssm      https://github.com/state-spaces/mamba at e9594ce
 
 einops, which the tests import, is taken from this environment.
 """
@@ -54,18 +56,35 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("tests/gdn/test_decode_pretranspose_bf16_padded_pool.py", "peer_flashinfer"),
         ("tests/gdn/test_prefill_delta_rule.py", "peer_flashinfer"),
         ("tests/gdn/test_prefill_state_indices.py", "peer_flashinfer"),
+        ("tests/mamba/test_selective_state_update_*.py", "peer_flashinfer_mamba"),
+        ("tests/mamba/utils.py", "peer_flashinfer_mamba"),
+        ("tests/mamba/triton_reference/s*.py", "peer_flashinfer_mamba/triton_reference"),
     ],
     "vllm": [
         ("tests/kernels/fla/test_fused_recurrent_packed_decode.py", "peer_vllm"),
         ("tests/kernels/fla/test_fused_sigmoid_gating_delta_rule.py", "peer_vllm"),
         ("tests/kernels/mamba/test_causal_conv1d.py", "peer_vllm"),
         (f"{_VLLM}/*.py", "site"),
+        ("tests/kernels/mamba/test_mamba2_checkpoint_state.py", "peer_vllm"),
+        ("tests/kernels/mamba/test_mamba_ssm.py", "peer_vllm"),
+        ("tests/kernels/mamba/test_mamba_ssm_ssd.py", "peer_vllm"),
+        ("tests/kernels/mamba/test_mamba_ssm_ssd.py", "site"),  # the checkpoints' tests import it by this path
+        ("tests/kernels/mamba/utils.py", "site"),
+        ("vllm/model_executor/layers/mamba/checkpoint.py", "site"),
         ("vllm/model_executor/layers/mamba/ops/causal_conv1d.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/mamba_ssm.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/ssd_*.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/triton_helpers.py", "site"),
+        ("vllm/v1/attention/backends/mamba2_attn.py", "site"),
+        ("vllm/v1/attention/backends/mamba_attn.py", "site"),
     ],
     "sglang": [
         (f"{_SGLANG}/fla/*.py", "site"),
         (f"{_SGLANG}/linear/fused_recurrent_linear_replayssm.py", "site"),
         (f"{_SGLANG}/linear/fused_sigmoid_gating_recurrent.py", "site"),
+        ("sglang/kernels/ops/mamba/causal_conv1d_triton.py", "site"),
+        ("sglang/kernels/ops/mamba/triton_ops/*.py", "site"),
+        ("sglang/srt/layers/attention/mamba/mamba2_metadata.py", "site"),
         ("sglang/srt/layers/attention/linear/kernels/gdn_triton.py", "site"),
         ("sglang/srt/layers/attention/linear/kernels/kernel_backend.py", "site"),
     ],
@@ -73,7 +92,18 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("test/registered/attention/test_chunk_gated_delta_rule.py", "peer_sglang"),
         ("test/registered/attention/test_gdn_prefill_flashqla.py", "peer_sglang"),
     ],
+    "sglang-mamba-tests": [
+        ("test/registered/layers/mamba/test_mamba_ssm.py", "peer_sglang_mamba"),
+        ("test/registered/layers/mamba/test_mamba_ssm_ssd.py", "peer_sglang_mamba"),
+    ],
     "causal-conv1d": [("tests/test_causal_conv1d.py", "peer_causal_conv1d"), ("causal_conv1d/*.py", "site")],
+    "mamba-ssm": [
+        ("tests/ops/triton/test_selective_state_update.py", "peer_mamba_ssm"),
+        ("tests/ops/triton/test_ssd.py", "peer_mamba_ssm"),
+        ("mamba_ssm/ops/triton/*.py", "site"),
+        ("mamba_ssm/utils/determinism.py", "site"),
+        ("mamba_ssm/utils/torch.py", "site"),
+    ],
 }
 Read = Callable[[], bytes]
 

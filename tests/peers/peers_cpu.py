@@ -68,7 +68,8 @@ def importing() -> Iterator[None]:
         if ON_CPU:
             patch.setattr(torch.cuda, "is_available", lambda: True)
             patch.setattr(torch.cuda, "get_device_capability", lambda *device: capability())
-        yield
+        with running():
+            yield
 
 
 def running() -> AbstractContextManager[Any]:

@@ -25,6 +25,24 @@ def module(name: str, **attributes: Any) -> ModuleType:
     return made
 
 
+class _Anything:
+    """A base, an annotation or a decorator's argument; nothing is done with it."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+def names_alone(name: str, **attributes: Any) -> ModuleType:
+    """A module of which others import names that no test needs: every name but these attributes is a class."""
+
+    def name_of(attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return type(attribute, (_Anything,), {})
+
+    return module(name, __getattr__=name_of, **attributes)
+
+
 def function(name: str, parameters: str, body: Any) -> Any:
     """`body` with these parameters."""
     names: dict[str, Any] = {"body": body}

@@ -8,6 +8,7 @@ and loads this plugin. The tests' text is unchanged. A module beside this one ha
     is_repeat(item)   whether a case makes the same calls as another one; it is left out
     importing()       a context in which test modules are imported
     running(item)     a context in which a test runs
+    COUNTED_AS        the integration that counts its calls, where that is not named as the module
 
 A call that gdn_cuda declines runs the library's own kernel if the pack has it (FLA, vLLM, SGLang), and otherwise skips the
 test. The summary has, for each library, how many tests passed, failed and were skipped, why, and which calls ran where.
@@ -34,7 +35,10 @@ import torch
 from gdn_cuda import integrations
 from gdn_cuda.integrations import counted
 
-SUITES = ("fla", "fla_cp", "flashqla", "flashinfer", "vllm", "sglang", "causal_conv1d")
+SUITES = (
+    *("fla", "fla_cp", "flashqla", "flashinfer", "flashinfer_mamba", "vllm", "sglang", "sglang_mamba"),
+    *("causal_conv1d", "mamba_ssm"),
+)
 _suites: dict[str, ModuleType] = {}
 _adapted: set[ModuleType] = set()
 _left_out: Counter[str] = Counter()
@@ -189,8 +193,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for text, count in sorted({**left_out, **noted}.items()):
             if text.startswith(f"{suite}: "):
                 line(f"    {count} {text.partition(': ')[2]}" + (" (not run)" if text in left_out else ""))
+        counted_as = getattr(_suites[suite], "COUNTED_AS", suite)
+        if counted_as != suite and counted_as in _reports:
+            counted_as = suite  # the other suite's lines have the calls of both
         for name in sorted(calls):
-            if name.startswith(f"{suite}."):
+            if name.startswith(f"{counted_as}."):
                 here = calls[name].pop(counted._OURS, 0)
                 line(f"    {name.partition('.')[2]}: {here} calls on gdn_cuda, {calls[name].total()} declined")
                 for reason, count in calls[name].items():

@@ -29,10 +29,8 @@ _KERNELS = "sglang.srt.layers.attention.linear.kernels"
 _theirs: Any = None
 
 
-def prepare() -> None:
-    global _theirs
-    from gdn_cuda.integrations import sglang
-
+def stand_ins() -> None:
+    """Of the modules that SGLang's kernels and their tests import."""
     hosts.module(
         "sglang.srt.utils",
         get_device=lambda: peers_cpu.DEVICE,
@@ -43,13 +41,21 @@ def prepare() -> None:
         is_hip=hosts.no,
         is_npu=hosts.no,
         is_sm90_supported=lambda: peers_cpu.capability()[0] == 9,
+        is_sm100_supported=lambda: peers_cpu.capability()[0] == 10,
         is_xpu=hosts.no,
     )
     release = tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2])
-    hosts.module("sglang.srt.utils.common", torch_release=release)
+    hosts.module("sglang.srt.utils.common", torch_release=release, is_hip=hosts.no)
     hosts.module("sglang.kernels.jit.utils", is_arch_support_pdl=hosts.no)
     registers = ("register_amd_ci", "register_cuda_ci", "register_xpu_ci")
     hosts.module("sglang.test.ci.ci_register", **dict.fromkeys(registers, hosts.no))
+
+
+def prepare() -> None:
+    global _theirs
+    from gdn_cuda.integrations import sglang
+
+    stand_ins()
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
 
     _theirs = gdn_triton.TritonGDNKernel

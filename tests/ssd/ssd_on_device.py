@@ -247,6 +247,37 @@ def test_pools(begin: list[bool] | None, write: list[int] | None, dtype: torch.d
     check_pool(device, drawn(device, seed, T=70, B=4, N=64), pool, slots, begin, write)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, F16])
+@pytest.mark.parametrize("lengths", [(70, 0, 65, 30), None])
+def test_last_states_in_slots(lengths: tuple[int, ...] | None, dtype: torch.dtype, device: Device, seed: int) -> None:
+    """Initial states of their own, last states in slots of a larger tensor."""
+    x = drawn(device, seed, T=170 if lengths else 70, B=1 if lengths else 4, N=64, lengths=lengths)
+    memory = torch.full((6, 5, 64, 64), math.nan, device=device.name, dtype=dtype)
+    pool, slots = memory[:, 1:], [5, -1, 0, 6]
+    with device.only(*KERNELS), torch.no_grad():
+        out, last = scanned(**x, last_state=pool, write_indices=torch.tensor(slots, device=device.name))
+    wanted, states = expected(x)
+    assert last is pool and rel_rms(out, wanted) < OUT[BF16]
+    for n in (0, 2):
+        assert rel_rms(pool[slots[n]], states[n]) < STATE[BF16] + (0 if dtype == torch.float32 else 3e-3)
+    assert memory[:, 0].isnan().all() and pool[1:5].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_states_before_blocks_without_checkpoints(dtype: torch.dtype, device: Device, seed: int) -> None:
+    """A tensor of no rows for the states after blocks, which engines do not want beside those before."""
+    x = drawn(device, seed, T=150, H=2, G=1, N=64)
+    before = torch.full((3, 2, 64, 64), math.nan, device=device.name, dtype=dtype)
+    buffers = {"states_before": before, "checkpoints": before[:0], "checkpoint_every": 64}
+    with device.only(*KERNELS, "ssd/checkpoints"), torch.no_grad():
+        out, last, _ = ssd_scan(**x, **buffers)
+    wanted, state = expected(x)
+    assert rel_rms(out, wanted) < OUT[BF16] and rel_rms(last, state) < STATE[BF16]
+    for row in range(3):
+        part = {name: y[:, : 64 * row] if name in TOKENS and y is not None else y for name, y in x.items()}
+        assert rel_rms(before[row], expected(part)[1][0]) < STATE[BF16] + (0 if dtype == torch.float32 else 3e-3)
+
+
 def test_a_pool_that_is_only_read(device: Device, seed: int) -> None:
     x = drawn(device, seed, T=70, B=2, N=64)
     pool = x.pop("initial_state")

@@ -11,7 +11,7 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda.ssd import scan
 from gdn_cuda.ssd.call import Call
-from gdn_cuda.ssd.expanded import expanded_pool, expanded_scan, expanded_summary
+from gdn_cuda.ssd.expanded import expanded_into, expanded_pool, expanded_scan, expanded_summary
 
 
 def _call(divided: str, z: bool, D: int) -> dict[str, Any]:
@@ -71,6 +71,28 @@ def test_pools(slots: list[int], write: list[int] | None, packed: bool) -> None:
     wanted = gdn_cuda.ssd_scan(**x, dt_limit=(0.0, 2.0))
     torch.testing.assert_close(found.out, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
     torch.testing.assert_close(found.initial_state, x["initial_state"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("write", [[4, 0, 1], [-1, 9, 3], [-1, 5, -2]])
+def test_last_states_in_slots(write: list[int], packed: bool) -> None:
+    """The other slots, NaN among them, keep their bits."""
+    x = _call("packed" if packed else "padded", True, 1)
+    write = write if packed else write[1:]
+    before = torch.randn(5, 4, 3, 5, dtype=torch.float64)
+    before[2] = torch.nan
+    x |= {"last_state": before.clone(), "write_indices": torch.tensor(write)}
+    found = Call(**x, dt_lowest=0.0, dt_highest=2.0, out=torch.empty_like(x["x"]))
+    found.last_state = before.clone()
+    expanded_into(found)
+    del x["seq_idx"]
+    wanted, pool = gdn_cuda.ssd_scan(**x, dt_limit=(0.0, 2.0), return_last_state=True)
+    torch.testing.assert_close(found.out, wanted, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.last_state, pool, rtol=1e-9, atol=1e-9, equal_nan=True)
+    _, last = gdn_cuda.ssd_scan(**x | {"last_state": None, "write_indices": None}, dt_limit=(0.0, 2.0), return_last_state=True)
+    for slot in range(5):
+        wanted = last[write.index(slot)] if slot in write else before[slot]
+        torch.testing.assert_close(pool[slot], wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -15,8 +15,8 @@ namespace {
 struct SsdScanInto : SsdScan {
     static constexpr const char* name = "ssd_scan_into";
 
-    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, dt_softplus, dt_lowest,
-               dt_highest, deterministic, reported, last_state, out)
+    GDN_FIELDS(x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, write_indices, dt_softplus,
+               dt_lowest, dt_highest, deterministic, reported, last_state, out)
 };
 // With a pool of states, which hides the member of the same name, and so do its slots.
 struct SsdScanPool : SsdScan {
@@ -53,16 +53,32 @@ void check_out(const Checks& check, const Prepared& prepared, const View& out) {
     check.distinct("out", out);
 }
 
+void set_last_slots(const Checks& check, SsdArgs& args, const View& written, const Batch& batch, const char* pool_name,
+                    const View& pool) {
+    check_per_sequence(check, "write_indices", written, batch);
+    args.last_slots = tagged(written), args.last_slot_count = check.count(pool_name, "slots", pool.size(0));
+}
+
 Prepared prepare_scan(const SsdScan& call) {
     return prepare({call.name}, call);
 }
 PreparedScan prepare_into(const SsdScanInto& call) {
     const Checks check{SsdScan::name};
     PreparedScan prepared{prepare(check, call)};
-    const View last = view_of(call.last_state), out(call.out), initial = view_of(call.initial_state);
+    SsdArgs& args = prepared.args;
+    const View last = view_of(call.last_state), written = view_of(call.write_indices), out(call.out),
+               initial = view_of(call.initial_state);
     if (last.defined()) {
-        prepared.args.passes[0].last = check_states(check, "last_state", last, prepared, prepared.sequences);
+        check.rank("last_state", last, 4, "(sequences or slots, H, P, N)");
+        args.passes[0].last =
+            check_states(check, "last_state", last, prepared, written.defined() ? last.size(0) : prepared.sequences);
         check.distinct("last_state", last);
+    }
+    if (written.defined()) {
+        GDN_REQUIRE(check, last.defined(), "write_indices", "None without last_state", "a tensor");
+        set_last_slots(check, args, written,
+                       {prepared.sequences, prepared.tokens, args.cu_seqlens.data != nullptr, prepared.x, "x"}, "last_state",
+                       last);
     }
     check_out(check, prepared, out);
     check_checkpoints(check, prepared, call.reported, view_of(call.cu_seqlens));
@@ -71,7 +87,7 @@ PreparedScan prepare_into(const SsdScanInto& call) {
                  {"out", out},
                  {"checkpoints", view_of(call.reported.checkpoints)},
                  {"states_before", view_of(call.reported.states_before)}},
-                {{"initial_state", initial}});
+                {{"initial_state", initial}, {"write_indices", written}});
     return prepared;
 }
 PreparedScan prepare_pool(const SsdScanPool& call) {
@@ -89,8 +105,7 @@ PreparedScan prepare_pool(const SsdScanPool& call) {
     if (call.update_state) args.passes[0].last = args.passes[0].initial;
     if (written.defined()) {
         GDN_REQUIRE(check, call.update_state, "write_indices", "None without update_state", "a tensor");
-        check_per_sequence(check, "write_indices", written, batch);
-        args.last_slots = tagged(written), args.last_slot_count = args.slot_count;
+        set_last_slots(check, args, written, batch, "initial_state", pool);
     }
     check_out(check, prepared, out);
     check_checkpoints(check, prepared, call.reported, view_of(call.cu_seqlens));
@@ -222,7 +237,8 @@ std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
     if (ssd::reports(x.reported) && !x.reported.checkpoints)
         fail(x.name, "checkpoints", "a tensor with checkpoint_every, checkpoint_offsets or boundaries", "none");
     if (!x.state_indices) {
-        if (x.write_indices) fail(x.name, "write_indices", "none without state_indices", "a tensor");
+        if (x.write_indices && !x.last_state)
+            fail(x.name, "write_indices", "none without state_indices or last_state", "a tensor");
         if (!x.update_state) fail(x.name, "update_state", "true without state_indices", "false");
         if (!x.out && !x.last_state && !ssd::reports(x.reported)) return call<SsdScan, ssd::run_scan>(x);
     } else {
