@@ -65,13 +65,6 @@ __device__ __forceinline__ float2 inclusive_sums(float2 own, int lane) {
     return {own.x + (lane == 0 ? 0.f : preceding), sum};
 }
 
-// Sums over the tokens before each.
-__device__ __forceinline__ float2 sums_before(float2 own, int lane) {
-    const float2 upto = inclusive_sums(own, lane);
-    const float previous = __shfl_up_sync(0xffffffffu, upto.y, 1), before = lane == 0 ? 0.f : previous;
-    return {before, before + own.x};
-}
-
 // Whether the state is zeroed before a token.
 __device__ __forceinline__ bool is_reset(const SsdStepsArgs& args, const SlotWork& work, int token) {
     if (args.seq_idx == nullptr) return false;

@@ -3,7 +3,6 @@
 //     K_ij = δ_j dY_i . X_j        N = Σ K ⊙ L        dC = N B + Σ exp(G) dY S        M' = C B^T ⊙ L, for the writers
 #pragma once
 
-#include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/ssd/backward/work.cuh>
 
 namespace gdn_cuda::ssd {
@@ -25,7 +24,8 @@ struct ReadersRole : TokensRole<kConfig> {
         const float2 gate = pair_at(&factors.gate[column]);
         return {row >= column ? exp2_fast(own - gate.x) : 0.f, row > column ? exp2_fast(own - gate.y) : 0.f};
     }
-    // N += K ⊙ L and M' to shared memory; K <- K ⊙ M'.
+    // N += K ⊙ L and M' to shared memory; K <- K ⊙ M'. Above the diagonal too, where all are 0: a branch costs ptxas registers,
+    // and it serializes wgmmas.
     __device__ __forceinline__ void use_products(float (&K)[32], float (&N)[32], const float (&CB)[32], const Factors& factors,
                                                  SwizzledTile& scores) const {
         const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
@@ -43,6 +43,67 @@ struct ReadersRole : TokensRole<kConfig> {
                 K[at] = product.x * CB[at], K[at + 1] = product.y * CB[at + 1];
             }
             stmatrix_x4(row_vector(to, n + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+    }
+    // Sums over the warp's rows of the columns before its own block, columns 2 lane and 2 lane + 1 in each lane: in every step
+    // a lane hands half of its columns to another.
+    __device__ __forceinline__ float2 column_sums(const float (&Z)[32]) const {
+        const auto column = [&](int n) {
+            const bool counts = n / 2 < warp;
+            return float2{counts ? Z[4 * n] + Z[4 * n + 2] : 0.f, counts ? Z[4 * n + 1] + Z[4 * n + 3] : 0.f};
+        };
+        const auto exchange = [&](float2 lower, float2 upper, int half) {
+            const bool is_upper = (g & half) != 0;
+            const float2 kept = is_upper ? upper : lower, sent = is_upper ? lower : upper;
+            return float2{kept.x + __shfl_xor_sync(0xffffffffu, sent.x, 4 * half),
+                          kept.y + __shfl_xor_sync(0xffffffffu, sent.y, 4 * half)};
+        };
+        const auto four = [&](int n) { return exchange(column(n), column(n + 4), 4); };
+        const auto two = [&](int n) { return exchange(four(n), four(n + 2), 2); };
+        return exchange(two(0), two(1), 1);
+    }
+    // For each token t, the sum of Z_ij over j < t <= i within the warp's rows.
+    __device__ __forceinline__ void store_across(float (&to)[kChunk], const float (&Z)[32]) const {
+        const float2 earlier = sums_before(column_sums(Z), lane);
+        const bool counts = lane / 8 < warp;  // else no row of the warp is at or after the lane's columns, or some are not
+        reinterpret_cast<float2*>(to)[lane] = {counts ? earlier.x : 0.f, counts ? earlier.y : 0.f};
+        __syncwarp();
+        float before[2] = {0.f, 0.f};  // of the row, over the columns of earlier n
+#pragma unroll
+        for (int n = 0; n < 6; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                before[half] += n / 2 >= warp ? 0.f : Z[4 * n + 2 * half] + Z[4 * n + 2 * half + 1];
+#pragma unroll
+        for (float& sum : before) {
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (n / 2 != warp) continue;
+            float2 sum = {0.f, 0.f};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float first = Z[4 * n + 2 * half], pair = first + Z[4 * n + 2 * half + 1];
+                float upto = pair;
+                const float one = __shfl_up_sync(0xffffffffu, upto, 1);
+                if (t >= 1) upto += one;
+                const float two = __shfl_up_sync(0xffffffffu, upto, 2);
+                if (t >= 2) upto += two;
+                const float preceding = __shfl_up_sync(0xffffffffu, upto, 1);
+                const float own = before[half] + (t == 0 ? 0.f : preceding);
+                before[half] += __shfl_sync(0xffffffffu, upto, lane | 3);
+                const int row = token() + 8 * half, column = 8 * n + 2 * t;
+                if (row >= column) sum.x += own;
+                if (row >= column + 1) sum.y += own + first;
+            }
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) {
+                sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
+                sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
+            }
+            if (g == 0) *reinterpret_cast<float2*>(&to[8 * n + 2 * t]) = sum;
         }
     }
     __device__ __forceinline__ void run() {
@@ -68,7 +129,7 @@ struct ReadersRole : TokensRole<kConfig> {
             use_products(K, N, CB, factors, shared.scores[at.index]);
             cutlass::arch::fence_view_async_shared();
             barrier(shared.scores_full[at.index]).arrive();
-            store_across(sums.across[warp], K, token(), 0, lane);
+            store_across(sums.across[warp], K);
             float read[32];
             start_row_products<kIo, kConfig.states>(read, shared.C, stage.states);
             Operand dy;
@@ -89,11 +150,7 @@ struct ReadersRole : TokensRole<kConfig> {
         round_to_operand<kIo, 4>(rounded, N);
         SwizzledTile& to = shared.scores[0];
         NamedBarrier::sync(2 * kWarpgroup, 0);  // the writers have read the last scores
-        const unsigned row = tile_row(to.bytes, 16 * warp + lane % 16);
-#pragma unroll
-        for (int step = 0; step < 4; ++step)
-            stmatrix_x4(row_vector(row, 2 * step + lane / 16), rounded[step][0], rounded[step][1], rounded[step][2],
-                        rounded[step][3]);
+        this->store_operand(to, rounded);
         cutlass::arch::fence_view_async_shared();
         NamedBarrier::sync(2 * kWarpgroup, 0);
         Base::start_into_states(dC, rounded, shared.B);

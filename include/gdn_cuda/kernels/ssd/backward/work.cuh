@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/matrix.cuh>
+#include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/hopper/pipeline.cuh>
 #include <gdn_cuda/kernels/hopper/tile_products.cuh>
@@ -33,6 +34,12 @@ struct TokensRole : Lane {
         const unsigned row = tile_row(tile.bytes, 16 * warp + lane % 16);
 #pragma unroll
         for (int step = 0; step < 4; ++step) ldmatrix_x4(x[step], row_vector(row, 2 * step + lane / 16));
+    }
+    __device__ __forceinline__ void store_operand(SwizzledTile& tile, const Operand& x) const {
+        const unsigned row = tile_row(tile.bytes, 16 * warp + lane % 16);
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            stmatrix_x4(row_vector(row, 2 * step + lane / 16), x[step][0], x[step][1], x[step][2], x[step][3]);
     }
     // d += left right, tokens x states.
     __device__ __forceinline__ static void start_into_states(float (&d)[kStateElements], const Operand& left,

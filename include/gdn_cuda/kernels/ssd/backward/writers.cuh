@@ -17,23 +17,31 @@ struct WritersRole : TokensRole<kConfig> {
 
     using Base::Base;
 
-    // dX of a row tile, from dW.
-    __device__ __forceinline__ void store_dx(float (&dW)[32], const Operand& dy, const float (&delta)[2], float D,
-                                             int tile) const {
+    // dX of a row tile, from dW, through the warp's rows of x.
+    __device__ __forceinline__ void store_dx(const float (&dW)[32], const Operand& dy, const float (&delta)[2], float D,
+                                             int tile, SwizzledTile& staged) const {
+        Operand dx;
 #pragma unroll
         for (int step = 0; step < 4; ++step)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float2 v = unpack<kIo>(dy[step][i]);
-                float &a = dW[8 * step + 2 * i], &b = dW[8 * step + 2 * i + 1];
-                a = fmaf(a, delta[i % 2], D * v.x), b = fmaf(b, delta[i % 2], D * v.y);
+                const float a = dW[8 * step + 2 * i], b = dW[8 * step + 2 * i + 1];
+                dx[step][i] = pack<kIo>(fmaf(a, delta[i % 2], D * v.x), fmaf(b, delta[i % 2], D * v.y));
             }
+        this->store_operand(staged, dx);
+        __syncwarp();
         const int head = head_of(args, work, tile), channel = row_of(args, work, tile);
         const i64 stride = static_cast<i64>(args.heads) * args.channels;
-        this->store_rows(dW,
-                         static_cast<Storage<kIo>*>(args.dx) + first_token(args, work) * stride +
-                             static_cast<i64>(head) * args.channels + channel,
-                         stride, args.channels - channel);
+        Storage<kIo>* const to = static_cast<Storage<kIo>*>(args.dx) + first_token(args, work) * stride +
+                                 static_cast<i64>(head) * args.channels + channel;
+        const int vector = lane % 8;
+        const bool exists = channel + 8 * vector < args.channels;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (const int row = 16 * warp + 4 * i + lane / 8; exists && row < work.count)
+                *reinterpret_cast<uint4*>(to + row * stride + 8 * vector) =
+                    load_shared(row_vector(tile_row(staged.bytes, row), vector));
     }
     __device__ __forceinline__ float product_sum(const Operand& x, const Operand& y) const {
         float sum = 0.f;
@@ -84,11 +92,12 @@ struct WritersRole : TokensRole<kConfig> {
             this->store_row_sums(sums.scaled, r);
             const float D = product_sum(x, dy);
             if (lane == 0) sums.D[warp] = D;
-            store_dx(dW, dy, delta, factors.D, tile);
+            store_dx(dW, dy, delta, factors.D, tile, stage.x);
             const float factor[2] = {after[0] * delta[0], after[1] * delta[1]};
             Base::scale_rows(x, x, factor);
             Base::start_into_states(dB, x, stage.gradients);
             wait_for_product(dB);
+            cutlass::arch::fence_view_async_shared();  // dX, before x is loaded again
             this->finish_tile(at.index);
         }
         NamedBarrier::sync(2 * kWarpgroup, 0);
