@@ -22,8 +22,9 @@ from .tensors import after_token
 if TYPE_CHECKING:
     from ..parallel import Context
 
-# Groups of all sequences from which a step is one launch: fewer would have blocks for less than half of an H200. Not measured.
-_FEWEST_GROUPS = 8
+# Where a step is one launch: 1.07 to 1.11 times as fast as two for one and four sequences of eight groups on an H200, and up to
+# 1.4 times as slow for 16 and more, or one group (docs/benchmarks/scan.md).
+_FEWEST_GROUPS, _MOST_SEQUENCES = 8, 8
 
 
 class Mamba2State(NamedTuple):
@@ -240,7 +241,8 @@ class Mamba2(nn.Module):
             one_launch = (
                 self.d_conv == TAPS
                 and self.d_state in STATES
-                and u.shape[0] * self.ngroups >= _FEWEST_GROUPS
+                and self.ngroups >= _FEWEST_GROUPS
+                and u.shape[0] <= _MOST_SEQUENCES
                 and state.ssm.is_contiguous()
                 and (torch.compiler.is_compiling() or state.ssm.data_ptr() % 16 == 0)
             )

@@ -467,7 +467,7 @@ def step_work(device: str, batch: int, rows: tuple[int, ...], N: int, state: tor
         heads = rows[:1]
         x |= {
             "dt": normal(*lead, *heads, 1, device=device).expand(*lead, *rows),
-            "A": -fp32(*heads, 1, 1).abs().expand(*rows, N),
+            "A": (-fp32(*heads, 1, 1).abs()).expand(*rows, N),
             "D": fp32(*heads, 1).expand(*rows),
             "dt_bias": fp32(*heads, 1).expand(*rows),
             "B": normal(*lead, 1, N, device=device),

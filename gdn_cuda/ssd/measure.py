@@ -188,6 +188,25 @@ def _prefill() -> None:
                     ssd_scan(**x, C=C, cu_seqlens=torch.tensor(offsets, device="cuda"), dt_softplus=True)
 
 
+@sanitizes("checkpoints")
+def _checkpoints() -> None:
+    """After some tokens, at boundaries that lie, past sequences, in slots that do not exist, in fewer rows than states."""
+    for dtype, tokens in ((torch.bfloat16, 201), (torch.float16, 1200)):
+        x, dt = normal(1, tokens, 2, 64, device="cuda", dtype=dtype), normal(1, tokens, 2, device="cuda", dtype=dtype)
+        B, C = (normal(1, tokens, 1, 64, device="cuda", dtype=dtype) for _ in range(2))
+        scan = partial(ssd_scan, x, dt, -torch.rand(2, device="cuda"), B, C, dt_softplus=True)
+        rows = torch.empty(2, 2, 64, 64, device="cuda")
+        scan(checkpoint_every=64, checkpoints=rows, states_before=torch.empty_like(rows))
+        for offset in (0, 70, -5, 1 << 30):
+            scan(checkpoint_offsets=torch.tensor([offset], device="cuda"))
+        pool = torch.empty(3, 2, 64, 64, device="cuda")
+        for offsets in ([0, 1, 1, tokens], [0, tokens, 0, tokens], [900, 20, -5, 3]):
+            packed = {"cu_seqlens": torch.tensor(offsets, device="cuda"), "initial_state": pool}
+            slots = torch.tensor([2, -1, 9], device="cuda")
+            for ends in ([0, 1, 70, tokens], [tokens, 3, -7, 1 << 30, 20] * 20):
+                scan(**packed, state_indices=slots, boundaries=torch.tensor(ends, device="cuda"))
+
+
 @sanitizes("backward_mma", variables={"GDN_SSD_PREFILL": "mma"})
 @sanitizes("backward")
 def _backward() -> None:

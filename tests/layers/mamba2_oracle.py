@@ -12,7 +12,7 @@ from torch import Tensor
 
 OUT_BOUND = {torch.float32: 3e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 # x, B and C are rounded to their dtype after the convolution, some to the other neighbour in fp64.
-STATE_BOUND = {torch.float32: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+STATE_BOUND = {torch.float32: 2e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-8}
 
 
 def to_numpy(x: Tensor) -> Any:
