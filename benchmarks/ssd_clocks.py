@@ -120,7 +120,7 @@ BACKWARD_ROLES = (
             Place("begin", "barrier(shared.stage_full[at.index]).wait(at.parity);", before=True),
             Place("wait: stage", "barrier(shared.factors_full[at.index]).wait(at.parity);"),
             Place("K", "wait_for_product(K);"),
-            Place("wait: sums", "factors.resets <= Resets", before=True),
+            Place("wait: sums", "use_products(K, N, CB,", before=True),
             Place("M', N", "barrier(shared.scores_full[at.index]).arrive();"),
             Place("across", "store_across(sums.across[warp], K);"),
             Place("C S^T", "wait_for_product(read);"),
@@ -154,7 +154,7 @@ BACKWARD_ROLES = (
         (
             Place("begin", "barrier(shared.sums_full[at.index]).wait(at.parity);", before=True),
             Place("wait: sums", "barrier(shared.sums_full[at.index]).wait(at.parity);"),
-            Place("gradients", "store_gradients(head, raw, bias, A, delta, decay);"),
+            Place("gradients", "store_step_gradients(args, work, head, inputs, found, delta, decay, lane);"),
         ),
     ),
     Role(
@@ -185,7 +185,7 @@ BACKWARD = Kernel(
     4,
     "tile",
     "args.ddt",
-    ("inputs.cuh", "            if (i < raw.count) args.ddt[(token + i) * args.heads + head] = ddt[i];\n"),
+    ("../gradients.cuh", "        if (i < raw.count) args.ddt[(token + i) * args.heads + head] = ddt[i];\n"),
     BACKWARD_ROLES,
 )
 

@@ -215,7 +215,7 @@ class Mamba2(nn.Module):
         system, limit = self._system(z, dt), self.dt_limit
         y = scan(x=x, B=B, C=C, **system, context=context, dt_softplus=True, dt_limit=limit)
         assert isinstance(y, Tensor)
-        return self._finished(y, z, z0, x0)
+        return self._finished(y.flatten(-2), z, z0, x0)
 
     def _system(self, z: Tensor, dt: Tensor) -> dict[str, Any]:
         """Arguments of the scan beside x, B and C."""

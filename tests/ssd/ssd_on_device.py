@@ -475,8 +475,8 @@ def test_gradients_within_limits(device: Device, limit: tuple[float, float]) -> 
 
 
 def test_gradients_of_segments(device: Device) -> None:
-    """So few heads that both passes split sequences."""
-    check_gradients(device, drawn(device, 18, T=device.size(1100, 9000), H=1, G=1, N=64, decay=0.01))
+    """So few heads that both passes split sequences. The sums of one head are a number each."""
+    check_gradients(device, drawn(device, 18, T=device.size(1100, 9000), H=1, G=1, N=64, decay=0.01), slack=25)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 10.0, 1e4])
