@@ -47,6 +47,7 @@ def call_of(case: Case, seed: int) -> Call:
     given = drawn(GPU, seed, T=sum(case.lengths), lengths=case.lengths, dtype=case.dtype, **case.options)
     offsets = given.pop("cu_seqlens")
     x = {name: y for name, y in given.items() if isinstance(y, Tensor)}
+    torch.manual_seed(seed)
     grads = [torch.randn_like(x["x"]), torch.randn_like(x["initial_state"])]
     alone = run(gdn_cuda.ssd_scan, x, grads, dt_softplus=True, cu_seqlens=offsets)
     wide = {name: y.double().cpu() for name, y in x.items()}
@@ -73,7 +74,7 @@ def check_ssd_errors(ranks: Ranks, split: Split, call: Call) -> None:
         exact = call.exact[name]
         mine, other = error(y.double().cpu(), exact), error(call.alone[name].double().cpu(), exact)
         # Sums are few values, whose error is chance, and that of a state that a rank received is in all terms.
-        most, chance = (5, 8e-3) if name in SUMS else (1.5, 3e-3)
+        most, chance = (5, 1.5e-2) if name in SUMS else (1.5, 3e-3)
         chance *= 0.25 if call.case.dtype == torch.float16 else 1
         assert mine <= max(most * other, chance), (split.name, call.case, name, mine, other)
 

@@ -24,7 +24,7 @@ struct SsdRowTile {
 // What a block has to do: some row tiles of heads of a group, of one segment of a sequence. Kept out of registers.
 //
 // The chunks of a segment that is not the first come after those of the one before: first without outputs, for the state after
-// them from zeros, which the later segments need too. The first segment is longer, as its blocks have only its own.
+// them from zeros, which the later segments need too.
 struct SsdWork {
     int pass, sequence, batch, group;
     int first_tile, tiles;  // counted from those of the first head

@@ -24,16 +24,16 @@ __device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
         work.last_slot = last < args.last_slot_count ? last : -1;
     }
 }
-// How a sequence's chunks are split: the first segment is 7/4 of the second of two, and 3/2 of the others of more. A step
-// without outputs takes half of one with them (docs/kernels/ssd_prefill.md), so all blocks end together. Without outputs all
-// are equal.
+// How a sequence's chunks are split. Equally, but where outputs are computed by two segments: a step without outputs takes half
+// of one with them (docs/kernels/ssd_prefill.md), so both end together if the first has twice as many.
 struct SegmentsOf {
     int count, chunks, in_segment;
 
-    __device__ __forceinline__ SegmentsOf(int most, int chunks, bool equal) : chunks(chunks) {
-        const int first = equal ? 4 : most == 2 ? 7 : 6;  // in quarters of the others
-        in_segment = max((4 * chunks + first + 4 * (most - 1) - 1) / (first + 4 * (most - 1)), kShortestSegment);
-        count = max(min(most, (chunks + (equal ? in_segment - 1 : 0)) / in_segment), 1);
+    __device__ __forceinline__ SegmentsOf(int most, int chunks, bool has_outputs) : chunks(chunks) {
+        const bool first_is_longer = has_outputs && most == 2;
+        const int parts = first_is_longer ? 3 : most;
+        in_segment = max((chunks + parts - 1) / parts, kShortestSegment);
+        count = max(min(most, (chunks + (first_is_longer ? 0 : in_segment - 1)) / in_segment), 1);
     }
     __device__ __forceinline__ int first_chunk(int segment) const {
         return segment <= 0 ? 0 : segment >= count ? chunks : chunks - (count - segment) * in_segment;
@@ -48,7 +48,7 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const int chunks = first_slot != nullptr ? first_slot[1] - first_slot[0] : (span.length + kChunk - 1) / kChunk,
               segment = static_cast<int>(blockIdx.z);
     const bool summary = args.states_only && args.passes[pass].chunk_states == nullptr;
-    const SegmentsOf segments(args.segments.count, chunks, summary);
+    const SegmentsOf segments(args.segments.count, chunks, !summary);
     const int first_chunk = segments.first_chunk(segment), own = max(segments.first_chunk(segment + 1) - first_chunk, 0),
               summed = summary ? segment : segment - 1, first_summed = segments.first_chunk(summed),
               first_own = summary ? own : max(first_chunk - first_summed, 0);
