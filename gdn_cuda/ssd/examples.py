@@ -84,6 +84,12 @@ def _example_boundaries(B: int, T: int, seed: int) -> Arguments:
     return _example_pool(B, T, seed) | {"boundaries": torch.tensor([0, 20, 65, 65, 70]), "checkpoints": rows}
 
 
+@example(ssd_scan, "ssd_scan, states before blocks, of a pool", packed=True)
+def _example_before(B: int, T: int, seed: int) -> Arguments:
+    rows = random(2, 2, 3, 64, 64, seed=seed + 9)
+    return _example_pool(B, T, seed) | {"checkpoint_every": 64, "checkpoints": rows[0], "states_before": rows[1]}
+
+
 @example(ssd_scan, "ssd_scan, a checkpoint a sequence", packed=True)
 def _example_offsets(B: int, T: int, seed: int) -> Arguments:
     return _example_packed(B, T, seed) | {"checkpoint_offsets": torch.tensor([0, 30, 5])}

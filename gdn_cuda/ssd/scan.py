@@ -248,14 +248,12 @@ def ssd_scan(
         write_indices: (sequences,), int32 or int64: the slots to write, if they differ from state_indices. Without these,
           `last_state` is a pool (slots, H, P, N), of which the other slots stay as they are
         has_initial_state: (sequences,), bool: sequences without one start from zeros
-        checkpoints: (rows, H, P, N): states at other tokens than the last, with one of these three:
-            checkpoint_every: after every so many tokens, a multiple of 64, in sequence order: T // n rows for each padded
-              sequence; T // n packed, of which sequence i fills the next length_i // n, and the rest are 0
-            checkpoint_offsets: (sequences,), int32 or int64: after so many tokens of each sequence; 0: none, a row of zeros
-            boundaries: (rows + 1,), int32 or int64: row m is the state after the first boundaries[m + 1] tokens of a packed
-              call, in the sequence that they end. They never decrease, and have every sequence's end; rows of boundaries
-              that end no token are 0
-          Without a tensor it is allocated, of `state_dtype`
+        checkpoints: (rows, H, P, N): states at other tokens than the last, with one of checkpoint_every, checkpoint_offsets and
+          boundaries. As an argument, of any float dtype, it is written and returned; else it is of `state_dtype`
+        checkpoint_offsets: (sequences,), int32 or int64: row i is the state after so many tokens of sequence i; 0: none, and
+          the row is 0
+        boundaries: (rows + 1,), int32 or int64: row m is the state after the first boundaries[m + 1] tokens of a packed call,
+          in the sequence that they end. They never decrease, and have every sequence's end; rows that end no token are 0
         states_before: (rows, H, P, N): with checkpoint_every = n, the states before each block of n tokens, ceil(length / n)
           rows for each sequence, and 0 in the other rows
 
@@ -265,6 +263,8 @@ def ssd_scan(
         return_last_state: whether (out, last state) is returned, and not out alone
         state_dtype: of the last state, by default fp32
         update_state: False, with state_indices: the pool is only read
+        checkpoint_every: a multiple of 64: checkpoints after every n tokens, in sequence order. T // n rows for each padded
+          sequence; packed T // n in all, of which sequence i fills the next length_i // n, and the rest are 0
         deterministic: a sequence has the same bits alone and in any batch; slower where heads are few
 
     Every tensor may be a view whose last dimension is contiguous, such as slices of one projection. CPU tensors may also be

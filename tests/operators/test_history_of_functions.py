@@ -87,7 +87,7 @@ EXAMPLES = {name: case for name, case in examples.load().items() if PUBLIC.get(c
 # Calls with these have no gradients.
 WRITES: dict[Function, set[str]] = {
     gdn_cuda.chunked_forward: {"state_indices", "checkpoint_every", "final_state", "checkpoints", "states_before"},
-    gdn_cuda.ssd_scan: {"state_indices", "last_state"},
+    gdn_cuda.ssd_scan: {"state_indices", "last_state", "checkpoint_every", "checkpoint_offsets", "boundaries"},
 }
 REFERENCES = {name: case for name, case in EXAMPLES.items() if hasattr(gdn_cuda.reference, case.function.__name__)}
 

@@ -195,7 +195,7 @@ __device__ __forceinline__ void fill_row(const SsdStates& states, int row, i64 h
 }
 
 template <SsdCheckpointsConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) checkpoints(const __grid_constant__ SsdCheckpointsArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), 1) checkpoints(const __grid_constant__ SsdCheckpointsArgs args) {
     if (blockIdx.x == 0) return make_table<kConfig.warps>(args);
     const int block = static_cast<int>(blockIdx.x) - 1;
     const bool is_before = block >= args.checkpoint_rows;
