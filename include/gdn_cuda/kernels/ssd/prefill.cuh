@@ -13,8 +13,8 @@
 // S, and S enters only two products. What decays is known beforehand (ssd/steps).
 //
 // Where heads and sequences are few, sequences are split into segments, each with blocks of its own. A block first computes the
-// state after the segment before its own from zeros, without outputs, and hands it on with that segment's decay, one number a
-// head. Its outputs start from the sum over all segments before.
+// state after a segment from zeros, its own or of two the first, without outputs, and hands it on with the segment's decay, one
+// number a head. Its outputs start from the sum over all segments before.
 //
 // Without outputs it computes states: those after sequences with their decays, or those before each chunk; for gradients also
 // from the last chunk to the first.

@@ -23,22 +23,21 @@ struct SsdRowTile {
 
 // What a block has to do: some row tiles of heads of a group, of one segment of a sequence. Kept out of registers.
 //
-// The chunks of a segment that is not the first come after those of the one before: first without outputs, for the state after
-// them from zeros, which the later segments need too.
+// Its first steps have no outputs: they sum a segment, for the state after it from zeros, which later segments need.
 struct SsdWork {
     int pass, sequence, batch, group;
     int first_tile, tiles;  // counted from those of the first head
     SsdRowTile row_tiles[kMostRowTiles];
-    int start, length;      // of the sequence, in tokens
-    int segment, segments;  // the sequence's
-    int first_chunk;        // of the segment
-    int summed;             // the segment whose state the first steps yield: the one before, or if there are no others its own
-    int first_summed;       // that one's first chunk
-    int steps, first_own;   // a step is a chunk; those from `first_own` on are the segment's
-    bool has_outputs;       // from then on
-    int last_chunk;         // of the second pass, which begins with it
-    i64 chunks_before;      // of the sequences before, in chunk_states
-    Place place;            // whether the sequence is computed
+    int start, length;            // of the sequence, in tokens
+    int segment, segments;        // the sequence's
+    int first_chunk;              // of the segment
+    int summed;                   // the segment whose state the first steps yield: its own, or of two the one before
+    int first_summed;             // that one's first chunk
+    int steps, first_own;         // a step is a chunk; those from `first_own` on are the segment's
+    bool has_outputs;             // from then on
+    int last_chunk;               // of the second pass, which begins with it
+    i64 chunks_before;            // of the sequences before, in chunk_states
+    Place place;                  // whether the sequence is computed
     i64 initial_slot, last_slot;  // of the states before and after it; negative: zeros, and none
 
     GDN_HOST_DEVICE bool outputs_at(int step) const { return has_outputs && step >= first_own; }

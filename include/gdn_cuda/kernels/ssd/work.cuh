@@ -24,16 +24,18 @@ __device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
         work.last_slot = last < args.last_slot_count ? last : -1;
     }
 }
-// How a sequence's chunks are split. Equally, but where outputs are computed by two segments: a step without outputs takes half
-// of one with them (docs/kernels/ssd_prefill.md), so both end together if the first has twice as many.
+// How a sequence's chunks are split: equally, and a segment that others follow sums its own. But of two segments with outputs
+// the second's blocks sum the first: they would wait meanwhile. A step without outputs takes half of one with them, so both end
+// together if the first has 7/4 of the other's (docs/kernels/ssd_prefill.md).
 struct SegmentsOf {
+    bool is_uneven;
     int count, chunks, in_segment;
 
-    __device__ __forceinline__ SegmentsOf(int most, int chunks, bool has_outputs) : chunks(chunks) {
-        const bool first_is_longer = has_outputs && most == 2;
-        const int parts = first_is_longer ? 3 : most;
-        in_segment = max((chunks + parts - 1) / parts, kShortestSegment);
-        count = max(min(most, (chunks + (first_is_longer ? 0 : in_segment - 1)) / in_segment), 1);
+    __device__ __forceinline__ SegmentsOf(int most, int chunks, bool has_outputs)
+        : is_uneven(has_outputs && most == 2), chunks(chunks) {
+        const int quarters = is_uneven ? 7 + 4 : 4 * most;
+        in_segment = max((4 * chunks + quarters - 1) / quarters, kShortestSegment);
+        count = max(min(most, (chunks + (is_uneven ? 0 : in_segment - 1)) / in_segment), 1);
     }
     __device__ __forceinline__ int first_chunk(int segment) const {
         return segment <= 0 ? 0 : segment >= count ? chunks : chunks - (count - segment) * in_segment;
@@ -50,8 +52,9 @@ __device__ __forceinline__ SsdWork work_of_block(const SsdArgs& args, int row_ti
     const bool summary = args.states_only && args.passes[pass].chunk_states == nullptr;
     const SegmentsOf segments(args.segments.count, chunks, !summary);
     const int first_chunk = segments.first_chunk(segment), own = max(segments.first_chunk(segment + 1) - first_chunk, 0),
-              summed = summary ? segment : segment - 1, first_summed = segments.first_chunk(summed),
-              first_own = summary ? own : max(first_chunk - first_summed, 0);
+              summed = segments.is_uneven ? segment - 1 : segment, first_summed = segments.first_chunk(summed),
+              hands_on = summary || segment + 1 < segments.count ? own : 0,
+              first_own = segments.is_uneven ? max(first_chunk - first_summed, 0) : hands_on;
     SsdWork work{.pass = pass,
                  .sequence = sequence,
                  .batch = args.cu_seqlens.data != nullptr ? 0 : sequence,
