@@ -154,7 +154,7 @@ BACKWARD_ROLES = (
         (
             Place("begin", "barrier(shared.sums_full[at.index]).wait(at.parity);", before=True),
             Place("wait: sums", "barrier(shared.sums_full[at.index]).wait(at.parity);"),
-            Place("gradients", "store_step_gradients(args, work, head_of(args, work, tile), found, delta, decay, lane);"),
+            Place("gradients", "store_step_gradients(args, work, head, inputs, found, delta, decay, lane);"),
         ),
     ),
     Role(

@@ -134,13 +134,21 @@ __device__ __forceinline__ float step_gradient(const SsdStepsArgs& args, const R
     if (step < args.lowest || step > args.highest) return 0.f;
     return args.softplus && x <= 20.f ? gradient * sigmoid(x) : gradient;
 }
+// What a head's gradients need of memory, in flight.
+struct HeadInputs {
+    RawSteps raw;
+    float bias, A;
+
+    __device__ __forceinline__ HeadInputs(const SsdGradientArgs& args, const SsdChunkWork& work, int head, int lane)
+        : raw(args, work.place, head, lane), bias(bias_of(args, head)), A(load_float(args.A.values, head * args.A.head)) {}
+};
 // δA of token t decays all that passes from before t to t or after. By a warp. decay: exp(G_end).
 __device__ __forceinline__ void store_step_gradients(const SsdGradientArgs& args, const SsdChunkWork& work, int head,
-                                                     const HeadSums& found, float2 delta, float decay, int lane) {
+                                                     const HeadInputs& inputs, const HeadSums& found, float2 delta, float decay,
+                                                     int lane) {
     const float2 later = sums_from(found.read, lane), earlier = sums_before(found.written, lane);
     const float passing = decay == 0.f ? 0.f : decay * found.states;
-    const RawSteps raw(args, work.place, head, lane);
-    const float bias = bias_of(args, head), A = load_float(args.A.values, head * args.A.head);
+    const auto& [raw, bias, A] = inputs;
     const float2 gates = {later.x + earlier.x + passing + found.across.x, later.y + earlier.y + passing + found.across.y};
     const float ddt[2] = {step_gradient(args, raw, 0, bias, fmaf(A, gates.x, found.scaled.x)),
                           step_gradient(args, raw, 1, bias, fmaf(A, gates.y, found.scaled.y))};

@@ -100,8 +100,9 @@ __device__ __forceinline__ ChunkTokens tokens_of(const SsdArgs& args, const SsdW
     return {work.start + chunk * kChunk, min(kChunk, work.length - chunk * kChunk)};
 }
 // Whether other tokens of the row follow a chunk's within 64, which are another sequence's or chunk's.
-__device__ __forceinline__ bool has_tail(const SsdArgs& args, const ChunkTokens& tokens) {
-    return tokens.count < kChunk && (args.cu_seqlens.data != nullptr || args.table.chunks != nullptr);
+__device__ __forceinline__ bool has_tail(const SsdArgs& args, const SsdWork& work, int chunk) {
+    if (args.cu_seqlens.data == nullptr && args.table.chunks == nullptr) return false;
+    return tokens_of(args, work, chunk).count < kChunk;
 }
 
 // A block's channels in rows of states.

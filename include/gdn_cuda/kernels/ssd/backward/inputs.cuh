@@ -68,23 +68,29 @@ struct BackwardInputsRole : Lane {
         });
     }
 
-    __device__ __forceinline__ void store_factors(int tile) {
-        const PipelineStage<kStages> at(tile);
-        barrier(shared.stage_empty[at.index]).wait(at.parity ^ 1);
+    // A head's steps in the chunk, in flight.
+    struct Loaded {
+        float2 gate, delta;
+        float D;
+    };
+    __device__ __forceinline__ Loaded load_steps(int tile) const {
         const int head = head_of(args, work, tile);
         const ChunkSteps& from = args.steps[static_cast<i64>(work.slot) * args.heads + head];
-        const float2 gate = reinterpret_cast<const float2*>(from.gate)[lane],
-                     delta = reinterpret_cast<const float2*>(from.delta)[lane];
+        return {reinterpret_cast<const float2*>(from.gate)[lane], reinterpret_cast<const float2*>(from.delta)[lane],
+                args.D.values.data == nullptr ? 0.f : load_float(args.D.values, head * args.D.head)};
+    }
+    // Into the stage that load_stage has waited for.
+    __device__ __forceinline__ void store_factors(int tile, const Loaded& loaded) const {
+        const PipelineStage<kStages> at(tile);
+        const auto [gate, delta, D] = loaded;
         const float end = __shfl_sync(0xffffffffu, gate.y, 31);
         auto& factors = shared.factors[at.index];
-        reinterpret_cast<float2*>(factors.gate)[lane] = gate;
-        reinterpret_cast<float2*>(factors.delta)[lane] = delta;
-        reinterpret_cast<float2*>(factors.before)[lane] = {exp2_fast(gate.x), exp2_fast(gate.y)};
-        reinterpret_cast<float2*>(factors.after)[lane] = {exp2_fast(end - gate.x), exp2_fast(end - gate.y)};
-        if (lane == 0) {
-            factors.decay = exp2_fast(end);
-            factors.D = args.D.values.data == nullptr ? 0.f : load_float(args.D.values, head * args.D.head);
-        }
+        const auto store = [&](float(&to)[kChunk], float2 pair) { reinterpret_cast<float2*>(to)[lane] = pair; };
+        store(factors.gate, gate);
+        store(factors.delta, delta);
+        store(factors.before, {exp2_fast(gate.x), exp2_fast(gate.y)});
+        store(factors.after, {exp2_fast(end - gate.x), exp2_fast(end - gate.y)});
+        if (lane == 0) factors.decay = exp2_fast(end), factors.D = D;
         __syncwarp();
         if (lane == 0) barrier(shared.factors_full[at.index]).arrive();
     }
@@ -95,6 +101,8 @@ struct BackwardInputsRole : Lane {
     // Adds a row tile's sums, and after a head's last one stores the head's gradients.
     __device__ __forceinline__ void use_sums(int tile) {
         const PipelineStage<kStages> at(tile);
+        const int head = head_of(args, work, tile);
+        const HeadInputs inputs(args, work, head, lane);
         barrier(shared.sums_full[at.index]).wait(at.parity);
         const auto& sums = shared.sums[at.index];
         if (row_of(args, work, tile) == 0) found = {};
@@ -112,7 +120,7 @@ struct BackwardInputsRole : Lane {
             barrier(shared.stage_empty[at.index]).arrive();
         }
         if (row_of(args, work, tile) + kTileRows >= args.channels)
-            store_step_gradients(args, work, head_of(args, work, tile), found, delta, decay, lane);
+            store_step_gradients(args, work, head, inputs, found, delta, decay, lane);
     }
     // By the last two warps.
     __device__ __forceinline__ void multiply_states(int tile) const {
@@ -146,14 +154,14 @@ struct BackwardInputsRole : Lane {
             unsigned parity = 0;
             load_group(parity);
 #pragma unroll 1
-            for (int tile = 0; tile < work.tiles; ++tile) load_stage(tile, parity);
-        } else if (warp == 1) {
-            for (int tile = 0; tile < min(kStages, work.tiles); ++tile) store_factors(tile);
-#pragma unroll 1
             for (int tile = 0; tile < work.tiles; ++tile) {
-                use_sums(tile);
-                if (tile + kStages < work.tiles) store_factors(tile + kStages);
+                const Loaded loaded = load_steps(tile);
+                load_stage(tile, parity);
+                store_factors(tile, loaded);
             }
+        } else if (warp == 1) {
+#pragma unroll 1
+            for (int tile = 0; tile < work.tiles; ++tile) use_sums(tile);
         } else if (warp > 1) {
 #pragma unroll 1
             for (int tile = 0; tile < work.tiles; ++tile) multiply_states(tile);

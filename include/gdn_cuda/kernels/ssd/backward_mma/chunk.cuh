@@ -223,7 +223,7 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
         for (const auto& each : shared.across[at.head % 2]) add(found.across, each);
         for (const float each : sums.states) found.states += each;
         for (const float each : sums.D) found.D += each;
-        store_step_gradients(args, work, at.head, found, gdn_cuda::pair_at(&steps.delta[2 * lane]),
+        store_step_gradients(args, work, at.head, {args, work, at.head, lane}, found, gdn_cuda::pair_at(&steps.delta[2 * lane]),
                              exp2_fast(steps.gate[kChunk - 1]), lane);
     }
 

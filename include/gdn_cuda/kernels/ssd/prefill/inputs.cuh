@@ -63,7 +63,7 @@ struct InputsRole : Lane {
     }
     __device__ __forceinline__ void store_outputs(const typename Plan::Stage& stage, int chunk) const {
         const ChunkTokens tokens = tokens_of(args, work, chunk);
-        if (has_tail(args, tokens)) [[unlikely]] {
+        if (has_tail(args, work, chunk)) [[unlikely]] {
             for (int i = 0; i < work.tiles; ++i) store_tail(stage.x[i], tokens, work.row_tiles[i]);
             __syncwarp();
         } else if (lane == 0) {

@@ -158,7 +158,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         TokenOperand x, update, rounded;
         start_state_product(y, stage.C);
         barrier(shared.factors_full[ready.index]).wait(ready.parity);
-        if (has_tail(args, tokens_of(args, work, work.chunk_at(step)))) [[unlikely]]  // of x, which the scores role clears
+        if (has_tail(args, work, work.chunk_at(step))) [[unlikely]]  // of x, which the scores role clears
             barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
         const auto [decay, resets] = shared.ends[ready.index][scores()];

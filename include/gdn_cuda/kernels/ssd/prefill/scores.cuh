@@ -143,11 +143,11 @@ struct ScoresRole : Lane {
             const PipelineStage<kStages> current(step);
             const PipelineStage<kSlots> slot(step);
             const PipelineStage<kFactorSlots> ready(step);
-            const ChunkTokens tokens = tokens_of(args, work, work.chunk_at(step));
+            const int chunk = work.chunk_at(step);
             auto& stage = stage_at(shared, current.index);
             barrier(shared.stage_full[current.index]).wait(current.parity);
-            if (has_tail(args, tokens)) [[unlikely]]
-                clear_tail(tokens.count, current.index);
+            if (has_tail(args, work, chunk)) [[unlikely]]
+                clear_tail(tokens_of(args, work, chunk).count, current.index);
             if (work.outputs_at(step)) {
                 float products[32];
                 start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);
