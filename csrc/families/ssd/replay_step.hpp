@@ -45,9 +45,9 @@ inline i64 replay_step_blocks_in_all(const ReplayStepProblem& problem, int rows)
 // so that three heads' rows begin and end in four.
 inline int replay_step_rows(const ReplayStepProblem& problem, const jit::DeviceTraits& device) {
     constexpr int kStep = ReplayStepConfig::groups(), kHeads = ReplayStepConfig::kHeads - 1;
-    const i64 of_heads = i64{kHeads} * problem.channels / kStep * kStep;
+    const i64 head_rows = i64{kHeads} * problem.channels / kStep * kStep;
     int rows = static_cast<int>(
-        std::min<i64>({replay_step_config(problem).most_rows(), of_heads, ceil_div(problem.group_rows(), kStep) * kStep}));
+        std::min<i64>({replay_step_config(problem).most_rows(), head_rows, ceil_div(problem.group_rows(), kStep) * kStep}));
     while (rows > kStep && replay_step_blocks_in_all(problem, rows) < kReplayBlocksPerMultiprocessor * device.multiprocessors)
         rows = std::max(kStep, rows / 2 / kStep * kStep);
     return rows;

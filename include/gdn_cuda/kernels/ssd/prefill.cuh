@@ -22,7 +22,7 @@
 // Bound: loads and latency. A step of two heads takes 3500 cycles (measured), 2.0 us, of which loads and stores alone take 1.8
 // where all SMs are busy (benchmarks/ssd_tiles.cu) and tensor cores 0.9 (computed): each role is a chain of dependent
 // operations, the longest that of M in the last warp of the scores role.
-// Measured share of the bytes' roof: 33 % for 1 x 8192 tokens of 128 heads, 51 % for 8 x 4096 (docs/kernels/ssd_prefill.md).
+// Measured share of the bytes' roof: 36 % for 1 x 8192 tokens of 128 heads, 50 % for 8 x 4096 (docs/kernels/ssd_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/ssd/prefill/rows.cuh>

@@ -24,9 +24,11 @@ __device__ __forceinline__ void set_slots(SsdWork& work, const SsdArgs& args) {
         work.last_slot = last < args.last_slot_count ? last : -1;
     }
 }
-// How a sequence's chunks are split: equally, and a segment that others follow sums its own. But of two segments with outputs
-// the second's blocks sum the first: they would wait meanwhile. A step without outputs takes half of one with them, so both end
-// together if the first has 7/4 of the other's (docs/kernels/ssd_prefill.md).
+
+// How a sequence's chunks are split. Into segments of equal length; a segment that others follow sums its own chunks first.
+// Where there are two, with outputs, the second's blocks sum the first, as they would have to wait for it, and the first is
+// longer: a step without outputs takes half of one with them, so with lengths of 7 to 4 both end together
+// (docs/kernels/ssd_prefill.md).
 struct SegmentsOf {
     bool is_uneven;
     int count, chunks, in_segment;
