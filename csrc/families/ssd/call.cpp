@@ -166,16 +166,8 @@ SsdChunkTable Inputs::table(SsdCheckpointsArgs args, const Tensor& like) {
     Checkpoints::run(args, target);
     return {.chunks = args.chunks, .first = args.first, .first_row = args.first_row, .first_before = args.first_before};
 }
-ChunkSteps* Inputs::steps(const Tensor& like, const SsdChunk* chunks) {
-    constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);
-    kept.push_back(torch::stable::new_empty(like, {prepared.steps.slots, prepared.heads, kFloats}, ScalarType::Float));
-    SsdStepsArgs args = prepared.steps;
-    args.steps = static_cast<ChunkSteps*>(memory_of(kept.back()));
-    args.chunks = chunks;
-    Steps::run(args, target);
-    return args.steps;
-}
-void Inputs::split(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like) {
+ChunkSteps* Inputs::prepare_scan(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like) {
+    SsdStepsArgs steps = prepared.steps;
     if (!prepared.deterministic)
         args.segments.count = ssd_segments(blocks * args.pass_count, args.sequences, args.tokens,
                                            args.cu_seqlens.data != nullptr, jit::device_traits(target.ordinal).multiprocessors);
@@ -185,20 +177,29 @@ void Inputs::split(SsdArgs& args, i64 blocks, int padded_states, const Tensor& l
         kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * padded_states + 1}, ScalarType::Float));
         args.segments.states = static_cast<float*>(memory_of(kept.back()));
         args.segments.decays = args.segments.states + tiles * kTileRows * padded_states;
-        kept.push_back(torch::stable::new_zeros(like, {tiles + readers}, ScalarType::Int));
+        kept.push_back(torch::stable::new_empty(like, {tiles + readers}, ScalarType::Int));
         args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
         args.segments.read = args.segments.done + tiles;
+        steps.counters = args.segments.done, steps.counter_count = tiles + readers;
     }
+    constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);
+    kept.push_back(torch::stable::new_empty(like, {steps.slots, prepared.heads, kFloats}, ScalarType::Float));
+    args.steps = steps.steps = static_cast<ChunkSteps*>(memory_of(kept.back()));
+    steps.chunks = args.table.chunks;
+    Steps::run(steps, target);
+    return steps.steps;
 }
-void Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
-    const SsdConfig config = ssd_config(prepared.io, prepared.states, gated);
-    split(args, Prefill::blocks_of_sequence(config, args), config.states, like);
+ChunkSteps* Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
+    const SsdConfig config = ssd_config(prepared.io, prepared.states, !args.states_only, gated);
+    ChunkSteps* const steps = prepare_scan(args, Prefill::blocks_of_sequence(config, args), config.states, like);
     Prefill::run(config, args, target);
+    return steps;
 }
-void Inputs::run(SsdMmaArgs& args, bool gated, const Tensor& like) {
+ChunkSteps* Inputs::run(SsdMmaArgs& args, bool gated, const Tensor& like) {
     const SsdMmaConfig config = PrefillMma::choose(prepared.io, prepared.states, gated, jit::device_traits(target.ordinal));
-    split(args.scan, PrefillMma::blocks_of_sequence(config, args.scan), config.states, like);
+    ChunkSteps* const steps = prepare_scan(args.scan, PrefillMma::blocks_of_sequence(config, args.scan), config.states, like);
     PrefillMma::run(config, args, target);
+    return steps;
 }
 
 }  // namespace gdn_cuda::ssd

@@ -66,13 +66,11 @@ struct Inputs {
     Rows add_rows(const Tensor& tensor);
     // Launches ssd/checkpoints if a call reports states, and returns the table that it makes.
     SsdChunkTable table(SsdCheckpointsArgs args, const Tensor& like);
-    // Launches ssd/steps, and returns where it stores.
-    ChunkSteps* steps(const Tensor& like, const SsdChunk* chunks = nullptr);
-    // Splits sequences into segments where heads are few.
-    void split(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like);
-    // Splits, and launches ssd/prefill or ssd/prefill_mma.
-    void run(SsdArgs& args, bool gated, const Tensor& like);
-    void run(SsdMmaArgs& args, bool gated, const Tensor& like);
+    // Splits sequences into segments where heads are few, launches ssd/steps, and returns where it stores.
+    ChunkSteps* prepare_scan(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like);
+    // The same, and launches ssd/prefill or ssd/prefill_mma.
+    ChunkSteps* run(SsdArgs& args, bool gated, const Tensor& like);
+    ChunkSteps* run(SsdMmaArgs& args, bool gated, const Tensor& like);
 };
 
 }  // namespace gdn_cuda::ssd

@@ -9,18 +9,20 @@
 
 namespace gdn_cuda::ssd {
 
-constexpr SsdConfig ssd_config(DType io, int64_t states, bool gated) {
+constexpr SsdConfig ssd_config(DType io, int64_t states, bool outputs, bool gated) {
     const int padded = states <= 64 ? 64 : states <= 128 ? 128 : 256;
     // Two row tiles of 256 states leave no registers for z.
-    return {.io = io, .states = padded, .row_tiles = gated && padded == 256 ? 1 : 2, .gated = gated};
+    return {.io = io, .states = padded, .row_tiles = gated && padded == 256 ? 1 : 2, .outputs = outputs, .gated = gated};
 }
 
 inline constexpr auto kSsdConfigurations = [] {
-    std::array<SsdConfig, 12> all{};
+    std::array<SsdConfig, 18> all{};
     size_t count = 0;
     for (const DType io : {DType::bf16, DType::f16})
-        for (const int states : {64, 128, 256})
-            for (const bool gated : {false, true}) all[count++] = ssd_config(io, states, gated);
+        for (const int states : {64, 128, 256}) {
+            all[count++] = ssd_config(io, states, false, false);
+            for (const bool gated : {false, true}) all[count++] = ssd_config(io, states, true, gated);
+        }
     return all;
 }();
 
@@ -41,7 +43,7 @@ inline i64 blocks_of_group_tiles(int row_tiles, const SsdArgs& args) {
 
 struct Prefill {
     GDN_KERNEL(Prefill, ssd, prefill, SsdConfig, SsdArgs, "Mamba-2's scan: 128 channels of a group's heads a block",
-               .min_capability = 90, .max_capability = 90, .uses_cutlass = true);
+               .min_capability = 90, .max_capability = 90, .uses_cutlass = true, .starts_early = true);
 
     static std::span<const Config> configurations() { return kSsdConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -11,7 +11,7 @@ namespace gdn_cuda::ssd {
 // Row tiles as in ssd/prefill. Two chunks of B and C fit everywhere with 64 states, and with 128 without z; with 128 and z on
 // some GPUs; with 256 nowhere.
 constexpr SsdMmaConfig ssd_mma_config(DType io, int64_t states, bool gated, int stages) {
-    const SsdConfig config = ssd_config(io, states, gated);
+    const SsdConfig config = ssd_config(io, states, true, gated);
     return {.io = io, .states = config.states, .row_tiles = config.row_tiles, .stages = stages, .gated = gated};
 }
 constexpr int most_mma_stages(int64_t states) {

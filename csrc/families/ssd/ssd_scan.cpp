@@ -151,7 +151,6 @@ void run(const PreparedScan& prepared, const SsdScan& call, const Tensor& out) {
                                     args.cu_seqlens, args.sequences, args.tokens, target);
     }
     args.table = inputs.table(prepared.checkpoints, call.x);
-    args.steps = inputs.steps(call.x, args.table.chunks);
     args.out_data = memory_of(out);
     args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
     if (by_mma)
@@ -213,7 +212,6 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummary& call) {
         every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B);
     else if (prepared.x.numel() > 0)
         args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B);
-    args.steps = inputs.steps(call.x);
     args.states_only = true, args.decay = static_cast<float*>(memory_of(decay));
     if (by_mma)
         inputs.run(every, false, call.x);

@@ -52,13 +52,25 @@ struct Made {
     Tensor dx, ddt, dB, dC, sums, first, before, gradients;
 };
 
-// The two passes over all chunks, which store the states.
-void run_passes(Inputs& inputs, const SsdBackwardCall& call, const Made& made, ChunkSteps* steps) {
+// States (slots, H, P, N) in tiles of some channels and 64 states.
+TensorMap state_map(const Inputs& inputs, const Tensor& of, int channels_of_tile) {
+    const Prepared& prepared = inputs.prepared;
+    const i64 head = prepared.channels * prepared.states;
+    return jit::tile_map({{memory_of(of), prepared.heads * head, prepared.states, head},
+                          prepared.slots(),
+                          prepared.channels,
+                          prepared.heads,
+                          prepared.states},
+                         prepared.io, channels_of_tile, inputs.target.ordinal);
+}
+
+// The two passes over all chunks, which store the states. Returns the steps of chunks.
+ChunkSteps* run_passes(Inputs& inputs, const SsdBackwardCall& call, const Made& made) {
     const Prepared& prepared = inputs.prepared;
     SsdMmaArgs every{.scan = prepared.args, .x = {}, .z = {}, .B = {}, .C = {}, .out_gradient = {}};
     SsdArgs& scan = every.scan;
     auto& [forward, reverse] = scan.passes;
-    scan.states_only = true, scan.pass_count = 2, scan.steps = steps;
+    scan.states_only = true, scan.pass_count = 2;
     forward.chunk_states = memory_of(made.before), reverse.chunk_states = memory_of(made.gradients);
     reverse.last = forward.last, forward.last = {};
     if (call.state_gradient)
@@ -73,8 +85,10 @@ void run_passes(Inputs& inputs, const SsdBackwardCall& call, const Made& made, C
     if (prepared.x.numel() > 0) {
         forward.x = inputs.add(call.x), forward.B = inputs.add(call.B);
         reverse.x = inputs.add(call.out_gradient), reverse.B = inputs.add(call.C);
+        forward.chunk_tiles = state_map(inputs, made.before, kWarpRows);
+        reverse.chunk_tiles = state_map(inputs, made.gradients, kWarpRows);
     }
-    inputs.run(scan, false, call.x);
+    return inputs.run(scan, false, call.x);
 }
 
 SsdGradientArgs gradient_args(const Prepared& prepared, const Made& made, ChunkSteps* steps) {
@@ -96,15 +110,7 @@ void run_hopper(Inputs& inputs, const SsdBackwardCall& call, const Made& made, c
     if (prepared.x.numel() > 0) {
         args.x = inputs.add(call.x), args.B = inputs.add(call.B), args.C = inputs.add(call.C);
         args.out_gradient = inputs.add(call.out_gradient);
-        const auto state_map = [&](const Tensor& of) {  // tiles of channels x states
-            return jit::tile_map({{memory_of(of), heads * channels * states, states, channels * states},
-                                  prepared.slots(),
-                                  channels,
-                                  heads,
-                                  states},
-                                 prepared.io, kChunk, inputs.target.ordinal);
-        };
-        args.states = state_map(made.before), args.gradients = state_map(made.gradients);
+        args.states = state_map(inputs, made.before, kChunk), args.gradients = state_map(inputs, made.gradients, kChunk);
     }
     Backward::run({.io = prepared.io, .states = states <= 64 ? 64 : 128}, args, inputs.target);
 }
@@ -148,8 +154,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
     if (prepared.x.numel() > 0)  // copied once, if at all, for three kernels
         for (Given* each : {&read.x, &read.B, &read.C, &read.out_gradient}) *each = tileable(*each);
     Inputs inputs{prepared, target};
-    ChunkSteps* const steps = inputs.steps(call.x);
-    run_passes(inputs, read, made, steps);
+    ChunkSteps* const steps = run_passes(inputs, read, made);
     if (const SsdArgs& own = prepared.args; own.cu_seqlens.data != nullptr) {
         const int64_t io_bytes = bytes_of(prepared.io), group_bytes = groups * states * io_bytes;
         common::UncoveredZeros::run({token_rows(dx, heads * channels * io_bytes), token_rows(dB, group_bytes),

@@ -57,17 +57,13 @@ __device__ __forceinline__ void store_lower(const Lane& lane, SwizzledTile& scor
         stmatrix_x4(row_vector(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
-// The same for the warp's 16 x 16 block on the diagonal alone.
+// The same for the warp's 16 x 16 block on the diagonal alone, whose element i product(i) is.
 template <DType kIo, class Product>
 __device__ __forceinline__ void store_diagonal(const Lane& lane, SwizzledTile& scores, Product&& product) {
     const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
     const unsigned keep = diagonal_mask(lane);
-#pragma unroll
-    for (int n = 0; n < 8; n += 2) {
-        if (n / 2 != lane.warp) continue;
-        const auto pair = [&](int i) { return pack<kIo>(product(4 * n + 2 * i), product(4 * n + 2 * i + 1)); };
-        stmatrix_x4(row_vector(to, n + lane.lane / 16), pair(0) & keep, pair(1), 0, pair(3) & keep);
-    }
+    const auto pair = [&](int i) { return pack<kIo>(product(2 * i), product(2 * i + 1)); };
+    stmatrix_x4(row_vector(to, 2 * lane.warp + lane.lane / 16), pair(0) & keep, pair(1), 0, pair(3) & keep);
 }
 // P = scale r_i r_j exp(G_i - G_j) q_i.k_j.
 template <DType kIo, bool kResidual>

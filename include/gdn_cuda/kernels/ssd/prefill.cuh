@@ -25,6 +25,7 @@
 // Measured share of the bytes' roof: 36 % for 1 x 8192 tokens of 128 heads, 50 % for 8 x 4096 (docs/kernels/ssd_prefill.md).
 #pragma once
 
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/rows.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/scores.cuh>
 
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<SsdPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= kSharedBytes);
+    wait_on_dependent_grids();
     if (threadIdx.x == 0) {
         shared.work = work_of_block(args, kConfig.row_tiles);
         set_barriers(shared);

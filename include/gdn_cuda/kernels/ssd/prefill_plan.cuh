@@ -13,11 +13,12 @@ struct SsdConfig {
     DType io;
     int states;     // 64, 128 or 256; fewer are padded with zeros
     int row_tiles;  // of a block, of heads of one group
+    bool outputs;   // else states alone
     bool gated;     // out is multiplied by silu(z)
 
     constexpr bool operator==(const SsdConfig&) const = default;
 
-    GDN_FIELDS(io, states, row_tiles, gated)
+    GDN_FIELDS(io, states, row_tiles, outputs, gated)
 
     // Two row tiles of 256 states leave no registers for an inputs role: there the scores role has its work.
     GDN_HOST_DEVICE constexpr bool has_inputs_role() const { return states < 256 || row_tiles == 1; }
@@ -26,13 +27,17 @@ struct SsdConfig {
     GDN_HOST_DEVICE constexpr int warpgroups() const { return scores_group() + 1 + row_tiles; }
     GDN_HOST_DEVICE constexpr int threads() const { return warpgroups() * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int state_tiles() const { return states / kTileElements; }
-    // A stage holds a chunk's C and B, and x and z of each row tile.
-    GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const { return 2 * state_tiles() + rows * (gated ? 2 : 1); }
+    // A stage holds a chunk's B and x of each row tile, for outputs C and z too.
+    GDN_HOST_DEVICE constexpr int stage_tiles(int rows) const {
+        return (outputs ? 2 : 1) * state_tiles() + rows * (gated ? 2 : 1);
+    }
     GDN_HOST_DEVICE constexpr int slots() const { return gated && states >= 128 ? 1 : 2; }
+    // What a step forms of a row tile: M, or a state that is stored.
+    GDN_HOST_DEVICE constexpr int formed_tiles() const { return outputs ? slots() : state_tiles(); }
     GDN_HOST_DEVICE constexpr int stages() const {
         constexpr int kFactors = (7 * kChunk + 4 + 2) * 4, kRest = 1024;
-        const int left =
-            kSharedBytes - kRest - row_tiles * (slots() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
+        const int left = kSharedBytes - kRest -
+                         row_tiles * (formed_tiles() * static_cast<int>(sizeof(SwizzledTile)) + kFactorSlots * kFactors);
         const int fit = left / (stage_tiles(row_tiles) * static_cast<int>(sizeof(SwizzledTile)));
         return fit < 4 ? fit : 4;
     }
@@ -46,14 +51,23 @@ struct SsdConfig {
     }
 };
 
+template <SsdConfig kConfig, bool kOutputs = kConfig.outputs>
+struct SsdFormed {
+    // M, one for each row tile, and zero above the diagonal; tiles of the same head use that of its first tile.
+    SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];
+};
 template <SsdConfig kConfig>
-struct SsdPlan {
+struct SsdFormed<kConfig, false> {
+    SwizzledTile chunk_state[kConfig.row_tiles][kConfig.state_tiles()];
+};
+template <SsdConfig kConfig>
+struct SsdPlan : SsdFormed<kConfig> {
     static_assert(kConfig.stages() >= 2 && kConfig.fits_registers());
     struct Stage {
-        SwizzledTile C[kConfig.state_tiles()], B[kConfig.state_tiles()], x[kConfig.row_tiles];
+        SwizzledTile B[kConfig.state_tiles()], x[kConfig.row_tiles], C[kConfig.state_tiles()];
         SwizzledTile z[kConfig.gated ? kConfig.row_tiles : 1];
     };
-    // Without z its tile is not there.
+    // Tiles that a step does not need, of C and z, are not there.
     static constexpr int kStageBytes = kConfig.stage_tiles(kConfig.row_tiles) * static_cast<int>(sizeof(SwizzledTile));
     // A head's values for the tokens of a chunk. G: its gates, sums of δA from the chunk's first token on, in log2.
     struct alignas(16) Factors {
@@ -74,8 +88,6 @@ struct SsdPlan {
     };
     // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.
     alignas(1024) unsigned char stages[kConfig.stages()][kStageBytes];
-    // One for each row tile; tiles of the same head use that of its first tile.
-    SwizzledTile scores[kConfig.slots()][kConfig.row_tiles];  // M; zero above the diagonal
     Factors factors[kFactorSlots][kConfig.row_tiles];
     End ends[kFactorSlots][kConfig.row_tiles];
     SsdWork work;

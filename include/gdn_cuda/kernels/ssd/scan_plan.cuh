@@ -12,6 +12,7 @@ namespace ssd {
 
 constexpr int kTileRows = 64;      // channels of a head that four warps own: a row tile
 constexpr int kTileThreads = 128;  // those of a row tile
+constexpr int kWarpRows = 16;      // a warp's of them
 constexpr int kMostRowTiles = 2;
 constexpr int kShortestSegment = 8;  // chunks
 
@@ -79,6 +80,7 @@ struct SsdPass {
     TensorMap x, B;                // (element, head or group, token, batch)
     SsdStates initial, last;       // without data: zeros, and none
     void* chunk_states = nullptr;  // (chunks, heads, channels, states) in x's dtype: the state before each chunk; may be null
+    TensorMap chunk_tiles;         // the same, kWarpRows channels a tile
 };
 
 struct SsdArgs {

@@ -4,11 +4,12 @@
 //     δ_t = clamp(softplus(dt_t + dt_bias))        gate_t = sum of δA log2 e from the chunk's first token on
 //
 // A block has a chunk and 16 adjacent heads, a warp each, so that a sector of dt is read once. A lane has tokens 2 l and 2 l
-// + 1.
+// + 1. It also zeroes the counters of the kernel that follows, which would take a launch of its own.
 //
 // Bound (computed): memory, 512 bytes a head and chunk, a hundredth of what the scan moves.
 #pragma once
 
+#include <gdn_cuda/kernels/common/dependent_launch.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/ssd/step_size.cuh>
 
@@ -72,10 +73,21 @@ __device__ __forceinline__ bool is_reset(const SsdStepsArgs& args, const SlotWor
     return *at != (token == 0 ? 0 : at[-1]);
 }
 
+template <int kThreads>
+__device__ __forceinline__ void clear_counters(const SsdStepsArgs& args) {
+    const i64 blocks = static_cast<i64>(gridDim.x) * gridDim.y;
+    for (i64 i = (static_cast<i64>(blockIdx.y) * gridDim.x + blockIdx.x) * kThreads + threadIdx.x; i < args.counter_count;
+         i += blocks * kThreads)
+        args.counters[i] = 0;
+}
+
 template <SsdStepsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads()) steps(const __grid_constant__ SsdStepsArgs args) {
     const int slot = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32,
               head = static_cast<int>(blockIdx.y) * kConfig.heads + threadIdx.x / 32;
+    wait_on_dependent_grids();
+    launch_dependent_grids();
+    clear_counters<kConfig.threads()>(args);
     if (head >= args.heads) return;
     const SlotWork work = args.chunks != nullptr ? work_of_chunk(args, args.chunks[slot])
                                                  : work_of_slot(args.cu_seqlens, args.sequences, args.tokens, slot);

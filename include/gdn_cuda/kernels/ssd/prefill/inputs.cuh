@@ -26,7 +26,7 @@ struct InputsRole : Lane {
     __device__ __forceinline__ void load_tiles(int step, const SsdPass& pass) const {
         const PipelineStage<kStages> at(step);
         const int token = tokens_of(args, work, work.chunk_at(step)).first;
-        const bool has_output = work.outputs_at(step);
+        const bool has_output = outputs_at<kConfig>(work, step);
         auto& stage = stage_at(shared, at.index);
         Barrier& full = barrier(shared.stage_full[at.index]);
         const int tiles = has_output ? kConfig.stage_tiles(work.tiles) : kConfig.state_tiles() + work.tiles;
@@ -57,7 +57,7 @@ struct InputsRole : Lane {
     __device__ __forceinline__ void retire(int step) const {
         const PipelineStage<kStages> at(step);
         barrier(shared.stage_used[at.index]).wait(at.parity);
-        if (work.outputs_at(step)) store_outputs(stage_at(shared, at.index), work.chunk_at(step));
+        if (outputs_at<kConfig>(work, step)) store_outputs(stage_at(shared, at.index), work.chunk_at(step));
         __syncwarp();  // a lane that still waits could miss the phase, once the stage is used again
         if (lane == 0) barrier(shared.stage_empty[at.index]).arrive();
     }
@@ -158,7 +158,7 @@ struct InputsRole : Lane {
         takes_turns() ? cp_async_wait<1>() : cp_async_wait<kAhead>();
         __syncwarp();  // what other lanes have loaded
         const PipelineStage<kFactorSlots> slot(step);
-        work.outputs_at(step) ? store_factors(slot.index) : store_state_factors(slot.index);
+        outputs_at<kConfig>(work, step) ? store_factors(slot.index) : store_state_factors(slot.index);
         __syncwarp();
         if (lane == 0) barrier(shared.factors_full[slot.index]).arrive();
     }

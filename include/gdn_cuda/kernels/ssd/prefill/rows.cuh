@@ -207,26 +207,42 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         const float before = this->load_state();
         this->store_summary(before, run_states());
     }
+    // The warp's 16 rows of the state before a step's chunk, rounded.
+    __device__ __forceinline__ void store_chunk_state(int step) {
+        auto& tiles = shared.chunk_state[tile()];
+        if (lane == 0) cute::tma_store_wait<0>();  // of the step before, until it has been read
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < kConfig.states / 8; n += 2) {
+            const auto& part = state[8 * n / kPartColumns];
+            const auto pair = [&](int i) {
+                const int at = 4 * (n % (kPartColumns / 8)) + 2 * i;
+                return pack<kIo>(part[at], part[at + 1]);
+            };
+            const unsigned to = tile_row(tiles[n / 8].bytes, kWarpRows * this->warp + lane % 16);
+            stmatrix_x4(row_vector(to, n % 8 + lane / 16), pair(0), pair(1), pair(2), pair(3));
+        }
+        cutlass::arch::fence_view_async_shared();
+        __syncwarp();
+        if (lane > 0) return;
+        const int chunk = static_cast<int>(work.chunks_before) + work.chunk_at(step), row = kWarpRows * this->warp;
+        for (int i = 0; i < kConfig.state_tiles(); ++i)
+            tma_store(pass().chunk_tiles, {i * kTileElements, this->head(), this->first_row() + row, chunk},
+                      tiles[i].bytes + row * kTileElements * 2);
+        cute::tma_store_arrive();
+    }
     // The state before each chunk, in the order of the steps.
     __device__ __forceinline__ void store_chunk_states() {
         float unused = 0.f;
 #pragma unroll 1
         for (int step = work.first_own; step < work.steps; ++step) {
             this->find_lane();
-            this->template store_chunk_state<kIo>(step);
+            store_chunk_state(step);
             run_state(step, unused);
         }
+        if (lane == 0) cute::tma_store_wait<0>();
     }
-    __device__ __forceinline__ void run() {
-        if constexpr (!kConfig.gated)  // z has no part in states
-            if (args.states_only && pass().chunk_states == nullptr) return run_summary();
-        if (work.first_own > 0) run_segment();
-        this->load_state();
-        this->signal_initial_state_read();
-        if (args.states_only) {
-            if constexpr (!kConfig.gated) store_chunk_states();
-            return this->store_state();
-        }
+    __device__ __forceinline__ void run_outputs() {
         this->store_before(work.first_own);
         const float D[2] = {this->D_of(this->my_row()), this->D_of(this->my_row() + 8)};
 #pragma unroll 1
@@ -235,6 +251,17 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
             run_output(step, D);
             this->store_reported(step);
         }
+    }
+    __device__ __forceinline__ void run() {
+        if constexpr (!kConfig.outputs)
+            if (pass().chunk_states == nullptr) return run_summary();
+        if (work.first_own > 0) run_segment();
+        this->load_state();
+        this->signal_initial_state_read();
+        if constexpr (kConfig.outputs)
+            run_outputs();
+        else
+            store_chunk_states();
         this->store_state();
     }
 };

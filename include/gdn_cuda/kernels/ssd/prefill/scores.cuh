@@ -37,6 +37,17 @@ struct ScoresRole : Lane {
         cutlass::arch::fence_view_async_shared();
         warpgroup_sync();
     }
+    // The products of the warp's 16 x 16 block on the diagonal. Selected, so that the code for it exists once: all that a step
+    // executes should fit the instruction cache.
+    __device__ __forceinline__ void select_diagonal(float (&own)[8], const float (&products)[32]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            own[i] = products[i];
+#pragma unroll
+            for (int block = 1; block < 4; ++block)
+                if (warp == block) own[i] = products[8 * block + i];
+        }
+    }
     // M = C B^T exp(G_i - G_j) δ_j up to the diagonal, of all heads, 16 x 16 elements at a time. kResets: where a decay is 0, M
     // is too, which stops infinities and NaN.
     template <bool kResets, int kHeads>
@@ -71,11 +82,13 @@ struct ScoresRole : Lane {
                             pairs[3]);
             }
         }
+        float own[8];
+        select_diagonal(own, products);
 #pragma unroll
         for (int head = 0; head < kHeads; ++head) {
             const Neighbours near(factors[head], *this);
             gdn::store_diagonal<kConfig.io>(*this, scores[head], [&](int i) {
-                const float decay = near.decay(i % 8), score = products[i] * (decay * near.delta[i % 8 / 4 * 2 + i % 2]);
+                const float decay = near.decay(i), score = own[i] * (decay * near.delta[i / 4 * 2 + i % 2]);
                 return kResets && decay == 0.f ? 0.f : score;
             });
         }
@@ -133,7 +146,7 @@ struct ScoresRole : Lane {
     }
 
     __device__ __forceinline__ void run() {
-        clear_scores();
+        if constexpr (kConfig.outputs) clear_scores();
         [[maybe_unused]] InputsRole<kConfig> inputs(shared, args);
         if constexpr (!kConfig.has_inputs_role()) inputs.begin();
         const int heads = work.heads();
@@ -144,21 +157,23 @@ struct ScoresRole : Lane {
             const PipelineStage<kSlots> slot(step);
             const PipelineStage<kFactorSlots> ready(step);
             const int chunk = work.chunk_at(step);
-            auto& stage = stage_at(shared, current.index);
             barrier(shared.stage_full[current.index]).wait(current.parity);
             if (has_tail(args, work, chunk)) [[unlikely]]
                 clear_tail(tokens_of(args, work, chunk).count, current.index);
-            if (work.outputs_at(step)) {
-                float products[32];
-                start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);
+            const auto wait = [&] {
                 barrier(shared.factors_full[ready.index]).wait(ready.parity);
                 barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
+            };
+            if (!outputs_at<kConfig>(work, step)) {
+                wait();
+            } else if constexpr (kConfig.outputs) {
+                const auto& stage = stage_at(shared, current.index);
+                float products[32];
+                start_row_products<kConfig.io, kConfig.states>(products, stage.C, stage.B);
+                wait();
                 wait_for_product(products);
                 store_scores(products, ready.index, slot.index, heads);
                 cutlass::arch::fence_view_async_shared();
-            } else {
-                barrier(shared.factors_full[ready.index]).wait(ready.parity);
-                barrier(shared.scores_empty[slot.index]).wait(slot.parity ^ 1);
             }
             barrier(shared.scores_full[slot.index]).arrive();
             if constexpr (!kConfig.has_inputs_role()) inputs.follow(step);

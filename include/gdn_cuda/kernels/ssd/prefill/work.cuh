@@ -18,4 +18,9 @@ __device__ __forceinline__ typename SsdPlan<kConfig>::Stage& stage_at(SsdPlan<kC
     return reinterpret_cast<typename SsdPlan<kConfig>::Stage&>(shared.stages[index]);
 }
 
+template <SsdConfig kConfig>
+__device__ __forceinline__ bool outputs_at(const SsdWork& work, int step) {
+    return kConfig.outputs && step >= work.first_own;
+}
+
 }  // namespace gdn_cuda::ssd
