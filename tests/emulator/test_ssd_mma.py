@@ -46,6 +46,7 @@ from ssd_on_device import (  # noqa: F401
     test_the_next_sequence_is_not_read,
     test_two_runs_have_the_same_bits,
     test_views_of_one_projection,
+    test_tokens_after_a_reset_do_not_see_those_before,
 )
 
 # Capability and shared memory of a block: two chunks of B and C fit with 128 states and z, or one.

@@ -337,6 +337,41 @@ def test_a_reset_stops_what_is_not_finite(at: int, device: Device, seed: int) ->
     assert torch.isfinite(last).all() and torch.isfinite(out[:, at:]).all() and torch.isfinite(out[:, :, 0]).all()
 
 
+def part_of(x: dict[str, Any], tokens: slice, initial: Tensor | None = None) -> dict[str, Any]:
+    """Some tokens of a call, from an initial state or zeros."""
+    rows = {name: y[:, tokens] for name, y in x.items() if name in TOKENS and y is not None}
+    return x | rows | {"initial_state": torch.zeros_like(x["initial_state"]) if initial is None else initial}
+
+
+def with_resets(x: dict[str, Any], at: tuple[int, ...]) -> dict[str, Any]:
+    """exp(δA) = 0 at these tokens, which are otherwise as large as others."""
+    x["dt"][:, list(at)] = 1e4
+    x["x"][:, list(at)] /= 1e4
+    return x
+
+
+HURT = [("x", math.inf), ("x", math.nan), ("B", -math.inf), ("B", math.nan), ("C", math.nan), ("dt", math.inf)]
+
+
+@pytest.mark.parametrize(("name", "value"), HURT)
+@pytest.mark.parametrize(("hurt", "resets"), [(10, (20,)), (70, (84, 90)), (30, (62, 130))])
+def test_tokens_after_a_reset_do_not_see_those_before(
+    hurt: int, resets: tuple[int, ...], name: str, value: float, device: Device, seed: int
+) -> None:
+    """In the chunk of a reset is a token before it whose x, B, C or dt is not finite: tokens before the one and after the other
+    have what they have by the recurrence."""
+    N, z = (64, 128)[hurt // 10 % 2], hurt == 30
+    x = with_resets(drawn(device, seed, T=150, H=3, G=1, N=N, z=z), resets)
+    x[name][:, hurt, -1] = value
+    with device.only(*KERNELS), torch.no_grad():
+        out, last = scanned(**x)
+    wanted, state = expected(x)
+    assert rel_rms(last, state) < STATE[BF16]
+    for first, end in pairwise([*resets, 150]):
+        assert rel_rms(out[:, first:end], wanted[:, first:end]) < OUT[BF16], (first, end)
+    assert rel_rms(out[:, :hurt], wanted[:, :hurt]) < OUT[BF16]
+
+
 # ---- Results in the caller's tensors
 
 
