@@ -616,6 +616,48 @@ def test_nan_stays_in_its_sequence_and_head_or_group(device: Device, name: str) 
             assert torch.equal(one[part], other[part]), (result, part)
 
 
+def check_gradients_around_a_reset(
+    device: Device, x: dict[str, Any], at: int, state_gradient: Tensor, after: str, before: str
+) -> None:
+    """exp(δA) = 0 at token `at`: these gradients of the tokens from it on, and of those before it, are those that the tokens
+    have alone."""
+    slope = torch.randn(x["x"].shape, generator=torch.Generator().manual_seed(98)).to(x["x"])
+    results = backward_of(device, x | {"out_gradient": slope, "state_gradient": state_gradient})
+    found = dict(zip(("x", "dt", "B", "C"), results[:4], strict=True))
+    for tokens, gradient, names in ((slice(at, None), state_gradient, after), (slice(at), None, before)):
+        rows = {name: x[name][:, tokens] for name in found}
+        initial = torch.zeros_like(x["initial_state"]) if tokens.start else x["initial_state"].nan_to_num(0, 0, 0)
+        wanted = expected_gradients(x | rows | {"initial_state": initial}, slope[:, tokens], gradient)
+        for name in names.split():
+            assert rel_rms(found[name][:, tokens].double(), wanted[name]) < 2 * GRADIENT[BF16], (name, tokens)
+
+
+@pytest.mark.parametrize("at", [64, 70])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_gradients_after_a_reset(value: float, at: int, device: Device, seed: int) -> None:
+    """Before it, a state that is not finite, in one head of the group."""
+    x = with_resets(drawn(device, seed, T=150, H=2, G=1, N=64 if math.isnan(value) else 128), (at,))
+    x["initial_state"][:, 1, 3:5] = value
+    check_gradients_around_a_reset(device, x, at, torch.randn_like(x["initial_state"]), "x dt B C", "x B")
+
+
+@pytest.mark.parametrize(("hurt", "at"), [(10, 140), (66, 70)])
+def test_gradients_after_a_reset_after_an_infinite_token(hurt: int, at: int, device: Device, seed: int) -> None:
+    x = with_resets(drawn(device, seed, T=150, H=2, G=1, N=64), (at,))
+    x["x"][:, hurt, 1, 3:5] = math.inf
+    check_gradients_around_a_reset(device, x, at, torch.randn_like(x["initial_state"]), "x dt B C", "")
+
+
+@pytest.mark.parametrize("at", [64, 70])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_gradients_before_a_reset(value: float, at: int, device: Device, seed: int) -> None:
+    """After it, a gradient of the state that is not finite."""
+    x = with_resets(drawn(device, seed, T=150, H=2, G=1, N=64), (at,))
+    after = torch.zeros_like(x["initial_state"])
+    after[:, 1, 3:5] = value
+    check_gradients_around_a_reset(device, x, at, after, "C", "x dt B C")
+
+
 def test_gradients_of_numbered_sequences(device: Device) -> None:
     """Against the same operator on a CPU, in fp64. The second row begins with another number than 0."""
     x = drawn(device, 10, T=150, H=2, G=1, B=2)
