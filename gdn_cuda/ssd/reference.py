@@ -276,9 +276,10 @@ _ROWS = ("x", "dt", "B", "C", "z")
 def _scan_pieces(scan: Scan, steps: Steps, ends: list[int]) -> tuple[Tensor, list[Tensor]]:
     """out, and the states after so many tokens, each piece chunked by itself. The last end is that of the tokens."""
     outs, states, first = [], [], 0
+    run = chunked if all(bool(x.isfinite().all()) for x in (scan.x, scan.dt, scan.B, scan.C)) else recurrent
     for end in ends:
         rows = {name: None if (x := getattr(scan, name)) is None else x[:, first:end] for name in _ROWS}
-        y, state = chunked(scan._replace(**rows), steps)
+        y, state = run(scan._replace(**rows), steps)
         scan, first = scan._replace(initial_state=state), end
         outs.append(y)
         states.append(state)

@@ -19,7 +19,6 @@ from emulated import emulated
 from ssd_on_device import (  # noqa: F401
     BF16,
     F16,
-    backward_of,
     check,
     check_gradients,
     check_pool,
@@ -31,6 +30,9 @@ from ssd_on_device import (  # noqa: F401
     test_an_infinite_rate_at_a_tail,
     test_autograd,
     test_decays,
+    test_gradients_after_a_reset,
+    test_gradients_after_a_reset_after_an_infinite_token,
+    test_gradients_before_a_reset,
     test_gradients_have_the_same_bits_in_two_runs,
     test_gradients_of_groups,
     test_gradients_of_numbered_sequences,
@@ -44,6 +46,7 @@ from ssd_on_device import (  # noqa: F401
     test_nan_stays_in_its_sequence_and_head_or_group,
     test_summaries_of_packed_sequences,
     test_the_next_sequence_is_not_read,
+    test_tokens_after_a_reset_do_not_see_those_before,
     test_two_runs_have_the_same_bits,
     test_views_of_one_projection,
 )
@@ -135,14 +138,3 @@ def test_gradients_of_sizes(dtype: torch.dtype, P: int, N: int, gpu: tuple[int, 
     H, G = {64: (3, 1), 72: (2, 2)}.get(P, (4, 2))
     device = device_like(*gpu)
     check_gradients(device, drawn(device, 2, T=70, H=H, G=G, P=P, N=N, dtype=dtype), slack=5)
-
-
-@pytest.mark.parametrize("at", [64, 70])
-def test_gradients_after_a_reset_are_finite(at: int, device: Device, seed: int) -> None:
-    """An infinite state before exp(δA) = 0: nothing that begins there reads it."""
-    x = drawn(device, seed, T=150, H=2, G=1, N=64)
-    x["initial_state"][:, 1] = torch.inf
-    x["dt"][:, at] = 1e4
-    x["out_gradient"] = torch.randn_like(x["x"])
-    dx, ddt, dB, dC, sums, first = backward_of(device, x)
-    assert all(torch.isfinite(each).all() for each in (dx, dB, first, ddt[:, at:], dC[:, at:], ddt[..., 0], sums[..., 0]))

@@ -3,7 +3,7 @@ and loads this plugin. The tests' text is unchanged. A module beside this one ha
 
     prepare()         makes the library's modules that the tests import, and installs our integration; before tests are imported
     adapt(module)     makes names of an imported test module call the integration
-    EXCLUDED          tests that do not test gdn_cuda, by name or Class.name, with the reason for which they are skipped
+    EXCLUDED          tests that do not test gdn_cuda, by name, name[case] or Class.name, with the reason why they are skipped
     ONE_OF            for a large test, n: one of n cases is run
     is_repeat(item)   whether a case makes the same calls as another one; it is left out
     importing()       a context in which test modules are imported
@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
         name = _suite_of(item.path)
         suite, test = _suites[name], item.originalname or item.name
         name_in_class = f"{item.cls.__name__}.{test}" if item.cls else test
-        for excluded in {test, name_in_class} & set(suite.EXCLUDED):
+        for excluded in {test, name_in_class, item.name} & set(suite.EXCLUDED):
             item.add_marker(pytest.mark.skip(reason=suite.EXCLUDED[excluded]))
         if hasattr(item, "callspec") and getattr(suite, "is_repeat", lambda item: False)(item):
             _left_out[f"{name}: cases that differ from others only in what has no meaning here"] += 1

@@ -337,6 +337,41 @@ def test_a_reset_stops_what_is_not_finite(at: int, device: Device, seed: int) ->
     assert torch.isfinite(last).all() and torch.isfinite(out[:, at:]).all() and torch.isfinite(out[:, :, 0]).all()
 
 
+def part_of(x: dict[str, Any], tokens: slice, initial: Tensor | None = None) -> dict[str, Any]:
+    """Some tokens of a call, from an initial state or zeros."""
+    rows = {name: y[:, tokens] for name, y in x.items() if name in TOKENS and y is not None}
+    return x | rows | {"initial_state": torch.zeros_like(x["initial_state"]) if initial is None else initial}
+
+
+def with_resets(x: dict[str, Any], at: tuple[int, ...]) -> dict[str, Any]:
+    """exp(δA) = 0 at these tokens, which are otherwise as large as others."""
+    x["dt"][:, list(at)] = 1e4
+    x["x"][:, list(at)] /= 1e4
+    return x
+
+
+HURT = [("x", math.inf), ("x", math.nan), ("B", -math.inf), ("B", math.nan), ("C", math.nan), ("dt", math.inf)]
+
+
+@pytest.mark.parametrize(("name", "value"), HURT)
+@pytest.mark.parametrize(("hurt", "resets"), [(10, (20,)), (70, (84, 90)), (30, (62, 130))])
+def test_tokens_after_a_reset_do_not_see_those_before(
+    hurt: int, resets: tuple[int, ...], name: str, value: float, device: Device, seed: int
+) -> None:
+    """In the chunk of a reset is a token before it whose x, B, C or dt is not finite: tokens before the one and after the other
+    have what they have by the recurrence."""
+    N, z = (64, 128)[hurt // 10 % 2], hurt == 30
+    x = with_resets(drawn(device, seed, T=150, H=3, G=1, N=N, z=z), resets)
+    x[name][:, hurt, -1] = value
+    with device.only(*KERNELS), torch.no_grad():
+        out, last = scanned(**x)
+    wanted, state = expected(x)
+    assert rel_rms(last, state) < STATE[BF16]
+    for first, end in pairwise([*resets, 150]):
+        assert rel_rms(out[:, first:end], wanted[:, first:end]) < OUT[BF16], (first, end)
+    assert rel_rms(out[:, :hurt], wanted[:, :hurt]) < OUT[BF16]
+
+
 # ---- Results in the caller's tensors
 
 
@@ -579,6 +614,48 @@ def test_nan_stays_in_its_sequence_and_head_or_group(device: Device, name: str) 
             kept = [(0, slice(65)), (0, slice(None), slice(1 if result in ("B", "C") else others, None))]
         for part in kept:
             assert torch.equal(one[part], other[part]), (result, part)
+
+
+def check_gradients_around_a_reset(
+    device: Device, x: dict[str, Any], at: int, state_gradient: Tensor, after: str, before: str
+) -> None:
+    """exp(δA) = 0 at token `at`: these gradients of the tokens from it on, and of those before it, are those that the tokens
+    have alone."""
+    slope = torch.randn(x["x"].shape, generator=torch.Generator().manual_seed(98)).to(x["x"])
+    results = backward_of(device, x | {"out_gradient": slope, "state_gradient": state_gradient})
+    found = dict(zip(("x", "dt", "B", "C"), results[:4], strict=True))
+    for tokens, gradient, names in ((slice(at, None), state_gradient, after), (slice(at), None, before)):
+        rows = {name: x[name][:, tokens] for name in found}
+        initial = torch.zeros_like(x["initial_state"]) if tokens.start else x["initial_state"].nan_to_num(0, 0, 0)
+        wanted = expected_gradients(x | rows | {"initial_state": initial}, slope[:, tokens], gradient)
+        for name in names.split():
+            assert rel_rms(found[name][:, tokens].double(), wanted[name]) < 2 * GRADIENT[BF16], (name, tokens)
+
+
+@pytest.mark.parametrize("at", [64, 70])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_gradients_after_a_reset(value: float, at: int, device: Device, seed: int) -> None:
+    """Before it, a state that is not finite, in one head of the group."""
+    x = with_resets(drawn(device, seed, T=150, H=2, G=1, N=64 if math.isnan(value) else 128), (at,))
+    x["initial_state"][:, 1, 3:5] = value
+    check_gradients_around_a_reset(device, x, at, torch.randn_like(x["initial_state"]), "x dt B C", "x B")
+
+
+@pytest.mark.parametrize(("hurt", "at"), [(10, 140), (66, 70)])
+def test_gradients_after_a_reset_after_an_infinite_token(hurt: int, at: int, device: Device, seed: int) -> None:
+    x = with_resets(drawn(device, seed, T=150, H=2, G=1, N=64), (at,))
+    x["x"][:, hurt, 1, 3:5] = math.inf
+    check_gradients_around_a_reset(device, x, at, torch.randn_like(x["initial_state"]), "x dt B C", "")
+
+
+@pytest.mark.parametrize("at", [64, 70])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_gradients_before_a_reset(value: float, at: int, device: Device, seed: int) -> None:
+    """After it, a gradient of the state that is not finite."""
+    x = with_resets(drawn(device, seed, T=150, H=2, G=1, N=64), (at,))
+    after = torch.zeros_like(x["initial_state"])
+    after[:, 1, 3:5] = value
+    check_gradients_around_a_reset(device, x, at, after, "C", "x dt B C")
 
 
 def test_gradients_of_numbered_sequences(device: Device) -> None:

@@ -84,6 +84,20 @@ def test_resets(seed: int) -> None:
     assert close(ssd.chunked(scan, STEPS["softplus"]), ssd.recurrent(scan, STEPS["softplus"]), 1e-11)
 
 
+@pytest.mark.parametrize("name", ["x", "dt", "B", "C"])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_reset_in_the_chunk_of_what_is_not_finite(poison: float, name: str, seed: int) -> None:
+    """By the operator, every token has what it has by the recurrence."""
+    scan = drawn(seed=seed, z=False)._asdict()
+    scan["dt"][:, 20] = 2000.0
+    scan[name][:, 10] = poison
+    found = gdn_cuda.ssd_scan(**scan, dt_softplus=True, return_last_state=True)
+    wanted = ssd.recurrent(Scan(**scan), Steps(softplus=True))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert wanted[0][:, 20:].isfinite().all() and wanted[1].isfinite().all()
+
+
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 def test_nothing_of_before_a_reset_shows(poison: float, seed: int) -> None:
     scan = drawn(130, seed=seed)

@@ -83,7 +83,7 @@ struct SsdPlan : SsdFormed<kConfig> {
     // Whether a decay between two tokens may be 0; mixed: some tokens decay and some grow.
     enum class Resets : int { none, some, mixed };
     struct End {
-        float decay;  // exp(G_end)
+        float decay;  // exp(G_end); -0 if a token's own decay is 0 (by_token.cuh)
         Resets resets;
     };
     // A step uses stage (step % stages) of what is loaded, and slot (step % slots) of what is formed from it.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/chunked/state_owner.cuh>
+#include <gdn_cuda/kernels/chunked/tile_elements.cuh>
 #include <gdn_cuda/kernels/recurrence/call.cuh>
 
 namespace gdn_cuda::gdn {
@@ -38,22 +39,6 @@ template <class Owner>
 __device__ __forceinline__ float load_scalar(const Owner& own, const Scalars& scalars, int chunk, int token) {
     const i64 at = own.work.tokens.start + in_time<Owner::kConfig>(own.work.tokens, chunk) * kChunk + token;
     return load_float(scalars.values, own.work.sequence * scalars.batch + at * scalars.token + own.work.head * scalars.head);
-}
-// Columns 8 n + 2 t and + 1 of a key or query.
-template <DType kIo>
-__device__ __forceinline__ float2 load_pair(const SwizzledTile* tiles, int token, int n, int t) {
-    return unpack<kIo>(load_shared_word(row_vector(tile_row(tiles[n / 8].bytes, token), n % 8) + 4 * t));
-}
-// Element of a value or output tile in this thread's first or second state row.
-template <class Owner>
-__device__ __forceinline__ auto& element_of_row(const Owner& own, SwizzledTile& tile, int token, int half) {
-    using Io = Storage<Owner::kIo>;
-    return reinterpret_cast<Io*>(tile.bytes + token * 128 + (((2 * own.warp + half) ^ token % 8) << 4))[own.g];
-}
-// Sum over the four threads that hold a row.
-__device__ __forceinline__ float sum_over_row(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 __device__ __forceinline__ float inverse_norm(float square, const GdnCall& call) {
     square = sum_over_row(square);

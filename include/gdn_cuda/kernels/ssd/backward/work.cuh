@@ -1,6 +1,7 @@
 // A block's work, and what its roles share.
 #pragma once
 
+#include <gdn_cuda/kernels/chunked/tile_elements.cuh>
 #include <gdn_cuda/kernels/common/matrix.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
@@ -60,6 +61,43 @@ struct TokensRole : Lane {
                 const float2 v = unpack<kIo>(x[step][i]);
                 scaled[step][i] = pack<kIo>(v.x * factors[i % 2], v.y * factors[i % 2]);
             }
+    }
+    // Whether a factor of 0 is to be a select: its row's sum shows an infinity or NaN that the product with states multiplies.
+    __device__ __forceinline__ static bool hides(const float (&factors)[2], const float (&sums)[2]) {
+        return (factors[0] == 0.f && !isfinite(sums[0])) || (factors[1] == 0.f && !isfinite(sums[1]));
+    }
+    // d += left right, where left has been scaled. Where a reset hides what is not finite, channel by channel, and tokens whose
+    // factor is 0 add nothing: a product of matrices would make NaN of them.
+    __device__ __forceinline__ void add_into_states(float (&d)[kStateElements], const Operand& left, const float (&factors)[2],
+                                                    const SwizzledTile* right, const Factors& of_head, bool hides) const {
+        if (of_head.resets && this->any_of_warpgroup(hides)) [[unlikely]] {
+            add_by_channel(d, left, factors, right);
+        } else {
+            start_into_states(d, left, right);
+            wait_for_product(d);
+        }
+    }
+    __device__ __forceinline__ void add_by_channel(float (&d)[kStateElements], const Operand& left, const float (&factors)[2],
+                                                   const SwizzledTile* right) const {
+#pragma unroll 1
+        for (int channel = 0; channel < kTileRows; ++channel) {
+            unsigned pairs[2] = {};
+#pragma unroll
+            for (int i = 0; i < 16; ++i)
+                if (channel / 8 == i / 2) pairs[i % 2] = left[i / 4][i % 4];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float2 pair = unpack<kIo>(__shfl_sync(0xffffffffu, pairs[half], lane - t + channel % 8 / 2));
+                if (factors[half] == 0.f) continue;
+                const float x = channel % 2 == 0 ? pair.x : pair.y;
+#pragma unroll
+                for (int n = 0; n < kConfig.states / 8; ++n) {
+                    const float2 state = gdn::load_pair<kIo>(right, channel, n, t);
+                    float* const to = &d[4 * n + 2 * half];
+                    to[0] = fmaf(x, state.x, to[0]), to[1] = fmaf(x, state.y, to[1]);
+                }
+            }
+        }
     }
     // The sum over channels of x y, for each of the thread's tokens; all lanes of a token have it.
     __device__ __forceinline__ static void row_sums(float (&sums)[2], const Operand& x, const float (&y)[32]) {

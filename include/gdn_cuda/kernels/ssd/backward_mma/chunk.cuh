@@ -159,18 +159,18 @@ struct ChunkGradients : BackwardMmaLoads<kConfig> {
         const bool begins = at.row == 0;
         add_row_sums(sums.read[half()], read, begins);
         add_warp_sum(sums.states, states, begins);
+        const float factors[2] = {after(steps, 0), after(steps, 1)};
 #pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const float factor = after(steps, which);
+        for (int which = 0; which < 2; ++which)
 #pragma unroll
             for (int n = 0; n < 4; ++n)
 #pragma unroll
-                for (int i = 2 * which; i < 2 * which + 2; ++i) dW[n][i] = factor == 0.f ? 0.f : factor * dW[n][i];
-        }
+                for (int i = 2 * which; i < 2 * which + 2; ++i)
+                    dW[n][i] = factors[which] == 0.f ? 0.f : factors[which] * dW[n][i];
         const float delta[2] = {steps.delta[row(0)], steps.delta[row(2)]};
         float found[2];
         multiply_rows(found, x);
-        for (int which = 0; which < 2; ++which) found[which] *= delta[which];
+        for (int which = 0; which < 2; ++which) found[which] = factors[which] == 0.f ? 0.f : found[which] * delta[which];
         add_row_sums(sums.written[half()], found, begins);
         this->add_transposed(dW, shared.scores, dy);
         multiply_rows(found, x);

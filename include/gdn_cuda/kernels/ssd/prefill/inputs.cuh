@@ -5,6 +5,7 @@
 #include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
+#include <gdn_cuda/kernels/ssd/by_token.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
 
 namespace gdn_cuda::ssd {
@@ -107,6 +108,15 @@ struct InputsRole : Lane {
         }
         cp_async_fence();
     }
+    // Of each token, from the sums.
+    __device__ __forceinline__ float2 own_gates(float2 gate) const {
+        const float last = __shfl_up_sync(0xffffffffu, gate.y, 1);
+        return {gate.x - (lane == 0 ? 0.f : last), gate.y - gate.x};
+    }
+    __device__ __forceinline__ void store_end(int slot, float end, float2 own, typename Plan::Resets resets) const {
+        const bool any = __any_sync(0xffffffffu, is_reset(fminf(own.x, own.y)));
+        if (lane == 0) shared.ends[slot][tile()] = {any ? -0.f : exp2_fast(end), resets};
+    }
     // Of a step without outputs: what the state needs.
     __device__ __forceinline__ void store_state_factors(int slot) const {
         auto& factors = shared.factors[slot][tile()];
@@ -115,7 +125,8 @@ struct InputsRole : Lane {
         float2 after = {exp2_fast(gate.x), exp2_fast(gate.y)};
         if (work.pass == 0) after = {exp2_fast(end - gate.x) * delta.x, exp2_fast(end - gate.y) * delta.y};
         reinterpret_cast<float2*>(factors.after)[lane] = after;
-        if (lane == 0) shared.ends[slot][tile()] = {exp2_fast(end), Plan::Resets::none};
+        const float2 own = own_gates(gate);
+        store_end(slot, end, own, Plan::Resets::none);
     }
     __device__ __forceinline__ void store_factors(int slot) const {
         auto& factors = shared.factors[slot][tile()];
@@ -139,16 +150,12 @@ struct InputsRole : Lane {
         const float later = __shfl_sync(0xffffffffu, gate.y, lane < 2 ? 15 : 23);
         const float earlier = __shfl_sync(0xffffffffu, gate.y, lane < 3 ? 7 : 15);
         if (lane < 4) factors.between[lane] = lane == 0 ? 1.f : exp2_fast(later - earlier);
-        const float last = __shfl_up_sync(0xffffffffu, gate.y, 1);
         // Beyond 2^60 and 2^-60 a decay between two tokens may be 0, or its factors overflow.
         const bool all_near = __all_sync(0xffffffffu, fabsf(gate.x) < 60.f && fabsf(gate.y) < 60.f);
-        const float2 own = {gate.x - (lane == 0 ? 0.f : last), gate.y - gate.x};
+        const float2 own = own_gates(gate);
         const bool grows = __any_sync(0xffffffffu, fmaxf(own.x, own.y) > 0.01f);
         const bool decays = __any_sync(0xffffffffu, fminf(own.x, own.y) < -0.01f);
-        if (lane == 0)
-            shared.ends[slot][tile()] = {exp2_fast(end), all_near          ? Plan::Resets::none
-                                                         : grows && decays ? Plan::Resets::mixed
-                                                                           : Plan::Resets::some};
+        store_end(slot, end, own, all_near ? Plan::Resets::none : grows && decays ? Plan::Resets::mixed : Plan::Resets::some);
     }
     // How many steps what is loaded is ahead of what is made of it: where two warps take turns, that is one of each.
     static constexpr int kAhead = kConfig.has_inputs_role() ? 2 : 1;

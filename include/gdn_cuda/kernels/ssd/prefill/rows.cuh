@@ -7,6 +7,7 @@
 #include <gdn_cuda/kernels/chunked/products.cuh>
 #include <gdn_cuda/kernels/common/silu.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>
+#include <gdn_cuda/kernels/ssd/by_token.cuh>
 #include <gdn_cuda/kernels/ssd/prefill/work.cuh>
 #include <gdn_cuda/kernels/ssd/state_rows.cuh>
 
@@ -21,6 +22,7 @@ template <SsdConfig kConfig>
 struct RowsLane : Lane {
     __device__ __forceinline__ int tile() const { return group - kConfig.scores_group() - 1; }
     __device__ __forceinline__ void tile_sync() const { this->warpgroup_sync(); }
+    __device__ __forceinline__ bool any_of_tile(bool found) const { return this->any_of_warpgroup(found); }
 };
 
 template <SsdConfig kConfig>
@@ -29,7 +31,8 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
     using Base = StateRows<kConfig.states, RowsLane<kConfig>>;
     using Base::args, Base::work, Base::state, Base::kParts, Base::kPartColumns, Base::lane, Base::t, Base::tile, Base::pass;
     static constexpr DType kIo = kConfig.io;
-    static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots();
+    static constexpr int kStages = kConfig.stages(), kSlots = kConfig.slots(), kStateTiles = kConfig.state_tiles();
+    static constexpr bool kGated = kConfig.gated;
 
     Plan& shared;
 
@@ -121,12 +124,34 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
     __device__ __forceinline__ void finish_update(int step) {
 #pragma unroll
         for (auto& part : state) wait_for_product(part);
+        release(step);
+    }
+    // The warp has read what the step has.
+    __device__ __forceinline__ void release(int step) const {
         __syncwarp();
         if (lane == 0) {
             barrier(shared.stage_used[PipelineStage<kStages>(step).index]).arrive();
             barrier(shared.scores_empty[PipelineStage<kSlots>(step).index]).arrive();
             barrier(shared.factors_empty[PipelineStage<kFactorSlots>(step).index]).arrive();
         }
+    }
+    // Takes a step token by token, if products would make NaN of it.
+    template <bool kOutputs>
+    __device__ __forceinline__ bool run_by_token(int step, const float (&D)[2]) {
+        const int ready = PipelineStage<kFactorSlots>(step).index;
+        if (__float_as_uint(shared.ends[ready][scores()].decay) != 0x80000000u) [[likely]]
+            return false;
+        this->find_lane();  // no address from the other path
+        const PipelineStage<kSlots> slot(step);
+        barrier(shared.scores_full[slot.index]).wait(slot.parity);  // what is past the chunk's end is cleared
+        auto& stage = stage_at(shared, PipelineStage<kStages>(step).index);
+        const ChunkTiles<SwizzledTile> chunk{stage.x[tile()], stage.z + (kConfig.gated ? tile() : 0), stage.B, stage.C,
+                                             shared.factors[ready][scores()].steps};
+        if (!is_not_finite(*this, chunk)) return false;
+        run_tokens<kOutputs>(*this, chunk, D);
+        cutlass::arch::fence_view_async_shared();
+        release(step);
+        return true;
     }
     // Without outputs.
     __device__ __forceinline__ void run_state(int step, float& log_decay) {
@@ -138,9 +163,11 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         TokenOperand update;
         barrier(shared.stage_full[current.index]).wait(current.parity);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
+        const float no_D[2] = {};
+        log_decay += factors.steps.gate[kChunk - 1];
+        if (run_by_token<false>(step, no_D)) return;
         const float decay = shared.ends[ready.index][scores()].decay;
         this->decay_state(decay);
-        log_decay += factors.steps.gate[kChunk - 1];
         gdn::load_operand(update, stage.x[tile()], *this);
         scale_x(update, update, factors.after);
         start_update(update, stage.B, decay);
@@ -154,10 +181,11 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         SwizzledTile& own = stage.x[tile()];
         const auto& factors = shared.factors[ready.index][scores()];
         barrier(shared.stage_full[current.index]).wait(current.parity);
+        barrier(shared.factors_full[ready.index]).wait(ready.parity);
+        if (run_by_token<true>(step, D)) return;
         TokenFragment y;
         TokenOperand x, update, rounded;
         start_state_product(y, stage.C);
-        barrier(shared.factors_full[ready.index]).wait(ready.parity);
         if (has_tail(args, work, work.chunk_at(step))) [[unlikely]]  // of x, which the scores role clears
             barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
@@ -180,6 +208,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         add_x(y, x, factors.before, D);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
+        this->find_lane();  // to save registers
         wait_for_product(y);
         finish(rounded, y, stage.z);
         if constexpr (!kOverlaps) update_state();

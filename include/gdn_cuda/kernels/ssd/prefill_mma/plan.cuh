@@ -47,7 +47,8 @@ struct SsdMmaPlan {
     // δ exp(G_end - G), of a token in the state after the chunk.
     struct alignas(16) Factors {
         float before[kChunk], after[kChunk];
-        bool resets[2];  // whether a factor of the state is 0, in either half of the tokens
+        // In either half of the tokens, whether a factor of the state is 0, and whether a token's own decay is.
+        bool resets[2], at_once[2];
     };
     Factors factors[kConfig.row_tiles];
     SsdWork work;

@@ -4,6 +4,7 @@
 #include <gdn_cuda/kernels/common/named_barrier.cuh>
 #include <gdn_cuda/kernels/common/opaque.cuh>
 #include <gdn_cuda/kernels/common/silu.cuh>
+#include <gdn_cuda/kernels/ssd/by_token.cuh>
 #include <gdn_cuda/kernels/ssd/prefill_mma/plan.cuh>
 #include <gdn_cuda/kernels/ssd/state_rows.cuh>
 
@@ -34,6 +35,9 @@ struct MmaTileLane : MmaLane {
         else
             named_barrier_sync<2>(kTileThreads);
     }
+    __device__ __forceinline__ bool any_of_tile(bool found) const {
+        return group == 0 ? named_barrier_or(kTileThreads, 1, found) : named_barrier_or(kTileThreads, 2, found);
+    }
 };
 
 template <SsdMmaConfig kConfig>
@@ -50,6 +54,8 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     // A warp multiplies 16 rows of B by some of the blocks of 16 rows of C from its own on; row tiles take turns.
     static constexpr int kScoreBlocks = kTokenSteps / kConfig.row_tiles;
     using Products = float[2 * kScoreBlocks][4];
+    static constexpr int kStateTiles = kConfig.state_tiles();  // of B, as by_token.cuh reads them
+    static constexpr bool kGated = kConfig.gated;
 
     Plan& shared;
     const SsdMmaArgs& rows;
@@ -143,10 +149,10 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         const int token = thread % kChunk;
         const float gate = steps.gate[token];
         if (warp < kChunk / 32) {
-            const float before = exp2_fast(gate);
-            const bool resets = __any_sync(0xffffffffu, before == 0.f);
+            const float before = exp2_fast(gate), own = gate - (token == 0 ? 0.f : steps.gate[token - 1]);
+            const bool resets = __any_sync(0xffffffffu, before == 0.f), at_once = __any_sync(0xffffffffu, is_reset(own));
             factors.before[token] = before;
-            if (lane == 0) factors.resets[warp] = resets;
+            if (lane == 0) factors.resets[warp] = resets, factors.at_once[warp] = at_once;
         } else {
             factors.after[token] =
                 work.pass == 0 ? steps.delta[token] * exp2_fast(steps.gate[kChunk - 1] - gate) : exp2_fast(gate);
@@ -264,7 +270,7 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
     }
     // y <- exp(G) y + D x + M x.
     __device__ __forceinline__ void add_tokens(Sums& y, const TokenOperands& x, const float (&D)[2]) const {
-        const auto& [before, _, resets] = shared.factors[scores()];
+        const auto& [before, _, resets, at_once] = shared.factors[scores()];
         if (resets[0] || resets[1]) clear_after_resets(y, before);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
@@ -315,6 +321,20 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         this->store_staged(vector_of_tile(x_tile()), to, args.out_token, vector_count(tokens), [&] { load_own(step + 1); });
     }
 
+    // Takes a chunk token by token, if products would make NaN of it.
+    template <bool kOutputs>
+    __device__ __forceinline__ bool run_by_token(const Stage& stage, const float (&D)[2], float& log_decay) {
+        const auto& at_once = shared.factors[scores()].at_once;
+        if (!at_once[0] && !at_once[1]) [[likely]]
+            return false;
+        const ChunkTiles<MmaTile> chunk{shared.x[group], &shared.x[kConfig.gated ? kConfig.row_tiles + group : 0], stage.B,
+                                        stage.C, stage.steps[scores()]};
+        if (!is_not_finite(*this, chunk)) return false;
+        run_tokens<kOutputs>(*this, chunk, D);
+        __syncwarp();
+        log_decay += stage.steps[scores()].gate[kChunk - 1];
+        return true;
+    }
     template <bool kOutputs>
     __device__ __forceinline__ void run_step(int step, const float (&D)[2], float& log_decay) {
         constexpr bool kLoadsEarly = kConfig.stages > 1;
@@ -338,7 +358,8 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         cp_async_wait<kLoadsEarly ? 1 : 0>();  // x and z have arrived
         __syncthreads();                       // M and the factors are complete
         this->refresh();
-        if (has_tile()) update_state(stage, log_decay);
+        const bool by_token = has_tile() && run_by_token<kOutputs>(stage, D, log_decay);
+        if (has_tile() && !by_token) update_state(stage, log_decay);
         if constexpr (!kLoadsEarly) {
             __syncthreads();  // no warp reads B any more
             load_stage(step + 1);
@@ -347,12 +368,14 @@ struct MmaScan : StateRows<kConfig.states, MmaTileLane> {
         this->refresh();
         if (has_tile()) {
             if constexpr (kOutputs) {
-                TokenOperands x;
-                load_operand(x, x_tile());
-                add_tokens(y, x, D);
-                this->refresh();
-                stage_outputs(y);
-                this->refresh();
+                if (!by_token) {
+                    TokenOperands x;
+                    load_operand(x, x_tile());
+                    add_tokens(y, x, D);
+                    this->refresh();
+                    stage_outputs(y);
+                    this->refresh();
+                }
                 store_outputs_and_load(step);
             } else {
                 __syncwarp();  // every lane has read x
