@@ -135,9 +135,9 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
             barrier(shared.factors_empty[PipelineStage<kFactorSlots>(step).index]).arrive();
         }
     }
-    // Takes a step token by token, if products would make NaN of it.
+    // Takes a step token by token, if products would make NaN of it. `wait`: for what is in flight.
     template <bool kOutputs>
-    __device__ __forceinline__ bool run_by_token(int step, const float (&D)[2]) {
+    __device__ __forceinline__ bool run_by_token(int step, const float (&D)[2], const auto& wait) {
         const int ready = PipelineStage<kFactorSlots>(step).index;
         if (__float_as_uint(shared.ends[ready][scores()].decay) != 0x80000000u) [[likely]]
             return false;
@@ -148,6 +148,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         const ChunkTiles<SwizzledTile> chunk{stage.x[tile()], stage.z + (kConfig.gated ? tile() : 0), stage.B, stage.C,
                                              shared.factors[ready][scores()].steps};
         if (!is_not_finite(*this, chunk)) return false;
+        wait();
         run_tokens<kOutputs>(*this, chunk, D);
         cutlass::arch::fence_view_async_shared();
         release(step);
@@ -165,7 +166,7 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         const float no_D[2] = {};
         log_decay += factors.steps.gate[kChunk - 1];
-        if (run_by_token<false>(step, no_D)) return;
+        if (run_by_token<false>(step, no_D, [] {})) return;
         const float decay = shared.ends[ready.index][scores()].decay;
         this->decay_state(decay);
         gdn::load_operand(update, stage.x[tile()], *this);
@@ -181,11 +182,11 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         SwizzledTile& own = stage.x[tile()];
         const auto& factors = shared.factors[ready.index][scores()];
         barrier(shared.stage_full[current.index]).wait(current.parity);
-        barrier(shared.factors_full[ready.index]).wait(ready.parity);
-        if (run_by_token<true>(step, D)) return;
         TokenFragment y;
         TokenOperand x, update, rounded;
         start_state_product(y, stage.C);
+        barrier(shared.factors_full[ready.index]).wait(ready.parity);
+        if (run_by_token<true>(step, D, [&] { wait_for_product(y); })) return;
         if (has_tail(args, work, work.chunk_at(step))) [[unlikely]]  // of x, which the scores role clears
             barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::load_operand(x, own, *this);
@@ -208,7 +209,6 @@ struct RowsRole : StateRows<kConfig.states, RowsLane<kConfig>> {
         add_x(y, x, factors.before, D);
         barrier(shared.scores_full[slot.index]).wait(slot.parity);
         gdn::start_product<kIo>(y, x, &shared.scores[slot.index][scores()], true);
-        this->find_lane();  // to save registers
         wait_for_product(y);
         finish(rounded, y, stage.z);
         if constexpr (!kOverlaps) update_state();
