@@ -24,7 +24,7 @@ struct SsdBackwardCall : SsdScan {
 
 Prepared prepare_backward(const SsdBackwardCall& call) {
     const Checks check{call.name};
-    Prepared prepared = prepare(check, call);
+    Prepared prepared = prepare(check, call, SsdViews(call));
     check.count("x", "sequences", 2 * prepared.sequences, 65535);  // two passes share the grid's y
     const View& x = prepared.x;
     const View out_gradient(call.out_gradient), state_gradient = view_of(call.state_gradient);
@@ -68,13 +68,13 @@ void run_passes(Inputs& inputs, const SsdBackwardCall& call, const Made& made, C
             every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B), every.C = inputs.add_rows(call.C);
             every.out_gradient = inputs.add_rows(call.out_gradient);
         }
-        return inputs.run(every, false, call.x);
+        return inputs.run(every, false);
     }
     if (prepared.x.numel() > 0) {
         forward.x = inputs.add(call.x), forward.B = inputs.add(call.B);
         reverse.x = inputs.add(call.out_gradient), reverse.B = inputs.add(call.C);
     }
-    inputs.run(scan, false, call.x);
+    inputs.run(scan, false);
 }
 
 SsdGradientArgs gradient_args(const Prepared& prepared, const Made& made, ChunkSteps* steps) {
@@ -136,7 +136,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
                     .dB = like_x(group_sizes),
                     .dC = like_x(group_sizes),
                     .sums = floats({3, prepared.slots(), heads}),
-                    .first = new_last_states(prepared, call.x),
+                    .first = new_last_states(prepared),
                     .before = like_x(state_sizes),
                     .gradients = like_x(state_sizes)};
     const auto& [dx, ddt, dB, dC, sums, first, before, gradients] = made;
@@ -148,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
     if (prepared.x.numel() > 0)  // copied once, if at all, for three kernels
         for (Given* each : {&read.x, &read.B, &read.C, &read.out_gradient}) *each = tileable(*each);
     Inputs inputs{prepared, target};
-    ChunkSteps* const steps = inputs.steps(call.x);
+    ChunkSteps* const steps = inputs.steps();
     run_passes(inputs, read, made, steps);
     if (const SsdArgs& own = prepared.args; own.cu_seqlens.data != nullptr) {
         const int64_t io_bytes = bytes_of(prepared.io), group_bytes = groups * states * io_bytes;
