@@ -27,7 +27,7 @@ SsdViews::SsdViews(const SsdScan& call, bool without_batch)
     auto room = with_batch_.begin();
     for (View* each : {&x, &dt, &B, &C, &z, &out}) {
         Dimensions& added = *room++;
-        if (!each->defined() || each->rank > 3) continue;
+        if (!each->defined() || each->rank > 4) continue;
         added.sizes[0] = 1, added.strides[0] = 0;
         std::copy_n(each->sizes, each->rank, added.sizes.begin() + 1);
         std::copy_n(each->strides, each->rank, added.strides.begin() + 1);

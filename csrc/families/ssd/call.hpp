@@ -25,7 +25,7 @@ struct SsdViews {
 
   private:
     struct Dimensions {
-        std::array<int64_t, 4> sizes, strides;
+        std::array<int64_t, 5> sizes, strides;  // one more than is right, so that a shape check refuses that
     };
     std::array<Dimensions, 6> with_batch_;
 };
