@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -44,6 +45,7 @@ def make_calls() -> dict[str, Callable[[], object]]:
     residues, points, poles = complex64(2, 32), complex64(128), complex64(32) - 2
     column, vector = uniform(4, 64), uniform(4, 64)
     x = torch.ones(16, device="cuda")
+    ssd = _mamba2_calls(bf16, uniform)
     return {
         "torch.add": lambda: torch.add(x, x, out=x),
         "fused_decode": lambda: gdn_cuda.fused_decode(*step, slots, out=out),
@@ -54,6 +56,41 @@ def make_calls() -> dict[str, Callable[[], object]]:
         "cauchy_conj": lambda: gdn_cuda.cauchy_conj(residues, points, poles),
         "log_vandermonde": lambda: gdn_cuda.log_vandermonde(residues, poles, 128),
         "toeplitz_matvec": lambda: gdn_cuda.toeplitz_matvec(column, column, vector),
+        **ssd,
+    }
+
+
+def _mamba2_calls(bf16: Callable[..., torch.Tensor], uniform: Callable[..., torch.Tensor]) -> dict[str, Callable[[], object]]:
+    """As engines call them: tensors (tokens, …) of two prompts or sequences, states in slots of a pool."""
+    heads, P, N, tokens = 24, 64, 128, 64
+    int32 = partial(torch.tensor, dtype=torch.int32, device="cuda")
+    A, D, dt_bias = -uniform(heads), uniform(heads), uniform(heads)
+    packed = (bf16(tokens, heads, P), bf16(tokens, heads), A, bf16(tokens, 1, N), bf16(tokens, 1, N), D)
+    padded = (packed[0][None], packed[1][None], A, packed[3][None], packed[4][None], D)
+    options = {"dt_bias": dt_bias, "dt_softplus": True}
+    slots, pool = int32([1, 2]), torch.zeros(4, heads, P, N, device="cuda")
+    prompts = options | {"cu_seqlens": int32([0, 30, tokens]), "out": torch.empty_like(packed[0])}
+    in_pool = {"initial_state": pool, "state_indices": slots, "has_initial_state": torch.tensor([True, False], device="cuda")}
+    in_slots = {"initial_state": pool[:2].clone(), "last_state": pool, "write_indices": slots}
+    step = tuple(y[:2] if n in (0, 1, 3, 4) else y for n, y in enumerate(packed))
+    step_out = torch.empty_like(step[0])
+    token = tuple(y[:, None] if n in (0, 1, 3, 4) else y for n, y in enumerate(step))
+    ring, token_out = gdn_cuda.ssd_replay_buffers(pool, 8, 1), torch.empty_like(token[0])
+    xBC, layer_out = bf16(2, heads * P + 2 * N), bf16(2, heads * P)
+    layer = {"conv_weight": bf16(heads * P + 2 * N, 4), "A": A, "D": D, "conv_pool": bf16(4, 3, heads * P + 2 * N).mT}
+    return {
+        "ssd_scan, padded": lambda: gdn_cuda.ssd_scan(*padded, **options),
+        "ssd_scan, packed, pool": lambda: gdn_cuda.ssd_scan(*packed, **prompts, **in_pool),
+        "ssd_scan, packed, last states in slots": lambda: gdn_cuda.ssd_scan(*packed, **prompts, **in_slots),
+        "selective_state_update": lambda: gdn_cuda.selective_state_update(
+            pool, *step, None, dt_bias, True, state_batch_indices=slots, out=step_out
+        ),
+        "ssd_replay_decode": lambda: gdn_cuda.ssd_replay_decode(
+            *token[:5], pool, *ring, D, state_indices=slots, out=token_out, **options
+        ),
+        "mamba2_decode_layer": lambda: gdn_cuda.mamba2_decode_layer(
+            xBC, step[1], **layer, state_pool=pool, state_indices=slots, out=layer_out, **options
+        ),
     }
 
 
@@ -73,7 +110,7 @@ def main() -> None:
             with mode():
                 us = min(timer.host_us(call, DEVICE_US) for _ in range(options.rounds))
             rows.append({"shape": f"{row}, {kind}", "row": row, "kind": kind, "time_us": us} | reach)
-        print(f"{name:26}" + "".join(f"{each['kind']} {each['time_us']:6.2f}   " for each in rows[-len(MODES) :]))
+        print(f"{name:40}" + "".join(f"{each['kind']} {each['time_us']:6.2f}   " for each in rows[-len(MODES) :]))
     if options.json:
         write([environment("host_times", cpu=False) | {"rows": rows}], options.json)
 

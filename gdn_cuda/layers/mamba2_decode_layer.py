@@ -70,6 +70,15 @@ _layer = register(_NAME, reference=_reference, defaults=_DEFAULTS, differentiabl
 keep_autograd_out(_layer)
 
 
+def _new_output(xBC: Tensor, state_pool: Tensor) -> Tensor:
+    try:
+        return xBC.new_empty((xBC.size(0), state_pool.size(1) * state_pool.size(2)))
+    except (AttributeError, IndexError, TypeError, RuntimeError):
+        require_tensor(_NAME, "xBC", xBC)
+        require_tensor(_NAME, "state_pool", state_pool)
+        raise
+
+
 def mamba2_decode_layer(
     xBC: Tensor,
     dt: Tensor,
@@ -142,9 +151,7 @@ def mamba2_decode_layer(
     """
     silu = is_silu(_NAME, activation)
     if out is None:
-        require_tensor(_NAME, "xBC", xBC)
-        require_tensor(_NAME, "state_pool", state_pool)
-        out = xBC.new_empty(*xBC.shape[:1], state_pool.shape[1:3].numel())
+        out = _new_output(xBC, state_pool)
     elif norm_weight is not None:
         refuse(_NAME, "out", "None with norm_weight", "a tensor")
     gate = z

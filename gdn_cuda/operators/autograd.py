@@ -124,9 +124,11 @@ def without_gradients(
 
 
 def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
-    """Whether no input requires a gradient or has a tangent. Every call in grad mode asks, so it takes few steps."""
+    """Whether no input requires a gradient or has a tangent. Every call asks, so it takes few steps."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
+    if not is_grad_enabled():
+        return True
     try:
         for i, _ in schema.tensors:
             x = args[i]

@@ -30,9 +30,14 @@ def capability_of(x: Tensor) -> int | None:
     return _explained.get() if x.is_meta else None
 
 
+_known: dict[int, int] = {}  # torch.cuda reads all properties of a device at each call
+
+
 def _capability(device: int) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    if device not in _known:
+        major, minor = torch.cuda.get_device_capability(device)
+        _known[device] = 10 * major + minor
+    return _known[device]
 
 
 # Compiled code takes the result as a constant: what torch.compiler.assume_constant_result does, which imports torch's compiler.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -48,6 +50,11 @@ class Schema:
     returns: int  # number of results
     defaults: Mapping[str, Any]  # of parameters of the public function that the schema lacks
     differentiable: str = "gdn_cuda.reference"  # the function that computes the same with gradients
+
+    @cached_property
+    def pick(self) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+        """Gives the arguments in order, from a mapping that may have more."""
+        return itemgetter(*self.arguments)
 
     @staticmethod
     def of(

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..gdn.reference import decayed, promoted_dtype
-from ..operators.autograd import with_autograd
+from ..operators.autograd import keep_autograd_out, with_autograd
 from ..operators.caller import in_words_of_caller
 from ..operators.calls import typical_call
+from ..operators.declare import output_like
 from ..operators.registration import register
 from ..operators.result_size import check_result_size
 from ..operators.schema import refuse, require_tensor, require_tensors
@@ -162,6 +163,7 @@ def _decode(x: Any) -> None:
 
 
 _schema = register(_NAME, cpu=_decode, differentiable="gdn_cuda.ssd_scan")
+keep_autograd_out(_schema)
 
 
 # ---- The functions
@@ -254,33 +256,10 @@ def ssd_replay_decode(
         >>> [(round(float(step()[0, 0, 0, 0]), 3), int(buffers.pending[3]), bool(pool.any())) for _ in range(3)]
         [(8.0, 1, False), (10.943, 2, False), (12.026, 0, True)]
     """
-    given = {
-        "x": x,
-        "dt": dt,
-        "A": A,
-        "B": B,
-        "C": C,
-        "state_pool": state_pool,
-        "x_ring": x_ring,
-        "B_ring": B_ring,
-        "delta_ring": delta_ring,
-        "pending": pending,
-        "D": D,
-        "z": z,
-        "dt_bias": dt_bias,
-        "state_indices": state_indices,
-        "cu_seqlens": cu_seqlens,
-        "num_accepted_tokens": num_accepted_tokens,
-        "fold_mask": fold_mask,
-        "null_slot": null_slot,
-        "dt_softplus": dt_softplus,
-        "dt_lowest": float(dt_limit[0]),
-        "dt_highest": float(dt_limit[1]),
-        "fold": fold,
-    }
-    require_tensors(_NAME, x=x)
-    found = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    with_autograd(_schema, tuple(given.get(name, found) for name in _schema.arguments))
+    found = output_like(_NAME, "x", x) if out is None else out
+    tensors = (x, dt, A, B, C, state_pool, x_ring, B_ring, delta_ring, pending, D, z, dt_bias, state_indices, cu_seqlens)
+    limits = (float(dt_limit[0]), float(dt_limit[1]))
+    with_autograd(_schema, (*tensors, num_accepted_tokens, fold_mask, null_slot, dt_softplus, *limits, fold, found))
     return found
 
 

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from ..operators import Differentiable
-from ..operators.autograd import needs_gradients, with_autograd
+from ..operators.autograd import keep_autograd_out, needs_gradients, with_autograd
 from ..operators.calls import typical_call
 from ..operators.capability import capability_of
 from ..operators.composed import as_one_call
+from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype as widest_of
+from ..operators.examples import Arguments
 from ..operators.first_order import first_order
-from ..operators.gradients import under_transforms
+from ..operators.gradients import needs_derivatives, under_transforms
 from ..operators.registration import check, register
 from ..operators.schema import Schema, refuse
 from .call import Call
@@ -29,6 +31,7 @@ from .reference import Scan, Steps, scan_spans
 from .spans import sequences_of, spans_of
 
 _NAME = "ssd_scan"
+_STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 # ---- The operators, and what they do on CPU tensors
@@ -59,7 +62,19 @@ def _forward(x: Any) -> tuple[Tensor, Tensor]:
     return out, last.to(widest_of(x.x))
 
 
+def _unpacked(x: Any) -> bool:
+    """Gives packed tensors (T, …) a batch dimension. Whether they had none."""
+    if not (isinstance(x.x, Tensor) and x.x.dim() == 3 and x.cu_seqlens is not None):
+        return False
+    for name in ("x", "dt", "B", "C", "z", "out"):
+        given = getattr(x, name, None)
+        if isinstance(given, Tensor):
+            setattr(x, name, given.unsqueeze(0))
+    return True
+
+
 def _into(x: Any) -> None:
+    _unpacked(x)
     out, last = _scanned(x, x.initial_state)
     x.out.copy_(out)
     if x.write_indices is not None:
@@ -72,6 +87,7 @@ def _into(x: Any) -> None:
 
 def _with_pool(x: Any) -> None:
     """A sequence with a negative slot is not computed, and its output is 0; with one past the pool, NaN."""
+    _unpacked(x)
     slots, count = x.state_indices.long(), x.initial_state.shape[0]
     computed = (slots >= 0) & (slots < count)
     out, last = _scanned(x, x.initial_state[torch.where(computed, slots, 0)] if count else None)
@@ -111,6 +127,8 @@ ssd_scan_operator: Differentiable = first_order(
 )
 _into_schema = register("ssd_scan_into", cpu=_into, function=_NAME, differentiable="gdn_cuda.ssd_scan without `out`")
 _pool_schema = register("ssd_scan_pool", cpu=_with_pool, function=_NAME, differentiable="gdn_cuda.ssd_scan without slots")
+keep_autograd_out(_into_schema)
+keep_autograd_out(_pool_schema)
 _summary_schema = register("ssd_summary", shapes=_summary_shapes, cpu=_summary, differentiable="gdn_cuda.ssd_scan")
 
 
@@ -122,8 +140,14 @@ def has_kernel(x: Tensor, B: Tensor) -> bool:
     capability = capability_of(x)
     if capability is None:
         return True
-    sizes_fit = x.shape[-1] % 8 == 0 and B.shape[-1] % 8 == 0 and B.shape[-1] <= 256
-    return sizes_fit and capability >= 80 and x.dtype in (torch.bfloat16, torch.float16)
+    states = B.size(-1)
+    return (
+        x.size(-1) % 8 == 0
+        and states % 8 == 0
+        and states <= 256
+        and capability >= 80
+        and x.dtype in (torch.bfloat16, torch.float16)
+    )
 
 
 def _transformed() -> bool:
@@ -155,7 +179,7 @@ def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
         )
     if x.last_state is not None and x.state_dtype is not None:
         refuse(_NAME, "state_dtype", "None with last_state, whose dtype counts", x.state_dtype)
-    if x.state_dtype not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
+    if x.state_dtype is not None and x.state_dtype not in _STATE_DTYPES:
         refuse(_NAME, "state_dtype", "torch.float32, bfloat16, float16 or None, or float64 with a float64 x", x.state_dtype)
     for name in ("out", "last_state", "state_indices"):
         if getattr(x, name) is None:
@@ -164,17 +188,6 @@ def _refuse_contradictions(x: Any, with_gradients: bool) -> None:
             refuse(_NAME, name, "None where an input requires a gradient", "a tensor")
         if _transformed():
             refuse(_NAME, name, "None under torch.func, torch.vmap and forward mode", "a tensor")
-
-
-def _unpacked(x: Any) -> bool:
-    """Gives packed tensors (T, …) a batch dimension. Whether they had none."""
-    if not (isinstance(x.x, Tensor) and x.x.dim() == 3 and x.cu_seqlens is not None):
-        return False
-    for name in ("x", "dt", "B", "C", "z", "out"):
-        given = getattr(x, name, None)
-        if isinstance(given, Tensor):
-            setattr(x, name, given.unsqueeze(0))
-    return True
 
 
 def _check(schema: Schema, arguments: tuple[Any, ...]) -> None:
@@ -291,36 +304,39 @@ def ssd_scan(
         >>> gdn_cuda.ssd_scan(ones, ones[..., 0], -torch.ones(1), ones, ones)[..., 0].flatten()
         tensor([ 8.0000, 10.9430, 12.0257])
     """
-    call = Call(
-        x=x,
-        dt=dt,
-        A=A,
-        B=B,
-        C=C,
-        D=D,
-        z=z,
-        dt_bias=dt_bias,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        dt_softplus=dt_softplus,
-        dt_lowest=float(dt_limit[0]),
-        dt_highest=float(dt_limit[1]),
-        seq_idx=seq_idx,
-        state_dtype=state_dtype,
-        state_indices=state_indices,
-        has_initial_state=has_initial_state,
-        write_indices=write_indices,
-        update_state=update_state,
-        last_state=last_state,
-        checkpoint_every=checkpoint_every,
-        checkpoint_offsets=checkpoint_offsets,
-        boundaries=boundaries,
-        checkpoints=checkpoints,
-        states_before=states_before,
-        deterministic=deterministic,
-        out=out,
-    )
-    with_gradients = needs_gradients(x, dt, A, B, C, D, z, dt_bias, initial_state)
+    given: Arguments = {
+        "x": x,
+        "dt": dt,
+        "A": A,
+        "B": B,
+        "C": C,
+        "D": D,
+        "z": z,
+        "dt_bias": dt_bias,
+        "initial_state": initial_state,
+        "cu_seqlens": cu_seqlens,
+        "dt_softplus": dt_softplus,
+        "dt_lowest": float(dt_limit[0]),
+        "dt_highest": float(dt_limit[1]),
+        "seq_idx": seq_idx,
+        "state_dtype": state_dtype,
+        "state_indices": state_indices,
+        "has_initial_state": has_initial_state,
+        "write_indices": write_indices,
+        "update_state": update_state,
+        "last_state": last_state,
+        "checkpoint_every": checkpoint_every,
+        "checkpoint_offsets": checkpoint_offsets,
+        "boundaries": boundaries,
+        "checkpoints": checkpoints,
+        "states_before": states_before,
+        "deterministic": deterministic,
+        "out": out,
+    }
+    differentiable = (x, dt, A, B, C, D, z, dt_bias, initial_state)
+    if not needs_derivatives(*differentiable) and _is_usual(given) and (results := _by_operator(given, return_last_state)):
+        return results if return_last_state else results[0]
+    call, with_gradients = Call(**given), needs_gradients(*differentiable)
     _refuse_contradictions(call, with_gradients)
     squeezed = _unpacked(call)
     writes = any(y is not None for y in (state_indices, out, last_state)) or reports(call)
@@ -333,6 +349,48 @@ def ssd_scan(
     if reports(call):
         return found, last, call.checkpoints
     return (found, last) if return_last_state else found
+
+
+def _is_usual(x: Arguments) -> bool:
+    """Whether a call reports no states but the last, and its arguments go together."""
+    every, dtype = x["checkpoint_every"], x["state_dtype"]
+    if type(every) is not int or every or x["checkpoint_offsets"] is not None or x["boundaries"] is not None:
+        return False
+    if x["checkpoints"] is not None or x["states_before"] is not None:
+        return False
+    if x["state_indices"] is not None:
+        has_others = x["seq_idx"] is not None or x["last_state"] is not None
+        return dtype is None and x["initial_state"] is not None and not has_others
+    if not x["update_state"] or (x["write_indices"] is not None and x["last_state"] is None):
+        return False
+    return dtype is None or dtype in _STATE_DTYPES if x["last_state"] is None else dtype is None
+
+
+def _by_operator(x: Arguments, with_last: bool) -> tuple[Tensor, Any] | None:
+    """(out, last state) of a usual call without derivatives. The operator checks what it is given, so a warm call runs no more
+    Python than this. None where no kernel takes it; without `with_last` the last state may be None."""
+    rows, out, pool = x["x"], x["out"], x["state_indices"]
+    schema = _into_schema if pool is None else _pool_schema
+    try:
+        if not has_kernel(rows, x["B"]):
+            return None
+        if pool is None and out is None and x["last_state"] is None and x["state_dtype"] is None and rows.dim() == 4:
+            schema = ssd_scan_operator.schema
+            out, last = ssd_scan_operator.below_autograd(*schema.pick(x))
+            return out, last
+        if out is None:
+            out = x["out"] = output_like(_NAME, "x", rows)
+        last = x["initial_state"] if pool is not None else x["last_state"]
+        if last is None and with_last:
+            offsets = x["cu_seqlens"]
+            sequences = rows.shape[0] if offsets is None else max(offsets.shape[0] - 1, 0)
+            sizes, dtype = (sequences, *rows.shape[-2:], x["B"].shape[-1]), x["state_dtype"] or widest_of(rows)
+            last = x["last_state"] = rows.new_empty(sizes, dtype=dtype)
+        with_autograd(schema, schema.pick(x))
+    except Exception:
+        schema.check_types(schema.pick(x))  # our message replaces torch's, which is a page long
+        raise
+    return out, last
 
 
 def _new_results(x: Any) -> tuple[Tensor, Tensor]:

@@ -394,11 +394,25 @@ def test_results_in_the_callers_tensors(dtype: torch.dtype, device: Device, seed
 
 
 def test_packed_tensors_without_a_batch_dimension(device: Device, seed: int) -> None:
+    """Rows that TMA cannot read or store too, and last states in slots and in a pool."""
     x = drawn(device, seed, T=70, H=2, G=1, N=64, lengths=(30, 40), z=True)
     flat = {name: y[0] if name in TOKENS and y is not None else y for name, y in x.items()}
+    flat["x"] = torch.nn.functional.pad(flat["x"], (1, 2))[..., 1:-2]
+    odd = torch.full((70, 2, 67), torch.nan, device=device.name, dtype=BF16)
+    slots = torch.tensor([2, 0], device=device.name)
     with device.only(*KERNELS), torch.no_grad():
         wanted, found = scanned(**x), scanned(**flat)
+        for out in (torch.empty_like(flat["x"], memory_format=torch.contiguous_format), odd[..., 1:65]):
+            pool = torch.full((3, 2, 64, 64), torch.nan, device=device.name)
+            returned, _ = scanned(**flat, out=out, last_state=pool, write_indices=slots)
+            assert returned is out and torch.equal(out, wanted[0][0]) and torch.equal(pool[slots], wanted[1])
+            pool[slots] = x["initial_state"]
+            out.fill_(torch.nan)
+            returned, _ = scanned(**flat | {"initial_state": pool}, out=out, state_indices=slots)
+            assert returned is out and torch.equal(out, wanted[0][0]) and torch.equal(pool[slots], wanted[1])
+            assert pool[1].isnan().all()
     assert torch.equal(found[0], wanted[0][0]) and torch.equal(found[1], wanted[1])
+    assert odd[..., 0].isnan().all() and odd[..., 65:].isnan().all()
 
 
 def test_deterministic_calls_have_the_bits_of_each_sequence_alone(device: Device, seed: int) -> None:

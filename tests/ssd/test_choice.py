@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gdn_cuda.operators import examples
+from gdn_cuda.operators import capability, examples
 from gdn_cuda.operators.explain import explained
 from gdn_cuda.ssd import scan
 
@@ -74,6 +74,7 @@ def test_what_has_a_kernel(
     expected: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(capability, "_known", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu)
     x = OnGpu.make(1, 70, 2, P, dtype=dtype)
     assert scan.has_kernel(x, OnGpu.make(1, 70, 1, N)) == expected

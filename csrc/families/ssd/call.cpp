@@ -2,15 +2,41 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include "../../operators/new_tensor.hpp"
 #include "../../operators/packed.hpp"
 #include "parameters.hpp"
 #include "variables.hpp"
 
 namespace gdn_cuda::ssd {
 
+SsdViews::SsdViews(const SsdScan& call, bool without_batch)
+    : x(call.x),
+      dt(call.dt),
+      A(call.A),
+      B(call.B),
+      C(call.C),
+      D(view_of(call.D)),
+      z(view_of(call.z)),
+      dt_bias(view_of(call.dt_bias)),
+      initial_state(view_of(call.initial_state)),
+      cu_seqlens(view_of(call.cu_seqlens)),
+      seq_idx(view_of(call.seq_idx)),
+      has_initial_state(view_of(call.has_initial_state)),
+      out(view_of(call.out)) {
+    if (!without_batch || x.rank != 3 || !cu_seqlens.defined()) return;
+    auto room = with_batch_.begin();
+    for (View* each : {&x, &dt, &B, &C, &z, &out}) {
+        Dimensions& added = *room++;
+        if (!each->defined() || each->rank > 4) continue;
+        added.sizes[0] = 1, added.strides[0] = 0;
+        std::copy_n(each->sizes, each->rank, added.sizes.begin() + 1);
+        std::copy_n(each->strides, each->rank, added.strides.begin() + 1);
+        each->sizes = added.sizes.data(), each->strides = added.strides.data(), ++each->rank;
+    }
+}
+
 jit::TiledTensor tiled(const View& view) {
-    return {
-        {view.data, view.stride(0), view.stride(1), view.stride(2)}, view.size(0), view.size(1), view.size(2), view.size(3)};
+    return {rows_of(view), view.rank == 4 ? view.size(0) : 1, view.size(-3), view.size(-2), view.size(-1)};
 }
 
 // States (count, H, P, N), a head's contiguous.
@@ -32,10 +58,9 @@ SsdStates check_states(const Checks& check, const char* argument, const View& st
     return {.data = states.data, .type = *dtype_of(states), .slot = states.stride(0), .head = states.stride(1)};
 }
 
-Prepared prepare(const Checks& check, const SsdScan& call) {
-    const View x(call.x), dt(call.dt), A(call.A), B(call.B), C(call.C),
-        D = view_of(call.D), z = view_of(call.z), dt_bias = view_of(call.dt_bias), initial = view_of(call.initial_state),
-        cu_seqlens = view_of(call.cu_seqlens);
+Prepared prepare(const Checks& check, const SsdScan& call, const SsdViews& views) {
+    const View &x = views.x, &dt = views.dt, &A = views.A, &B = views.B, &C = views.C, &D = views.D, &z = views.z,
+               &dt_bias = views.dt_bias, &initial = views.initial_state, &cu_seqlens = views.cu_seqlens;
     check.rank("x", x, 4, "(B, T, H, P)");
     const DType io = check.dtype("x", x, {DType::bf16, DType::f16, DType::f32, DType::f64});
     const int64_t batch = x.size(0), tokens = x.size(1), heads = x.size(2), channels = x.size(3);
@@ -50,10 +75,10 @@ Prepared prepare(const Checks& check, const SsdScan& call) {
     GDN_REQUIRE(check, groups >= 1 && heads % groups == 0, "B",
                 fmt::format("a number of groups that divides the {} heads", heads), fmt::format("{}", groups));
     check.shape("C", C, {batch, tokens, groups, states}, "(B, T, G, N), the shape of B");
-    for (const auto& [name, view] : {std::pair{"B", B}, {"C", C}}) {
-        check.dtype(name, view, {io});
-        check.device(name, view, x, "x");
-        check.last_contiguous(name, view);
+    for (const auto& [name, view] : {std::pair{"B", &B}, {"C", &C}}) {
+        check.dtype(name, *view, {io});
+        check.device(name, *view, x, "x");
+        check.last_contiguous(name, *view);
     }
     check.last_contiguous("x", x);
     if (z.defined()) {
@@ -87,7 +112,7 @@ Prepared prepare(const Checks& check, const SsdScan& call) {
         prepared.sequences = cu_seqlens.size(0) - 1;
         args.cu_seqlens = tagged(cu_seqlens);
     }
-    if (const View numbers = view_of(call.seq_idx); numbers.defined()) {
+    if (const View& numbers = views.seq_idx; numbers.defined()) {
         GDN_REQUIRE(check, !cu_seqlens.defined(), "seq_idx", "None with cu_seqlens", "a tensor");
         check.shape("seq_idx", numbers, {batch, tokens}, "(B, T)");
         check.dtype("seq_idx", numbers, {DType::i32});
@@ -103,7 +128,7 @@ Prepared prepare(const Checks& check, const SsdScan& call) {
     args.states = check.count("B", "states", states);
     args.tiles_of_head = static_cast<int>(ceil_div(channels, kTileRows));
     if (initial.defined()) args.passes[0].initial = check_states(check, "initial_state", initial, prepared, prepared.sequences);
-    if (const View has_initial = view_of(call.has_initial_state); has_initial.defined()) {
+    if (const View& has_initial = views.has_initial_state; has_initial.defined()) {
         check.shape("has_initial_state", has_initial, {prepared.sequences}, "(sequences,)");
         GDN_REQUIRE(check, has_initial.dtype == torch_numbers.boolean, "has_initial_state", "bool", dtype_name(has_initial));
         check.device("has_initial_state", has_initial, x, "x");
@@ -127,10 +152,10 @@ void require_kernel(const Checks& check, const Prepared& prepared) {
 }
 
 // New states, to which args.last is set.
-Tensor new_last_states(Prepared& prepared, const Tensor& like) {
+Tensor new_last_states(Prepared& prepared) {
     const int64_t head_elements = prepared.channels * prepared.states;
-    const Tensor last = torch::stable::new_empty(like, {prepared.sequences, prepared.heads, prepared.channels, prepared.states},
-                                                 ScalarType::Float);
+    const Tensor last =
+        new_tensor(prepared.x, {prepared.sequences, prepared.heads, prepared.channels, prepared.states}, torch_numbers.f32);
     prepared.args.passes[0].last = {.data = memory_of(last), .slot = prepared.heads * head_elements, .head = head_elements};
     return last;
 }
@@ -143,30 +168,28 @@ Tensor tileable(const Tensor& x) {
     return jit::can_tile(tiled(View(x))) ? x : torch::stable::contiguous(torch::stable::clone(x));
 }
 
-TensorMap Inputs::map(const Tensor& tensor) const {
-    return jit::tile_map(tiled(View(tensor)), prepared.io, kChunk, target.ordinal);
+TensorMap Inputs::map(const jit::TiledTensor& tensor) const {
+    return jit::tile_map(tensor, prepared.io, kChunk, target.ordinal);
 }
-TensorMap Inputs::add(const Tensor& tensor) {
+jit::TiledTensor Inputs::tileable_view(const View& view, const Tensor& tensor) {
+    const jit::TiledTensor given = tiled(view);
+    if (jit::can_tile(given)) return given;
     kept.push_back(tileable(tensor));
-    return map(kept.back());
+    return tiled(View(kept.back()));
 }
-Rows Inputs::add_rows(const Tensor& tensor) {
-    kept.push_back(tileable(tensor));
-    return tiled(View(kept.back())).rows;
-}
-SsdChunkTable Inputs::table(SsdCheckpointsArgs args, const Tensor& like) {
+SsdChunkTable Inputs::table(SsdCheckpointsArgs args) {
     if (!args.reports() || args.sequences == 0) return {};
     constexpr int64_t kInts = sizeof(SsdChunk) / sizeof(int);
     const int64_t entries = prepared.sequences + 1;
     args.slots = prepared.steps.slots;
-    kept.push_back(torch::stable::new_empty(like, {int64_t{args.slots} * kInts + 3 * entries}, ScalarType::Int));
+    kept.push_back(new_tensor(prepared.x, {int64_t{args.slots} * kInts + 3 * entries}, torch_numbers.i32));
     args.chunks = static_cast<SsdChunk*>(memory_of(kept.back()));
     args.first = reinterpret_cast<int*>(args.chunks + args.slots);
     args.first_row = args.first + entries, args.first_before = args.first_row + entries;
     Checkpoints::run(args, target);
     return {.chunks = args.chunks, .first = args.first, .first_row = args.first_row, .first_before = args.first_before};
 }
-ChunkSteps* Inputs::prepare_scan(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like) {
+ChunkSteps* Inputs::prepare_scan(SsdArgs& args, i64 blocks, int padded_states) {
     SsdStepsArgs steps = prepared.steps;
     if (!prepared.deterministic)
         args.segments.count = ssd_segments(blocks * args.pass_count, args.sequences, args.tokens,
@@ -174,30 +197,30 @@ ChunkSteps* Inputs::prepare_scan(SsdArgs& args, i64 blocks, int padded_states, c
     if (args.segments.count > 1) {
         const int64_t readers = int64_t{args.pass_count} * args.sequences * args.heads * args.tiles_of_head,
                       tiles = readers * args.segments.count;
-        kept.push_back(torch::stable::new_empty(like, {tiles, kTileRows * padded_states + 1}, ScalarType::Float));
+        kept.push_back(new_tensor(prepared.x, {tiles, kTileRows * padded_states + 1}, torch_numbers.f32));
         args.segments.states = static_cast<float*>(memory_of(kept.back()));
         args.segments.decays = args.segments.states + tiles * kTileRows * padded_states;
-        kept.push_back(torch::stable::new_empty(like, {tiles + readers}, ScalarType::Int));
+        kept.push_back(new_tensor(prepared.x, {tiles + readers}, torch_numbers.i32));
         args.segments.done = static_cast<unsigned*>(memory_of(kept.back()));
         args.segments.read = args.segments.done + tiles;
         steps.counters = args.segments.done, steps.counter_count = tiles + readers;
     }
     constexpr int64_t kFloats = sizeof(ChunkSteps) / sizeof(float);
-    kept.push_back(torch::stable::new_empty(like, {steps.slots, prepared.heads, kFloats}, ScalarType::Float));
+    kept.push_back(new_tensor(prepared.x, {steps.slots, prepared.heads, kFloats}, torch_numbers.f32));
     args.steps = steps.steps = static_cast<ChunkSteps*>(memory_of(kept.back()));
     steps.chunks = args.table.chunks;
     Steps::run(steps, target);
     return steps.steps;
 }
-ChunkSteps* Inputs::run(SsdArgs& args, bool gated, const Tensor& like) {
+ChunkSteps* Inputs::run(SsdArgs& args, bool gated) {
     const SsdConfig config = ssd_config(prepared.io, prepared.states, !args.states_only, gated);
-    ChunkSteps* const steps = prepare_scan(args, Prefill::blocks_of_sequence(config, args), config.states, like);
+    ChunkSteps* const steps = prepare_scan(args, Prefill::blocks_of_sequence(config, args), config.states);
     Prefill::run(config, args, target);
     return steps;
 }
-ChunkSteps* Inputs::run(SsdMmaArgs& args, bool gated, const Tensor& like) {
+ChunkSteps* Inputs::run(SsdMmaArgs& args, bool gated) {
     const SsdMmaConfig config = PrefillMma::choose(prepared.io, prepared.states, gated, jit::device_traits(target.ordinal));
-    ChunkSteps* const steps = prepare_scan(args.scan, PrefillMma::blocks_of_sequence(config, args.scan), config.states, like);
+    ChunkSteps* const steps = prepare_scan(args.scan, PrefillMma::blocks_of_sequence(config, args.scan), config.states);
     PrefillMma::run(config, args, target);
     return steps;
 }

@@ -1,6 +1,7 @@
 // Checks and arguments that ssd_scan and its gradients share.
 #pragma once
 
+#include <array>
 #include <gdn_cuda/ssd.hpp>
 #include <vector>
 
@@ -13,8 +14,24 @@
 
 namespace gdn_cuda::ssd {
 
+// The tensors of a call, each read from torch once.
+struct SsdViews {
+    // `without_batch`: packed tensors may be (T, …), and get a batch dimension of size 1 here.
+    explicit SsdViews(const SsdScan& call, bool without_batch = false);
+    SsdViews(const SsdViews&) = delete;
+    SsdViews& operator=(const SsdViews&) = delete;
+
+    View x, dt, A, B, C, D, z, dt_bias, initial_state, cu_seqlens, seq_idx, has_initial_state, out;
+
+  private:
+    struct Dimensions {
+        std::array<int64_t, 5> sizes, strides;  // one more than is right, so that a shape check refuses that
+    };
+    std::array<Dimensions, 6> with_batch_;
+};
+
 struct Prepared {
-    View x;
+    View x;  // of the call's SsdViews
     DType io;
     int64_t batch, tokens, heads, channels, groups, states, sequences;
     SsdStepsArgs steps;
@@ -31,9 +48,9 @@ struct PreparedScan : Prepared {
     SsdCheckpointsArgs checkpoints{};
 };
 
-Prepared prepare(const Checks& check, const SsdScan& call);
+Prepared prepare(const Checks& check, const SsdScan& call, const SsdViews& views);
 
-// A tensor (B, T, heads or groups, elements), as TMA reads it.
+// A tensor (B, T, heads or groups, elements) or (T, …), as TMA reads it.
 jit::TiledTensor tiled(const View& view);
 
 // The tensor itself if its rows begin at multiples of 16 bytes, as TMA and 16-byte copies need it, else a copy.
@@ -48,7 +65,7 @@ void check_checkpoints(const Checks& check, PreparedScan& prepared, const SsdChe
 void require_kernel(const Checks& check, const Prepared& prepared);
 
 // New states, to which the first pass stores.
-Tensor new_last_states(Prepared& prepared, const Tensor& like);
+Tensor new_last_states(Prepared& prepared);
 
 // Whether ssd/prefill_mma runs in place of ssd/prefill.
 bool uses_mma(const Target& target);
@@ -59,18 +76,23 @@ struct Inputs {
     const Target& target;
     std::vector<Tensor> kept{};
 
-    TensorMap map(const Tensor& tensor) const;
+    TensorMap map(const jit::TiledTensor& tensor) const;
     // Maps the tensor if TMA can read it, else a copy.
-    TensorMap add(const Tensor& tensor);
+    TensorMap add(const View& view, const Tensor& tensor) { return map(tileable_view(view, tensor)); }
+    TensorMap add(const Tensor& tensor) { return add(View(tensor), tensor); }
     // The same without a map: rows that begin at multiples of 16 bytes.
-    Rows add_rows(const Tensor& tensor);
+    Rows add_rows(const View& view, const Tensor& tensor) { return tileable_view(view, tensor).rows; }
+    Rows add_rows(const Tensor& tensor) { return add_rows(View(tensor), tensor); }
     // Launches ssd/checkpoints if a call reports states, and returns the table that it makes.
-    SsdChunkTable table(SsdCheckpointsArgs args, const Tensor& like);
+    SsdChunkTable table(SsdCheckpointsArgs args);
     // Splits sequences into segments where heads are few, launches ssd/steps, and returns where it stores.
-    ChunkSteps* prepare_scan(SsdArgs& args, i64 blocks, int padded_states, const Tensor& like);
+    ChunkSteps* prepare_scan(SsdArgs& args, i64 blocks, int padded_states);
     // The same, and launches ssd/prefill or ssd/prefill_mma.
-    ChunkSteps* run(SsdArgs& args, bool gated, const Tensor& like);
-    ChunkSteps* run(SsdMmaArgs& args, bool gated, const Tensor& like);
+    ChunkSteps* run(SsdArgs& args, bool gated);
+    ChunkSteps* run(SsdMmaArgs& args, bool gated);
+
+   private:
+    jit::TiledTensor tileable_view(const View& view, const Tensor& tensor);
 };
 
 }  // namespace gdn_cuda::ssd

@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "../../operators/new_tensor.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
 #include "../common/uncovered_zeros.hpp"
@@ -29,21 +30,21 @@ struct SsdScanPool : SsdScan {
 };
 
 // What a call writes shares no byte with what it reads: the tensors that every call has, and `read`.
-void check_apart(const Checks& check, const SsdScan& call, std::initializer_list<Memory> written,
+void check_apart(const Checks& check, const SsdViews& x, const SsdCheckpoints& reported, std::initializer_list<Memory> written,
                  std::initializer_list<Memory> read) {
-    check.apart(written, {{"x", View(call.x)},
-                          {"dt", View(call.dt)},
-                          {"A", View(call.A)},
-                          {"B", View(call.B)},
-                          {"C", View(call.C)},
-                          {"D", view_of(call.D)},
-                          {"z", view_of(call.z)},
-                          {"dt_bias", view_of(call.dt_bias)},
-                          {"cu_seqlens", view_of(call.cu_seqlens)},
-                          {"seq_idx", view_of(call.seq_idx)},
-                          {"has_initial_state", view_of(call.has_initial_state)},
-                          {"checkpoint_offsets", view_of(call.reported.checkpoint_offsets)},
-                          {"boundaries", view_of(call.reported.boundaries)}});
+    check.apart(written, {{"x", x.x},
+                          {"dt", x.dt},
+                          {"A", x.A},
+                          {"B", x.B},
+                          {"C", x.C},
+                          {"D", x.D},
+                          {"z", x.z},
+                          {"dt_bias", x.dt_bias},
+                          {"cu_seqlens", x.cu_seqlens},
+                          {"seq_idx", x.seq_idx},
+                          {"has_initial_state", x.has_initial_state},
+                          {"checkpoint_offsets", view_of(reported.checkpoint_offsets)},
+                          {"boundaries", view_of(reported.boundaries)}});
     check.apart(written, read);
 }
 void check_out(const Checks& check, const Prepared& prepared, const View& out) {
@@ -59,15 +60,11 @@ void set_last_slots(const Checks& check, SsdArgs& args, const View& written, con
     args.last_slots = tagged(written), args.last_slot_count = check.count(pool_name, "slots", pool.size(0));
 }
 
-Prepared prepare_scan(const SsdScan& call) {
-    return prepare({call.name}, call);
-}
-PreparedScan prepare_into(const SsdScanInto& call) {
+PreparedScan prepare_into(const SsdScanInto& call, const SsdViews& views) {
     const Checks check{SsdScan::name};
-    PreparedScan prepared{prepare(check, call)};
+    PreparedScan prepared{prepare(check, call, views)};
     SsdArgs& args = prepared.args;
-    const View last = view_of(call.last_state), written = view_of(call.write_indices), out(call.out),
-               initial = view_of(call.initial_state);
+    const View last = view_of(call.last_state), written = view_of(call.write_indices);
     if (last.defined()) {
         check.rank("last_state", last, 4, "(sequences or slots, H, P, N)");
         args.passes[0].last =
@@ -80,21 +77,21 @@ PreparedScan prepare_into(const SsdScanInto& call) {
                        {prepared.sequences, prepared.tokens, args.cu_seqlens.data != nullptr, prepared.x, "x"}, "last_state",
                        last);
     }
-    check_out(check, prepared, out);
-    check_checkpoints(check, prepared, call.reported, view_of(call.cu_seqlens));
-    check_apart(check, call,
+    check_out(check, prepared, views.out);
+    check_checkpoints(check, prepared, call.reported, views.cu_seqlens);
+    check_apart(check, views, call.reported,
                 {{"last_state", last},
-                 {"out", out},
+                 {"out", views.out},
                  {"checkpoints", view_of(call.reported.checkpoints)},
                  {"states_before", view_of(call.reported.states_before)}},
-                {{"initial_state", initial}, {"write_indices", written}});
+                {{"initial_state", views.initial_state}, {"write_indices", written}});
     return prepared;
 }
-PreparedScan prepare_pool(const SsdScanPool& call) {
+PreparedScan prepare_pool(const SsdScanPool& call, const SsdViews& views) {
     const Checks check{SsdScan::name};
-    PreparedScan prepared{prepare(check, call)};
+    PreparedScan prepared{prepare(check, call, views)};
     SsdArgs& args = prepared.args;
-    const View pool(call.initial_state), slots(call.state_indices), written = view_of(call.write_indices), out(call.out), none;
+    const View pool(call.initial_state), slots(call.state_indices), written = view_of(call.write_indices), none;
     check.rank("initial_state", pool, 4, "(slots, H, P, N)");
     args.passes[0].initial = check_states(check, "initial_state", pool, prepared, pool.size(0));
     check.distinct("initial_state", pool);
@@ -107,11 +104,11 @@ PreparedScan prepare_pool(const SsdScanPool& call) {
         GDN_REQUIRE(check, call.update_state, "write_indices", "None without update_state", "a tensor");
         set_last_slots(check, args, written, batch, "initial_state", pool);
     }
-    check_out(check, prepared, out);
-    check_checkpoints(check, prepared, call.reported, view_of(call.cu_seqlens));
-    check_apart(check, call,
+    check_out(check, prepared, views.out);
+    check_checkpoints(check, prepared, call.reported, views.cu_seqlens);
+    check_apart(check, views, call.reported,
                 {{"initial_state", call.update_state ? pool : none},
-                 {"out", out},
+                 {"out", views.out},
                  {"checkpoints", view_of(call.reported.checkpoints)},
                  {"states_before", view_of(call.reported.states_before)}},
                 {{"state_indices", slots}, {"write_indices", written}, {"initial_state", call.update_state ? none : pool}});
@@ -122,10 +119,10 @@ bool reports(const SsdCheckpoints& x) {
     return x.checkpoint_every != 0 || x.checkpoint_offsets || x.boundaries;
 }
 
-// Runs a prepared call, whose states go where the caller wants them.
-void run(const PreparedScan& prepared, const SsdScan& call, const Tensor& out) {
+// Runs a prepared call, whose states go where the caller wants them. `out`: of 4 dimensions.
+void run(const PreparedScan& prepared, const SsdScan& call, const SsdViews& views, const View& out) {
     require_kernel({SsdScan::name}, prepared);
-    const View &x = prepared.x, z = view_of(call.z);
+    const View &x = views.x, &z = views.z;
     const DeviceScope scope(x.device_index);
     const Target target = target_of(SsdScan::name, x);
     SsdMmaArgs every{.scan = prepared.args, .x = {}, .z = {}, .B = {}, .C = {}};
@@ -136,74 +133,86 @@ void run(const PreparedScan& prepared, const SsdScan& call, const Tensor& out) {
         for (OptionalTensor rows : {call.reported.checkpoints, call.reported.states_before})
             if (rows) torch::stable::zero_(*rows);
     if (x.numel() > 0 && by_mma) {
-        every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B), every.C = inputs.add_rows(call.C);
-        if (z.defined()) every.z = inputs.add_rows(*call.z);
+        every.x = inputs.add_rows(x, call.x), every.B = inputs.add_rows(views.B, call.B);
+        every.C = inputs.add_rows(views.C, call.C);
+        if (z.defined()) every.z = inputs.add_rows(z, *call.z);
     } else if (x.numel() > 0) {
-        args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B), args.C = inputs.add(call.C),
-        args.out = inputs.map(out);
-        if (z.defined()) args.z = inputs.add(*call.z);
+        args.passes[0].x = inputs.add(x, call.x), args.passes[0].B = inputs.add(views.B, call.B);
+        args.C = inputs.add(views.C, call.C), args.out = inputs.map(tiled(out));
+        if (z.defined()) args.z = inputs.add(z, *call.z);
     }
-    const View written(out);
     if (args.cu_seqlens.data != nullptr) {
         const i64 bytes = prepared.heads * prepared.channels * bytes_of(prepared.io);
-        const i64 token = written.strides[1] * bytes_of(prepared.io);
-        common::UncoveredZeros::run({{.data = memory_of(out), .token = token, .rows = 1, .bytes = static_cast<int>(bytes)}},
+        const i64 token = out.strides[1] * bytes_of(prepared.io);
+        common::UncoveredZeros::run({{.data = out.data, .token = token, .rows = 1, .bytes = static_cast<int>(bytes)}},
                                     args.cu_seqlens, args.sequences, args.tokens, target);
     }
-    args.table = inputs.table(prepared.checkpoints, call.x);
-    args.out_data = memory_of(out);
-    args.out_batch = written.strides[0], args.out_token = written.strides[1], args.out_head = written.strides[2];
+    args.table = inputs.table(prepared.checkpoints);
+    args.out_data = out.data;
+    args.out_batch = out.strides[0], args.out_token = out.strides[1], args.out_head = out.strides[2];
     if (by_mma)
-        inputs.run(every, z.defined(), call.x);
+        inputs.run(every, z.defined());
     else
-        inputs.run(args, z.defined(), call.x);
+        inputs.run(args, z.defined());
 }
-Tensor new_out(const Prepared& x, const Tensor& like) {
-    return torch::stable::new_empty(like, {x.batch, x.tokens, x.heads, x.channels});
+Tensor new_out(const Prepared& x) {
+    return new_tensor(x.x, {x.batch, x.tokens, x.heads, x.channels}, x.x.dtype);
 }
 // The same to the caller's `out`.
-void run_into(const PreparedScan& prepared, const SsdScan& call) {
-    const View out(call.out);
-    if (out.contiguous_tail(2) && jit::can_tile(tiled(out))) return run(prepared, call, call.out);
-    const Tensor found = new_out(prepared, call.x);
-    run(prepared, call, found);
+void run_into(const PreparedScan& prepared, const SsdScan& call, const SsdViews& views) {
+    if (views.out.contiguous_tail(2) && jit::can_tile(tiled(views.out))) return run(prepared, call, views, views.out);
+    const Tensor found = new_out(prepared);
+    run(prepared, call, views, View(found));
     Tensor to = call.out;
-    torch::stable::copy_(to, found);
+    torch::stable::copy_(to, to.dim() == 3 ? torch::stable::select(found, 0, 0) : found);
 }
 
+void check_scan(const SsdScan& call) {
+    prepare({call.name}, call, SsdViews(call));
+}
 std::tuple<Tensor, Tensor> run_scan(const SsdScan& call) {
-    PreparedScan prepared{prepare_scan(call)};
-    const Tensor last = new_last_states(prepared, call.x), out = new_out(prepared, call.x);
-    run(prepared, call, out);
+    const SsdViews views(call);
+    PreparedScan prepared{prepare({call.name}, call, views)};
+    const Tensor last = new_last_states(prepared), out = new_out(prepared);
+    run(prepared, call, views, View(out));
     return {out, last};
 }
+void check_into(const SsdScanInto& call) {
+    prepare_into(call, SsdViews(call, true));
+}
 void run_scan_into(const SsdScanInto& call) {
-    run_into(prepare_into(call), call);
+    const SsdViews views(call, true);
+    run_into(prepare_into(call, views), call, views);
+}
+void check_pool(const SsdScanPool& call) {
+    prepare_pool(call, SsdViews(call, true));
 }
 void run_pool(const SsdScanPool& call) {
-    run_into(prepare_pool(call), call);
+    const SsdViews views(call, true);
+    run_into(prepare_pool(call, views), call, views);
 }
 
 Prepared prepare_summary(const SsdSummary& x) {
-    return prepare({x.name}, {.x = x.x,
-                              .dt = x.dt,
-                              .A = x.A,
-                              .B = x.B,
-                              .C = x.B,
-                              .dt_bias = x.dt_bias,
-                              .initial_state = x.initial_state,
-                              .cu_seqlens = x.cu_seqlens,
-                              .dt_softplus = x.dt_softplus,
-                              .dt_lowest = x.dt_lowest,
-                              .dt_highest = x.dt_highest});
+    const SsdScan scan{.x = x.x,
+                       .dt = x.dt,
+                       .A = x.A,
+                       .B = x.B,
+                       .C = x.B,
+                       .dt_bias = x.dt_bias,
+                       .initial_state = x.initial_state,
+                       .cu_seqlens = x.cu_seqlens,
+                       .dt_softplus = x.dt_softplus,
+                       .dt_lowest = x.dt_lowest,
+                       .dt_highest = x.dt_highest};
+    return prepare({x.name}, scan, SsdViews(scan));
 }
 std::tuple<Tensor, Tensor> run_summary(const SsdSummary& call) {
     Prepared prepared = prepare_summary(call);
     require_kernel({call.name}, prepared);
     const DeviceScope scope(prepared.x.device_index);
     const Target target = target_of(call.name, prepared.x);
-    const Tensor last = new_last_states(prepared, call.x);
-    const Tensor decay = torch::stable::new_empty(call.x, {prepared.sequences, prepared.heads}, ScalarType::Float);
+    const Tensor last = new_last_states(prepared);
+    const Tensor decay = new_tensor(prepared.x, {prepared.sequences, prepared.heads}, torch_numbers.f32);
     SsdMmaArgs every{.scan = prepared.args, .x = {}, .z = {}, .B = {}, .C = {}};
     SsdArgs& args = every.scan;
     Inputs inputs{prepared, target};
@@ -214,16 +223,16 @@ std::tuple<Tensor, Tensor> run_summary(const SsdSummary& call) {
         args.passes[0].x = inputs.add(call.x), args.passes[0].B = inputs.add(call.B);
     args.states_only = true, args.decay = static_cast<float*>(memory_of(decay));
     if (by_mma)
-        inputs.run(every, false, call.x);
+        inputs.run(every, false);
     else
-        inputs.run(args, false, call.x);
+        inputs.run(args, false);
     return {last, decay};
 }
 
-GDN_REGISTER(SsdScan, prepare_scan, run_scan)
+GDN_REGISTER(SsdScan, check_scan, run_scan)
 GDN_REGISTER(SsdSummary, prepare_summary, run_summary)
-GDN_REGISTER(SsdScanInto, prepare_into, run_scan_into)
-GDN_REGISTER(SsdScanPool, prepare_pool, run_pool)
+GDN_REGISTER(SsdScanInto, check_into, run_scan_into)
+GDN_REGISTER(SsdScanPool, check_pool, run_pool)
 
 }  // namespace
 }  // namespace gdn_cuda::ssd
@@ -255,7 +264,7 @@ std::tuple<Tensor, Tensor> ssd_scan(const SsdScan& x) {
         const View sizes(x.x), B(x.B);
         const int64_t sequences = x.cu_seqlens ? x.cu_seqlens->size(0) - 1 : sizes.size(0);
         into.last_state =
-            torch::stable::new_empty(x.x, {sequences, sizes.size(2), sizes.size(3), B.size(3)}, ScalarType::Float);
+            torch::stable::new_empty(x.x, {sequences, sizes.size(-2), sizes.size(-1), B.size(-1)}, ScalarType::Float);
     }
     call<ssd::SsdScanInto, ssd::run_scan_into>({into});
     return {into.out, *into.last_state};

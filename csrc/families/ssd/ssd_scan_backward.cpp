@@ -24,7 +24,7 @@ struct SsdBackwardCall : SsdScan {
 
 Prepared prepare_backward(const SsdBackwardCall& call) {
     const Checks check{call.name};
-    Prepared prepared = prepare(check, call);
+    Prepared prepared = prepare(check, call, SsdViews(call));
     check.count("x", "sequences", 2 * prepared.sequences, 65535);  // two passes share the grid's y
     const View& x = prepared.x;
     const View out_gradient(call.out_gradient), state_gradient = view_of(call.state_gradient);
@@ -80,7 +80,7 @@ ChunkSteps* run_passes(Inputs& inputs, const SsdBackwardCall& call, const Made& 
             every.x = inputs.add_rows(call.x), every.B = inputs.add_rows(call.B), every.C = inputs.add_rows(call.C);
             every.out_gradient = inputs.add_rows(call.out_gradient);
         }
-        return inputs.run(every, false, call.x);
+        return inputs.run(every, false);
     }
     if (prepared.x.numel() > 0) {
         forward.x = inputs.add(call.x), forward.B = inputs.add(call.B);
@@ -88,7 +88,7 @@ ChunkSteps* run_passes(Inputs& inputs, const SsdBackwardCall& call, const Made& 
         forward.chunk_tiles = state_map(inputs, made.before, kWarpRows);
         reverse.chunk_tiles = state_map(inputs, made.gradients, kWarpRows);
     }
-    return inputs.run(scan, false, call.x);
+    return inputs.run(scan, false);
 }
 
 SsdGradientArgs gradient_args(const Prepared& prepared, const Made& made, ChunkSteps* steps) {
@@ -142,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> run_backward(const Ss
                     .dB = like_x(group_sizes),
                     .dC = like_x(group_sizes),
                     .sums = floats({3, prepared.slots(), heads}),
-                    .first = new_last_states(prepared, call.x),
+                    .first = new_last_states(prepared),
                     .before = like_x(state_sizes),
                     .gradients = like_x(state_sizes)};
     const auto& [dx, ddt, dB, dC, sums, first, before, gradients] = made;

@@ -130,6 +130,15 @@ def test_checkpoints_are_refused(change: dict[str, Any], message: str) -> None:
         gdn_cuda.ssd_scan(**PACKED | change)
 
 
+@pytest.mark.parametrize("name", ["dt", "B", "C", "z", "out"])
+def test_packed_tensors_have_a_batch_dimension_together(name: str) -> None:
+    x = {"x": ROWS[0], "dt": ROWS[0, ..., 0], "B": ROWS[0], "C": ROWS[0], "z": ROWS[0], "out": torch.empty_like(ROWS[0])}
+    given = x | {"A": -torch.ones(ROWS.shape[2]), "cu_seqlens": torch.tensor([0, ROWS.shape[1]])}
+    assert gdn_cuda.ssd_scan(**given) is x["out"]
+    with pytest.raises(ValueError, match=f"^ssd_scan: {name}: expected .*, got \\(1, 1, "):
+        gdn_cuda.ssd_scan(**given | {name: x[name][None]})
+
+
 @pytest.mark.parametrize("mode", [{"checkpoint_every": 64}, {"checkpoint_offsets": ENDS[1:3]}, {"boundaries": ENDS}])
 def test_checkpoints_are_refused_where_gradients_are_needed(mode: dict[str, Any]) -> None:
     ((name, value),) = mode.items()
